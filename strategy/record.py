@@ -486,6 +486,7 @@ def _refuse(expected: str, data: Any) -> Any:
 
 def _convert_within(data: Any, kind: type[T]) -> T:
     """Decode a part of a value, as msgspec adds the part's path only to errors that are not its own."""
+    analyse(kind)
     try:
         return msgspec.convert(data, type=kind, dec_hook=_dec_hook)
     except msgspec.ValidationError as error:
@@ -524,17 +525,22 @@ _analysed: set[Any] = set()
 _analysis = Lock()
 
 
-def _analyse(kind: Any) -> None:
-    """Have msgspec look at a type's fields in one thread: two at once, at their first use, crash the process."""
-    if kind not in _analysed:
-        with _analysis:
-            msgspec.json.Decoder(kind, dec_hook=_dec_hook)
-            _analysed.add(kind)
+def analyse(*kinds: Any) -> None:
+    """Have msgspec look at types' fields in one thread: two at once, at their first use, crash the process.
+
+    `decode` and `convert` do so; a module that calls msgspec itself, and may run in threads, calls this once it has
+    defined its types.
+    """
+    for kind in kinds:
+        if kind not in _analysed:
+            with _analysis:
+                msgspec.json.Decoder(kind, dec_hook=_dec_hook)
+                _analysed.add(kind)
 
 
 def decode(data: bytes | str, kind: type[T]) -> T:
     """Decode a wire type from JSON text; raise `WireError` with the field at fault."""
-    _analyse(kind)
+    analyse(kind)
     try:
         return msgspec.json.decode(data, type=kind, dec_hook=_dec_hook)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -543,7 +549,7 @@ def decode(data: bytes | str, kind: type[T]) -> T:
 
 def convert(data: Any, kind: type[T]) -> T:
     """Convert plain dicts and lists to a wire type; raise `WireError` as `decode` does."""
-    _analyse(kind)
+    analyse(kind)
     try:
         return msgspec.convert(data, type=kind, dec_hook=_dec_hook)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

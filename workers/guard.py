@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategy.compile.artefact import ALIGNMENT
+from strategy.record import WireError, convert
 from workers.reference import numpy_dtype
 
 _GUARD = 1 << 20  # bytes on each side; stray accesses are rarely further away
@@ -182,8 +183,8 @@ def size_bytes(shape: Sequence[int], dtype: str) -> int:
 def explain(note: Any, address: int) -> str | None:
     """`locate` among the spans of a process's note (JSON), None if it has none."""
     try:
-        return locate(msgspec.convert(note, list[Span]), address)
-    except msgspec.ValidationError:
+        return locate(convert(note, list[Span]), address)
+    except WireError:
         return None
 
 

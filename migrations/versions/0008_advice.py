@@ -11,7 +11,7 @@ down_revision = "0007"
 branch_labels = None
 depends_on = None
 
-# What going back to the schema before deletes: as tables with conditions.
+# Rows that a way back to the schema before deletes: tables with conditions.
 LOST = {
     "winners without a time, of other tools": "advice",
 }

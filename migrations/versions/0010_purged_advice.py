@@ -10,7 +10,7 @@ down_revision = "0009"
 branch_labels = None
 depends_on = None
 
-# What going back to the schema before deletes: as tables with conditions.
+# Rows that a way back to the schema before deletes: tables with conditions.
 LOST = {
     "purged winners without a time, of other tools": "advice_tombstone",
 }

@@ -146,9 +146,13 @@ def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Ca
     if verdict is not None and verdict.whole:
         try:
             whole = make_whole()
+            whole.keep()
             found = whole.call
         except Exception as error:  # it could be built once
             warnings.warn(f"plevel: a graph runs by Inductor, not as one library: {error}", stacklevel=3)
+        finally:
+            if whole:
+                whole.sweep()
     if options.confirm and verdict is None and planned.kernels:
 
         def make(wanted: Kept) -> Callable[..., Any]:

@@ -123,6 +123,7 @@ def confirm(
             won.append(timed)
     whole: Whole | None = None
     apart = _misfit(alone, given)
+    made: Whole | None = None
     if not apart:
         try:
             made = make_whole()
@@ -131,6 +132,7 @@ def confirm(
                 timed = compare(best, made.call, given)
                 steps.append(_step(timed, (s.workload for s in made.manifest.steps if s.workload), whole=True))
                 if steps[-1].kept:
+                    made.keep()
                     best, whole = made.call, made
                     won.append(timed)
                 else:
@@ -140,6 +142,9 @@ def confirm(
         except Exception as error:  # kernels stay without it
             known = isinstance(error, NetworkError | CompileError)
             apart = str(error) if known else f"{type(error).__name__}: {error}"
+        finally:
+            if made:
+                made.sweep()
     # What was exchanged first was compared with Inductor alone; a sum of exchanges was not.
     total = compare(alone, best, given) if len(won) > 1 else won[0] if won else None
     before_s = total.old_s if total else steps[0].before_s if steps else None
@@ -160,13 +165,15 @@ def _step(timed: Timed, workloads: Iterable[str], *, added: bool = True, whole: 
 def _misfit(alone: Compiled, inputs: Sequence[Any]) -> str:
     """The reason why a library, which writes new contiguous tensors, cannot give the graph's outputs; else empty."""
     memory = {i.untyped_storage().data_ptr() for i in inputs if isinstance(i, torch.Tensor)}
-    for output in alone(*inputs):
+    # The second call gives a constant of the graph again.
+    for output in (*alone(*inputs), *alone(*inputs)):
         if not isinstance(output, torch.Tensor):
             return "it gives values that are no tensors"
         if not output.is_contiguous():
             return "an output is not contiguous"
-        if output.untyped_storage().data_ptr() in memory:
-            return "an output is a view of an input"
+        if output.numel() and output.untyped_storage().data_ptr() in memory:
+            return "an output shares memory with an input, another output or a weight"
+        memory.add(output.untyped_storage().data_ptr())
     return ""
 
 

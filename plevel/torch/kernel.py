@@ -25,6 +25,7 @@ from workers.pool import ask_all
 BUILD_TIMEOUT_S = 120.0
 _ONE = Limits(module="workers.builder")
 _TABLE = Limits(module="plevel.torch.table_builder", forks=True)
+_interfaces = msgspec.json.Decoder(Interface)
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,7 @@ class Kernel:
 
     @cached_property
     def _interface(self) -> Interface:
-        return msgspec.json.decode(
-            self.path.with_name(self.path.name + ".json").read_bytes(), type=Interface
-        )
+        return _interfaces.decode(self.path.with_name(self.path.name + ".json").read_bytes())
 
     @property
     def arguments(self) -> tuple[Argument, ...]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,16 +42,31 @@ class Whole:
 
     Args:
         call: takes the graph's inputs, contiguous tensors, and gives its outputs, contiguous ones.
+        path: where a later process finds it, if it is kept.
+        made: the temporary folder that it was made in; None for one from the folder of kernels.
     """
 
     call: Callable[..., tuple[Any, ...]]
     manifest: Manifest
+    path: Path
+    made: Path | None
+
+    def keep(self) -> None:
+        """Move a new library to its path, its manifest first; of two processes that made it, the last one's stays."""
+        if self.made:
+            for name in (_about(self.path), self.path):
+                (self.made / name.name).replace(name)
+
+    def sweep(self) -> None:
+        """Delete the files of a new library that was not kept; this process can call it still."""
+        if self.made:
+            shutil.rmtree(self.made, ignore_errors=True)
 
 
 def compile_whole(
     module: GraphModule, inputs: Sequence[Any], plan: Plan, database: Database, lock: Lock | None
 ) -> Whole:
-    """The library of a graph, from the folder of kernels or built into it.
+    """The library of a graph, from the folder of kernels or a new one, to be kept or swept.
 
     Args:
         inputs: what the graph is called with.
@@ -62,12 +79,20 @@ def compile_whole(
     if not all(isinstance(i, torch.Tensor) and i.device.type == "cpu" and i.is_contiguous() for i in inputs):
         raise NetworkError("its inputs are not all contiguous tensors of fixed sizes")
     path = folder() / f"graph-{digest_of(plan.key, _weights_digest(module), version('plevel'))}.so"
-    about = path.with_name(path.name + ".json")
-    if not (path.exists() and about.exists()):
-        _build(module, inputs, plan, database, lock, path)
-    touch(path)
-    manifest = convert(msgspec.json.decode(about.read_bytes()), Manifest)
-    return Whole(_load(path, manifest), manifest)
+    if path.exists():
+        touch(path)
+        return _load(path, path, None)
+    made = Path(tempfile.mkdtemp(prefix="graph-", dir=folder()))
+    try:
+        _build(module, inputs, plan, database, lock, made / path.name)
+        return _load(made / path.name, path, made)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def _about(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
 
 
 def _build(
@@ -84,21 +109,22 @@ def _build(
         network, _ = import_program(program)
     made = deploy(network, plan.target, database, path, name=_FUNCTION, about="a graph of torch.compile", lock=lock)
     made.header.unlink()
-    made.manifest.replace(path.with_name(path.name + ".json"))
+    made.manifest.replace(_about(path))
 
 
-def _load(path: Path, manifest: Manifest) -> Callable[..., tuple[Any, ...]]:
+def _load(path: Path, kept: Path, made: Path | None) -> Whole:
+    manifest = convert(msgspec.json.decode(_about(path).read_bytes()), Manifest)
     function = ctypes.CDLL(str(path))[manifest.function]
     function.argtypes = [ctypes.c_void_p] * (len(manifest.inputs) + len(manifest.outputs))
     outputs = [(o.shape, getattr(torch, o.dtype)) for o in manifest.outputs]
 
     def call(*inputs: Any) -> tuple[Any, ...]:
-        made = tuple(torch.empty(shape, dtype=dtype) for shape, dtype in outputs)
-        if function(*(i.data_ptr() for i in inputs), *(o.data_ptr() for o in made)):
-            raise RuntimeError(f"plevel: a kernel of {path} failed")
-        return made
+        results = tuple(torch.empty(shape, dtype=dtype) for shape, dtype in outputs)
+        if function(*(i.data_ptr() for i in inputs), *(r.data_ptr() for r in results)):
+            raise RuntimeError(f"plevel: a kernel of {kept} failed")
+        return results
 
-    return call
+    return Whole(call, manifest, kept, made)
 
 
 def _weights_digest(module: GraphModule) -> str:

@@ -33,7 +33,7 @@ from service.formats.foreign_target import foreign_target
 from service.formats.source import Source, check, load
 from service.formats.template import arguments_of, family, tensor, workload_of
 from strategy.config import MAX_PARTS, MAX_TEXT
-from strategy.record import ErrorKind
+from strategy.record import ErrorKind, analyse
 
 MAX_CACHED = 20_000
 MAX_KNOBS = 100
@@ -282,6 +282,7 @@ def _record_0_1(data: dict[str, Any], tasks: dict[bytes, tuple[Task, str]]) -> I
 
 
 _Result = tuple[Annotated[list[float], Meta(max_length=MAX_COSTS)], int, float, float]
+analyse(_Config, _Extra, _Result)
 
 
 def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[bytes]:

@@ -41,9 +41,11 @@ class _Own(msgspec.Struct):
     drift: float | None = None
 
 
+_own = msgspec.json.Decoder(_Own)
+
 # Sources whose `extra` is read again: how an exporter, or the list of records, reads a record of theirs.
 OWN_FIELDS: Mapping[str, Callable[[ImportedRecord], object]] = {
-    "plevel": lambda item: msgspec.json.decode(item.extra, type=_Own),
+    "plevel": lambda item: _own.decode(item.extra),
     "autotvm": lambda item: list(autotvm.write([item])),
     "kernel_tuner": lambda item: list(kernel_tuner.write([item])),
     "metaschedule": lambda item: msgspec.json.decode(item.extra, type=list[Any]),

@@ -38,6 +38,9 @@ class _Part(msgspec.Struct):
     blocks: list[_Block]
 
 
+_parts = msgspec.msgpack.Decoder(_Part)
+
+
 def split(workload: Workload) -> float:
     """The place of a workload in [0, 1), by which it is held out or not: the same in each training."""
     return int.from_bytes(hashlib.sha256(workload.key.encode()).digest()[:6], "big") / 2**48
@@ -92,7 +95,7 @@ class Spool:
 
 def read_part(data: bytes) -> Iterator[Trials]:
     """The trials of a part, from its file's bytes. Nothing in them is executed."""
-    part = msgspec.msgpack.decode(data, type=_Part)
+    part = _parts.decode(data)
     spaces = [decode(text, ConfigSpace) for text in part.spaces]
     for block in part.blocks:
         log_s = np.frombuffer(block.log_s)

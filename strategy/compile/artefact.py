@@ -15,6 +15,7 @@ from strategy.signature import Argument, Signature
 
 ALIGNMENT = 64  # bytes that all buffers of a function must be aligned to, as TVM's own are
 MAIN = "main"
+_signatures = msgspec.json.Decoder(Signature)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def load(path: Path) -> Artefact:
     """
     import tvm
 
-    signature = msgspec.json.decode(path.with_name(path.name + ".json").read_bytes(), type=Signature)
+    signature = _signatures.decode(path.with_name(path.name + ".json").read_bytes())
     if signature.library is not None:
         load_library(signature.library)
     return Artefact(tvm.runtime.load_module(str(path)), signature)

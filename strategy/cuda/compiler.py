@@ -38,6 +38,9 @@ class Compiled(msgspec.Struct, frozen=True):
     usage: dict[str, Usage]
 
 
+_compiled = msgspec.msgpack.Decoder(Compiled)
+
+
 class Compiler(ABC):
     """A compiler of CUDA C; one value per process and configuration. Thread-safe."""
 
@@ -207,7 +210,7 @@ def compile_cached(
     folder = _cache_folder() if folder is None else folder
     path = folder / f"{hashlib.sha256(what).hexdigest()}.msgpack"
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=Compiled)
+        return _compiled.decode(path.read_bytes())
     except (OSError, msgspec.MsgspecError):  # missing, or truncated by a crash of the host
         compiled = compiler.compile(code, arch)
     part = path.with_suffix(f".{os.getpid()}.part")

@@ -88,7 +88,9 @@ def test_a_graph_that_is_faster_as_one_library_runs_as_one(whole):
     [
         (lambda y: y.t(), "an output is not contiguous"),
         (torch.special.i0, "aten.i0"),
+        (lambda y: (y[:12], y[12:]), "shares memory"),
         (lambda y: y, "at most 0"),
+        (torch.relu, "not faster"),
     ],
 )
 def test_what_no_library_can_do_stays_apart_and_says_why(whole, function, why, monkeypatch: pytest.MonkeyPatch):
@@ -103,10 +105,13 @@ def test_what_no_library_can_do_stays_apart_and_says_why(whole, function, why, m
     if "most" in why:
         monkeypatch.setattr("plevel.torch.whole.MOST_BYTES", 1000)
     torch.manual_seed(0)
-    whole += [[0.8] * 9]
+    whole += [[0.8] * 9, *[[1.1] * 9] * ("faster" in why)]
+    before = set(folder().glob("graph-*"))
     report = run(Model().eval(), (torch.randn(24, 96),))
+    assert whole == []
     assert not report.verdict.whole
     assert report.replaced == 1
+    assert set(folder().glob("graph-*")) == before
     assert why in report.verdict.apart
     assert "no library of its own: " in str(report)
 

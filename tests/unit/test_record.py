@@ -6,7 +6,9 @@ import contextlib
 import math
 import random
 import statistics
+import time
 import typing
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
@@ -293,3 +295,23 @@ def test_a_run_may_carry_its_candidates() -> None:
     again = decode(encode(request), RunRequest)
     assert again == request
     assert again.workloads[0].candidates == (candidate,)
+
+
+def test_a_type_is_analysed_by_one_thread_at_its_first_use(monkeypatch: pytest.MonkeyPatch):
+    inside, most = 0, 0
+
+    def analysis(kind, **_):
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.01)
+        inside -= 1
+
+    class Fresh(msgspec.Struct):
+        x: int
+
+    monkeypatch.setattr(record.msgspec.json, "Decoder", analysis)
+    kinds = [Fresh, list[Fresh], dict[str, Fresh], tuple[Fresh, ...]]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(record.analyse, kinds * 2))
+    assert most == 1

@@ -116,7 +116,7 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(data, bytes) or hashlib.sha256(data[32:]).digest() != data[:32]:
             raise RefusedOrderError("an artefact was altered on its way: its digest is another")
         try:
-            found = msgspec.msgpack.decode(data[32:], type=cls)
+            found = _artefacts.decode(data[32:])
         except msgspec.MsgspecError as error:
             raise RefusedOrderError(f"an answer is no artefact ({error}): install the same plevel on both") from error
         if found.refused:
@@ -144,6 +144,9 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
             order=order.digest, toolchain=toolchain(), built=msgspec.structs.replace(built, path=""),
             library=library, signature=signature,
         )  # fmt: skip
+
+
+_artefacts = msgspec.msgpack.Decoder(Artefact)
 
 
 class Store:
