@@ -122,7 +122,7 @@ def triton_rows(url: str, folder: Path) -> Iterator[Row]:
     yield f"{name}, reported", reports - bare, 1e-3, bare
     yield f"{name}, unknown: looked up and reported", asks - bare, 1e-3, bare
     yield f"{name}, known: looked up, nothing is measured", known - bare, 1e-3, bare
-    yield "Triton: the request of a kernel's first key, and of each minute", request, 1e-3, bare
+    yield "Triton: the request of a kernel's first key", request, 1e-3, bare
     yield f"{name}, switched off", off - bare, None, bare
 
 

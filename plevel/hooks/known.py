@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any, NamedTuple
 
-FRESH_S = 60.0
+FRESH_S = 60.0  # then it is read again in the background
+USABLE_S = 600.0  # until when it answers meanwhile
 
 
 class Kernel(NamedTuple):
@@ -23,11 +24,18 @@ class Known:
         self.problems: dict[str, dict[str, Any]] = {}
         self.complete = False
         self._at = at
+        self._renewed = False
 
     def has(self, problem: str) -> bool:
         """Return whether the answer of a problem is known, which may be that there is none."""
         return self.complete or problem in self.problems
 
-    def is_fresh(self) -> bool:
+    def is_usable(self) -> bool:
         """Return whether it may still answer."""
-        return time.monotonic() - self._at < FRESH_S
+        return time.monotonic() - self._at < USABLE_S
+
+    def falls_due(self) -> bool:
+        """Return, once, that it is to be read again."""
+        due = not self._renewed and time.monotonic() - self._at >= FRESH_S
+        self._renewed |= due
+        return due

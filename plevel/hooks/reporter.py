@@ -1,8 +1,9 @@
 """The connection of a tool's process to a service: reports in the background, and questions with a time limit.
 
 A report that cannot be delivered is kept in a folder of this user and sent later, by this process or another; the
-service stores nothing twice. At the first question about a kernel its known problems are read in the background; for a
-minute they answer further questions about it, without a request. Nothing here raises into the tool.
+service stores nothing twice. At the first question about a kernel its known problems are read in the background, and
+again in the background after a minute; they answer further questions about it, without a request. Nothing here raises
+into the tool.
 """
 
 from __future__ import annotations
@@ -133,13 +134,15 @@ class Reporter:
         return self._ask(read)
 
     def likest(self, tool: str, workload: Workload, **terms: Any) -> dict[str, Any] | None:
-        """As `best`, of the likest device that has an answer; it may be `FRESH_S` old.
+        """As `best`, of the likest device that has an answer; it may be `USABLE_S` old.
 
         A problem that this process has reported is asked for each time.
         """
         kernel = Kernel(tool, workload.op.partition(".")[2], tuple(terms.items()))
         known = self._kernels.get(kernel)
-        if known is not None and known.is_fresh():
+        if known is not None and known.is_usable():
+            if known.falls_due():
+                self._put(kernel)
             if known.has(workload.key) and workload.key not in self._reported:
                 return known.problems.get(workload.key)
             found = self.best(tool, workload, **terms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import multiprocessing
 import os
 import subprocess
@@ -313,11 +314,34 @@ def test_what_is_remembered_is_asked_for_again_later(
     asked: tuple[Reporter, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reporter, sent = asked
+    assert block(reporter, 3) == 3
+    assert reporter.flush(HANG_S)
     monkeypatch.setattr(known, "FRESH_S", 0.0)
-    for _ in range(2):
-        assert block(reporter, 3) == 3
-        assert reporter.flush(HANG_S)
-    assert sorted(sent) == [BEST, BEST, PROBLEMS, PROBLEMS]
+    assert [block(reporter, 3), block(reporter, 4)] == [3, 4]
+    assert reporter.flush(HANG_S)
+    assert sent.count(BEST) == 1  # nothing waits for what is read again behind it
+    assert sent.count(PROBLEMS) > 1
+    before = sent.count(PROBLEMS)
+    monkeypatch.setattr(known, "USABLE_S", 0.0)
+    assert block(reporter, 3) == 3
+    assert reporter.flush(HANG_S)
+    assert sent.count(BEST) == 2
+    assert sent.count(PROBLEMS) == before + 1
+
+
+def test_what_is_due_is_read_again_once(
+    asked: tuple[Reporter, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reporter, sent = asked
+    assert block(reporter, 3) == 3
+    assert reporter.flush(HANG_S)
+    reporter._away_until = math.inf  # so that nothing new is read
+    monkeypatch.setattr(known, "FRESH_S", 0.0)
+    put: list[object] = []
+    monkeypatch.setattr(reporter, "_put", put.append)
+    assert [block(reporter, i) for i in (3, 4, 5)] == [3, 4, 5]
+    assert len(put) == 1
+    assert sent.count(PROBLEMS) == 1
 
 
 def test_a_kernel_of_too_many_problems_is_read_in_part(
