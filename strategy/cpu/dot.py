@@ -47,6 +47,20 @@ class Dot:
             packed = tirx.reinterpret(self.weight, packed)
         return packed.astype(self.sums)
 
+    def product(self, data: Any, weight: Any) -> Any:
+        """The sum of the products of the neighbours in two words, an int32 each, in the dtype of the sums."""
+        from tvm import tirx
+
+        def number(word: Any, place: int, dtype: str) -> Any:
+            high = 32 - 32 // self.group * (place + 1)  # bits above it
+            up = word << high if high else word
+            if self.sums == "float32":
+                return tirx.reinterpret("float32", word & -(1 << 16) if place else up)
+            return up >> 24 if dtype == "int8" else word >> (24 - high) & 255
+
+        numbers = [number(data, t, self.data) * number(weight, t, self.weight) for t in range(self.group)]
+        return sum(numbers[1:], numbers[0])
+
     @property
     def source(self) -> str:
         """LLVM code of the instruction as `symbol`, on vectors of words: TVM has no vectors of bfloat16."""
@@ -85,6 +99,49 @@ def use_dot(sch: Any, dot: Dot, dtype: str, task: Any, lane: Any) -> None:
     """Replace the loop over lanes, with that over neighbours in it, by the instruction, for data of `dtype`."""
     sch.annotate(task, "pragma_import_llvm", dot.source)
     sch.tensorize(lane, _intrinsic(dot, dtype))
+
+
+def use_dot_of_words(sch: Any, dot: Dot, task: Any, lane: Any) -> None:
+    """Replace the loop over lanes by the instruction, for a word of the weight and a vector of the data's."""
+    sch.annotate(task, "pragma_import_llvm", dot.source)
+    sch.tensorize(lane, _intrinsic_of_words(dot))
+
+
+@cache
+def _intrinsic_of_words(dot: Dot) -> str:
+    """The registered name of the instruction on words whose sum of products is `Dot.product`."""
+    from tvm import script
+    from tvm.s_tir import TensorIntrin
+    from tvm.script import tirx
+
+    lanes = dot.lanes
+    head = f"""
+@T.prim_func(s_tir=True)
+def main(
+    A: T.Buffer(({lanes},), "int32", offset_factor=1),
+    B: T.Buffer((1,), "int32", offset_factor=1),
+    C: T.Buffer(({lanes},), "{dot.sums}", offset_factor=1, scope="local"),
+) -> None:
+    with T.sblock("root"):
+        T.reads(C[0:{lanes}], A[0:{lanes}], B[0:1])
+        T.writes(C[0:{lanes}])
+"""
+    code = f"""
+        C[T.ramp(T.int32(0), 1, {lanes})] = T.call_pure_extern(
+            "{dot.sums}x{lanes}", "{dot.symbol}", C.vload([0], "{dot.sums}x{lanes}"),
+            A.vload([0], "int32x{lanes}"), T.broadcast(B[0], {lanes}),
+        )
+"""
+    meaning = f"""
+        for i in T.serial(0, {lanes}):
+            with T.sblock("update"):
+                vi = T.axis.remap("S", [i])
+                C[vi] = C[vi] + product(A[vi], B[0])
+"""
+    name = f"{dot.symbol}_words"
+    parts = (script.from_source(head + part, {"T": tirx, "product": dot.product}) for part in (meaning, code))
+    TensorIntrin.register(name, *parts)
+    return name
 
 
 @cache

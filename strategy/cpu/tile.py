@@ -92,17 +92,21 @@ def panels(width: int, depth: int | None = None) -> Callable[[Any], Any]:
     return pack
 
 
-def schedule_tile(sch: Any, block: Any, output: Any, loops: Sequence[Any], lanes: int, unroll: int) -> None:
+def schedule_tile(
+    sch: Any, block: Any, output: Any, loops: Sequence[Any], lanes: int, unroll: int, *, vectors: bool = True
+) -> Any:
     """Schedule one tile: `loops` are its rows, its columns and its steps, `output` its consumer.
 
-    Must be called last, as it decomposes the reduction.
+    Must be called last, as it decomposes the reduction. Returns the loop over lanes, which is not vectorised without
+    `vectors`, but left to an instruction.
     """
     rows, columns, steps = loops
     outer_steps, inner_steps = sch.split(steps, [None, unroll])
-    vectors, lane = sch.split(columns, [None, lanes])
-    sch.reorder(outer_steps, inner_steps, rows, vectors, lane)
-    sch.vectorize(lane)
-    for loop in (inner_steps, rows, vectors):
+    panel, lane = sch.split(columns, [None, lanes])
+    sch.reorder(outer_steps, inner_steps, rows, panel, lane)
+    if vectors:
+        sch.vectorize(lane)
+    for loop in (inner_steps, rows, panel):
         sch.unroll(loop)
     start = sch.decompose_reduction(block, outer_steps)
     *_, start_rows, start_vectors, start_lane = sch.get_loops(start)
@@ -112,6 +116,7 @@ def schedule_tile(sch: Any, block: Any, output: Any, loops: Sequence[Any], lanes
     *_, out_rows, out_columns = sch.get_loops(output)
     vectorize(sch, out_columns, lanes)
     sch.unroll(out_rows)
+    return lane
 
 
 # Parts of spaces are cached by their parameters, as most shapes share most of them.

@@ -28,6 +28,12 @@ def product(data: str, weight: str, constant: bool = True, epilogue: Any = (), *
     return Workload.make(op, {"data": data, "weight": weight}, attrs, constants, epilogue)
 
 
+def convolution(data: str, weight: str, constant: bool = True, epilogue: Any = (), **attrs: Any) -> Workload:
+    op = "qconv2d" if weight.startswith("int8") else "conv2d"
+    constants = ["weight"] if constant else []
+    return Workload.make(op, {"data": data, "weight": weight}, attrs, constants, epilogue)
+
+
 def whole_range(workload: Workload, seed: int) -> dict[str, Any]:
     """Random inputs, with bytes of their whole range."""
     rng, found = np.random.default_rng(seed), random_inputs(workload, seed)
@@ -53,8 +59,8 @@ def check(workload: Workload, name: str, config: Any = None) -> None:
 
 def dot_space(workload: Workload) -> tuple[str, Any]:
     found = {c.implementation: c.space for c in candidates(workload, TARGET)}
-    name = f"{workload.op}_dot.cpu"
-    if name not in found:
+    name = next((name for name in found if name.endswith("_dot.cpu")), None)
+    if name is None:
         pytest.skip("this processor has no dot-product instructions")
     return name, found[name]
 
@@ -74,6 +80,32 @@ def test_any_configuration_of_any_shape(m, n, groups, kind, zero_point, constant
     check(workload, name, space.sample(random.Random(seed), 1)[0])
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "uint8", "int8"])
+@settings(max_examples=4)
+@given(
+    channels=st.sampled_from([3, 8, 9]), out=st.sampled_from([1, 17]), window=st.sampled_from([1, 3]),
+    image=st.tuples(st.integers(4, 9), st.integers(4, 20)), batch=st.integers(1, 2), groups=st.integers(1, 2),
+    attrs=st.fixed_dictionaries({"strides": st.sampled_from([1, 2]), "padding": st.sampled_from([0, [1, 0, 2, 1]])}),
+    zero_point=st.sampled_from([0, 100]), constant=st.booleans(), seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_any_configuration_of_any_convolution(
+    kind, channels, out, window, image, batch, groups, attrs, zero_point, constant, seed
+):
+    data = f"{kind}[{batch},{channels * groups},{image[0]},{image[1]}]"
+    weight = f"{'bfloat16' if kind == 'bfloat16' else 'int8'}[{out * groups},{channels},{window},{window}]"
+    attrs = {**attrs, "groups": groups, **({} if kind == "bfloat16" else {"input_zero_point": zero_point})}
+    workload = convolution(data, weight, constant, **attrs)
+    name, space = dot_space(workload)
+    check(workload, name, space.sample(random.Random(seed), 1)[0])
+
+
+def test_a_convolution_of_signed_integers_and_one_of_an_unknown_batch():
+    attrs = {"padding": 1, "out_dtype": "int32"}
+    workload = Workload.make("conv2d", {"data": "int8[1,6,5,9]", "weight": "int8[5,6,3,3]"}, attrs)
+    check(workload, dot_space(workload)[0])
+    assert dot_space(convolution("bfloat16[n,6,5,9]", "bfloat16[5,6,3,3]"))[0] == "conv2d_nchw_dot.cpu"
+
+
 @pytest.mark.parametrize("transpose_b", [False, True])
 def test_a_batch_of_products(transpose_b):
     for x, y in ((3, 3), (1, 3), (3, 1)):
@@ -82,8 +114,8 @@ def test_a_batch_of_products(transpose_b):
         check(workload, dot_space(workload)[0])
 
 
-def steps(n: int, *ops: str) -> list[EpilogueStep]:
-    """Steps with a scale for each column, and one zero point."""
+def steps(n: int, *ops: str, axis: int = -1) -> list[EpilogueStep]:
+    """Steps with a scale for each entry of an axis, and one zero point."""
     scale, zero = Input("scale", f"float32[{n}]", constant=True), Input("zero", "int32[]", constant=True)
     to = Input("to", "float32[]", constant=True)
     given = {
@@ -91,7 +123,7 @@ def steps(n: int, *ops: str) -> list[EpilogueStep]:
         "dequantize": (None, scale, zero),
         "relu": (None,),
     }
-    return [EpilogueStep(op, given[op]) for op in ops]
+    return [EpilogueStep(op, given[op], {} if op == "relu" else {"axis": axis}) for op in ops]
 
 
 @pytest.mark.parametrize("ops", [("requantize",), ("dequantize", "relu")])
@@ -101,15 +133,20 @@ def test_an_epilogue_joins_the_integer_product(ops):
     assert "reduce.cpu" in names
     for name in names:
         check(workload, name)
+    attrs = {"input_zero_point": -7, "padding": 1}
+    image = convolution("int8[1,6,5,9]", "int8[7,6,3,3]", epilogue=steps(7, *ops, axis=1), **attrs)
+    for _, implementation in evaluate(image, TARGET):
+        check(image, implementation.name)
 
 
 def test_the_instruction_is_used_where_the_target_has_it():
     for target, integer, real in ((ZEN4, "vpdpbusd", "vdpbf16ps"), (NEOVERSE, "sdot", "bfdot")):
         for kind, opcode in (("bfloat16", real), ("int8", integer), ("uint8", integer)):
             weight = "bfloat16" if kind == "bfloat16" else "int8"
-            workload = product(f"{kind}[8,64]", f"{weight}[32,64]")
-            code = lower(workload, target, f"{workload.op}_dot.cpu").compile(checks=False)
-            assert opcode in code.executable.mod.inspect_source("s")
+            image = convolution(f"{kind}[1,16,8,8]", f"{weight}[32,16,3,3]")
+            for workload, name in ((product(f"{kind}[8,64]", f"{weight}[32,64]"), "dot"), (image, "nchw_dot")):
+                code = lower(workload, target, f"{workload.op}_{name}.cpu").compile(checks=False)
+                assert opcode in code.executable.mod.inspect_source("s")
 
 
 @pytest.mark.parametrize("spec", [
@@ -117,20 +154,25 @@ def test_the_instruction_is_used_where_the_target_has_it():
     "-mcpu=znver4 -mattr=-avx512f,+avx512vnni", "-mcpu=znver5 -mattr=-avx2",
 ])  # fmt: skip
 def test_elsewhere_it_is_not_offered(spec):
-    workload = product("uint8[8,64]", "int8[32,64]")
-    for target, offered in ((Target.parse(f"llvm {spec}"), False), (ZEN4, True)):
-        assert ("qdense_dot.cpu" in {i.name for _, i in evaluate(workload, target)}) == offered
-    assert "qdense_dot.cpu" not in {i.name for _, i in evaluate(product("int8[8,62]", "int8[32,62]"), ZEN4)}
+    for workload in (product("uint8[8,64]", "int8[32,64]"), convolution("uint8[1,3,8,8]", "int8[4,3,3,3]")):
+        for target, offered in ((Target.parse(f"llvm {spec}"), False), (ZEN4, True)):
+            assert any(i.name.endswith("_dot.cpu") for _, i in evaluate(workload, target)) == offered
+    for workload in (
+        product("int8[8,62]", "int8[32,62]"), convolution("int8[1,8,8,8]", "int8[8,1,3,3]", groups=8),
+        convolution("int8[1,8,8,8]", "int8[8,8,3,3]", kernel_zero_point=1),
+    ):  # fmt: skip
+        assert not any(i.name.endswith("_dot.cpu") for _, i in evaluate(workload, ZEN4))
 
 
 @pytest.mark.parametrize("m", [1, 16, 128])
 def test_a_tenth_of_the_space_is_valid(m):
     for kind, weight in (("bfloat16", "bfloat16"), ("uint8", "int8")):
-        workload = product(f"{kind}[{m},768]", f"{weight}[3072,768]")
-        spaces = {c.implementation: c.space for c in candidates(workload, ZEN4)}
-        space = spaces[f"{workload.op}_dot.cpu"]
-        size = np.prod([len(k.values) for k in space.knobs])
-        assert space.count(limit=100_000) >= 0.1 * size
+        image = convolution(f"{kind}[1,64,{m},{m}]", f"{weight}[64,64,3,3]", padding=1)
+        for workload, name in ((product(f"{kind}[{m},768]", f"{weight}[3072,768]"), "dot"), (image, "nchw_dot")):
+            spaces = {c.implementation: c.space for c in candidates(workload, ZEN4)}
+            space = spaces[f"{workload.op}_{name}.cpu"]
+            size = np.prod([len(k.values) for k in space.knobs])
+            assert space.count(limit=100_000) >= 0.1 * size
 
 
 @pytest.mark.parametrize(("bits", "level"), [(4, 0), (4, 4), (8, 0), (8, 4)])

@@ -577,7 +577,7 @@ def test_examples(op):
 
 def test_every_operator_has_a_gradient():
     without = {name for name, op in registry.all_ops().items() if op.get_attr("FPrimalGradient") is None}
-    integers = {"qdense", "quantize", "dequantize", "requantize", "matmul_nbits"}
+    integers = {"qdense", "qconv2d", "quantize", "dequantize", "requantize", "matmul_nbits"}
     assert without == {"max_pool2d_backward", *integers}  # so that max pooling is differentiated once
 
 

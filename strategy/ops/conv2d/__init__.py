@@ -4,6 +4,7 @@
     conv2d_nchw_im2col.cpu         windows unfolded into columns, then a product
     conv2d_nchw_spatial_pack.cpu   output channels in the lanes, nothing unfolded
     conv2d_nchw_1x1.cpu            windows of one pixel: a product of what lies there, or is gathered
+    conv2d_nchw_dot.cpu            bfloat16 and 8-bit integers by dot-product instructions, windows unfolded
     conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride
     depthwise_conv2d_nchw.cpu      as many groups as channels
 
@@ -23,6 +24,7 @@ from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d import (
     depthwise,
     direct,
+    dot,
     gradient,
     im2col,
     pointwise,
@@ -51,6 +53,8 @@ def conv2d_strategy_cpu(
     strategy.add_implementation(direct.compute, schedule_plain_cpu, name="conv2d_nchw.cpu", plevel=5)
     data, weight = inputs
     # Tiles are counted when the code is made: what they divide must be known then.
+    if not depthwise.is_depthwise(attrs, inputs) and data.dtype in ("bfloat16", "int8", "uint8"):
+        dot.add(strategy, inputs, "conv2d_nchw_dot.cpu", 14, target)
     known = all(d.is_constant for d in (data.shape[1], *weight.shape))
     if not known or data.dtype not in ("float32", "float64") or out_type.dtype != data.dtype:
         return strategy

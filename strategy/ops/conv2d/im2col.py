@@ -35,6 +35,7 @@ from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
 from strategy.types import TensorType
 
+UNROLL = (1, 2, 4, 8)
 _PAD = Knob("pad", ["apart", "inline"])
 
 
@@ -47,8 +48,15 @@ def space(
     another with the same pixels would unfold them again. The padding is copied before, or checked for where columns
     are made (`inline`).
     """
+    # Vectors with gaps cannot check their bounds as they are read.
+    pads = _PAD if any(attrs.padding) and attrs.strides[1] == 1 else Knob("pad", ["apart"])
     geometry = Geometry.of(inputs, out_type)
-    dtype = inputs[0].dtype
+    unroll = up_to("unroll", UNROLL, geometry.depth)
+    return space_of_columns(geometry, inputs[0].dtype, unroll, pads, target)
+
+
+def space_of_columns(geometry: Geometry, dtype: str, unroll: Knob, pads: Knob, target: Target) -> ConfigSpace:
+    """The space of a product with columns of `dtype`."""
     lanes, o = lanes_of(target, dtype), geometry.out_channels
     column_bytes = geometry.depth * geometry.out_w * dtype_bytes(dtype)
     high, wide = up_to("rows", ROWS, 2 * o, "layout"), width_knob(lanes, geometry.pixels)
@@ -85,12 +93,11 @@ def space(
         [
             high,
             wide,
-            up_to("unroll", (1, 2, 4, 8), geometry.depth),
+            unroll,
             Knob("o_block", blocks),
             Knob("image_rows", heights, "layout"),
             INNER,
-            # Vectors with gaps cannot check their bounds as they are read.
-            _PAD if any(attrs.padding) and attrs.strides[1] == 1 else Knob("pad", ["apart"]),
+            pads,
         ],
         [
             register_constraint(target.vector_registers, lanes),
@@ -152,14 +159,22 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
 
 def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of rows of the image × channels in parallel; each makes its columns, or all are made before."""
+    lanes = lanes_of(target, str(outs.args[0].dtype))
+    return schedule_columns(attrs, outs, config, lanes)[0]
+
+
+def schedule_columns(
+    attrs: Conv2DAttrs, outs: Outs, config: Config, lanes: int, *, vectors: bool = True
+) -> tuple[Any, dict[str, Any], Any, Any]:
+    """As `schedule_product`, for a product with columns."""
     image_rows = integer(config, "image_rows")
     pixels = image_rows * int(outs.tensors[0].shape[3])
     panels = -(-pixels // integer(config, "width"))
     own = int(outs.tensors[0].shape[1]) // attrs.groups
     o_block = integer(config, "o_block") or -(-own // integer(config, "rows"))
-    sch, stages, task = schedule_product(outs, target, config, attrs.groups, o_block, panels)
+    found = schedule_product(outs, config, attrs.groups, o_block, panels, lanes, vectors=vectors)
+    sch, stages, task, _ = found
     columns, padded = stages["columns"], stages.get("padded")
-    lanes = lanes_of(target, str(outs.args[0].dtype))
     if padded is not None and config["pad"] == "inline":
         sch.compute_inline(padded)
     if config["o_block"]:
@@ -172,4 +187,4 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     if padded is not None and config["pad"] == "apart":
         schedule_padding(sch, padded, lanes)
     schedule_packing(sch, stages)
-    return sch
+    return found

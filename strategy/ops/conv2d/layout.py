@@ -16,8 +16,11 @@ from strategy.target import Target
 from strategy.types import TensorType
 
 _ANY_ORDER = frozenset(
-    {"conv2d_nchw.cpu", "conv2d_nchw_spatial_pack.cpu", "conv2d_nchw.cuda", "depthwise_conv2d_nchw.cuda"}
-)
+    {
+        "conv2d_nchw.cpu", "conv2d_nchw_spatial_pack.cpu", "conv2d_nchw.cuda", "depthwise_conv2d_nchw.cuda",
+        "qconv2d_nchw.cpu", "qconv2d_nchw.cuda",
+    }
+)  # fmt: skip
 
 Strategy = Callable[[Conv2DAttrs, Sequence[TensorType], TensorType, Target], OpStrategy]
 

@@ -83,19 +83,35 @@ def _named(layout: str) -> str:
 
 
 def conv2d_rel(types: Sequence[Type], attrs: Conv2DAttrs, reporter: TypeReporter) -> bool:
+    """The convolution of numbers of one dtype."""
+    data = reporter.tensor(0)
+    if data is not None:
+        require_number(reporter, 0, data)
+    shape = convolved(attrs, reporter)
+    if data is None or shape is None:
+        return False
+    require_dtype_of(reporter, 1, 0)
+    reporter.assign(2, TensorType(shape, sum_dtype(reporter, 0, data, attrs.out_dtype)))
+    return True
+
+
+def convolved(
+    attrs: Conv2DAttrs, reporter: TypeReporter, weight_dtype: str | None = None
+) -> tuple[Dim, ...] | None:
     """[n, c, h, w] by [o, c / groups, kh, kw] gives [n, o, windows down, across], in the order of the layouts.
 
-    A weight without a type gets it from `channels` and `kernel_size`.
+    A weight without a type gets it from `channels` and `kernel_size`, in `weight_dtype` (default: that of the data).
+    None while a type is unknown.
     """
     data, weight = reporter.tensor(0), reporter.tensor(1)
     if data is not None:
         require_rank(reporter, 0, data, 4, _named(attrs.data_layout))
         data = permuted_type(data, attrs.data_layout, DATA)
-        require_number(reporter, 0, data)
         fits = data.shape[1] % attrs.groups == 0
         reporter.check(fits, 0, f"its channels do not divide into {attrs.groups} groups")
         if weight is None and attrs.channels is not None and attrs.kernel_size is not None:
-            given = TensorType((attrs.channels, data.shape[1] // attrs.groups, *attrs.kernel_size), data.dtype)
+            shape = (attrs.channels, data.shape[1] // attrs.groups, *attrs.kernel_size)
+            given = TensorType(shape, weight_dtype or data.dtype)
             weight = permuted_type(given, KERNEL, attrs.kernel_layout)
             reporter.assign(1, weight)
     if weight is not None:
@@ -108,8 +124,7 @@ def conv2d_rel(types: Sequence[Type], attrs: Conv2DAttrs, reporter: TypeReporter
         fits = weight.shape[0] % attrs.groups == 0
         reporter.check(fits, 1, f"its output channels do not divide into {attrs.groups} groups")
     if data is None or weight is None:
-        return False
-    require_dtype_of(reporter, 1, 0)
+        return None
     require_nonempty(reporter, 0, data)
     require_nonempty(reporter, 1, weight)
     fits = weight.shape[1] * attrs.groups == data.shape[1]
@@ -122,10 +137,7 @@ def conv2d_rel(types: Sequence[Type], attrs: Conv2DAttrs, reporter: TypeReporter
         )  # fmt: skip
         reporter.check(extent >= 1, 0, f"is smaller than {reporter.name(1)}, {reporter.tensor(1)}, with its padding")
         out.append(extent)
-    dtype = sum_dtype(reporter, 0, data, attrs.out_dtype)
-    found = TensorType((data.shape[0], weight.shape[0], *out), dtype)
-    reporter.assign(2, permuted_type(found, DATA, attrs.data_layout))
-    return True
+    return permuted((data.shape[0], weight.shape[0], *out), DATA, attrs.data_layout)
 
 
 (

@@ -19,12 +19,11 @@ from strategy.schedule import (
     find_stages,
     integer,
     join_epilogue,
-    lanes_of,
     new_schedule,
     stage,
+    vectorize,
 )
 from strategy.space import Config, Knob
-from strategy.target import Target
 from strategy.types import TensorType
 
 BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64, 96, 128)
@@ -168,32 +167,39 @@ def split_groups(
 
 
 def schedule_product(
-    outs: Outs, target: Target, config: Config, groups: int, o_block: int, p_block: int
-) -> tuple[Any, dict[str, Any], Any]:
+    outs: Outs, config: Config, groups: int, o_block: int, p_block: int, lanes: int, *, vectors: bool = True
+) -> tuple[Any, dict[str, Any], Any, Any]:
     """Tasks of channels × pixels in parallel; in each, one register tile after the other.
 
-    Returns the schedule, the stages before the tiles, which are still to be scheduled, and the loop
-    over tasks.
+    Returns the schedule, the stages before the tiles, which are still to be scheduled, the loop over tasks, and the
+    loop over lanes, which is not vectorised without `vectors`, but left to an instruction.
     """
     out_w = int(outs.tensors[0].shape[3])
     sch, output = split_groups(outs, groups, lambda h, w: (h * out_w + w,))
     stages = find_stages(sch)
     tiles = stages.pop("tiles")
-    sch.set_scope(tiles, 0, "local")
-    n, g, o, p, steps = sch.get_loops(tiles)
+    anchor = stages.pop("total", tiles)
+    for block in dict.fromkeys((tiles, anchor)):
+        sch.set_scope(block, 0, "local")
+    n, g, o, p, *steps = sch.get_loops(anchor)
     o_task, o_tile, rows = sch.split(o, [None, o_block, integer(config, "rows")])
     p_task, panel, columns = sch.split(p, [None, p_block, integer(config, "width")])
     inner = (panel, o_tile) if config["inner"] == "channels" else (o_tile, panel)
-    sch.reorder(n, g, p_task, o_task, *inner, rows, columns, steps)
+    sch.reorder(n, g, p_task, o_task, *inner, rows, columns, *steps)
     sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
+    if anchor is not tiles:
+        sch.compute_at(tiles, inner[1], preserve_unit_loops=True)
+        vectorize(sch, columns, lanes)
+        sch.unroll(rows)
     task = sch.fuse(n, g, p_task, o_task)
     sch.parallel(task)
-    lanes = lanes_of(target, str(outs.args[0].dtype))
-    schedule_tile(sch, tiles, output, (rows, columns, steps), lanes, integer(config, "unroll"))
-    return sch, stages, task
+    unroll = integer(config, "unroll")
+    lane = schedule_tile(sch, tiles, output, sch.get_loops(tiles)[-3:], lanes, unroll, vectors=vectors)
+    return sch, stages, task, lane
 
 
 def schedule_packing(sch: Any, stages: dict[str, Any]) -> None:
     """Pack the tiles of a weight that is not constant in parallel."""
-    if "weight_tiles" in stages:
-        sch.parallel(sch.get_loops(stages["weight_tiles"])[0])
+    for name in ("weight_sums", "weight_tiles"):
+        if name in stages:
+            sch.parallel(sch.get_loops(stages[name])[0])

@@ -1,0 +1,203 @@
+"""`conv2d_nchw_dot.cpu`, `qconv2d_nchw_dot.cpu`: windows unfolded into columns, and a dot-product instruction.
+
+As `conv2d_nchw_im2col.cpu`, on words of 32 bits instead of numbers: a word of the image or of the weight holds as many
+neighbouring channels of a group as a lane takes at a time, of bfloat16 two, of 8-bit integers four. An image is put
+into words once, together with its padding, and its windows unfold words; windows of one pixel make words themselves.
+A zero point of the data, and what the instruction adds to it, is taken off by the sums of the weight's rows, which
+are one word more of channels in the packed weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial, reduce
+from operator import or_
+from typing import Any
+
+from strategy.cpu.dot import Dot, find_dot, use_dot_of_words
+from strategy.cpu.tile import round_up
+from strategy.op_strategy import OpStrategy
+from strategy.ops.conv2d.im2col import UNROLL, schedule_columns, space_of_columns
+from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.product import Geometry, pack_rows
+from strategy.schedule import Outs, integer, stage
+from strategy.space import Config, ConfigSpace, Knob
+from strategy.target import Target
+from strategy.types import TensorType
+
+_PAD = Knob("pad", ["apart"])
+
+
+def add(
+    strategy: OpStrategy, inputs: Sequence[TensorType], name: str, plevel: int, target: Target
+) -> None:
+    """Add the implementation to a strategy where the target has an instruction for the dtypes.
+
+    A group of few channels would leave a part of each word empty; all but the batch must be known.
+    """
+    data, weight = inputs
+    dot = find_dot(target, weight.dtype)
+    known = all(d.is_constant for d in (*data.shape[1:], *weight.shape))
+    if dot is None or not known or (data.dtype == "bfloat16") != (dot.data == "bfloat16"):
+        return
+    if int(weight.shape[1]) * 2 <= dot.group:
+        return
+    strategy.add_implementation(
+        partial(compute, dot), partial(schedule, dot), name, plevel,
+        space=partial(space, dot), prepare=partial(prepare, dot),
+    )  # fmt: skip
+
+
+def space(
+    dot: Dot, attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> ConfigSpace:
+    """As for `conv2d_nchw_im2col.cpu`, of words, with whole unrolled steps: an instruction has no condition."""
+    geometry = Geometry.of(inputs, out_type)
+    geometry = replace(geometry, channels=_words(dot, geometry.channels))
+    unroll = Knob("unroll", [u for u in UNROLL if geometry.depth % u == 0])
+    return space_of_columns(geometry, "int32", unroll, _PAD, target)
+
+
+def prepare(
+    dot: Dot, attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config
+) -> dict[int, Callable[[Any], Any]]:
+    """The weight is packed into tiles [ceil(o / rows), words, kh, kw, rows], with its rows' sums where they count."""
+    has_sums = bool(_zero_point(dot, attrs, inputs[0].dtype))
+
+    def pack(weight: Any) -> Any:
+        from tvm import te, tirx
+
+        out_channels, channels, height, width = (int(extent) for extent in weight.shape)
+        words = _words(dot, channels)
+
+        def word(o: Any, c: Any, y: Any, x: Any) -> Any:
+            return _word(dot, channels, c, lambda channel: weight[o, channel, y, x])
+
+        shape = (out_channels, words + has_sums, height, width)
+        if not has_sums:
+            return pack_rows(integer(config, "rows"), attrs.groups)(te.compute(shape, word, name="words"))
+        r, s, t = (te.reduce_axis((0, extent)) for extent in (channels, height, width))
+        sums = te.compute(
+            (out_channels,), lambda o: te.sum(weight[o, r, s, t].astype("int32"), axis=[r, s, t]),
+            name="weight_sums", attrs=stage("weight_sums"),
+        )  # fmt: skip
+        with_sums = te.compute(
+            shape, lambda o, c, y, x: tirx.if_then_else(c < words, word(o, c, y, x), sums[o]), name="words"
+        )
+        return pack_rows(integer(config, "rows"), attrs.groups)(with_sums)
+
+    return {1: pack}
+
+
+def compute(
+    dot: Dot, attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """The columns of words [n, g, words * kh * kw, h, w], and the weight's products with them."""
+    from tvm import te, tirx
+
+    data, weight = inputs
+    channels, shift = int(data.shape[1]) // attrs.groups, dot.shift(str(data.dtype))
+    zero_point, words = _zero_point(dot, attrs, str(data.dtype)), _words(dot, channels)
+    geometry = replace(Geometry.of_tensors(attrs, data, weight, out_type), channels=words)
+    kernel_h, kernel_w, out_h, out_w = geometry.kernel_h, geometry.kernel_w, geometry.out_h, geometry.out_w
+    rows, width, window = integer(config, "rows"), integer(config, "width"), kernel_h * kernel_w
+    (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
+    top, left, bottom, right = attrs.padding
+    height, across = (int(extent) for extent in data.shape[2:])
+    signs = tirx.const(0x80808080 - 2**32, "int32")
+    # What is unfolded beyond the last pixel, to whole panels, is not stored.
+    lines = -(-round_up(geometry.pixels, width) // out_w)
+
+    def word(n: Any, c: Any, h: Any, w: Any) -> Any:
+        y, x, group = h - top, w - left, c // words * channels
+        found = _word(dot, channels, c % words, lambda channel: data[n, group + channel, y, x])
+        tests = [
+            test
+            for test, needed in ((y >= 0, top), (y < height, bottom), (x >= 0, left), (x < across, right))
+            if needed
+        ]
+        if tests:
+            zero = getattr(attrs, "input_zero_point", 0) & 255
+            padding = tirx.const(int.from_bytes(bytes([zero] * 4), "little", signed=True), "int32")
+            found = tirx.if_then_else(tirx.all(*tests), found, padding)
+        return found ^ signs if shift else found
+
+    shape = (geometry.batch, attrs.groups * words, height + top + bottom, across + left + right)
+    apart = {} if window == 1 else stage("padded")
+    image = te.compute(shape, word, name="padded", attrs=apart)
+
+    def unfolded(n: Any, g: Any, k: Any, h: Any, w: Any) -> Any:
+        line = h if lines == out_h else tirx.min(h, out_h - 1)
+        y, x = k // kernel_w % kernel_h, k % kernel_w
+        place = line * stride_h + y * dilation_h, w * stride_w + x * dilation_w
+        return image[(n, g * words + k // window, *place)]
+
+    columns = te.compute(
+        (geometry.batch, attrs.groups, geometry.depth, lines, out_w), unfolded, name="columns", attrs=stage("columns")
+    )
+    r, own = te.reduce_axis((0, geometry.depth), name="r"), geometry.out_channels
+    tiles_of_group = -(-own // rows)
+
+    def of_weight(g: Any, o: Any, c: Any, y: Any, x: Any) -> Any:
+        return weight[g * tiles_of_group + o // rows, c, y, x, o % rows]
+
+    def term(n: Any, g: Any, o: Any, p: Any) -> Any:
+        packed = of_weight(g, o, r // window, r // kernel_w % kernel_h, r % kernel_w)
+        return te.sum(dot.product(columns[n, g, r, p // out_w, p % out_w], packed), axis=r)
+
+    tiles = te.compute(
+        (geometry.batch, attrs.groups, round_up(own, rows), round_up(geometry.pixels, width)),
+        term,
+        name="tiles",
+        attrs=stage("tiles"),
+    )
+
+    total = tiles
+    if zero_point:
+        total = te.compute(
+            tiles.shape, lambda n, g, o, p: tiles[n, g, o, p] - zero_point * of_weight(g, o, words, 0, 0),
+            name="total", attrs=stage("total"),
+        )  # fmt: skip
+    return [
+        te.compute(
+            (geometry.batch, attrs.groups * own, out_h, out_w),
+            lambda n, o, h, w: total[n, o // own, o % own, h * out_w + w].astype(out_type.dtype),
+            name="conv2d",
+        )
+    ]
+
+
+def schedule(dot: Dot, attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """As of `conv2d_nchw_im2col.cpu`, with the columns of a task in one line."""
+    sch, stages, task, lane = schedule_columns(attrs, outs, config, dot.lanes, vectors=False)
+    out_w = int(outs.tensors[0].shape[3])
+    sch.transform_layout(stages["columns"], ("write", 0), lambda n, g, k, h, w: (n, g, k, h * out_w + w))
+    use_dot_of_words(sch, dot, task, lane)
+    return sch
+
+
+def _words(dot: Dot, channels: int) -> int:
+    """Words of the channels of a group."""
+    return -(-channels // dot.group)
+
+
+def _zero_point(dot: Dot, attrs: Conv2DAttrs, dtype: str) -> int:
+    """The number that is in each number of the data as the instruction gets it, and is not meant."""
+    zero_point: int = getattr(attrs, "input_zero_point", 0)
+    return zero_point + dot.shift(dtype)
+
+
+def _word(dot: Dot, channels: int, word: Any, read: Callable[[Any], Any]) -> Any:
+    """A word of the numbers that `read` has for its channels, zeros beyond the last."""
+    from tvm import tirx
+
+    bits, last = 32 // dot.group, channels % dot.group or dot.group
+
+    def number(place: int) -> Any:
+        channel = word * dot.group + place
+        found = tirx.reinterpret(f"uint{bits}", read(channel)).astype("int32")
+        found = found if place < last else tirx.if_then_else(channel < channels, found, 0)
+        return found << bits * place if place else found
+
+    return reduce(or_, map(number, range(dot.group)))
