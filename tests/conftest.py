@@ -81,10 +81,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--full"):
         return
-    kept = [i for i in items if i.get_closest_marker("full") is None]
-    if len(kept) != len(items):
-        config.hook.pytest_deselected(items=[i for i in items if i not in set(kept)])
-        items[:] = kept
+    left_out = [i for i in items if i.get_closest_marker("full")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [i for i in items if i.get_closest_marker("full") is None]
 
 
 @pytest.hookimpl(optionalhook=True)

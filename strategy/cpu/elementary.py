@@ -36,8 +36,12 @@ _ERF = (
         -1.42647390514189e-02,
     ),
 )  # fmt: skip
-# atanh(s) is s P(s²): the series, for |s| ≤ 1/3.
-_ATANH = tuple(1 / (2 * n + 1) for n in range(7, -1, -1))
+# log(1 + p) for 0 ≤ p ≤ 1 is p + p² P(p), a fit of the least relative error. It uses p once per term: each use repeats
+# p's whole expression, which TVM visits again, and a series in (p / (2 + p))² takes seconds to compile.
+_LOG1P = (
+    -3.318411337e-03, 2.020431188e-02, -5.766393705e-02, 1.068050477e-01, -1.535536679e-01, 1.969539050e-01,
+    -2.495858552e-01, 3.333051115e-01, -4.999993276e-01,
+)  # fmt: skip
 
 
 def exp(x: Any) -> Any:
@@ -80,13 +84,8 @@ def log1p_of_power(x: Any) -> Any:
     dtype = str(x.ty.dtype)
     zero = tirx.const(0, dtype)
     power = exp(-tirx.abs(x))
-    if dtype == "float32":
-        # log(1 + p) is 2 atanh(p / (2 + p)), of a number up to 1/3.
-        ratio = power / (power + _number(2.0))
-        rest = ratio * _number(2.0) * _polynomial(_ATANH, ratio * ratio)
-    else:
-        rest = tirx.log1p(power)
-    return tirx.Select(x > zero, x + rest, tirx.Select(x <= zero, rest, x))
+    rest = power * _polynomial((*_LOG1P, 1.0), power) if dtype == "float32" else tirx.log1p(power)
+    return tirx.Select(x > zero, x, zero) + rest
 
 
 def sigmoid(x: Any) -> Any:

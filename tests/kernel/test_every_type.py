@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,29 +17,37 @@ from workers.sandbox import Died, ForkServer
 sys.path.insert(0, str(Path(__file__).parent))  # where the children find the module too
 import sweep
 
+LIMITS = Limits(module="sweep", environment={"TVM_NUM_THREADS": "2"})
+
+Judge = Callable[[Sequence[Workload]], None]
+
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    with ForkServer(tmp_path_factory.mktemp("children"), ("numpy", "tvm", "ml_dtypes", "sweep")) as found:
-        yield found
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    """Have a child judge workloads: the same for all, as the first compilation of each is slow, until it dies."""
+    with ForkServer(tmp_path_factory.mktemp("children"), ("numpy", "tvm", "ml_dtypes", "sweep")) as server:
+        children = [server.spawn(LIMITS)]
 
+        def judge(workloads: Sequence[Workload]) -> None:
+            children[-1].send(
+                [{"op": w.op, "inputs": {i.name: i.type for i in w.inputs}, "attrs": w.attrs} for w in workloads]
+            )
+            try:
+                wrong = children[-1].receive(HANG_S)
+            except Died as death:
+                children.append(server.spawn(LIMITS))
+                pytest.fail(f"run {children[-2].stage} of {workloads[0].op}: {death}")
+            assert not wrong, "\n".join(wrong)
 
-def judge(server: ForkServer, workloads: Sequence[Workload]) -> None:
-    child = server.spawn(Limits(module="sweep", environment={"TVM_NUM_THREADS": "2"}))
-    child.send([{"op": w.op, "inputs": {i.name: i.type for i in w.inputs}, "attrs": w.attrs} for w in workloads])
-    try:
-        wrong = child.receive(HANG_S)
-    except Died as death:
-        pytest.fail(f"run {child.stage} of {workloads[0].op}: {death}")
-    child.kill()
-    assert not wrong, "\n".join(wrong)
+        yield judge
+        children[-1].kill()
 
 
 @pytest.mark.parametrize("op", all_ops())
-def test_what_types_accept_runs_right(server: ForkServer, op: str, full: bool) -> None:
+def test_what_types_accept_runs_right(judge: Judge, op: str, full: bool) -> None:
     workloads = sweep.accepted(op, full=full)
     assert workloads
-    judge(server, workloads)
+    judge(workloads)
 
 
 @pytest.mark.parametrize("op", all_ops())
@@ -58,7 +66,7 @@ def test_the_samples_together_have_every_dtype() -> None:
 
 
 @pytest.mark.parametrize("op", all_ops())
-def test_empty_tensors_have_numpys_answer_or_are_refused(server: ForkServer, op: str, full: bool) -> None:
+def test_empty_tensors_have_numpys_answer_or_are_refused(judge: Judge, op: str, full: bool) -> None:
     found = []
     for inputs, attrs in sweep.emptied(op, full=full):
         try:
@@ -66,7 +74,7 @@ def test_empty_tensors_have_numpys_answer_or_are_refused(server: ForkServer, op:
         except TypeRelationError:
             continue
     if found:
-        judge(server, found)
+        judge(found)
 
 
 def test_a_reduction_without_a_value_names_the_empty_axis() -> None:

@@ -19,7 +19,7 @@ from strategy.cpu.dot import Dot, find_dot
 from strategy.cpu.loop import allocate, fill, written
 from strategy.op_strategy import OpStrategy
 from strategy.ops.matmul_nbits.operator import MatMulNBitsAttrs, rounded, step_of
-from strategy.order import fold, larger
+from strategy.order import join, larger
 from strategy.pattern import register_cpu_implementations, schedule_plain_cpu
 from strategy.schedule import Outs, integer, lanes_of, new_schedule, stage
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
@@ -232,7 +232,7 @@ def _multiply(
             with script.serial(0, size // side) as part, script.vectorized(0, side) as lane:
                 number = tirx.abs(data[i, b * size + part * side + lane].astype("float32"))
                 fill(most, lane, larger(most[lane], number))
-            fill(units, block, step_of(fold(larger, [most[lane] for lane in range(side)])))
+            fill(units, block, step_of(join(lambda a, b: tirx.max(a, b), [most[lane] for lane in range(side)])))  # noqa: PLW0108
             with script.serial(0, size // side) as part, script.vectorized(0, side) as lane:
                 place = b * size + part * side + lane
                 number = rounded(data[i, place].astype("float32"), units[block])
