@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import msgspec
 import pytest
 
 distributed = pytest.importorskip("distributed", reason="the cluster extra is not installed")
+
+from distributed.batched import BatchedSend
 
 from strategy.op_strategy import candidates
 from strategy.record import ErrorKind, Job, JobEntry, Phase, TimingPolicy, encode
@@ -157,6 +160,14 @@ def test_what_a_cluster_builds_is_timed_here_and_built_once_for_all_devices(
     runner.run(job, again[:2], NEVER, results.append)
     runner.close()
     assert [r.error for r in results] == [None, None], results
+
+
+def test_orders_are_sent_at_once(open_pool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    hour = partial(BatchedSend, interval="1h")
+    monkeypatch.setattr("distributed.client.BatchedSend", lambda *_, loop, **__: hour(loop=loop))
+    pool = open_pool()
+    for _ in range(3):
+        assert [b.error for b in build(pool, a_job(1))] == [None]
 
 
 def test_a_killed_builder_loses_nothing(open_pool: Open, farm: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -154,6 +154,8 @@ class Cluster:
                     self._address, security=self._security, asynchronous=True, set_as_default=False,
                     timeout=_CONNECT_S,
                 ) as client:  # fmt: skip
+                    # Dask keeps messages back for 10 ms after the last one, as if for thousands of small tasks.
+                    client.scheduler_comm.interval = 0
                     self._client = client
                     await self._look(client)
             except Exception as error:
