@@ -8,7 +8,7 @@ A profile, in TOML, describes a pilot:
     idle_exit = "5m"
     jobs_per_pilot = 2
 
-    [provider]                                  # options of Parsl's SlurmProvider or LocalProvider
+    [provider]                                  # options of Parsl's SlurmProvider, PBSProProvider or LocalProvider
     partition = "cpu"
     walltime = "01:00:00"
     worker_init = "source /opt/plevel/bin/activate"
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from plevel.client import Client
     from plevel.pilots.scaler import Backlog
 
-_GRACE = "25s"  # SLURM kills what it has cancelled after 30 s
+# SLURM kills what it has cancelled after 30 s, PBS after 10 (`kill_delay`).
+_GRACE = {"slurm": "25s", "pbs": "8s", "local": "25s"}
 
 
 class _Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,6 +52,9 @@ class _Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def scale(
     slurm: Annotated[
         Path | None, typer.Option("--slurm", metavar="PROFILE", help="Pilots are jobs of SLURM.")
+    ] = None,
+    pbs: Annotated[
+        Path | None, typer.Option("--pbs", metavar="PROFILE", help="Pilots are jobs of PBS Pro or OpenPBS.")
     ] = None,
     local: Annotated[
         Path | None, typer.Option("--local", metavar="PROFILE", help="Pilots are processes of this host.")
@@ -72,12 +76,12 @@ def scale(
 
     Example: plevel fleet scale --slurm epyc.toml --max 40 --url http://farm:8765
     """
-    if (slurm is None) == (local is None):
-        raise UsageError("--slurm, --local: name exactly one profile")
+    profiles = {kind: path for kind, path in (("slurm", slurm), ("pbs", pbs), ("local", local)) if path is not None}
+    if len(profiles) != 1:
+        raise UsageError("--slurm, --pbs, --local: name exactly one profile")
     if least > most:
         raise UsageError(f"--min {least}: more than --max {most}")
-    kind, path = ("slurm", slurm) if slurm is not None else ("local", local)
-    assert path is not None
+    ((kind, path),) = profiles.items()
     place = location.locate(url, None, makes=True)
     if place.url is None:
         raise UsageError("--url: missing: name a service, as http://host:8765, or set PLEVEL_URL")
@@ -99,7 +103,7 @@ def scale(
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "plevel/pilots"
     digest = hashlib.sha256(f"{place.url} {target}".encode()).hexdigest()[:8]
     name = f"plevel-{re.sub('[^A-Za-z0-9_-]', '-', path.stem)[:40]}-{digest}"
-    command = _command(profile, place.url)
+    command = _command(profile, place.url, _GRACE[kind])
     bounds = Bounds(least, most, profile.jobs_per_pilot)
 
     def say(line: str) -> None:
@@ -146,10 +150,10 @@ def _read(path: Path) -> _Profile:
     return profile
 
 
-def _command(profile: _Profile, url: str) -> str:
+def _command(profile: _Profile, url: str, grace: str) -> str:
     words = [
         "plevel", "worker", "--url", url, "--lifetime", profile.lifetime, "--idle-exit", profile.idle_exit,
-        "--grace", _GRACE, "--log", "json", *profile.worker, "--name",
+        "--grace", grace, "--log", "json", *profile.worker, "--name",
     ]  # fmt: skip
     return f'{shlex.join(words)} "$JOBNAME"'
 

@@ -6,6 +6,8 @@ given, so that any process on any host of the cluster sees the same.
 
 from __future__ import annotations
 
+import getpass
+import json
 import logging
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,6 +44,19 @@ def _list_slurm(provider: Any) -> Iterator[Pilot]:
         yield Pilot(number, name, waits=state in ("PD", "CF"))
 
 
+def _list_pbs(provider: Any) -> Iterator[Pilot]:
+    status, out, error = provider.execute_wait("qstat -f -F json")
+    if status:
+        raise EngineError(f"qstat failed: {error}")
+    try:
+        jobs = json.loads(out).get("Jobs", {})
+    except ValueError as broken:
+        raise EngineError(f"qstat gave no JSON ({broken}): needs PBS Pro or OpenPBS of version 19 or newer") from broken
+    for number, job in jobs.items():
+        if job["Job_Owner"].partition("@")[0] == getpass.getuser() and job["job_state"] not in "FX":
+            yield Pilot(number, job["Job_Name"], waits=job["job_state"] in "QHWT")
+
+
 def _list_local(provider: Any) -> Iterator[Pilot]:
     """The shells that run the provider's scripts; each is the child of the process that gave the id."""
     for process in Path("/proc").glob("[0-9]*"):
@@ -56,6 +71,7 @@ def _list_local(provider: Any) -> Iterator[Pilot]:
 
 _KINDS: Mapping[str, tuple[str, Callable[[Any], Iterator[Pilot]]]] = {
     "slurm": ("SlurmProvider", _list_slurm),
+    "pbs": ("PBSProProvider", _list_pbs),
     "local": ("LocalProvider", _list_local),
 }
 
@@ -64,7 +80,7 @@ class Engine:
     """A batch system's pilot jobs of one name.
 
     Args:
-        kind: `slurm` or `local`.
+        kind: `slurm`, `pbs` or `local`.
         options: options of Parsl's provider.
         name: the first part of the names of its jobs.
         folder: for scripts and logs; the hosts of the batch system must share it.

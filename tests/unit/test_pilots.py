@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import itertools
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -153,6 +155,63 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_the_batch_system(tmp_pat
     engine = Engine("local", {}, "plevel-x", tmp_path / "file" / "scripts")
     with pytest.raises(EngineError, match="no pilot was submitted"):
         engine.submit("true")
+
+
+PBS = """#!/bin/sh
+case ${0##*/} in
+qsub)
+    for script; do :; done
+    number=$(($(ls jobs | wc -l) + 1)).head
+    { echo "$USER"; sed -n 's/^#PBS -N //p' "$script"; } > jobs/$number
+    echo $number ;;
+qdel)
+    for number; do rm jobs/$number || exit 1; done ;;
+qstat)
+    [ "$*" = "-f -F json" ] || exit 1
+    printf '{"Jobs": {'
+    for job in jobs/*; do
+        [ -e $job ] && { read -r owner; read -r name; } < $job &&
+        printf '%s"%s": {"Job_Owner": "%s@login", "Job_Name": "%s", "job_state": "%s"}' \
+            "$comma" ${job#jobs/} $owner "$name" $(cat state) && comma=,
+    done
+    echo '}}' ;;
+esac
+"""
+
+
+def test_jobs_of_pbs_are_listed_and_cancelled_by_any_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("parsl", reason="the cluster extra is not installed")
+    for name in ("qsub", "qstat", "qdel"):
+        (tmp_path / name).write_text(PBS)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "jobs").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("USER", getpass.getuser())
+    monkeypatch.chdir(tmp_path)
+
+    def engine(name: str = "plevel-x") -> Engine:
+        return Engine("pbs", {"queue": "cpu", "walltime": "01:00:00"}, name, tmp_path / "scripts")
+
+    ids = [engine().submit("plevel worker") for _ in range(2)]
+    engine("plevel-other").submit("plevel worker")
+    (tmp_path / "jobs/9.head").write_text("somebody\nplevel-x.1\n")
+    for state, waits in (("Q", [True, True]), ("R", [False, False]), ("F", [])):
+        (tmp_path / "state").write_text(state)
+        assert [p.waits for p in engine().pilots()] == waits
+    (tmp_path / "state").write_text("Q")
+    listed = engine().pilots()
+    assert [p.id for p in listed] == ids
+    script = (tmp_path / "scripts" / listed[0].name).read_text()
+    assert f'JOBNAME="{listed[0].name}"' in script and "plevel worker" in script
+    engine().cancel(ids[:1])
+    assert [p.id for p in engine().pilots()] == ids[1:]
+    with pytest.raises(EngineError, match="were not cancelled"):
+        engine().cancel(["99.head"])
+    (tmp_path / "state").write_text('"')
+    with pytest.raises(EngineError, match="qstat gave no JSON"):
+        engine().pilots()
 
 
 def test_a_service_that_is_away_changes_nothing() -> None:
