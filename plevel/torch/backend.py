@@ -22,7 +22,7 @@ import torch._inductor.config
 from torch._dynamo.exc import RestartAnalysis
 from torch.fx import GraphModule
 
-from plevel.kernel_selection import open_records
+from plevel.kernel_selection import open_records, select_kernel
 from plevel.torch import confirmation
 from plevel.torch.confirmation import Kept, Verdict
 from plevel.torch.explanation import Report, make_report, note, owned
@@ -119,11 +119,15 @@ def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Ca
 
     def visit(frozen: GraphModule) -> None:
         nonlocal plan, verdict, kept
+        lock = _read_lock(options)
         with open_records(options.database or options.lock) as database:
-            plan = make_plan(frozen, database, _read_lock(options))
+            made = plan = make_plan(frozen, database, lock)
+            if options.confirm:
+                verdict = confirmation.read_verdict(
+                    plan, lambda w: select_kernel(w, made.target, database, lock)
+                )
         kept = plan.preferred()
         if options.confirm:
-            verdict = confirmation.read_verdict(plan)
             # Without a verdict this is Inductor alone, to compare with.
             kept = frozenset(w for w in plan.kernels if verdict and w.key in verdict.kept)
         plan.apply(frozen, kept)

@@ -21,11 +21,12 @@ import torch
 from plevel.torch.node import hint
 from plevel.torch.plan import Plan
 from plevel.torch.store import folder, touch
-from plevel.torch.whole import Whole
+from plevel.torch.whole import Whole, is_current
 from strategy.confirmation import Comparison
 from strategy.fault import CompileError
 from strategy.network.graph import NetworkError
 from strategy.record import Estimate, estimate
+from strategy.select import Selection
 from strategy.table import show_number
 from strategy.workload import Workload
 
@@ -54,6 +55,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     `before_s` and `after_s` are the times of a call by Inductor alone and with all that stay, in turns; `pool`
     names the threads that ran all of them. `whole`: the graph is one library of plevel's, `apart` says why it is not.
+    `library` has the digests of the kernels of the library that was timed, by workload.
     """
 
     kept: tuple[str, ...]
@@ -64,13 +66,21 @@ class Verdict(msgspec.Struct, frozen=True):
     after_s: float | None = None
     whole: bool = False
     apart: str = ""
+    library: dict[str, str] = {}
 
 
-def read_verdict(plan: Plan) -> Verdict | None:
-    """The verdict on the same graph, kernels, machine, threads and PyTorch; None where there is none."""
-    with suppress(OSError, msgspec.MsgspecError):
+def read_verdict(plan: Plan, choose: Callable[[Workload], Selection]) -> Verdict | None:
+    """The verdict on the same graph, kernels, machine, threads and versions; None where there is none.
+
+    Args:
+        choose: selects a workload's kernel; where another is selected now than was timed in the graph's library,
+            the verdict is void.
+    """
+    with suppress(OSError, msgspec.MsgspecError, ValueError):
         touch(_path(plan))
-        return msgspec.json.decode(_path(plan).read_bytes(), type=Verdict)
+        verdict = msgspec.json.decode(_path(plan).read_bytes(), type=Verdict)
+        if is_current(verdict.library, choose):
+            return verdict
     return None
 
 
@@ -122,11 +132,13 @@ def confirm(
             best, kept = candidate, wanted
             won.append(timed)
     whole: Whole | None = None
+    library: dict[str, str] = {}
     apart = _misfit(alone, given)
     made: Whole | None = None
     if not apart:
         try:
             made = make_whole()
+            library = made.kernels(plan.target)
             found, _ = _call(made.call, given, buffers)
             if _agree(found, expected):
                 timed = compare(best, made.call, given)
@@ -151,7 +163,7 @@ def confirm(
     pool = f"openmp, {show_number(torch.get_num_threads(), 'thread')}"
     return best, whole, Verdict(
         tuple(sorted(w.key for w in kept)), tuple(steps), pool=pool, before_s=before_s,
-        after_s=total.new_s if total else before_s, whole=whole is not None, apart=apart,
+        after_s=total.new_s if total else before_s, whole=whole is not None, apart=apart, library=library,
     )  # fmt: skip
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections import Counter
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import ml_dtypes
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule
 
 import plevel.torch.aten_movement  # noqa: F401  # registers its operators
 from plevel.comparison import Reference
@@ -21,6 +24,7 @@ from strategy.network.graph import Network, NetworkError
 from strategy.types import DTYPES
 
 aten = torch.ops.aten
+MOST_BYTES = 2**30  # of weights: a library holds them all, packed
 # Kept as they are: plevel has an operator for them, or better parts than PyTorch's decomposition.
 _WHOLE = (
     aten.linear.default, aten.matmul.default, aten.scaled_dot_product_attention.default, aten.silu.default,
@@ -40,6 +44,39 @@ def load_program(path: Path) -> ExportedProgram:
         raise NetworkError(
             f"{path} is no exported program ({type(error).__name__}): write one with torch.export.save"
         ) from error
+
+
+def import_graph(module: GraphModule, inputs: Sequence[Any]) -> Network:
+    """The network of a graph of Dynamo's, which is exported anew, apart from what Dynamo knows of it.
+
+    Raises:
+        NetworkError: as `import_program`; it cannot be exported, or its weights are too large for a library.
+    """
+    find_weights(module)
+    with torch._guards.tracing(None), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, of itself
+        try:
+            program = torch.export.export(module, tuple(inputs), strict=False)
+        except Exception as error:  # of any type
+            reason = " ".join(str(error).split())[:200]
+            raise NetworkError(f"it cannot be exported: {type(error).__name__}: {reason}") from error
+        return import_program(program)[0]
+
+
+def find_weights(module: GraphModule) -> dict[str, torch.Tensor]:
+    """A graph's parameters, buffers and constants by name.
+
+    Raises:
+        NetworkError: they are too large for a library.
+    """
+    held = dict((*module.named_parameters(), *module.named_buffers()))
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            held[node.target] = reduce(getattr, node.target.split("."), module)
+    size = sum(t.nbytes for t in held.values())
+    if size > MOST_BYTES:
+        raise NetworkError(f"its weights have {size / 2**30:.1f} GiB, a library at most {MOST_BYTES >> 30}")
+    return held
 
 
 def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:

@@ -17,6 +17,7 @@ from strategy.record import JobEntry
 from strategy.select import Selection
 from strategy.select.dispatch import DispatchTable
 from strategy.signature import Argument
+from strategy.target import Target
 from strategy.workload import Workload
 from workers.builder import Build
 from workers.fork import Limits
@@ -78,10 +79,13 @@ def kernel_digest(s: Selection | DispatchTable) -> str:
     """The digest that tells a kernel from all others, in the graph, in Inductor's caches and on disk."""
     if isinstance(s, DispatchTable):
         rows = [(r.holds, r.implementation, r.version, r.config.to_json()) for r in s.rows]
-        chosen: list[Any] = [list(map(str, s.conditions)), *rows]
-    else:
-        chosen = [s.implementation, s.version, s.config.to_json()]
-    return digest_of(s.workload.key, s.target.to_json(), *chosen)
+        return digest_of(s.workload.key, s.target.to_json(), list(map(str, s.conditions)), *rows)
+    return chosen_digest(s.workload.key, s.target, s)
+
+
+def chosen_digest(workload: str, target: Target, chosen: Any) -> str:
+    """The digest of a kernel with the implementation, version and configuration that `chosen` has."""
+    return digest_of(workload, target.to_json(), chosen.implementation, chosen.version, chosen.config.to_json())
 
 
 def build(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 
 import torch
 from torch.fx import GraphModule
@@ -33,7 +34,7 @@ class Plan:
         kernels: by workload.
         errors: the reasons of workloads that have no kernel.
         graph: digest of the graph.
-        key: digest of the graph, the kernels, the machine, its threads and PyTorch's version.
+        key: digest of the graph, the kernels, the machine, its threads, and the versions of PyTorch and plevel.
     """
 
     extraction: Extraction
@@ -115,8 +116,9 @@ def make_plan(module: GraphModule, database: Database, lock: Lock | None = None)
     kernels, failed = build(selections)
     graph = digest_of(_text(module))
     key = digest_of(
-        graph, sorted(k.digest for k in kernels.values()), cpu_model(), target.threads, str(torch.__version__)
-    )
+        graph, sorted(k.digest for k in kernels.values()), cpu_model(), target.threads, str(torch.__version__),
+        version("plevel"),
+    )  # fmt: skip
     return Plan(extraction, kernels, errors | failed, target, graph, key)
 
 

@@ -10,11 +10,8 @@ import ctypes
 import hashlib
 import shutil
 import tempfile
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +20,20 @@ import torch
 from torch.fx import GraphModule
 
 from plevel.deployment import deploy
-from plevel.torch.exported import import_program
+from plevel.kernel_selection import select_kernel
+from plevel.torch.exported import find_weights, import_graph
+from plevel.torch.kernel import chosen_digest, kernel_digest
 from plevel.torch.plan import Plan
 from plevel.torch.store import digest_of, folder, touch
 from strategy.network.graph import NetworkError
 from strategy.network.library import Manifest
 from strategy.record import convert
-from strategy.select import Database
+from strategy.select import Database, Selection
 from strategy.select.lock import Lock
+from strategy.target import Target
+from strategy.workload import Workload
+from strategy.workload_text import parse_workload
 
-MOST_BYTES = 2**30  # of weights: the library holds them all, packed
 _FUNCTION = "plevel_graph"
 
 
@@ -50,6 +51,10 @@ class Whole:
     manifest: Manifest
     path: Path
     made: Path | None
+
+    def kernels(self, target: Target) -> dict[str, str]:
+        """The digests of its kernels by workload."""
+        return {s.workload: chosen_digest(s.workload, target, s) for s in self.manifest.steps if s.workload}
 
     def keep(self) -> None:
         """Move a new library to its path, its manifest first; of two processes that made it, the last one's stays."""
@@ -78,10 +83,12 @@ def compile_whole(
     """
     if not all(isinstance(i, torch.Tensor) and i.device.type == "cpu" and i.is_contiguous() for i in inputs):
         raise NetworkError("its inputs are not all contiguous tensors of fixed sizes")
-    path = folder() / f"graph-{digest_of(plan.key, _weights_digest(module), version('plevel'))}.so"
+    path = folder() / f"graph-{digest_of(plan.key, _weights_digest(module))}.so"
     if path.exists():
         touch(path)
-        return _load(path, path, None)
+        found = _load(path, path, None)
+        if is_current(found.kernels(plan.target), lambda w: select_kernel(w, plan.target, database, lock)):
+            return found
     made = Path(tempfile.mkdtemp(prefix="graph-", dir=folder()))
     try:
         _build(module, inputs, plan, database, lock, made / path.name)
@@ -91,6 +98,11 @@ def compile_whole(
         raise
 
 
+def is_current(kernels: Mapping[str, str], choose: Callable[[Workload], Selection]) -> bool:
+    """Return whether the kernels of a library, of which there are digests by workload, would be chosen now."""
+    return all(kernel_digest(choose(parse_workload(key))) == digest for key, digest in kernels.items())
+
+
 def _about(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
@@ -98,15 +110,7 @@ def _about(path: Path) -> Path:
 def _build(
     module: GraphModule, inputs: Sequence[Any], plan: Plan, database: Database, lock: Lock | None, path: Path
 ) -> None:
-    # The graph is exported anew, apart from what Dynamo knows of it.
-    with torch._guards.tracing(None), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, of itself
-        try:
-            program = torch.export.export(module, tuple(inputs), strict=False)
-        except Exception as error:  # of any type
-            reason = " ".join(str(error).split())[:200]
-            raise NetworkError(f"it cannot be exported: {type(error).__name__}: {reason}") from error
-        network, _ = import_program(program)
+    network = import_graph(module, inputs)
     made = deploy(network, plan.target, database, path, name=_FUNCTION, about="a graph of torch.compile", lock=lock)
     made.header.unlink()
     made.manifest.replace(_about(path))
@@ -128,20 +132,8 @@ def _load(path: Path, kept: Path, made: Path | None) -> Whole:
 
 
 def _weights_digest(module: GraphModule) -> str:
-    """Digest of a graph's parameters, buffers and constants.
-
-    Raises:
-        NetworkError: they are too large for a library.
-    """
-    held = dict((*module.named_parameters(), *module.named_buffers()))
-    for node in module.graph.nodes:
-        if node.op == "get_attr":
-            held[node.target] = reduce(getattr, node.target.split("."), module)
-    size = sum(t.nbytes for t in held.values())
-    if size > MOST_BYTES:
-        raise NetworkError(f"its weights have {size / 2**30:.1f} GiB, a library at most {MOST_BYTES >> 30}")
     digest = hashlib.sha256()
-    for name, tensor in sorted(held.items()):
+    for name, tensor in sorted(find_weights(module).items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()

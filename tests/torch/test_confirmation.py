@@ -7,6 +7,7 @@ import socket
 import types
 from pathlib import Path
 
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
@@ -20,6 +21,7 @@ from service.store import migration
 from strategy.confirmation import Confirmation
 from strategy.network.graph import NetworkError
 from strategy.record import convert, estimate
+from strategy.space import Config
 from tests.torch import models
 
 
@@ -103,7 +105,7 @@ def test_what_no_library_can_do_stays_apart_and_says_why(whole, function, why, m
             return function(self.linear(x))
 
     if "most" in why:
-        monkeypatch.setattr("plevel.torch.whole.MOST_BYTES", 1000)
+        monkeypatch.setattr("plevel.torch.exported.MOST_BYTES", 1000)
     torch.manual_seed(0)
     whole += [[0.8] * 9, *[[1.1] * 9] * ("faster" in why)]
     before = set(folder().glob("graph-*"))
@@ -116,7 +118,38 @@ def test_what_no_library_can_do_stays_apart_and_says_why(whole, function, why, m
     assert "no library of its own: " in str(report)
 
 
-def test_a_family_that_wins_stays_and_the_verdict_is_not_asked_for_again(ratios):
+def test_a_library_is_timed_anew_once_another_kernel_of_it_is_selected(whole, monkeypatch: pytest.MonkeyPatch):
+    class Pooled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 16, 3)
+
+        def forward(self, x):
+            return torch.nn.functional.avg_pool2d(self.conv(x), 2)
+
+    torch.manual_seed(0)
+    model, inputs = Pooled().eval(), (torch.randn(1, 3, 18, 18),)
+    whole += [[1.1] * 9, [1.2] * 9]
+    assert "not faster as one library" in run(model, inputs).verdict.apart
+
+    def choose(workload, *given):
+        found = select(workload, *given)
+        if workload.op != "avg_pool2d":
+            return found
+        return msgspec.structs.replace(found, config=Config({**found.config, "tasks": 2}))
+
+    select = backend.select_kernel
+    monkeypatch.setattr("plevel.deployment.select_kernel", choose)
+    monkeypatch.setattr(backend, "select_kernel", choose)
+    whole += [[1.1] * 9, [0.6] * 9]
+    report = run(model, inputs)
+    assert whole == []
+    (row,) = [row for row in report.rows if row.workload.op == "avg_pool2d"]
+    assert row.config["tasks"] == 2
+    assert run(model, inputs).rows == report.rows
+
+
+def test_a_family_that_wins_stays_and_the_verdict_is_not_asked_for_again(ratios, monkeypatch: pytest.MonkeyPatch):
     model, inputs = models.transformer()
     ratios += [[0.8] * 9, [1.2] * 9, *[[1.1] * 9] * 5]
     report = run(model, inputs)
@@ -132,6 +165,9 @@ def test_a_family_that_wins_stays_and_the_verdict_is_not_asked_for_again(ratios)
     assert again.verdict == report.verdict
     assert f"timed on openmp, {torch.get_num_threads()} thread" in str(again)
     assert "0.800 of the time before" in str(again)
+    monkeypatch.setattr("plevel.torch.plan.version", lambda package: "99")
+    ratios += [[1.1] * 9] * 6
+    assert run(model, inputs).replaced == 0  # another plevel asks anew
 
 
 def test_an_expanded_input_is_timed_with_its_strides(ratios):
