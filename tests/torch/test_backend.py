@@ -198,6 +198,27 @@ def test_several_threads_call_at_once():
         close(one, expected)
 
 
+def test_guards_on_modules_can_be_left_out_without_mixing_up_models():
+    entries = []
+
+    def leave_out(found):
+        kept = torch.compiler.skip_guard_on_all_nn_modules_unsafe(found)
+        entries.append((len(kept), sum(kept)))
+        return kept
+
+    x = torch.randn(8, 64)
+    with torch.inference_mode():
+        for seed in range(2):
+            torch.manual_seed(seed)
+            model = models.Block().eval()
+            options = {**ALL, "guard_filter_fn": leave_out}
+            fast = torch.compile(model, backend=plevel, options=options, isolate_recompiles=True)
+            close(fast(x), model(x))
+            close(fast(x + 1), model(x + 1))
+    assert all(kept < found for found, kept in entries[1::2])
+    assert len(entries) >= 2
+
+
 def test_one_kernel_serves_all_sizes_with_one_packing_of_its_weight():
     torch.manual_seed(6)
     model = models.Block().eval()
