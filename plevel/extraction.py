@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from strategy.compile.fusion import describe
+from strategy.network.graph import Network
+from strategy.network.group import groups
+from strategy.network.normal import normalize
+from strategy.network.plan import is_view
+from strategy.op_strategy import candidates
+from strategy.target import cpu_target
 from strategy.workload import Workload
 
 
@@ -60,3 +68,18 @@ class Extraction:
 
     def share(self, found: Extracted) -> float:
         return found.occurrences * found.flops / self.flops if self.flops else 0.0
+
+
+def library_workloads(network: Network) -> Counter[Workload]:
+    """The workloads of a network's library, with their numbers of calls."""
+    return Counter(describe(group)[0] for group in groups(normalize(network)) if not is_view(group))
+
+
+def has_choice(workload: Workload) -> bool:
+    """Return whether there is something to tune on this host's processor: a space, or several implementations."""
+    offered = [
+        c
+        for c in candidates(workload, cpu_target(), libraries=False)
+        if c.condition is None or c.condition.decide() is not False
+    ]
+    return len(offered) > 1 or any(c.space is not None for c in offered)

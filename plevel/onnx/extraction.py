@@ -11,14 +11,11 @@ from typing import Any
 import onnx
 import onnx.shape_inference
 
-from plevel.extraction import Extracted, Extraction, Missed
+from plevel.extraction import Extracted, Extraction, Missed, has_choice, library_workloads
 from plevel.onnx.file import read_model
 from plevel.onnx.network import Unknown, import_model
-from strategy.compile.fusion import describe
 from strategy.network.graph import NetworkError
-from strategy.network.group import PRODUCTS, groups
-from strategy.network.normal import normalize
-from strategy.workload import Workload
+from strategy.network.group import PRODUCTS
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 
@@ -35,10 +32,14 @@ def extract(path: Path, dims: Mapping[str, int]) -> Extraction:
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
         raise NetworkError(f"its sizes disagree: {' '.join(str(error).split())[:300]}") from error
     network, unknown = import_model(model, inferred=inferred)
-    found = [describe(g)[0] for g in groups(normalize(network)) if g.anchor.op.name in PRODUCTS]
-    times: Counter[Workload] = Counter(found)
     workloads = sorted(
-        (Extracted(w, n, w.flops or 0) for w, n in times.items()), key=lambda e: -e.occurrences * e.flops
+        (
+            Extracted(w, n, (w.flops or 0) if w.op in PRODUCTS else 0)
+            for w, n in library_workloads(network).items()
+            # A model with an operator that plevel lacks has no library.
+            if w.op in PRODUCTS or (not unknown and has_choice(w))
+        ),
+        key=lambda e: -e.occurrences * e.flops,
     )
     shapes = {t.name: tuple(t.dims) for t in model.graph.initializer}
     counts = Counter(u.node.op_type for u in unknown)

@@ -10,11 +10,21 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from plevel.extraction import Extracted, ExtractError, Extraction, Missed
+from plevel.extraction import (
+    Extracted,
+    ExtractError,
+    Extraction,
+    Missed,
+    has_choice,
+    library_workloads,
+)
+from plevel.torch.exported import import_graph
 from plevel.torch.frozen import compile_frozen
 from plevel.torch.merging import find_merged
 from plevel.torch.node import flops, name_of
 from plevel.torch.site import find_sites
+from strategy.network.graph import NetworkError
+from strategy.network.group import PRODUCTS
 from strategy.workload import Workload
 
 __all__ = ["ExtractError", "Extracted", "Extraction", "Missed", "extract", "extract_graph", "load_model"]
@@ -42,6 +52,7 @@ def extract(model: Callable[..., Any], inputs: Sequence[Any]) -> Extraction:
         except Exception as error:
             if not _is_read(error):
                 raise
+            graphs.append(_rest(module, given, graphs[-1]))
         eager: Callable[..., Any] = module.forward
         return eager  # the rest of the model may be in further graphs
 
@@ -65,6 +76,17 @@ def _is_read(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, _Read):
         error = error.__cause__ or error.__context__
     return error is not None
+
+
+def _rest(module: GraphModule, inputs: Sequence[Any], known: Extraction) -> Extraction:
+    """What else the library of a graph runs, in which there is something to tune; nothing where it has none."""
+    try:
+        times = library_workloads(import_graph(module, inputs))
+    except NetworkError:
+        return Extraction((), ())
+    sites = {w.workload for w in known.workloads}
+    found = [Extracted(w, n, 0) for w, n in times.items() if w.op not in PRODUCTS and w not in sites and has_choice(w)]
+    return Extraction(tuple(found), ())
 
 
 def extract_graph(module: GraphModule) -> Extraction:

@@ -12,7 +12,7 @@ MIN_SHARE = 8
 HOPELESS_RATIO = 1.5
 ALL_FAILED = 16  # failed trials without a success, after which an implementation is dropped
 PATIENCE = 64  # trials without a gain, after which the model's estimate of none counts
-EVEN = 0.5  # share of the budget split by weight; the rest goes to the largest gains
+EVEN = 0.5  # share of the budget split by time; the rest goes to the largest gains
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Stand:
 
     Attributes:
         weight: its number of calls.
-        part: its trials if the budget were split by weight.
+        part: its trials if the budget were split by `parts`.
         arms: its tunable implementations.
         lead_s: the lowest time of all implementations; None if nothing has run.
     """
@@ -81,6 +81,12 @@ def split(total: int, weights: Sequence[float]) -> list[int]:
     for i in by_rest[: total - sum(parts)]:
         parts[i] += 1
     return parts
+
+
+def parts(total: int, weights: Sequence[float], leads_s: Sequence[float | None]) -> list[int]:
+    """Split the trials by the time of each workload's calls; one that is not known counts as the longest."""
+    longest = max((s for s in leads_s if s is not None), default=1.0)
+    return split(total, [w * (longest if s is None else s) for w, s in zip(weights, leads_s, strict=True)])
 
 
 def share(arms: Sequence[Arm], budget: int) -> int:
@@ -138,8 +144,8 @@ def next_arm(arms: Sequence[Arm], budget: int) -> int | None:
 def order(stands: Sequence[Stand]) -> list[int]:
     """Order the workloads by priority for the next trials.
 
-    Half of the budget is split by weight, so that no workload starves; the rest goes to the workloads
-    whose trials are expected to save most time over all calls.
+    Half of the budget is split by the time of all calls, so that no workload that counts starves; the rest goes to
+    the workloads whose trials are expected to save most of it.
     """
 
     def rank(i: int) -> tuple[bool, float, int]:

@@ -170,10 +170,10 @@ class Tuner(Background):
                     _close(tuning, t, TaskState.EXHAUSTED, "all of its configurations have been tried")
 
     def _parts(self, tuning: TuningRun) -> dict[int, int]:
-        """The run's trials, split over its workloads by weight."""
+        """The run's trials, split over its workloads by the time of their calls."""
         groups = tuning.by_workload()
-        parts = budget.split(tuning.request.trials, [g[0].weight for g in groups.values()])
-        return dict(zip(groups, parts, strict=True))
+        weights, leads_s = zip(*((g[0].weight, arms_of(g)[1]) for g in groups.values()), strict=True)
+        return dict(zip(groups, budget.parts(tuning.request.trials, weights, leads_s), strict=True))
 
     def _propose(self, tuning: TuningRun, room: int) -> list[Proposal]:
         proposals: list[Proposal] = []

@@ -29,6 +29,7 @@ def test_a_transformer_is_products_with_their_epilogues():
         "batch_matmul(x=float32[2,24,64],y=float32[2,24,64])": 1,
         'batch_matmul(x=float32[2,24,24],y=float32[2,24,64]){"transpose_b":false}': 1,
         "softmax(data=float32[2,24,24])": 1,
+        "add(lhs=float32[2,24,64],rhs=float32[2,24,64])": 1,  # of a library
     }
     assert found.covered == 1
     assert sum(found.share(w) for w in found.workloads) == pytest.approx(1)
@@ -50,6 +51,24 @@ def test_convolutions_take_batch_norms_and_activations_and_what_is_not_covered_i
     assert (missed.name, missed.occurrences) == ("aten.convolution.default", 1)
     assert 0 < missed.flops < found.flops
     assert found.covered == 1 - missed.flops / found.flops
+
+
+def test_what_else_a_library_of_the_graph_runs_is_tuned_where_there_is_a_choice():
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3), torch.nn.MaxPool2d(2), torch.nn.Upsample(scale_factor=2), torch.nn.Softmax(-1)
+    )
+    inputs = (torch.randn(1, 3, 18, 18),)
+    conv = (
+        "conv2d(data=float32[1,3,18,18],weight=float32[16,3,3,3]:const)+bias_add(.,bias_add0.bias=float32[16]:const)"
+    )
+    softmax = "softmax(data=float32[1,16,16,16])"
+    found = extract(layers.eval(), inputs)
+    pool = 'max_pool2d(data=float32[1,16,16,16]){"pool_size":[2,2],"strides":[2,2]}'
+    assert keys(found) == {conv: 1, softmax: 1, pool: 1}
+    assert {w.workload.op: found.share(w) for w in found.workloads} == {"conv2d": 1, "softmax": 0, "max_pool2d": 0}
+    # A graph with an operator that plevel lacks is no library.
+    layers.append(torch.nn.FractionalMaxPool2d(2, output_size=4))
+    assert keys(extract(layers.eval(), inputs)) == {conv: 1, softmax: 1}
 
 
 class Residuals(torch.nn.Module):
@@ -141,7 +160,8 @@ def test_activations_are_read_whatever_the_way_they_are_written():
     (model, (x,)) = models.activations()
     product = "dense(data=float32[20,32],weight=float32[48,32]:const)"
     scale, shift = (f"{name}{{}}.rhs=float32[1]:const".format for name in ("multiply", "add"))
-    assert keys(extract(model, (x,))) == {
+    found = extract(model, (x,))
+    assert {w.workload.key: w.occurrences for w in found.workloads if w.flops} == {
         f"{product}+silu(.)": 2,
         f"{product}+hardswish(.)": 1,
         f'{product}+hardsigmoid(.){{"alpha":0.16666666666666666}}': 1,

@@ -14,6 +14,7 @@ from service.tuning.budget import (
     hopeless,
     next_arm,
     order,
+    parts,
     settled,
     share,
     split,
@@ -61,6 +62,11 @@ def test_split_is_whole_and_near_the_weights(total: int, weights: list[float]) -
     assert sum(parts) == total
     for part, weight in zip(parts, weights, strict=True):
         assert abs(part - total * weight / sum(weights)) < 1
+
+
+def test_parts_are_by_time_and_what_never_ran_counts_as_the_longest() -> None:
+    assert parts(100, [1, 4], [None, None]) == [20, 80]
+    assert parts(100, [1, 4, 1], [8e-3, 2.5e-4, None]) == [47, 6, 47]
 
 
 def test_who_is_hopeless() -> None:
