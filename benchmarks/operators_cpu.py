@@ -15,7 +15,8 @@ Groups of rows, float32, batch 1 (weights and biases are constant):
   is constant, so packing is inside the timed function.
 - attention: the whole of it, of prompts and of one new token, and what stands around it in LLaMA.
 - epilogues: products with what BERT-base and ResNet-50 put after them, tuned and timed as one function.
-- narrow: products in float32, bfloat16, and 8-bit integers with zero points, requantised (PyTorch's quantised linear).
+- narrow: products and convolutions in float32, bfloat16, and 8-bit integers with zero points, requantised (PyTorch's
+  quantised linear and conv2d).
 - memory: operators that memory bounds, at sizes of BERT-base and ResNet-50.
 
 Each implementation is tuned for `--trials` trials; what is selected and the best of each are then
@@ -66,7 +67,7 @@ class Row(NamedTuple):
             known = {"scale": "float32[]", "zero": "int32[]", "out_scale": "float32[]", "out_zero": "int32[]"}
             given = [Input(name, text, constant=True) for name, text in known.items()]
             step = EpilogueStep("requantize", (None, *given), {"out_dtype": "uint8"})
-            return Workload.make("qdense", types, self.attrs, self.constants, [step])
+            return Workload.make(f"q{self.op}", types, self.attrs, self.constants, [step])
         types = {name: _typed(shape, self.dtype) for name, shape in self.inputs.items()}
         return Workload.make(self.op, types, self.attrs, self.constants, [self._step(s) for s in self.after])
 
@@ -88,7 +89,7 @@ _LAST, _WEIGHT, _FIRST = (0, 2, 3, 1), (2, 3, 1, 0), (0, 3, 1, 2)  # orders of a
 
 def _conv2d(
     channels: int, size: int, out: int, window: int, stride: int = 1, groups: int = 1, after: tuple[str, ...] = (),
-    *, dilation: int = 1, batch: int = 1, padding: int | None = None, last: bool = False,
+    *, dilation: int = 1, batch: int = 1, padding: int | None = None, last: bool = False, dtype: str = "",
 ) -> Row:
     """A convolution of a square image; its padding is that of a window centred on each pixel, if not given.
 
@@ -107,15 +108,24 @@ def _conv2d(
         name += ",NHWC"
         shapes = {n: tuple(s[i] for i in order) for (n, s), order in zip(shapes.items(), (_LAST, _WEIGHT), strict=True)}
         attrs |= {"data_layout": "NHWC", "kernel_layout": "HWIO"}
-    return Row(name, "conv2d", shapes, attrs, ("weight",), after, {s: known[s] for s in after if s in known})
+    added = {s: known[s] for s in after if s in known}
+    if dtype:
+        name += f",{dtype}"
+        attrs |= _points(dtype)
+    return Row(name, "conv2d", shapes, attrs, ("weight",), after, added, dtype or "float32")
+
+
+def _points(dtype: str) -> dict[str, int]:
+    """The zero point of data of 8-bit integers."""
+    return {"input_zero_point": 3} if dtype == "int8" else {}
 
 
 def _dense(m: int, n: int, k: int, after: tuple[str, ...] = (), dtype: str = "float32") -> Row:
     name = f"{m}×{n}×{k}" + "".join(f"+{s}" for s in after) + ("" if after else f",{dtype}")
     known = {"bias": (n,), "residual": (m, n)}
     shapes = {"data": (m, k), "weight": (n, k)}
-    attrs = {"input_zero_point": 3} if dtype == "int8" else {}
-    return Row(name, "dense", shapes, attrs, ("weight",), after, {s: known[s] for s in after if s in known}, dtype)
+    added = {s: known[s] for s in after if s in known}
+    return Row(name, "dense", shapes, _points(dtype), ("weight",), after, added, dtype)
 
 
 def _scores(model: str, heads: int, m: int, n: int, k: int, after: tuple[str, ...] = ()) -> Row:
@@ -220,8 +230,12 @@ GROUPS = {
         _scores("bert", 12, 384, 384, 64, after=("mask",)),
     ],
     "narrow": [
-        _dense(m, n, k, dtype=dtype)
-        for m, n, k in ((128, 3072, 768), (16, 4096, 4096), (1, 4096, 4096))
+        row(*extents, dtype=dtype)
+        for row, *extents in (
+            (_dense, 128, 3072, 768), (_dense, 16, 4096, 4096), (_dense, 1, 4096, 4096),
+            (_conv2d, 64, 56, 64, 3), (_conv2d, 256, 14, 256, 3), (_conv2d, 1024, 14, 256, 1),
+            (_conv2d, 3, 224, 64, 7, 2),
+        )
         for dtype in ("float32", "bfloat16", "int8")
     ],
     "memory": [
@@ -286,7 +300,7 @@ def _torch_calls(row: Row, threads: int, _best: dict[str, Any]) -> dict[str, Cal
     shapes = row.inputs | row.added
     tensors = {n: torch.rand(*s, generator=generator) * 2 - 1 for n, s in shapes.items()}
     if row.dtype == "int8":
-        return _quantized_calls(torch, tensors["data"], tensors["weight"])
+        return _quantized_calls(torch, row, tensors["data"], tensors["weight"])
     tensors = {n: t.to(getattr(torch, row.dtype)) for n, t in tensors.items()}
     attrs = {name: tuple(v) if isinstance(v, list) else v for name, v in row.attrs.items()}
     anchor = _anchors(torch)[row.op]
@@ -317,22 +331,27 @@ def _torch_calls(row: Row, threads: int, _best: dict[str, Any]) -> dict[str, Cal
         inputs = [t.contiguous(memory_format=form) if t.dim() == 4 else t for t in given]
         frozen = torch.jit.freeze(torch.jit.trace(module.to(memory_format=form), tuple(inputs)))
         calls[name] = lambda frozen=frozen, inputs=inputs: frozen(*inputs)
-    if is_image and not row.after:
+    if is_image and not row.after and row.dtype == "float32":
         calls["mkldnn"] = _mkldnn_call(torch, row, attrs, tensors)
     return calls
 
 
-def _quantized_calls(torch: Any, data: Any, weight: Any) -> dict[str, Call]:
-    """PyTorch's quantised linear by each of its engines."""
+def _quantized_calls(torch: Any, row: Row, data: Any, weight: Any) -> dict[str, Call]:
+    """PyTorch's quantised operator by each of its engines; images are channels-last, as these engines have them."""
     calls: dict[str, Call] = {}
+    quantized = torch.ops.quantized
+    given: list[Any] = []
+    pack, operator = quantized.linear_prepack, quantized.linear
+    if row.op == "conv2d":
+        given = [*([row.attrs[name]] * 2 for name in ("strides", "padding", "dilation")), row.attrs["groups"]]
+        pack, operator = quantized.conv2d_prepack, quantized.conv2d
+        data = data.contiguous(memory_format=torch.channels_last)
     for engine in torch.backends.quantized.supported_engines:
         if engine not in ("none", "qnnpack"):
             torch.backends.quantized.engine = engine
             image = torch.quantize_per_tensor(data, 0.01, 3, torch.quint8)
-            packed = torch.ops.quantized.linear_prepack(
-                torch.quantize_per_tensor(weight, 0.01, 0, torch.qint8), None
-            )
-            calls[engine] = lambda image=image, packed=packed: torch.ops.quantized.linear(image, packed, 0.1, 5)
+            packed = pack(torch.quantize_per_tensor(weight, 0.01, 0, torch.qint8), None, *given)
+            calls[engine] = lambda image=image, packed=packed: operator(image, packed, 0.1, 5)
     return calls
 
 

@@ -201,12 +201,104 @@ def _pads(node: Node, x: Expr, window: Sequence[int], strides: Sequence[int], di
 
 @_register("Conv")
 def _conv(node: Node, x: Expr, weight: Expr, bias: Expr | None = None) -> Expr:
+    return layer.convolution(x, weight, bias, **_windows(node, x, weight))
+
+
+def _windows(node: Node, x: Expr, weight: Expr) -> dict[str, Any]:
+    """The attributes of a convolution."""
     rank = len(extents(x)) - 2
     strides, dilation = node.get("strides", [1] * rank), node.get("dilations", [1] * rank)
     padding = _pads(node, x, extents(weight)[2:], strides, dilation)
-    return layer.convolution(
-        x, weight, bias, strides=strides, padding=padding, dilation=dilation, groups=node.get("group", 1)
-    )
+    return {"strides": strides, "padding": padding, "dilation": dilation, "groups": node.get("group", 1)}
+
+
+def _point(value: Expr | None, name: str) -> int:
+    """The only zero point of a tensor, 0 without one."""
+    if value is None:
+        return 0
+    first, *others = set(_constant(value, name).reshape(-1).tolist())
+    if others:
+        raise NetworkError(f"{name}: several zero points: quantize weights symmetrically")
+    return int(first)
+
+
+def _points(of_data: Expr | None, of_weight: Expr | None) -> dict[str, int]:
+    return {"input_zero_point": _point(of_data, "x_zero_point"), "kernel_zero_point": _point(of_weight, "w_zero_point")}
+
+
+def _quantity(value: Expr | None, dtype: str) -> Constant:
+    """A scale or zero points, 0 where there are none, with a number for each entry of an axis, or one for all."""
+    found = np.zeros((), dtype) if value is None else _constant(value, "a scale or zero point").astype(dtype)
+    if found.ndim > 1:
+        raise NetworkError("scales of blocks: plevel has one, or one for each entry of an axis")
+    return Constant(found.reshape(()) if found.size == 1 else found)
+
+
+@_register("QuantizeLinear")
+def _quantize(node: Node, x: Expr, scale: Expr, zero_point: Expr | None = None) -> Expr:
+    dtype = "uint8" if zero_point is None else zero_point.tensor_type.dtype
+    given = _quantity(scale, "float32"), _quantity(zero_point, "int32")
+    return call("quantize", x, *given, axis=node.get("axis", 1), out_dtype=dtype)
+
+
+@_register("DequantizeLinear")
+def _dequantize(node: Node, x: Expr, scale: Expr, zero_point: Expr | None = None) -> Expr:
+    given = _quantity(scale, "float32"), _quantity(zero_point, "int32")
+    return call("dequantize", x, *given, axis=node.get("axis", 1))
+
+
+@_register("ConvInteger")
+def _conv_integer(
+    node: Node, x: Expr, weight: Expr, x_zero_point: Expr | None = None, w_zero_point: Expr | None = None
+) -> Expr:
+    if len(extents(x)) != 4:
+        raise NetworkError(f"a convolution of integers of {len(extents(x)) - 2} dimensions: plevel has two")
+    given = _windows(node, x, weight) | _points(x_zero_point, w_zero_point)
+    return call("qconv2d", x, weight, **{n: tuple(v) if isinstance(v, list) else v for n, v in given.items()})
+
+
+@_register("MatMulInteger")
+def _matmul_integer(
+    node: Node, x: Expr, y: Expr, x_zero_point: Expr | None = None, y_zero_point: Expr | None = None
+) -> Expr:
+    return layer.reshape(_sums_of_rows(x, y, x_zero_point, y_zero_point), (*extents(x)[:-1], extents(y)[-1]))
+
+
+def _sums_of_rows(x: Expr, y: Expr, x_zero_point: Expr | None, y_zero_point: Expr | None) -> Expr:
+    """The product of all rows of x with a matrix of integers."""
+    shape = extents(x)
+    if len(extents(y)) != 2:
+        raise NetworkError(f"a product of integers by {y.tensor_type}: plevel has that by a matrix")
+    rows = layer.reshape(x, (math.prod(shape[:-1]), shape[-1]))
+    return call("qdense", rows, layer.swap(y), **_points(x_zero_point, y_zero_point))
+
+
+@_register("QLinearConv")
+def _qlinear_conv(
+    node: Node, x: Expr, x_scale: Expr, x_zero_point: Expr, weight: Expr, w_scale: Expr, w_zero_point: Expr,
+    y_scale: Expr, y_zero_point: Expr, bias: Expr | None = None,
+) -> Expr:  # fmt: skip
+    found = _conv_integer(node, x, weight, x_zero_point, w_zero_point)
+    found = found if bias is None else layer.add_bias(found, bias)
+    return _requantized(found, (x_scale, w_scale), y_scale, y_zero_point, axis=1)
+
+
+@_register("QLinearMatMul")
+def _qlinear_matmul(
+    node: Node, x: Expr, x_scale: Expr, x_zero_point: Expr, y: Expr, y_scale: Expr, y_zero_point: Expr,
+    out_scale: Expr, out_zero_point: Expr,
+) -> Expr:  # fmt: skip
+    sums = _sums_of_rows(x, y, x_zero_point, y_zero_point)
+    found = _requantized(sums, (x_scale, y_scale), out_scale, out_zero_point, axis=-1)
+    return layer.reshape(found, (*extents(x)[:-1], extents(y)[-1]))
+
+
+def _requantized(sums: Expr, factors: Sequence[Expr], scale: Expr, zero_point: Expr, axis: int) -> Expr:
+    """Sums of products of integers, whose scales are `factors`, in the scale and dtype of the output."""
+    of_sums = math.prod(_quantity(factor, "float32").value for factor in factors)
+    given = Constant(np.asarray(of_sums)), _quantity(None, "int32"), _quantity(scale, "float32")
+    dtype = zero_point.tensor_type.dtype
+    return call("requantize", sums, *given, _quantity(zero_point, "int32"), axis=axis, out_dtype=dtype)
 
 
 @_register("ConvTranspose")

@@ -7,12 +7,15 @@ from strategy.expr import Call
 from strategy.network.graph import Network
 from strategy.network.normal import extents
 
-PRODUCTS = frozenset({"dense", "batch_matmul", "conv2d", "conv2d_transpose", "matmul_nbits"})
+PRODUCTS = frozenset({
+    "dense", "batch_matmul", "conv2d", "conv2d_transpose", "matmul_nbits", "qdense", "qconv2d"
+})  # fmt: skip
 # The epilogues that products of PyTorch models are tuned with (`plevel/torch/epilogue.py`).
 _UNARY = frozenset(
     "relu sigmoid tanh gelu clip silu mish hardswish hardsigmoid leaky_relu".split()
 )
 _BINARY = frozenset({"add", "multiply"})
+_RESCALED = frozenset({"requantize", "dequantize"})  # which broadcast their scales alone
 
 
 def groups(network: Network) -> list[Group]:
@@ -28,4 +31,4 @@ def _may_join(group: Group, call: Call) -> bool:
     if call.op.name in _BINARY:
         shapes = [extents(arg) for arg in call.args]
         return len(set(call.args)) == 2 and all(s in (extents(call), ()) for s in shapes)
-    return call.op.name in _UNARY
+    return call.op.name in _UNARY | _RESCALED

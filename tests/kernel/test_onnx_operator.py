@@ -16,6 +16,7 @@ from plevel.comparison import error_of  # noqa: E402
 from plevel.onnx.file import read_model  # noqa: E402
 from plevel.onnx.network import import_model  # noqa: E402
 from strategy.network.graph import NetworkError  # noqa: E402
+from strategy.network.group import groups  # noqa: E402
 from strategy.network.normal import normalize  # noqa: E402
 from strategy.reference import evaluate  # noqa: E402
 
@@ -55,6 +56,12 @@ PRELU = [N("PRelu", ["x", "s"], ["y"])]
 IMAGE = {"x": normal(1, 4, 5, 6)}
 BEHIND = [N("Reshape", ["x", "h"], ["a"]), N("PRelu", ["a", "s"], ["y"])]
 POW = [N("Pow", ["x", "e"], ["y"])]
+BYTES = {"x": RANDOM.integers(0, 256, (1, 4, 5, 6), dtype="uint8")}
+WINDOWS = {"w": RANDOM.integers(-128, 128, (4, 2, 3, 3), dtype="int8"), "z": np.uint8(131), "v": np.int8([0])}
+ROWS = {"x": RANDOM.integers(0, 256, (2, 3, 5), dtype="uint8")}
+MATRIX = {"w": RANDOM.integers(-128, 128, (5, 7), dtype="int8"), "z": np.uint8(131), "v": np.int8(-3)}
+STEPS = {"s": np.float32(0.02), "t": np.float32(0.9), "q": np.uint8(120)}
+CHANNELS = {"a": np.float32([0.1, 0.2, 0.3, 2]), "b": np.int32([9, 99, -999, 0])}
 COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int, ...]]] = {
     "prelu of the last axis": (PRELU, {"x": normal(2, 4, 4)}, {"s": normal(4)}),
     "prelu of the last axis, rank 2": (PRELU, {"x": normal(2, 4, 4)}, {"s": normal(1, 4)}),
@@ -103,6 +110,24 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     "a pool that ends beyond the image": (
         [N("MaxPool", ["x"], ["y"], kernel_shape=[2, 3], strides=[2, 2], ceil_mode=1)], IMAGE, {}
     ),
+    "an image in integers": (
+        [N("QuantizeLinear", ["x", "s", "z"], ["y"])], IMAGE,
+        {"s": np.float32([0.1, 0.02, 3, 0.1]), "z": np.int8([0, 3, -9, 1])},
+    ),
+    "an image of integers": (
+        [N("DequantizeLinear", ["x", "s", "z"], ["y"])], BYTES, {"s": np.float32(0.1), "z": np.uint8(7)}, 19
+    ),
+    "a convolution of integers": (
+        [N("ConvInteger", ["x", "w", "z", "v"], ["y"], group=2, pads=[1, 0, 1, 2], strides=[1, 2])], BYTES, WINDOWS
+    ),
+    "a convolution of integers, requantized": (
+        [N("QLinearConv", ["x", "s", "z", "w", "a", "v", "t", "q", "b"], ["y"], group=2, auto_pad="SAME_UPPER")],
+        BYTES, {**WINDOWS, **STEPS, **CHANNELS},
+    ),
+    "a product of integers": ([N("MatMulInteger", ["x", "w", "z", "v"], ["y"])], ROWS, MATRIX),
+    "a product of integers, requantized": (
+        [N("QLinearMatMul", ["x", "s", "z", "w", "t", "v", "t", "q"], ["y"])], ROWS, {**MATRIX, **STEPS}
+    ),
     "dropout of no training": (
         [N("Dropout", ["x", "r", "t"], ["y"])], {"x": normal(4)}, {"r": np.float32(0.5), "t": False}
     ),
@@ -121,6 +146,13 @@ def test_a_model_computes_what_onnx_does(name: str, tmp_path: Path) -> None:
         (found,) = evaluate(form.root, inputs)
         assert np.shape(found) == np.shape(expected)
         assert error_of(found, expected) < 1e-6
+
+
+def test_sums_of_integers_are_rescaled_in_their_kernel(tmp_path: Path) -> None:
+    for name, product in (("convolution", "qconv2d"), ("product", "qdense")):
+        nodes, inputs, constants, *_ = COMPUTED[f"a {name} of integers, requantized"]
+        network = normalize(import_file(model_of(nodes, inputs, constants), tmp_path))
+        assert [g.anchor.op.name for g in groups(network) if g.anchor.op.name != "reshape"] == [product]
 
 
 @pytest.mark.parametrize(("bits", "level", "signed"), [(4, 0, True), (4, 4, False), (8, 0, False)])
