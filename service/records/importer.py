@@ -161,7 +161,8 @@ class Importer:
                 connection, _ADVICE, advised, "(identity) DO NOTHING", clock=advice.c.recorded_at
             )
         if whole:
-            put_rows(connection, COLUMNS, whole, "(identity) DO NOTHING", clock=record.c.recorded_at)
+            # Without a name of the key, which a partitioned table has only in its partitions.
+            put_rows(connection, COLUMNS, whole, "DO NOTHING", clock=record.c.recorded_at)
             best.refresh(connection, [best.Change(*_changed(row)) for row in whole])
             tvm_history.lower(connection, [_attempt(row) for row in whole if row[_MEAN] is not None])
         return frozenset(rows)
