@@ -28,6 +28,7 @@ from service.search.description import Layout
 ATTEMPTS = 3  # without a new checkpoint between them
 WORKERS_S = 60.0  # wait for a worker
 _LOOK_S = 1.0  # between two looks at the workers
+_AWAY = (OSError, ClosedClientError)  # the scheduler is gone, as Dask says it
 
 
 class LostError(Exception):
@@ -61,7 +62,7 @@ class Cluster:
         """Turn the loss of the scheduler into an InvalidError."""
         try:
             yield
-        except (OSError, ClosedClientError) as error:
+        except _AWAY as error:
             raise InvalidError(
                 f"{self.address}: the Dask scheduler is gone ({error}): start it, and train again"
             ) from error
@@ -81,7 +82,7 @@ class Cluster:
 
     def clear(self) -> None:
         """Delete the files of this training on the workers, and end what runs."""
-        with suppress(Exception):  # they go with the worker at the latest
+        with suppress(*_AWAY):  # they go with the worker at the latest
             self.client.run(share.clear, self.training, on_error="ignore")
 
 
@@ -138,17 +139,21 @@ class ClusterForest:
 
     def _distribute(self) -> None:
         """Give each part to a worker, unless a living one has it."""
-        for _ in range(ATTEMPTS):
+        lost = None
+        for attempt in range(ATTEMPTS + 1):
             alive = self._cluster.workers()
             missing = [n for n in range(len(self._parts)) if self._place.get(n) not in alive]
             if not missing:
                 return
-            self._send(missing, alive)
+            if attempt < ATTEMPTS:
+                lost = self._send(missing, alive) or lost
         raise InvalidError(
-            f"{self._cluster.address}: its workers end while they get the records: see their logs"
-        )
+            f"{self._cluster.address}: its workers do not keep the records: {lost or 'they end at once'}"
+        ) from lost
 
-    def _send(self, missing: Sequence[int], alive: Sequence[str]) -> None:
+    def _send(self, missing: Sequence[int], alive: Sequence[str]) -> LostError | None:
+        """Send parts; return why one of them did not arrive."""
+        lost = None
         client = self._cluster.client
         self._check(client.run(share.versions, workers=list(alive), on_error="return"))
         counts = {worker: sum(w == worker for w in self._place.values()) for worker in alive}
@@ -161,10 +166,13 @@ class ClusterForest:
                 order = (self._cluster.training, n, data, self._layout, self._held_below)
                 futures[n] = worker, client.submit(share.keep, *order, workers=[worker], pure=False)
             for n, (worker, future) in futures.items():
-                with suppress(LostError):
+                try:
                     self._rows[n] = _result(client, worker, future)
                     self._place[n] = worker
+                except LostError as error:
+                    lost = error
             self._told(f"sending: {len(self._place)} of {len(self._parts)} parts")
+        return lost
 
     def _check(self, found: Mapping[str, Any]) -> None:
         for worker, version in found.items():
@@ -214,7 +222,7 @@ class _Attempt:
                 return bytes(results[0])
             finally:
                 client.cancel(list(futures.values()), force=True)
-                with suppress(Exception):
+                with suppress(*_AWAY):
                     client.run(share.cancel, self._cluster.training, on_error="ignore")
 
     def _listen(self, event: tuple[float, dict[str, Any]]) -> None:
@@ -256,6 +264,6 @@ def _result(client: Client, worker: str, future: Future) -> Any:
         time.sleep(_LOOK_S / 50)
     try:
         return future.result()
-    except Exception as error:
+    except Exception as error:  # whatever the call has raised there
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise LostError(f"Dask worker {worker}: {said}") from error

@@ -125,6 +125,21 @@ def test_a_scheduler_that_ends_is_said(store: Store) -> None:
             learner.train(store, "filter", TARGET.key, told=end, cluster=Cluster(client, print))
 
 
+def test_a_worker_that_cannot_keep_records_says_why(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(*order: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(clusters.share, "keep", keep)
+    with (
+        distributed.LocalCluster(
+            n_workers=1, processes=False, protocol="inproc://", dashboard_address=":0", silence_logs=logging.CRITICAL
+        ) as farm,
+        distributed.Client(farm, set_as_default=False) as client,
+        pytest.raises(InvalidError, match=r"do not keep the records: Dask worker .*No space left on device"),
+    ):
+        learner.train(store, "filter", TARGET.key, cluster=Cluster(client, print))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

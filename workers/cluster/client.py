@@ -137,7 +137,7 @@ class Cluster:
         except RefusedOrderError as error:
             self._rest("refused", f"cannot be used: {error}")
             raise
-        except Exception as error:
+        except Exception as error:  # of Dask, or whatever the call has raised there: built here instead
             self._rest("failed", f"failed to build: {type(error).__name__}: {_first_line(error)}")
             raise
         self._resting = 0
@@ -158,7 +158,7 @@ class Cluster:
                     client.scheduler_comm.interval = 0
                     self._client = client
                     await self._look(client)
-            except Exception as error:
+            except Exception as error:  # Dask's have no class in common
                 self._rest("away", f"is not reachable: {_first_line(error)}")
             finally:
                 self._client = None
