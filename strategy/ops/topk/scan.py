@@ -3,7 +3,7 @@
 Few elements are better than the worst of those kept: about k ln(n / k) of n in random order. Blocks of
 elements are compared with it by vectors, and passed over where none is better. One that is better comes
 between those kept by comparing it with all of them at once: each stays, or takes the place of the next
-worse. TVM's runtime sorts all of the row instead.
+worse. TVM's runtime sorts all of the row instead. A row along another axis than the last is first put together.
 """
 
 from __future__ import annotations
@@ -14,46 +14,63 @@ from functools import partial
 from typing import Any
 
 from strategy.cpu.loop import allocate
-from strategy.cpu.row import PARALLEL_BYTES, rowwise
+from strategy.cpu.row import PARALLEL_BYTES
 from strategy.op_strategy import OpStrategy
 from strategy.ops.topk.operator import TopKAttrs, topk_strategy
 from strategy.order import fold, highest, is_nan, lowest
 from strategy.pattern import element_bytes, schedule_extern_cpu
-from strategy.schedule import lanes_of
+from strategy.schedule import integer, lanes_of
+from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
 # Each element that is kept moves the worse ones: until how many that is faster than sorting.
 _MOST = 256
-_BLOCK = 4  # vectors that are compared before it is asked whether any was better
 _DTYPES = frozenset({"float32", "float64", "int32", "int64"})
 
 
-def compute(full: int, attrs: TopKAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+def space(attrs: TopKAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> ConfigSpace:
+    """The vectors that are compared before it is asked whether any was better, and threads or none."""
+    data = inputs[0]
+    several = data.size > int(data.shape[attrs.axis])
+    parallel = several and data.size * element_bytes(data.dtype) >= PARALLEL_BYTES
+    return ConfigSpace(
+        [Knob("block", (1, 2, 4, 8)), Knob("parallel", (False, True) if several else (False,))], [],
+        fallback={"block": 4, "parallel": parallel},
+    )  # fmt: skip
+
+
+def compute(
+    full: int, attrs: TopKAttrs, inputs: Sequence[Any], out_type: Type, config: Config
+) -> list[Any]:
     """Values and indices, by insertion; among equals the first stays first. `full` is a vector's width."""
     from tvm import te
 
     data = inputs[0]
-    rows = [int(d) for d in data.shape[:-1]]
+    shape = [int(d) for d in data.shape]
+    shape[attrs.axis] = attrs.k
     values, indices = te.extern(
-        [(*rows, attrs.k)] * 2,
+        [shape] * 2,
         [data],
-        lambda ins, outs: _scan(full, attrs, ins[0], *outs),
+        lambda ins, outs: _scan(full, attrs, config, ins[0], *outs),
         dtype=[str(data.dtype), attrs.dtype],
         name="topk",
     )
     return {"values": [values], "indices": [indices]}.get(attrs.ret_type, [values, indices])
 
 
-def _scan(full: int, attrs: TopKAttrs, data: Any, values: Any, indices: Any) -> Any:
+def _scan(full: int, attrs: TopKAttrs, config: Config, data: Any, values: Any, indices: Any) -> Any:
     from tvm import tirx
     from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as script
 
-    *rows, extent = (int(d) for d in data.shape)
-    count, k, dtype = math.prod(rows), attrs.k, str(data.dtype)
-    lanes = min(full, 1 << (k - 1).bit_length())
-    vectors, block = -(-k // lanes), full * _BLOCK
+    shape = [int(d) for d in data.shape]
+    axis = attrs.axis % len(shape)
+    extent, inner = shape[axis], math.prod(shape[axis + 1 :])
+    count, k, dtype = math.prod(shape[:axis]) * inner, attrs.k, str(data.dtype)
+    lanes, compared = min(full, 1 << (k - 1).bit_length()), integer(config, "block")
+    vectors, block = -(-k // lanes), full * compared
+    source, best, places = (script.buffer_proxy(buffer) for buffer in (data, values, indices))
 
     def no_worse(a: Any, b: Any) -> Any:
         return a <= b if attrs.is_ascend else a >= b
@@ -65,13 +82,18 @@ def _scan(full: int, attrs: TopKAttrs, data: Any, values: Any, indices: Any) -> 
     def may_be_better(a: Any, b: Any) -> Any:
         return tirx.Or(a < b, is_nan(b)) if attrs.is_ascend else tirx.Or(a > b, is_nan(a))
 
-    def scan_row(place: list[Any]) -> None:
+    def scan_row(row: Any) -> None:
         # Before the kept ones stands what is no worse than anything.
         kept, found = (allocate(vectors * lanes + 1, kind) for kind in (dtype, attrs.dtype))
         hits = allocate(full, "int32")
+        line = source
+        if inner > 1:
+            line = allocate(extent, dtype, "global")
+            with script.serial(0, extent) as element:
+                line[element] = source[(row // inner * extent + element) * inner + row % inner]
 
         def read(element: Any) -> Any:
-            return tirx.BufferLoad(data, [*place, element])
+            return line[element if inner > 1 else row * extent + element]
 
         def insert(element: Any, *, filling: bool) -> None:
             value = script.bind(read(element))
@@ -100,7 +122,7 @@ def _scan(full: int, attrs: TopKAttrs, data: Any, values: Any, indices: Any) -> 
             first = k + number * block
             with script.vectorized(0, full) as lane:
                 hits[lane] = tirx.const(0, "int32")
-            with script.unroll(0, _BLOCK) as vector, script.vectorized(0, full) as lane:
+            with script.unroll(0, compared) as vector, script.vectorized(0, full) as lane:
                 # NaN is worth a look too, so that this is a comparison alone.
                 miss = no_worse(kept[k], read(first + vector * full + lane))
                 hits[lane] = hits[lane] | tirx.Select(miss, tirx.const(0, "int32"), tirx.const(1, "int32"))
@@ -110,18 +132,13 @@ def _scan(full: int, attrs: TopKAttrs, data: Any, values: Any, indices: Any) -> 
         with script.serial(k + blocks * block, extent) as element:
             insert_if_better(element)
         with script.serial(0, k) as slot:
-            script.buffer_store(values, kept[slot + 1], [*place, slot])
-            script.buffer_store(indices, found[slot + 1], [*place, slot])
+            place = (row // inner * k + slot) * inner + row % inner
+            best[place] = kept[slot + 1]
+            places[place] = found[slot + 1]
 
-    parallel = count > 1 and count * extent * element_bytes(dtype) >= PARALLEL_BYTES
     with IRBuilder() as builder:
-        with (script.parallel if parallel else script.serial)(0, count) as row:
-            place: list[Any] = []
-            rest = row
-            for n in reversed(rows):
-                place.insert(0, rest % n)
-                rest = rest // n
-            scan_row(place)
+        with (script.parallel if config["parallel"] else script.serial)(0, count) as row:
+            scan_row(row)
         return builder.get()
 
 
@@ -142,10 +159,10 @@ def topk_strategy_cpu(
     assert topk_strategy.default is not None
     strategy: OpStrategy = topk_strategy.default(attrs, inputs, out_type, target)
     data = inputs[0]
-    known = all(d.is_constant for d in data.shape)
-    if known and data.dtype in _DTYPES and attrs.k <= _MOST and rowwise(attrs.axis, inputs):
+    known = all(d.is_constant and int(d) >= 1 for d in data.shape)
+    if known and data.dtype in _DTYPES and attrs.k <= _MOST:
         strategy.add_implementation(
-            partial(compute, lanes_of(target, data.dtype)), schedule_extern_cpu, "topk_scan.cpu", 12, version=3,
-            symbolic=False,
+            partial(compute, lanes_of(target, data.dtype)), schedule_extern_cpu, "topk_scan.cpu", 12, version=4,
+            space=space, symbolic=False,
         )  # fmt: skip
     return strategy
