@@ -333,9 +333,9 @@ def test_reductions_over_many_shapes(rows, columns, depth, op, axis, keepdims):
 )  # fmt: skip
 def test_topk_over_many_shapes(rows, extent, data, ascend, kept, dtype):
     # Integers are few, so that many are equal.
-    k = data.draw(st.integers(1, min(extent, 128)))
-    attrs = {"k": k, "is_ascend": ascend, "ret_type": kept}
-    shape = ",".join(map(str, [*rows, extent]))
+    k, axis = data.draw(st.integers(1, min(extent, 128))), data.draw(st.integers(0, len(rows)))
+    attrs = {"k": k, "axis": axis, "is_ascend": ascend, "ret_type": kept}
+    shape = ",".join(map(str, [*rows[:axis], extent, *rows[axis:]]))
     assert "topk_scan.cpu" in check(make("topk", {"data": f"{dtype}[{shape}]"}, attrs))
 
 
