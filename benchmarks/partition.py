@@ -1,0 +1,93 @@
+"""The sizes of the log and its indexes on PostgreSQL, and the times of closing and thinning a partition of it.
+
+    python benchmarks/partition.py --postgresql URL [--records 10000000]
+
+It takes an empty database. The first records are imported as a fleet sends them, and copied under other identities
+and configurations until there are enough: ten minutes and 8 GB for 10⁷.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from benchmarks.result import Cell, save
+from benchmarks.store import records
+from service.records.importer import import_items
+from service.store import migration
+from service.store.db import Store
+
+SCRIPT = Path(__file__).parents[1] / "deploy/postgresql/partition.sql"
+IMPORTED = 100_000
+PER_TASK = 100
+OTHER = {  # of a copy with number %(n)s
+    "id": "nextval('record_id_seq')",
+    "identity": "decode(md5(concat(id, '-', %(n)s)), 'hex')",
+    "config_digest": "md5(concat(id, %(n)s)) || md5(concat(%(n)s, 'x', id))",
+}
+
+
+def fill(store: Store, admin: psycopg.Connection[Any], count: int) -> None:
+    first = min(count, IMPORTED)
+    import_items(store, records(first, max(count // PER_TASK, 1)), ahead=False)
+    found = admin.execute("SELECT column_name FROM information_schema.columns WHERE table_name = 'record'").fetchall()
+    names = [name for (name,) in found]
+    copied = ", ".join(OTHER.get(name, name) for name in names)
+    statement = f"INSERT INTO record ({', '.join(names)}) SELECT {copied} FROM record WHERE id <= {first}"
+    for n in range(1, count // first):
+        admin.execute(statement.replace("%(n)s", str(n)))
+
+
+def sizes(admin: psycopg.Connection[Any]) -> dict[str, int]:
+    """Bytes of the table and of each index."""
+    rows = admin.execute(
+        "SELECT 'record', pg_table_size('record') UNION ALL "
+        "SELECT indexrelid::regclass::text, pg_relation_size(indexrelid) FROM pg_index "
+        "WHERE indrelid = 'record'::regclass ORDER BY 2 DESC"
+    )
+    return {str(name): int(size) for name, size in rows}
+
+
+def timed(admin: psycopg.Connection[Any], statement: str) -> float:
+    began = time.perf_counter()
+    admin.execute(statement)
+    return time.perf_counter() - began
+
+
+def keep(count: int, found: dict[str, int], times: dict[str, float], note: str | None = None) -> None:
+    rows: list[list[Cell]] = [[name, size / count, (size / 2**30, "GiB")] for name, size in found.items()]
+    rows.append(["all", sum(found.values()) / count, (sum(found.values()) / 2**30, "GiB")])
+    rows += [[what, None, (seconds, "s")] for what, seconds in times.items()]
+    for row in rows:
+        print(*row, sep="  ")
+    save({f"{count:,} records": "", "bytes a record": "", "": ""}, rows, variant=str(count), note=note)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--postgresql", metavar="URL", required=True, help="an empty database")
+    parser.add_argument("--records", type=int, default=1_000_000)
+    given = parser.parse_args()
+    migration.upgrade(given.postgresql)
+    store = Store(given.postgresql)
+    url = store.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, autocommit=True) as admin:
+        fill(store, admin, given.records)
+        found = sizes(admin)
+        admin.execute(SCRIPT.read_text())
+        times = {
+            "closing the partition": timed(admin, "CALL plevel_partition()"),
+            "thinning it to the best": timed(
+                admin, "SELECT plevel_thin(('record_' || to_char(now(), 'YYYY_MM'))::regclass)"
+            ),
+        }
+    store.close()
+    keep(given.records, found, times)
+
+
+if __name__ == "__main__":
+    main()
