@@ -79,7 +79,7 @@ def _is_read(error: BaseException | None) -> bool:
 
 
 def _rest(module: GraphModule, inputs: Sequence[Any], known: Extraction) -> Extraction:
-    """What else the library of a graph runs, in which there is something to tune; nothing where it has none."""
+    """The other workloads of a graph's library in which there is something to tune; none where it has no library."""
     try:
         times = library_workloads(import_graph(module, inputs))
     except NetworkError:
