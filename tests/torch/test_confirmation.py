@@ -67,7 +67,7 @@ def test_a_graph_that_is_faster_as_one_library_runs_as_one(whole):
     torch.manual_seed(0)
     model = torch.nn.Sequential(models.Block(48, 96), models.Attention(), models.Block(48, 96)).eval()
     inputs = (torch.randn(2, 24, 48),)
-    whole += [*[[1.1] * 9] * 7, [0.6] * 9]
+    whole += [*[[1.1] * 9] * 3, [0.6] * 9]  # single workloads are not tried once it wins
     report = run(model, inputs)
     assert whole == []
     assert report.verdict.whole
