@@ -132,14 +132,14 @@ def _choose(
 
 
 def _text(module: GraphModule) -> list[str]:
-    """The graph's calls with the shapes that they give, whatever the nodes are called."""
+    """The graph's calls with the shapes and dtypes that they give, whatever the nodes are called."""
     place = {node: i for i, node in enumerate(module.graph.nodes)}
 
     def show(node: torch.fx.Node) -> str:
         args = torch.fx.map_arg((node.args, node.kwargs), lambda n: f"%{place[n]}")
         target = node.target if node.op == "call_function" else ""
         value = node.meta.get("val")
-        shape = extents(node) if isinstance(value, torch.Tensor) else ""
-        return f"{node.op} {target} {args} {shape}"
+        kind = f"{value.dtype}{extents(node)}" if isinstance(value, torch.Tensor) else ""
+        return f"{node.op} {target} {args} {kind}"
 
     return [show(node) for node in module.graph.nodes]

@@ -83,16 +83,16 @@ def compile_whole(
     """
     if not all(isinstance(i, torch.Tensor) and i.device.type == "cpu" and i.is_contiguous() for i in inputs):
         raise NetworkError("its inputs are not all contiguous tensors of fixed sizes")
-    path = folder() / f"graph-{digest_of(plan.key, _weights_digest(module))}.so"
+    path = folder() / f"graph-{digest_of(plan.key, _digest(module))}.so"
     if path.exists():
         touch(path)
-        found = _load(path, path, None)
+        found = _load(path, inputs, path, None)
         if is_current(found.kernels(plan.target), lambda w: select_kernel(w, plan.target, database, lock)):
             return found
     made = Path(tempfile.mkdtemp(prefix="graph-", dir=folder()))
     try:
         _build(module, inputs, plan, database, lock, made / path.name)
-        return _load(made / path.name, path, made)
+        return _load(made / path.name, inputs, path, made)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
@@ -116,9 +116,15 @@ def _build(
     made.manifest.replace(_about(path))
 
 
-def _load(path: Path, kept: Path, made: Path | None) -> Whole:
+def _load(path: Path, inputs: Sequence[torch.Tensor], kept: Path, made: Path | None) -> Whole:
     manifest = convert(msgspec.json.decode(_about(path).read_bytes()), Manifest)
-    function = ctypes.CDLL(str(path))[manifest.function]
+    if [(t.shape, getattr(torch, t.dtype)) for t in manifest.inputs] != [(tuple(i.shape), i.dtype) for i in inputs]:
+        raise NetworkError("its library takes other inputs")
+    # By a name of its own: one that this process has loaded by its path, and that was replaced since, would be called.
+    with tempfile.TemporaryDirectory(prefix="load-", dir=folder()) as unique:
+        link = Path(unique) / path.name
+        link.symlink_to(path)
+        function = ctypes.CDLL(str(link))[manifest.function]
     function.argtypes = [ctypes.c_void_p] * (len(manifest.inputs) + len(manifest.outputs))
     outputs = [(o.shape, getattr(torch, o.dtype)) for o in manifest.outputs]
 
@@ -131,8 +137,9 @@ def _load(path: Path, kept: Path, made: Path | None) -> Whole:
     return Whole(call, manifest, kept, made)
 
 
-def _weights_digest(module: GraphModule) -> str:
-    digest = hashlib.sha256()
+def _digest(module: GraphModule) -> str:
+    """Digest of a graph as Dynamo made it, which says where each weight is used, and of the weights."""
+    digest = hashlib.sha256(str(module.graph).encode())
     for name, tensor in sorted(find_weights(module).items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())

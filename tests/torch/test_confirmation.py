@@ -85,6 +85,27 @@ def test_a_graph_that_is_faster_as_one_library_runs_as_one(whole):
     assert len(list(folder().glob("graph-*.so"))) == 2
 
 
+def test_graphs_that_differ_in_dtypes_or_in_places_of_weights_have_libraries_of_their_own(whole):
+    class First(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.rows = torch.nn.Embedding(50, 32)
+            self.a, self.b = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+
+        def forward(self, x):
+            return self.b(self.a(self.rows(x)).relu())
+
+    class Second(First):
+        def forward(self, x):
+            return self.a(self.b(self.rows(x)).relu())
+
+    ids = torch.randint(0, 50, (16,))
+    for model, given in ((First(), ids), (First(), ids.int()), (Second(), ids)):
+        whole[:] = [[0.8] * 9] * 20
+        assert run(model.eval(), (given,)).verdict.whole
+
+
 @pytest.mark.parametrize(
     ("function", "why"),
     [
