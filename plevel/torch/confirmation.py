@@ -1,8 +1,8 @@
 """Confirmation in context: the whole graph timed with kernels and without, and the verdict kept on disk.
 
 A kernel that is faster alone may lose in a graph, by conversions of layouts, caches and threads. So ours
-stay only where the graph is faster beyond the interval of its measurement: family by family, then workload
-by workload.
+stay only where the graph is faster beyond the interval of its measurement: family by family, then as one
+library, else workload by workload.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def confirm(
         finally:
             if made:
                 made.sweep()
-    # Each costs a compilation, and has to do with the graph's form that a library is not.
+    # Each costs a compilation, of a form that a library replaces.
     if whole is None and not exchange_each(_singles(plan, families)):
         return alone, None, Verdict((), tuple(steps), refused="its outputs differ from Inductor's")
     # What was exchanged first was compared with Inductor alone; a sum of exchanges was not.
