@@ -1,4 +1,5 @@
 """The daemon's handle on the runner child of one device."""
+# Over 300 lines: one child, and the sessions that check, time and time again what of it was lost or noisy.
 
 from __future__ import annotations
 

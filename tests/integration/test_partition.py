@@ -31,7 +31,7 @@ def store(postgres_copy: str) -> Iterator[Store]:
 
 @pytest.fixture
 def admin(store: Store) -> Iterator[psycopg.Connection[Any]]:
-    """What an operator's psql does; with an earlier month for the partition that `partition` closes."""
+    """A connection as of an operator's psql, which has run the script."""
     url = store.url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(SCRIPT.read_text())
