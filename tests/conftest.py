@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
+TORCH = "tests/torch/"
 
 # A seeded sample, so that a change fails for what it did; `--full` looks for more.
 settings.register_profile(
@@ -79,6 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda i: not i.nodeid.startswith(TORCH))  # the longest for one process first, then all others
     if config.getoption("--full"):
         return
     left_out = [i for i in items if i.get_closest_marker("full")]
@@ -96,7 +98,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "tests/torch" if nodeid.startswith("tests/torch/") else super()._split_scope(nodeid)
+            return TORCH if nodeid.startswith(TORCH) else super()._split_scope(nodeid)
 
     return Scheduling(config, log)
 

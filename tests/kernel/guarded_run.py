@@ -25,6 +25,7 @@ from strategy.target import Target
 from strategy.workload import Workload
 from tests.limit import HANG_S
 from workers.builder import link
+from workers.fork import without_torch
 from workers.guard import Buffer, OutOfBoundsError, Placement, allocate
 from workers.reference import (
     WrongAnswerError,
@@ -204,6 +205,8 @@ def forked(run: Any) -> str:
 
 def serve() -> None:
     """Answer each request on standard input with the list of its failures."""
+    with without_torch():  # of whose memory each fork would copy the tables
+        import tvm  # noqa: F401
     for line in sys.stdin.buffer:
         request = msgspec.json.decode(line, type=Request)
         try:
