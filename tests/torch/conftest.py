@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from workers.sandbox import ForkServer
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,4 +40,18 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             # Else the compiler is asked for each kind of vectors, with a process that loads what it made.
             patch.setattr(torch._inductor.config.cpp, "vec_isa_ok", True)
             patch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # of processes that a test starts
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def builds(caches: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One fork server for all builds, as each takes longer to load TVM than most libraries to build."""
+    if find_spec("torch") is None:
+        yield
+        return
+    with (
+        ForkServer(tmp_path_factory.mktemp("logs"), ("numpy", "tvm", "workers.builder")) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr("workers.pool.ForkServer", lambda logs: nullcontext(server))
         yield
