@@ -163,6 +163,7 @@ def convolved(
     .example({"data": "float32[1,16,8,8]", "weight": "float32[4,16,3,3]"})
     .example({"data": "float16[1,16,8,8]", "weight": "float16[4,16,3,3]"})
     .example({"data": "float16[1,16,8,8]", "weight": "float16[4,16,3,3]"}, {"out_dtype": "float32"})
+    .example({"data": "bfloat16[1,6,9,7]", "weight": "bfloat16[21,6,3,3]"}, {"padding": 1})
 )
 
 
