@@ -349,11 +349,17 @@ def _max_pool(
     x: Expr, size: Any, strides: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> tuple[Expr]:
     return (
-        call(
+        _pool(
             "max_pool2d", x, pool_size=_pair(size), strides=_pair(strides or size),
             padding=_pair(padding), dilation=_pair(dilation), ceil_mode=ceil_mode,
         ),
     )  # fmt: skip
+
+
+def _pool(name: str, x: Expr, **attrs: Any) -> Expr:
+    """A pool of images; one image alone has no batch axis."""
+    found = call(name, layer.reshape(x, (-1, *extents(x)[-3:])), **attrs)
+    return layer.reshape(found, (*extents(x)[:-2], *extents(found)[-2:]))
 
 
 @register("avg_pool2d.default")
@@ -363,7 +369,7 @@ def _avg_pool(
 ) -> Expr:  # fmt: skip
     if divisor_override is not None:
         raise NetworkError("divisor_override: pool without it")
-    return call(
+    return _pool(
         "avg_pool2d", x, pool_size=_pair(size), strides=_pair(strides or size), padding=_pair(padding),
         count_include_pad=count_include_pad, ceil_mode=ceil_mode,
     )  # fmt: skip
@@ -374,14 +380,14 @@ def _adaptive_avg_pool(x: Expr, size: Any) -> Expr:
     height, width = extents(x)[-2:]
     down, across = _pair(size)
     if height % down or width % across:
-        return call("adaptive_avg_pool2d", x, output_size=(down, across))
+        return _pool("adaptive_avg_pool2d", x, output_size=(down, across))
     window = (height // down, width // across)
-    return call("avg_pool2d", x, pool_size=window, strides=window)
+    return _pool("avg_pool2d", x, pool_size=window, strides=window)
 
 
 @register("adaptive_max_pool2d.default")
 def _adaptive_max_pool(x: Expr, size: Any) -> tuple[Expr]:
-    return (call("adaptive_max_pool2d", x, output_size=_pair(size)),)
+    return (_pool("adaptive_max_pool2d", x, output_size=_pair(size)),)
 
 
 def _pair(value: Any) -> tuple[int, int]:

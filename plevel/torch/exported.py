@@ -97,7 +97,7 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
         if spec.kind is InputKind.USER_INPUT:
             if not isinstance(node.meta.get("val"), torch.Tensor):
                 raise NetworkError(f"input {node.name} is no tensor: export the model with tensors alone")
-            values[node] = Var(node.name, _type(node))
+            values[node] = Var(node.name, _type(node, node.meta["val"]))
             inputs.append(values[node])
         elif node.users:
             values[node] = _constant(_held(plain, spec))
@@ -129,10 +129,14 @@ def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             raise NetworkError(f"its output {index} is used, which plevel does not compute")
         return made[index]
     found = OPERATORS[str(node.target)](*args, **kwargs)
-    value = node.meta.get("val")
-    if isinstance(found, Expr) and isinstance(value, torch.Tensor) and str(found.tensor_type) != _type(node):
-        raise NetworkError(f"{found.tensor_type} in place of {_type(node)}: types that plevel does not mix")
+    for made, value in zip(_each(found), _each(node.meta.get("val")), strict=False):  # those that plevel computes
+        if isinstance(made, Expr) and isinstance(value, torch.Tensor) and str(made.tensor_type) != _type(node, value):
+            raise NetworkError(f"{made.tensor_type} in place of {_type(node, value)}: types that plevel does not mix")
     return found
+
+
+def _each(outputs: Any) -> Sequence[Any]:
+    return outputs if isinstance(outputs, list | tuple) else (outputs,)
 
 
 def _refuse_unknown(program: ExportedProgram) -> None:
@@ -173,8 +177,7 @@ def _array(tensor: Any) -> Any:
     return found.numpy()
 
 
-def _type(node: Any) -> str:
-    value = node.meta["val"]
+def _type(node: Any, value: torch.Tensor) -> str:
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise NetworkError(f"{node.name} is of {dtype}, which plevel has no kernels for")

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import (
     adaptive_avg_pool2d,
     adaptive_max_pool2d,
+    avg_pool2d,
     interpolate,
     max_pool2d,
     pixel_shuffle,
@@ -80,6 +81,12 @@ COMPUTED = {
     ),
     "adaptive pools": (
         lambda x: [f(x, size) for f in (adaptive_avg_pool2d, adaptive_max_pool2d) for size in ((2, 3), (5, 4))], IMAGE
+    ),
+    "pools of one image": (
+        lambda x: (
+            max_pool2d(x, 3, 2, 1), avg_pool2d(x, 2), adaptive_max_pool2d(x, (5, 4)), adaptive_avg_pool2d(x, (5, 4)),
+            adaptive_avg_pool2d(x, 2),
+        ), IMAGE[0],
     ),
     "weights of bytes": (
         lambda x: torch._weight_int8pack_mm(x, BYTES, SCALES), X.repeat(1, 8).bfloat16()
