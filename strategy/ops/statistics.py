@@ -114,7 +114,10 @@ def _variance(attrs: VarianceAttrs, data: Any) -> Any:
         return offset * offset
 
     squares = topi.sum(te.compute(data.shape, squared, name="squares"), axes, keepdims=True)
-    return topi.divide(squares, tirx.Cast(data.dtype, tirx.convert(_count(attrs, data.shape))))
+    count = tirx.convert(_count(attrs, data.shape))
+    if isinstance(count, tirx.IntImm) and not int(count):  # which TVM does not divide by
+        return topi.multiply(squares, tirx.const(math.nan, data.dtype))
+    return topi.divide(squares, tirx.Cast(data.dtype, count))
 
 
 def _std(attrs: VarianceAttrs, data: Any) -> Any:

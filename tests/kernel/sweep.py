@@ -100,10 +100,11 @@ def odd_inputs(workload: Workload, seed: int) -> dict[str, Array] | None:
         return None  # an integer has no NaN
     if workload.attrs.get("is_causal"):
         return None  # a hidden key may be read, or not
-    if workload.op in ("conv2d", "conv2d_transpose", "resize2d", "matmul_nbits"):
+    weighted = workload.op == "resize2d" and workload.attr_node.method != "nearest_neighbor"
+    if weighted or workload.op in ("conv2d", "conv2d_transpose"):
         return None  # an infinity meets zeros that other algorithms leave out, such as those of Winograd's transforms
     for name, array in found.items():
-        if epsilon(kinds[name]) and array.ndim:  # a number alone, such as a scale, stays
+        if epsilon(kinds[name]) and array.ndim and name != "scales":  # of a block; a number alone stays, too
             odd = rng.random(array.shape) < (rng.random(array.shape[:1] + (1,) * (array.ndim - 1)) * 0.3)
             array[odd] = rng.choice(ODD, array.shape).astype(array.dtype)[odd]
     return found if any(map(epsilon, kinds.values())) else None

@@ -39,7 +39,8 @@ class MatMulNBitsAttrs(Attrs):
     """Attributes of matmul_nbits."""
 
     bits: int = field(4, "Bits of a number of the weight", choices=(4, 8))
-    block_size: int = field(32, "Numbers along k that share a scale, an even number", lower=2)
+    # Sums of a block's products of two bytes fit into int32.
+    block_size: int = field(32, "Numbers along k that share a scale, an even number", lower=2, upper=2**17)
     accuracy_level: int = field(0, "0: the data as they are; 4: rounded to 8 bits for each block", choices=(0, 4))
 
     @property
