@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from strategy.network.normal import extents
 
 Operator = Callable[..., Any]
 OPERATORS: dict[str, Operator] = {}
+_NARROW = {"float16", "bfloat16"}
 
 
 def register(*names: str) -> Callable[[Operator], Operator]:
@@ -77,8 +79,10 @@ def promoted(left: Any, right: Any) -> tuple[Expr, Expr]:
     x, y = _operand(left, like), _operand(right, like)
     kinds = [v.tensor_type.dtype for v in (x, y)]
     orders = [(_category(kind), bool(extents(v))) for kind, v in zip(kinds, (x, y), strict=True)]
-    same = orders[0] == orders[1]
-    wanted = np.promote_types(*kinds).name if same else kinds[orders.index(max(orders))]
+    if orders[0] != orders[1]:
+        wanted = kinds[orders.index(max(orders))]
+    else:
+        wanted = "float32" if set(kinds) == _NARROW else np.promote_types(*kinds).name
     return cast(x, wanted), cast(y, wanted)
 
 
@@ -86,9 +90,20 @@ def cast(x: Expr, dtype: str) -> Expr:
     return x if x.tensor_type.dtype == dtype else call("cast", x, dtype=dtype)
 
 
+def _in_float32(function: Callable[..., Expr]) -> Operator:
+    """The operator by parts that lose too much in 16 bits: between two casts, as PyTorch computes it."""
+
+    @wraps(function)
+    def wide(x: Expr, *more: Any, **named: Any) -> Expr:
+        dtype = x.tensor_type.dtype
+        return cast(function(cast(x, "float32") if dtype in _NARROW else x, *more, **named), dtype)
+
+    return wide
+
+
 for _name in (
     "relu", "sigmoid", "tanh", "silu", "hardswish", "mish", "exp", "log", "sqrt", "rsqrt", "abs", "erf", "floor",
-    "round", "sin", "cos", "isinf", "isnan", "ceil", "sign",
+    "round", "sin", "cos", "isinf", "isnan", "ceil",
 ):  # fmt: skip
     OPERATORS[f"aten.{_name}.default"] = _unary(_name)
 OPERATORS["aten.neg.default"] = _unary("negative")
@@ -141,21 +156,35 @@ def _reciprocal(x: Expr) -> Expr:
     return call("divide", number(1, x), x)
 
 
+@register("sign.default")
+def _sign(x: Expr) -> Expr:
+    """0 of NaN, too."""
+    found = call("sign", x)
+    return call("where", call("isnan", x), number(0, x), found) if _category(x.tensor_type.dtype) == 2 else found
+
+
 @register("log2.default")
+@_in_float32
 def _log2(x: Expr) -> Expr:
-    return call("multiply", call("log", x), number(1 / math.log(2), x))
+    """Exact at powers of two."""
+    found = call("multiply", call("log", x), number(1 / math.log(2), x))
+    whole = call("round", found)
+    return call("where", call("equal", call("power", number(2, x), whole), x), whole, found)
 
 
 @register("log1p.default")
+@_in_float32
 def _log1p(x: Expr) -> Expr:
     """The logarithm of 1 + x, times what the sum's rounding has changed in x."""
     one = number(1, x)
     total = call("add", x, one)
-    found = call("divide", call("multiply", call("log", total), x), call("subtract", total, one))
-    return call("where", call("equal", total, one), x, call("where", call("isinf", x), x, found))
+    found = call("multiply", call("log", total), call("divide", x, call("subtract", total, one)))
+    found = call("where", call("equal", x, number(math.inf, x)), x, found)
+    return call("where", call("equal", total, one), x, found)
 
 
 @register("expm1.default")
+@_in_float32
 def _expm1(x: Expr) -> Expr:
     """As tanh(x / 2) (exp(x) + 1), which is precise near zero."""
     half = call("tanh", call("multiply", x, number(0.5, x)))
@@ -170,6 +199,7 @@ def _elu(x: Expr, alpha: float = 1, scale: float = 1, input_scale: float = 1) ->
 
 
 @register("tan.default")
+@_in_float32
 def _tan(x: Expr) -> Expr:
     return call("divide", call("sin", x), call("cos", x))
 
@@ -213,15 +243,14 @@ def _relu6(x: Expr) -> Expr:
     return call("clip", x, a_min=0.0, a_max=6.0)
 
 
-@register("clamp.default", "hardtanh.default")
+@register("hardtanh.default")
+def _hardtanh(x: Expr, low: float = -1, high: float = 1) -> Expr:
+    return layer.clip(x, low, high)
+
+
+@register("clamp.default")
 def _clamp(x: Expr, low: float | None = None, high: float | None = None) -> Expr:
-    if low is None and high is None:
-        return x
-    if high is None:
-        return call("relu", x) if low == 0 else call("maximum", x, number(low or 0, x))
-    if low is None:
-        return call("minimum", x, number(high, x))
-    return call("clip", x, a_min=float(low), a_max=float(high))
+    return layer.clip(x, low, high)
 
 
 @register("addmm.default")
@@ -263,28 +292,49 @@ def _convolution(
 def _weight_only(x: Expr, weight: Constant, scales: Expr) -> Expr:
     """A product with a weight of signed bytes, a scale for each of its rows."""
     n, k = extents(weight)
-    if k % 2 or not isinstance(weight, Constant):
-        raise NetworkError(f"a weight of k = {k}: an even one, which is constant, can be packed")
+    if not isinstance(weight, Constant):
+        raise NetworkError("a weight that is computed cannot be packed: make it a parameter or a buffer")
+    if k % 2:
+        raise NetworkError(f"a weight of k = {k} cannot be packed: pad k to an even number")
     unsigned = Constant((weight.value.view(np.uint8) ^ 0x80).reshape(n, 1, k))
     return call("matmul_nbits", x, unsigned, layer.reshape(scales, (n, 1)), bits=8, block_size=k)
 
 
-def _resize(method: str, **attrs: Any) -> Operator:
+def _resize(method: str) -> Operator:
     """The overload `vec` of upsample: sizes or scales are None."""
 
     def make(x: Expr, size: Any, *given: Any) -> Expr:
         *corners, scales = given
-        more = {"coordinate_transformation_mode": "align_corners"} if corners == [True] else {}
-        image = extents(x)[2:]
+        image, unscaled = extents(x)[2:], [None] * (len(extents(x)) - 2)
         sizes = size if size is not None else [int(n * s) for n, s in zip(image, scales, strict=True)]
-        return layer.resize(x, sizes, scales or [None] * len(image), method=method, **attrs, **more)
+        if corners == [True]:
+            return layer.resize(x, sizes, unscaled, method=method, coordinate_transformation_mode="align_corners")
+        return layer.resize(x, sizes, scales or unscaled, method=method)
 
     return make
 
 
-OPERATORS["aten.upsample_nearest2d.vec"] = _resize(
-    "nearest_neighbor", rounding_method="floor", coordinate_transformation_mode="asymmetric"
-)
+@register("upsample_nearest2d.vec")
+def _nearest(x: Expr, size: Any, scales: Any) -> Expr:
+    """The pixels that PyTorch finds in float32, which for some extents are one before those of whole numbers."""
+    image = extents(x)[2:]
+    sizes = size if size is not None else [int(n * s) for n, s in zip(image, scales, strict=True)]
+    exact = [np.arange(wanted) * n // wanted for n, wanted in zip(image, sizes, strict=True)]
+    places = []
+    for n, wanted, scale, whole in zip(image, sizes, scales or [None] * len(image), exact, strict=True):
+        step = np.float32(1 / scale) if scale else np.float32(n) / np.float32(wanted)
+        found = np.minimum((np.arange(wanted, dtype=np.float32) * step).astype(np.int64), n - 1)
+        places.append(whole if wanted in (n, 2 * n) else found)
+    if all(map(np.array_equal, places, exact)):
+        return layer.resize(
+            x, sizes, [None] * len(image), method="nearest_neighbor", rounding_method="floor",
+            coordinate_transformation_mode="asymmetric",
+        )  # fmt: skip
+    for axis, taken in enumerate(places, 2):
+        x = call("take", x, Constant(taken), axis=axis)
+    return x
+
+
 OPERATORS["aten.upsample_bilinear2d.vec"] = _resize("linear")
 OPERATORS["aten.upsample_bicubic2d.vec"] = _resize("cubic")
 
@@ -328,8 +378,22 @@ def _log_softmax(x: Expr, axis: int, half_to_float: bool) -> Expr:
     return call("log_softmax", x, axis=axis)
 
 
+def dtype_named(given: Any, default: str) -> str:
+    """The name of a dtype of PyTorch's, or the default for None."""
+    return default if given is None else str(given).removeprefix("torch.")
+
+
+def summed(x: Expr) -> str:
+    """The dtype of sums in PyTorch."""
+    kind = x.tensor_type.dtype
+    return kind if "float" in kind else "int64"
+
+
 def _reduce(name: str, **attrs: Any) -> Operator:
     def make(x: Expr, axes: Any = None, keepdim: bool = False, dtype: Any = None) -> Expr:
+        x = cast(x, dtype_named(dtype, summed(x) if name in ("sum", "prod") else x.tensor_type.dtype))
+        if not extents(x) and name != "variance":  # one element, without axes
+            return x
         found = list(range(len(extents(x)))) if axes is None or axes == [] else axes
         axis = tuple(found) if isinstance(found, list | tuple) else (found,)
         return call(name, x, axis=axis, keepdims=keepdim, **attrs)
@@ -379,6 +443,8 @@ def _avg_pool(
 def _adaptive_avg_pool(x: Expr, size: Any) -> Expr:
     height, width = extents(x)[-2:]
     down, across = _pair(size)
+    if not down or not across:
+        raise NetworkError(f"output_size ({down}, {across}) has no pixels: give numbers above 0")
     if height % down or width % across:
         return _pool("adaptive_avg_pool2d", x, output_size=(down, across))
     window = (height // down, width // across)
@@ -437,12 +503,17 @@ def _variance_mean(
 
 @register("linalg_vector_norm.default")
 def _vector_norm(x: Expr, order: float = 2, axes: Any = None, keepdim: bool = False, dtype: Any = None) -> Expr:
-    if order == 2:
-        return call("sqrt", _reduce("sum")(call("multiply", x, x), axes, keepdim))
-    if order not in (1, math.inf):
+    x = cast(x, dtype_named(dtype, x.tensor_type.dtype))
+    if order not in (1, 2, math.inf):
         raise NetworkError(f"a norm of order {order:g}: plevel has 1, 2 and inf")
-    found: Expr = _reduce("sum" if order == 1 else "max")(call("abs", x), axes, keepdim)
+    reduced = _norm if order == 2 else _reduce("sum" if order == 1 else "max")
+    found: Expr = reduced(x if order == 2 else call("abs", x), axes, keepdim)
     return found
+
+
+@_in_float32
+def _norm(x: Expr, axes: Any, keepdim: bool) -> Expr:
+    return call("sqrt", _reduce("sum")(call("multiply", x, x), axes, keepdim))
 
 
 @register("any.default", "any.dim", "any.dims")

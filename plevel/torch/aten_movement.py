@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from plevel.torch.aten import cast, dtype_of, promoted, register
+from plevel.torch.aten import cast, dtype_named, dtype_of, promoted, register, summed
 from strategy.expr import Constant, Expr, Tuple, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
@@ -91,33 +91,29 @@ def _where(condition: Expr, x: Any, y: Any) -> Expr:
     return call("where", condition, *promoted(x, y))
 
 
-def _dtype(given: Any, default: str) -> str:
-    return default if given is None else str(given).removeprefix("torch.")
-
-
 @register("_to_copy.default")
 def _to_copy(x: Expr, dtype: Any = None, **_: Any) -> Expr:
-    return cast(x, _dtype(dtype, x.tensor_type.dtype))
+    return cast(x, dtype_named(dtype, x.tensor_type.dtype))
 
 
 @register("full.default")
 def _full(shape: Sequence[int], value: Any, dtype: Any = None, **_: Any) -> Expr:
-    return Constant(np.full(shape, value, _dtype(dtype, dtype_of(value))))
+    return Constant(np.full(shape, value, dtype_named(dtype, dtype_of(value))))
 
 
 @register("full_like.default")
 def _full_like(x: Expr, value: Any, dtype: Any = None, **_: Any) -> Expr:
-    return Constant(np.full(extents(x), value, _dtype(dtype, x.tensor_type.dtype)))
+    return Constant(np.full(extents(x), value, dtype_named(dtype, x.tensor_type.dtype)))
 
 
 @register("arange.start_step")
 def _arange(start: Any, end: Any, step: Any = 1, dtype: Any = None, **_: Any) -> Expr:
-    return Constant(np.arange(start, end, step).astype(_dtype(dtype, dtype_of(start, end, step))))
+    return Constant(np.arange(start, end, step).astype(dtype_named(dtype, dtype_of(start, end, step))))
 
 
 @register("scalar_tensor.default")
 def _scalar(value: float, dtype: Any = None, **_: Any) -> Expr:
-    return Constant(np.asarray(value, _dtype(dtype, "float32")))
+    return Constant(np.asarray(value, dtype_named(dtype, "float32")))
 
 
 @register("flip.default")
@@ -158,6 +154,8 @@ def _triu(x: Expr, diagonal: int = 0) -> Expr:
 @register("gather.default")
 def _gather(x: Expr, axis: int, indices: Expr, **_: Any) -> Expr:
     """The indices may have less rows than the tensor."""
+    if not extents(x):
+        return layer.reshape(x, extents(indices))
     axis %= len(extents(x))
     for other, extent in enumerate(extents(indices)):
         if other != axis:
@@ -167,8 +165,15 @@ def _gather(x: Expr, axis: int, indices: Expr, **_: Any) -> Expr:
 
 @register("scatter_add.default")
 def _scatter_add(x: Expr, axis: int, indices: Expr, updates: Expr) -> Expr:
-    if extents(indices) != extents(updates):
-        updates = layer.take_slice(updates, axis, 0, extents(indices)[axis])
+    """The indices may have less rows than the tensor, which stays beyond them, and than the updates."""
+    if not extents(x):
+        return call("add", x, updates)
+    axis %= len(extents(x))
+    for other, extent in enumerate(extents(indices)):
+        updates = layer.take_slice(updates, other, 0, extent)
+        if other != axis and extent < extents(x)[other]:
+            within, beyond = layer.take_slice(x, other, 0, extent), layer.take_slice(x, other, extent, None)
+            return layer.concatenate([_scatter_add(within, axis, indices, updates), beyond], other)
     return call("scatter_add", x, indices, updates, axis=axis)
 
 
@@ -227,16 +232,13 @@ def _sort_stable(x: Expr, *, stable: bool | None = None, dim: int = -1, descendi
 
 @register("cumsum.default")
 def _cumsum(x: Expr, axis: int, dtype: Any = None) -> Expr:
-    wanted = _dtype(dtype, _summed(x))
+    wanted = dtype_named(dtype, summed(x))
+    if not extents(x):
+        return cast(x, wanted)
     return call("cumsum", cast(x, wanted) if x.tensor_type.dtype == "bool" else x, axis=axis, dtype=wanted)
 
 
 @register("cumprod.default")
 def _cumprod(x: Expr, axis: int, dtype: Any = None) -> Expr:
-    return call("cumprod", x, axis=axis, dtype=_dtype(dtype, _summed(x)))
-
-
-def _summed(x: Expr) -> str:
-    """The dtype of sums in PyTorch."""
-    kind = x.tensor_type.dtype
-    return kind if "float" in kind else "int64"
+    wanted = dtype_named(dtype, summed(x))
+    return call("cumprod", x, axis=axis, dtype=wanted) if extents(x) else cast(x, wanted)

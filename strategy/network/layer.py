@@ -139,14 +139,23 @@ def transposed_convolution(
         return reshape(found, (n, c, width))
     if len(extents(x)) != 4:
         raise NetworkError(f"a transposed convolution of {len(extents(x)) - 2} dimensions: plevel has one and two")
-    if isinstance(weight, Constant) and strides[0] == strides[1] > 1 and tuple(dilation) == (1, 1):
-        by_phases = _by_phases(x, weight.value, bias, strides[0], padding, output_padding, groups)
-        if by_phases is not None:
-            return by_phases
+    if any(o >= s for o, s in zip(output_padding, strides, strict=True)):  # rows of the padding at first, then zeros
+        found = transposed_convolution(
+            x, weight, None, strides=strides, dilation=dilation, groups=groups, output_padding=(0, 0),
+            padding=(*padding[:2], *(max(p - o, 0) for p, o in zip(padding[2:], output_padding, strict=True))),
+        )  # fmt: skip
+        zeros = [(0, max(o - p, 0)) for p, o in zip(padding[2:], output_padding, strict=True)]
+        found = call("pad", found, pad_width=((0, 0), (0, 0), *zeros))
+        return found if bias is None else add_bias(found, bias)
     found = call(
         "conv2d_transpose", x, weight, strides=tuple(strides), padding=tuple(padding),
         output_padding=tuple(output_padding), dilation=tuple(dilation), groups=groups,
     )  # fmt: skip
+    extents(found)  # type errors name the weight that was given, not that of the phases
+    if isinstance(weight, Constant) and strides[0] == strides[1] > 1 and tuple(dilation) == (1, 1):
+        by_phases = _by_phases(x, weight.value, bias, strides[0], padding, output_padding, groups)
+        if by_phases is not None:
+            return by_phases
     return found if bias is None else add_bias(found, bias)
 
 
@@ -196,6 +205,19 @@ def resize(x: Expr, size: Sequence[int], scales: Sequence[float | None], **attrs
     if len(extents(x)) != 4:
         raise NetworkError(f"an image of {len(extents(x)) - 2} dimensions is resized: plevel has two")
     return call("resize2d", x, size=tuple(int(n) for n in size), **attrs)
+
+
+def clip(x: Expr, low: float | None, high: float | None) -> Expr:
+    """The elements within bounds, as far as they are given; where they are not in order, the high one."""
+    if low is None and high is None:
+        return x
+    if high is None:
+        return call("relu", x) if low == 0 else call("maximum", x, number(low or 0, x))
+    if low is None:
+        return call("minimum", x, number(high, x))
+    if "int" in x.tensor_type.dtype:  # whose bounds may be no floats
+        return call("minimum", call("maximum", x, number(low, x)), number(high, x))
+    return call("clip", x, a_min=float(min(low, high)), a_max=float(high))
 
 
 def batch_norm(x: Expr, scale: Any, shift: Any, mean: Any, variance: Any, epsilon: float) -> Expr:

@@ -1,4 +1,4 @@
-"""Exported programs as networks: what they compute, as PyTorch does, and what they refuse. Nothing is compiled."""
+"""Exported programs as networks: what they compute, as PyTorch does, and what they refuse. Little is compiled."""
 
 from __future__ import annotations
 
@@ -20,12 +20,17 @@ from torch.nn.functional import (
 
 from plevel.comparison import error_of
 from plevel.torch.exported import import_program, run_program
+from strategy import compile as compiler
 from strategy.network.graph import NetworkError
 from strategy.network.normal import normalize
 from strategy.reference import evaluate
 
-pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")  # PyTorch's, of itself
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning"),  # PyTorch's, of itself
+    pytest.mark.filterwarnings("ignore:var.*degrees of freedom:UserWarning"),
+]
 X = torch.linspace(-4, 4, 32).view(4, 8)
+ODD = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 1e38, 1e-3, -1.0, -0.9999999])
 IMAGE = torch.linspace(-1, 1, 2 * 4 * 6 * 6).view(2, 4, 6, 6).sin()
 COUNTS = torch.arange(32).view(4, 8) % 3
 BYTES, SCALES = (torch.arange(1024) % 251 - 125).to(torch.int8).view(16, 64), torch.arange(1, 17).bfloat16()
@@ -77,6 +82,7 @@ COMPUTED = {
             interpolate(x, scale_factor=2, mode="bilinear"),
             interpolate(x, (7, 3), mode="bilinear", align_corners=True),
             interpolate(x, (9, 5), mode="bicubic"), interpolate(x, (9, 5)), pixel_shuffle(x, 2),
+            interpolate(x, (12, 74)), interpolate(x, scale_factor=(1.1, 1.7)),
         ), IMAGE,
     ),
     "adaptive pools": (
@@ -142,6 +148,34 @@ COMPUTED = {
         ),
         X,
     ),
+    "one element": (
+        lambda x, i: (x.sum(), x.mean(), x.amax(), x.cumsum(0), x.cumprod(0), x.norm(), x.gather(0, i), i.sum()),
+        torch.tensor(0.5), torch.tensor(0),
+    ),
+    "no variance": (lambda x: (x.var(0), x.std(1), *torch.var_mean(x, 1)), torch.ones(3, 1, 2)[:1]),
+    "sums of integers": (
+        lambda i: (i.int().sum(1), (i > 1).sum(), i.int().prod(0), i.sum(0, dtype=torch.float32)), COUNTS
+    ),
+    "bounds": (
+        lambda x, i: (
+            torch.ops.aten.hardtanh(x), x.clamp(3, 1), i.clamp(2, 1), nn.functional.hardtanh(x, -2, 1),
+            (i + 2**60).clamp(2**60 - 1, 2**60 + 1) - 2**60,
+        ), X, COUNTS,
+    ),
+    "a corner of a scatter": (
+        lambda x, i: (x.scatter_add(1, i[:3, :5], x), x.scatter_add(0, i[:2, :5], x + 1)), X, COUNTS
+    ),
+    "transposed convolutions that end later": (
+        Calls(
+            lambda *parts: [part(parts[-1]) for part in parts[:-1]],
+            nn.ConvTranspose2d(4, 3, 3, 2, padding=1, output_padding=2, dilation=3),
+            nn.ConvTranspose2d(4, 3, 2, (1, 2), output_padding=(1, 2), dilation=3),
+        ), IMAGE,
+    ),
+    "aligned corners and a scale": (
+        lambda x: interpolate(x, scale_factor=1.7, mode="bilinear", align_corners=True), IMAGE
+    ),
+    "two kinds of 16 bits": (lambda x: x.half() + x.bfloat16(), X.round()),
     "an input named as an output": (lambda output: output * 2, X),
     "an input unchanged": (lambda x: (x, x.view(8, 4), x + 1), X),
 }  # fmt: skip
@@ -162,12 +196,38 @@ def test_a_program_computes_what_pytorch_does(name: str) -> None:
         assert max(errors) < 1e-2 if any(t.dtype == torch.bfloat16 for t in inputs) else max(errors) < 1e-5, errors
 
 
+COMPILED = {
+    "odd numbers": (
+        lambda x, p: (x.log1p(), x.sign(), x.clamp(3, 1), p.log2()), ODD, 2.0 ** torch.arange(-40, 50),
+    ),
+    "numbers of 16 bits": (
+        lambda x: (x.log1p(), x.log2(), x.norm(), x.bfloat16().log1p()),
+        torch.tensor([10000.0, 60000, 100, 1e-3, 300, 400, 1.5]).half(),
+    ),
+    "no variance": (lambda x: (x.var(0), x.var(0, correction=0)), torch.ones(1, 6)),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compiled_program_computes_what_pytorch_does(name: str) -> None:
+    called, *inputs = COMPILED[name]
+    network, _ = import_program(torch.export.export(Calls(called), tuple(inputs)))
+    expected = [r.float().numpy() for r in called(*inputs)]
+    outputs = compiler.compile(network.root, "cpu")(*(i.numpy() for i in inputs))
+    for found, wanted in zip(map(np.asarray, outputs), expected, strict=True):
+        epsilon = {"float32": 1e-6, "float16": 1e-3}.get(found.dtype.name, 1e-2)
+        np.testing.assert_allclose(found.astype("float32"), wanted, rtol=epsilon, atol=0)
+
+
 REFUSED = {
     "dropout_p": (lambda q: scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.ones(1, 2, 4, 8)),
     "its output 1 is used": (lambda x: max_pool2d(x, 2, return_indices=True), torch.ones(1, 2, 4, 4)),
     "complex64": (lambda x: x + torch.ones(8, dtype=torch.complex64), X),
     "bits of integers": (lambda i: i & 3, COUNTS),
     "rounding_mode 'trunc'": (lambda i: torch.div(i, 2, rounding_mode="trunc"), COUNTS),
+    "output_size \\(0, 2\\) has no pixels": (lambda x: adaptive_avg_pool2d(x, (0, 2)), IMAGE),
+    "a weight that is computed": (torch._weight_int8pack_mm, X.bfloat16(), BYTES[:, :8], SCALES),
+    "a weight of k = 7": (lambda x: torch._weight_int8pack_mm(x, BYTES[:, :7].clone(), SCALES), X.bfloat16()[:, :7]),
     "out of bounds for uint8": (lambda x: x == 300, COUNTS.to(torch.uint8)),
 }
 
