@@ -32,6 +32,11 @@ class Node:
         found = self._attributes.get(name, default)
         return found.decode() if isinstance(found, bytes) else found
 
+    def require(self, name: str) -> Any:
+        if name not in self._attributes:
+            raise NetworkError(f"its attribute {name} is missing: export the model with it")
+        return self._attributes[name]
+
 
 def _register(*names: str) -> Callable[[Operator], Operator]:
     def decorate(function: Operator) -> Operator:
@@ -141,15 +146,9 @@ def _prelu(node: Node, x: Expr, slope: Expr) -> Expr:
 
 @_register("Clip")
 def _clip(node: Node, x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
-    a = node.get("min") if low is None else float(_constant(low, "min"))
-    b = node.get("max") if high is None else float(_constant(high, "max"))
-    if a is None and b is None:
-        return x
-    if b is None:
-        return call("relu", x) if a == 0 else call("maximum", x, number(a, x))
-    if a is None:
-        return call("minimum", x, number(b, x))
-    return call("clip", x, a_min=float(a), a_max=float(b))
+    least = node.get("min") if low is None else _constant(low, "min").item()
+    most = node.get("max") if high is None else _constant(high, "max").item()
+    return layer.clip(x, least, most)
 
 
 @_register("Where")
@@ -321,32 +320,55 @@ def _resize(
         roi, scales = None, roi
     for name in ("antialias", "exclude_outside"):
         if node.get(name, 0):
-            raise NetworkError(name)
+            raise NetworkError(f"{name} = 1: plevel resizes without it, export the model with 0")
     rank = len(extents(x))
     axes = [a % rank for a in node.get("axes", range(rank))]
-    given = _constant(sizes, "sizes") if sizes is not None else None
     factors: list[float | None] = [None] * rank
     wanted = list(extents(x))
-    if given is None:
-        factor = _constant(scales, "scales").tolist()
-        for axis, f in zip(axes, factor, strict=True):
-            factors[axis], wanted[axis] = f, math.floor(wanted[axis] * f)
+    if sizes is None:
+        for axis, f in _for_each(axes, "scales", node.get("scales") if scales is None else _constant(scales, "scales")):
+            factors[axis], wanted[axis] = float(f), math.floor(np.float32(wanted[axis]) * np.float32(f))
     else:
-        if node.get("keep_aspect_ratio_policy", "stretch") != "stretch":
-            raise NetworkError("keep_aspect_ratio_policy: give the sizes")
-        for axis, extent in zip(axes, given.tolist(), strict=True):
-            wanted[axis] = extent
+        policy = node.get("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            raise NetworkError(f"keep_aspect_ratio_policy {policy!r}: export the sizes it leads to, with 'stretch'")
+        for axis, extent in _for_each(axes, "sizes", _constant(sizes, "sizes")):
+            wanted[axis] = int(extent)
     if tuple(wanted[:2]) != extents(x)[:2]:
         raise NetworkError("batch or channels are resized: plevel resizes images")
     mode = node.get("coordinate_transformation_mode", "half_pixel" if node.version >= 11 else "asymmetric")
-    if mode == "pytorch_half_pixel" and 1 not in wanted[2:]:
+    if mode == "pytorch_half_pixel":
+        for axis in range(2, rank):
+            if wanted[axis] == 1:  # the first pixel in place of the middle one
+                x, factors[axis] = layer.take_slice(x, axis, 0, 1), None
+    if mode in ("pytorch_half_pixel", "half_pixel_symmetric"):  # which differ where scales are no ratios of sizes
         mode = "half_pixel"
     method = {"nearest": "nearest_neighbor"}.get(node.get("mode", "nearest"), node.get("mode"))
-    return layer.resize(
-        x, wanted[2:], factors[2:], method=method, coordinate_transformation_mode=mode,
-        rounding_method=node.get("nearest_mode", "round_prefer_floor" if node.version >= 11 else "floor"),
-        cubic_alpha=float(node.get("cubic_coeff_a", -0.75)),
-    )  # fmt: skip
+    alpha, start = float(node.get("cubic_coeff_a", -0.75)), "round_prefer_floor" if node.version >= 11 else "floor"
+
+    def resized(x: Expr, axes: set[int], rounding: str) -> Expr:
+        size = [wanted[i] if i in axes else n for i, n in enumerate(extents(x))]
+        scale = [f if i in axes else None for i, f in enumerate(factors)]
+        return layer.resize(
+            x, size[2:], scale[2:], method=method, coordinate_transformation_mode=mode, rounding_method=rounding,
+            cubic_alpha=alpha,
+        )  # fmt: skip
+
+    older = node.version < 11 and method == "nearest_neighbor"
+    fewer = {i for i in range(2, rank) if older and wanted[i] < extents(x)[i]}
+    if fewer:  # rounded up by ONNX Runtime, unlike those that grow
+        x = resized(x, fewer, "ceil")
+    if tuple(wanted) == extents(x):
+        return x
+    return resized(x, set(range(2, rank)) - fewer, node.get("nearest_mode", start))
+
+
+def _for_each(axes: Sequence[int], name: str, given: Any) -> list[tuple[int, Any]]:
+    """Each axis with its entry."""
+    count = 0 if given is None else len(given)
+    if count != len(axes):
+        raise NetworkError(f"{name} has {count} entries for {len(axes)} axes: give one for each")
+    return list(zip(axes, given, strict=True))
 
 
 @_register("DepthToSpace")
@@ -363,7 +385,8 @@ def _space_to_depth(node: Node, x: Expr) -> Expr:
 def _matmul_nbits(
     node: Node, x: Expr, weight: Expr, scales: Expr, zero_points: Expr | None = None, *more: Expr | None
 ) -> Expr:
-    bits, size, k, n = (node.get(name) for name in ("bits", "block_size", "K", "N"))
+    size, k, n = (node.require(name) for name in ("block_size", "K", "N"))
+    bits = node.get("bits", 4)
     if bits not in (4, 8):
         raise NetworkError(f"bits = {bits}: plevel has 4 and 8")
     group, bias = (*more, None, None)[:2]
@@ -371,22 +394,29 @@ def _matmul_nbits(
         raise NetworkError("g_idx: quantize without reordering along k")
     shape, blocks = extents(x), -(-k // size)
     rows, scales = layer.reshape(x, (math.prod(shape[:-1]), k)), layer.reshape(scales, (n, blocks))
-    found: Expr = call(
-        "matmul_nbits", rows, layer.reshape(weight, (n, blocks, size * bits // 8)), scales, bits=bits, block_size=size,
-        accuracy_level=4 if node.get("accuracy_level", 0) == 4 else 0,
-    )  # fmt: skip
-    if zero_points is not None:
-        # What a block's own zero point differs from the usual one is taken from the block's sum.
-        points = _constant(zero_points, "zero_points")
+    weight, dtype = layer.reshape(weight, (n, blocks, size * bits // 8)), x.tensor_type.dtype
+    attrs = {"bits": bits, "block_size": size, "accuracy_level": 4 if node.get("accuracy_level", 0) == 4 else 0}
+    if zero_points is None:
+        found: Expr = call("matmul_nbits", rows, weight, scales, **attrs)
+    else:
+        # What a block's own zero point differs from the usual one is taken from the block's sum: a difference that may
+        # be far smaller than its operands, so in float32, and of the data as the product rounds them.
+        points, factors = _constant(zero_points, "zero_points"), _constant(scales, "scales").astype(np.float32)
         if points.dtype == np.uint8:
             parts = points.reshape(n, -1)
             unpacked = parts if bits == 8 else np.stack([parts & 15, parts >> 4], -1).reshape(n, -1)
-            points = unpacked[:, :blocks].astype(np.float64)
-        share = (points.reshape(n, blocks) - 2 ** (bits - 1)) * _constant(scales, "scales")
+            points = unpacked[:, :blocks]
+        share = (points.reshape(n, blocks).astype(np.float32) - 2 ** (bits - 1)) * factors
+        rows = rows if dtype == "float32" else call("cast", rows, dtype="float32")
         whole = call("pad", rows, pad_width=((0, 0), (0, blocks * size - k))) if k % size else rows
-        sums = call("sum", layer.reshape(whole, (extents(rows)[0], blocks, size)), axis=(2,))
-        dtype = x.tensor_type.dtype
-        found = call("subtract", found, call("dense", sums, Constant(share.astype(dtype))))
+        ones = np.full((1, 1, size * bits // 8), 0x99 if bits == 4 else 0x81, np.uint8)
+        sums = call(
+            "matmul_nbits", layer.reshape(whole, (-1, size)), Constant(ones), Constant(np.ones((1, 1), np.float32)),
+            **attrs,
+        )  # fmt: skip
+        found = call("matmul_nbits", rows, weight, Constant(factors), **attrs)
+        found = call("subtract", found, call("dense", layer.reshape(sums, (-1, blocks)), Constant(share)))
+        found = found if dtype == "float32" else call("cast", found, dtype=dtype)
     if bias is not None:
         found = layer.add_bias(found, bias)
     return layer.reshape(found, (*shape[:-1], n))
@@ -439,6 +469,8 @@ def _reduce(name: str) -> Operator:
             if node.get("noop_with_empty_axes", 0):
                 return x
             axes = list(range(len(extents(x))))
+        if not extents(x):  # one element
+            return x
         return call(name, x, axis=tuple(axes), keepdims=bool(node.get("keepdims", 1)))
 
     return make

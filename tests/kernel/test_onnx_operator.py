@@ -1,4 +1,4 @@
-"""ONNX nodes as networks, beside ONNX's own reference, and what they refuse. Nothing is compiled."""
+"""ONNX nodes as networks, beside ONNX's own reference, and what they refuse. Little is compiled."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from plevel.comparison import error_of  # noqa: E402
 from plevel.onnx.file import read_model  # noqa: E402
 from plevel.onnx.network import import_model  # noqa: E402
+from strategy import compile as compiler  # noqa: E402
 from strategy.network.graph import NetworkError  # noqa: E402
 from strategy.network.group import groups  # noqa: E402
 from strategy.network.normal import normalize  # noqa: E402
@@ -104,6 +105,14 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
         [N("Resize", ["x", "", "", "z"], ["y"], nearest_mode="ceil", coordinate_transformation_mode="asymmetric")],
         IMAGE, {"z": [1, 4, 8, 9]},
     ),
+    "an image at half the height": (
+        [N("Resize", ["x", "", "", "z"], ["y"], mode="linear", coordinate_transformation_mode="half_pixel_symmetric")],
+        IMAGE, {"z": [1, 4, 2, 9]},
+    ),
+    "an image of one row": (
+        [N("Resize", ["x", "", "", "z"], ["y"], mode="linear", coordinate_transformation_mode="pytorch_half_pixel")],
+        IMAGE, {"z": [1, 4, 1, 9]},
+    ),
     "an image upsampled": ([N("Upsample", ["x", "s"], ["y"])], IMAGE, {"s": np.float32([1, 1, 2, 2])}, 9),
     "depth to space": ([N("DepthToSpace", ["x"], ["y"], blocksize=2, mode="CRD")], IMAGE, {}),
     "space to depth": ([N("SpaceToDepth", ["x"], ["y"], blocksize=2)], {"x": normal(1, 3, 4, 6)}, {}),
@@ -128,6 +137,14 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     "a product of integers, requantized": (
         [N("QLinearMatMul", ["x", "s", "z", "w", "t", "v", "t", "q"], ["y"])], ROWS, {**MATRIX, **STEPS}
     ),
+    "bounds of integers": (
+        [N("Clip", ["i", "a", "b"], ["c"]), N("Sub", ["c", "n"], ["y"])], {"i": np.int64([0, 2**60, 2**62])},
+        {"a": 2**60 - 1, "b": 2**60 + 1, "n": 2**60},
+    ),
+    "bounds out of order": (
+        [N("Clip", ["x", "a", "b"], ["y"])], {"x": normal(4)}, {"a": np.float32(3), "b": np.float32(1)}
+    ),
+    "a sum without axes": ([N("ReduceSum", ["x"], ["y"])], {"x": normal()}, {}),
     "dropout of no training": (
         [N("Dropout", ["x", "r", "t"], ["y"])], {"x": normal(4)}, {"r": np.float32(0.5), "t": False}
     ),
@@ -155,25 +172,60 @@ def test_sums_of_integers_are_rescaled_in_their_kernel(tmp_path: Path) -> None:
         assert [g.anchor.op.name for g in groups(network) if g.anchor.op.name != "reshape"] == [product]
 
 
-@pytest.mark.parametrize(("bits", "level", "signed"), [(4, 0, True), (4, 4, False), (8, 0, False)])
-def test_a_product_with_few_bits(bits: int, level: int, signed: bool, tmp_path: Path) -> None:
-    k, n, size = 40, 3, 16
-    packed = RANDOM.integers(0, 256, (n, 3, size * bits // 8), dtype="uint8")
-    scales, points = normal(n, 3), RANDOM.integers(0, 256, (n, 2 if bits == 4 else 3), dtype="uint8")
+NEAREST = N("Resize", ["x", "s"], ["y"], mode="nearest")
+PIXELS: dict[str, tuple[Any, list[float], int, list[int]]] = {
+    "fewer of version 10": (NEAREST, [1, 1, 1, 0.6], 10, [0, 2, 4, 5, 7, 9]),
+    "fewer of version 10, and more rows": (NEAREST, [1, 1, 2, 0.4], 10, [0, 3, 5, 8] * 2),
+    "a scale below 0.7 in float64": (NEAREST, [1, 1, 1, 0.7], 10, [0, 2, 3, 5, 6, 8, 9]),
+    "a scale below 1.3 in float64": (
+        N("Upsample", ["x", "s"], ["y"]), [1, 1, 1, 1.3], 9, [0, 0, 1, 2, 3, 3, 4, 5, 6, 6, 7, 8, 9]
+    ),
+    "scales as an attribute": (
+        N("Upsample", ["x"], ["y"], scales=[1.0, 1.0, 2.0, 1.0]), [], 7, [*range(10), *range(10)]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PIXELS)
+def test_older_versions_take_the_pixels_of_onnx_runtime(name: str, tmp_path: Path) -> None:
+    """ONNX's own reference rounds otherwise: ONNX Runtime rounds up where an axis shrinks."""
+    node, scales, opset, pixels = PIXELS[name]
+    inputs = {"x": np.arange(10, dtype="float32").reshape(1, 1, 1, 10)}
+    network = import_file(model_of([node], inputs, {"s": np.float32(scales)} if scales else {}, opset), tmp_path)
+    (found,) = evaluate(network.root, inputs)
+    assert found.ravel().tolist() == pixels
+
+
+@pytest.mark.parametrize(("bits", "level", "signed", "dtype"), [
+    (4, 0, True, "float32"), (4, 4, False, "float32"), (8, 4, False, "float32"), (4, 0, False, "float16"),
+    (8, 0, False, "float16"),
+])  # fmt: skip
+def test_a_product_with_few_bits(bits: int, level: int, signed: bool, dtype: str, tmp_path: Path) -> None:
+    k, n, size = 1000, 16, 32
+    point = 8 if signed else 14 if bits == 4 else 220  # far from the usual one
+    numbers = np.clip(np.rint(RANDOM.normal(point, 2, (n, 32, size))), 0, 2**bits - 1).astype("uint8")
+    points = np.full((n, 32), point, "uint8")
+    scales = (1 + RANDOM.random((n, 32))).astype(dtype) / 50
+
+    def packed(of: Any) -> Any:
+        return of if bits == 8 else of[..., ::2] | of[..., 1::2] << 4
+
     names = ["x", "w", "s", *([] if signed else ["z"])]
-    node = N("MatMulNBits", names, ["y"], domain="com.microsoft", K=k, N=n, bits=bits, block_size=size,
-             accuracy_level=level)  # fmt: skip
-    constants = {"w": packed, "s": scales, "z": points}
-    model = model_of([node], {"x": normal(2, 1, k)}, {name: constants[name] for name in names[1:]})
-    given = {"x": normal(2, 1, k)}
-    (found,) = evaluate(import_file(model, tmp_path).root, given)
-
-    def numbers(of: Any) -> Any:
-        return of.astype(float) if bits == 8 else np.stack([of & 15, of >> 4], -1).reshape(*of.shape[:-1], -1) * 1.0
-
-    zero = 2.0 ** (bits - 1) if signed else numbers(points)[:, :3, None]
-    weight = ((numbers(packed) - zero) * scales[..., None]).reshape(n, -1)[:, :k]
-    np.testing.assert_allclose(found, given["x"] @ weight.T, rtol=0, atol=1.0 if level else 1e-4)
+    attrs = {"K": k, "N": n, "block_size": size, "accuracy_level": level, "bits": bits}
+    if bits == 4:
+        del attrs["bits"]  # the default
+    node = N("MatMulNBits", names, ["y"], domain="com.microsoft", **attrs)
+    constants = {"w": packed(numbers), "s": scales, "z": packed(points)}
+    given = {"x": (normal(2, 1, k) + 2).astype(dtype)}
+    model = model_of([node], given, {name: constants[name] for name in names[1:]})
+    network = import_file(model, tmp_path)
+    weight = ((numbers.astype(float) - point) * scales.astype(float)[..., None]).reshape(n, -1)[:, :k]
+    exact = given["x"].astype(float) @ weight.T
+    if dtype == "float16":
+        found = compiler.compile(network.root, "cpu")(given["x"])
+    else:
+        (found,) = evaluate(network.root, given)
+    assert error_of(np.asarray(found, float).reshape(exact.shape), exact) < (2e-2 if level else 2e-3)
 
 
 ADD = N("Add", ["x", "a"], ["y"])
@@ -195,6 +247,19 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
         {"b": normal(2), "p": [0, 1 << 29]},
     ),
     "initializer 'a'": ([ADD], {"a": SHORT}),
+    "its first dimension must be the channels of": (
+        [N("Reshape", ["x", "h"], ["a"]), N("ConvTranspose", ["a", "w"], ["y"], strides=[2, 2])],
+        {"h": [1, 4, 1, 1], "w": normal(3, 2, 3, 3)},
+    ),
+    "its attribute K is missing": ([N("MatMulNBits", ["x", "c", "c"], ["y"], domain="com.microsoft", block_size=32)], {
+        "c": normal(4)
+    }),
+    "antialias = 1: plevel resizes without it": ([N("Resize", ["x", "", "c"], ["y"], antialias=1)], {"c": normal(1)}),
+    "keep_aspect_ratio_policy 'not_larger': export the": (
+        [N("Resize", ["x", "", "", "c"], ["y"], keep_aspect_ratio_policy="not_larger")], {"c": [4]}
+    ),
+    "scales has 0 entries for 1 axes": ([N("Resize", ["x", "", "c"], ["y"])], {"c": normal(0)}),
+    "sizes has 2 entries for 1 axes": ([N("Resize", ["x", "", "", "c"], ["y"])], {"c": [4, 4]}),
 }  # fmt: skip
 
 
