@@ -232,13 +232,16 @@ def _sort_stable(x: Expr, *, stable: bool | None = None, dim: int = -1, descendi
 
 @register("cumsum.default")
 def _cumsum(x: Expr, axis: int, dtype: Any = None) -> Expr:
-    wanted = dtype_named(dtype, summed(x))
-    if not extents(x):
-        return cast(x, wanted)
-    return call("cumsum", cast(x, wanted) if x.tensor_type.dtype == "bool" else x, axis=axis, dtype=wanted)
+    return _scan("cumsum", x, axis, dtype)
 
 
 @register("cumprod.default")
 def _cumprod(x: Expr, axis: int, dtype: Any = None) -> Expr:
+    return _scan("cumprod", x, axis, dtype)
+
+
+def _scan(name: str, x: Expr, axis: int, dtype: Any) -> Expr:
     wanted = dtype_named(dtype, summed(x))
-    return call("cumprod", x, axis=axis, dtype=wanted) if extents(x) else cast(x, wanted)
+    if not extents(x):  # one element
+        return cast(x, wanted)
+    return call(name, cast(x, wanted) if x.tensor_type.dtype == "bool" else x, axis=axis, dtype=wanted)

@@ -108,7 +108,7 @@ COMPUTED = {
     "orders": (
         lambda x: (
             *x.topk(3, 1), *x.topk(2, 0, largest=False), *x.sort(1, descending=True), x.argsort(0), x.flip(0, 1),
-            x.cumsum(1), (x > 0).cumsum(0), x.cumprod(0), x.roll(2, 1),
+            x.cumsum(1), (x > 0).cumsum(0), x.cumprod(0), (x > 0).cumprod(0), x.roll(2, 1),
         ),
         X.sin(),
     ),
