@@ -27,8 +27,8 @@ from workers.sandbox import Child, Died, ForkServer, Late
 
 # OpenBLAS's idle threads spin for 2²⁶ cycles, on cores on which the next kernel of the session runs by then.
 # 2²⁰ cycles outlast any gap between calls of one kernel.
-_launching = threading.Lock()  # of the one that checks, and the one that times
 _SHORT_SPIN = {"OPENBLAS_THREAD_TIMEOUT": "20", "TVM_THREAD_POOL_SPIN_COUNT": "4000"}
+_launching = threading.Lock()  # of the one that checks, and the one that times
 
 
 @dataclass(frozen=True)
