@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 from torch._inductor import config
+from torch._inductor.choices import InductorChoices
 from torch._inductor.lookup_table.choices import LookupTableChoices
 from torch._inductor.select_algorithm import add_feedback_saver, get_algorithm_selector_cache
+from torch._inductor.virtualized import V
 
 from plevel.hooks.reporter import Reporter
 from plevel.hooks.settings import is_off
@@ -47,6 +49,7 @@ def install(url: str | None = None, **options: Any) -> Reporter | None:
     reporter = Reporter(url, **options)
     _installed.append(reporter)
     config.inductor_choices_class = Choices
+    V.set_choices_handler(Choices())  # in place of what this thread has compiled with before
     add_feedback_saver(save)
     return reporter
 
@@ -55,6 +58,7 @@ def uninstall() -> None:
     """Restore Inductor's own choices, and deliver what was reported."""
     if config.inductor_choices_class is Choices:
         config.inductor_choices_class = None
+        V.set_choices_handler(InductorChoices())
     savers = get_algorithm_selector_cache().feedback_saver_fns
     savers[:] = [fn for fn in savers if fn is not save]
     for reporter in _installed:
