@@ -123,7 +123,7 @@ def test_workspaces_end_with_their_thread_and_smaller_ones_are_not_kept():
     from strategy.select import NO_RECORDS, select
     from strategy.workload import Workload
 
-    counts = [1 << 20, *((1 << 20) + (i << 14) for i in range(1, 4))]
+    counts = [1 << 20, *((1 << 20) + (i << 14) for i in range(1, 9))]
     workloads = [Workload.make("relu", {"data": f"float32[{n}]"}) for n in counts]
     kernels, errors = kernel.build([select(w, model_target(), NO_RECORDS) for w in workloads])
     assert not errors
@@ -146,7 +146,8 @@ def test_workspaces_end_with_their_thread_and_smaller_ones_are_not_kept():
     before = resident()
     for n in counts[1:]:
         call(n)
-    assert resident() - before < 2 * 4 * counts[0]
+    # Half of what all of them would take: the allocator keeps some blocks here, too.
+    assert resident() - before < 4 * 4 * counts[0]
 
 
 def test_the_digest_tells_selections_apart():
