@@ -6,10 +6,8 @@ are ranked with Kendall's tau ≥ 0.9, also while the other cores compile; and t
 bound by one core moves by no more than 4 % while they do. Of configurations timed while a neighbour takes
 the same core in bursts, what is chosen is more than 5 % slower than the fastest in 1 % of the rounds at
 most, though the slower has the higher plevel; beside it stands a rule whose intervals are not bounded.
-Medians of kernels bound by one core, by its caches and by memory move by no more than 4 % while the other
-cores check libraries of BERT-base's feed-forward, as a worker does with those of the next job.
 
-    python benchmarks/noise.py [--sessions N] [--rounds N] [--only path|busy|neighbour]
+    python benchmarks/noise.py [--sessions N] [--rounds N] [--only path|busy]
 """
 # Over 300 lines: one experiment, and the disturbances that it makes.
 
@@ -25,9 +23,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -42,7 +39,6 @@ from strategy.target import Target
 from strategy.workload import Workload
 from workers.builder import Built
 from workers.builder_pool import BuilderPool
-from workers.checker import Checker
 from workers.cpu import assign, machine_memory, parse_cores, timing_lock
 from workers.sandbox import ForkServer
 from workers.timing_runner import TimingRunner
@@ -55,12 +51,6 @@ QUIET = 4  # finals before the neighbour comes, and after
 # A final's, with a sixth of its time, so that many rounds fit into minutes.
 FINAL = TimingPolicy(min_repeats=20, max_repeats=200, spread=0.01, budget_s=0.1)
 NEVER = threading.Event()
-NEIGHBOUR_ROUNDS = 7
-NEIGHBOURED = {
-    "dense 256×64×256, bound by the core": (256, 64, 256),
-    "dense 128×3072×768, 12 MB": (128, 3072, 768),
-    "dense 8×4096×4096, 67 MB": (8, 4096, 4096),
-}
 
 _BARE = """
 import json, sys, time
@@ -91,11 +81,7 @@ for line in sys.stdin:
 
 def kernel(work: int) -> Workload:
     """A product whose work is in proportion to `work`, and whose data stays the same size per row."""
-    return dense(work, 64, 256)
-
-
-def dense(m: int, n: int, k: int) -> Workload:
-    types = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
+    types = {"data": f"float32[{work},256]", "weight": "float32[64,256]"}
     return Workload.make("dense", types, constants=["weight"])
 
 
@@ -285,16 +271,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--sessions", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--only", choices=("path", "busy", "neighbour"), help="one of the three parts")
+    parser.add_argument("--only", choices=("path", "busy"), help="one of the two halves")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="plevel-noise-") as name, ForkServer(Path(name)) as server:
         path = Bench(server, Path(name))
-        if options.only in (None, "path"):
+        if options.only != "busy":
             show_path(path, options.sessions)
-        if options.only in (None, "busy"):
+        if options.only != "path":
             show_busy(path, options.rounds)
-        if options.only in (None, "neighbour"):
-            show_neighbour(path, Checker(server, path.cores))
         path.pool.close()
         path.runner.close()
 
@@ -353,46 +337,6 @@ def show_busy(path: Bench, rounds: int) -> None:
     for row in rows:
         print(*row, sep="  ")
     save({"": "", "found": "", "goal": ""}, rows, variant="busy", peer="intervals without a bound")
-
-
-def show_neighbour(path: Bench, checker: Checker) -> None:
-    """Medians beside a core that compiles, and one that checks, over those beside an idle one."""
-
-    @contextmanager
-    def checking() -> Iterator[None]:
-        done = threading.Event()
-        drawn = job_of(2, dense(*NEIGHBOURED["dense 128×3072×768, 12 MB"]))
-        built = path.pool.build(drawn, NEVER)
-
-        def check() -> None:
-            while not done.is_set():
-                checker.check(drawn, built, NEVER, lambda result: None, done.is_set)
-
-        with ThreadPoolExecutor(1) as thread:
-            checks = thread.submit(check)
-            try:
-                yield
-            finally:
-                done.set()
-                checks.result()
-
-    beside: dict[str, Callable[[], AbstractContextManager[None]]] = {
-        "idle": nullcontext, "compiles": lambda: compiling(path.cores.building), "checks": checking,
-    }  # fmt: skip
-    rows: list[list[Cell]] = []
-    for what, shape in NEIGHBOURED.items():
-        job = job_of(1, dense(*shape))
-        found: dict[str, list[float]] = {name: [] for name in beside}
-        for _ in range(NEIGHBOUR_ROUNDS):
-            for name, disturb in beside.items():
-                with disturb():
-                    found[name].append(path.measure(job))
-        idle, compiles, checks = (statistics.median(found[name]) for name in beside)
-        rows.append([what, (idle, "s"), (compiles / idle - 1, "%"), (checks / idle - 1, "%"), "≤ 4 %"])
-        print(*rows[-1], sep="  ")
-    checker.close()
-    columns = {"": "", "beside an idle core": "", "one that compiles": "", "one that checks": "", "goal": ""}
-    save(columns, rows, variant="neighbour", runs=NEIGHBOUR_ROUNDS, peer="an idle core")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The worker: leases jobs, builds them in children, times them in another, and reports.
 
-Two threads share the device: one leases and builds jobs and checks what was built, the other times it. They work
-concurrently on separate cores; on the timing cores, builds run only while nothing is timed, and checks in the session
-that times. A third thread renews leases, a fourth sends results.
+Two threads share the device: one leases and builds jobs, the other times them. They work concurrently on
+separate cores; on the timing cores, builds run only while nothing is timed. A third thread renews leases, a
+fourth sends results.
 """
 # Over 300 lines: one worker, whose threads share its state.
 
@@ -28,7 +28,6 @@ from strategy.installed import installed
 from strategy.record import Device, Lease, LeaseRequest, Registered, Result, WorkerInfo
 from workers.builder import Built
 from workers.builder_pool import AHEAD, BuilderPool, Elsewhere
-from workers.checker import Checker
 from workers.client import Client, DeviceBusyError, ServiceError, StoppedError, UnknownWorkerError
 from workers.cpu import Cores, environment, hottest
 from workers.cuda.runner import runner_on
@@ -53,7 +52,6 @@ class _Batch:
     held: Held
     leased_at: float  # by the daemon's clock
     built: tuple[Built, ...]
-    checked: dict[int, float]  # seconds by entry
     taken: threading.Event
 
 
@@ -104,14 +102,12 @@ class Daemon:
         self._clock = clock
         self._stop_at = clock() + lifetime_s
         self._longest_s = 0.0  # of a job, from its lease to its end
-        # Of a job, weighted to the last ones: from its lease until all of it is built and checked, and in the runner.
+        # Of a job, weighted to the last ones: from its lease until all of it is built, and in the runner.
         self._build_s, self._time_s = 0.0, 0.0
         self._draining = threading.Event()
         self._holdings = Holdings(client, spool)
         self._turn = Turn()
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
-        self._idle = threading.Event()  # while nothing is timed or ready to be
-        self._idle.set()
         self._registered: Registered | None = None
         # The timing thread's time by activity, in seconds.
         self.spent: defaultdict[str, float] = defaultdict(float)
@@ -151,9 +147,8 @@ class Daemon:
             shared=self._cores.timing, turn=self._turn, cluster=self._cluster,
         )  # fmt: skip
         runner = runner_on(server, self._cores.timing, self._device.slot)
-        checker = Checker(server, self._cores)
         leasing = threading.Thread(
-            target=self._guard, args=(self._lease_and_build, pool, checker), name="build"
+            target=self._guard, args=(self._lease_and_build, pool), name="build"
         )
         timing = threading.Thread(target=self._guard, args=(self._time, runner), name="timing")
         keeping = threading.Thread(
@@ -177,7 +172,6 @@ class Daemon:
         keeping.join(GOODBYE_S)  # a service is not asked again by a worker that has left
         self._say_goodbye()
         pool.close()
-        checker.close()
         runner.close()
 
     def _keep_limits(self, busy_at: float) -> float:
@@ -193,10 +187,10 @@ class Daemon:
             self.drain()
         return busy_at
 
-    def _guard(self, work: Any, *resources: Any) -> None:
+    def _guard(self, work: Any, resource: Any) -> None:
         """Run one of the two threads; an unexpected error in one ends the worker."""
         try:
-            work(*resources)
+            work(resource)
         except StoppedError:
             pass
         except Exception:
@@ -211,7 +205,7 @@ class Daemon:
 
     # Leasing and building
 
-    def _lease_and_build(self, pool: BuilderPool, checker: Checker) -> None:
+    def _lease_and_build(self, pool: BuilderPool) -> None:
         ahead: set[Future[None]] = set()
         builds = ThreadPoolExecutor(AHEAD, "ahead")
         try:
@@ -225,7 +219,7 @@ class Daemon:
                     if self._draining.is_set():
                         self._holdings.release(held)
                     else:
-                        ahead.add(builds.submit(self._build, held, pool, checker))
+                        ahead.add(builds.submit(self._build, held, pool))
                 while len(ahead) >= self._depth:
                     done, ahead = wait(ahead, return_when=FIRST_COMPLETED)
                     for build in done:
@@ -261,21 +255,15 @@ class Daemon:
             self._draining.wait(_REFUSED_S)
         return ()
 
-    def _build(self, held: Held, pool: BuilderPool, checker: Checker) -> None:
-        leased_at, job = self._clock(), held.lease.job
-        built = pool.build(job, held.ended, lambda b: self._report_failed(held, b))
-        good = [b for b in built if b.error is None]
-        found: dict[int, float | None] = {}
-        with contextlib.suppress(Interrupted):  # `ended` is set
-            found = checker.check(job, good, held.ended, lambda r: self._holdings.report(held, r), self._idle.is_set)
+    def _build(self, held: Held, pool: BuilderPool) -> None:
+        leased_at = self._clock()
+        built = pool.build(held.lease.job, held.ended, lambda b: self._report_failed(held, b))
         if held.ended.is_set():
             self._holdings.leave(held)
             return
         self._build_s += (self._clock() - leased_at - self._build_s) / 2
-        batch = _Batch(
-            held, leased_at, tuple(b for b in good if b.entry in found),
-            {entry: seconds for entry, seconds in found.items() if seconds is not None}, threading.Event(),
-        )  # fmt: skip
+        good = tuple(b for b in built if b.error is None)
+        batch = _Batch(held, leased_at, good, threading.Event())
         self._batches.put(batch)
         # It is ahead until it is timed.
         while not batch.taken.wait(0.5) and not self._stop.is_set():
@@ -289,7 +277,7 @@ class Daemon:
 
     def _time(self, runner: TimingRunner) -> None:
         since = self._clock()
-        while (batch := self._next_batch()) is not None:
+        while (batch := self._batches.get()) is not None:
             held = batch.held
             self.spent["waiting for a job"] += max(0.0, batch.leased_at - since)
             since = self._spend("waiting for a build", max(since, batch.leased_at))
@@ -307,13 +295,6 @@ class Daemon:
             if held.ended.is_set():
                 self._holdings.leave(held)
             since = self._spend("asking the service", since)
-
-    def _next_batch(self) -> _Batch | None:
-        if self._batches.empty():
-            self._idle.set()
-        batch = self._batches.get()
-        self._idle.clear()
-        return batch
 
     def _cool_down(self, held: Held) -> None:
         said = False
@@ -364,7 +345,7 @@ class Daemon:
         def report(result: Result) -> None:
             parts = (
                 ("timing", result.run_s),
-                ("checking", 0.0 if result.entry in batch.checked else result.check_s),
+                ("checking", result.check_s),
                 ("preparing", result.prepare_s),
             )
             for what, seconds in parts:
@@ -377,14 +358,14 @@ class Daemon:
                 self._holdings.report(held, result)
 
         try:
-            conditions = runner.run(job, batch.built, held.ended, report, batch.checked)
+            conditions = runner.run(job, batch.built, held.ended, report)
         except Interrupted:
             self._holdings.report(held, *timed)
             return
         self._time_s += (self._clock() - began - self._time_s) / 2
         toolchain = conditions.environment | {"TVM_NUM_THREADS": job.target.threads}
         self._holdings.finish(held, environment() | toolchain, conditions.references, timed)
-        outcomes["failed before"] = len(job.entries) - len(batch.built)
+        outcomes["not built"] = len(job.entries) - len(batch.built)
         shown = ", ".join(f"{count} {what}" for what, count in outcomes.items() if count)
         log.info(
             "%s: %s in %.2f s, %.2f s of it timing", held, shown, self._clock() - began,

@@ -70,7 +70,7 @@ class Kernel:
         self.entry = built.entry
         self.prepare_s: float | None = None
         self.check_s = 0.0
-        self.held_bytes = 0  # of its own buffers, from `bind` on
+        self.held_bytes = 0  # of its own buffers, from `check` on
         self._built = built
         self._data = data
         self._cache_flush = cache_flush
@@ -93,7 +93,7 @@ class Kernel:
         return self._artefact
 
     def check(self) -> None:
-        """Check a run in guarded memory against the reference.
+        """Check a run in guarded memory against the reference, then make the arguments for timing.
 
         Raises:
             OutOfBoundsError: it writes right before or after a buffer. An access further away kills
@@ -110,6 +110,7 @@ class Kernel:
             raise
         self._begin(())
         self.check_s += time.perf_counter() - began
+        self._bind()
 
     def _run_guarded(self, placement: Placement) -> list[Array]:
         """The outputs of one run with all buffers at inaccessible pages on one side."""
@@ -148,7 +149,7 @@ class Kernel:
         name = argument.name if output else f"{argument.role} {argument.name}"
         return self._data.pool.place(name, kind.concrete_shape, kind.dtype, placement)
 
-    def bind(self) -> None:
+    def _bind(self) -> None:
         """Make the arguments for timing; packing of constant inputs is timed separately."""
         import tvm
 

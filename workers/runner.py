@@ -33,26 +33,18 @@ from workers.timing import ImplausibleError, Timed, time_kernels
 _HELD = 1 / 4
 
 
-
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """A request: the entries of a job that were built, and the cores to time them on.
-
-    Attributes:
-        checked: entries that were checked before, and the seconds that it took.
-        timed: False if they are only checked.
-    """
+    """A request: the entries of a job that were built, and the cores to time them on."""
 
     job: Job
     built: tuple[Built, ...]
     cores: tuple[int, ...]
     memory_bytes: int = 8 * 2**30  # the limit of the child
     launcher: str | None = None  # of the threads of the target's pool, if it is not TVM's
-    checked: tuple[tuple[int, float], ...] = ()
-    timed: bool = True
 
 
 def serve(channel: Channel) -> None:
-    """The child's loop: send `{"result": …}` or `{"checked": …}` for each entry when it is done, then `{"end": …}`."""
+    """The child's loop: send `{"result": …}` for each entry when it is done, then `{"end": …}`."""
     channel.store_faults()
     runner = Runner(channel)
     while True:
@@ -71,14 +63,13 @@ class Runner:
         self._libraries: set[str] = set()
 
     def run(self, session: Session) -> None:
-        """Check and time entries, sending each result as it comes."""
+        """Check and time all entries, sending each result as it comes."""
         job = session.job
         data = self._prepare_data(job.workload, job.seed)
         best_s: dict[int, float] = {}
         for entry in job.entries:
             if entry.best_s is not None:
                 best_s[entry.task_id] = min(entry.best_s, best_s.get(entry.task_id, entry.best_s))
-        checked = dict(session.checked)
         kernels: list[Kernel] = []
         for built in session.built:
             self._channel.mark(built.entry)
@@ -87,15 +78,7 @@ class Runner:
                 library = kernel.load().signature.library
                 if library is not None:
                     self._libraries.add(library)
-                if built.entry in checked:
-                    kernel.check_s = checked[built.entry]
-                else:
-                    kernel.check()
-                if not session.timed:
-                    self._channel.send({"checked": built.entry, "seconds": kernel.check_s})
-                    kernel.release()
-                    continue
-                kernel.bind()
+                kernel.check()
                 # Thread pools start at their first use.
                 pin_threads(session.cores, self._pinned)
             except Exception as error:

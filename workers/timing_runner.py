@@ -1,5 +1,4 @@
 """The daemon's handle on the runner child of one device."""
-# Over 300 lines: one child, and the sessions that check, time and time again what of it was lost or noisy.
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -28,7 +26,6 @@ from workers.sandbox import Child, Died, ForkServer, Late
 # OpenBLAS's idle threads spin for 2²⁶ cycles, on cores on which the next kernel of the session runs by then.
 # 2²⁰ cycles outlast any gap between calls of one kernel.
 _SHORT_SPIN = {"OPENBLAS_THREAD_TIMEOUT": "20", "TVM_THREAD_POOL_SPIN_COUNT": "4000"}
-_launching = threading.Lock()  # of the one that checks, and the one that times
 
 
 @dataclass(frozen=True)
@@ -74,15 +71,11 @@ class TimingRunner:
         built: Sequence[Built],
         interrupt: threading.Event,
         report: Callable[[Result], None],
-        checked: Mapping[int, float] = MappingProxyType({}),
     ) -> Conditions:
         """Check and time what was built, reporting failures at once and times at the end.
 
         If the calibration kernel shows drift, all timed entries are timed once more; if it does so again, their
         times are marked. Entries that compiled to the same code are timed as one.
-
-        Args:
-            checked: the seconds of the check of entries that have passed one, which is not repeated.
 
         Raises:
             Interrupted: `interrupt` was set; finished times are reported.
@@ -110,14 +103,12 @@ class TimingRunner:
             timed[result.entry] = msgspec.structs.replace(result, run_s=spent_s)
 
         moved = 0.0
-        passed = dict(checked)
         try:
-            conditions = self._time(job, [group[0] for group in twins.values()], interrupt, keep, passed)
+            conditions = self._time(job, [group[0] for group in twins.values()], interrupt, keep)
             moved = drift(conditions.references)
             if moved > DRIFT and timed:
                 again = [twins[entry][0] for entry in timed]
-                passed |= {entry: result.check_s for entry, result in timed.items()}
-                second = self._time(job, again, interrupt, keep, passed)
+                second = self._time(job, again, interrupt, keep)
                 moved = drift(second.references)
                 conditions = Conditions(
                     conditions.environment | second.environment,
@@ -129,48 +120,12 @@ class TimingRunner:
                 report_all(msgspec.structs.replace(result, drift=noisy))
         return conditions
 
-    def check(
-        self,
-        job: Job,
-        built: Sequence[Built],
-        interrupt: threading.Event,
-        report: Callable[[Result], None],
-        enough: Callable[[], bool],
-    ) -> dict[int, float | None]:
-        """Check what was built without timing it, one after the other until `enough`, and report failures.
-
-        Returns the seconds of the check of each entry that has passed; None if it was not checked.
-
-        Raises:
-            Interrupted: `interrupt` was set.
-        """
-        found: dict[int, float | None] = dict.fromkeys(b.entry for b in built)
-        try:
-            self._launcher = _find_launcher(job.target, built)
-        except CompileError:  # `run` says so
-            return found
-        for twins in _by_code(built).values():
-            if enough():
-                break
-            failed: list[Result] = []
-            passed: dict[int, float] = {}
-            self._time(job, twins[:1], interrupt, failed.append, passed, timed=False)
-            for result in failed:
-                for twin in twins:
-                    del found[twin.entry]
-                    report(result if twin.entry == result.entry else _copy(result, twin))
-            found |= passed
-        return found
-
     def _time(
         self,
         job: Job,
         built: Sequence[Built],
         interrupt: threading.Event,
         report: Callable[[Result], None],
-        checked: dict[int, float],
-        *,
-        timed: bool = True,
     ) -> Conditions:
         """Check and time each entry, in as many sessions as it takes.
 
@@ -184,12 +139,7 @@ class TimingRunner:
         while waiting or suspects:
             alone = not waiting
             entries = dict([suspects.popitem()]) if alone else waiting
-            session = Session(
-                job=job, built=tuple(entries.values()), cores=self._cores[-job.target.threads :],
-                memory_bytes=self._memory_bytes, launcher=self._launcher,
-                checked=tuple(checked.items()), timed=timed,
-            )  # fmt: skip
-            blamed, error = self._session(session, entries, interrupt, report, checked, environment, references)
+            blamed, error = self._session(job, entries, interrupt, report, environment, references)
             if error is None:
                 if entries:  # the child has skipped entries: a defect of the runner
                     raise RuntimeError(
@@ -208,17 +158,20 @@ class TimingRunner:
 
     def _session(
         self,
-        session: Session,
+        job: Job,
         entries: dict[int, Built],
         interrupt: threading.Event,
         report: Callable[[Result], None],
-        checked: dict[int, float],
         environment: dict[str, Any],
         references: list[Reference],
     ) -> tuple[int, Died | Late | None]:
         """Run one session in the child; remove finished entries from `entries`."""
-        job = session.job
-        child = self._ready_child(job.target.threads, job.target.pool)
+        threads = job.target.threads
+        session = Session(
+            job=job, built=tuple(entries.values()), cores=self._cores[-threads:],
+            memory_bytes=self._memory_bytes, launcher=self._launcher,
+        )  # fmt: skip
+        child = self._ready_child(threads, job.target.pool)
         try:
             child.send(to_json(session))
             while True:
@@ -226,10 +179,6 @@ class TimingRunner:
                 if "end" in message:
                     environment.update(message["environment"])
                     return -1, None
-                if "checked" in message:
-                    del entries[message["checked"]]
-                    checked[message["checked"]] = message["seconds"]
-                    continue
                 if "reference" in message:
                     samples_s, now = tuple(message["reference"]), time.time()
                     references.append(
@@ -271,8 +220,7 @@ def _find_launcher(target: Target, built: Sequence[Built]) -> str | None:
     folder = Path(built[0].path).parent / "openmp"
     folder.mkdir(exist_ok=True)
     found = folder / "library.so"
-    with _launching:
-        return str(found if found.exists() else build_launcher(folder))
+    return str(found if found.exists() else build_launcher(folder))
 
 
 def _by_code(built: Sequence[Built]) -> dict[int, list[Built]]:

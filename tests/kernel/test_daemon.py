@@ -246,19 +246,6 @@ def test_jobs_are_built_ahead_timed_in_turn_and_reported(
     assert script.environment["thread_pool"] == "tvm"
 
 
-def test_libraries_are_checked_while_others_are_timed(serve: Callable[..., Running], gate: Path) -> None:
-    script = Script([job(1, "waits"), job(2, "good", "segfaults")])
-    # The first is timed until the last of the second has failed.
-    script.at["lease 2" if CORES.overlap else "some 2"] = gate.touch
-    daemon = serve(script).daemon
-    script.wait_for(lambda: script.done == [1, 2])
-    (first,) = script.results[1].values()
-    good, bad = (script.results[2][i] for i in range(2))
-    assert (good.error, bad.error) == (None, ErrorKind.CRASH) and good.check_s > 0
-    own_s = first.check_s + (good.check_s if CORES.overlap else 0.0)
-    assert daemon.spent["checking"] == pytest.approx(own_s)
-
-
 def test_draining_finishes_what_is_timed_and_gives_back_what_is_not(
     serve: Callable[..., Running],
 ) -> None:
@@ -375,15 +362,13 @@ def test_a_cancelled_run_stops_within_seconds(serve: Callable[..., Running]) -> 
 
 
 def test_a_lost_lease_is_left_and_the_next_job_goes_on(serve: Callable[..., Running]) -> None:
-    script = Script([job(1, "good"), job(2, "hangs"), job(3, "hangs"), job(4, "good")])
+    script = Script([job(1, "good"), job(2, "hangs"), job(3, "good")])
     script.at["done 1"] = 409  # another worker has it by now
-    script.at["renew 2"] = 409  # lost while it is checked, or timed as the next
-    for n in (2, 3):
-        script.at[f"time {n}"] = lambda n=n: script.at.update({f"time {n}": 409})
+    script.at["time 2"] = lambda: script.at.update({"time 2": 409})  # lost on the way
     serve(script)
-    script.wait_for(lambda: script.done == [4])
-    assert not script.results.keys() & {1, 2, 3}
-    assert not {"release 1", "release 2", "release 3"} & set(script.events)
+    script.wait_for(lambda: script.done == [3])
+    assert 1 not in script.results and 2 not in script.results
+    assert "release 1" not in script.events and "release 2" not in script.events
 
 
 def test_what_is_timed_while_the_service_is_away_is_reported_later(

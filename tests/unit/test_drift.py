@@ -40,7 +40,6 @@ class Child:
         self.references = references
         self.failing = failing  # of an entry, in which sessions
         self.sessions: list[list[int]] = []
-        self.checked: list[dict[int, float]] = []  # before each session
         self.alive = True
         self.stage = -1
         self._messages: list[Any] = []
@@ -48,7 +47,6 @@ class Child:
     def send(self, message: Any) -> None:
         session = convert(message, Session)
         self.sessions.append([b.entry for b in session.built])
-        self.checked.append(dict(session.checked))
         self._messages = [self._reference()]
         for built in session.built:
             fails = self.failing.get(built.entry, [])
@@ -56,7 +54,7 @@ class Child:
                 result = Result(entry=built.entry, error=ErrorKind.WRONG_ANSWER, message="wrong")
             else:
                 median_s = 1e-3 * len(self.sessions)
-                result = Result(entry=built.entry, samples_s=(median_s,) * 3, run_s=1.0, check_s=0.5)
+                result = Result(entry=built.entry, samples_s=(median_s,) * 3, run_s=1.0)
             self._messages.append({"result": to_json(result)})
         self._messages += [self._reference(), {"end": True, "environment": {"llvm": "1"}}]
 
@@ -125,7 +123,6 @@ def test_a_batch_on_a_host_that_changed_is_timed_again(tmp_path: Path, after: fl
     child = Child([1.0, after, 1.0, 1.0], {0: [True]})
     results, conditions = run(child, built(tmp_path, "a", "b", "c"))
     assert child.sessions == [[0, 1, 2], [1, 2]]  # what failed is known already
-    assert child.checked == [{}, {1: 0.5, 2: 0.5}]  # and what has passed its check
     assert results[0].error is ErrorKind.WRONG_ANSWER
     assert [results[i].samples_s[0] for i in (1, 2)] == [2e-3, 2e-3]  # the second time's
     assert [results[i].drift for i in (1, 2)] == [None, None]

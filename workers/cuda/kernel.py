@@ -174,9 +174,6 @@ class CudaKernel(Kernel):
         self.compare()
         self.check_s += time.perf_counter() - began
 
-    def bind(self) -> None:
-        """Do nothing: its buffers are those of its check."""
-
     def compare(self) -> None:
         """Compare the first set of outputs, after timing, with the reference."""
         tolerances = iter(self._data.tolerance)
