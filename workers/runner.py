@@ -6,6 +6,8 @@ entry, so that the daemon can attribute a crash or a hang.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import random
 import time
@@ -29,6 +31,11 @@ from workers.kernel import Data, Kernel
 from workers.reference import WrongAnswerError, random_inputs, reference, tolerances
 from workers.timing import ImplausibleError, Timed, time_kernels
 
+# Larger arrays are mapped one by one, and go back to the system when freed. By default glibc raises its limit to
+# the largest that was freed; arrays of later sessions then leave holes, which count against the child's memory.
+_MAPPED_FROM = 1 << 20
+_M_MMAP_THRESHOLD = -3
+
 # The share of the memory for the buffers of kernels timed together; inputs, checks and the process have the rest.
 _HELD = 1 / 4
 
@@ -46,6 +53,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 def serve(channel: Channel) -> None:
     """The child's loop: send `{"result": …}` for each entry when it is done, then `{"end": …}`."""
     channel.store_faults()
+    with contextlib.suppress(AttributeError):  # no glibc
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)
     runner = Runner(channel)
     while True:
         session = convert(channel.receive(), Session)
