@@ -142,7 +142,7 @@ def peers(model: nn.Module, x: torch.Tensor, threads: int) -> Iterator[tuple[str
 def deployed(model: nn.Module, x: torch.Tensor, database: str | None) -> Iterator[tuple[str, Any]]:
     """The model's library as a call, unless plevel cannot run one of its operators by itself."""
     from plevel.deployment import deploy
-    from plevel.kernel_selection import open_records
+    from plevel.kernel_selection import make_chooser, open_records
     from plevel.torch.exported import import_program
     from plevel.torch.plan import model_target
     from strategy.network.graph import NetworkError
@@ -151,7 +151,8 @@ def deployed(model: nn.Module, x: torch.Tensor, database: str | None) -> Iterato
         with tempfile.TemporaryDirectory() as folder, open_records(database) as records:
             network, _ = import_program(torch.export.export(model, (x,)))
             path = Path(folder) / "model.so"
-            made = deploy(network, model_target(), records, path, name="model", about="benchmark")
+            target = model_target()
+            made = deploy(network, target, make_chooser(target, records), path, name="model", about="benchmark")
             function = ctypes.CDLL(str(path)).model
     except NetworkError as error:
         print(f"  {error}: without model.so")

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from plevel.kernel_selection import select_kernel
+from plevel.kernel_selection import Choose
 from strategy.compile.fusion import Group, describe
 from strategy.expr import Constant
 from strategy.network.graph import Network, NetworkError
@@ -21,8 +21,7 @@ from strategy.network.library import describe as describe_library
 from strategy.network.normal import normalize
 from strategy.network.plan import Plan, Weight, is_view, make_plan
 from strategy.record import convert, to_json
-from strategy.select import Database, Selection, SelectionError
-from strategy.select.lock import Lock
+from strategy.select import Selection, SelectionError
 from strategy.signature import Signature
 from strategy.target import Target
 from strategy.workload import Workload
@@ -48,12 +47,11 @@ class Deployed:
 def deploy(
     network: Network,
     target: Target,
-    database: Database,
+    choose: Choose,
     path: Path,
     *,
     name: str,
     about: str,
-    lock: Lock | None = None,
 ) -> Deployed:
     """Write a network's library to `path`, its header and its manifest beside it.
 
@@ -69,7 +67,7 @@ def deploy(
         if not is_view(group):
             workload, constants = _constants(group)
             sites.setdefault(workload, []).append(constants)
-    selections = _select_all(list(sites), target, database, lock)
+    selections = _choose_all(list(sites), choose)
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
         made = Path(folder)
         signatures = _build_all(selections, sites, made)
@@ -89,13 +87,13 @@ def _constants(group: Group) -> tuple[Workload, dict[str, Constant]]:
     return workload, {n: node for n, (node, _) in sources.items() if isinstance(node, Constant)}
 
 
-def _select_all(
-    workloads: Sequence[Workload], target: Target, database: Database, lock: Lock | None
-) -> dict[Workload, Selection]:
+def _choose_all(workloads: Sequence[Workload], choose: Choose) -> dict[Workload, Selection]:
     selections, errors = {}, {}
     for workload in workloads:
         try:
-            selections[workload] = select_kernel(workload, target, database, lock)
+            chosen = choose(workload)
+            assert isinstance(chosen, Selection)  # sizes are fixed
+            selections[workload] = chosen
         except SelectionError as error:
             errors[workload] = str(error)
     _refuse(errors)

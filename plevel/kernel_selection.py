@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 
 from strategy.op_strategy import candidates
 from strategy.select import NO_RECORDS, Database, Selection, SelectionError, select
+from strategy.select.dispatch import DispatchTable, dispatch
 from strategy.select.lock import Lock
 from strategy.target import Target
 from strategy.workload import Workload
 
+Chosen = Selection | DispatchTable
+Choose = Callable[[Workload], Chosen]
 
-def select_kernel(
-    workload: Workload, target: Target, database: Database, lock: Lock | None
-) -> Selection:
+
+def make_chooser(target: Target, database: Database, lock: Lock | None = None) -> Choose:
+    """`choose_kernel` for one target and state of the records: each workload is selected once."""
+    return cache(lambda workload: choose_kernel(workload, target, database, lock))
+
+
+def choose_kernel(workload: Workload, target: Target, database: Database, lock: Lock | None) -> Chosen:
     """The lock's selection, if its implementation is still the one that is installed, else the database's.
+
+    Symbolic sizes have a dispatch table, by the database.
 
     Raises:
         SelectionError: no implementation is valid.
     """
     # A library with threads of its own would take the cores from OpenMP's.
+    if not workload.is_constant:
+        return dispatch(workload, target, database, libraries=False)
     offered = candidates(workload, target, libraries=False)
     if lock is not None:
         versions = {c.implementation: c.version for c in offered}

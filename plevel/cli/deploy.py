@@ -65,7 +65,7 @@ def compile_model(
     from plevel.deployment import deploy
     from plevel.embedded import require_worker
     from plevel.importing import ExtraError, import_model
-    from plevel.kernel_selection import open_records
+    from plevel.kernel_selection import make_chooser, open_records
     from strategy.compile.c_text import c_word, is_free
     from strategy.fault import CompileError
     from strategy.network.graph import NetworkError
@@ -98,9 +98,8 @@ def compile_model(
     try:
         with open_records(database or lock_path) as records:
             imported = import_model(model, sizes)
-            made = deploy(
-                imported.network, where, records, out, name=function, about=model.name, lock=locked
-            )
+            choose = make_chooser(where, records, locked)
+            made = deploy(imported.network, where, choose, out, name=function, about=model.name)
     except NetworkError as error:
         raise UsageError(f"{model}: {error}") from error
     except (CompileError, ExtraError, SandboxError) as error:

@@ -22,12 +22,12 @@ import torch._inductor.config
 from torch._dynamo.exc import RestartAnalysis
 from torch.fx import GraphModule
 
-from plevel.kernel_selection import open_records, select_kernel
+from plevel.kernel_selection import Choose, make_chooser, open_records
 from plevel.torch import confirmation
 from plevel.torch.confirmation import Kept, Verdict
 from plevel.torch.explanation import Report, make_report, note, owned
 from plevel.torch.frozen import compile_frozen
-from plevel.torch.plan import Plan, make_plan
+from plevel.torch.plan import Plan, make_plan, model_target
 from plevel.torch.reporting import report
 from plevel.torch.whole import Whole, compile_whole
 from strategy.select.lock import Lock
@@ -92,7 +92,9 @@ def plevel(
             "torch._inductor.config.cpp_wrapper is set, and kernels are called from Python",
         )
     try:
-        return _compile(module, inputs, wanted)
+        with open_records(wanted.database or wanted.lock) as database:
+            choose = make_chooser(model_target(), database, _read_lock(wanted))
+            return _compile(module, inputs, wanted, choose)
     except RestartAnalysis:  # PyTorch traces the graph again
         raise
     except Exception as error:
@@ -111,7 +113,9 @@ def _alone(module: GraphModule, inputs: Sequence[Any], why: str) -> Callable[...
     return found
 
 
-def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+def _compile(
+    module: GraphModule, inputs: Sequence[Any], options: Options, choose: Choose
+) -> Callable[..., Any]:
     plan: Plan | None = None
     verdict: Verdict | None = None
     kept: Kept = frozenset()
@@ -119,13 +123,9 @@ def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Ca
 
     def visit(frozen: GraphModule) -> None:
         nonlocal plan, verdict, kept
-        lock = _read_lock(options)
-        with open_records(options.database or options.lock) as database:
-            made = plan = make_plan(frozen, database, lock)
-            if options.confirm:
-                verdict = confirmation.read_verdict(
-                    plan, lambda w: select_kernel(w, made.target, database, lock)
-                )
+        plan = make_plan(frozen, choose)
+        if options.confirm:
+            verdict = confirmation.read_verdict(plan, choose)
         kept = plan.preferred()
         if options.confirm:
             # Without a verdict this is Inductor alone, to compare with.
@@ -144,8 +144,7 @@ def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Ca
         warnings.warn(f"plevel: {workload}{others} left to Inductor: {why}", stacklevel=3)
 
     def make_whole() -> Whole:
-        with open_records(options.database or options.lock) as database:
-            return compile_whole(module, inputs, planned, database, _read_lock(options))
+        return compile_whole(module, inputs, planned, choose)
 
     if verdict is not None and verdict.whole:
         try:

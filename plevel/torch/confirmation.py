@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from plevel.kernel_selection import Choose
 from plevel.torch.node import hint
 from plevel.torch.plan import Plan
 from plevel.torch.store import folder, touch
@@ -26,7 +27,6 @@ from strategy.confirmation import Comparison
 from strategy.fault import CompileError
 from strategy.network.graph import NetworkError
 from strategy.record import Estimate, estimate
-from strategy.select import Selection
 from strategy.table import show_number
 from strategy.workload import Workload
 
@@ -69,7 +69,7 @@ class Verdict(msgspec.Struct, frozen=True):
     library: dict[str, str] = {}
 
 
-def read_verdict(plan: Plan, choose: Callable[[Workload], Selection]) -> Verdict | None:
+def read_verdict(plan: Plan, choose: Choose) -> Verdict | None:
     """The verdict on the same graph, kernels, machine, threads and versions; None where there is none.
 
     Args:

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
+from plevel.kernel_selection import Chosen
 from plevel.torch.store import digest_of, folder, prune, touch
 from plevel.torch.table_builder import BuildTable, Interface
 from strategy.record import JobEntry
-from strategy.select import Selection
 from strategy.select.dispatch import DispatchTable
 from strategy.signature import Argument
 from strategy.target import Target
@@ -33,7 +33,7 @@ _interfaces = msgspec.json.Decoder(Interface)
 class Kernel:
     """A library on disk: the file's name is the digest of its selection, or of its table for symbolic sizes."""
 
-    selection: Selection | DispatchTable
+    selection: Chosen
     path: Path
 
     @cached_property
@@ -75,7 +75,7 @@ class Kernel:
         return self._interface.explanation if isinstance(s, DispatchTable) else s.explanation
 
 
-def kernel_digest(s: Selection | DispatchTable) -> str:
+def kernel_digest(s: Chosen) -> str:
     """The digest that tells a kernel from all others, in the graph, in Inductor's caches and on disk."""
     if isinstance(s, DispatchTable):
         rows = [(r.holds, r.implementation, r.version, r.config.to_json()) for r in s.rows]
@@ -89,7 +89,7 @@ def chosen_digest(workload: str, target: Target, chosen: Any) -> str:
 
 
 def build(
-    selections: Iterable[Selection | DispatchTable],
+    selections: Iterable[Chosen],
 ) -> tuple[dict[Workload, Kernel], dict[Workload, str]]:
     """The kernels of selections, and the reasons of those that cannot be built, by their workloads.
 
@@ -129,7 +129,7 @@ def _keep(kernel: Kernel, path: Path, answer: Any) -> str | None:
     return None
 
 
-def _request(s: Selection | DispatchTable, path: str) -> Build | BuildTable:
+def _request(s: Chosen, path: str) -> Build | BuildTable:
     if isinstance(s, DispatchTable):
         return BuildTable(table=s, path=path)
     entry = JobEntry(

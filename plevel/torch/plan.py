@@ -10,7 +10,7 @@ from importlib.metadata import version
 import torch
 from torch.fx import GraphModule
 
-from plevel.kernel_selection import select_kernel
+from plevel.kernel_selection import Choose, Chosen
 from plevel.torch.extraction import Extracted, Extraction, extract_graph
 from plevel.torch.kernel import Kernel, build
 from plevel.torch.merging import find_merged
@@ -19,9 +19,7 @@ from plevel.torch.replacement import replace
 from plevel.torch.site import find_sites
 from plevel.torch.store import digest_of
 from strategy.host import cpu_model
-from strategy.select import Database, Selection
-from strategy.select.dispatch import DispatchTable, dispatch
-from strategy.select.lock import Lock
+from strategy.select.dispatch import DispatchTable
 from strategy.target import Target, cpu_target
 from strategy.workload import Workload
 
@@ -102,15 +100,15 @@ def model_target() -> Target:
     return cpu_target().with_threads(torch.get_num_threads()).with_pool("openmp")
 
 
-def make_plan(module: GraphModule, database: Database, lock: Lock | None = None) -> Plan:
-    """The kernels of a frozen graph, built: those of the lock, for the rest those that the database selects."""
+def make_plan(module: GraphModule, choose: Choose) -> Plan:
+    """The chosen kernels of a frozen graph, built."""
     extraction = extract_graph(module)
     target = model_target()
-    selections: list[Selection | DispatchTable] = []
+    selections: list[Chosen] = []
     errors = {}
     for found in extraction.workloads:
         try:
-            selections.append(_choose(found.workload, target, database, lock))
+            selections.append(choose(found.workload))
         except Exception as error:  # a strategy's, for this workload alone
             errors[found.workload] = str(error)
     kernels, failed = build(selections)
@@ -120,15 +118,6 @@ def make_plan(module: GraphModule, database: Database, lock: Lock | None = None)
         version("plevel"),
     )  # fmt: skip
     return Plan(extraction, kernels, errors | failed, target, graph, key)
-
-
-def _choose(
-    workload: Workload, target: Target, database: Database, lock: Lock | None
-) -> Selection | DispatchTable:
-    """By the lock, else by the database; without libraries, whose threads would take the cores from PyTorch's."""
-    if not workload.is_constant:
-        return dispatch(workload, target, database, libraries=False)
-    return select_kernel(workload, target, database, lock)
 
 
 def _text(module: GraphModule) -> list[str]:

@@ -20,7 +20,7 @@ import torch
 from torch.fx import GraphModule
 
 from plevel.deployment import deploy
-from plevel.kernel_selection import select_kernel
+from plevel.kernel_selection import Choose
 from plevel.torch.exported import find_weights, import_graph
 from plevel.torch.kernel import chosen_digest, kernel_digest
 from plevel.torch.plan import Plan
@@ -28,10 +28,7 @@ from plevel.torch.store import digest_of, folder, touch
 from strategy.network.graph import NetworkError
 from strategy.network.library import Manifest
 from strategy.record import convert
-from strategy.select import Database, Selection
-from strategy.select.lock import Lock
 from strategy.target import Target
-from strategy.workload import Workload
 from strategy.workload_text import parse_workload
 
 _FUNCTION = "plevel_graph"
@@ -68,9 +65,7 @@ class Whole:
             shutil.rmtree(self.made, ignore_errors=True)
 
 
-def compile_whole(
-    module: GraphModule, inputs: Sequence[Any], plan: Plan, database: Database, lock: Lock | None
-) -> Whole:
+def compile_whole(module: GraphModule, inputs: Sequence[Any], plan: Plan, choose: Choose) -> Whole:
     """The library of a graph, from the folder of kernels or a new one, to be kept or swept.
 
     Args:
@@ -87,18 +82,18 @@ def compile_whole(
     if path.exists():
         touch(path)
         found = _load(path, inputs, path, None)
-        if is_current(found.kernels(plan.target), lambda w: select_kernel(w, plan.target, database, lock)):
+        if is_current(found.kernels(plan.target), choose):
             return found
     made = Path(tempfile.mkdtemp(prefix="graph-", dir=folder()))
     try:
-        _build(module, inputs, plan, database, lock, made / path.name)
+        _build(module, inputs, plan, choose, made / path.name)
         return _load(made / path.name, inputs, path, made)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
 
 
-def is_current(kernels: Mapping[str, str], choose: Callable[[Workload], Selection]) -> bool:
+def is_current(kernels: Mapping[str, str], choose: Choose) -> bool:
     """Return whether the kernels of a library, of which there are digests by workload, would be chosen now."""
     return all(kernel_digest(choose(parse_workload(key))) == digest for key, digest in kernels.items())
 
@@ -107,11 +102,9 @@ def _about(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def _build(
-    module: GraphModule, inputs: Sequence[Any], plan: Plan, database: Database, lock: Lock | None, path: Path
-) -> None:
+def _build(module: GraphModule, inputs: Sequence[Any], plan: Plan, choose: Choose, path: Path) -> None:
     network = import_graph(module, inputs)
-    made = deploy(network, plan.target, database, path, name=_FUNCTION, about="a graph of torch.compile", lock=lock)
+    made = deploy(network, plan.target, choose, path, name=_FUNCTION, about="a graph of torch.compile")
     made.header.unlink()
     made.manifest.replace(_about(path))
 

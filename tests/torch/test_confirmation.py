@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import types
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
+from plevel import kernel_selection
 from plevel.direct import connect
 from plevel.torch import backend, confirmation, explain, reporting
 from plevel.torch.backend import plevel
@@ -153,21 +155,26 @@ def test_a_library_is_timed_anew_once_another_kernel_of_it_is_selected(whole, mo
     whole += [[1.1] * 9, [1.2] * 9]
     assert "not faster as one library" in run(model, inputs).verdict.apart
 
+    chosen: Counter[str] = Counter()
+
     def choose(workload, *given):
+        chosen[workload.key] += 1
         found = select(workload, *given)
         if workload.op != "avg_pool2d":
             return found
         return msgspec.structs.replace(found, config=Config({**found.config, "tasks": 2}))
 
-    select = backend.select_kernel
-    monkeypatch.setattr("plevel.deployment.select_kernel", choose)
-    monkeypatch.setattr(backend, "select_kernel", choose)
+    select = kernel_selection.choose_kernel
+    monkeypatch.setattr(kernel_selection, "choose_kernel", choose)
     whole += [[1.1] * 9, [0.6] * 9]
     report = run(model, inputs)
     assert whole == []
     (row,) = [row for row in report.rows if row.workload.op == "avg_pool2d"]
     assert row.config["tasks"] == 2
+    chosen.clear()
     assert run(model, inputs).rows == report.rows
+    assert len(chosen) == 2  # the convolution's and the pooling's
+    assert set(chosen.values()) == {1}
 
 
 def test_a_family_that_wins_stays_and_the_verdict_is_not_asked_for_again(ratios, monkeypatch: pytest.MonkeyPatch):
