@@ -137,6 +137,8 @@ class Client:
             except UnreachableError as error:
                 if patience_s is not None and time.monotonic() - began > patience_s:
                     raise
+                if self._stop.is_set():  # the client may have been closed
+                    raise StoppedError from error
                 if not said:
                     log.warning("%s; retrying with back-off", error)
                     said = True

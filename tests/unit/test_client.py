@@ -138,6 +138,19 @@ def test_waiting_for_the_service_can_be_stopped() -> None:
     assert len(service.asked) == 3
 
 
+def test_a_client_closed_while_it_waits_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    stop = threading.Event()
+
+    class Closed(Service):
+        def __call__(self, request: httpx.Request) -> httpx.Response:
+            stop.set()
+            return super().__call__(request)
+
+    with pytest.raises(StoppedError):
+        client_of(Closed(httpx.ReadError("[Errno 9] Bad file descriptor")), stop).lease(REQUEST)
+    assert not caplog.records
+
+
 def test_a_lease_waits_longer_than_the_service() -> None:
     service = Service(Leases(leases=(LEASE,)))
     (lease,) = client_of(service).lease(REQUEST)
