@@ -41,10 +41,12 @@ def guarded_workspaces(
     made: dict[int, Buffer] = {}  # by address
     free: defaultdict[int, list[int]] = defaultdict(list)  # addresses by size
 
-    # TVM's threads call these; a callback of ctypes cannot raise.
+    # TVM's threads call these, thousands of times a run; a callback of ctypes cannot raise.
     def allocate_one(kind: int, index: int, size: int, code: int, bits: int) -> int:
-        with suppress(IndexError):
+        try:
             return free[size].pop()
+        except IndexError:
+            pass
         buffer = allocate("a workspace", (size,), "uint8", placement)
         buffer.array[...] = 0xFF
         made[buffer.pointer] = buffer
