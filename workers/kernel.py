@@ -27,7 +27,6 @@ _LOOP_IN_C_FROM = 32
 class Data:
     """Inputs, reference and tolerances, shared by all configurations of a workload and seed."""
 
-    key: tuple[str, int]
     inputs: Mapping[str, Array]
     tensors: Mapping[str, Any]  # the inputs as TVM tensors
     reference: tuple[Array, ...]
@@ -48,6 +47,17 @@ class Data:
     def forget_guarded(self) -> None:
         """Discard the guarded inputs after a kernel that may have damaged them."""
         self._guarded.clear()
+
+    def release(self) -> None:
+        """Free all guarded memory."""
+        self._guarded.clear()
+        self.pool = Pool()
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of inputs, their tensors and the reference."""
+        once = [*self.reference, *self.inputs.values()]
+        return sum(a.nbytes for a in [*once, *(self.inputs[name] for name in self.tensors)])
 
 
 class Kernel:

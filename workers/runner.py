@@ -38,6 +38,8 @@ _M_MMAP_THRESHOLD = -3
 
 # The share of the memory for the buffers of kernels timed together; inputs, checks and the process have the rest.
 _HELD = 1 / 4
+# Of inputs and references, or an eighth of the memory: those of a network's layers, which are timed in turns.
+_KEPT_BYTES = 1 << 30
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,18 +65,18 @@ def serve(channel: Channel) -> None:
 
 
 class Runner:
-    """Runner of sessions, which caches inputs and reference for the next session of the same workload."""
+    """Runner of sessions, which keeps inputs and references for later sessions of the same workloads."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._data: Data | None = None
+        self._data: dict[tuple[str, int], Data] = {}  # by workload and seed, the last used at the end
         self._pinned: dict[int, int] = {}
         self._libraries: set[str] = set()
 
     def run(self, session: Session) -> None:
         """Check and time all entries, sending each result as it comes."""
         job = session.job
-        data = self._prepare_data(job.workload, job.seed)
+        data = self._prepare_data(job.workload, job.seed, min(_KEPT_BYTES, session.memory_bytes // 8))
         best_s: dict[int, float] = {}
         for entry in job.entries:
             if entry.best_s is not None:
@@ -124,7 +126,7 @@ class Runner:
             tasks=[tasks[k.entry] for k in kernels],
             best_s=[best_s.get(tasks[k.entry]) for k in kernels],
             least_s=least_seconds(job.workload, job.target),
-            rng=random.Random(job.seed),
+            rng=random.Random(f"{job.seed} {job.id}"),  # jobs of one seed differ
             finished=finished,
         )
         self._send_reference()
@@ -165,17 +167,24 @@ class Runner:
     def _send(self, result: Result) -> None:
         self._channel.send({"result": to_json(result)})
 
-    def _prepare_data(self, workload: Workload, seed: int) -> Data:
+    def _prepare_data(self, workload: Workload, seed: int, most_bytes: int) -> Data:
+        """The inputs and reference of a job; those of earlier jobs are kept up to this size."""
+        key = workload.key, seed
+        found = self._data.pop(key, None) or self._draw(workload, seed)
+        for other in self._data.values():
+            other.release()
+        self._data[key] = found
+        while len(self._data) > 1 and sum(d.nbytes for d in self._data.values()) > most_bytes:
+            del self._data[next(iter(self._data))]
+        return found
+
+    def _draw(self, workload: Workload, seed: int) -> Data:
         import tvm
 
-        key = (workload.key, seed)
-        if self._data is None or self._data.key != key:
-            inputs = random_inputs(workload, seed)
-            outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
-            tolerance = tolerances(workload, inputs, outputs)
-            tensors = {name: tvm.runtime.tensor(array) for name, array in inputs.items()}
-            self._data = Data(key, inputs, tensors, outputs, tolerance)
-        return self._data
+        inputs = random_inputs(workload, seed)
+        outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
+        tensors = {name: tvm.runtime.tensor(array) for name, array in inputs.items()}
+        return Data(inputs, tensors, outputs, tolerances(workload, inputs, outputs))
 
 
 def _failure(kernel: Kernel, error: Exception) -> Result:

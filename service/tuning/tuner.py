@@ -259,14 +259,14 @@ class Tuner(Background):
             self.changed.notify()
 
     def _enqueue(
-        self, connection: Connection, tuning: TuningRun, p: Proposal, phase: Phase
+        self, connection: Connection, tuning: TuningRun, p: Proposal, phase: Phase, final: int = 0
     ) -> None:
+        """Enqueue a proposal; a search has one draw of inputs, which workers keep, each of the finals its own."""
         request = tuning.request
         policy = request.search_policy if phase is Phase.SEARCH else request.confirm_policy
-        tuning.jobs += 1
         jobs.enqueue(
             connection, tuning.id, p.workload_id, tuning.target_id, phase, p.entries, policy,
-            seed=(request.seed * 1_000_003 + tuning.jobs) % 2**31, priority=p.priority - 100 * request.priority,
+            seed=(request.seed * 1_000_003 + final) % 2**31, priority=p.priority - 100 * request.priority,
         )  # fmt: skip
         if phase is Phase.SEARCH and tuning.policy_id == -1:
             tuning.policy_id = catalogue.put_policy(connection, policy)
@@ -277,9 +277,9 @@ class Tuner(Background):
         state.begin_finals(connection, tuning.id, why, complete=not timed_out)
         for workload_id, group in tuning.by_workload().items():
             entries = [e for t in group for e in self._finalists(connection, t)]
-            for _ in range(CONFIRM_SESSIONS if entries else 0):
+            for number in range(1, CONFIRM_SESSIONS + 1 if entries else 0):
                 proposal = Proposal(workload_id, tuple(entries), jobs.URGENT)
-                self._enqueue(connection, tuning, proposal, Phase.CONFIRM)
+                self._enqueue(connection, tuning, proposal, Phase.CONFIRM, number)
 
     def _finalists(self, connection: Connection, t: TuningTask) -> list[jobs.NewEntry]:
         ranked = best.pooled(connection, t.id, Scope.TARGET, "", Phase.SEARCH)

@@ -82,7 +82,6 @@ class TuningRun:
     target_id: int
     policy_id: int
     tasks: list[TuningTask]
-    jobs: int = 0  # number enqueued by this process, for the seeds of inputs
     reference_done: bool = False
     changed: list[TuningTask] = field(default_factory=list)
 
@@ -136,10 +135,9 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
         )
         .limit(1)
     )
-    enqueued = connection.scalar(sa.select(sa.func.count()).where(job.c.run_id == run_id))
     return TuningRun(
         run_id, request, row.target_id, -1 if policy_id is None else policy_id, tasks,
-        jobs=enqueued or 0, reference_done=referenced is not None,
+        reference_done=referenced is not None,
     )  # fmt: skip
 
 

@@ -143,6 +143,11 @@ def test_a_run_from_its_request_to_the_selection(farm: Farm) -> None:
     assert [e.implementation for e in farm.jobs[0]] == [LIBRARY.implementation]
     assert farm.phases[-CONFIRM_SESSIONS:] == [Phase.CONFIRM] * CONFIRM_SESSIONS
     assert farm.phases.count(Phase.CONFIRM) == CONFIRM_SESSIONS
+    # The search has one draw of inputs, and each of the finals another.
+    with farm.store.read() as c:
+        seeds = c.execute(sa.select(job.c["phase", "seed"]).where(job.c.run_id == status.id)).all()
+    assert len({seed for phase, seed in seeds if phase == Phase.SEARCH}) == 1
+    assert len({seed for _, seed in seeds}) == 1 + CONFIRM_SESSIONS
     final = Counter(e.implementation for e in farm.jobs[-1])
     assert final[FAST.implementation] == FINALISTS + 1
     assert final[LIBRARY.implementation] == 1

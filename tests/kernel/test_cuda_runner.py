@@ -179,7 +179,7 @@ def test_many_calls_are_replayed_in_whole_rounds_of_the_copies(tmp_path: Path) -
     workload = Workload.make("exp", {"data": "float32[40,20]"})
     driver, inputs = Counting(), random_inputs(workload, 0)
     (built,) = session_of(workload, [artefact_of(workload, "broadcast.cuda")], tmp_path).built
-    kernel = CudaKernel(built, Data(("", 0), inputs, {}, (), ()), driver)  # type: ignore[arg-type]
+    kernel = CudaKernel(built, Data(inputs, {}, (), ()), driver)  # type: ignore[arg-type]
     kernel.load()
     assert [kernel.measure(calls) for calls in (31, 100, 33)] == [31, 100, 33]
     assert driver.captured == [33]  # three copies of all buffers

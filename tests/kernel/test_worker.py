@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -609,6 +609,35 @@ def test_packed_weights_of_many_entries_do_not_need_all_their_memory_at_once(
     assert errors == {None}
 
 
+def test_inputs_and_references_are_kept_for_later_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of a network's layers come in turns, and a reference may take longer than the timing."""
+    drawn: list[int] = []
+
+    def counted(workload: Workload, inputs: Mapping[str, Any]) -> Any:
+        drawn.append(inputs["data"].shape[0])
+        return reference(workload, inputs)
+
+    monkeypatch.setattr("workers.runner.reference", counted)
+    mine, its = socket.socketpair()
+    with mine, its:
+        session = Runner(Channel(mine, mmap.mmap(-1, PROGRESS_BYTES)))
+
+        def prepare(rows: int, seed: int, most_bytes: int) -> None:
+            workload = Workload.make("dense", {"data": f"float32[{rows},32]", "weight": "float32[16,32]"})
+            data = session._prepare_data(workload, seed, most_bytes)
+            assert data.inputs["data"].shape == (rows, 32)
+            assert np.array_equal(data.inputs["data"], random_inputs(workload, seed)["data"])
+
+        for rows in (4, 8, 4, 8):
+            prepare(rows, 0, 1 << 20)
+        assert drawn == [4, 8]
+        prepare(4, 1, 1 << 20)
+        assert drawn == [4, 8, 4]
+        for rows in (8, 16, 16, 8):  # one of them fits
+            prepare(rows, 0, 1 << 12)
+        assert drawn == [4, 8, 4, 16, 8]
+
+
 def test_caches_are_flushed_before_each_call_where_that_is_asked(
     builders: BuilderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -620,7 +649,7 @@ def test_caches_are_flushed_before_each_call_where_that_is_asked(
     inputs = random_inputs(workload, 0)
     outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
     tensors = {name: tvm.runtime.tensor(array) for name, array in inputs.items()}
-    data = Data(("", 0), inputs, tensors, outputs, tolerances(workload, inputs, outputs))
+    data = Data(inputs, tensors, outputs, tolerances(workload, inputs, outputs))
     asked: list[dict[str, Any]] = []
     evaluate = tvm.runtime.Module.time_evaluator
 

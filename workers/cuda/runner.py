@@ -87,13 +87,10 @@ class CudaRunner(Runner):
 
         return timed
 
-    def _prepare_data(self, workload: Workload, seed: int) -> Data:
-        key = (workload.key, seed)
-        if self._data is None or self._data.key != key:
-            inputs = random_inputs(workload, seed)
-            outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
-            self._data = Data(key, inputs, {}, outputs, tolerances(workload, inputs, outputs))
-        return self._data
+    def _draw(self, workload: Workload, seed: int) -> Data:
+        inputs = random_inputs(workload, seed)
+        outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
+        return Data(inputs, {}, outputs, tolerances(workload, inputs, outputs))
 
 
 def _lost(kernel: Kernel, error: CudaError) -> SystemExit:
