@@ -487,6 +487,11 @@ def _argmax(node: Node, x: Expr) -> Expr:
     return call("argmax", x, axis=(node.get("axis", 0),), keepdims=bool(node.get("keepdims", 1)), dtype="int64")
 
 
+@_register("NonMaxSuppression", "Unique")
+def _depends_on_data(node: Node, *inputs: Expr | None) -> Expr:
+    raise NetworkError("how large its output is depends on data: export the model without it, and what follows it")
+
+
 def _window(node: Node, x: Expr) -> dict[str, Any]:
     size = node.get("kernel_shape")
     if len(size) != 2:

@@ -16,9 +16,11 @@ from plevel.comparison import error_of  # noqa: E402
 from plevel.onnx.file import read_model  # noqa: E402
 from plevel.onnx.network import import_model  # noqa: E402
 from strategy import compile as compiler  # noqa: E402
+from strategy.expr import Constant, Tuple  # noqa: E402
 from strategy.network.graph import NetworkError  # noqa: E402
 from strategy.network.group import groups  # noqa: E402
 from strategy.network.normal import normalize  # noqa: E402
+from strategy.ops.non_max_suppression import all_class_non_max_suppression  # noqa: E402
 from strategy.reference import evaluate  # noqa: E402
 
 N = helper.make_node
@@ -172,6 +174,31 @@ def test_sums_of_integers_are_rescaled_in_their_kernel(tmp_path: Path) -> None:
         assert [g.anchor.op.name for g in groups(network) if g.anchor.op.name != "reshape"] == [product]
 
 
+def run_onnx(node: Any, inputs: dict[str, Any]) -> list[Any]:
+    """The outputs of a node by ONNX's own reference."""
+    from onnx.reference import ReferenceEvaluator
+
+    kinds = ((n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in inputs.items())
+    given = [helper.make_tensor_value_info(*k) for k in kinds]
+    graph = helper.make_graph([node], "small", given, [onnx.ValueInfoProto(name=n) for n in node.output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    return list(ReferenceEvaluator(model).run(None, inputs))
+
+
+@pytest.mark.parametrize("center", [0, 1])
+@pytest.mark.parametrize(("most", "overlap", "bound"), [(5, 0.5, 0.2), (100, 0.05, -2.0), (3, 0.0, 2.0)])
+def test_boxes_are_chosen_as_onnx_does(center: int, most: int, overlap: float, bound: float) -> None:
+    boxes, scores = np.abs(normal(2, 40, 4)), normal(2, 3, 40)
+    names = {"b": boxes, "s": scores, "m": np.int64([most]), "o": np.float32([overlap]), "t": np.float32([bound])}
+    node = N("NonMaxSuppression", [*names], ["y"], center_point_box=center)
+    (expected,) = run_onnx(node, names)
+    chosen = all_class_non_max_suppression(Constant(boxes), Constant(scores), most, overlap, bound, bool(center))
+    rows, count = evaluate(Tuple(chosen), {})
+    assert rows.shape == (2 * 3 * min(most, 40), 3)
+    assert rows[: count[0]].tolist() == expected.tolist()
+    assert (rows[count[0] :] == -1).all()
+
+
 NEAREST = N("Resize", ["x", "s"], ["y"], mode="nearest")
 PIXELS: dict[str, tuple[Any, list[float], int, list[int]]] = {
     "fewer of version 10": (NEAREST, [1, 1, 1, 0.6], 10, [0, 2, 4, 5, 7, 9]),
@@ -233,6 +260,10 @@ SHORT = TensorProto(name="a", data_type=TensorProto.FLOAT, dims=[4], data_locati
 SHORT.external_data.add(key="location", value="short")
 X = {"x": normal(4)}
 REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "how large its output is depends on data": (
+        [N("Reshape", ["x", "h"], ["a"]), N("NonMaxSuppression", ["a", "s"], ["y"])],
+        {"h": [1, 1, 4], "s": np.float32([[[1]]])},
+    ),
     "training_mode": ([N("Dropout", ["x", "r", "t"], ["y"])], {"r": np.float32(0.5), "t": True}),
     "training_mode: ": ([N("Dropout", ["c", "r", "t"], ["a"]), ADD], {"c": normal(4), "r": np.float32(0.5), "t": True}),
     "no kernel for: RandomNormal": ([N("RandomNormal", [], ["a"], shape=[4]), ADD], {}),
