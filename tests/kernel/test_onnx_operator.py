@@ -21,6 +21,7 @@ from strategy.network.graph import NetworkError  # noqa: E402
 from strategy.network.group import groups  # noqa: E402
 from strategy.network.normal import normalize  # noqa: E402
 from strategy.ops.non_max_suppression import all_class_non_max_suppression  # noqa: E402
+from strategy.ops.unique import unique  # noqa: E402
 from strategy.reference import evaluate  # noqa: E402
 
 N = helper.make_node
@@ -197,6 +198,16 @@ def test_boxes_are_chosen_as_onnx_does(center: int, most: int, overlap: float, b
     assert rows.shape == (2 * 3 * min(most, 40), 3)
     assert rows[: count[0]].tolist() == expected.tolist()
     assert (rows[count[0] :] == -1).all()
+
+
+def test_elements_that_differ_are_those_of_onnx() -> None:
+    data = RANDOM.integers(-9, 9, 30).astype("float32")
+    expected = run_onnx(N("Unique", ["x"], ["y", "i", "v", "c"]), {"x": data})
+    values, indices, inverse, number, counts = evaluate(Tuple(unique(Constant(data), True, "int64")), {})
+    for found, wanted in zip((values, indices, counts), (*expected[:2], expected[3]), strict=True):
+        assert found[: number[0]].tolist() == wanted.tolist()
+        assert (found[number[0] :] == (-1 if found is indices else 0)).all()
+    assert inverse.tolist() == expected[2].tolist()
 
 
 NEAREST = N("Resize", ["x", "s"], ["y"], mode="nearest")

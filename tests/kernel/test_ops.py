@@ -171,6 +171,7 @@ CASES = [
      {"groups": 2, "strides": [2, 1]}),
     ("all_class_non_max_suppression", {"boxes": "bfloat16[1,400,4]", "scores": "bfloat16[1,2,400]"},
      {"max_output_boxes_per_class": 300, "iou_threshold": 0.1}),
+    ("unique", {"data": "bfloat16[1000]"}, {"return_counts": True}),
     # Narrow floats are summed in float32, and long sums may be off by more.
     ("sum", {"data": "bfloat16[16,300]"}, {"axis": [1]}),
     ("mean", {"data": "float16[16,3000]"}, {"axis": [1]}),
