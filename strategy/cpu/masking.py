@@ -23,7 +23,7 @@ from typing import Any
 # Calls that are computed lane by lane.
 _ELEMENTWISE = frozenset(
     f"tirx.{name}"
-    for name in "exp fabs floor log pow reinterpret sqrt".split()
+    for name in "exp fabs floor log nearbyint pow reinterpret round sqrt".split()
 )
 _CHOICE = "plevel.choice"
 _FAR = 4  # maximum number of vectors of a shuffled load
@@ -242,7 +242,10 @@ class _Lanes:
         again: Callable[[Any], Any] = partial(self.vector, bounds=bounds)
         if isinstance(expression, ir.TensorLoad):
             return self._load(expression, bounds)
-        pairs = tirx.Add | tirx.Sub | tirx.Mul | tirx.Div | tirx.Max | tirx.Min | tirx.LShift | tirx.RShift
+        pairs = (
+            tirx.Add | tirx.Sub | tirx.Mul | tirx.Div | tirx.Max | tirx.Min
+            | tirx.LShift | tirx.RShift | tirx.BitwiseAnd | tirx.BitwiseOr | tirx.BitwiseXor
+        )  # fmt: skip
         if isinstance(expression, pairs):
             return type(expression)(again(expression.a), again(expression.b))
         if isinstance(expression, tirx.Cast):

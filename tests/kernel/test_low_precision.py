@@ -139,6 +139,15 @@ def test_an_epilogue_joins_the_integer_product(ops):
         check(image, implementation.name)
 
 
+def test_edges_of_an_image_are_packed_and_requantised_by_vectors():
+    # No vector divides its lines, nor a tile its pixels.
+    image = convolution("uint8[1,16,14,14]", "int8[8,16,3,3]", epilogue=steps(8, "requantize", axis=1), padding=1)
+    source = lower(image, ZEN4, "qconv2d_nchw_dot.cpu").compile(checks=False).executable.mod.inspect_source("s")
+    code = source[source.index("\nmain_compute_:") : source.index("\nprepare_weight_compute_:")]
+    assert "vrndscaleps" in code
+    assert not any(scalar in code for scalar in ("vrndscaless", "vroundss", "movzbl"))
+
+
 def test_the_instruction_is_used_where_the_target_has_it():
     for target, integer, real in ((ZEN4, "vpdpbusd", "vdpbf16ps"), (NEOVERSE, "sdot", "bfdot")):
         for kind, opcode in (("bfloat16", real), ("int8", integer), ("uint8", integer)):

@@ -44,7 +44,7 @@ def add(
     if int(weight.shape[1]) * 2 <= dot.group:
         return
     strategy.add_implementation(
-        partial(compute, dot), partial(schedule, dot), name, plevel,
+        partial(compute, dot), partial(schedule, dot), name, plevel, version=2,
         space=partial(space, dot), prepare=partial(prepare, dot),
     )  # fmt: skip
 
