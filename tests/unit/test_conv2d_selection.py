@@ -11,7 +11,7 @@ from strategy.op import all_ops, get_op, register_op, register_strategy
 from strategy.op_strategy import Candidate, OpStrategy, candidates
 from strategy.ops.conv2d.operator import Conv2DAttrs, conv2d_rel
 from strategy.record import convert, to_json
-from strategy.select import History, Reason, SelectionError, select
+from strategy.select import NO_RECORDS, History, Reason, SelectionError, select
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.workload import Workload
@@ -132,3 +132,14 @@ def test_nothing_valid_names_operator_and_target(conv2d_like):
     for policy in ("plevel", "tvm"):
         with pytest.raises(SelectionError, match=r"no implementation of conv2d_like is valid for .* on llvm"):
             select(conv2d_like(8), TARGET, Records(), policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("size", "strides", "expected"),
+    [(28, 1, "1x1"), (14, 1, "spatial_pack"), (28, 2, "spatial_pack"), (56, 2, "1x1"), (7, 1, "spatial_pack")],
+)
+def test_pixels_are_in_the_lanes_where_there_are_many(size, strides, expected):
+    shapes = {"data": f"float32[1,1024,{size},{size}]", "weight": "float32[256,1024,1,1]"}
+    workload = Workload.make("conv2d", shapes, {"strides": strides}, ["weight"])
+    target = Target.parse("llvm -mcpu=znver4 -num-cores=2")
+    assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"

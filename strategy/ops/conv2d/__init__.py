@@ -84,9 +84,11 @@ def _add_products(
     )  # fmt: skip
     _add_spatial_pack(strategy)
     (_, channels, height, width), (_, _, kernel_h, kernel_w) = data.shape, weight.shape
+    # Vectors of pixels cross the lines of a small image, and some of their lanes are idle; those of channels are not.
+    small = int(height) * int(width) // (attrs.strides[0] * attrs.strides[1]) <= 14 * 14
     with SpecializedCondition((kernel_h == 1) & (kernel_w == 1)):
         strategy.add_implementation(
-            pointwise.compute, pointwise.schedule, "conv2d_nchw_1x1.cpu", 12,
+            pointwise.compute, pointwise.schedule, "conv2d_nchw_1x1.cpu", 10 if small else 12,
             space=pointwise.space, prepare=pointwise.prepare,
         )  # fmt: skip
     # Winograd's tiles go over the images of a batch.
