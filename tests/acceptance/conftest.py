@@ -16,6 +16,8 @@ from plevel.client import Client
 from tests.limit import HANG_S
 from tests.port import free_port
 
+ROOT = Path(__file__).parents[2]
+
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
     """Looks again and again until the condition holds; fails the test when it never does."""
@@ -36,6 +38,7 @@ class Stage:
             "XDG_DATA_HOME": str(folder / "data"),
             "XDG_STATE_HOME": str(folder / "state"),
             "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": str(ROOT),
             # A dead worker is given up soon, and what nobody tells of is found soon.
             "PLEVEL_LEASE_S": "3",
             "PLEVEL_HEARTBEAT_S": "1",
@@ -50,7 +53,7 @@ class Stage:
         log = self.folder / f"{len(self._processes)}-{arguments[0]}.log"
         with log.open("w") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", "plevel", *arguments],
+                [sys.executable, "-m", "tests.quick", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if arguments[0] == "tune" else stderr,
                 stderr=stderr,
@@ -88,7 +91,7 @@ class Stage:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`plevel …` to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "plevel", *arguments],
+            [sys.executable, "-m", "tests.quick", *arguments],
             capture_output=True,
             text=True,
             check=False,

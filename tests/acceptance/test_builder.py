@@ -51,6 +51,7 @@ def test_a_worker_builds_on_a_builder_and_goes_on_without(stage: Stage) -> None:
     assert "Traceback" not in next(stage.folder.glob("*-worker.log")).read_text()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

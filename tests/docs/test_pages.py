@@ -35,12 +35,15 @@ def run_page(page: Path, folder: Path, port: int, timeout_s: float = 2 * HANG_S)
     if re.search(r"^\s*curl ", script, re.MULTILINE) and shutil.which("curl") is None:
         pytest.skip("no curl on this host (Debian: apt install curl)")
     script = script.replace("8765", str(port))
-    home, work = folder / "home", folder / "work"
+    home, work, programs = folder / "home", folder / "work", folder / "bin"
     work.mkdir()
+    programs.mkdir()
+    (programs / "plevel").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tests.quick "$@"\n')
+    (programs / "plevel").chmod(0o755)
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PLEVEL_", "XDG_"))}
     environment = clean | {
         "HOME": str(home), "PYTHONPATH": f"{ROOT}{os.pathsep}{work}", "NO_COLOR": "1",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]),
     }  # fmt: skip
     with (folder / "output").open("w+") as output:
         shell = subprocess.Popen(
@@ -84,7 +87,12 @@ def runs(
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("page", runnable(), ids=lambda p: p.name)
+def pages() -> list[Any]:
+    """Those to run; the tutorial, which takes as long as all others, is one of the larger samples."""
+    return [pytest.param(p, marks=[pytest.mark.full] if p.name == "tutorial.md" else []) for p in runnable()]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda p: p.name)
 def test_the_blocks_of_a_page_run(page: Path, runs: dict[Path, Future[None]]) -> None:
     runs[page].result()
 
