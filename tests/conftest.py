@@ -225,13 +225,15 @@ def new_postgres(postgres_server: str) -> Callable[[], AbstractContextManager[st
     """A function that creates an empty PostgreSQL database, dropped at the end, and returns its URL."""
     import psycopg
 
+    from tests.postgres import create_database
+
     @contextmanager
     def make() -> Iterator[str]:
         name = f"test_{os.getpid()}_{next(_numbers)}"
         with psycopg.connect(
             f"host={postgres_server} user=plevel dbname=postgres", autocommit=True
         ) as admin:
-            admin.execute(f"CREATE DATABASE {name}")
+            create_database(admin, name)
             yield f"postgresql+psycopg://plevel@/{name}?host={postgres_server}"
             admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -121,6 +121,12 @@ class PostgresServer:
             time.sleep(0.02)
 
 
+def create_database(server: psycopg.Connection, name: str, template: str = "template1") -> None:
+    """Create a database by copying files: PostgreSQL's own way since version 15 takes twice the processor's time."""
+    strategy = " STRATEGY FILE_COPY" if server.info.server_version >= 150_000 else ""
+    server.execute(f"CREATE DATABASE {name} TEMPLATE {template}{strategy}")
+
+
 def _children(pid: int) -> list[int]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):

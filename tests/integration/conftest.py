@@ -1,4 +1,7 @@
-"""Every test of the store runs on SQLite and on PostgreSQL, on the schema that the migrations make."""
+"""Tests of the store run on SQLite and on PostgreSQL, on the schema that the migrations make.
+
+Those of a file with the mark `in_turn` run on one of them in turn, and with `--full` on both.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import pytest
 from service.store import migration
 from service.store.db import Store
 from tests.integration.process import Service, Start
+from tests.postgres import create_database
 
 _numbers = itertools.count(1)
 
@@ -34,7 +38,7 @@ def migrated_database(postgres_server: str) -> str:
     """The name of a PostgreSQL database that tests copy."""
     name = f"migrated_{os.getpid()}"
     with admin(postgres_server) as server:
-        server.execute(f"CREATE DATABASE {name}")
+        create_database(server, name)
     migration.upgrade(f"postgresql://plevel@/{name}?host={postgres_server}")
     return name
 
@@ -50,7 +54,7 @@ def sqlite_copy(migrated_file: Path, tmp_path: Path) -> str:
 def postgres_copy(migrated_database: str, postgres_server: str) -> Iterator[str]:
     name = f"copy_{os.getpid()}_{next(_numbers)}"
     with admin(postgres_server) as server:
-        server.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_database}")
+        create_database(server, name, migrated_database)
         yield f"postgresql://plevel@/{name}?host={postgres_server}"
         server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -31,6 +31,7 @@ from strategy.workload import Workload
 from tests.integration.conftest import admin
 from tests.integration.derived import assert_derived
 from tests.integration.process import Service
+from tests.postgres import create_database
 
 DATA = Path(__file__).parents[1] / "data" / "foreign"
 MOE = "E=128,N=384,device_name=NVIDIA_H20-3e.json"
@@ -190,7 +191,7 @@ def on_postgres(
 ) -> Iterator[Service]:
     name = f"{migrated_database}_foreign"
     with admin(postgres_server) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_database}")
+        create_database(connection, name, migrated_database)
         one = Service(
             f"postgresql://plevel@/{name}?host={postgres_server}", tmp_path_factory.mktemp("foreign"),
             PLEVEL_AUTH="open",
