@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -79,14 +79,43 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda i: not i.nodeid.startswith(TORCH))  # the longest for one process first, then all others
     if config.getoption("--full"):
         return
-    left_out = [i for i in items if i.get_closest_marker("full")]
+    kept = sampled([i for i in items if i.get_closest_marker("full") is None])
+    left_out = set(items).difference(kept)
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [i for i in items if i.get_closest_marker("full") is None]
+        config.hook.pytest_deselected(items=[i for i in items if i in left_out])
+        items[:] = kept
+
+
+def sampled(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Items without the cases that the markers `sample` and `in_turn` leave to larger samples."""
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    turns: defaultdict[Path, defaultdict[tuple[str, int], list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
+    met: Counter[tuple[str, int]] = Counter()
+    for item in items:
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        if item.get_closest_marker("sample"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+        marker = item.get_closest_marker("in_turn")
+        if marker and (name := next((n for n in marker.args if n in item.callspec.indices), None)):
+            test, index = item.nodeid.partition("[")[0], item.callspec.indices[name]
+            turns[item.path][test, met[test, index]].append(item)  # with cases of its other arguments as they come
+            met[test, index] += 1
+    left_out: set[pytest.Item] = set()
+    for found in cases.values():
+        (most,) = found[0].get_closest_marker("sample").args
+        spread = {n * len(found) // most for n in range(most)}
+        left_out.update(item for n, item in enumerate(found) if n not in spread and len(found) > most)
+    for of_file in turns.values():
+        for turn, found in enumerate(of_file.values(), 1):
+            kept = found[turn % len(found)]
+            left_out.update(item for item in found if item is not kept)
+    return [i for i in items if i not in left_out]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,6 +9,7 @@ import pytest
 from tests.browser.visitor import Site
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("width", [400, 1280])
 @pytest.mark.parametrize("which", ["task", "hostile_task"])
 def test_names_of_parallel_coordinates_are_whole(visit, seeded: Site, which: str, width: int) -> None:

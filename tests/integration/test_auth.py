@@ -39,6 +39,8 @@ from tests.integration.scene import device, info, request, timed
 from tests.limit import HANG_S
 from tests.serve import serve
 
+pytestmark = pytest.mark.in_turn("url")
+
 
 def routes() -> list[tuple[str, str]]:
     """Every method and path that the service answers, with its parameters filled in."""

@@ -13,6 +13,8 @@ from benchmarks import soak
 from service.store.db import Store
 from tests.integration.derived import assert_derived
 
+pytestmark = pytest.mark.in_turn("url")
+
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_farm_in_bad_weather(

@@ -36,6 +36,8 @@ from tests.integration.scene import FAST, OTHER_TARGET, TARGET, WORKLOAD, device
 from tests.integration.test_reading import readers_of
 from tests.limit import HANG_S
 
+pytestmark = pytest.mark.in_turn("url")
+
 MIB = 1 << 20
 FLOOD = 64 * MIB  # what a client sends that nobody stops
 # Limits that a test can wait for.

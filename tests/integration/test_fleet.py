@@ -36,6 +36,8 @@ from tests.integration.scene import (
     timed,
 )
 
+pytestmark = pytest.mark.in_turn("url")
+
 HOST = "host-a/cpu:0-1"
 
 

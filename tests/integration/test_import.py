@@ -50,6 +50,8 @@ from strategy.target import Target
 from strategy.workload import Input, Workload
 from tests.integration.scene import FAST, TARGET, WORKLOAD, Scene, configs, timed
 
+pytestmark = pytest.mark.in_turn("url")
+
 DATA = Path(__file__).parents[1] / "data" / "formats"
 FILES = sorted(p.name for p in DATA.iterdir() if p.name != "database_tuning_record.json")
 REAL = os.environ.get("PLEVEL_TEST_DATA", "")

@@ -41,6 +41,8 @@ from tests.integration.test_import import made
 from tests.limit import HANG_S
 from tests.serve import serve
 
+pytestmark = pytest.mark.in_turn("url")
+
 ROWS = [made(i, (1.0 + i,)) for i in range(4)]
 MADE = Candidate(FAST.implementation, "1.0", 5)  # what `made` measures
 SYMBOLIC = Workload("filter", (Input("data", "float32[m,64]"),))

@@ -23,6 +23,8 @@ from strategy.record import RunStatus
 from tests.integration.process import Service
 from tests.integration.scene import request
 
+pytestmark = pytest.mark.in_turn("url")
+
 CHECKS = [
     not_a_server_error, status_code_conformance, content_type_conformance,
     response_schema_conformance,
@@ -60,7 +62,7 @@ def questions(operation: APIOperation) -> list[st.SearchStrategy[Case]]:
 
 
 def test_answers_are_documented_and_never_a_server_s_error(service: Service, full: bool) -> None:
-    sample = settings(max_examples=40 if full else 3, suppress_health_check=list(HealthCheck))
+    sample = settings(max_examples=40 if full else 2, suppress_health_check=list(HealthCheck))
     with requests.Session() as session:
 
         def ask(case: Case) -> None:

@@ -67,6 +67,8 @@ from tests.integration.scene import (
 )
 from tests.integration.test_import import made
 
+pytestmark = pytest.mark.in_turn("url")
+
 DEVICES = {"a": "Model A", "b": "Model A", "c": "Model C"}
 _numbers = itertools.count()
 

@@ -31,6 +31,8 @@ from strategy.workload import Workload
 from tests.integration.scene import FAST, SLOW, TARGET, WORKLOAD, Scene, configs, timed
 from tests.integration.test_import import bests, count, expected_best, made
 
+pytestmark = pytest.mark.in_turn("url")
+
 DAY_S = 86_400.0
 H100 = Target.parse("cuda -arch=sm_90 -model='NVIDIA H100'")
 

@@ -44,6 +44,8 @@ from tests.integration.scene import (
 )
 from tests.limit import HANG_S
 
+pytestmark = pytest.mark.in_turn("url")
+
 
 def test_a_run_over_http(start: Start, url: str) -> None:
     service = start(url)

@@ -33,6 +33,8 @@ from tests.integration.scene import (
 )
 from tests.integration.test_tuner import Farm
 
+pytestmark = pytest.mark.in_turn("url")
+
 
 def shape(*extents: int) -> Workload:
     return Workload("filter", (Input("data", f"float32[{','.join(map(str, extents))}]"),))

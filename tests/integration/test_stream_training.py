@@ -22,6 +22,8 @@ from tests.integration.scene import TARGET
 from tests.integration.test_training import SHAPES, measure
 from tests.limit import HANG_S
 
+pytestmark = pytest.mark.in_turn("url")
+
 OTHERS = [(80, 48), (24, 640), (384, 100), (640, 24), (144, 320)]
 
 

@@ -31,6 +31,8 @@ from tests.integration.process import Start
 from tests.integration.scene import OTHER_TARGET, TARGET, Scene
 from tests.limit import HANG_S
 
+pytestmark = pytest.mark.in_turn("url")
+
 SPACE = ConfigSpace(
     [Knob("tile", (1, 2, 4, 8, 16, 32)), Knob("unroll", (1, 2, 4))],
     fallback={"tile": 1, "unroll": 1},

@@ -60,6 +60,8 @@ from tests.integration.scene import (
     timed,
 )
 
+pytestmark = pytest.mark.in_turn("url")
+
 
 class Farm:
     """A tuner and one worker, taking turns."""

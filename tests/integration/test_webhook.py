@@ -30,6 +30,8 @@ from tests.integration.process import Start
 from tests.integration.scene import TERMS, Scene, request
 from tests.limit import HANG_S
 
+pytestmark = pytest.mark.in_turn("url")
+
 SECRET = "whsec_" + base64.b64encode(bytes(range(24))).decode()
 
 

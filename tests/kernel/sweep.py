@@ -14,7 +14,7 @@ import numpy as np
 from strategy.compile.lower import Lowered, Role, lower
 from strategy.cpu.passes import processor_pipeline
 from strategy.extern import load_library
-from strategy.op import TypeRelationError, all_ops, get_op
+from strategy.op import TOpPattern, TypeRelationError, all_ops, get_op
 from strategy.op_strategy import OpImplementation, evaluate
 from strategy.target import Target
 from strategy.types import DTYPES
@@ -34,6 +34,15 @@ from workers.reference import (
 T = TypeVar("T")
 TARGET = Target.parse("cpu").with_threads(2)
 ODD = [np.nan, np.inf, -np.inf, -0.0, 0.0, 0.5, -0.5, 1.0]
+
+
+def sampled() -> list[str]:
+    """All operators but two in three of those of one element by itself, and of two: their loops are alike."""
+    found: dict[TOpPattern, list[str]] = {}
+    for name, op in all_ops().items():
+        found.setdefault(op.get_attr("TOpPattern"), []).append(name)
+    alike = (TOpPattern.kElemWise, TOpPattern.kBroadcast)
+    return [name for pattern, names in found.items() for name in (names[::3] if pattern in alike else names)]
 
 
 def accepted(op: str, *, full: bool = True) -> list[Workload]:

@@ -40,6 +40,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_the_fallback_is_right(case):
     workload, names = CASES[case]

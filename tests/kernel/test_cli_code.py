@@ -114,7 +114,9 @@ def test_show_of_the_selected_one_says_why(printed: Callable[..., tuple[int, str
     assert out.startswith("# dense_large_m.cpu: nothing is measured")
 
 
-def test_measure_times_one_configuration(tmp_path: Path) -> None:
+def test_measure_times_one_configuration(
+    tmp_path: Path, printed: Callable[..., tuple[int, str, str]]
+) -> None:
     arguments = ("measure", *SMALL, "-I", "dense_pack.cpu", "-c", "rows=2", "--threads", "1")
     done = plevel(*arguments, "--json", home=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -122,9 +124,9 @@ def test_measure_times_one_configuration(tmp_path: Path) -> None:
     assert result["error"] is None
     assert result["samples_s"]
     assert result["prepare_s"] > 0
-    shown = plevel(*arguments, home=tmp_path)
-    assert "rows=2" in shown.stdout
-    assert "GFLOP/s" in shown.stdout
+    _, out, _ = printed(*arguments)
+    assert "rows=2" in out
+    assert "GFLOP/s" in out
     assert not (tmp_path / "data").exists()
 
 
@@ -286,7 +288,9 @@ def _candidate(name: str) -> Candidate:
 
 
 @pytest.mark.parametrize("bundle", [True, False])
-def test_build_says_what_to_ship(tmp_path: Path, bundle: bool) -> None:
+def test_build_says_what_to_ship(
+    tmp_path: Path, bundle: bool, printed: Callable[..., tuple[int, str, str]]
+) -> None:
     if find_library("cblas") is None:
         pytest.skip("no OpenBLAS on this host")
     output = tmp_path / "libdense.so"
@@ -302,8 +306,8 @@ def test_build_says_what_to_ship(tmp_path: Path, bundle: bool) -> None:
     else:
         (needed,) = answer["needs"]
         assert Path(needed).exists() and len(answer["files"]) == 2
-        said = plevel("build", *SMALL, *named, home=tmp_path)
-        assert f"needs      {needed}" in said.stdout and "--bundle-libs" in said.stdout
+        _, said, _ = printed("build", *SMALL, *named)
+        assert f"needs      {needed}" in said and "--bundle-libs" in said
 
 
 def test_build_verifies_what_it_has_built(tmp_path: Path) -> None:

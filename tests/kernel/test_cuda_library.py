@@ -85,6 +85,7 @@ def run(
     return channel.results[0]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "workload",
     [

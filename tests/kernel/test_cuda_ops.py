@@ -226,11 +226,13 @@ NAMES = dict(TUNABLE)
 
 
 def sampled(workload: Workload, full: bool) -> Iterator[Choice]:
-    """Of each of its implementations some configurations."""
+    """Of each of its implementations some configurations; a sample has one of each that no workload before it has."""
     found = {c.implementation: c for c in offered(workload) if c.space is not None}
     assert NAMES[workload] <= found.keys()
     rng = random.Random(3)
-    for name in sorted(NAMES[workload]):
+    before = itertools.takewhile(lambda w: w != workload, NAMES)
+    met = set().union(*(NAMES[w] for w in before)) if not full else set()
+    for name in sorted(NAMES[workload] - met):
         space = found[name].space
         assert space is not None
         configs = space.sample(rng, 12 if full else 1)
@@ -245,7 +247,15 @@ def fallbacks(workload: Workload, full: bool) -> Iterator[Choice]:
     yield from ((c.implementation, c.space and c.space.fallback) for c in offered(workload))
 
 
-@pytest.mark.parametrize("workload", NAMES, ids=lambda w: w.op)
+def samples() -> Iterator[Any]:
+    """The workloads that have an implementation which none before them has; the others are larger samples."""
+    met: set[str] = set()
+    for workload, names in TUNABLE:
+        yield pytest.param(workload, marks=[pytest.mark.full] if names <= met else [])
+        met |= names
+
+
+@pytest.mark.parametrize("workload", list(samples()), ids=lambda w: w.op)
 def test_sampled_configurations_are_right(workload: Workload, scratch: Path, full: bool) -> None:
     for name, config in sampled(workload, full):
         check(workload, name, config, scratch)

@@ -65,6 +65,7 @@ def dot_space(workload: Workload) -> tuple[str, Any]:
     return name, found[name]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["bfloat16", "uint8", "int8"])
 @settings(max_examples=4)
 @given(
@@ -80,6 +81,7 @@ def test_any_configuration_of_any_shape(m, n, groups, kind, zero_point, constant
     check(workload, name, space.sample(random.Random(seed), 1)[0])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["bfloat16", "uint8", "int8"])
 @settings(max_examples=4)
 @given(

@@ -147,6 +147,7 @@ def check(full: bool) -> Iterator[Check]:
     assert child.returncode == 0
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("work", "implementation", "changes"), REGRESSIONS, ids=str)
 def test_what_was_outside(
     check: Check, work: Workload, implementation: str, changes: dict[str, Any]
@@ -156,6 +157,7 @@ def test_what_was_outside(
     assert not check(work, implementation, config if config is None else Config({**config, **changes}))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("op", "inputs", "attrs", "implementation"), SYMBOLIC)
 def test_symbolic(
     check: Check, op: str, inputs: dict[str, str], attrs: dict[str, Any], implementation: str, full: bool
@@ -169,13 +171,16 @@ def test_symbolic(
     assert not wrong, "\n".join(wrong)
 
 
-# Operators of one element by itself have one loop, whatever it computes: one of them stands for the others.
-ALIKE = sorted(name for name, op in all_ops().items() if op.get_attr("TOpPattern") is TOpPattern.kElemWise)
+def ops() -> Iterator[Any]:
+    """All operators; those of one element, or of two, have one loop, whatever it computes: the first is the sample."""
+    met: set[TOpPattern] = set()
+    for name, op in sorted(all_ops().items()):
+        pattern = op.get_attr("TOpPattern")
+        yield pytest.param(name, marks=[pytest.mark.full] if pattern in met else [])
+        met |= {pattern} & {TOpPattern.kElemWise, TOpPattern.kBroadcast}
 
 
-@pytest.mark.parametrize(
-    "op", [pytest.param(op, marks=pytest.mark.full) if op in ALIKE[1:] else op for op in sorted(all_ops())]
-)
+@pytest.mark.parametrize("op", list(ops()))
 def test_every_implementation(check: Check, op: str, full: bool) -> None:
     generator = random.Random(op)
     by_name: dict[str, list[Workload]] = {}

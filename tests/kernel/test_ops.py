@@ -182,6 +182,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize(("op", "inputs", "attrs"), CASES, ids=lambda v: v if isinstance(v, str) else "")
 def test_operator(op, inputs, attrs):
     assert check(make(op, inputs, attrs))
@@ -203,6 +204,7 @@ def test_empty_tensors(op, inputs, attrs):
     assert check(make(op, inputs, attrs))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["bool", "float32"])
 def test_attention_of_a_query_that_sees_no_key_is_zero(dtype):
     for m, implementation in ((1, "attention_row.cpu"), (5, "attention_tile.cpu")):
@@ -365,6 +367,7 @@ OF_ODD = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.full)])
 @pytest.mark.parametrize(("op", "attrs"), OF_ODD, ids=str)
 def test_one_rule_for_nan(op, attrs, dtype):

@@ -45,6 +45,7 @@ def test_a_dispatch_table_is_run_at_many_sizes(server: ForkServer, tmp_path: Pat
     assert check(server, tmp_path, workload, rows) == len(SIZES)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("deed", "words"),
     [

@@ -399,6 +399,7 @@ def test_the_digest_is_that_of_the_code(builders: BuilderPool) -> None:
 # Running
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("deed", "kind", "words"),
     [
@@ -434,6 +435,7 @@ def test_a_bad_kernel_fails_alone(
 UNALIGNED = Workload.make("hostile", {"data": "float32[61]"})
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("deed", "workload", "words"),
     [

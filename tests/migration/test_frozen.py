@@ -49,6 +49,9 @@ from tests.integration.derived import assert_derived
 from tests.integration.scene import CANDIDATES, FAST, TARGET, WORKLOAD, drawn, info
 from tests.integration.scene import device as describe
 
+# By way of all later schemas, so that each is upgraded to on both.
+pytestmark = pytest.mark.in_turn("url", *(f"url_{number:04}" for number in range(2, 10)))
+
 DATA = Path(__file__).parents[1] / "data"
 
 

@@ -41,6 +41,7 @@ def close(found, expected):
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "make", [models.transformer, models.convolutions, models.activations, models.decoder]
 )
@@ -170,7 +171,8 @@ def test_the_digest_tells_selections_apart():
 
 
 def test_training_passes_through_untouched():
-    model, inputs = models.transformer()
+    torch.manual_seed(9)
+    model, inputs = models.Block(), (torch.randn(8, 64),)
     close(compiled(model)(*inputs), model(*inputs))
     compiled(model)(*inputs).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
@@ -273,7 +275,8 @@ def test_an_error_falls_back_with_one_warning(monkeypatch: pytest.MonkeyPatch):
         raise OSError("the disk is gone")
 
     monkeypatch.setattr("plevel.torch.backend.make_plan", broken)
-    model, inputs = models.transformer()
+    torch.manual_seed(10)
+    model, inputs = models.Block().eval(), (torch.randn(8, 64),)
     with torch.inference_mode(), warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         close(compiled(model)(*inputs), model(*inputs))

@@ -108,6 +108,7 @@ def test_graphs_that_differ_in_dtypes_or_in_places_of_weights_have_libraries_of_
         assert run(model.eval(), (given,)).verdict.whole
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("function", "why"),
     [

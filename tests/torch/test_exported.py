@@ -181,6 +181,7 @@ COMPUTED = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_program_computes_what_pytorch_does(name: str) -> None:
     called, *inputs = COMPUTED[name]

@@ -331,6 +331,7 @@ def exp_npu(attrs, inputs, out_type, target):
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("arguments", "line", "error"),
     [
