@@ -2,7 +2,7 @@
 #
 #   make tune       tune BERT-base's feed-forward layer on this machine, and say what is fastest
 #   make check      lint, types, and who imports whom
-#   make test       the tests, in some fifteen minutes on two cores; those of PyTorch where its CPU build is to be had
+#   make test       the tests, in ten to fifteen minutes on two cores; those of PyTorch where its CPU build is to be had
 #   make test-full  all of them, with larger samples
 #   make operators  write what is made from the operators: their reference, and the lists of their versions
 #   make figures    write the tables of the documentation from benchmarks/results
@@ -16,10 +16,10 @@ HOOKS_STAMP := $(VENV)/.plevel-hooks
 # The build for processors: the one of the same version on PyPI brings gigabytes of CUDA.
 TORCH := torch==2.13.0+cpu
 EXTRAS := service,worker,postgres,parquet,plot,onnx,cluster,docs,dev
-# One process more than there are cores, up to four: a quarter of what tests do is to wait for processes that they
+# Two processes more than there are cores, up to four: a quarter of what tests do is to wait for processes that they
 # start. Each takes whole files, as fixtures of a module are shared, in their order, as the longest come first.
 # They write bytecode whatever the environment says: hundreds of processes load the same modules.
-TEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+TEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 ))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # The first Python on PATH that is new enough; make PYTHON=… names another.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \

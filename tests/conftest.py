@@ -25,7 +25,7 @@ TORCH = "tests/torch/"
 # A seeded sample, so that a change fails for what it did; `--full` looks for more.
 settings.register_profile(
     "sample",
-    max_examples=20,
+    max_examples=12,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

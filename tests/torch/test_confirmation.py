@@ -108,6 +108,7 @@ def test_graphs_that_differ_in_dtypes_or_in_places_of_weights_have_libraries_of_
         assert run(model.eval(), (given,)).verdict.whole
 
 
+@pytest.mark.full
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("function", "why"),
@@ -227,6 +228,7 @@ def test_a_graph_that_changes_its_input_is_left_to_inductor(ratios):
     assert "changes its inputs" in str(report)
 
 
+@pytest.mark.full
 def test_norms_and_softmax_are_one_family_that_replaces_only_where_it_is_timed(ratios):
     model, inputs = models.rowwise()
     ratios += [[1.1] * 9, [0.8] * 9]
