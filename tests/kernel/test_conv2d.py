@@ -123,6 +123,13 @@ def test_the_fallback_is_right(case):
         check(workload, name)
 
 
+def test_a_strided_pixel_is_read_where_it_lies():
+    workload = make("float32[1,6,9,12]", "float32[38,6,1,1]", {"strides": 2})
+    code = lower(workload, TARGET, SPATIAL).module["main"].script()
+    assert code.count("T.parallel") == 1
+    assert "padded" not in code
+
+
 @pytest.mark.parametrize("attrs", [{"strides": 2}, {"strides": [1, 2]}, {"groups": 2}])
 def test_winograd_is_only_where_it_can_be(attrs):
     channels = 32 // attrs.get("groups", 1)

@@ -106,7 +106,7 @@ def _add_products(
 
 def _add_spatial_pack(strategy: OpStrategy) -> None:
     strategy.add_implementation(
-        spatial_pack.compute, spatial_pack.schedule, "conv2d_nchw_spatial_pack.cpu", 11, version=2,
+        spatial_pack.compute, spatial_pack.schedule, "conv2d_nchw_spatial_pack.cpu", 11, version=3,
         space=spatial_pack.space, prepare=spatial_pack.prepare,
     )  # fmt: skip
 

@@ -26,7 +26,7 @@ from strategy.cpu.tile import (
     width_knob,
 )
 from strategy.ops.conv2d.operator import DATA, Conv2DAttrs, permuted
-from strategy.ops.conv2d.pad import pad_zeros, pick_pixels, schedule_padding
+from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
 from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, pack_rows, split_groups
 from strategy.schedule import (
     Outs,
@@ -113,10 +113,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     pixels = out_w if any_size else geometry.pixels
     rows, width = integer(config, "rows"), integer(config, "width")
     (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
-    if geometry.kernel_h == geometry.kernel_w == 1 and attrs.strides != (1, 1):
-        padded, stride_h, stride_w = pick_pixels(data, attrs, geometry.out_h, out_w), 1, 1
-    else:
-        padded = pad_zeros(data, attrs.padding)
+    padded = pad_zeros(data, attrs.padding)
     c = te.reduce_axis((0, geometry.channels), name="c")
     y = te.reduce_axis((0, geometry.kernel_h), name="y")
     x = te.reduce_axis((0, geometry.kernel_w), name="x")
