@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import logging
 import os
 import select
@@ -15,7 +16,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ STALL_S = 60.0
 IDLE = 2  # idle processes kept for the next log
 _PIPE = 1 << 20
 log = logging.getLogger(__name__)
+_NOTHING = io.BytesIO()
 _replies = msgspec.msgpack.Decoder(list[wire.AnyReply])
 
 
@@ -66,21 +68,50 @@ class Readers:
             raise
         except _GoneError as error:
             self._drop(child)
-            if self._closed:
-                raise StoppedError(
-                    "the service is stopping: import again, nothing is stored twice"
-                ) from error
-            if silence_s is not None and isinstance(error, SilentError):
+            if silence_s is not None and isinstance(error, SilentError) and not self._closed:
                 raise
-            log.warning("a log could not be read: its reading process %s", error)
-            raise InvalidError(
-                f"the log cannot be read: its reading process {error}; earlier records are stored: import "
-                "parts of it to find the fault"
-            ) from error
+            raise self._explain(error) from error
         except BaseException:  # of the stream, or the caller stops
             self._drop(child)
             raise
         self._give_back(child)
+
+    def read_each(
+        self, logs: Sequence[tuple[bytes, wire.Order]], silence_s: float
+    ) -> list[list[Item] | Exception]:
+        """The items of each small log, or the error that `read` would raise for it.
+
+        A process gets all logs before it answers; if one of them ends it, another gets those behind.
+
+        Args:
+            logs: of less than `CHUNK` bytes each.
+        """
+        found: list[list[Item] | Exception] = []
+        while left := logs[len(found) :]:
+            child = self._take()
+            try:
+                child.begin([wire.Begin(encode(order), data, True) for data, order in left], silence_s)
+                for _ in left:
+                    try:
+                        found.append(list(child.items()))
+                    except FormatError as error:
+                        found.append(error)
+            except _GoneError as error:
+                self._drop(child)
+                silent = isinstance(error, SilentError) and not self._closed
+                found.append(error if silent else self._explain(error))
+            else:
+                self._give_back(child)
+        return found
+
+    def _explain(self, error: _GoneError) -> StoppedError | InvalidError:
+        if self._closed:
+            return StoppedError("the service is stopping: import again, nothing is stored twice")
+        log.warning("a log could not be read: its reading process %s", error)
+        return InvalidError(
+            f"the log cannot be read: its reading process {error}; earlier records are stored: import "
+            "parts of it to find the fault"
+        )
 
     def _take(self) -> _Child:
         with self._lock:
@@ -129,7 +160,7 @@ class SilentError(_GoneError):
 
 
 class _Child:
-    """A process that reads one log at a time."""
+    """A process that reads one log after the other."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -163,13 +194,21 @@ class _Child:
 
     def read(self, stream: Stream, order: wire.Order, silence_s: float) -> Iterator[Item]:
         """As `Readers.read`; raise `_GoneError` if the process fails."""
+        first = read_fully(stream, CHUNK)
+        self.begin([wire.Begin(encode(order), first, len(first) < CHUNK)], silence_s)
+        yield from self.items(stream)
+
+    def begin(self, logs: Iterable[wire.Begin], silence_s: float) -> None:
+        """Send the beginnings of logs, whose items are then asked for in this order."""
         if not self._ready:  # wait for its start, which takes longer than reading
             self._silence_s = STALL_S
             self._receive()
             self._ready = True
         self._silence_s = silence_s
-        first = read_fully(stream, CHUNK)
-        self._send(wire.pack(wire.Begin(encode(order), first, len(first) < CHUNK)))
+        self._send(*map(wire.pack, logs))
+
+    def items(self, stream: Stream = _NOTHING) -> Iterator[Item]:
+        """The items of the next log, whose further parts are in `stream`."""
         shared: list[Any] = []
         while True:
             for reply in _replies.decode(self._receive()):
@@ -192,8 +231,8 @@ class _Child:
                         raise FormatError(reply.error)
                     return
 
-    def _send(self, data: bytes) -> None:
-        left = memoryview(struct.pack("<I", len(data)) + data)
+    def _send(self, *messages: bytes) -> None:
+        left = memoryview(b"".join([struct.pack("<I", len(data)) + data for data in messages]))
         while True:
             with contextlib.suppress(BlockingIOError):
                 try:

@@ -15,7 +15,7 @@ from anyio import CapacityLimiter, to_thread
 from service.access import audit
 from service.access.auth import Actor
 from service.errors import InvalidError, ServiceError
-from service.formats import FormatError, Rejected, Summary
+from service.formats import FormatError, Item, Rejected, Summary
 from service.records.batch import Batch
 from service.records.importer import Importer
 from service.records.reading import Readers, SilentError
@@ -82,7 +82,7 @@ class SmallImports:
         """
         answer = await self._batcher.ask(upload)
         if answer is None:
-            opened = await to_thread.run_sync(self._open, upload, limiter=self._alone)
+            opened = await to_thread.run_sync(self._open_alone, upload, limiter=self._alone)
             answer = await self._batcher.ask(opened)
         assert answer is not None
         if isinstance(answer, Exception):
@@ -91,32 +91,24 @@ class SmallImports:
 
     def _serve(self, given: Sequence[Upload | _Opened]) -> list[Arrived | Exception | None]:
         """Return the outcome of each upload, None if it must be read alone first."""
-        opened = [one if isinstance(one, _Opened) else self._open_soon(one) for one in given]
+        uploads = [one for one in given if isinstance(one, Upload)]
+        read = iter(self._readers.read_each([(one.data, one.order) for one in uploads], SOON_S))
+        opened: list[_Opened | None] = []
+        for one in given:
+            if isinstance(one, _Opened):
+                opened.append(one)
+            else:
+                found = next(read)
+                opened.append(None if isinstance(found, SilentError) else _open(one, found))
         for same in _by_namespace(o for o in opened if o is not None and o.error is None):
             self._write(same)
         return [None if o is None else o.error or Arrived(o.summary, o.rejects) for o in opened]
 
-    def _open_soon(self, upload: Upload) -> _Opened | None:
+    def _open_alone(self, upload: Upload) -> _Opened:
         try:
-            return self._open(upload, SOON_S)
-        except SilentError:
-            return None
-
-    def _open(self, upload: Upload, silence_s: float | None = None) -> _Opened:
-        opened = _Opened(upload, Batch(upload.namespace))
-        try:
-            for item in self._readers.read(io.BytesIO(upload.data), upload.order, silence_s):
-                if not isinstance(item, Rejected):
-                    opened.batch.add(item)
-                    continue
-                opened.summary.put_aside(item)
-                if len(opened.rejects) < upload.shown:
-                    opened.rejects.append(item)
-        except FormatError as error:
-            opened.error = InvalidError(str(error))
-        except ServiceError as error:
-            opened.error = error
-        return opened
+            return _open(upload, list(self._readers.read(io.BytesIO(upload.data), upload.order)))
+        except (FormatError, ServiceError) as error:
+            return _open(upload, error)
 
     def _write(self, opened: list[_Opened]) -> None:
         try:
@@ -147,6 +139,22 @@ class SmallImports:
         self._importer.store(together, note)
         for one, summary in zip(opened, summaries, strict=True):
             one.summary = summary
+
+
+def _open(upload: Upload, found: list[Item] | Exception) -> _Opened:
+    """An upload with what was read of it, or the error of reading it."""
+    opened = _Opened(upload, Batch(upload.namespace))
+    if isinstance(found, Exception):
+        opened.error = InvalidError(str(found)) if isinstance(found, FormatError) else found
+        return opened
+    for item in found:
+        if not isinstance(item, Rejected):
+            opened.batch.add(item)
+            continue
+        opened.summary.put_aside(item)
+        if len(opened.rejects) < upload.shown:
+            opened.rejects.append(item)
+    return opened
 
 
 def _size(given: Upload | _Opened) -> int:

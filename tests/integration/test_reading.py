@@ -30,7 +30,7 @@ from service.formats import (
 )
 from service.formats.source import CHUNK
 from service.records import reading, reading_child, reading_message
-from service.records.reading import Readers
+from service.records.reading import Readers, SilentError
 from service.records.reading_message import Order
 from strategy.record import Device, TimingPolicy, decode
 from tests.integration.process import Service, Start
@@ -143,6 +143,19 @@ def test_a_process_that_dies_costs_its_import_only(readers: Readers) -> None:
     with pytest.raises(InvalidError, match="cannot be read"):
         list(items)
     assert drained(readers, LOG) == here(LOG)
+
+
+def test_small_logs_are_read_ahead_and_each_for_itself(readers: Readers) -> None:
+    logs = [(LOG, Order()), (b"no log", Order()), (rich(50), Order())]
+    first, second, third = readers.read_each(logs, HANG_S)
+    assert (first, third) == (here(LOG), here(rich(50)))
+    assert isinstance(second, FormatError)
+    stopped = pid_of(readers)
+    os.kill(stopped, signal.SIGSTOP)
+    hung, *others = readers.read_each(logs[::2] * 2, 3.0)
+    assert isinstance(hung, SilentError)
+    assert others == [third, first, third]
+    assert pid_of(readers) != stopped
 
 
 def test_whoever_reads_is_told_to_stop(readers: Readers) -> None:
