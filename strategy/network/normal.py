@@ -251,6 +251,31 @@ def _is_error_sum(node: Expr, x: Expr) -> bool:
     )  # fmt: skip
 
 
+def _softmax(normal: _Normal, node: Call) -> Expr | None:
+    """A softmax of scaled elements and with a bias, in place of what is before it but no epilogue of a product."""
+    if node.op.name not in ("softmax", "log_softmax", "softmax_bias"):
+        return None
+    given = node.attrs.to_json()
+    x, axis, scale = node.args[0], given.get("axis", -1), given.get("scale", 1.0)
+    if not isinstance(x, Call) or not normal.is_only(x) or _is_product(x):
+        return None
+    if x.op.name == "multiply":
+        for data, by in (x.args, x.args[::-1]):
+            if isinstance(by, Constant) and by.value.size == 1 and extents(data) == extents(x):
+                return normal.make(node.op.name, data, *node.args[1:], axis=axis, scale=scale * by.value.item())
+    if node.op.name != "softmax" or scale != 1 or axis % len(extents(x)) != len(extents(x)) - 1:
+        return None
+    if x.op.name == "add":
+        for data, bias in (x.args, x.args[::-1]):
+            if extents(data) == extents(x):
+                return normal.make("softmax_bias", data, bias, axis=axis)
+    if x.op.name == "where":
+        seen, data, hidden = x.args
+        if extents(data) == extents(x) and _is_number(hidden, -math.inf):
+            return normal.make("softmax_bias", data, seen, axis=axis)
+    return None
+
+
 def _channels(node: Call) -> tuple[Call, Expr] | None:
     """A value with channels on axis 1, and a constant's entry for each of them, that a binary operator joins."""
     for value, other in (node.args, node.args[::-1]) if len(node.args) == 2 else ():
@@ -372,6 +397,6 @@ def _swapped(normal: _Normal, node: Expr) -> Expr | None:
 
 
 _RULES: tuple[Rule, ...] = (
-    _compute, _reshape, _by_number, _activation, _sink_unary, _sink_binary, _add_bias, _scale_weight, _transpose,
-    _turn_operand,
+    _compute, _reshape, _by_number, _activation, _softmax, _sink_unary, _sink_binary, _add_bias, _scale_weight,
+    _transpose, _turn_operand,
 )  # fmt: skip

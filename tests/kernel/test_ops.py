@@ -147,6 +147,7 @@ CASES = [
     ("topk", {"data": "int32[5,40]"}, {"k": 2, "axis": 0, "ret_type": "values"}),
     ("softmax", {"data": "float32[40,126]"}, {}),
     ("softmax", {"data": "float64[4,6,5]"}, {"axis": 1}),
+    ("softmax_bias", {"data": "bfloat16[5,190]", "bias": "bool[5,190]"}, {"scale": 0.5}),
     ("log_softmax", {"data": "float32[40,126]"}, {}),
     ("log_softmax", {"data": "float16[4,6,5]"}, {"axis": 1}),
     ("layer_norm", {"data": "float32[4,6,75]", "gamma": "float32[75]", "beta": "float32[75]"}, {}),

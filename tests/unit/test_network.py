@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,48 @@ def test_a_convolution_that_others_read_keeps_its_weights() -> None:
     assert operators(found)[:2] == ["conv2d", "bias_add"]
     data = {"x": weights.random.normal(size=(1, 4, 8, 8))}
     np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-5, atol=1e-5)
+
+
+def number(value: float) -> Constant:
+    return Constant(np.float32(value))
+
+
+SCORES: dict[str, tuple[Callable[[Expr, Expr, Expr], Expr], list[str]]] = {
+    "scale": (lambda x, m, b: call("softmax", call("divide", x, number(8)), axis=1), ["softmax"]),
+    "scale of a logarithm": (lambda x, m, b: call("log_softmax", call("multiply", number(0.5), x)), ["log_softmax"]),
+    "scale and mask": (
+        lambda x, m, b: call("softmax", call("add", call("divide", x, number(8)), m)), ["softmax_bias"]
+    ),
+    "mask, then scale": (
+        lambda x, m, b: call("softmax", call("multiply", call("add", m, x), number(3))), ["add", "softmax"]
+    ),
+    "mask of bools": (
+        lambda x, m, b: call("softmax", call("where", b, call("multiply", x, number(3)), number(-np.inf))),
+        ["softmax_bias"],
+    ),
+    "mask of a large number": (
+        lambda x, m, b: call("softmax", call("where", b, x, number(-9))), ["where", "softmax"]
+    ),
+    "mask before another axis": (lambda x, m, b: call("softmax", call("add", x, m), axis=0), ["add", "softmax"]),
+    "mask that others read": (
+        lambda x, m, b: call("add", call("softmax", shared := call("add", x, m)), shared), ["add", "softmax", "add"]
+    ),
+    "epilogue of a product": (
+        lambda x, m, b: call("softmax", call("multiply", call("dense", x, x), number(3))),
+        ["dense", "multiply", "softmax"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_softmax_takes_the_scale_and_the_mask_before_it(name: str) -> None:
+    make, expected = SCORES[name]
+    x, mask, seen = Var("x", "float32[4,6]"), Var("m", "float32[6]"), Var("b", "bool[4,1]")
+    found = normalize(given := Network((x, mask, seen), {"y": make(x, mask, seen)}, {}))
+    assert operators(found) == expected
+    rng = np.random.default_rng(0)
+    data = {"x": rng.normal(size=(4, 6)), "m": rng.normal(size=6), "b": np.array([[True], [True], [True], [False]])}
+    np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-6)
 
 
 def test_channels_of_another_layout_are_not_those_of_axis_1() -> None:

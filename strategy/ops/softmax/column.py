@@ -83,6 +83,7 @@ def _loops(logarithm: bool, attrs: SoftmaxAttrs, data: Any, out: Any, config: Co
 
         def read(j: Any, x: Any) -> Any:
             found = source[(task // blocks * extent + j) * columns + column(x)]
+            found = found if attrs.scale == 1 else found * tirx.const(attrs.scale, dtype)
             return found if columns % width == 0 else tirx.if_then_else(column(x) < columns, found, zero)
 
         def write(j: Any, x: Any, found: Any) -> None:

@@ -1,8 +1,8 @@
-"""softmax along an axis, and its logarithm."""
+"""softmax along an axis, and its logarithm; of scaled elements, and with a bias that hides some."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
@@ -16,7 +16,7 @@ from strategy.cpu.row import (
     row_extents,
 )
 from strategy.cuda.rowwise import register_row_implementations
-from strategy.expr import Call, Expr, call
+from strategy.expr import Call, Expr, call, const
 from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
 from strategy.op import (
@@ -27,6 +27,8 @@ from strategy.op import (
     register_reference,
     register_terms,
 )
+from strategy.ops.broadcast import collapse_sum_like
+from strategy.order import lowest
 from strategy.pattern import (
     in_float32,
     register_schedule,
@@ -35,7 +37,13 @@ from strategy.pattern import (
 from strategy.reference import widened
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config
-from strategy.type_relation import normal_axis, require_float, require_nonempty
+from strategy.type_relation import (
+    broadcast_shape,
+    normal_axis,
+    require_float,
+    require_nonempty,
+    require_shape,
+)
 from strategy.types import TensorType, Type
 
 
@@ -43,42 +51,94 @@ class SoftmaxAttrs(Attrs):
     """Attributes of softmax and log_softmax."""
 
     axis: int = field(-1, "The axis along which the elements sum to 1")
+    scale: float = field(1.0, "The factor of the elements")
+
+
+NAMES = ("softmax", "log_softmax", "softmax_bias")
 
 
 def softmax_rel(types: Sequence[Type], attrs: SoftmaxAttrs, reporter: TypeReporter) -> bool:
-    """The type of the input."""
+    """The type of the input; a bias broadcasts to it."""
     data = reporter.tensor(0)
     if data is None:
         return False
     require_float(reporter, 0, data)
     require_nonempty(reporter, 0, data, [normal_axis(reporter, 0, attrs.axis, data.ndim)])
-    reporter.assign(1, data)
+    if reporter.op.name == "softmax_bias":
+        bias = reporter.tensor(1)
+        if bias is None:
+            return False
+        if bias.dtype != "bool":
+            reporter.check(bias.dtype == data.dtype, 1, f"expected bools, or the dtype of data, {data}")
+        shape = broadcast_shape(reporter, 1, bias, data)
+        require_shape(reporter, 1, shape, data.shape, f"does not broadcast to data, {data}")
+    reporter.assign(len(types) - 1, data)
     return True
 
 
 for _name, _what in (
     ("softmax", "exp(x) / sum(exp(x)) along an axis."),
     ("log_softmax", "x - log(sum(exp(x))) along an axis."),
+    ("softmax_bias", "softmax(x + bias) along an axis; of bools, the elements that are false are hidden."),
 ):
-    (
+    _op = (
         register_op(_name)
         .describe(_what)
-        .add_argument("data", "Tensor", "The input tensor.")
+        .add_argument("data", "Tensor", "The input tensor, x divided by scale.")
         .set_attrs_type(SoftmaxAttrs)
         .set_support_level(1)
         .add_type_rel("Softmax", softmax_rel)
         .set_attr("TOpPattern", TOpPattern.kOpaque)
-        .example({"data": "float32[5,19]"}, {"axis": 0})
-        .example({"data": "float32[5,19]"}, {"axis": 1})
     )
+    if _name == "softmax_bias":
+        _op.add_argument("bias", "Tensor", "Added to the elements, or bools; it broadcasts to data.")
+        _op.example({"data": "float32[2,3,5,19]", "bias": "float32[2,1,1,19]"}, {"scale": 0.125})
+        _op.example({"data": "float32[5,19]", "bias": "bool[5,1]"}, {"axis": 0})
+        _op.example({"data": "float32[3,5,19]", "bias": "bool[5,19]"})
+    else:
+        _op.example({"data": "float32[5,19]"}, {"axis": 0}).example({"data": "float32[5,19]"}, {"axis": 1})
+        _op.example({"data": "float32[5,3,19]"}, {"axis": 1, "scale": 0.5})
 
 
+def elements(attrs: SoftmaxAttrs, inputs: Sequence[Any], dtype: str) -> Callable[..., Any]:
+    """What the powers are taken of: elements of TE tensors, scaled and with their bias, in `dtype`."""
+    from tvm import tirx
+
+    data, *further = inputs
+    read = reader(data, dtype)
+
+    def element(*index: Any) -> Any:
+        value = read(*index)
+        if attrs.scale != 1:
+            value = value * tirx.const(attrs.scale, dtype)
+        for bias in further:
+            own = index[len(index) - len(bias.shape) :]
+            ones = [isinstance(n, tirx.IntImm) and int(n) == 1 for n in bias.shape]
+            found = bias(*(0 if one else i for one, i in zip(ones, own, strict=True)))
+            hides = str(bias.dtype) == "bool"
+            value = tirx.Select(found, value, lowest(dtype)) if hides else value + found.astype(dtype)
+        return value
+
+    return element
+
+
+def prepared(attrs: SoftmaxAttrs, inputs: Sequence[Any]) -> Any:
+    """The tensor that the powers are taken of."""
+    from tvm import te, topi
+
+    data = inputs[0]
+    if attrs.scale == 1 and len(inputs) == 1:
+        return data
+    return te.compute(data.shape, elements(attrs, inputs, str(data.dtype)), name="scaled", tag=topi.tag.INJECTIVE)
+
+
+@register_compute("softmax_bias")
 @register_compute("softmax")
 @in_float32
 def compute_softmax(attrs: SoftmaxAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     from tvm import topi
 
-    return [topi.nn.softmax(inputs[0], axis=attrs.axis)]
+    return [topi.nn.softmax(prepared(attrs, inputs), axis=attrs.axis)]
 
 
 @register_compute("log_softmax")
@@ -86,7 +146,7 @@ def compute_softmax(attrs: SoftmaxAttrs, inputs: Sequence[Any], out_type: Type) 
 def compute_log_softmax(attrs: SoftmaxAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     from tvm import te, tirx, topi
 
-    data = inputs[0]
+    data = prepared(attrs, inputs)
     axis = attrs.axis % len(data.shape)
     largest = topi.max(data, axis, keepdims=True)
     total = topi.sum(topi.exp(topi.subtract(data, largest)), axis, keepdims=True)
@@ -98,12 +158,16 @@ def compute_log_softmax(attrs: SoftmaxAttrs, inputs: Sequence[Any], out_type: Ty
     return [te.compute(data.shape, shifted, name="log_softmax")]
 
 
+@register_reference("softmax_bias")
 @register_reference("softmax")
 def reference_softmax(attrs: SoftmaxAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
-    data = widened(inputs[0])
+    data, *further = map(widened, inputs)
     with np.errstate(invalid="ignore"):  # of infinities it is NaN
+        data = data * attrs.scale
+        for bias in further:
+            data = np.where(bias, data, -np.inf) if bias.dtype == bool else data + bias
         powers = np.exp(data - data.max(axis=attrs.axis, keepdims=True))
         return powers / powers.sum(axis=attrs.axis, keepdims=True)
 
@@ -112,20 +176,19 @@ def reference_softmax(attrs: SoftmaxAttrs, inputs: Sequence[Any]) -> Any:
 def reference_log_softmax(attrs: SoftmaxAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
-    data = widened(inputs[0])
+    data = widened(inputs[0]) * attrs.scale
     shifted = data - data.max(axis=attrs.axis, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=attrs.axis, keepdims=True))
 
 
-@register_terms("softmax")
-@register_terms("log_softmax")
 def softmax_terms(attrs: SoftmaxAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
     return int(inputs[0].shape[attrs.axis])
 
 
 schedule_softmax = GenericFunc("schedule_softmax")
 schedule_softmax.register("cpu", schedule_plain_cpu)
-for _name in ("softmax", "log_softmax"):
+for _name in NAMES:
+    register_terms(_name, softmax_terms)
     register_schedule(_name, schedule_softmax)
     register_shape_func(_name, False, elemwise_shape_func)
 
@@ -138,7 +201,7 @@ def compute_softmax_row(
 
     rows, extent = row_extents(inputs[0])
     dtype = accumulator(out_type.dtype)
-    read, one = reader(inputs[0], dtype), tirx.const(1, dtype)
+    read, one = elements(attrs, inputs, dtype), tirx.const(1, dtype)
     largest = reduce_row("max_number", rows, extent, dtype, read, config, "max")
     powers = keep_row(rows, extent, lambda *i: exp(read(*i) - largest(*i[:-1])), config, "powers")
     scale = reduce_row("sum", rows, extent, dtype, powers, config, "sum", lambda total: one / total)
@@ -157,7 +220,7 @@ def compute_log_softmax_row(
 
     rows, extent = row_extents(inputs[0])
     dtype = accumulator(out_type.dtype)
-    read = reader(inputs[0], dtype)
+    read = elements(attrs, inputs, dtype)
     largest = reduce_row("max_number", rows, extent, dtype, read, config, "max")
 
     def power(*i: Any) -> Any:
@@ -171,43 +234,60 @@ def compute_log_softmax_row(
     return [te.compute((*rows, extent), shifted, name="log_softmax")]
 
 
-register_rows("softmax", compute_softmax_row)
-register_rows("log_softmax", compute_log_softmax_row)
-register_row_implementations("softmax", compute_softmax)
-register_row_implementations("log_softmax", compute_log_softmax)
+for _name, _compute, _row in (
+    ("softmax", compute_softmax, compute_softmax_row),
+    ("log_softmax", compute_log_softmax, compute_log_softmax_row),
+    ("softmax_bias", compute_softmax, compute_softmax_row),
+):
+    register_rows(_name, _row)
+    register_row_implementations(_name, _compute)
 
 
+def _unscaled(attrs: SoftmaxAttrs, slope: Expr) -> Expr:
+    """The gradient of the data by that of the scaled elements."""
+    return slope if attrs.scale == 1 else slope * const(attrs.scale, slope.tensor_type.dtype)
+
+
+@register_gradient("softmax_bias")
 @register_gradient("softmax")
-def softmax_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Return [(grad - sum(grad * softmax(x))) * softmax(x)]."""
+def softmax_grad(orig: Call, grad: Expr) -> list[Expr | None]:
+    """Return [(grad - sum(grad * softmax(x))) * softmax(x) * scale], and of a bias what is broadcast, summed."""
     assert isinstance(orig.attrs, SoftmaxAttrs)
     total = call("sum", grad * orig, axis=orig.attrs.axis, keepdims=True)
-    return [(grad - total) * orig]
+    slope = (grad - total) * orig
+    to_bias = [None if b.tensor_type.dtype == "bool" else collapse_sum_like(slope, b) for b in orig.args[1:]]
+    return [_unscaled(orig.attrs, slope), *to_bias]
 
 
 @register_gradient("log_softmax")
 def log_softmax_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Return [grad - sum(grad) * softmax(x)]."""
+    """Return [(grad - sum(grad) * softmax(x)) * scale]."""
     assert isinstance(orig.attrs, SoftmaxAttrs)
     total = call("sum", grad, axis=orig.attrs.axis, keepdims=True)
-    return [grad - total * call("exp", orig)]
+    return [_unscaled(orig.attrs, grad - total * call("exp", orig))]
 
 
-def softmax(data: Expr, axis: int = -1) -> Expr:
-    """exp(x) / sum(exp(x)) along an axis, computed without overflow.
+def softmax(data: Expr, axis: int = -1, scale: float = 1.0, bias: Expr | None = None) -> Expr:
+    """exp(x) / sum(exp(x)) along an axis, of x = scale data + bias, computed without overflow.
 
     Args:
         data: a floating-point tensor.
         axis: the axis along which the elements sum to 1.
+        scale: the factor of the elements.
+        bias: added to the elements, or bools, false where one is hidden; it broadcasts to data. The elements of a row
+            that are all hidden are NaN.
     """
-    return call("softmax", data, axis=axis)
+    if bias is None:
+        return call("softmax", data, axis=axis, scale=scale)
+    return call("softmax_bias", data, bias, axis=axis, scale=scale)
 
 
-def log_softmax(data: Expr, axis: int = -1) -> Expr:
+def log_softmax(data: Expr, axis: int = -1, scale: float = 1.0) -> Expr:
     """The logarithm of softmax along an axis, computed without overflow.
 
     Args:
         data: a floating-point tensor.
         axis: the axis along which the exponentials of the elements sum to 1.
+        scale: the factor of the elements.
     """
-    return call("log_softmax", data, axis=axis)
+    return call("log_softmax", data, axis=axis, scale=scale)
