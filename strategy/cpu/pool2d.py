@@ -1,4 +1,4 @@
-"""`pool2d_row.cpu`: pooling row by row, first down the columns, then across the row.
+"""Pooling: `pool2d_row.cpu` row by row, first down the columns, then across the row; `pool2d_channels.cpu` of NHWC.
 
 The columns of all windows of a row are reduced once, by contiguous vectors without regard to the stride. Across,
 a window's elements are a stride apart, which takes vectors and shuffles. Both steps of a row stay in the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial, reduce
+from itertools import product
 from typing import Any
 
 from strategy.attrs import Attrs
@@ -142,8 +143,71 @@ def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     return sch
 
 
+def channels_space(attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
+    """The space of images [n, h, w, c]: vector width, vectors of channels at a time, and tasks of rows of windows."""
+    data = inputs[0]
+    dtype = accumulator(data.dtype)
+    parallel = data.size * (8 if dtype == "float64" else 4) >= PARALLEL_BYTES
+    rows = int(out_type.shape[0]) * int(out_type.shape[1])
+    return _channels_space(rows, int(data.shape[3]), lanes_of(target, dtype), target.threads if parallel else 1)
+
+
+@lru_cache(maxsize=1024)
+def _channels_space(rows: int, channels: int, full: int, threads: int) -> ConfigSpace:
+    tasks = tuple(d for d in divisors(rows) if d <= _MOST_TASKS)
+    lanes = tuple(x for x in (full // 4, full // 2, full) if x >= 1)
+    vectors = tuple(v for v in (1, 2, 4, 8) if (v - 1) * lanes[0] < channels)
+    return ConfigSpace(
+        [Knob("lanes", lanes), Knob("vectors", vectors), Knob("tasks", tasks)],
+        fallback={
+            "lanes": full, "vectors": max(v for v in vectors if v == 1 or (v <= 2 and v * full <= channels)),
+            "tasks": next((t for t in tasks if t % threads == 0), next((t for t in tasks if t >= threads), 1)),
+        },
+    )  # fmt: skip
+
+
+def compute_channels(mean: bool, attrs: Any, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
+    """All elements of a window at once, of images [n, h, w, c]."""
+    from tvm import te, tirx
+
+    (data,) = inputs
+    _, height, width, _ = (int(d) for d in data.shape)
+    found = reduction("sum" if mean else "max")
+    dtype = accumulator(out_type.dtype)
+
+    def pooled(n: Any, y: Any, x: Any, c: Any) -> Any:
+        def element(down: int, across: int) -> Any:
+            row = y * attrs.strides[0] + down * attrs.dilation[0] - attrs.padding[0]
+            column = x * attrs.strides[1] + across * attrs.dilation[1] - attrs.padding[1]
+            inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
+            value = data(n, row, column, c)
+            value = value if data.dtype == dtype else tirx.Cast(dtype, value)
+            return tirx.if_then_else(inside, value, found.identity(dtype))
+
+        value = reduce(found.combine, [element(i, j) for i, j in product(*map(range, attrs.pool_size))])
+        if mean:
+            value = value / window_count(attrs, (height, width), (y, x), dtype)
+        return value.astype(out_type.dtype)
+
+    return [te.compute([int(d) for d in out_type.shape], pooled, name="pool2d")]
+
+
+def schedule_channels(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Schedule tasks of rows of windows, and vectors of channels."""
+    sch = new_schedule(outs)
+    batch, y, _, channel = sch.get_loops(join_epilogue(sch))
+    tasks = integer(config, "tasks")
+    task, _ = sch.split(sch.fuse(batch, y), [tasks, None])
+    if tasks > 1:
+        sch.parallel(task)
+    _, several, lane = sch.split(channel, [None, integer(config, "vectors"), integer(config, "lanes")])
+    sch.unroll(several)
+    sch.vectorize(lane)
+    return sch
+
+
 def register_pool2d_rows(name: str, *, mean: bool) -> None:
-    """Register pooling row by row, of means or maxima.
+    """Register pooling row by row, of means or maxima, and of images of NHWC by vectors of channels.
 
     Args:
         name: an operator with the attributes of pooling, whose strategy `register_schedule` made.
@@ -153,8 +217,11 @@ def register_pool2d_rows(name: str, *, mean: bool) -> None:
         data = inputs[0]
         known = all(d.is_constant and int(d) >= 1 for d in data.shape)
         if known and data.dtype in _DTYPES and attrs.pool_size[0] * attrs.pool_size[1] <= _LARGEST_WINDOW:
-            strategy.add_implementation(
-                partial(compute, mean), schedule, "pool2d_row.cpu", 12, version=2, space=space, symbolic=False
-            )
+            rows = partial(compute, mean), schedule, "pool2d_row.cpu"
+            channels = partial(compute_channels, mean), schedule_channels, "pool2d_channels.cpu"
+            if attrs.layout == "NHWC":
+                strategy.add_implementation(*channels, 12, space=channels_space, symbolic=False)
+            else:
+                strategy.add_implementation(*rows, 12, version=2, space=space, symbolic=False)
 
     register_cpu_implementations(name, add)

@@ -17,10 +17,11 @@ from strategy.ops.max_pool2d import (
     max_pool2d_rel,
     max_pool2d_shape_func,
     schedule_pool,
+    through_plain,
 )
 from strategy.ops.reduce import shared_out
 from strategy.ops.reshape import reshape, reshape_like
-from strategy.ops.window import windows
+from strategy.ops.window import PLAIN, in_layouts, windows
 from strategy.pattern import in_float32, register_schedule
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
@@ -58,7 +59,7 @@ def global_avg_pool2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeRep
 (
     register_op("avg_pool2d")
     .describe("The mean of each window.")
-    .add_argument("data", "Tensor", "[batch, channels, height, width]")
+    .add_argument("data", "Tensor", "[batch, channels, height, width], in the order of the layout")
     .set_attrs_type(AvgPool2DAttrs)
     .set_support_level(2)
     .add_type_rel("AvgPool2D", avg_pool2d_rel)
@@ -69,6 +70,7 @@ def global_avg_pool2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeRep
         {"data": "float32[1,2,6,10]"},
         {"pool_size": 3, "strides": 2, "padding": 1, "ceil_mode": True, "count_include_pad": True},
     )
+    .example({"data": "float32[1,6,9,19]"}, {"pool_size": 3, "strides": 2, "padding": 1, "layout": "NHWC"})
 )
 (
     register_op("global_avg_pool2d")
@@ -83,6 +85,7 @@ def global_avg_pool2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeRep
 
 @register_compute("avg_pool2d")
 @in_float32
+@in_layouts
 def compute_avg_pool2d(attrs: AvgPool2DAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     from tvm import te, tirx, topi
 
@@ -111,9 +114,10 @@ def compute_global_avg_pool2d(attrs: Attrs, inputs: Sequence[Any], out_type: Typ
 
 @register_reference("avg_pool2d")
 def reference_avg_pool2d(attrs: AvgPool2DAttrs, inputs: Sequence[Any]) -> Any:
-    data = widened(inputs[0])
+    data = widened(inputs[0]).transpose([attrs.layout.index(axis) for axis in PLAIN])
     view = windows(data, attrs.pool_size, attrs.strides, attrs.dilation, attrs.sides(data.shape))
-    return view.sum(axis=(-2, -1)) / _counts(attrs, data.shape)
+    found = view.sum(axis=(-2, -1)) / _counts(attrs, data.shape)
+    return found.transpose([PLAIN.index(axis) for axis in attrs.layout])
 
 
 def _counts(attrs: AvgPool2DAttrs, shape: Sequence[int]) -> Any:
@@ -155,10 +159,13 @@ def avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
 
     The gradient of a convolution with a window of ones is the same.
     """
+    return [through_plain(_spread, orig, grad)]
+
+
+def _spread(attrs: AvgPool2DAttrs, grad: Expr, data: Expr) -> Expr:
+    """Each mean's gradient over its window."""
     import numpy as np
 
-    data, attrs = orig.args[0], orig.attrs
-    assert isinstance(attrs, AvgPool2DAttrs)
     shape, dtype = data.tensor_type.shape, data.tensor_type.dtype
     how: dict[str, Any] = {"strides": attrs.strides, "dilation": attrs.dilation, "padding": attrs.sides(shape)}
     share = grad * const(1 / (attrs.pool_size[0] * attrs.pool_size[1]), dtype)
@@ -168,7 +175,7 @@ def avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
         share = share / avg_pool2d(ones_like(data), attrs.pool_size, **how, count_include_pad=True)
     images, window = (-1, 1, 0, 0), const(np.ones((1, 1, *attrs.pool_size)), dtype)
     spread = call("conv2d_backward_data", reshape(share, images), window, reshape(data, images), **how)
-    return [reshape_like(spread, data)]
+    return reshape_like(spread, data)
 
 
 @register_gradient("global_avg_pool2d")
@@ -185,21 +192,23 @@ def avg_pool2d(
     padding: int | tuple[int, ...] = (0, 0),
     count_include_pad: bool = False,
     ceil_mode: bool = False,
+    layout: str = PLAIN,
 ) -> Expr:
     """The mean of each window.
 
     Args:
-        data: a floating-point tensor [batch, channels, height, width].
+        data: a floating-point tensor [batch, channels, height, width], in the order of the layout.
         pool_size: height and width of the window.
         strides: steps of the window.
         dilation: distance of the window's elements.
         padding: one number, (vertical, horizontal), or (top, left, bottom, right).
         count_include_pad: whether padding counts, as zeros.
         ceil_mode: as of max_pool2d; what is beyond the padding never counts.
+        layout: as of max_pool2d.
     """
     return call(
         "avg_pool2d", data, pool_size=pool_size, strides=strides, dilation=dilation,
-        padding=padding, count_include_pad=count_include_pad, ceil_mode=ceil_mode,
+        padding=padding, count_include_pad=count_include_pad, ceil_mode=ceil_mode, layout=layout,
     )  # fmt: skip
 
 

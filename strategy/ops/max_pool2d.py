@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
@@ -12,7 +12,18 @@ from strategy.expr import Call, Expr, call
 from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
-from strategy.ops.window import four_sides, pair, windowed_extent, windows
+from strategy.ops.transpose import transpose
+from strategy.ops.window import (
+    LAYOUTS,
+    PLAIN,
+    four_sides,
+    in_layouts,
+    laid_out,
+    pair,
+    plain,
+    windowed_extent,
+    windows,
+)
 from strategy.order import largest, lowest, sort_key
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
@@ -35,6 +46,7 @@ class MaxPool2DAttrs(Attrs):
     dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1)
     padding: tuple[int, int, int, int] = field((0, 0, 0, 0), "Top, left, bottom, right", lower=0)
     ceil_mode: bool = field(False, "Windows that begin in the image, or before it, may end beyond it and its padding")
+    layout: str = field(PLAIN, "The order of the data's axes, and of the result's", choices=LAYOUTS)
 
     def __init__(self, **values: Any) -> None:
         for name in ("pool_size", "strides", "dilation"):
@@ -58,7 +70,7 @@ class MaxPool2DAttrs(Attrs):
 
 
 def max_pool2d_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, reporter: TypeReporter) -> bool:
-    """[n, c, h, w] gives [n, c, number of windows down, across]."""
+    """[n, c, h, w] gives [n, c, number of windows down, across], in the order of the layout."""
     data = reporter.tensor(0)
     if data is None:
         return False
@@ -69,15 +81,17 @@ def max_pool2d_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, reporter: TypeR
 
 def _pooled(attrs: MaxPool2DAttrs, reporter: TypeReporter, index: int, data: TensorType) -> TensorType:
     """The type of what is pooled from `data`, the argument at `index`; checks that windows fit."""
-    require_rank(reporter, index, data, 4, "[batch, channels, height, width]")
-    require_nonempty(reporter, index, data, (2, 3))
-    known = not attrs.ceil_mode or all(d.is_constant for d in data.shape[2:])
+    names = ("batch", "channels", "height", "width")
+    require_rank(reporter, index, data, 4, f"[{', '.join(laid_out(names, attrs.layout))}]")
+    shape = plain(data.shape, attrs.layout)
+    require_nonempty(reporter, index, data, [attrs.layout.index(axis) for axis in "HW"])
+    known = not attrs.ceil_mode or all(d.is_constant for d in shape[2:])
     reporter.check(known, index, "ceil_mode needs images of constant height and width")
     out = []
     for axis in range(2):
         extent = windowed_extent(
-            data.shape[2 + axis], attrs.pool_size[axis], attrs.strides[axis], attrs.dilation[axis],
-            attrs.padding[axis], attrs.sides(data.shape)[2 + axis],
+            shape[2 + axis], attrs.pool_size[axis], attrs.strides[axis], attrs.dilation[axis],
+            attrs.padding[axis], attrs.sides(shape)[2 + axis],
         )  # fmt: skip
         reporter.check(extent >= 1, index, f"is smaller than the window {attrs.pool_size} with its padding")
         # A window that lies in the padding alone would have no largest element.
@@ -85,7 +99,7 @@ def _pooled(attrs: MaxPool2DAttrs, reporter: TypeReporter, index: int, data: Ten
         sides = max(attrs.padding[axis], attrs.padding[2 + axis])
         reporter.check(sides <= reach, index, f"padding {attrs.padding} is wider than the window")
         out.append(extent)
-    return TensorType((*data.shape[:2], *out), data.dtype)
+    return TensorType(laid_out((*shape[:2], *out), attrs.layout), data.dtype)
 
 
 def max_pool2d_backward_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, reporter: TypeReporter) -> bool:
@@ -93,6 +107,7 @@ def max_pool2d_backward_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, report
     grad, data = reporter.tensor(0), reporter.tensor(1)
     if grad is None or data is None:
         return False
+    reporter.check(attrs.layout == PLAIN, 1, f"layout {attrs.layout}: gradients are of images of {PLAIN}")
     require_float(reporter, 1, data)
     require_dtype_of(reporter, 0, 1)
     expected = _pooled(attrs, reporter, 1, data)
@@ -104,13 +119,14 @@ def max_pool2d_backward_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, report
 (
     register_op("max_pool2d")
     .describe("The largest element of each window.")
-    .add_argument("data", "Tensor", "[batch, channels, height, width]")
+    .add_argument("data", "Tensor", "[batch, channels, height, width], in the order of the layout")
     .set_attrs_type(MaxPool2DAttrs)
     .set_support_level(2)
     .add_type_rel("MaxPool2D", max_pool2d_rel)
     .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
     .example({"data": "float32[1,2,6,9]"}, {"pool_size": [2, 3], "strides": [2, 1], "padding": [1, 1]})
     .example({"data": "float32[1,2,6,9]"}, {"pool_size": 3, "strides": 2, "padding": [1, 0], "ceil_mode": True})
+    .example({"data": "float32[2,6,9,19]"}, {"pool_size": [2, 3], "strides": [2, 1], "padding": 1, "layout": "NHWC"})
 )
 (
     register_op("max_pool2d_backward")
@@ -136,6 +152,7 @@ def max_pool2d_backward_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, report
 
 @register_compute("max_pool2d")
 @in_float32
+@in_layouts
 def compute_max_pool2d(attrs: MaxPool2DAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     return [_pool(attrs, inputs[0])]
 
@@ -221,10 +238,10 @@ def compute_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any], ou
 def reference_max_pool2d(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
-    data = widened(inputs[0])
+    data = widened(inputs[0]).transpose([attrs.layout.index(axis) for axis in PLAIN])
     lowest = -np.inf if data.dtype.kind == "f" else np.iinfo(data.dtype).min
     view = windows(data, attrs.pool_size, attrs.strides, attrs.dilation, attrs.sides(data.shape), lowest)
-    return view.max(axis=(-2, -1))
+    return view.max(axis=(-2, -1)).transpose([PLAIN.index(axis) for axis in attrs.layout])
 
 
 @register_reference("max_pool2d_backward")
@@ -253,7 +270,7 @@ def reference_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) 
 def max_pool2d_shape_func(
     attrs: MaxPool2DAttrs, inputs: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, ...]]:
-    return [tuple(_extents(attrs, inputs[0]))]
+    return [tuple(laid_out(_extents(attrs, plain(inputs[0], attrs.layout)), attrs.layout))]
 
 
 schedule_pool = GenericFunc("schedule_pool")
@@ -269,7 +286,22 @@ register_pool2d_rows("max_pool2d", mean=False)
 @register_gradient("max_pool2d")
 def max_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad where the largest elements were, shared out where several are equal]."""
-    return [Call("max_pool2d_backward", [grad, orig.args[0]], orig.attrs)]
+
+    def of_plain(attrs: Any, grad: Expr, data: Expr) -> Expr:
+        return Call("max_pool2d_backward", [grad, data], attrs)
+
+    return [through_plain(of_plain, orig, grad)]
+
+
+def through_plain(slope: Callable[[Any, Expr, Expr], Expr], orig: Call, grad: Expr) -> Expr:
+    """The gradient of pooled data by `slope(attrs, grad, data)`, that of images of NCHW."""
+    attrs, data = orig.attrs, orig.args[0]
+    assert isinstance(attrs, MaxPool2DAttrs)
+    if attrs.layout == PLAIN:
+        return slope(attrs, grad, data)
+    there, back = ([order.index(axis) for axis in to] for order, to in ((attrs.layout, PLAIN), (PLAIN, attrs.layout)))
+    own = type(attrs).from_json({k: v for k, v in attrs.to_json().items() if k != "layout"})
+    return transpose(slope(own, transpose(grad, there), transpose(data, there)), back)
 
 
 def max_pool2d(
@@ -279,18 +311,20 @@ def max_pool2d(
     dilation: int | tuple[int, int] = (1, 1),
     padding: int | tuple[int, ...] = (0, 0),
     ceil_mode: bool = False,
+    layout: str = PLAIN,
 ) -> Expr:
     """The largest element of each window; padding never is the largest.
 
     Args:
-        data: [batch, channels, height, width].
+        data: [batch, channels, height, width], in the order of the layout.
         pool_size: height and width of the window.
         strides: steps of the window.
         dilation: distance of the window's elements.
         padding: one number, (vertical, horizontal), or (top, left, bottom, right).
         ceil_mode: windows that begin in the image, or before it, may end beyond it and its padding, as PyTorch's.
+        layout: the order of the data's axes, and of the result's: NCHW or NHWC.
     """
     return call(
         "max_pool2d", data, pool_size=pool_size, strides=strides, dilation=dilation, padding=padding,
-        ceil_mode=ceil_mode,
+        ceil_mode=ceil_mode, layout=layout,
     )  # fmt: skip
