@@ -12,6 +12,7 @@ import numpy as np
 
 from plevel.deployment import Deployed
 from strategy.network.plan import Buffer, Port
+from strategy.network.size import extents_at
 from workers.fork import Limits
 from workers.network_runner import Array, RunNetwork
 from workers.pool import ask_all
@@ -43,26 +44,30 @@ class Comparison:
     values: int
 
 
-def compare(deployed: Deployed, reference: Reference) -> Comparison:
-    """Run the library in a child, and compare what it and its steps give.
+def compare(deployed: Deployed, reference: Reference, size: int | None = None) -> Comparison:
+    """Run the library in a child, and compare what it and its steps give, at a symbolic size if it takes one.
 
     Raises:
         ComparisonError: it fails or crashes, or an output has another shape or differs by more than `TOLERANCE`.
     """
     plan = deployed.plan
+
+    def shape(of: Port | Buffer) -> tuple[int, ...]:
+        return of.type.concrete_shape if size is None else extents_at(plan.encoded(of.type), size)
+
     wanted = {
         i: (step.names[0], step.buffers[-step.outputs])
         for i, step in enumerate(plan.steps)
         if step.names[0] in reference.values
     }
     for port, expected in zip(plan.outputs, reference.outputs, strict=True):
-        if port.type.concrete_shape != np.shape(expected):
-            raise ComparisonError(f"{port.name} is {port.type}, and the framework's has the shape {np.shape(expected)}")
+        if shape(port) != np.shape(expected):
+            raise ComparisonError(f"{port.name} has the shape {shape(port)}, and the framework's {np.shape(expected)}")
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
         made = Path(folder)
 
         def file(name: str, of: Port | Buffer) -> Array:
-            return Array(str(made / f"{name}.npy"), of.type.dtype, of.type.concrete_shape)
+            return Array(str(made / f"{name}.npy"), of.type.dtype, shape(of))
 
         inputs = [file(f"input{i}", port) for i, port in enumerate(plan.inputs)]
         for array, value in zip(inputs, reference.inputs, strict=True):
@@ -72,7 +77,7 @@ def compare(deployed: Deployed, reference: Reference) -> Comparison:
         request = RunNetwork(
             library=str(deployed.library.resolve()), function=deployed.description.function,
             inputs=tuple(inputs), outputs=tuple(outputs),
-            steps=tuple(steps.get(i) for i in range(len(plan.steps))),
+            steps=tuple(steps.get(i) for i in range(len(plan.steps))), size=size,
         )  # fmt: skip
         (answer,) = ask_all([(Limits(module="workers.network_runner"), request)], RUN_TIMEOUT_S)
         if answer != 0:

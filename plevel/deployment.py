@@ -11,22 +11,23 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from plevel.kernel_selection import Choose
-from strategy.compile.fusion import Group, describe
+from plevel.kernel_selection import Choose, Chosen
+from strategy.compile.fusion import Group
 from strategy.expr import Constant
 from strategy.network.graph import Network, NetworkError
-from strategy.network.group import groups
-from strategy.network.library import Manifest, symbol_of, write_library
+from strategy.network.group import describe, groups, require_twin
+from strategy.network.library import Manifest, prefix_of, symbol_of, write_library
 from strategy.network.library import describe as describe_library
 from strategy.network.normal import normalize
 from strategy.network.plan import Plan, Weight, is_view, make_plan
+from strategy.network.size import Size
 from strategy.record import convert, to_json
-from strategy.select import Selection, SelectionError
-from strategy.signature import Signature
+from strategy.select import SelectionError
+from strategy.select.dispatch import DispatchTable
 from strategy.target import Target
 from strategy.workload import Workload
 from workers.fork import Limits
-from workers.network_builder import BuildKernel, BuiltKernel, Packing
+from workers.network_builder import BuildKernel, BuildTable, BuiltKernel, Packing
 from workers.pool import ask_all
 
 BUILD_TIMEOUT_S = 300.0
@@ -62,38 +63,40 @@ def deploy(
     """
     normal = normalize(network)
     found = groups(normal)
+    if normal.size and normal.twin and normal.twin.size:
+        require_twin(found, normal.size, groups(normalize(normal.twin)), normal.twin.size)
     sites: dict[Workload, list[dict[str, Constant]]] = {}
     for group in found:
         if not is_view(group):
-            workload, constants = _constants(group)
+            workload, constants = _constants(group, normal.size)
             sites.setdefault(workload, []).append(constants)
     selections = _choose_all(list(sites), choose)
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
         made = Path(folder)
-        signatures = _build_all(selections, sites, made)
-        plan = make_plan(normal, found, signatures)
+        kernels = _build_all(selections, sites, made)
+        plan = make_plan(normal, found, {w: k.signature for w, k in kernels.items() if k.signature})
         weights = made / "weights"
         _write_weights(plan, weights, made)
         objects = [_object(made, workload) for workload in selections]
-        header = write_library(plan, path, name, about, target, objects=objects, weights=weights)
-    description = describe_library(plan, name, about, target, selections)
+        tables = [k.source for k in kernels.values() if k.source]
+        header = write_library(plan, path, name, about, target, objects=objects, weights=weights, tables=tables)
+    built = {w: kernels[w].table or chosen for w, chosen in selections.items()}
+    description = describe_library(plan, name, about, target, built)
     manifest = path.with_suffix(".json")
     manifest.write_bytes(msgspec.json.format(msgspec.json.encode(to_json(description))) + b"\n")
     return Deployed(path, header, manifest, description, plan)
 
 
-def _constants(group: Group) -> tuple[Workload, dict[str, Constant]]:
-    workload, sources = describe(group)
+def _constants(group: Group, size: Size | None) -> tuple[Workload, dict[str, Constant]]:
+    workload, sources = describe(group, size)
     return workload, {n: node for n, (node, _) in sources.items() if isinstance(node, Constant)}
 
 
-def _choose_all(workloads: Sequence[Workload], choose: Choose) -> dict[Workload, Selection]:
+def _choose_all(workloads: Sequence[Workload], choose: Choose) -> dict[Workload, Chosen]:
     selections, errors = {}, {}
     for workload in workloads:
         try:
-            chosen = choose(workload)
-            assert isinstance(chosen, Selection)  # sizes are fixed
-            selections[workload] = chosen
+            selections[workload] = choose(workload)
         except SelectionError as error:
             errors[workload] = str(error)
     _refuse(errors)
@@ -109,30 +112,37 @@ def _refuse(errors: dict[Workload, str]) -> None:
 
 
 def _build_all(
-    selections: dict[Workload, Selection], sites: dict[Workload, list[dict[str, Constant]]], made: Path
-) -> dict[Workload, Signature]:
-    requests = []
+    selections: dict[Workload, Chosen], sites: dict[Workload, list[dict[str, Constant]]], made: Path
+) -> dict[Workload, BuiltKernel]:
+    requests: list[tuple[Limits, BuildKernel | BuildTable]] = []
     for workload, s in selections.items():
         packings = {
             Packing(n, str(_source(made, node)), str(_packed(made, node, workload, n))): None
             for constants in sites[workload]
             for n, node in constants.items()
         }
-        requests.append(
-            (_BUILDER, BuildKernel(
+        path, needed = str(_object(made, workload)), tuple(packings)
+        if isinstance(s, DispatchTable):
+            request: BuildKernel | BuildTable = BuildTable(
+                table=s, path=path, prefix=prefix_of(workload), packings=needed
+            )
+        else:
+            request = BuildKernel(
                 workload=workload, target=s.target, implementation=s.implementation, config=s.config,
-                path=str(_object(made, workload)), symbol=symbol_of(workload), packings=tuple(packings),
-            ))
-        )  # fmt: skip
-    signatures, errors = {}, {}
+                path=path, symbol=symbol_of(workload), packings=needed,
+            )  # fmt: skip
+        requests.append((_BUILDER, request))
+    kernels, errors = {}, {}
     for workload, answer in zip(selections, ask_all(requests, BUILD_TIMEOUT_S), strict=True):
         built = BuiltKernel(error=str(answer)) if isinstance(answer, Exception) else convert(answer, BuiltKernel)
         if built.signature is None:
-            errors[workload] = f"{selections[workload].implementation}: {built.error}"
+            chosen = selections[workload]
+            tried = "a dispatch table" if isinstance(chosen, DispatchTable) else chosen.implementation
+            errors[workload] = f"{tried}: {built.error}"
         else:
-            signatures[workload] = built.signature
+            kernels[workload] = built
     _refuse(errors)
-    return signatures
+    return kernels
 
 
 def _write_weights(plan: Plan, path: Path, made: Path) -> None:

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from strategy.compile.fusion import describe
 from strategy.network.graph import Network
-from strategy.network.group import groups
+from strategy.network.group import describe, groups
 from strategy.network.normal import normalize
 from strategy.network.plan import is_view
 from strategy.op_strategy import candidates
@@ -72,7 +71,7 @@ class Extraction:
 
 def library_workloads(network: Network) -> Counter[Workload]:
     """The workloads of a network's library, with their numbers of calls."""
-    return Counter(describe(group)[0] for group in groups(normalize(network)) if not is_view(group))
+    return Counter(describe(group, network.size)[0] for group in groups(normalize(network)) if not is_view(group))
 
 
 def has_choice(workload: Workload) -> bool:

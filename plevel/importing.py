@@ -13,10 +13,10 @@ from strategy.network.graph import Network, NetworkError
 
 @dataclass(frozen=True)
 class Imported:
-    """A network, and its reference, which keeps the values of these names."""
+    """A network, and its reference, which keeps the values of these names, at this symbolic size."""
 
     network: Network
-    reference: Callable[[Sequence[str]], Reference]
+    reference: Callable[[Sequence[str], int | None], Reference]
 
 
 class ExtraError(RuntimeError):
@@ -48,7 +48,7 @@ def _import_program(path: Path) -> Imported:
 
     program = load_program(path)
     network, plain = import_program(program)
-    return Imported(network, lambda wanted: run_program(program, plain, wanted))
+    return Imported(network, lambda wanted, size: run_program(program, plain, wanted, size))
 
 
 def _import_onnx(path: Path, dims: Mapping[str, int]) -> Imported:
@@ -58,7 +58,7 @@ def _import_onnx(path: Path, dims: Mapping[str, int]) -> Imported:
 
     model = read_model(path, dims)
     network, _ = import_model(model)
-    return Imported(network, lambda wanted: run_model(model, wanted))
+    return Imported(network, lambda wanted, _: run_model(model, wanted))
 
 
 def require(module: str, extra: str) -> None:

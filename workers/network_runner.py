@@ -22,13 +22,18 @@ class Array(msgspec.Struct, frozen=True):
 
 
 class RunNetwork(msgspec.Struct, frozen=True, kw_only=True):
-    """A request: the files of the inputs, and those to write: of the outputs, and of some of the steps."""
+    """A request: the files of the inputs, and those to write: of the outputs, and of some of the steps.
+
+    Args:
+        size: the symbolic size, of a library that takes one.
+    """
 
     library: str
     function: str
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
     steps: tuple[Array | None, ...]
+    size: int | None = None
 
 
 def serve(channel: Channel) -> None:
@@ -55,7 +60,8 @@ def run(request: RunNetwork) -> int:
     inputs = [np.load(a.path) for a in request.inputs]
     outputs = [np.empty(a.shape, a.dtype) for a in request.outputs]
     arrays: list[Any] = [*inputs, *outputs]
-    code = int(library[request.function](*(ctypes.c_void_p(a.ctypes.data) for a in arrays)))
+    size = [] if request.size is None else [ctypes.c_int64(request.size)]
+    code = int(library[request.function](*size, *(ctypes.c_void_p(a.ctypes.data) for a in arrays)))
     for given, array in zip(request.outputs, outputs, strict=True):
         np.save(Path(given.path), array)
     return code

@@ -113,16 +113,21 @@ def compile_model(
         f"{out}: {len(kernels)} kernels, {measured} of them measured; "
         f"{made.plan.weight_bytes / 1e6:.1f} MB of weights, {made.plan.arena_bytes / 1e6:.1f} MB of buffers"
     )
+    if made.plan.size:
+        said += f" for each unit of the symbolic size, which is from {made.plan.size.low} to {made.plan.size.high}"
     if verify:
         try:
-            compared = compare(made, imported.reference(_values(made)))
+            tried = made.plan.size.samples() if made.plan.size else (None,)
+            each = [compare(made, imported.reference(_values(made), n), n) for n in tried]
         except (ComparisonError, NetworkError, SandboxError) as error:
             for file in files:
                 file.unlink(missing_ok=True)
             raise CommandError(f"--verify: {error}; {out} is removed") from error
+        compared = max(each, key=lambda c: c.error)
         found["verified"] = compared
+        at = f" at sizes {', '.join(map(str, tried))}" if made.plan.size else ""
         said += (
-            f"\nits outputs agree within {compared.error:.1e} of their largest value; of {compared.values} values "
+            f"\nits outputs agree{at} within {compared.error:.1e} of their largest value; of {compared.values} values "
             f"{compared.worst} is the worst ({compared.worst_error:.1e})"
         )
     tell(said, found, as_json=as_json)

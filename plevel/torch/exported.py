@@ -6,6 +6,7 @@ import operator
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from torch.fx import GraphModule
 import plevel.torch.aten_movement  # noqa: F401  # registers its operators
 from plevel.comparison import Reference
 from plevel.torch.aten import OPERATORS
+from plevel.torch.symbol import SYMBOLIC, Binding, find_symbol, known, range_of, resized
 from strategy.expr import Constant, Expr, Tuple, Var
 from strategy.network.graph import Network, NetworkError
+from strategy.network.size import Size
 from strategy.types import DTYPES
 
 aten = torch.ops.aten
@@ -32,7 +35,11 @@ _WHOLE = (
     aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec,
 )  # fmt: skip
 # Of a dtype and a device, which types fix, and of values that PyTorch would refuse.
-_CLAIMS = (aten._assert_tensor_metadata.default, aten._assert_async.msg)
+_CLAIMS = (
+    aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default,
+    aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default,
+)  # fmt: skip
+_PROBES = (1009, 1013)
 _REFUSED = (ValueError, ArithmeticError, IndexError, TypeError, MemoryError)
 
 
@@ -60,7 +67,10 @@ def import_graph(module: GraphModule, inputs: Sequence[Any]) -> Network:
         except Exception as error:  # of any type
             reason = " ".join(str(error).split())[:200]
             raise NetworkError(f"it cannot be exported: {type(error).__name__}: {reason}") from error
-        return import_program(program)[0]
+        network, _ = import_program(program)
+        if network.size is not None:
+            raise NetworkError("its sizes are symbolic")
+        return network
 
 
 def find_weights(module: GraphModule) -> dict[str, torch.Tensor]:
@@ -83,13 +93,24 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     """The network of an exported program, and the program in the operators whose values it names.
 
     Raises:
-        NetworkError: operators that there are no parts for, all at once; symbolic sizes; changed buffers.
+        NetworkError: operators that there are no parts for, all at once; several symbolic sizes, or extents that are
+            no multiples of the one; changed buffers.
     """
     table = torch.export.default_decompositions()
     for kept in _WHOLE:
         table.pop(kept, None)
     plain = program.run_decompositions(table)
     _refuse_unknown(plain)
+    symbol = find_symbol(plain)
+    if symbol is None:
+        return _import(plain, {}, None), plain
+    sizes = [Size(*range_of(plain, symbol), probe) for probe in _PROBES]
+    network, twin = (_import(plain, {symbol: size.probe}, size) for size in sizes)
+    return replace(network, twin=twin), plain
+
+
+def _import(plain: ExportedProgram, at: Binding, size: Size | None) -> Network:
+    """The network of a program at one value of its symbol."""
     values: dict[Any, Any] = {}
     names: dict[Expr, str] = {}
     inputs = []
@@ -97,21 +118,24 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
         if spec.kind is InputKind.USER_INPUT:
             if not isinstance(node.meta.get("val"), torch.Tensor):
                 raise NetworkError(f"input {node.name} is no tensor: export the model with tensors alone")
-            values[node] = Var(node.name, _type(node, node.meta["val"]))
+            values[node] = Var(node.name, _type(node, node.meta["val"], at))
             inputs.append(values[node])
         elif node.users:
             values[node] = _constant(_held(plain, spec))
         names.update({values[node]: node.name} if node in values else {})
     for node in _calls(plain):
+        if isinstance(node.meta.get("val"), SYMBOLIC):
+            values[node] = known(node.meta["val"], at)
+            continue
         args = torch.fx.map_arg(node.args, lambda n: values[n])
         kwargs = torch.fx.map_arg(node.kwargs, lambda n: values[n])
         try:
-            values[node] = _call(node, args, kwargs)
+            values[node] = _call(node, args, kwargs, at)
         except _REFUSED as error:
             raise NetworkError(f"{node.name} ({node.target}): {error}") from error
         if isinstance(values[node], Expr) and not isinstance(values[node], Tuple):
             names[values[node]] = node.name
-    return Network(tuple(inputs), _outputs(plain, values), names), plain
+    return Network(tuple(inputs), _outputs(plain, values), names, size)
 
 
 def _nodes(program: ExportedProgram, kind: str) -> list[Any]:
@@ -122,7 +146,7 @@ def _calls(program: ExportedProgram) -> list[Any]:
     return [node for node in _nodes(program, "call_function") if node.target not in _CLAIMS]
 
 
-def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any], at: Binding) -> Any:
     if node.target is operator.getitem:
         made, index = args
         if index >= len(made):
@@ -130,8 +154,11 @@ def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return made[index]
     found = OPERATORS[str(node.target)](*args, **kwargs)
     for made, value in zip(_each(found), _each(node.meta.get("val")), strict=False):  # those that plevel computes
-        if isinstance(made, Expr) and isinstance(value, torch.Tensor) and str(made.tensor_type) != _type(node, value):
-            raise NetworkError(f"{made.tensor_type} in place of {_type(node, value)}: types that plevel does not mix")
+        if not (isinstance(made, Expr) and isinstance(value, torch.Tensor)):
+            continue
+        expected = _type(node, value, at)
+        if str(made.tensor_type) != expected:
+            raise NetworkError(f"{made.tensor_type} in place of {expected}: types that plevel does not mix")
     return found
 
 
@@ -140,17 +167,12 @@ def _each(outputs: Any) -> Sequence[Any]:
 
 
 def _refuse_unknown(program: ExportedProgram) -> None:
-    for node in program.graph.nodes:
-        for axis, extent in enumerate(getattr(node.meta.get("val"), "shape", ())):
-            if not isinstance(extent, int):
-                raise NetworkError(
-                    f"axis {axis} of {node.name} has the symbolic size {extent}, and a library has fixed ones: export "
-                    "the model without dynamic_shapes, once for each size that matters"
-                )
     unknown = Counter(
         str(node.target)
         for node in _calls(program)
-        if str(node.target) not in OPERATORS and node.target is not operator.getitem
+        if str(node.target) not in OPERATORS
+        and node.target is not operator.getitem
+        and not isinstance(node.meta.get("val"), SYMBOLIC)
     )
     if unknown:
         listed = ", ".join(f"{name} ({n})" for name, n in unknown.most_common())
@@ -177,11 +199,11 @@ def _array(tensor: Any) -> Any:
     return found.numpy()
 
 
-def _type(node: Any, value: torch.Tensor) -> str:
+def _type(node: Any, value: torch.Tensor, at: Binding) -> str:
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise NetworkError(f"{node.name} is of {dtype}, which plevel has no kernels for")
-    return f"{dtype}[{','.join(map(str, value.shape))}]"
+    return f"{dtype}[{','.join(str(known(n, at)) for n in value.shape)}]"
 
 
 def _outputs(program: ExportedProgram, values: dict[Any, Any]) -> dict[str, Expr]:
@@ -200,8 +222,10 @@ def _outputs(program: ExportedProgram, values: dict[Any, Any]) -> dict[str, Expr
     return {f"output{i}": value for i, value in enumerate(found)}
 
 
-def run_program(program: ExportedProgram, plain: ExportedProgram, wanted: Sequence[str]) -> Reference:
-    """PyTorch's own values for the program's example inputs.
+def run_program(
+    program: ExportedProgram, plain: ExportedProgram, wanted: Sequence[str], size: int | None = None
+) -> Reference:
+    """PyTorch's own values for the program's example inputs, repeated or cut to the symbolic size if there is one.
 
     Args:
         plain: the program in the operators of its network, of which the `wanted` nodes' values are kept.
@@ -212,7 +236,13 @@ def run_program(program: ExportedProgram, plain: ExportedProgram, wanted: Sequen
     if program.example_inputs is None:
         raise NetworkError("it has no example inputs to compare with: export the model with inputs")
     args, kwargs = program.example_inputs
-    given, _ = torch.utils._pytree.tree_flatten((args, kwargs))
+    given, spec = torch.utils._pytree.tree_flatten((args, kwargs))
+    if size is not None:
+        symbol = find_symbol(plain)
+        kept = [s.kind is InputKind.USER_INPUT for s in plain.graph_signature.input_specs]
+        nodes = [node for node, own in zip(_nodes(plain, "placeholder"), kept, strict=True) if own]
+        given = [resized(x, node.meta["val"], {symbol: size}) for x, node in zip(given, nodes, strict=True)]
+        args, kwargs = torch.utils._pytree.tree_unflatten(given, spec)
     values: dict[str, Any] = {}
 
     class Keeper(torch.fx.Interpreter):  # type: ignore[misc]

@@ -70,9 +70,13 @@ class Entry:
         name: the C name of the function.
         workload: the workload that it computes.
         rows: the lowered functions, of which the first whose conditions hold is called.
+        prefix: of the symbols of TVM's functions, for several entries in one library.
     """
 
-    def __init__(self, name: str, workload: Workload, rows: Sequence[LibraryRow]) -> None:
+    def __init__(
+        self, name: str, workload: Workload, rows: Sequence[LibraryRow], prefix: str = ""
+    ) -> None:
+        self.prefix = prefix
         self.name = name
         self.workload = workload
         self.rows = tuple(rows)
@@ -120,7 +124,7 @@ class Entry:
             f"#define PLEVEL_ALIGNMENT {ALIGNMENT}",
             *_library_threads(self.rows),
             files(__package__).joinpath("entry.c").read_text(),
-            *self._main(),
+            *self.main(),
             *self._function(),
         ]
         for p in self.parameters:
@@ -128,7 +132,7 @@ class Entry:
                 lines += self._preparation(p)
         return "\n".join(lines) + "\n"
 
-    def _main(self) -> list[str]:
+    def main(self) -> list[str]:
         """The function `main` for TVM: find the row, and call it with its arguments."""
         place = {
             p.argument.name: i
@@ -138,12 +142,12 @@ class Entry:
         lines = []
         for i, row in enumerate(self.rows):
             lines += [
-                f"int __tvm_ffi_row{i}_{variable.name_hint}(void *, const Any *, int32_t, Any *);"
+                f"int __tvm_ffi_{self.prefix}row{i}_{variable.name_hint}(void *, const Any *, int32_t, Any *);"
                 for variable in row.lowered.module.functions
             ]
         lines += [
             "",
-            "int __tvm_ffi_main(void *_self, const Any *_args, int32_t _count, Any *_result) {",
+            f"int __tvm_ffi_{self.prefix}main(void *_self, const Any *_args, int32_t _count, Any *_result) {{",
             f"  if (_count != {len(self.parameters)}) return -1;",
             "  _plevel_ready();",
         ]
@@ -167,7 +171,7 @@ class Entry:
             lines += [
                 f"  if ({' && '.join(tests) or '1'}) {{",
                 f"    Any _own[{len(taken)}] = {{{', '.join(f'_args[{t}]' for t in taken)}}};",
-                f"    return __tvm_ffi_row{i}_main(_self, _own, {len(taken)}, _result);",
+                f"    return __tvm_ffi_{self.prefix}row{i}_main(_self, _own, {len(taken)}, _result);",
                 "  }",
             ]
         return [*lines, "  return -2;", "}", ""]

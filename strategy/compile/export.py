@@ -120,7 +120,7 @@ def export_library(
     entry = Entry(name or f"plevel_{c_word(workload.op)}", workload, rows)
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
         made = Path(folder)
-        _merge(rows).compile().write_object(made / "rows.o")
+        merge(rows).compile().write_object(made / "rows.o")
         (made / "entry.c").write_text(entry.source())
         libraries = vendor_libraries(rows)
         _link(made, path, libraries, beside=bundle)
@@ -143,14 +143,14 @@ def vendor_libraries(rows: Iterable[LibraryRow]) -> list[Path]:
     return [library.file for library in map(find_library, roles) if library is not None]
 
 
-def _merge(rows: Sequence[LibraryRow]) -> Lowered:
-    """One module of all rows, their functions called `rowN_main`, `rowN_prepare_…`."""
+def merge(rows: Sequence[LibraryRow], prefix: str = "") -> Lowered:
+    """One module of all rows, their functions called `rowN_main`, `rowN_prepare_…` after the prefix."""
     import tvm
 
     functions = {}
     for i, row in enumerate(rows):
         for variable, function in row.lowered.module.functions.items():
-            symbol = f"row{i}_{variable.name_hint}"
+            symbol = f"{prefix}row{i}_{variable.name_hint}"
             functions[symbol] = function.with_attr("global_symbol", symbol)
     first = rows[0].lowered
     return Lowered(tvm.IRModule(functions), first.signature, first.target)

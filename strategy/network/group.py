@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from strategy.compile.fusion import Group, fuse
-from strategy.expr import Call
-from strategy.network.graph import Network
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from strategy.compile import fusion
+from strategy.compile.fusion import Group, Operand, fuse
+from strategy.expr import Call, Constant, Expr, Var
+from strategy.network.graph import Network, NetworkError
 from strategy.network.normal import extents
+from strategy.network.size import Size
+from strategy.types import TensorType, TupleType, Type
+from strategy.workload import Workload
 
 PRODUCTS = frozenset({
     "dense", "batch_matmul", "conv2d", "conv2d_transpose", "matmul_nbits", "qdense", "qconv2d"
@@ -21,6 +31,56 @@ _RESCALED = frozenset({"requantize", "dequantize"})  # which broadcast their sca
 def groups(network: Network) -> list[Group]:
     """The kernels of a normal network, in an order in which they can run; reshapes are by themselves."""
     return fuse(network.root, _may_join)
+
+
+def describe(group: Group, size: Size | None) -> tuple[Workload, dict[str, Operand]]:
+    """As `fusion.describe`: extents that depend on the size are symbolic, each factor a dimension of its own."""
+    if size is None:
+        return fusion.describe(group)
+    names: dict[int, str] = {}
+
+    def show(kind: Type) -> str:
+        assert isinstance(kind, TensorType)
+        shape = [e if e >= 0 else names.setdefault(e, f"m{len(names)}") for e in size.encoded(kind)]
+        return str(TensorType(shape, kind.dtype))
+
+    return fusion.describe(group, show)
+
+
+def require_twin(found: Sequence[Group], size: Size, others: Sequence[Group], other: Size) -> None:
+    """Check that a network does the same at two probes of its size.
+
+    Raises:
+        NetworkError: an attribute or a constant of an operator depends on the size.
+    """
+    for mine, theirs in zip_longest(_forms(found, size), _forms(others, other)):
+        if mine is None or theirs is None or not _alike(mine, theirs):
+            name = (mine or theirs)[0]
+            raise NetworkError(
+                f"an attribute or a constant of {name} depends on the symbolic size, and a library has fixed ones: "
+                "export the model without dynamic_shapes, once for each size that matters"
+            )
+
+
+def _forms(found: Sequence[Group], size: Size) -> list[tuple[Any, ...]]:
+    """Of each group: its operator, its workload or shape, where its inputs are from, and its constants."""
+    place: dict[Expr, int] = {group.output: i for i, group in enumerate(found)}
+    forms = []
+    for group in found:
+        workload, sources = describe(group, size)
+        kind = group.output.checked_type
+        fields = kind.fields if isinstance(kind, TupleType) else (kind,)
+        shapes = [size.encoded(t) for t in fields if isinstance(t, TensorType)]
+        # A reshape is a view: its attribute is its shape.
+        same = shapes if group.anchor.op.name == "reshape" else (shapes, workload.key)
+        constants = [node.value for node, _ in sources.values() if isinstance(node, Constant)]
+        origins = [(node.name if isinstance(node, Var) else place.get(node), i) for node, i in sources.values()]
+        forms.append((group.anchor.op.name, same, origins, constants))
+    return forms
+
+
+def _alike(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    return a[:3] == b[:3] and all(map(np.array_equal, a[3], b[3]))
 
 
 def _may_join(group: Group, call: Call) -> bool:

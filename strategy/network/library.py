@@ -13,8 +13,10 @@ import msgspec
 from strategy.compile.artefact import ALIGNMENT
 from strategy.compile.c_text import c_names, c_type, dlpack_type
 from strategy.compile.export import link, place
-from strategy.network.plan import Buffer, Plan, Port, Step, bytes_of
-from strategy.select import Selection
+from strategy.network.plan import Buffer, Plan, Port, Step, encoded_bytes
+from strategy.network.size import NAME
+from strategy.select import Reason, Selection
+from strategy.select.dispatch import DispatchTable
 from strategy.space import Config
 from strategy.table import show_number
 from strategy.target import Target
@@ -25,9 +27,9 @@ _HEADER = Template("""\
 /* $about
  * for $target
  *
-$ports *
+$ports$size *
  * Buffers are row-major and contiguous, and do not overlap; aligned to $alignment bytes they are not copied.
- * Parallel loops use $threads of OpenMP. Several threads may call it at once, each with $arena bytes of memory.
+ * Parallel loops use $threads of OpenMP. Several threads may call it at once, each with $arena bytes of memory$unit.
  * It returns 0, or another number on failure.
  *
  * ${name}_trace has a function called after each step of the manifest, with its number and its output;
@@ -51,15 +53,25 @@ _SYMBOLS = "{{ global: {name}; {name}_trace; __tvm_ffi_main; TVMFFIErrorSetRaise
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """An input or output."""
+    """An input or output; a negative extent, such as -4, is that multiple of the symbolic size."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
 
 
+class Range(msgspec.Struct, frozen=True):
+    """The least and the greatest symbolic size that a library takes."""
+
+    low: int
+    high: int
+
+
 class Kernel(msgspec.Struct, frozen=True):
-    """A step: the value that it computes, and its implementation with the reason; without one it is a copy."""
+    """A step: the value that it computes, and its implementation with the reason; without one it is a copy.
+
+    For a dispatch table those of its rows, and no configuration.
+    """
 
     value: str | None
     workload: str | None = None
@@ -71,7 +83,7 @@ class Kernel(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The description of a library, for programs that load it."""
+    """The description of a library, for programs that load it; `arena_bytes` are for each unit of `size`."""
 
     model: str
     function: str
@@ -82,22 +94,30 @@ class Manifest(msgspec.Struct, frozen=True):
     weight_bytes: int
     arena_bytes: int
     steps: tuple[Kernel, ...]
+    size: Range | None = None
+
+
+def prefix_of(workload: Workload) -> str:
+    """The prefix of the names of a workload's functions in the library."""
+    return f"__plevel_{workload.digest}_"
 
 
 def symbol_of(workload: Workload) -> str:
     """The name of a workload's kernel in the library."""
-    return f"__plevel_{workload.digest}"
+    return f"{prefix_of(workload)}main"
 
 
 def write_library(
-    plan: Plan, path: Path, name: str, about: str, target: Target, *, objects: Sequence[Path], weights: Path
-) -> Path:
+    plan: Plan, path: Path, name: str, about: str, target: Target, *, objects: Sequence[Path], weights: Path,
+    tables: Sequence[str] = (),
+) -> Path:  # fmt: skip
     """Link the shared library at `path`, with its header beside it; return the header's path.
 
     Args:
         about: the model, for the header.
         objects: of the kernels, each with the function `symbol_of` its workload.
         weights: all constants, as the plan has them.
+        tables: in C, the functions of workloads with symbolic dimensions.
 
     Raises:
         CompileError: there is no C compiler, or it failed.
@@ -105,7 +125,7 @@ def write_library(
     header = _header(plan, name, about, target)
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
         made = Path(folder)
-        (made / "network.c").write_text(header + _source(plan, name, target, weights.resolve()))
+        (made / "network.c").write_text(header + _source(plan, name, target, weights.resolve(), tables))
         (made / "symbols").write_text(_SYMBOLS.format(name=name))
         sources = ["network.c", *map(str, objects), "-Wl,--version-script=symbols"]
         place(link(sources, made), path)
@@ -115,37 +135,43 @@ def write_library(
 
 
 def describe(
-    plan: Plan, name: str, about: str, target: Target, selections: Mapping[Workload, Selection]
+    plan: Plan, name: str, about: str, target: Target, selections: Mapping[Workload, Selection | DispatchTable]
 ) -> Manifest:
     """The manifest of a library."""
 
     def ports(found: Sequence[Port]) -> tuple[Tensor, ...]:
-        return tuple(Tensor(p.name, p.type.dtype, p.type.concrete_shape) for p in found)
+        return tuple(Tensor(p.name, p.type.dtype, plan.encoded(p.type)) for p in found)
 
     def kernel(step: Step) -> Kernel:
         value = next((n for n in step.names if n), None)
         if step.workload is None:
             return Kernel(value)
         s = selections[step.workload]
+        if isinstance(s, DispatchTable):
+            names = ", ".join(dict.fromkeys(row.implementation for row in s.rows))
+            reasons = {row.reason for row in s.rows}
+            reason = Reason.PLEVEL if Reason.PLEVEL in reasons else max(reasons)
+            return Kernel(value, s.workload.key, names, reason=reason, because=s.explanation.replace("\n", "; "))
         return Kernel(
             value, s.workload.key, s.implementation, s.version, s.config, s.reason, s.explanation
         )
 
     return Manifest(
         about, name, str(target), target.threads, ports(plan.inputs), ports(plan.outputs), plan.weight_bytes,
-        plan.arena_bytes, tuple(map(kernel, plan.steps)),
+        plan.arena_bytes, tuple(map(kernel, plan.steps)), Range(plan.size.low, plan.size.high) if plan.size else None,
     )  # fmt: skip
 
 
 def _header(plan: Plan, name: str, about: str, target: Target) -> str:
     lines = [
-        f" *   {word}: {port.type}, {'input' if const else 'output, written'}\n"
+        f" *   {word}: {_show(plan, port)}, {'input' if const else 'output, written'}\n"
         for const, word, port in _arguments(plan)
     ]
     return _HEADER.substitute(
         about=about.replace("*/", "* /"), target=target, ports="".join(lines), alignment=ALIGNMENT, name=name,
         threads=show_number(target.threads, "thread"), arena=plan.arena_bytes, guard=f"{name.upper()}_H",
-        arguments=_parameters(plan),
+        arguments=_parameters(plan), unit="" if plan.size is None else f" for each unit of {NAME}",
+        size="" if plan.size is None else f" *   {NAME}: the symbolic size, from {plan.size.low} to {plan.size.high}\n",
     )  # fmt: skip
 
 
@@ -153,30 +179,36 @@ def _arguments(plan: Plan) -> list[tuple[str, str, Port]]:
     """The C function's parameters: `const ` or nothing, the C name, and the input or output."""
     ports = (*plan.inputs, *plan.outputs)
     kinds = ["const "] * len(plan.inputs) + [""] * len(plan.outputs)
-    return list(zip(kinds, c_names(p.name for p in ports), ports, strict=True))
+    return list(zip(kinds, c_names((p.name for p in ports), (plan.size and [NAME]) or ()), ports, strict=True))
 
 
 def _parameters(plan: Plan) -> str:
-    return ", ".join(f"{const}{c_type(port.type.dtype)} *{word}" for const, word, port in _arguments(plan))
+    size = [] if plan.size is None else [f"int64_t {NAME}"]
+    return ", ".join(size + [f"{const}{c_type(port.type.dtype)} *{word}" for const, word, port in _arguments(plan)])
 
 
-def _source(plan: Plan, name: str, target: Target, weights: Path) -> str:
+def _show(plan: Plan, port: Port) -> str:
+    extents = (str(e) if e >= 0 else NAME if e == -1 else f"{-e}*{NAME}" for e in plan.encoded(port.type))
+    return f"{port.type.dtype}[{','.join(extents)}]"
+
+
+def _source(plan: Plan, name: str, target: Target, weights: Path, tables: Sequence[str]) -> str:
     ports = (*plan.inputs, *plan.outputs)
     kernels = dict.fromkeys(symbol_of(s.workload) for s in plan.steps if s.workload is not None)
     types = [b.type for step in plan.steps for b in step.buffers] + [p.type for p in ports]
-    shapes = {t.concrete_shape: "" for t in types}
+    shapes = {plan.encoded(t): "" for t in types}
     shapes = {shape: f"_plevel_shape_{i}" for i, shape in enumerate(shapes)}
 
     def tensor(kind: TensorType) -> str:
         code, bits = dlpack_type(kind.dtype)
-        return f"{code}, {bits}, {kind.ndim}, {shapes[kind.concrete_shape]}"
+        return f"{code}, {bits}, {kind.ndim}, {shapes[plan.encoded(kind)]}"
 
     def operand(b: Buffer) -> str:
         return f"{{{b.area.name}, {tensor(b.type)}, {b.at}}}"
 
     def step(number: int, found: Step) -> str:
         called = "NULL" if found.workload is None else f"__tvm_ffi_{symbol_of(found.workload)}"
-        copied = bytes_of(found.buffers[0].type) if found.workload is None else 0
+        copied = encoded_bytes(found.buffers[0].type, plan.size) if found.workload is None else 0
         return f"{{{called}, _plevel_operands[{number}], {len(found.buffers)}, {found.outputs}, {copied}}}"
 
     return "\n".join([
@@ -184,26 +216,30 @@ def _source(plan: Plan, name: str, target: Target, weights: Path) -> str:
         f"#define PLEVEL_ALIGNMENT {ALIGNMENT}",
         "#define PLEVEL_LIBRARY_THREADS",
         f"#define PLEVEL_ARENA {plan.arena_bytes}",
+        f"#define PLEVEL_LEAST {plan.size.low if plan.size else 1}",
+        f"#define PLEVEL_MOST {plan.size.high if plan.size else 1}",
         f"#define PLEVEL_INPUTS {len(plan.inputs)}",
         f"#define PLEVEL_PORTS {len(ports)}",
         f"#define PLEVEL_STEPS {len(plan.steps)}",
+        f"#define PLEVEL_RANK {max([1, *map(len, shapes)])}",
         f"#define PLEVEL_OPERANDS {max(len(s.buffers) for s in plan.steps)}",
         files("strategy.compile").joinpath("entry.c").read_text(),
         files(__package__).joinpath("network.c").read_text(),
         *(f"int __tvm_ffi_{kernel}(void *, const Any *, int32_t, Any *);" for kernel in kernels),
         *(f"static const int64_t {word}[] = {{{', '.join(map(str, s or (1,)))}}};" for s, word in shapes.items()),
+        *tables,
         "static const Operand _plevel_operands[PLEVEL_STEPS][PLEVEL_OPERANDS] = {",
         *(f"  {{{', '.join(map(operand, s.buffers))}}}," for s in plan.steps),
         "};\nstatic const Step _plevel_steps[PLEVEL_STEPS] = {",
         *(f"  {step(i, s)}," for i, s in enumerate(plan.steps)),
         "};\nstatic const Port _plevel_ports[PLEVEL_PORTS] = {",
-        *(f"  {{{bytes_of(p.type)}, {p.staged}, {tensor(p.type)}}}," for p in ports),
+        *(f"  {{{encoded_bytes(p.type, plan.size)}, {p.staged}, {tensor(p.type)}}}," for p in ports),
         "};",
         f'__asm__(".section .rodata\\n.balign {ALIGNMENT}\\n.globl _plevel_weights\\n.hidden _plevel_weights\\n"',
         f'        "_plevel_weights:\\n.incbin \\"{weights}\\"\\n.byte 0\\n.previous\\n");',
         f"int {name}({_parameters(plan)}) {{",
         f"  void *const _given[] = {{{', '.join(f'(void *){word}' for _, word, _ in _arguments(plan))}}};",
-        "  return _plevel_run(_given);",
+        f"  return _plevel_run({NAME if plan.size else 1}, _given);",
         "}",
         f"void {name}_trace(void (*function)(int step, const void *output)) {{ _plevel_trace = function; }}",
         "",

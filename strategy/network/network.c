@@ -1,5 +1,7 @@
 /* What the libraries of all networks have in common. It stands behind `entry.c` and the macros PLEVEL_ARENA,
- * PLEVEL_INPUTS, PLEVEL_PORTS, PLEVEL_STEPS and PLEVEL_OPERANDS, and before the tables that `library.py` writes.
+ * PLEVEL_LEAST, PLEVEL_MOST, PLEVEL_INPUTS, PLEVEL_PORTS, PLEVEL_STEPS and PLEVEL_OPERANDS, and before the tables that
+ * `library.py` writes. In those, the negative of a factor stands for a multiple of the symbolic size, which is 1 for a
+ * network without one. Offsets in the arena are for each unit of the size.
  */
 #include <pthread.h>
 #include <string.h>
@@ -8,9 +10,9 @@ enum { ARENA, WEIGHTS, PORT };
 typedef int (*Function)(void *, const Any *, int32_t, Any *);
 typedef struct { uint8_t area, code, bits; int32_t ndim; const int64_t *shape; uint64_t at; } Operand;
 /* Without a function: a copy of the first operand to the second. */
-typedef struct { Function function; const Operand *operands; int32_t count, outputs; uint64_t copied; } Step;
+typedef struct { Function function; const Operand *operands; int32_t count, outputs; int64_t copied; } Step;
 /* An input or output: a buffer that is not aligned is staged in the arena. */
-typedef struct { uint64_t bytes, staged; uint8_t code, bits; int32_t ndim; const int64_t *shape; } Port;
+typedef struct { int64_t bytes; uint64_t staged; uint8_t code, bits; int32_t ndim; const int64_t *shape; } Port;
 
 static const Step _plevel_steps[PLEVEL_STEPS];
 static const Port _plevel_ports[PLEVEL_PORTS];
@@ -18,16 +20,22 @@ extern const char _plevel_weights[] __attribute__((visibility("hidden")));
 static void (*_plevel_trace)(int step, const void *output);
 
 /* Arenas that no call uses, so that calls do not pay for fresh pages; calls at the same time have one each. */
-typedef struct Block { struct Block *next; } Block;
+typedef struct Block { struct Block *next; uint64_t bytes; } Block;
 static pthread_mutex_t _plevel_lock = PTHREAD_MUTEX_INITIALIZER;
 static Block *_plevel_spare;
 
-static char *_plevel_take(void) {
+static int64_t _plevel_extent(int64_t encoded, int64_t size) { return encoded < 0 ? -encoded * size : encoded; }
+
+static char *_plevel_take(uint64_t bytes) {
   pthread_mutex_lock(&_plevel_lock);
   Block *found = _plevel_spare;
   if (found) _plevel_spare = found->next;
   pthread_mutex_unlock(&_plevel_lock);
-  if (!found) found = aligned_alloc(PLEVEL_ALIGNMENT, PLEVEL_ALIGNMENT + PLEVEL_ARENA);
+  if (found && found->bytes < bytes) {
+    free(found);
+    found = NULL;
+  }
+  if (!found && (found = aligned_alloc(PLEVEL_ALIGNMENT, PLEVEL_ALIGNMENT + bytes))) found->bytes = bytes;
   return found ? (char *)found + PLEVEL_ALIGNMENT : NULL;
 }
 static void _plevel_give_back(char *arena) {
@@ -44,38 +52,43 @@ __attribute__((destructor)) static void _plevel_unload(void) {
   }
 }
 
-/* The network, on its inputs and then its outputs: 0, -1 without memory, or one more than the step that failed. */
-static int _plevel_run(void *const *given) {
-  char *arena = _plevel_take(), *ports[PLEVEL_PORTS];
+/* The network, on its inputs and then its outputs: 0, -1 without memory, -2 for a size that is out of range, or one more
+ * than the step that failed. */
+static int _plevel_run(int64_t size, void *const *given) {
+  if (size < PLEVEL_LEAST || size > PLEVEL_MOST) return -2;
+  char *arena = _plevel_take(PLEVEL_ARENA * (uint64_t)size), *ports[PLEVEL_PORTS];
   int failed = 0;
   if (!arena) return -1;
   _plevel_ready();
   for (int i = 0; i < PLEVEL_PORTS; ++i) {
     const Port *port = &_plevel_ports[i];
     int aligned = (uintptr_t)given[i] % PLEVEL_ALIGNMENT == 0;
-    ports[i] = aligned ? given[i] : arena + port->staged;
+    ports[i] = aligned ? given[i] : arena + port->staged * size;
   }
   for (int i = 0; i < PLEVEL_INPUTS; ++i)
-    if (ports[i] != given[i]) memcpy(ports[i], given[i], _plevel_ports[i].bytes);
+    if (ports[i] != given[i]) memcpy(ports[i], given[i], _plevel_extent(_plevel_ports[i].bytes, size));
   for (int s = 0; s < PLEVEL_STEPS && !failed; ++s) {
     const Step *step = &_plevel_steps[s];
     Tensor tensors[PLEVEL_OPERANDS];
+    int64_t shapes[PLEVEL_OPERANDS][PLEVEL_RANK];
     Any args[PLEVEL_OPERANDS], result = {0};
     for (int i = 0; i < step->count; ++i) {
       const Operand *o = &step->operands[i];
-      void *data = o->area == PORT ? ports[o->at] : o->area == ARENA ? arena + o->at : (char *)_plevel_weights + o->at;
-      Tensor tensor = {data, {CPU, 0}, o->ndim, {o->code, o->bits, 1}, (int64_t *)o->shape, NULL, 0};
+      void *data = o->area == PORT ? ports[o->at]
+                   : o->area == ARENA ? arena + o->at * size : (char *)_plevel_weights + o->at;
+      for (int d = 0; d < o->ndim; ++d) shapes[i][d] = _plevel_extent(o->shape[d], size);
+      Tensor tensor = {data, {CPU, 0}, o->ndim, {o->code, o->bits, 1}, shapes[i], NULL, 0};
       tensors[i] = tensor;
       args[i] = any_of(&tensors[i]);
     }
     if (!step->function)
-      memcpy(tensors[1].data, tensors[0].data, step->copied);
+      memcpy(tensors[1].data, tensors[0].data, _plevel_extent(step->copied, size));
     else if (step->function(NULL, args, step->count, &result))
       failed = s + 1;
     if (_plevel_trace) _plevel_trace(s, tensors[step->count - step->outputs].data);
   }
   for (int i = PLEVEL_INPUTS; i < PLEVEL_PORTS; ++i)
-    if (ports[i] != given[i]) memcpy(given[i], ports[i], _plevel_ports[i].bytes);
+    if (ports[i] != given[i]) memcpy(given[i], ports[i], _plevel_extent(_plevel_ports[i].bytes, size));
   _plevel_give_back(arena);
   return failed;
 }
@@ -88,6 +101,7 @@ static int _plevel_refuse(const char *what) {
 /* The function `main` for tvm_ffi: tensors of the inputs, then of the outputs. */
 int __tvm_ffi_main(void *self, const Any *args, int32_t count, Any *result) {
   void *given[PLEVEL_PORTS];
+  int64_t size = PLEVEL_MOST == 1 ? 1 : 0;
   (void)self, (void)result;
   if (count != PLEVEL_PORTS) return _plevel_refuse("the inputs are expected, then the outputs: see the header");
   for (int i = 0; i < count; ++i) {
@@ -98,12 +112,15 @@ int __tvm_ffi_main(void *self, const Any *args, int32_t count, Any *result) {
       return _plevel_refuse("an argument is no tensor of the type that the header says");
     int64_t stride = 1;
     for (int d = t->ndim - 1; d >= 0; --d) {
-      if (t->shape[d] != port->shape[d] || (t->strides && t->shape[d] != 1 && t->strides[d] != stride))
+      if (!size && port->shape[d] < 0) size = t->shape[d] / -port->shape[d];
+      if (t->shape[d] != _plevel_extent(port->shape[d], size) ||
+          (t->strides && t->shape[d] != 1 && t->strides[d] != stride))
         return _plevel_refuse("an argument is not contiguous, or not of the shape that the header says");
       stride *= t->shape[d];
     }
     given[i] = (char *)t->data + t->byte_offset;
   }
-  int failed = _plevel_run(given);
-  return failed ? _plevel_refuse("a kernel failed") : 0;
+  int failed = _plevel_run(size, given);
+  return failed == -2 ? _plevel_refuse("the symbolic size is out of the range that the header says")
+         : failed ? _plevel_refuse("a kernel failed") : 0;
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def normalize(network: Network) -> Network:
     for _ in range(2):  # what becomes one operator has one reader more than it will have
         made = _Normal(network)
         outputs = {name: made.of(node) for name, node in network.outputs.items()}
-        network = Network(network.inputs, outputs, made.names)
+        network = replace(network, outputs=outputs, names=made.names)
     return network
 
 

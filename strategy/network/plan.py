@@ -8,10 +8,12 @@ from enum import IntEnum
 
 from strategy.compile.artefact import ALIGNMENT
 from strategy.compile.c_text import dlpack_type
-from strategy.compile.fusion import Group, Operand, describe, resolve
+from strategy.compile.fusion import Group, Operand, resolve
 from strategy.expr import Call, Constant, Expr
 from strategy.network.graph import Network
+from strategy.network.group import describe
 from strategy.network.memory import Life, place
+from strategy.network.size import Size
 from strategy.signature import Role, Signature
 from strategy.types import TensorType, TupleType
 from strategy.workload import Workload
@@ -71,13 +73,22 @@ class Port:
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps in order, with their memory."""
+    """Steps in order, with their memory.
+
+    Args:
+        arena_bytes: where the network has a symbolic size, those for each unit of it, as are offsets in the arena.
+    """
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     steps: tuple[Step, ...]
     weights: tuple[Weight, ...]
     arena_bytes: int
+    size: Size | None
+
+    def encoded(self, kind: TensorType) -> tuple[int, ...]:
+        """A shape, in which the negative factor stands for a multiple of the size."""
+        return kind.concrete_shape if self.size is None else self.size.encoded(kind)
 
     @property
     def weight_bytes(self) -> int:
@@ -86,6 +97,11 @@ class Plan:
 
 def bytes_of(kind: TensorType) -> int:
     return kind.size * dlpack_type(kind.dtype)[1] // 8
+
+
+def encoded_bytes(kind: TensorType, size: Size | None) -> int:
+    """The bytes of a tensor; if they are a multiple of the size, the negative factor."""
+    return bytes_of(kind) if size is None else size.encode(bytes_of(kind))
 
 
 def make_plan(
@@ -105,6 +121,9 @@ class _Value:
     last: int = -1
 
 
+_Operand = tuple[_Value | Weight, TensorType]
+
+
 @dataclass
 class _Planner:
     network: Network
@@ -121,29 +140,32 @@ class _Planner:
             self.values[v, None] = _Value(v.tensor_type, i)
         copies = self._claim_ports(count)
         drafts = [d for n, g in enumerate(self.groups) if (d := self._draft(n, g))]
-        end = len(self.groups)
+        last = len(self.groups)
         outputs = []
         for i, (name, node) in enumerate(network.outputs.items()):
             kind = node.tensor_type
             if i in copies:
-                made = _Value(kind, count + i, end, end)
-                drafts.append((None, [self._read(_base(node), end), made], 1, (name,)))
+                made = _Value(kind, count + i, last, last)
+                drafts.append((None, [(self._read(_base(node), last), kind), (made, kind)], 1, (name,)))
             else:
                 made = self.values[_base(node)]
-                made.last = end
+                made.last = last
             outputs.append(made)
         staged = [self.values[v, None] for v in network.inputs] + outputs
         known = {id(v): v for v in (*self.values.values(), *outputs)}
-        places, size = place([Life(bytes_of(v.type), v.first, v.last) for v in known.values()], ALIGNMENT)
+        size = network.size
+        # A fixed buffer has its bytes for each unit, too: there are few.
+        lives = [Life(abs(encoded_bytes(v.type, size)), v.first, v.last) for v in known.values()]
+        places, end = place(lives, ALIGNMENT)
         offset = dict(zip(known, places, strict=True))
 
-        def buffer(value: _Value | Weight) -> Buffer:
+        def buffer(found: _Operand) -> Buffer:
+            value, kind = found
             if isinstance(value, Weight):
-                kind = value.node.type if value.packed_for is None else self._packed_type(value)
                 return Buffer(Area.WEIGHTS, value.offset, kind)
             if value.port is not None:
-                return Buffer(Area.PORT, value.port, value.type)
-            return Buffer(Area.ARENA, offset[id(value)], value.type)
+                return Buffer(Area.PORT, value.port, kind)
+            return Buffer(Area.ARENA, offset[id(value)], kind)
 
         nodes = [*((v.name, v) for v in network.inputs), *network.outputs.items()]  # names may be the same
         ports = [
@@ -151,7 +173,7 @@ class _Planner:
             for (name, node), v in zip(nodes, staged, strict=True)
         ]
         steps = tuple(Step(w, tuple(map(buffer, found)), n, named) for w, found, n, named in drafts)
-        return Plan(tuple(ports[:count]), tuple(ports[count:]), steps, tuple(self.weights.values()), size)
+        return Plan(tuple(ports[:count]), tuple(ports[count:]), steps, tuple(self.weights.values()), end, size)
 
     def _claim_ports(self, count: int) -> set[int]:
         """Have kernels write into outputs; the outputs that are copied to, as they are the values of others."""
@@ -166,13 +188,13 @@ class _Planner:
 
     def _draft(
         self, number: int, group: Group
-    ) -> tuple[Workload | None, list[_Value | Weight], int, tuple[str | None, ...]] | None:
+    ) -> tuple[Workload | None, list[_Operand], int, tuple[str | None, ...]] | None:
         if is_view(group):
             return None
-        workload, sources = describe(group)
-        found: list[_Value | Weight] = []
-        kind = group.output.checked_type
-        fields = len(kind.fields) if isinstance(kind, TupleType) else None
+        workload, sources = describe(group, self.network.size)
+        found: list[_Operand] = []
+        made = group.output.checked_type
+        fields = len(made.fields) if isinstance(made, TupleType) else None
         results = [(group.output, i) for i in range(fields)] if fields else [(group.output, None)]
         for argument in self.signatures[workload].arguments:
             if argument.role is Role.OUTPUT:
@@ -180,13 +202,15 @@ class _Planner:
             node, index = _base(sources[argument.name])
             if isinstance(node, Constant):
                 packed = (workload, argument.name) if argument.role is Role.PREPARED else None
-                found.append(self._weight(node, argument.tensor, packed))
+                kind = argument.tensor if packed else node.type
+                found.append((self._weight(node, kind, packed), kind))
             else:
-                found.append(self._read((node, index), number))
+                # In the shape that this step reads it in.
+                found.append((self._read((node, index), number), _type(sources[argument.name])))
         for result in results:
             value = self.values.setdefault(result, _Value(_type(result)))
             value.first, value.last = number, max(number, value.last)
-            found.append(value)
+            found.append((value, value.type))
         named = tuple(self.network.names.get(node) if index is None else None for node, index in results)
         return workload, found, len(results), named
 
@@ -205,11 +229,6 @@ class _Planner:
             self.weights[key] = Weight(node, self.weight_end, bytes_of(kind), packed)
             self.weight_end = -(-(self.weight_end + bytes_of(kind)) // ALIGNMENT) * ALIGNMENT
         return self.weights[key]
-
-    def _packed_type(self, weight: Weight) -> TensorType:
-        assert weight.packed_for is not None
-        workload, name = weight.packed_for
-        return next(a.tensor for a in self.signatures[workload].arguments if a.name == name)
 
 
 def is_view(group: Group) -> bool:

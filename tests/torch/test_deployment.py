@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +186,58 @@ def test_the_manifest_says_what_runs_and_why(built) -> None:
     assert about["arena_bytes"] < 2 * sum(sizes) + 20 * 2 * 16 * 96 * 4, "buffers are reused"
 
 
+def test_one_library_takes_every_batch_size_in_the_range_of_the_export(
+    built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, inputs = seeing()
+    sizes = ({0: torch.export.Dim("batch", min=1, max=40)}, None)
+    torch.export.save(torch.export.export(model, inputs, dynamic_shapes=sizes), tmp_path / "model.pt2")
+    assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "seeing.so", "--verify") == 0
+    assert "agree at sizes 1, 3, 8, 40 within" in capsys.readouterr().out
+    header = (tmp_path / "seeing.h").read_text()
+    assert "int plevel_seeing(int64_t n, const float *picture, const float *scale, float *output0" in header
+    assert "n: the symbolic size, from 1 to 40" in header
+    assert "picture: float32[n,3,16,16], input" in header
+    about, fixed = (json.loads((f / "seeing.json").read_text()) for f in (tmp_path, built[0]))
+    assert about["size"] == {"low": 1, "high": 40}
+    assert [o["shape"] for o in about["outputs"]] == [[-1, 5], [-1, 16]]
+    assert about["weight_bytes"] < 1.5 * fixed["weight_bytes"], "each weight is packed once"
+    assert about["arena_bytes"] < 2 * fixed["arena_bytes"], "of a unit; the other one is of two"
+    found: dict[str, type] = {}
+    exec(documented_loader(), found)
+    library = found["Model"](str(tmp_path / "seeing.so"))
+    pictures = [torch.randn(n, 3, 16, 16) for n in (1, 40, 2, 7, 13)]
+    with ThreadPoolExecutor(3) as pool, torch.no_grad():
+        for picture, made in zip(pictures, pool.map(lambda p: library(p.numpy(), 0.5), pictures), strict=True):
+            for mine, theirs in zip(made, model(picture, torch.tensor(0.5)), strict=True):
+                np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-4, atol=1e-5)
+    for n in (0, 41):
+        with pytest.raises(RuntimeError, match="the model failed"):
+            library(np.zeros((n, 3, 16, 16)), 0.5)
+    program = """
+import sys, numpy as np
+sys.modules["torch"] = None
+import tvm_ffi
+main = tvm_ffi.load_module(sys.argv[1])["main"]
+def call(n, last):
+    shapes = ((n, 3, 16, 16), "float32"), ((), "float32"), ((n, 5), "float32"), ((last, 16), "int64")
+    tensors = [np.ones(*s) for s in shapes]
+    main(*map(tvm_ffi.from_dlpack, tensors))
+    return tensors[2]
+assert np.allclose(call(3, 3), call(1, 1), rtol=1e-4, atol=1e-5)
+for sizes in ((41, 41), (3, 2)):
+    try:
+        call(*sizes)
+    except ValueError as error:
+        print(error)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "seeing.so")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=HANG_S)
+    out_of_range, other_shape = done.stdout.splitlines()
+    assert "out of the range" in out_of_range
+    assert "not of the shape" in other_shape
+
+
 def test_a_wrong_value_is_found_and_named_and_the_library_removed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +266,15 @@ class Unknown(nn.Module):
         return torch.fft.rfft(torch.special.i0(x)).real + torch.special.i0(x.cos())[:, :5]
 
 
+class Sized(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.forward = function
+
+
+ANY_ROWS = {"dynamic_shapes": ({0: torch.export.Dim("m")},)}
+
+
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +294,9 @@ def exported(model: nn.Module, **dynamic: object):
     [
         (Unknown(), {}, "operators that plevel has no kernel for: aten.i0.default (2)"),
         (Counting(), {}, "changes calls"),
-        (nn.Linear(8, 4), {"dynamic_shapes": ({0: torch.export.Dim("m")},)}, "axis 0 of input has the symbolic size s"),
+        (Sized(lambda x: x @ x.T), ANY_ROWS, "axis 1 of matmul has the symbolic size s"),
+        (Sized(lambda x: torch.cat([x, x[:1]])), ANY_ROWS, "axis 0 of cat has the symbolic size s"),
+        (Sized(lambda x: x[:1].expand(x.shape[0], -1) * 2), ANY_ROWS, "a constant of broadcast_to depends on"),
     ],
 )
 def test_what_cannot_be_compiled_is_named_in_one_line(
