@@ -26,6 +26,7 @@ from plevel.kernel_selection import Choose, make_chooser, open_records
 from plevel.torch import confirmation
 from plevel.torch.confirmation import Kept, Verdict
 from plevel.torch.explanation import Report, make_report, note, owned
+from plevel.torch.form import keep_frozen, make_form
 from plevel.torch.frozen import compile_frozen
 from plevel.torch.plan import Plan, make_plan, model_target
 from plevel.torch.reporting import report
@@ -121,8 +122,10 @@ def _compile(
     kept: Kept = frozenset()
     whole: Whole | None = None
 
+    frozen_once: GraphModule | None = None
+
     def visit(frozen: GraphModule) -> None:
-        nonlocal plan, verdict, kept
+        nonlocal plan, verdict, kept, frozen_once
         plan = make_plan(frozen, choose)
         if options.confirm:
             verdict = confirmation.read_verdict(plan, choose)
@@ -130,6 +133,7 @@ def _compile(
         if options.confirm:
             # Without a verdict this is Inductor alone, to compare with.
             kept = frozenset(w for w in plan.kernels if verdict and w.key in verdict.kept)
+            frozen_once = None if verdict else keep_frozen(frozen)
         plan.apply(frozen, kept)
 
     found = compile_frozen(module, inputs, visit)
@@ -159,9 +163,7 @@ def _compile(
     if options.confirm and verdict is None and planned.kernels:
 
         def make(wanted: Kept) -> Callable[..., Any]:
-            if not wanted:
-                return found
-            return compile_frozen(module, inputs, lambda frozen: planned.apply(frozen, wanted))
+            return make_form(planned, wanted, module, frozen_once, inputs) if wanted else found
 
         with (
             torch.utils._python_dispatch._disable_current_modes(),
@@ -172,7 +174,8 @@ def _compile(
             )
         confirmation.write_verdict(planned, verdict)
         kept = frozenset(w for w in planned.kernels if w.key in verdict.kept)
-        found = chosen
+        # A form is for timing: the module's own has its strides, and is found in Inductor's cache by the next process.
+        found = chosen if whole or not kept else make_form(planned, kept, module, None, inputs)
     made = make_report(planned, kept, whole, verdict, module)
     note(made, module)
     if verdict is not None and (options.database or not options.lock):

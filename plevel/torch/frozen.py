@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -54,17 +55,21 @@ def visiting(visit: Visit) -> Iterator[None]:
         _active.visit = before
 
 
+def copy(module: GraphModule) -> GraphModule:
+    """The same graph on the same tensors, to be changed apart."""
+    made = GraphModule(module, deepcopy(module.graph))
+    made.meta.update(module.meta)
+    return made
+
+
 def compile_frozen(module: GraphModule, inputs: Any, visit: Visit) -> Callable[..., Any]:
     """Inductor's compiled form of a graph of Dynamo's, whose frozen form `visit` has seen and may have changed.
 
-    The module stays as it is, so that it can be compiled again.
+    The module, which may be a frozen form itself, stays as it is, so that it can be compiled again.
     """
-    from copy import deepcopy
-
     from torch._inductor.compile_fx import compile_fx
 
-    again = GraphModule(module, deepcopy(module.graph))
-    again.meta.update(module.meta)
+    again = copy(module)
     with visiting(visit):
         made: Callable[..., Any] = compile_fx(again, inputs, config_patches={"freezing": True})
     return made

@@ -112,7 +112,7 @@ def make_plan(module: GraphModule, choose: Choose) -> Plan:
         except Exception as error:  # a strategy's, for this workload alone
             errors[found.workload] = str(error)
     kernels, failed = build(selections)
-    graph = digest_of(_text(module))
+    graph = graph_digest(module)
     key = digest_of(
         graph, sorted(k.digest for k in kernels.values()), cpu_model(), target.threads, str(torch.__version__),
         version("plevel"),
@@ -120,15 +120,19 @@ def make_plan(module: GraphModule, choose: Choose) -> Plan:
     return Plan(extraction, kernels, errors | failed, target, graph, key)
 
 
-def _text(module: GraphModule) -> list[str]:
-    """The graph's calls with the shapes and dtypes that they give, whatever the nodes are called."""
-    place = {node: i for i, node in enumerate(module.graph.nodes)}
+def graph_digest(module: GraphModule) -> str:
+    """Digest of a graph's calls with the shapes and dtypes that they give, whatever the nodes are called."""
+    place: dict[torch.fx.Node, int] = {}
 
     def show(node: torch.fx.Node) -> str:
-        args = torch.fx.map_arg((node.args, node.kwargs), lambda n: f"%{place[n]}")
-        target = node.target if node.op == "call_function" else ""
-        value = node.meta.get("val")
-        kind = f"{value.dtype}{extents(node)}" if isinstance(value, torch.Tensor) else ""
-        return f"{node.op} {target} {args} {kind}"
+        # Constants by their first use, wherever they stand.
+        args = torch.fx.map_arg((node.args, node.kwargs), lambda n: f"%{place.setdefault(n, len(place))}{_kind(n)}")
+        place.setdefault(node, len(place))
+        return f"{node.op} {node.target if node.op == 'call_function' else ''} {args} {_kind(node)}"
 
-    return [show(node) for node in module.graph.nodes]
+    return digest_of([show(node) for node in module.graph.nodes if node.op != "get_attr"])
+
+
+def _kind(node: torch.fx.Node) -> str:
+    value = node.meta.get("val")
+    return f"{value.dtype}{extents(node)}" if isinstance(value, torch.Tensor) else ""

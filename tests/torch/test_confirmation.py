@@ -15,8 +15,9 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from plevel import kernel_selection
 from plevel.direct import connect
-from plevel.torch import backend, confirmation, explain, reporting
+from plevel.torch import backend, confirmation, explain, form, reporting
 from plevel.torch.backend import plevel
+from plevel.torch.frozen import compile_frozen
 from plevel.torch.store import folder
 from plevel.torch.whole import compile_whole
 from service.store import migration
@@ -198,6 +199,34 @@ def test_a_family_that_wins_stays_and_the_verdict_is_not_asked_for_again(ratios,
     monkeypatch.setattr("plevel.torch.plan.version", lambda package: "99")
     ratios += [[1.1] * 9] * 6
     assert run(model, inputs).replaced == 0  # another plevel asks anew
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_forms_are_of_the_frozen_graph_unless_that_becomes_another(ratios, alike, monkeypatch: pytest.MonkeyPatch):
+    compiled = []
+
+    def spy(module, *given):
+        compiled.append(module)
+        return compile_frozen(module, *given)
+
+    def normalized(module):
+        return any("batch_norm" in str(node.target) for node in module.graph.nodes)
+
+    monkeypatch.setattr(form, "compile_frozen", spy)
+    if not alike:
+        monkeypatch.setattr(form, "graph_digest", lambda module: "another")
+    torch.manual_seed(0)
+    width = 16 if alike else 24  # a verdict of its own
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, width, 3, bias=False), torch.nn.BatchNorm2d(width), torch.nn.ReLU(),
+        torch.nn.Conv2d(width, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.GELU(), torch.nn.Flatten(),
+        torch.nn.Linear(128, 8),
+    ).eval()  # fmt: skip
+    ratios += [[0.8] * 9, *[[1.1] * 9] * 3]
+    assert run(model, (torch.randn(2, 3, 8, 8),)).replaced == 2
+    assert ratios == []
+    # The last one is that of the verdict.
+    assert list(map(normalized, compiled)) == ([False] * 4 if alike else [False, True] * 4) + [True]
 
 
 def test_an_expanded_input_is_timed_with_its_strides(ratios):
