@@ -18,6 +18,7 @@ Groups of rows, float32, batch 1 (weights and biases are constant):
 - narrow: products and convolutions in float32, bfloat16, and 8-bit integers with zero points, requantised (PyTorch's
   quantised linear and conv2d).
 - memory: operators that memory bounds, at sizes of BERT-base and ResNet-50.
+- chains: elementwise operators with what follows them, softmax with scale and mask, pooling of [n, h, w, c].
 
 Each implementation is tuned for `--trials` trials; what is selected and the best of each are then
 timed in turns with PyTorch. Its module is traced and frozen, which prepacks weights and fuses what it
@@ -158,7 +159,8 @@ def _plain(op: str, *shapes: Shape, **attrs: Any) -> Row:
     where = "" if along is None else f"@{along}".replace(" ", "")
     name = f"{op}:{'x'.join(map(str, shapes[0]))}{where}"
     names = {
-        "layer_norm": ("data", "gamma", "beta"), "rms_norm": ("data", "gamma"), "add": ("lhs", "rhs")
+        "layer_norm": ("data", "gamma", "beta"), "rms_norm": ("data", "gamma"), "add": ("lhs", "rhs"),
+        "softmax_bias": ("data", "bias"),
     }.get(op, ("data",))  # fmt: skip
     return Row(name, op, dict(zip(names, shapes, strict=True)), attrs)
 
@@ -254,6 +256,16 @@ GROUPS = {
         _plain("add", (384, 768), (768,)), _plain("add", (1, 64, 112, 112), (64, 1, 1)),
         _plain("add", (1, 256, 56, 56), (1, 256, 56, 56)),
     ],
+    "chains": [
+        _plain("relu", (1, 64, 112, 112)), _plain("gelu", (384, 3072)), _plain("silu", (128, 8192)),
+        _plain("add", (1, 256, 56, 56), (1, 256, 56, 56))._replace(name="add 256×56×56+relu", after=("relu",)),
+        _plain("add", (384, 3072), (3072,))._replace(name="add 384×3072+gelu", after=("gelu",)),
+        _plain("add", (1, 64, 112, 112), (64, 1, 1))._replace(name="add 64×112×112+relu", after=("relu",)),
+        _plain("softmax_bias", (12, 128, 128), (128,), scale=0.125),
+        _plain("softmax_bias", (12, 384, 384), (384,), scale=0.125),
+        _plain("max_pool2d", (1, 112, 112, 64), pool_size=3, strides=2, padding=1, layout="NHWC"),
+        _plain("max_pool2d", (1, 56, 56, 256), pool_size=3, strides=2, padding=1, layout="NHWC"),
+    ],
 }  # fmt: skip
 
 
@@ -280,7 +292,12 @@ def _anchors(torch: Any) -> dict[str, Callable[..., Any]]:
         "silu": lambda a, x: functional.silu(x),
         "layer_norm": lambda a, x, *more: functional.layer_norm(x, x.shape[-1:], *more),
         "sum": lambda a, x: x.sum(a["axis"]),
-        "max_pool2d": lambda a, x: functional.max_pool2d(x, a["pool_size"], a["strides"], a["padding"]),
+        "softmax_bias": lambda a, x, bias: functional.softmax(x * a["scale"] + bias, -1),
+        "relu": lambda a, x: functional.relu(x),
+        "gelu": lambda a, x: functional.gelu(x),
+        "max_pool2d": lambda a, x: functional.max_pool2d(
+            x.permute(_FIRST) if "layout" in a else x, a["pool_size"], a["strides"], a["padding"]
+        ),
         "transpose": lambda a, x: x.permute(a.get("axes", (1, 0))).contiguous(),
         "cumsum": lambda a, x: x.cumsum(a["axis"]),
         "topk": lambda a, x: x.topk(a["k"]),
@@ -322,7 +339,7 @@ def _torch_calls(row: Row, threads: int, _best: dict[str, Any]) -> dict[str, Cal
 
     module = Module().eval()
     given = [t for n, t in tensors.items() if n not in constant]
-    is_image = row.op in ("conv2d", "max_pool2d") and "data_layout" not in row.attrs
+    is_image = row.op in ("conv2d", "max_pool2d") and not {"data_layout", "layout"} & row.attrs.keys()
     if not is_image and not row.constants and not row.after:
         return _eager_calls(torch, row, anchor, attrs, given)
     calls: dict[str, Call] = {}

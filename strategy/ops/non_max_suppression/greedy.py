@@ -110,6 +110,7 @@ def _loops(
             at = script.bind(sorter.index(turn))
             first = (task // classes * boxes + at) * 4
             box = [read(coordinates, first + i) for i in range(4)]
+            # Not bound to names: TVM leaves the conversion of a bfloat16 that is bound undone.
             for n, value in enumerate(chain(*corners(attrs, box, tirx.Select))):
                 mine[n] = value
 
