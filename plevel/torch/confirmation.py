@@ -245,11 +245,18 @@ def _agree(found: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 
 def compare(old: Compiled, new: Compiled, inputs: Sequence[Any]) -> Timed:
-    """The times of `new` and `old`, of bursts in turns, whose order alternates."""
+    """The times of `new` and `old`, of bursts in turns, whose order alternates; a sure loss ends it."""
     calls = math.ceil(BURST_S / max(_burst(old, inputs, 2), _burst(new, inputs, 2), 1e-7))
     found: list[tuple[float, float]] = []
     end = time.perf_counter() + LIMIT_S
-    while len(found) < LEAST_ROUNDS or (len(found) < ROUNDS and time.perf_counter() < end):
+
+    def ratio() -> Estimate:
+        return estimate([second / first for first, second in found])
+
+    # Only a loss ends it: to stop at the first interval that wins would find wins by chance.
+    while len(found) < LEAST_ROUNDS or (
+        len(found) < ROUNDS and time.perf_counter() < end and ratio().low_s <= 1
+    ):
         if len(found) % 2:
             second = _burst(new, inputs, calls)
             first = _burst(old, inputs, calls)
@@ -258,8 +265,7 @@ def compare(old: Compiled, new: Compiled, inputs: Sequence[Any]) -> Timed:
             second = _burst(new, inputs, calls)
         found.append((first, second))
     olds, news = zip(*found, strict=True)
-    ratio = estimate([second / first for first, second in found])
-    return Timed(ratio, statistics.median(olds), statistics.median(news))
+    return Timed(ratio(), statistics.median(olds), statistics.median(news))
 
 
 def _burst(function: Compiled, inputs: Sequence[Any], calls: int) -> float:

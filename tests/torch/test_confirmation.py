@@ -25,6 +25,7 @@ from strategy.confirmation import Confirmation
 from strategy.network.graph import NetworkError
 from strategy.record import convert, estimate
 from strategy.space import Config
+from tests.limit import HANG_S
 from tests.torch import models
 
 
@@ -349,6 +350,13 @@ def test_comparisons_alternate_and_give_the_ratio():
     assert found.ratio.samples >= confirmation.LEAST_ROUNDS
     assert min(found.old_s, found.new_s) > 0
     assert abs(calls.count("old") - calls.count("new")) < 10
+
+
+@pytest.mark.parametrize(("new_s", "rounds"), [(2.0, confirmation.LEAST_ROUNDS), (0.5, confirmation.ROUNDS)])
+def test_a_sure_loss_ends_a_comparison_and_a_win_does_not(new_s, rounds, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(confirmation, "_burst", lambda function, inputs, calls: {"old": 1.0, "new": new_s}[function])
+    monkeypatch.setattr(confirmation, "LIMIT_S", HANG_S)
+    assert confirmation.compare("old", "new", ()).ratio.samples == rounds
 
 
 def test_a_verdict_is_recorded_where_selections_are_from(ratios, tmp_path: Path):
