@@ -101,7 +101,7 @@ for _name, _what in (
 
 
 def elements(attrs: SoftmaxAttrs, inputs: Sequence[Any], dtype: str) -> Callable[..., Any]:
-    """What the powers are taken of: elements of TE tensors, scaled and with their bias, in `dtype`."""
+    """Read elements of TE tensors, scaled and with their bias, in `dtype`."""
     from tvm import tirx
 
     data, *further = inputs
