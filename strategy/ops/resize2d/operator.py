@@ -13,7 +13,14 @@ from typing import Any
 from strategy.attrs import Attrs, field
 from strategy.expr import Call, Constant, Expr, call
 from strategy.gradient import register_gradient
-from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.op import (
+    TOpPattern,
+    TypeReporter,
+    register_compute,
+    register_op,
+    register_reference,
+    register_terms,
+)
 from strategy.ops.matmul import matmul
 from strategy.ops.window import pair
 from strategy.pattern import in_float32, register_injective_schedule
@@ -97,15 +104,13 @@ def neighbours(attrs: Resize2DAttrs, axis: int, index: Any, extent: Any, dtype: 
     f = (over - first * under).astype(dtype) / under
     if attrs.method == "linear":
         return [(first, 1 - f), (first + 1, f)]
-    a = attrs.cubic_alpha
+    # Factored: as polynomials of the distance, weights near zero would be differences of numbers near 10.
+    a, g = attrs.cubic_alpha, 1 - f
 
-    def near(d: Any) -> Any:
-        return ((a + 2) * d - (a + 3)) * d * d + 1
+    def near(d: Any, rest: Any) -> Any:
+        return rest * (1 + d - (a + 2) * d * d)
 
-    def far(d: Any) -> Any:
-        return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-
-    return [(first - 1, far(1 + f)), (first, near(f)), (first + 1, near(1 - f)), (first + 2, far(2 - f))]
+    return [(first - 1, a * f * g * g), (first, near(f, g)), (first + 1, near(g, f)), (first + 2, a * g * f * f)]
 
 
 def _nearest(over: Any, under: int, rounding: str) -> Any:
@@ -152,6 +157,11 @@ def compute_resize2d(attrs: Resize2DAttrs, inputs: Sequence[Any], out_type: Tens
         return interpolate(across, rows)
 
     return [te.compute((*data.shape[:2], *attrs.size), element, name="resize2d")]
+
+
+@register_terms("resize2d")
+def resize2d_terms(attrs: Resize2DAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
+    return {"nearest_neighbor": 1, "linear": 4, "cubic": 16}[attrs.method]
 
 
 @register_reference("resize2d")
