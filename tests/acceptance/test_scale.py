@@ -67,9 +67,9 @@ def test_a_backlog_starts_pilots_that_leave_after_the_run(stage: Stage) -> None:
         wait_until(client.backlog, "a backlog")
         scaler = stage.start("fleet", "scale", *given, "--every", "1s")
         wait_until(lambda: client.run(run).trials_done, "a result of the first pilot")
+        (pilot,) = client.workers()
         kill(scaler)  # its pilots go on, and another scaler finds them
         assert scale(stage, *given, "--once") == ""
-        (pilot,) = client.workers()
         wait_until(lambda: client.run(run).state == RunState.DONE, "the end of the run")
         wait_until(lambda: not client.workers(), "the end of the idle pilot")
         check(f"sqlite:///{stage.database}", client.run(run), TRIALS)
