@@ -118,16 +118,20 @@ def row_space(inputs: Sequence[TensorType], target: Target) -> ConfigSpace:
     """The space: vector width, chains of accumulators, unrolling of both kinds of loops, and tasks."""
     *leading, last = inputs[0].shape
     rows = constant_size(leading)
+    extents = None if rows is None else tuple(map(int, leading))
     dtype = "float64" if inputs[0].dtype == "float64" else "float32"
     parallel = rows is None or rows * int(last) * (8 if dtype == "float64" else 4) >= PARALLEL_BYTES
-    return _row_space(rows, int(last), lanes_of(target, dtype), target.threads, parallel)
+    return _row_space(extents, int(last), lanes_of(target, dtype), target.threads, parallel)
 
 
 @lru_cache(maxsize=1024)
-def _row_space(rows: int | None, extent: int, full: int, threads: int, parallel: bool) -> ConfigSpace:
+def _row_space(
+    leading: tuple[int, ...] | None, extent: int, full: int, threads: int, parallel: bool
+) -> ConfigSpace:
     lanes = tuple(x for x in (full // 4, full // 2, full) if x >= 1)
-    tasks = task_counts(rows)
-    tasks = tuple(sorted({*tasks, rows})) if rows is not None and rows > MOST_TASKS else tasks
+    tasks = task_counts(leading)
+    if leading is not None:
+        tasks = tuple(sorted({*tasks, math.prod(leading)}))
 
     def fallback() -> dict[str, Any]:
         vectors = max(1, extent // full)
@@ -158,11 +162,27 @@ def constant_size(extents: Sequence[Dim]) -> int | None:
     return math.prod(int(d) for d in extents) if all(d.is_constant for d in extents) else None
 
 
-def task_counts(rows: int | None) -> tuple[int, ...]:
-    """Possible numbers of tasks of rows: divisors, or any number if rows are symbolic."""
-    if rows is None:
+def task_counts(leading: Sequence[int] | None, parts: int = 1) -> tuple[int, ...]:
+    """Possible numbers of tasks of rows: divisors, or any number if rows are symbolic.
+
+    A task's rows are whole inner axes, or a part of one: TVM schedules no others, whose indices are not affine.
+
+    Args:
+        leading: the extents of the axes of rows; None if one is symbolic.
+        parts: of a row, which may be tasks of their own.
+    """
+    if leading is None:
         return tuple(range(1, MOST_TASKS + 1))
-    return tuple(d for d in divisors(rows) if d <= MOST_TASKS)
+    rows = math.prod(leading)
+    inner = [math.prod(leading[axis:]) for axis in range(1, len(leading))]
+
+    def whole(share: int) -> bool:
+        return all(share % extent == 0 or extent % share == 0 for extent in inner)
+
+    return tuple(
+        d for d in divisors(rows * parts)
+        if d <= MOST_TASKS and (d % rows == 0 or (rows % d == 0 and whole(rows // d)))
+    )  # fmt: skip
 
 
 def rowwise(axis: int, inputs: Sequence[TensorType]) -> bool:

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -226,6 +227,15 @@ def test_the_logger_tells_what_explain_gives(engine, caplog):
     assert [r.getMessage() for r in caplog.records if r.name == "plevel.compile"] == told
     assert "has the highest plevel" in told[0]
     assert [e.implementation for e in function.explain()][1] == "softmax_row.cpu"
+
+
+@pytest.mark.parametrize("function", [softmax, partial(mean, axis=-1)])
+def test_tasks_end_where_an_axis_of_rows_does(engine, function):
+    """Half of 3×4×512 rows are one and a half of the outer axis."""
+    graph = function(Var("x", "float32[3,4,512,64]"))
+    found = engine.compile(graph, TARGET)
+    assert next(e.implementation for e in found.explain()).endswith("_row.cpu")
+    compare(found, graph, {"x": values((3, 4, 512, 64))[0]})
 
 
 def test_symbolic_dimensions_are_bound_by_each_call(engine):

@@ -41,18 +41,20 @@ def space(attrs: ReduceAttrs, inputs: Sequence[TensorType], out_type: Type, targ
     """Vectors, chains of accumulators, unrolling, parts of a row, and tasks."""
     kept, reduced = _split(attrs, inputs[0].shape)
     rows, row = constant_size(kept), math.prod(reduced)
+    extents = None if rows is None else tuple(map(int, kept))
     dtype = reduction_accumulator(inputs[0].dtype)
     full = lanes_of(target, dtype)
     parallel = rows is None or rows * row * (target.vector_bytes // full) >= PARALLEL_BYTES
-    return _space(rows, row, full, target.threads, parallel)
+    return _space(extents, row, full, target.threads, parallel)
 
 
 @lru_cache(maxsize=1024)
-def _space(rows: int | None, row: int, full: int, threads: int, parallel: bool) -> ConfigSpace:
+def _space(leading: tuple[int, ...] | None, row: int, full: int, threads: int, parallel: bool) -> ConfigSpace:
+    rows = None if leading is None else math.prod(leading)
     lanes = tuple(x for x in (full // 4, full // 2, full) if x >= 1)
     # Without a number of rows, of which there may be few, they are taken whole.
     parts = (1,) if rows is None else tuple(p for p in (1, 2, 4, 8, 16) if row % p == 0)
-    tasks = task_counts(None if rows is None else rows * parts[-1])
+    tasks = task_counts(leading, parts[-1])
     equal = [] if rows is None else [rows * knob("parts") % knob("tasks") == 0]
 
     def fallback() -> dict[str, Any]:
