@@ -116,7 +116,10 @@ class Runner:
             if timed.error is None and not timed.gave_up:
                 task, median_s = tasks[kernel.entry], estimate(timed.samples_s).median_s
                 best_s[task] = min(median_s, best_s.get(task, median_s))
-            self._send(_result(kernel, timed))
+            result = _result(kernel, timed)
+            if result.error is not None:
+                self._data.clear()  # it may have damaged the inputs, which later jobs would share
+            self._send(result)
             kernel.release()
 
         self._send_reference()

@@ -29,7 +29,8 @@ from strategy.types import Type
 DEEDS = (
     "good", "build_raises", "build_aborts", "build_hangs", "build_eats_memory", "build_forks",
     "build_leaves_orphans", "aborts", "segfaults", "hangs", "eats_memory", "forks", "raises",
-    "exits", "writes_nothing", "wrong", "slightly_wrong", "writes_input", "wrong_later", "slow", "waits",
+    "exits", "writes_nothing", "wrong", "slightly_wrong", "writes_input", "writes_input_later", "wrong_later",
+    "slow", "waits",
     "reads_past_end", "reads_far_past_end", "reads_before", "writes_past_end", "writes_before", "writes_gap",
     "writes_before_input", "code_reads_past_end", "code_reads_before", "code_writes_past_end",
     "code_reads_past_workspace", "code_writes_past_workspace", "code_writes_before_workspace",
@@ -181,7 +182,7 @@ def _at_run(deed: str, data: Any, out: Any, count: int) -> None:
     if deed == "writes_nothing":
         return
     target[...] = source + 1
-    if deed == "writes_input":
+    if deed == "writes_input" or (deed == "writes_input_later" and _calls[deed] >= 4):
         ctypes.memset(source.ctypes.data, 0, 4)
     elif deed == "reads_past_end":
         ctypes.string_at(data.value + 4 * count, 4)

@@ -432,6 +432,13 @@ def test_a_bad_kernel_fails_alone(
         assert results[index].samples_s
 
 
+def test_inputs_that_a_timed_kernel_damaged_are_not_kept(builders: BuilderPool, runner: TimingRunner) -> None:
+    _, results = run(hostile_job("writes_input_later"), builders, runner)
+    assert results[0].error is ErrorKind.WRONG_ANSWER
+    _, results = run(hostile_job("good"), builders, runner)
+    assert results[0].error is None, results[0].message
+
+
 UNALIGNED = Workload.make("hostile", {"data": "float32[61]"})
 
 
