@@ -100,6 +100,9 @@ class Readers:
                 self._drop(child)
                 silent = isinstance(error, SilentError) and not self._closed
                 found.append(error if silent else self._explain(error))
+            except BaseException:  # of an answer that is none
+                self._drop(child)
+                raise
             else:
                 self._give_back(child)
         return found

@@ -158,6 +158,14 @@ def test_small_logs_are_read_ahead_and_each_for_itself(readers: Readers) -> None
     assert pid_of(readers) != stopped
 
 
+def test_a_process_whose_answer_is_none_is_ended(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
+    drained(readers, LOG)
+    monkeypatch.setattr(reading, "_record_of", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        readers.read_each([(LOG, Order())], HANG_S)
+    assert not readers._all
+
+
 def test_whoever_reads_is_told_to_stop(readers: Readers) -> None:
     items = readers.read(io.BytesIO(rich(4000)), Order())
     next(items)
