@@ -90,6 +90,9 @@ CASES = [
     ("float32[1,16,7,7]", "float32[33,16,1,1]", {"strides": 2}, {*GENERAL, POINTWISE}),
     ("float32[2,12,6,9]", "float32[10,6,1,1]", {"strides": [2, 1], "padding": 1, "groups": 2}, {*GENERAL, POINTWISE}),
     ("float32[1,3,23,23]", "float32[64,3,7,7]", {"strides": 2, "padding": 3}, GENERAL),
+    ("float32[2,3,9,32]", "float32[5,3,6,6]", {"strides": 2, "padding": [2, 3, 2, 0]}, GENERAL),
+    ("float32[1,4,6,33]", "float32[18,2,3,5]", {"strides": [1, 2], "padding": 1, "dilation": [1, 3], "groups": 2},
+     GENERAL),
     ("float32[2,7,9,5]", "float32[3,2,5,19]", {"padding": [1, 0, 2, 1], "data_layout": "NHWC", "kernel_layout": "HWIO"},
      {LAST, LAST_SPATIAL}),
     ("float32[1,8,9,6]", "float32[4,3,3,3]",
@@ -128,6 +131,19 @@ def test_a_strided_pixel_is_read_where_it_lies():
     code = lower(workload, TARGET, SPATIAL).module["main"].script()
     assert code.count("T.parallel") == 1
     assert "padded" not in code
+
+
+def test_windows_of_few_channels_are_read_in_place():
+    for data, attrs in (("float32[1,3,18,64]", {"strides": 2, "padding": 2}), ("float32[2,3,13,33]", {"padding": 2})):
+        workload = make(data, "float32[21,3,6,6]", attrs)
+        space = space_of(workload, IM2COL)
+        assert space.fallback["in_place"]
+        code = lower(workload, TARGET, IM2COL).module["main"].script()
+        assert "split" in code if "strides" in attrs else "padded" in code
+        assert "columns" not in code
+        for width in {16, 32} & set(space["width"].values):
+            check(workload, IM2COL, {**space.fallback, "rows": 5, "width": width})
+    assert not space_of(make("float32[1,64,56,56]", "float32[64,64,3,3]", {"padding": 1}), IM2COL).fallback["in_place"]
 
 
 @pytest.mark.parametrize("attrs", [{"strides": 2}, {"strides": [1, 2]}, {"groups": 2}])

@@ -101,6 +101,16 @@ def test_any_configuration_of_any_convolution(
     check(workload, name, space.sample(random.Random(seed), 1)[0])
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "uint8"])
+def test_words_of_few_channels_are_read_in_place(kind):
+    weight = "bfloat16" if kind == "bfloat16" else "int8"
+    workload = convolution(f"{kind}[1,4,7,64]", f"{weight}[5,4,6,6]", strides=2, padding=2)
+    name, space = dot_space(workload)
+    assert space.fallback["in_place"]
+    assert "columns" not in lower(workload, ZEN4, name).module["main"].script()
+    check(workload, name)
+
+
 def test_a_convolution_of_signed_integers_and_one_of_an_unknown_batch():
     attrs = {"padding": 1, "out_dtype": "int32"}
     workload = Workload.make("conv2d", {"data": "int8[1,6,5,9]", "weight": "int8[5,6,3,3]"}, attrs)

@@ -1,7 +1,7 @@
 """conv2d, with implementations for different kinds of windows.
 
     conv2d_nchw.cpu                every window, dtype and grouping, with all dimensions symbolic too
-    conv2d_nchw_im2col.cpu         windows unfolded into columns, then a product
+    conv2d_nchw_im2col.cpu         windows unfolded into columns, or read where they lie, then a product
     conv2d_nchw_spatial_pack.cpu   output channels in the lanes, nothing unfolded
     conv2d_nchw_1x1.cpu            windows of one pixel: a product of what lies there, or is gathered
     conv2d_nchw_dot.cpu            bfloat16 and 8-bit integers by dot-product instructions, windows unfolded
@@ -79,7 +79,7 @@ def _add_products(
     # transforms; and over few channels of a group its lanes are idle. On a tie the first is taken.
     few = int(weight.shape[1]) < 8 or (attrs.groups > 1 and int(weight.shape[0]) < 16 * attrs.groups)
     strategy.add_implementation(
-        im2col.compute, im2col.schedule, "conv2d_nchw_im2col.cpu", 11 if few else 10,
+        im2col.compute, im2col.schedule, "conv2d_nchw_im2col.cpu", 11 if few else 10, version=2,
         space=im2col.space, prepare=im2col.prepare,
     )  # fmt: skip
     _add_spatial_pack(strategy)

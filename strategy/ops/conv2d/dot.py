@@ -2,7 +2,8 @@
 
 As `conv2d_nchw_im2col.cpu`, on words of 32 bits instead of numbers: a word of the image or of the weight holds as many
 neighbouring channels of a group as a lane takes at a time, of bfloat16 two, of 8-bit integers four. An image is put
-into words once, together with its padding, and its windows unfold words; windows of one pixel make words themselves.
+into words once, together with its padding, and its windows unfold words or read them in place; windows of one pixel
+make words themselves.
 A zero point of the data, and what the instruction adds to it, is taken off by the sums of the weight's rows, which
 are one word more of channels in the packed weight.
 """
@@ -20,13 +21,14 @@ from strategy.cpu.tile import round_up
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d.im2col import UNROLL, schedule_columns, space_of_columns
 from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.pad import padded_width, read_windows
 from strategy.ops.conv2d.product import Geometry, pack_rows
 from strategy.schedule import Outs, integer, stage
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType
 
-_PAD = Knob("pad", ["apart"])
+_CHECKED = Knob("checked", (False,))
 
 
 def add(
@@ -44,7 +46,7 @@ def add(
     if int(weight.shape[1]) * 2 <= dot.group:
         return
     strategy.add_implementation(
-        partial(compute, dot), partial(schedule, dot), name, plevel, version=2,
+        partial(compute, dot), partial(schedule, dot), name, plevel, version=3,
         space=partial(space, dot), prepare=partial(prepare, dot),
     )  # fmt: skip
 
@@ -55,8 +57,8 @@ def space(
     """As for `conv2d_nchw_im2col.cpu`, of words, with whole unrolled steps: an instruction has no condition."""
     geometry = Geometry.of(inputs, out_type)
     geometry = replace(geometry, channels=_words(dot, geometry.channels))
-    unroll = Knob("unroll", [u for u in UNROLL if geometry.depth % u == 0])
-    return space_of_columns(geometry, "int32", unroll, _PAD, target)
+    unroll = Knob("unroll", sorted(u for u in {*UNROLL, geometry.kernel_w} if geometry.depth % u == 0))
+    return space_of_columns(geometry, "int32", unroll, _CHECKED, target)
 
 
 def prepare(
@@ -102,9 +104,9 @@ def compute(
     geometry = replace(Geometry.of_tensors(attrs, data, weight, out_type), channels=words)
     kernel_h, kernel_w, out_h, out_w = geometry.kernel_h, geometry.kernel_w, geometry.out_h, geometry.out_w
     rows, width, window = integer(config, "rows"), integer(config, "width"), kernel_h * kernel_w
-    (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
-    top, left, bottom, right = attrs.padding
+    top, left, bottom, _ = attrs.padding
     height, across = (int(extent) for extent in data.shape[2:])
+    padded_w = padded_width(attrs, across, kernel_w)
     signs = tirx.const(0x80808080 - 2**32, "int32")
     # What is unfolded beyond the last pixel, to whole panels, is not stored.
     lines = -(-round_up(geometry.pixels, width) // out_w)
@@ -112,6 +114,7 @@ def compute(
     def word(n: Any, c: Any, h: Any, w: Any) -> Any:
         y, x, group = h - top, w - left, c // words * channels
         found = _word(dot, channels, c % words, lambda channel: data[n, group + channel, y, x])
+        right = padded_w - left - across
         tests = [
             test
             for test, needed in ((y >= 0, top), (y < height, bottom), (x >= 0, left), (x < across, right))
@@ -123,15 +126,13 @@ def compute(
             found = tirx.if_then_else(tirx.all(*tests), found, padding)
         return found ^ signs if shift else found
 
-    shape = (geometry.batch, attrs.groups * words, height + top + bottom, across + left + right)
+    shape = (geometry.batch, attrs.groups * words, height + top + bottom, padded_w)
     apart = {} if window == 1 else stage("padded")
-    image = te.compute(shape, word, name="padded", attrs=apart)
+    pixel = read_windows(te.compute(shape, word, name="padded", attrs=apart), attrs, kernel_w)
 
     def unfolded(n: Any, g: Any, k: Any, h: Any, w: Any) -> Any:
         line = h if lines == out_h else tirx.min(h, out_h - 1)
-        y, x = k // kernel_w % kernel_h, k % kernel_w
-        place = line * stride_h + y * dilation_h, w * stride_w + x * dilation_w
-        return image[(n, g * words + k // window, *place)]
+        return pixel(n, g * words + k // window, k // kernel_w % kernel_h, k % kernel_w, line, w)
 
     columns = te.compute(
         (geometry.batch, attrs.groups, geometry.depth, lines, out_w), unfolded, name="columns", attrs=stage("columns")
@@ -172,7 +173,8 @@ def schedule(dot: Dot, attrs: Conv2DAttrs, outs: Outs, target: Target, config: C
     """As of `conv2d_nchw_im2col.cpu`, with the columns of a task in one line."""
     sch, stages, task, lane = schedule_columns(attrs, outs, config, dot.lanes, vectors=False)
     out_w = int(outs.tensors[0].shape[3])
-    sch.transform_layout(stages["columns"], ("write", 0), lambda n, g, k, h, w: (n, g, k, h * out_w + w))
+    if not config["in_place"]:
+        sch.transform_layout(stages["columns"], ("write", 0), lambda n, g, k, h, w: (n, g, k, h * out_w + w))
     use_dot_of_words(sch, dot, task, lane)
     return sch
 

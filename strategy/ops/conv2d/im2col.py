@@ -2,6 +2,8 @@
 
 After Chellapilla, Puri and Simard, "High Performance Convolutional Neural Networks for Document
 Processing" (2006), with the columns of a few rows of the image at a time, so that they stay in cache.
+Where rows of the output are of whole vectors, columns need not be copied: each is a part of a row of the image, whose
+every second column comes first where the stride is two.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 from strategy.condition import ceildiv, maximum
 from strategy.cpu.tile import (
     ROWS,
+    VECTORS,
     accumulators,
     best_tile_of,
     largest_divisor,
@@ -20,7 +23,14 @@ from strategy.cpu.tile import (
     width_knob,
 )
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
+from strategy.ops.conv2d.pad import (
+    copy_by_vectors,
+    pad_zeros,
+    padded_width,
+    read_windows,
+    schedule_padding,
+    schedule_split,
+)
 from strategy.ops.conv2d.product import (
     BLOCKS,
     INNER,
@@ -36,7 +46,6 @@ from strategy.target import Target
 from strategy.types import TensorType
 
 UNROLL = (1, 2, 4, 8)
-_PAD = Knob("pad", ["apart", "inline"])
 
 
 def space(
@@ -45,24 +54,35 @@ def space(
     """Tile, unrolling, channels per task, rows of the image per task, and where columns are made.
 
     Columns are made by all threads before; with `o_block` = 0 by each task for itself, which then has all channels, as
-    another with the same pixels would unfold them again. The padding is copied before, or checked for where columns
-    are made (`inline`).
+    another with the same pixels would unfold them again. They are copied from a padded image, or from the image with
+    a check of its bounds (`checked`), or are read `in_place`.
     """
-    # Vectors with gaps cannot check their bounds as they are read.
-    pads = _PAD if any(attrs.padding) and attrs.strides[1] == 1 else Knob("pad", ["apart"])
     geometry = Geometry.of(inputs, out_type)
-    unroll = up_to("unroll", UNROLL, geometry.depth)
-    return space_of_columns(geometry, inputs[0].dtype, unroll, pads, target)
+    # The loop over a window's row, unrolled, has constant addresses.
+    unroll = Knob("unroll", sorted(u for u in {*UNROLL, geometry.kernel_w} if u <= geometry.depth))
+    # Vectors with gaps cannot check their bounds as they are read.
+    checked = Knob("checked", (False, True) if any(attrs.padding) and attrs.strides[1] == 1 else (False,))
+    return space_of_columns(geometry, inputs[0].dtype, unroll, checked, target)
 
 
-def space_of_columns(geometry: Geometry, dtype: str, unroll: Knob, pads: Knob, target: Target) -> ConfigSpace:
+def space_of_columns(
+    geometry: Geometry, dtype: str, unroll: Knob, checked: Knob, target: Target
+) -> ConfigSpace:
     """The space of a product with columns of `dtype`."""
     lanes, o = lanes_of(target, dtype), geometry.out_channels
     column_bytes = geometry.depth * geometry.out_w * dtype_bytes(dtype)
     high, wide = up_to("rows", ROWS, 2 * o, "layout"), width_knob(lanes, geometry.pixels)
     blocks, heights = _blocks(o, high.values), _heights(geometry.out_h, geometry.out_w, wide.values)
+    window = geometry.kernel_h * geometry.kernel_w
+    whole = [w for v in VECTORS if (w := v * lanes) in wide.values and geometry.out_w % w == 0 and window > 1]
+
+    def tasks(height: int) -> Any:
+        return geometry.out_h // height * int(geometry.batch) * geometry.groups
 
     def fallback() -> dict[str, Any]:
+        if whole and geometry.channels < 8:
+            return in_place()
+
         def in_cache(width: int) -> list[int]:
             # As many rows as leave half of the second level to the weight, and each thread a part.
             return [
@@ -70,7 +90,7 @@ def space_of_columns(geometry: Geometry, dtype: str, unroll: Knob, pads: Knob, t
                 for h in heights
                 if h * column_bytes <= target.l2_bytes // 2
                 and h * geometry.out_w % width == 0
-                and geometry.out_h // h * geometry.batch * geometry.groups >= target.threads
+                and tasks(h) >= target.threads
             ]
 
         rows, width = best_tile_of(o, geometry.pixels, lanes, target.vector_registers)
@@ -86,7 +106,22 @@ def space_of_columns(geometry: Geometry, dtype: str, unroll: Knob, pads: Knob, t
             "o_block": 0 if fitting else largest_divisor(blocks[1:], tiles, -(-tiles // target.threads)),
             "image_rows": max(fitting, default=geometry.out_h),
             "inner": "channels",
-            "pad": "apart",
+            "checked": False,
+            "in_place": False,
+        }
+
+    def in_place() -> dict[str, Any]:
+        best = [best_tile_of(o, w, lanes, target.vector_registers) for w in whole]
+        rows, width = max(((r, w) for r, w in best if w in whole), key=lambda t: (t[0] * t[1], t[0]))
+        return {
+            "rows": rows,
+            "width": width,
+            "unroll": geometry.kernel_w if unroll.has(geometry.kernel_w) else 1,
+            "o_block": 0,
+            "image_rows": max((h for h in heights if tasks(h) >= 4 * target.threads), default=heights[0]),
+            "inner": "pixels",
+            "checked": False,
+            "in_place": True,
         }
 
     return ConfigSpace(
@@ -97,7 +132,8 @@ def space_of_columns(geometry: Geometry, dtype: str, unroll: Knob, pads: Knob, t
             Knob("o_block", blocks),
             Knob("image_rows", heights, "layout"),
             INNER,
-            pads,
+            checked,
+            Knob("in_place", (False, True) if whole else (False,)),
         ],
         [
             register_constraint(target.vector_registers, lanes),
@@ -105,6 +141,7 @@ def space_of_columns(geometry: Geometry, dtype: str, unroll: Knob, pads: Knob, t
             # Tasks begin at the start of a row: only the last may end within a tile.
             (knob("image_rows") * geometry.out_w % knob("width") == 0)
             | (knob("image_rows") == geometry.out_h),
+            knob("in_place") * (knob("checked") + geometry.out_w % knob("width")) == 0,
         ],
         derived={
             "accumulators": accumulators(lanes),
@@ -137,16 +174,15 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     data, weight = inputs
     geometry = Geometry.of_tensors(attrs, data, weight, out_type)
     kernel_h, kernel_w, out_w = geometry.kernel_h, geometry.kernel_w, geometry.out_w
-    padded = pad_zeros(data, attrs.padding)
-    (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
+    top, left, bottom, _ = attrs.padding
+    width = int(data.shape[3])
+    right = padded_width(attrs, width, kernel_w) - left - width
+    pixel = read_windows(pad_zeros(data, (top, left, bottom, right)), attrs, kernel_w)
     columns = te.compute(
         (geometry.batch, geometry.groups, geometry.depth, geometry.out_h, out_w),
-        lambda n, g, k, h, w: padded[
-            n,
-            g * geometry.channels + k // (kernel_h * kernel_w),
-            h * stride_h + k // kernel_w % kernel_h * dilation_h,
-            w * stride_w + k % kernel_w * dilation_w,
-        ],
+        lambda n, g, k, h, w: pixel(
+            n, g * geometry.channels + k // (kernel_h * kernel_w), k // kernel_w % kernel_h, k % kernel_w, h, w
+        ),
         name="columns",
         attrs=stage("columns"),
     )
@@ -175,16 +211,21 @@ def schedule_columns(
     found = schedule_product(outs, config, attrs.groups, o_block, panels, lanes, vectors=vectors)
     sch, stages, task, _ = found
     columns, padded = stages["columns"], stages.get("padded")
-    if padded is not None and config["pad"] == "inline":
+    if config["checked"]:
         sch.compute_inline(padded)
-    if config["o_block"]:
-        n, g, k, *_ = sch.get_loops(columns)
-        sch.parallel(sch.fuse(n, g, k))
-    else:
-        sch.compute_at(columns, task, preserve_unit_loops=True)
-    _, vector = sch.split(sch.get_loops(columns)[-1], [None, lanes])
-    sch.vectorize(vector)
-    if padded is not None and config["pad"] == "apart":
+        padded = None
+    if "split" in stages:
+        schedule_split(sch, stages["split"], padded, lanes)
+    elif padded is not None:
         schedule_padding(sch, padded, lanes)
+    if config["in_place"]:
+        sch.compute_inline(columns)
+    else:
+        if config["o_block"]:
+            n, g, k, *_ = sch.get_loops(columns)
+            sch.parallel(sch.fuse(n, g, k))
+        else:
+            sch.compute_at(columns, task, preserve_unit_loops=True)
+        copy_by_vectors(sch, columns, lanes)
     schedule_packing(sch, stages)
     return found

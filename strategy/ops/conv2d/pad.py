@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from strategy.cpu.tile import round_up
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.schedule import stage
 
@@ -19,6 +21,41 @@ def pad_zeros(data: Any, padding: tuple[int, int, int, int]) -> Any:
         return data
     top, left, bottom, right = padding
     return topi.nn.pad(data, (0, 0, top, left), (0, 0, bottom, right), name="padded", attrs=stage("padded"))
+
+
+def splits_columns(attrs: Conv2DAttrs, kernel_w: int) -> bool:
+    """Return whether windows are read from an image whose columns are sorted by `read_windows`."""
+    return attrs.strides[1] > 1 and kernel_w > 1
+
+
+def padded_width(attrs: Conv2DAttrs, width: int, kernel_w: int) -> int:
+    """The padded extent of rows of `width` pixels that `read_windows` needs."""
+    extent = width + attrs.padding[1] + attrs.padding[3]
+    return int(round_up(extent, attrs.strides[1])) if splits_columns(attrs, kernel_w) else extent
+
+
+def read_windows(image: Any, attrs: Conv2DAttrs, kernel_w: int) -> Callable[..., Any]:
+    """The pixel of a padded image at (n, channel, row and column in the window, row and column of the output).
+
+    With a stride the image is first put as [n, c, h, stride, w / stride], each stride-th column together, so that
+    neighbours in the output are neighbours there.
+    """
+    from tvm import te
+
+    (stride_h, stride), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
+    if not splits_columns(attrs, kernel_w):
+        return lambda n, c, y, x, h, w: image[n, c, h * stride_h + y * dilation_h, w * stride + x * dilation_w]
+    batch, channels, height, width = image.shape
+    split = te.compute(
+        (batch, channels, height, stride, width // stride), lambda n, c, h, part, w: image[n, c, h, w * stride + part],
+        name="split", attrs=stage("split"),
+    )  # fmt: skip
+
+    def pixel(n: Any, c: Any, y: Any, x: Any, h: Any, w: Any) -> Any:
+        column = x * dilation_w
+        return split[n, c, h * stride_h + y * dilation_h, column % stride, w + column // stride]
+
+    return pixel
 
 
 def pick_pixels(data: Any, attrs: Conv2DAttrs, out_h: Any, out_w: Any) -> Any:
@@ -59,7 +96,22 @@ def pick_phases(data: Any, attrs: Conv2DAttrs, height: int, width: int) -> Any:
 
 def schedule_padding(sch: Any, padded: Any, lanes: int) -> None:
     """Copy channels in parallel, rows by vectors."""
-    n, c, _, x = sch.get_loops(padded)
-    _, vector = sch.split(x, [None, lanes])
-    sch.vectorize(vector)
+    n, c, *_ = sch.get_loops(padded)
+    copy_by_vectors(sch, padded, lanes)
     sch.parallel(sch.fuse(n, c))
+
+
+def schedule_split(sch: Any, split: Any, padded: Any, lanes: int) -> None:
+    """Pad a row and split it, rows in parallel; `padded` is None without padding."""
+    n, c, y, *_ = sch.get_loops(split)
+    if padded is not None:
+        sch.compute_at(padded, y, preserve_unit_loops=True)
+        copy_by_vectors(sch, padded, lanes)
+    copy_by_vectors(sch, split, lanes)
+    sch.parallel(sch.fuse(n, c, y))
+
+
+def copy_by_vectors(sch: Any, block: Any, lanes: int) -> None:
+    """Vectorise the last loop of a copy."""
+    _, vector = sch.split(sch.get_loops(block)[-1], [None, lanes])
+    sch.vectorize(vector)
