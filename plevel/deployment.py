@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,22 +45,46 @@ class Deployed:
     plan: Plan
 
 
-def deploy(
-    network: Network,
-    target: Target,
-    choose: Choose,
-    path: Path,
-    *,
-    name: str,
-    about: str,
-) -> Deployed:
-    """Write a network's library to `path`, its header and its manifest beside it.
+@dataclass(frozen=True)
+class Draft:
+    """A normal network with the selected kernels of its workloads, which are not built yet."""
 
-    Raises:
-        NetworkError: a kernel cannot be selected or built; names all of them.
-        CompileError: the library cannot be linked.
-        SandboxError: no children can be started to build in.
-    """
+    network: Network
+    target: Target
+    groups: Sequence[Group]
+    sites: Mapping[Workload, Sequence[Mapping[str, Constant]]]
+    selections: Mapping[Workload, Chosen]
+
+    def write(self, path: Path, *, name: str, about: str) -> Deployed:
+        """Build the kernels, and write the library to `path`, its header and its manifest beside it.
+
+        Raises:
+            NetworkError: a kernel cannot be built; names all of them.
+            CompileError: the library cannot be linked.
+            SandboxError: no children can be started to build in.
+        """
+        with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
+            made = Path(folder)
+            kernels = _build_all(self.selections, self.sites, made)
+            plan = make_plan(
+                self.network, self.groups, {w: k.signature for w, k in kernels.items() if k.signature}
+            )
+            weights = made / "weights"
+            _write_weights(plan, weights, made)
+            objects = [_object(made, workload) for workload in self.selections]
+            tables = [k.source for k in kernels.values() if k.source]
+            header = write_library(
+                plan, path, name, about, self.target, objects=objects, weights=weights, tables=tables
+            )
+        built = {w: kernels[w].table or chosen for w, chosen in self.selections.items()}
+        description = describe_library(plan, name, about, self.target, built)
+        manifest = path.with_suffix(".json")
+        manifest.write_bytes(msgspec.json.format(msgspec.json.encode(to_json(description))) + b"\n")
+        return Deployed(path, header, manifest, description, plan)
+
+
+def draft(network: Network, target: Target, choose: Choose) -> Draft:
+    """Select the kernels of a network; raise `NetworkError`, which names all workloads without one."""
     normal = normalize(network)
     found = groups(normal)
     if normal.size and normal.twin and normal.twin.size:
@@ -70,21 +94,12 @@ def deploy(
         if not is_view(group):
             workload, constants = _constants(group, normal.size)
             sites.setdefault(workload, []).append(constants)
-    selections = _choose_all(list(sites), choose)
-    with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
-        made = Path(folder)
-        kernels = _build_all(selections, sites, made)
-        plan = make_plan(normal, found, {w: k.signature for w, k in kernels.items() if k.signature})
-        weights = made / "weights"
-        _write_weights(plan, weights, made)
-        objects = [_object(made, workload) for workload in selections]
-        tables = [k.source for k in kernels.values() if k.source]
-        header = write_library(plan, path, name, about, target, objects=objects, weights=weights, tables=tables)
-    built = {w: kernels[w].table or chosen for w, chosen in selections.items()}
-    description = describe_library(plan, name, about, target, built)
-    manifest = path.with_suffix(".json")
-    manifest.write_bytes(msgspec.json.format(msgspec.json.encode(to_json(description))) + b"\n")
-    return Deployed(path, header, manifest, description, plan)
+    return Draft(normal, target, found, sites, _choose_all(list(sites), choose))
+
+
+def deploy(network: Network, target: Target, choose: Choose, path: Path, *, name: str, about: str) -> Deployed:
+    """Write a network's library; raise as `draft` and `Draft.write` do."""
+    return draft(network, target, choose).write(path, name=name, about=about)
 
 
 def _constants(group: Group, size: Size | None) -> tuple[Workload, dict[str, Constant]]:
@@ -112,7 +127,7 @@ def _refuse(errors: dict[Workload, str]) -> None:
 
 
 def _build_all(
-    selections: dict[Workload, Chosen], sites: dict[Workload, list[dict[str, Constant]]], made: Path
+    selections: Mapping[Workload, Chosen], sites: Mapping[Workload, Sequence[Mapping[str, Constant]]], made: Path
 ) -> dict[Workload, BuiltKernel]:
     requests: list[tuple[Limits, BuildKernel | BuildTable]] = []
     for workload, s in selections.items():

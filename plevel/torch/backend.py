@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ from torch._dynamo.exc import RestartAnalysis
 from torch.fx import GraphModule
 
 from plevel.kernel_selection import Choose, make_chooser, open_records
-from plevel.torch import confirmation
-from plevel.torch.confirmation import Kept, Verdict
-from plevel.torch.explanation import Report, make_report, note, owned
+from plevel.torch.confirmation import Kept, confirm
+from plevel.torch.explanation import Report, make_report, note, owned, report_whole
 from plevel.torch.form import keep_frozen, make_form
 from plevel.torch.frozen import compile_frozen
 from plevel.torch.plan import Plan, make_plan, model_target
 from plevel.torch.reporting import report
-from plevel.torch.whole import Whole, compile_whole
+from plevel.torch.verdict import Verdict, read_verdict, write_verdict
+from plevel.torch.whole import Whole, draft_whole, find_whole
 from strategy.select.lock import Lock
 
 logger = logging.getLogger("plevel.torch")
@@ -117,23 +118,33 @@ def _alone(module: GraphModule, inputs: Sequence[Any], why: str) -> Callable[...
 def _compile(
     module: GraphModule, inputs: Sequence[Any], options: Options, choose: Choose
 ) -> Callable[..., Any]:
+    if options.confirm and (found := find_whole(module, inputs, model_target(), choose)):
+        return _run_whole(module, *found, options)
+    with ThreadPoolExecutor(1) as ahead:
+        return _compile_frozen(module, inputs, options, choose, ahead)
+
+
+def _compile_frozen(
+    module: GraphModule, inputs: Sequence[Any], options: Options, choose: Choose, ahead: ThreadPoolExecutor
+) -> Callable[..., Any]:
+    """Inductor's compilation, with what `ahead` builds meanwhile."""
     plan: Plan | None = None
     verdict: Verdict | None = None
     kept: Kept = frozenset()
-    whole: Whole | None = None
-
     frozen_once: GraphModule | None = None
+    library: Future[Whole] = Future()
 
     def visit(frozen: GraphModule) -> None:
-        nonlocal plan, verdict, kept, frozen_once
+        nonlocal plan, verdict, kept, frozen_once, library
         plan = make_plan(frozen, choose)
-        if options.confirm:
-            verdict = confirmation.read_verdict(plan, choose)
-        kept = plan.preferred()
-        if options.confirm:
-            # Without a verdict this is Inductor alone, to compare with.
-            kept = frozenset(w for w in plan.kernels if verdict and w.key in verdict.kept)
-            frozen_once = None if verdict else keep_frozen(frozen)
+        if not options.confirm:
+            kept = plan.preferred()
+        elif verdict := read_verdict(plan, choose):
+            kept = frozenset(w for w in plan.kernels if w.key in verdict.kept)
+        else:  # this is Inductor alone, to compare with
+            frozen_once = keep_frozen(frozen)
+        if options.confirm and plan.selections and (verdict is None or verdict.whole):
+            library = _build_ahead(ahead, module, inputs, plan, choose)
         plan.apply(frozen, kept)
 
     found = compile_frozen(module, inputs, visit)
@@ -142,45 +153,70 @@ def _compile(
             "Inductor did not freeze the graph: its passes are others than those of PyTorch 2.13"
         )
     planned = plan
+    whole: Whole | None = None
+    try:
+        if verdict is not None and verdict.whole:
+            try:
+                whole = library.result()
+                found = whole.call
+            except Exception as error:  # it could be built once
+                warnings.warn(f"plevel: a graph runs by Inductor, not as one library: {error}", stacklevel=4)
+        elif options.confirm and verdict is None and planned.selections:
+
+            def make(wanted: Kept) -> Callable[..., Any]:
+                return make_form(planned, wanted, module, frozen_once, inputs) if wanted else found
+
+            with (
+                torch.utils._python_dispatch._disable_current_modes(),
+                torch.random.fork_rng(devices=()),
+            ):
+                chosen, whole, verdict = confirm(planned, make, library.result, inputs, list(module.buffers()))
+            write_verdict(verdict)
+            kept = frozenset(w for w in planned.selections if w.key in verdict.kept)
+            found = chosen
+        if whole and verdict:
+            whole.keep(verdict)
+            return _run_whole(module, whole, verdict, options)
+    finally:
+        if library.done() and not library.exception():
+            library.result().sweep()
     if planned.errors:
         (workload, why), *more = planned.errors.items()
         others = f", and {len(more)} more workloads" if more else ""
-        warnings.warn(f"plevel: {workload}{others} left to Inductor: {why}", stacklevel=3)
-
-    def make_whole() -> Whole:
-        return compile_whole(module, inputs, planned, choose)
-
-    if verdict is not None and verdict.whole:
-        try:
-            whole = make_whole()
-            whole.keep()
-            found = whole.call
-        except Exception as error:  # it could be built once
-            warnings.warn(f"plevel: a graph runs by Inductor, not as one library: {error}", stacklevel=3)
-        finally:
-            if whole:
-                whole.sweep()
-    if options.confirm and verdict is None and planned.kernels:
-
-        def make(wanted: Kept) -> Callable[..., Any]:
-            return make_form(planned, wanted, module, frozen_once, inputs) if wanted else found
-
-        with (
-            torch.utils._python_dispatch._disable_current_modes(),
-            torch.random.fork_rng(devices=()),
-        ):
-            chosen, whole, verdict = confirmation.confirm(
-                planned, make, make_whole, inputs, list(module.buffers())
-            )
-        confirmation.write_verdict(planned, verdict)
-        kept = frozenset(w for w in planned.kernels if w.key in verdict.kept)
-        # A form is for timing: the module's own has its strides, and is found in Inductor's cache by the next process.
-        found = chosen if whole or not kept else make_form(planned, kept, module, None, inputs)
-    made = make_report(planned, kept, whole, verdict, module)
+        warnings.warn(f"plevel: {workload}{others} left to Inductor: {why}", stacklevel=4)
+    made = make_report(planned, kept, verdict, module)
     note(made, module)
-    if verdict is not None and (options.database or not options.lock):
-        report(planned, made, verdict, options.database)
+    if verdict is not None:
+        _record(made, verdict, options)
     return found
+
+
+def _build_ahead(
+    ahead: ThreadPoolExecutor, module: GraphModule, inputs: Sequence[Any], plan: Plan, choose: Choose
+) -> Future[Whole]:
+    """Build the graph's library while Inductor compiles; where it can be none, the kernels of its forms."""
+    try:
+        return ahead.submit(draft_whole(module, inputs, plan.target, choose))
+    except Exception as error:  # of PyTorch's export, too
+        why = error
+
+    def build_kernels() -> Whole:
+        assert plan.kernels is not None
+        raise why
+
+    return ahead.submit(build_kernels)
+
+
+def _run_whole(module: GraphModule, whole: Whole, verdict: Verdict, options: Options) -> Callable[..., Any]:
+    made = report_whole(whole, verdict, module)
+    note(made, module)
+    _record(made, verdict, options)
+    return whole.call
+
+
+def _record(made: Report, verdict: Verdict, options: Options) -> None:
+    if options.database or not options.lock:
+        report(made, verdict, model_target(), options.database)
 
 
 def _read_lock(options: Options) -> Lock | None:

@@ -1,8 +1,8 @@
-"""Confirmation in context: the whole graph timed with kernels and without, and the verdict kept on disk.
+"""Confirmation in context: the whole graph timed with kernels and without.
 
 A kernel that is faster alone may lose in a graph, by conversions of layouts, caches and threads. So ours
-stay only where the graph is faster beyond the interval of its measurement: family by family, then as one
-library, else workload by workload.
+stay only where the graph is faster beyond the interval of its measurement: as one library, else family by family,
+then workload by workload.
 """
 
 from __future__ import annotations
@@ -11,18 +11,14 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 
-from plevel.kernel_selection import Choose
 from plevel.torch.node import hint
 from plevel.torch.plan import Plan
-from plevel.torch.store import folder, touch
-from plevel.torch.whole import Whole, is_current
+from plevel.torch.verdict import Verdict
+from plevel.torch.whole import Whole
 from strategy.confirmation import Comparison
 from strategy.fault import CompileError
 from strategy.network.graph import NetworkError
@@ -32,10 +28,12 @@ from strategy.workload import Workload
 
 ROUNDS = 15
 LEAST_ROUNDS = 7
+SURE = 0.8  # a ratio that the interval of the least rounds lies below ends a comparison
 BURST_S = 0.02
 LIMIT_S = 10.0  # of one comparison, once it has the least rounds
 SHARE = 0.05  # of the arithmetic that a workload needs to be tried by itself
 WORKLOADS = 4  # tried by themselves
+REST = 0.25  # of a library's time, in steps that Inductor would run itself
 TOLERANCE = 1e-3  # relative error of an output, between two ways of summing
 
 Compiled = Callable[..., Any]
@@ -48,50 +46,6 @@ class Timed(NamedTuple):
     ratio: Estimate
     old_s: float
     new_s: float
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """The workloads whose kernels stay in a graph, by key, and the comparisons that said so.
-
-    `before_s` and `after_s` are the times of a call by Inductor alone and with all that stay, in turns; `pool`
-    names the threads that ran all of them. `whole`: the graph is one library of plevel's, `apart` says why it is not.
-    `library` has the digests of the kernels of the library that was timed, by workload.
-    """
-
-    kept: tuple[str, ...]
-    steps: tuple[Comparison, ...] = ()
-    refused: str = ""
-    pool: str = ""
-    before_s: float | None = None
-    after_s: float | None = None
-    whole: bool = False
-    apart: str = ""
-    library: dict[str, str] = {}
-
-
-def read_verdict(plan: Plan, choose: Choose) -> Verdict | None:
-    """The verdict on the same graph, kernels, machine, threads and versions; None where there is none.
-
-    Args:
-        choose: selects a workload's kernel; where another is selected now than was timed in the graph's library,
-            the verdict is void.
-    """
-    with suppress(OSError, msgspec.MsgspecError, ValueError):
-        touch(_path(plan))
-        verdict = msgspec.json.decode(_path(plan).read_bytes(), type=Verdict)
-        if is_current(verdict.library, choose):
-            return verdict
-    return None
-
-
-def write_verdict(plan: Plan, verdict: Verdict) -> None:
-    partial = _path(plan).with_suffix(".part")
-    partial.write_bytes(msgspec.json.encode(verdict))
-    partial.replace(_path(plan))
-
-
-def _path(plan: Plan) -> Path:
-    return folder() / f"verdict-{plan.key}.json"
 
 
 def confirm(
@@ -109,73 +63,113 @@ def confirm(
         inputs: what the graph is called with; it is called with copies, and one that changes them replaces nothing.
         buffers: the model's state, which a call may change: it is put back then, and nothing is replaced.
     """
-    alone = make(frozenset())
-    given = [_copy(i) if isinstance(i, torch.Tensor) else hint(i) for i in inputs]
-    expected, changed = _call(alone, given, buffers)
-    if changed:
-        return alone, None, Verdict((), refused="the graph changes the model's buffers, so it is not timed")
-    if any(isinstance(i, torch.Tensor) and not torch.equal(g, i) for g, i in zip(given, inputs, strict=True)):
-        return alone, None, Verdict((), refused="the graph changes its inputs, so it is not timed")
-    best, kept = alone, frozenset[Workload]()
-    steps: list[Comparison] = []
-    won: list[Timed] = []
+    found = _Search(plan, make, inputs, buffers)
+    try:
+        found.run(make_whole)
+    except _RefusedError as error:
+        return found.alone, None, found.refused(str(error))
+    return found.best, found.whole, found.verdict()
 
-    def exchange_each(sets: Iterable[Kept]) -> bool:
-        """Exchange what is faster for it; return whether all outputs agree."""
-        nonlocal best, kept
-        for exchanged in sets:
-            wanted = kept ^ exchanged
-            candidate = make(wanted)
-            found, _ = _call(candidate, given, buffers)
-            if not _agree(found, expected):
-                return False
-            timed = compare(best, candidate, given)
-            steps.append(_step(timed, (w.key for w in exchanged), added=exchanged <= wanted))
-            if steps[-1].kept:
-                best, kept = candidate, wanted
-                won.append(timed)
-        return True
 
-    families = plan.families()
-    if not exchange_each(families):
-        return alone, None, Verdict((), tuple(steps), refused="its outputs differ from Inductor's")
-    whole: Whole | None = None
-    library: dict[str, str] = {}
-    apart = _misfit(alone, given)
-    made: Whole | None = None
-    if not apart:
+class _RefusedError(Exception):
+    """The reason why nothing is replaced."""
+
+
+class _Search:
+    """The best form of a graph so far, and the comparisons that said so."""
+
+    def __init__(
+        self, plan: Plan, make: Callable[[Kept], Compiled], inputs: Sequence[Any], buffers: Sequence[Any]
+    ) -> None:
+        self.plan, self.make, self.buffers = plan, make, buffers
+        self.inputs = inputs
+        self.given = [_copy(i) if isinstance(i, torch.Tensor) else hint(i) for i in inputs]
+        self.alone = self.best = make(frozenset())
+        self.kept: Kept = frozenset()
+        self.whole: Whole | None = None
+        self.apart = ""
+        self.library: dict[str, str] = {}
+        self.steps: list[Comparison] = []
+        self.won: list[Timed] = []
+
+    def run(self, make_whole: Callable[[], Whole]) -> None:
+        self.expected, changed = _call(self.alone, self.given, self.buffers)
+        if changed:
+            raise _RefusedError("the graph changes the model's buffers, so it is not timed")
+        pairs = zip(self.given, self.inputs, strict=True)
+        if any(isinstance(i, torch.Tensor) and not torch.equal(g, i) for g, i in pairs):
+            raise _RefusedError("the graph changes its inputs, so it is not timed")
+        # Forms cost a compilation each, a library's kernels are built while Inductor compiles.
+        if self._try_whole(make_whole):
+            if self._rest() > REST:
+                self._exchange(self.plan.preferred())
+            return
+        families = self.plan.families()
+        for exchanged in (*families, *_singles(self.plan, families)):
+            self._exchange(exchanged)
+
+    def refused(self, why: str) -> Verdict:
+        plan = self.plan
+        return Verdict(plan.key, plan.graph, plan.extraction.flops, steps=tuple(self.steps), refused=why)
+
+    def verdict(self) -> Verdict:
+        # What was exchanged first was compared with Inductor alone; a sum of exchanges was not.
+        plan, won = self.plan, self.won
+        total = compare(self.alone, self.best, self.given) if len(won) > 1 else won[0] if won else None
+        before_s = total.old_s if total else self.steps[0].before_s if self.steps else None
+        return Verdict(
+            plan.key, plan.graph, plan.extraction.flops, tuple(sorted(w.key for w in self.kept)), tuple(self.steps),
+            pool=f"openmp, {show_number(torch.get_num_threads(), 'thread')}", before_s=before_s,
+            after_s=total.new_s if total else before_s, whole=self.whole is not None, apart=self.apart,
+            library=self.library,
+        )  # fmt: skip
+
+    def _exchange(self, exchanged: Kept) -> None:
+        """Exchange the kernels of these workloads if that is faster."""
+        wanted = self.kept ^ exchanged
+        candidate = self.make(wanted)
+        found, _ = _call(candidate, self.given, self.buffers)
+        if not _agree(found, self.expected):
+            raise _RefusedError("its outputs differ from Inductor's")
+        timed = compare(self.best, candidate, self.given)
+        self.steps.append(_step(timed, (w.key for w in exchanged), added=exchanged <= wanted))
+        if self.steps[-1].kept:
+            if self.whole:
+                self.apart = "Inductor with all products replaced is faster"
+            self.best, self.kept, self.whole = candidate, wanted, None
+            self.won.append(timed)
+
+    def _try_whole(self, make_whole: Callable[[], Whole]) -> bool:
+        """Return whether the graph is faster as one library; `apart` has the reason if it is not."""
+        self.apart = _misfit(self.alone, self.given)
+        if self.apart:
+            return False
         try:
             made = make_whole()
-            library = made.kernels(plan.target)
-            found, _ = _call(made.call, given, buffers)
-            if _agree(found, expected):
-                timed = compare(best, made.call, given)
-                steps.append(_step(timed, (s.workload for s in made.manifest.steps if s.workload), whole=True))
-                if steps[-1].kept:
-                    made.keep()
-                    best, whole = made.call, made
-                    won.append(timed)
-                else:
-                    apart = "it is not faster as one library"
-            else:
-                apart = "the outputs of its library differ from Inductor's"
+            self.library = made.kernels(self.plan.target)
+            found, _ = _call(made.call, self.given, self.buffers)
+            if not _agree(found, self.expected):
+                self.apart = "the outputs of its library differ from Inductor's"
+                return False
+            timed = compare(self.best, made.call, self.given)
         except Exception as error:  # kernels stay without it
             known = isinstance(error, NetworkError | CompileError)
-            apart = str(error) if known else f"{type(error).__name__}: {error}"
-        finally:
-            if made:
-                made.sweep()
-    # Each costs a compilation, of a form that a library replaces.
-    if whole is None and not exchange_each(_singles(plan, families)):
-        return alone, None, Verdict((), tuple(steps), refused="its outputs differ from Inductor's")
-    # What was exchanged first was compared with Inductor alone; a sum of exchanges was not.
-    total = compare(alone, best, given) if len(won) > 1 else won[0] if won else None
-    before_s = total.old_s if total else steps[0].before_s if steps else None
-    pool = f"openmp, {show_number(torch.get_num_threads(), 'thread')}"
-    return best, whole, Verdict(
-        tuple(sorted(w.key for w in kept)), tuple(steps), pool=pool, before_s=before_s,
-        after_s=total.new_s if total else before_s, whole=whole is not None, apart=apart, library=library,
-    )  # fmt: skip
+            self.apart = str(error) if known else f"{type(error).__name__}: {error}"
+            return False
+        self.steps.append(_step(timed, (s.workload for s in made.manifest.steps if s.workload), whole=True))
+        if not self.steps[-1].kept:
+            self.apart = "it is not faster as one library"
+            return False
+        self.best, self.whole = made.call, made
+        self.won.append(timed)
+        return True
+
+    def _rest(self) -> float:
+        """The share of the library's time in steps that Inductor runs itself in all other forms."""
+        assert self.whole is not None
+        products = {found.workload.op for found in self.plan.extraction.workloads if found.flops}
+        times = [(str(w).partition("(")[0], seconds) for w, seconds in self.whole.times(self.given)]
+        return sum(s for op, s in times if op not in products) / sum(s for _, s in times)
 
 
 def _step(timed: Timed, workloads: Iterable[str], *, added: bool = True, whole: bool = False) -> Comparison:
@@ -253,9 +247,12 @@ def compare(old: Compiled, new: Compiled, inputs: Sequence[Any]) -> Timed:
     def ratio() -> Estimate:
         return estimate([second / first for first, second in found])
 
-    # Only a loss ends it: to stop at the first interval that wins would find wins by chance.
+    def is_decided() -> bool:
+        # A win is looked for once, and a far one: to stop at the first interval that wins would find wins by chance.
+        return ratio().low_s > 1 or (len(found) == LEAST_ROUNDS and ratio().high_s < SURE)
+
     while len(found) < LEAST_ROUNDS or (
-        len(found) < ROUNDS and time.perf_counter() < end and ratio().low_s <= 1
+        len(found) < ROUNDS and time.perf_counter() < end and not is_decided()
     ):
         if len(found) % 2:
             second = _burst(new, inputs, calls)

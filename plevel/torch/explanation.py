@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from plevel.torch.confirmation import Verdict
 from plevel.torch.plan import Plan
+from plevel.torch.verdict import Verdict
 from plevel.torch.whole import Whole
 from strategy.select import Selection
 from strategy.space import Config
@@ -24,7 +24,7 @@ MAX_REPORTS = 256
 
 @dataclass(frozen=True)
 class Row:
-    """A workload of a graph. `implementation` is empty where it is left to Inductor."""
+    """A workload of a graph. `implementation` is empty where it is left to Inductor; `failed`: it has no kernel."""
 
     workload: Workload
     occurrences: int
@@ -32,6 +32,7 @@ class Row:
     implementation: str
     reason: str
     config: Config | None = None  # None also of a dispatch table
+    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,10 @@ class Report:
 
 
 def make_report(
-    plan: Plan, kept: frozenset[Workload], whole: Whole | None, verdict: Verdict | None, model: Any
+    plan: Plan, kept: frozenset[Workload], verdict: Verdict | None, model: Any
 ) -> Report:
+    """The report of a graph that Inductor compiled."""
     total = plan.extraction.flops or 1
-    if whole is not None:
-        return Report(_steps(whole, total), {}, verdict, parameters=owned(model))
     rows = []
     taken: Counter[Workload] = Counter()
     for found in plan.extraction.workloads:
@@ -101,23 +101,25 @@ def make_report(
             refused = verdict.refused if verdict else unknown
             name, why = "", refused or "the whole graph is not faster with it"
         share = plan.extraction.share(found)
-        rows.append(Row(found.workload, left or found.occurrences, share, name, why, config))
+        failed = bool(left) and kernel is None
+        rows.append(Row(found.workload, left or found.occurrences, share, name, why, config, failed))
     missed = {m.name: m.flops / total for m in plan.extraction.missed}
     return Report(tuple(rows), missed, verdict, parameters=owned(model))
 
 
-def _steps(whole: Whole, total: int) -> tuple[Row, ...]:
-    """The workloads of a library, the largest share of the graph's arithmetic first."""
+def report_whole(whole: Whole, verdict: Verdict, model: Any) -> Report:
+    """The report of a graph that is one library: its workloads, the largest share of the arithmetic first."""
     steps = {s.workload: s for s in whole.manifest.steps if s.workload}
     count = Counter(s.workload for s in whole.manifest.steps if s.workload)
     rows = []
     for key, step in steps.items():
         workload = parse_workload(key)
-        share = count[key] * (workload.flops or 0) / total
+        share = count[key] * (workload.flops or 0) / (verdict.flops or 1)
         rows.append(
             Row(workload, count[key], share, step.implementation or "", step.because or step.reason or "", step.config)
         )
-    return tuple(sorted(rows, key=lambda row: -row.share))
+    ordered = tuple(sorted(rows, key=lambda row: -row.share))
+    return Report(ordered, {}, verdict, parameters=owned(model))
 
 
 def owned(model: Any) -> frozenset[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 
 import torch
@@ -12,7 +13,7 @@ from torch.fx import GraphModule
 
 from plevel.kernel_selection import Choose, Chosen
 from plevel.torch.extraction import Extracted, Extraction, extract_graph
-from plevel.torch.kernel import Kernel, build
+from plevel.torch.kernel import Kernel, build, kernel_digest
 from plevel.torch.merging import find_merged
 from plevel.torch.node import extents
 from plevel.torch.replacement import replace
@@ -26,24 +27,39 @@ from strategy.workload import Workload
 
 @dataclass(frozen=True)
 class Plan:
-    """Possible replacements in a graph, with their kernels.
+    """Possible replacements in a graph, with the selections of their kernels.
 
     Args:
-        kernels: by workload.
-        errors: the reasons of workloads that have no kernel.
+        refused: the reasons of workloads without a selection.
         graph: digest of the graph.
         key: digest of the graph, the kernels, the machine, its threads, and the versions of PyTorch and plevel.
     """
 
     extraction: Extraction
-    kernels: Mapping[Workload, Kernel]
-    errors: Mapping[Workload, str]
+    selections: Mapping[Workload, Chosen]
+    refused: Mapping[Workload, str]
     target: Target
     graph: str
     key: str
 
+    @cached_property
+    def _built(self) -> tuple[dict[Workload, Kernel], dict[Workload, str]]:
+        return build(self.selections.values())
+
+    @property
+    def kernels(self) -> Mapping[Workload, Kernel]:
+        """The kernels, built by the first who asks."""
+        return self._built[0]
+
+    @property
+    def errors(self) -> Mapping[Workload, str]:
+        """The reasons of workloads without a kernel; the kernels are built."""
+        return {**self.refused, **self._built[1]}
+
     def apply(self, module: GraphModule, kept: Collection[Workload]) -> None:
         """Puts the kernels of these workloads into a frozen form of the graph; a merged product before its parts."""
+        if not kept:
+            return
         wanted = self.extraction.merged.intersection(kept)
         merged = [s for s in find_merged(module) if s.workload in wanted]
         taken = {node for site in merged for node in site.anchors}
@@ -74,7 +90,7 @@ class Plan:
         Products are merged where that was measured to be faster; softmax and norms, which Inductor fuses with
         their neighbours, are left to it.
         """
-        times = {w: _median(kernel) for w, kernel in self.kernels.items()}
+        times = {w: _median(kernel.selection) for w, kernel in self.kernels.items()}
 
         def is_slower(found: Extracted) -> bool:
             apart = sum(n * times.get(part, math.nan) for part, n in found.parts.items())
@@ -85,9 +101,8 @@ class Plan:
         return frozenset(self.kernels) - slower - fused
 
 
-def _median(kernel: Kernel) -> float:
-    """The measured seconds of a kernel's selection; NaN where it was not measured."""
-    selected = kernel.selection
+def _median(selected: Chosen) -> float:
+    """The measured seconds of a selection; NaN where it was not measured."""
     if isinstance(selected, DispatchTable):
         return math.nan
     own = (r.estimate for r in selected.rivals if r.implementation == selected.implementation)
@@ -101,23 +116,22 @@ def model_target() -> Target:
 
 
 def make_plan(module: GraphModule, choose: Choose) -> Plan:
-    """The chosen kernels of a frozen graph, built."""
+    """The chosen kernels of a frozen graph."""
     extraction = extract_graph(module)
     target = model_target()
-    selections: list[Chosen] = []
-    errors = {}
+    selections: dict[Workload, Chosen] = {}
+    refused = {}
     for found in extraction.workloads:
         try:
-            selections.append(choose(found.workload))
+            selections[found.workload] = choose(found.workload)
         except Exception as error:  # a strategy's, for this workload alone
-            errors[found.workload] = str(error)
-    kernels, failed = build(selections)
+            refused[found.workload] = str(error)
     graph = graph_digest(module)
     key = digest_of(
-        graph, sorted(k.digest for k in kernels.values()), cpu_model(), target.threads, str(torch.__version__),
+        graph, sorted(map(kernel_digest, selections.values())), cpu_model(), target.threads, str(torch.__version__),
         version("plevel"),
     )  # fmt: skip
-    return Plan(extraction, kernels, errors | failed, target, graph, key)
+    return Plan(extraction, selections, refused, target, graph, key)
 
 
 def graph_digest(module: GraphModule) -> str:

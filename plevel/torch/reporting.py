@@ -15,17 +15,17 @@ from plevel.cli.location import locate_database
 from plevel.database import is_lock
 from plevel.direct import connect
 from plevel.kernel_selection import find_records
-from plevel.torch.confirmation import Verdict
 from plevel.torch.explanation import Report, Row
-from plevel.torch.plan import Plan
+from plevel.torch.verdict import Verdict
 from strategy.confirmation import Confirmation, Part
+from strategy.target import Target
 
 REST_S = 30.0  # after a failure, before the same place is tried again
 
 _away_until: dict[str, float] = {}
 
 
-def report(plan: Plan, made: Report, verdict: Verdict, database: str | None) -> None:
+def report(made: Report, verdict: Verdict, target: Target, database: str | None) -> None:
     """Records a verdict at the place of selections; without one, or in a lock file, nothing.
 
     A failure costs no graph its kernels: the first at each place is warned of.
@@ -38,7 +38,7 @@ def report(plan: Plan, made: Report, verdict: Verdict, database: str | None) -> 
     is_service = place.startswith(("http://", "https://"))
     try:
         with connect(place, None) if is_service else connect(None, locate_database(place)) as records:
-            records.record_network(_confirmation(plan, made, verdict))
+            records.record_network(_confirmation(made, verdict, target))
     except Exception as error:
         if place not in _away_until:
             warnings.warn(
@@ -47,18 +47,18 @@ def report(plan: Plan, made: Report, verdict: Verdict, database: str | None) -> 
         _away_until[place] = time.monotonic() + REST_S
 
 
-def _confirmation(plan: Plan, made: Report, verdict: Verdict) -> Confirmation:
+def _confirmation(made: Report, verdict: Verdict, target: Target) -> Confirmation:
     return Confirmation(
-        key=plan.key, graph=plan.graph, framework=f"torch {torch.__version__}",
-        target=plan.target, parts=tuple(_part(plan, row) for row in made.rows),
+        key=verdict.key, graph=verdict.graph, framework=f"torch {torch.__version__}",
+        target=target, parts=tuple(map(_part, made.rows)),
         missed=dict(made.missed), steps=verdict.steps, refused=verdict.refused,
         before_s=verdict.before_s, after_s=verdict.after_s,
     )  # fmt: skip
 
 
-def _part(plan: Plan, row: Row) -> Part:
+def _part(row: Row) -> Part:
     # The message of a failed build has paths of this machine.
-    reason = "it has no kernel here" if row.workload in plan.errors and not row.implementation else row.reason
+    reason = "it has no kernel here" if row.failed else row.reason
     return Part(
         workload=row.workload, occurrences=row.occurrences, share=row.share,
         implementation=row.implementation, reason=reason[:4000], config=row.config,

@@ -10,8 +10,11 @@ import ctypes
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +22,28 @@ import msgspec
 import torch
 from torch.fx import GraphModule
 
-from plevel.deployment import deploy
+from plevel.deployment import Draft, draft
 from plevel.kernel_selection import Choose
 from plevel.torch.exported import find_weights, import_graph
-from plevel.torch.kernel import chosen_digest, kernel_digest
-from plevel.torch.plan import Plan
+from plevel.torch.kernel import chosen_digest
 from plevel.torch.store import digest_of, folder, touch
+from plevel.torch.verdict import Verdict, is_current
+from strategy.host import cpu_model
 from strategy.network.graph import NetworkError
 from strategy.network.library import Manifest
-from strategy.record import convert
+from strategy.record import convert, to_json
 from strategy.target import Target
-from strategy.workload_text import parse_workload
 
 _FUNCTION = "plevel_graph"
+# A graph's text says all of what these do; a user's own function may have changed behind its name.
+_KNOWN = ("torch", "_operator", "builtins", "math")
+
+
+class _About(msgspec.Struct, frozen=True):
+    """The description of a kept library, beside it."""
+
+    manifest: Manifest
+    verdict: Verdict
 
 
 @dataclass(frozen=True)
@@ -40,23 +52,39 @@ class Whole:
 
     Args:
         call: takes the graph's inputs, contiguous tensors, and gives its outputs, contiguous ones.
+        watch: has a function called after each step of the manifest, with its number; None ends that.
         path: where a later process finds it, if it is kept.
         made: the temporary folder that it was made in; None for one from the folder of kernels.
     """
 
     call: Callable[..., tuple[Any, ...]]
+    watch: Callable[[Callable[[int], None] | None], None]
     manifest: Manifest
     path: Path
-    made: Path | None
+    made: Path | None = None
 
     def kernels(self, target: Target) -> dict[str, str]:
         """The digests of its kernels by workload."""
-        return {s.workload: chosen_digest(s.workload, target, s) for s in self.manifest.steps if s.workload}
+        return _digests(self.manifest, target)
 
-    def keep(self) -> None:
-        """Move a new library to its path, its manifest first; of two processes that made it, the last one's stays."""
+    def times(self, inputs: Sequence[Any]) -> list[tuple[str | None, float]]:
+        """The workloads of its steps, with their seconds in one call; None is a copy."""
+        ends: list[float] = []
+        self.watch(lambda step: ends.append(time.perf_counter()))
+        try:
+            begin = time.perf_counter()
+            self.call(*inputs)
+        finally:
+            self.watch(None)
+        starts = [begin, *ends]
+        return [(s.workload, b - a) for s, a, b in zip(self.manifest.steps, starts, ends, strict=False)]
+
+    def keep(self, verdict: Verdict) -> None:
+        """Move a new library to its path, its description first; of two processes the last one's stays."""
         if self.made:
-            for name in (_about(self.path), self.path):
+            beside = _beside(self.made / self.path.name)
+            beside.write_bytes(msgspec.json.encode(to_json(_About(self.manifest, verdict))))
+            for name in (_beside(self.path), self.path):
                 (self.made / name.name).replace(name)
 
     def sweep(self) -> None:
@@ -65,59 +93,71 @@ class Whole:
             shutil.rmtree(self.made, ignore_errors=True)
 
 
-def compile_whole(module: GraphModule, inputs: Sequence[Any], plan: Plan, choose: Choose) -> Whole:
-    """The library of a graph, from the folder of kernels or a new one, to be kept or swept.
+def find_whole(
+    module: GraphModule, inputs: Sequence[Any], target: Target, choose: Choose
+) -> tuple[Whole, Verdict] | None:
+    """The library of a graph that an earlier process kept, with the verdict on it; None where there is none.
+
+    It is of the same weights, and its kernels would be chosen now.
+    """
+    with suppress(OSError, msgspec.MsgspecError, ValueError):  # a NetworkError is one, and a selection's error
+        prefix = _prefix(module, inputs, target)
+        if not any(folder().glob(f"{prefix}-*.so")):
+            return None  # the weights need not be read
+        path = _path(module, prefix)
+        about = convert(msgspec.json.decode(_beside(path).read_bytes()), _About)
+        if path.exists() and is_current(_digests(about.manifest, target), choose):
+            touch(path)
+            return _load(path, about.manifest, path, inputs), about.verdict
+    return None
+
+
+def draft_whole(module: GraphModule, inputs: Sequence[Any], target: Target, choose: Choose) -> Callable[[], Whole]:
+    """A function, for any thread, that builds the library of a graph, to be kept or swept.
 
     Args:
         inputs: what the graph is called with.
-        plan: of the frozen graph; its digest and that of the weights name the library.
 
     Raises:
-        NetworkError: the graph does what a library cannot, or a kernel cannot be built.
-        CompileError: the library cannot be linked.
+        NetworkError: the graph does what a library cannot; the function does if a kernel cannot be built.
+        CompileError: of the function; the library cannot be linked.
     """
-    if not all(isinstance(i, torch.Tensor) and i.device.type == "cpu" and i.is_contiguous() for i in inputs):
-        raise NetworkError("its inputs are not all contiguous tensors of fixed sizes")
-    path = folder() / f"graph-{digest_of(plan.key, _digest(module))}.so"
-    if path.exists():
-        touch(path)
-        found = _load(path, inputs, path, None)
-        if is_current(found.kernels(plan.target), choose):
-            return found
+    path = _path(module, _prefix(module, inputs, target))
+    found = draft(import_graph(module, inputs), target, choose)
+    return lambda: _build(found, path, inputs)
+
+
+def _build(found: Draft, path: Path, inputs: Sequence[torch.Tensor]) -> Whole:
     made = Path(tempfile.mkdtemp(prefix="graph-", dir=folder()))
     try:
-        _build(module, inputs, plan, choose, made / path.name)
-        return _load(made / path.name, inputs, path, made)
+        built = found.write(made / path.name, name=_FUNCTION, about="a graph of torch.compile")
+        built.header.unlink()
+        built.manifest.unlink()
+        return _load(built.library, built.description, path, inputs, made)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
 
 
-def is_current(kernels: Mapping[str, str], choose: Choose) -> bool:
-    """Return whether the kernels of a library, of which there are digests by workload, would be chosen now."""
-    return all(kernel_digest(choose(parse_workload(key))) == digest for key, digest in kernels.items())
+def _digests(manifest: Manifest, target: Target) -> dict[str, str]:
+    return {s.workload: chosen_digest(s.workload, target, s) for s in manifest.steps if s.workload}
 
 
-def _about(path: Path) -> Path:
+def _beside(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def _build(module: GraphModule, inputs: Sequence[Any], plan: Plan, choose: Choose, path: Path) -> None:
-    network = import_graph(module, inputs)
-    made = deploy(network, plan.target, choose, path, name=_FUNCTION, about="a graph of torch.compile")
-    made.header.unlink()
-    made.manifest.replace(_about(path))
-
-
-def _load(path: Path, inputs: Sequence[torch.Tensor], kept: Path, made: Path | None) -> Whole:
-    manifest = convert(msgspec.json.decode(_about(path).read_bytes()), Manifest)
+def _load(
+    path: Path, manifest: Manifest, kept: Path, inputs: Sequence[torch.Tensor], made: Path | None = None
+) -> Whole:
     if [(t.shape, getattr(torch, t.dtype)) for t in manifest.inputs] != [(tuple(i.shape), i.dtype) for i in inputs]:
         raise NetworkError("its library takes other inputs")
     # By a name of its own: one that this process has loaded by its path, and that was replaced since, would be called.
     with tempfile.TemporaryDirectory(prefix="load-", dir=folder()) as unique:
         link = Path(unique) / path.name
         link.symlink_to(path)
-        function = ctypes.CDLL(str(link))[manifest.function]
+        library = ctypes.CDLL(str(link))
+    function, trace = library[manifest.function], library[f"{manifest.function}_trace"]
     function.argtypes = [ctypes.c_void_p] * (len(manifest.inputs) + len(manifest.outputs))
     outputs = [(o.shape, getattr(torch, o.dtype)) for o in manifest.outputs]
 
@@ -127,13 +167,56 @@ def _load(path: Path, inputs: Sequence[torch.Tensor], kept: Path, made: Path | N
             raise RuntimeError(f"plevel: a kernel of {kept} failed")
         return results
 
-    return Whole(call, manifest, kept, made)
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)
+    watching: list[Any] = []  # ctypes frees a function that nothing refers to
+
+    def watch(function: Callable[[int], None] | None) -> None:
+        watching[:] = [kind(lambda step, _: function(step)) if function else kind()]
+        trace(watching[0])
+
+    return Whole(call, watch, manifest, kept, made)
 
 
-def _digest(module: GraphModule) -> str:
-    """Digest of a graph as Dynamo made it, which says where each weight is used, and of the weights."""
-    digest = hashlib.sha256(str(module.graph).encode())
-    for name, tensor in sorted(find_weights(module).items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+def _prefix(module: GraphModule, inputs: Sequence[Any], target: Target) -> str:
+    """The beginning of the names of a graph's libraries, whatever the values of its weights are.
+
+    Raises:
+        NetworkError: a library cannot have its inputs or weights, or the graph's text does not say all that it does.
+    """
+    if not all(isinstance(i, torch.Tensor) and i.device.type == "cpu" and i.is_contiguous() for i in inputs):
+        raise NetworkError("its inputs are not all contiguous tensors of fixed sizes")
+    graphs = [(name, m.graph) for name, m in module.named_modules() if isinstance(m, GraphModule)]
+    for node in (node for _, graph in graphs for node in graph.nodes):
+        if node.op == "call_module" or _owner(node) not in _KNOWN:
+            raise NetworkError(f"it calls {node.target}, which is not PyTorch's own")
+    digest = digest_of(
+        [(name, str(graph)) for name, graph in graphs], _types(inputs), sorted(_weights(module)), target.to_json(),
+        cpu_model(), str(torch.get_default_dtype()), torch.is_autocast_enabled("cpu"),
+        str(torch.get_autocast_dtype("cpu")), str(torch.__version__), version("plevel"),
+    )  # fmt: skip
+    return f"graph-{digest}"
+
+
+def _owner(node: torch.fx.Node) -> str:
+    """The package of the function that a node calls; of others PyTorch."""
+    if node.op != "call_function":
+        return "torch"
+    of: Any = getattr(node.target, "__objclass__", node.target)
+    return str(getattr(of, "__module__", "")).partition(".")[0]
+
+
+def _types(tensors: Iterable[torch.Tensor]) -> list[str]:
+    return [f"{t.dtype} {tuple(t.shape)}" for t in tensors]
+
+
+def _weights(module: GraphModule) -> list[tuple[str, str]]:
+    found = find_weights(module)
+    return list(zip(found, _types(found.values()), strict=True))
+
+
+def _path(module: GraphModule, prefix: str) -> Path:
+    """The library's path, which has the digest of the weights."""
+    digest = hashlib.sha256()
+    for _, tensor in sorted(find_weights(module).items()):
         digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
+    return folder() / f"{prefix}-{digest.hexdigest()[:32]}.so"
