@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from plevel.torch.node import hint
-from plevel.torch.plan import Plan
+from plevel.torch.plan import SMALL, Plan
 from plevel.torch.verdict import Verdict
 from plevel.torch.whole import Whole
 from strategy.confirmation import Comparison
@@ -31,7 +31,6 @@ LEAST_ROUNDS = 7
 SURE = 0.8  # a ratio that the interval of the least rounds lies below ends a comparison
 BURST_S = 0.02
 LIMIT_S = 10.0  # of one comparison, once it has the least rounds
-SHARE = 0.05  # of the arithmetic that a workload needs to be tried by itself
 WORKLOADS = 4  # tried by themselves
 REST = 0.25  # of a library's time, in steps that Inductor would run itself
 TOLERANCE = 1e-3  # relative error of an output, between two ways of summing
@@ -200,7 +199,7 @@ def _singles(plan: Plan, families: Sequence[Kept]) -> list[Kept]:
     large = [
         frozenset([found.workload])
         for found in sorted(plan.extraction.workloads, key=plan.extraction.share, reverse=True)
-        if found.workload in several and plan.extraction.share(found) >= SHARE
+        if found.workload in several and plan.extraction.share(found) >= SMALL
     ]
     return large[:WORKLOADS]
 

@@ -24,6 +24,8 @@ from strategy.select.dispatch import DispatchTable
 from strategy.target import Target, cpu_target
 from strategy.workload import Workload
 
+SMALL = 0.05  # of the arithmetic
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -69,7 +71,10 @@ class Plan:
         replace(module, {site: self.kernels[site.workload] for site in (*merged, *single)})
 
     def families(self) -> list[frozenset[Workload]]:
-        """The workloads by operator, the largest share first; those that merge products; those without arithmetic."""
+        """The workloads by operator, the largest share first; those that merge products; those without arithmetic.
+
+        An operator with a small share goes with the first.
+        """
         merged = self.extraction.merged
         by_op: dict[str, list[Workload]] = {}
         shares: dict[str, float] = {}
@@ -78,11 +83,15 @@ class Plan:
                 op = found.workload.op
                 by_op.setdefault(op, []).append(found.workload)
                 shares[op] = shares.get(op, 0.0) + self.extraction.share(found)
-        families = [frozenset(by_op[op]) for op in sorted(by_op, key=lambda op: -shares[op])]
-        # Each family costs a compilation: what has no share of the arithmetic is one, softmax and norms.
-        arithmetic = [f for f in families if shares[next(iter(f)).op]]
-        others = frozenset[Workload]().union(*families) - frozenset[Workload]().union(*arithmetic)
-        return [f for f in (*arithmetic, merged.intersection(self.kernels), others) if f]
+        ops = sorted(by_op, key=lambda op: -shares[op])
+        # Each family costs a compilation: softmax and norms, which have no share of the arithmetic, are one.
+        families: dict[str, list[Workload]] = {}
+        for op in ops:
+            name = op if shares[op] >= SMALL else ops[0] if shares[op] else ""
+            families.setdefault(name, []).extend(by_op[op])
+        others = families.pop("", [])
+        made = [*map(frozenset, families.values()), merged.intersection(self.kernels), frozenset(others)]
+        return [family for family in made if family]
 
     def preferred(self) -> frozenset[Workload]:
         """The workloads to replace where nothing is timed.
