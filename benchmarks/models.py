@@ -7,8 +7,10 @@ Inductor freezes, as plevel's backend does (`--max-autotune` has it tune its pro
 product that plevel has a kernel for, `confirmed` only what the confirmation kept, the whole graph as one
 library where that is faster; `model.so` is what `plevel compile` makes of the same model, called by its C
 function. `--trials` tunes each model's workloads first, as many times as it has distinct workloads, into
-`--database`. Medians of interleaved bursts; the first call of a burst is not counted, as the other pools' threads
-are still awake then. Without a database nothing is tuned. The second start is the first call in a new process, whose
+`--database`; `--metaschedule` lets MetaSchedule tune the same model, imported into Relax, for as many. `--like` has
+a second database, whose kernels run beside: that of a model like it, where this one had few trials.
+Medians of interleaved bursts; the first call of a burst is not counted, as the other pools' threads are still
+awake then. Without a database nothing is tuned. The second start is the first call in a new process, whose
 caches on disk are filled. Needs torch==2.13.0, torchvision==0.28.0 and transformers; peers that are not installed
 (onnxruntime with onnxscript, openvino) are left out.
 """
@@ -38,6 +40,7 @@ from benchmarks.result import Cell, save
 
 Made = tuple[nn.Module, tuple[torch.Tensor, ...]]
 PEERS = ("Inductor", "ONNX Runtime", "OpenVINO")
+BESIDE = ("MetaSchedule", "like")  # where they are asked for
 LIBRARIES = ("ONNX Runtime", "OpenVINO")  # as `model.so` they check no guards
 SHOWN = ("eager", "Inductor", "ONNX Runtime", "OpenVINO", "all", "confirmed", "model.so")
 
@@ -84,6 +87,7 @@ def vision(name: str, batch: int = 1) -> Made:
 
 MODELS: dict[str, Callable[[], Made]] = {
     "bert-128": partial(bert, 128),
+    "bert-256": partial(bert, 256),
     "vit-b16": partial(vision, "vit_b_16"),
     "mlp-64": mlp,
     "resnet18": partial(vision, "resnet18"),
@@ -96,16 +100,16 @@ MODELS: dict[str, Callable[[], Made]] = {
 }
 
 
-def compilers(
-    database: str | None, max_autotune: bool
-) -> Iterator[tuple[str, Callable[[nn.Module], Any]]]:
+def compilers(given: argparse.Namespace) -> Iterator[tuple[str, Callable[[nn.Module], Any]]]:
     from plevel.torch.backend import plevel
 
-    place = {} if database is None else {"database": database}
-    options = {"max_autotune": True} if max_autotune else {}
+    options = {"max_autotune": True} if given.max_autotune else {}
     yield "Inductor", partial(torch.compile, dynamic=False, options=options)
-    for label, confirm in (("all", False), ("confirmed", True)):
-        options = {"confirm": confirm, **place}
+    kinds = [("all", False, given.database), ("confirmed", True, given.database)]
+    if given.like is not None:
+        kinds.append(("like", True, given.like))
+    for label, confirm, database in kinds:
+        options = {"confirm": confirm} | ({} if database is None else {"database": database})
         yield label, partial(torch.compile, dynamic=False, backend=plevel, options=options)
 
 
@@ -163,6 +167,32 @@ def peers(model: nn.Module, x: torch.Tensor, threads: int) -> Iterator[tuple[str
         print(f"  {error}: without it")
 
 
+def metaschedule(model: nn.Module, x: torch.Tensor, threads: int, trials: int) -> Any:
+    """The model through Relax, its weights packed before the call, after so many trials for each distinct workload."""
+    import tvm
+    from tvm import relax
+    from tvm.relax.frontend.torch import from_exported_program
+
+    import plevel.torch
+    from strategy.target import Target
+
+    trials *= len(plevel.torch.extract(model, (x,)).workloads)
+
+    os.environ["TVM_NUM_THREADS"] = str(threads)
+    program = torch.export.export(model, (x,))
+    module = from_exported_program(program, keep_params_as_input=True, unwrap_unit_return_tuple=True)
+    module, weights = relax.frontend.detach_params(module)
+    target = tvm.target.Target(Target.parse("cpu").with_threads(threads).to_tvm())
+    with tempfile.TemporaryDirectory() as folder:
+        tuned = relax.get_pipeline(
+            "static_shape_tuning", total_trials=trials, target=target, work_dir=folder, cpu_weight_prepack=True
+        )(module)
+    machine = relax.VirtualMachine(tvm.compile(tuned, target), tvm.cpu())
+    packed = machine["main_transform_params"](weights["main"])
+    shared = tvm.runtime.from_dlpack(x)
+    return lambda: torch.from_dlpack(machine["main"](shared, *packed))
+
+
 def deployed(model: nn.Module, x: torch.Tensor, database: str | None) -> Iterator[tuple[str, Any]]:
     """The model's library as a call, unless plevel cannot run one of its operators by itself."""
     from plevel.deployment import deploy
@@ -202,7 +232,7 @@ def contenders(
     calls: dict[str, Callable[[], Any]] = {"eager": partial(model, *inputs)}
     spent = {}
     torch._dynamo.reset()
-    for label, compiler in compilers(given.database, given.max_autotune):
+    for label, compiler in compilers(given):
         begin = time.perf_counter()
         function = compiler(model)
         function(*inputs)
@@ -216,6 +246,10 @@ def contenders(
     for label, function in deployed(model, *inputs, given.database):
         calls[label] = function
         spent[label] = time.perf_counter() - begin
+    if given.metaschedule:
+        begin = time.perf_counter()
+        calls["MetaSchedule"] = metaschedule(model, *inputs, given.threads, given.metaschedule)
+        spent["MetaSchedule"] = time.perf_counter() - begin
     for label, call in calls.items():
         assert (call() - expected).norm() <= 1e-4 * expected.norm(), f"{name}: {label} is wrong"
     return calls, spent
@@ -261,6 +295,8 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=0, help="for each distinct workload")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--max-autotune", action="store_true")
+    parser.add_argument("--metaschedule", type=int, default=0, metavar="TRIALS", help="for each distinct workload")
+    parser.add_argument("--like", metavar="DATABASE")
     given = parser.parse_args()
     if unknown := set(given.models) - set(MODELS):
         parser.error(f"no model {', '.join(sorted(unknown))}: there are {', '.join(MODELS)}")
@@ -272,6 +308,8 @@ def main() -> None:
             os.environ.pop(name, None)
         os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp()
     tuned = {n: tune(n, given.trials, given.database) for n in given.models if given.trials}
+    asked = [label for label, value in zip(BESIDE, (given.metaschedule, given.like), strict=True) if value]
+    shown, against = (*SHOWN, *asked), (*PEERS, *asked, "model.so")
     rows: list[list[Cell]] = []
     with torch.inference_mode():
         for name in given.models:
@@ -287,20 +325,21 @@ def main() -> None:
                     f"{name:16}{label:14}{1e3 * median_s:9.2f} ms {ratio:6.2f}{starts[0]:>10}{starts[1]:>10}",
                     flush=True,
                 )
-            cells: list[Cell] = [name, *(found.get(label) for label in SHOWN)]
-            cells += [found[p] / found["confirmed"] if p in found else None for p in (*PEERS, "model.so")]
+            cells: list[Cell] = [name, *(found.get(label) for label in shown)]
+            cells += [found[p] / found["confirmed"] if p in found else None for p in against]
             cells += [found[p] / found["model.so"] if {p, "model.so"} <= set(found) else None for p in LIBRARIES]
             cells += [times[label] for times in (spent, again) for label in ("Inductor", "confirmed")]
             rows.append([*cells, tuned.get(name)])
     columns = {
-        "model": "", **dict.fromkeys(SHOWN, "s"), **{f"{p} / confirmed": "×" for p in (*PEERS, "model.so")},
+        "model": "", **dict.fromkeys(shown, "s"), **{f"{p} / confirmed": "×" for p in against},
         **{f"{p} / model.so": "×" for p in LIBRARIES},
         "Inductor compiles in": "s", "plevel compiles and confirms in": "s", "Inductor starts again in": "s",
         "plevel starts again in": "s", "tunes in": "s",
     }  # fmt: skip
     kind = "-tuned" if given.database else ""
+    single = f"-{given.models[0]}" if len(given.models) == 1 else ""
     note = f"{given.trials} trials for each distinct workload" if given.trials else None
-    save(columns, rows, variant=f"{given.threads}-threads{kind}", note=note if kind else "untuned")
+    save(columns, rows, variant=f"{given.threads}-threads{kind}{single}", note=note if kind else "untuned")
 
 
 if __name__ == "__main__":
