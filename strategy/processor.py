@@ -1,4 +1,4 @@
-"""Vector widths and dot-product instructions of CPUs by LLVM name."""
+"""Vector widths, multiply-add units and dot-product instructions of CPUs by LLVM name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ _AVX2 = frozenset(
     "haswell broadwell skylake core-avx2 znver1 znver2 znver3 bdver4 alderlake raptorlake meteorlake "
     "arrowlake lunarlake pantherlake sierraforest grandridge gracemont x86-64-v3".split()
 )
+# Vectors of 512 bits are two halves here, or take both units.
+_ONE_MULTIPLY_ADD = frozenset("znver4 cannonlake icelake-client tigerlake rocketlake".split())
 _BF16 = frozenset("cooperlake sapphirerapids emeraldrapids graniterapids graniterapids-d znver4 znver5".split())
 # By LLVM's name of the feature.
 _INSTRUCTIONS = {
@@ -32,6 +34,11 @@ def required(feature: str) -> tuple[str, ...]:
     if feature.startswith("avx512"):
         return (*levels, feature)
     return levels[: levels.index(feature) + 1] if feature in levels else (feature,)
+
+
+def multiply_adds(arch: str) -> int:
+    """Return how many of its widest vectors a processor multiplies and adds in a cycle; 2 if unknown."""
+    return 1 if arch in _ONE_MULTIPLY_ADD else 2
 
 
 def vector_bytes(arch: str) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from strategy import host
 from strategy.extern import find_library
-from strategy.processor import has_instructions, required, vector_bytes
+from strategy.processor import has_instructions, multiply_adds, required, vector_bytes
 from strategy.suggestion import suggest
 from strategy.target_text import (
     SWITCHES,
@@ -163,6 +163,11 @@ class Target:
         if self.vector_bytes == 64 or self.is_arm:
             return 32
         return 16
+
+    @property
+    def multiply_adds(self) -> int:
+        """The number of its vectors that the architecture multiplies and adds in a cycle."""
+        return multiply_adds(self.arch) if self.vector_bytes == 64 else 2
 
     def has(self, feature: str) -> bool:
         """Return whether code for this target may use the instructions of LLVM's `feature`."""

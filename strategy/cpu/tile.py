@@ -175,19 +175,19 @@ def whole_blocks(extent: int, tile: str, blocks: str) -> Clause:
 
 def best_tile(extents: Extents, target: Target, dtype: str) -> tuple[int, int]:
     """The rows and width of the fallback's tile, which waste little of the shape, registers and loads."""
-    return best_tile_of(extents.rows, extents.n, lanes_of(target, dtype), target.vector_registers)
+    return best_tile_of(extents.rows, extents.n, lanes_of(target, dtype), target.vector_registers, target.multiply_adds)
 
 
 @lru_cache(maxsize=1024)
-def best_tile_of(m: int, n: int, lanes: int, registers: int) -> tuple[int, int]:
-    """As `best_tile`, for m rows and n columns in vectors of `lanes`."""
+def best_tile_of(m: int, n: int, lanes: int, registers: int, multiply_adds: int) -> tuple[int, int]:
+    """As `best_tile`, for m rows and n columns in vectors of `lanes`, of which a cycle multiplies and adds some."""
     heights = {rows: round_up(m, rows) for rows in ROWS}
     widths = {v: round_up(n, v * lanes) for v in VECTORS if v == 1 or (v - 1) * lanes < n}
     size = m * n
     _, rows, vectors = max(
         [
             (size / (heights[rows] * widths[vectors]) * ideal / cycles, rows, vectors)
-            for rows, vectors, ideal, cycles in _tiles(registers)
+            for rows, vectors, ideal, cycles in _tiles(registers, multiply_adds)
             if vectors in widths
         ],
         key=operator.itemgetter(0),
@@ -196,14 +196,14 @@ def best_tile_of(m: int, n: int, lanes: int, registers: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=256)
-def _tiles(registers: int) -> list[tuple[int, int, float, float]]:
+def _tiles(registers: int, multiply_adds: int) -> list[tuple[int, int, float, float]]:
     """The tiles that fit, each with the cycles of a step: those of its sums, and all."""
     found = []
     for rows, vectors in itertools.product(ROWS, VECTORS):
         if rows * vectors + vectors + 1 <= registers:
-            # Two multiply-adds per cycle with a latency of four cycles; a load that is not hidden costs a part
-            # of a cycle, more from the second-level cache.
-            ideal = rows * vectors / 2
+            # A multiply-add has a latency of four cycles; a load that is not hidden costs a part of a cycle, more
+            # from the second-level cache.
+            ideal = rows * vectors / multiply_adds
             found.append((rows, vectors, ideal, max(ideal, 4) + 0.1 * rows + 0.3 * vectors))
     return found
 

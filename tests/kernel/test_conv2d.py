@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -144,6 +145,27 @@ def test_windows_of_few_channels_are_read_in_place():
         for width in {16, 32} & set(space["width"].values):
             check(workload, IM2COL, {**space.fallback, "rows": 5, "width": width})
     assert not space_of(make("float32[1,64,56,56]", "float32[64,64,3,3]", {"padding": 1}), IM2COL).fallback["in_place"]
+
+
+@pytest.mark.parametrize("arch", ["znver4", "haswell"])
+def test_the_sums_of_a_fallback_stay_in_registers(arch):
+    workload = make("float32[1,16,28,28]", "float32[96,16,3,3]", {"padding": 1})
+    lowered = lower(workload, Target.parse(f"llvm -mcpu={arch}"), SPATIAL)
+    source = lowered.compile(checks=False).executable.mod.inspect_source("s")
+    code = source[source.index("\nmain_compute_") : source.index("\nprepare_weight_compute_")]
+    assert "vfmadd" in code
+    assert not re.findall(r"vfmadd.*\(%rsp|vmov\w+\s+[^%\n]*\(%rsp[^%\n]*\), %[yz]mm", code)
+
+
+def test_a_tile_follows_the_multiply_adds_of_a_processor():
+    workload = make("float32[1,512,28,28]", "float32[128,512,1,1]", {})
+    rows = {}
+    for arch in ("znver4", "znver5"):
+        space = valid(workload, Target.parse(f"llvm -mcpu={arch}"))[POINTWISE]
+        assert space is not None
+        rows[arch] = space.fallback["rows"]
+    # Thirteen rows load less, but have two rows of zeros: those cost more where a cycle multiplies one vector.
+    assert rows == {"znver4": 8, "znver5": 13}
 
 
 @pytest.mark.parametrize("attrs", [{"strides": 2}, {"strides": [1, 2]}, {"groups": 2}])

@@ -56,7 +56,7 @@ def space(
     lanes = lanes_of(target, accumulator(inputs[0].dtype))
 
     def fallback() -> dict[str, Any]:
-        rows, width = best_tile_of(m, n, lanes, target.vector_registers)
+        rows, width = best_tile_of(m, n, lanes, target.vector_registers, target.multiply_adds)
         panels = -(-n // width)
         # A batch that is known at run time only is taken to be large.
         shared = batch.is_constant and int(batch) < target.threads

@@ -93,8 +93,8 @@ def space_of_columns(
                 and tasks(h) >= target.threads
             ]
 
-        rows, width = best_tile_of(o, geometry.pixels, lanes, target.vector_registers)
-        narrow = best_tile_of(o, 2 * lanes, lanes, target.vector_registers)
+        rows, width = best_tile_of(o, geometry.pixels, lanes, target.vector_registers, target.multiply_adds)
+        narrow = best_tile_of(o, 2 * lanes, lanes, target.vector_registers, target.multiply_adds)
         if not in_cache(width) and in_cache(narrow[1]):
             rows, width = narrow  # narrow panels end where rows of the image do more often
         fitting = in_cache(width)
@@ -111,7 +111,7 @@ def space_of_columns(
         }
 
     def in_place() -> dict[str, Any]:
-        best = [best_tile_of(o, w, lanes, target.vector_registers) for w in whole]
+        best = [best_tile_of(o, w, lanes, target.vector_registers, target.multiply_adds) for w in whole]
         rows, width = max(((r, w) for r, w in best if w in whole), key=lambda t: (t[0] * t[1], t[0]))
         return {
             "rows": rows,

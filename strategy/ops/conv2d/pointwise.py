@@ -50,7 +50,9 @@ def space(
     lanes = lanes_of(target, inputs[0].dtype)
 
     def fallback() -> dict[str, Any]:
-        rows, width = best_tile_of(geometry.out_channels, geometry.pixels, lanes, target.vector_registers)
+        rows, width = best_tile_of(
+            geometry.out_channels, geometry.pixels, lanes, target.vector_registers, target.multiply_adds
+        )
         tiles, panels = -(-geometry.out_channels // rows), -(-geometry.pixels // width)
         whole = panels * geometry.batch >= 4 * target.threads
         return {

@@ -58,11 +58,17 @@ def space(
     high, wide = Knob("rows", fitting), width_knob(lanes, geometry.out_channels)
 
     def fallback() -> dict[str, Any]:
-        # The addresses of more pixels do not fit the general registers.
-        few = [r for r in fitting if r <= 14]
-        best = [best_tile_of(r, geometry.out_channels, lanes, target.vector_registers) for r in few]
+        # The addresses of more pixels do not fit the general registers. LLVM broadcasts those that a step of a window
+        # has in registers of their own; the sums of 14 vectors hide what is left.
+        apart = geometry.kernel_h * geometry.kernel_w > 1
+        registers = target.vector_registers
+        few = [r for r in fitting if r <= min(14, registers - 3)]
+        best = [
+            best_tile_of(r, geometry.out_channels, lanes, registers - r * apart, target.multiply_adds) for r in few
+        ]
+        enough = lanes * (14 if apart else registers)
         rows, width = max(
-            ((r, w) for r, w in best if r in few), key=lambda t: (t[0] * t[1], t[1])
+            ((r, w) for r, w in best if r in few), key=lambda t: (min(t[0] * t[1], enough), -t[0] - 2 * t[1] // lanes)
         )
         panels, tiles = -(-geometry.out_channels // width), -(-pixels // rows)
         shared = panels * geometry.groups < 2 * target.threads

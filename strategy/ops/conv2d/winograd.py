@@ -64,7 +64,7 @@ def space(
     tiles = int(geometry.batch) * dilation_h * dilation_w * down * across
 
     def fallback() -> dict[str, Any]:
-        rows, width = best_tile_of(geometry.out_channels, tiles, lanes, target.vector_registers)
+        rows, width = best_tile_of(geometry.out_channels, tiles, lanes, target.vector_registers, target.multiply_adds)
         count = -(-geometry.out_channels // rows)
         return {
             "rows": rows,

@@ -70,7 +70,7 @@ def space(
     steps = extents.k // dot.group
 
     def fallback() -> dict[str, Any]:
-        rows, width = best_tile_of(extents.rows, extents.n, lanes, target.vector_registers)
+        rows, width = best_tile_of(extents.rows, extents.n, lanes, target.vector_registers, target.multiply_adds)
         tiles = -(-extents.rows // rows)
         split_rows = -(-extents.n // width) < target.threads and extents.m.is_constant
         return {
