@@ -8,7 +8,7 @@ A profile, in TOML, describes a pilot:
     idle_exit = "5m"
     jobs_per_pilot = 2
 
-    [provider]                                  # options of Parsl's SlurmProvider, PBSProProvider or LocalProvider
+    [provider]                                  # options of Parsl's SlurmProvider, or of that of another option
     partition = "cpu"
     walltime = "01:00:00"
     worker_init = "source /opt/plevel/bin/activate"
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from plevel.client import Client
     from plevel.pilots.scaler import Backlog
 
-# SLURM kills what it has cancelled after 30 s, PBS after 10 (`kill_delay`).
-_GRACE = {"slurm": "25s", "pbs": "8s", "local": "25s"}
+# SLURM kills what it has cancelled after 30 s, PBS after 10 (`kill_delay`), Kubernetes when the pod says.
+_GRACE = {"slurm": "25s", "pbs": "8s", "kubernetes": "110s", "local": "25s"}
 
 
 class _Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,6 +55,9 @@ def scale(
     ] = None,
     pbs: Annotated[
         Path | None, typer.Option("--pbs", metavar="PROFILE", help="Pilots are jobs of PBS Pro or OpenPBS.")
+    ] = None,
+    kubernetes: Annotated[
+        Path | None, typer.Option("--kubernetes", metavar="PROFILE", help="Pilots are pods.")
     ] = None,
     local: Annotated[
         Path | None, typer.Option("--local", metavar="PROFILE", help="Pilots are processes of this host.")
@@ -76,9 +79,10 @@ def scale(
 
     Example: plevel fleet scale --slurm epyc.toml --max 40 --url http://farm:8765
     """
-    profiles = {kind: path for kind, path in (("slurm", slurm), ("pbs", pbs), ("local", local)) if path is not None}
+    given = {"slurm": slurm, "pbs": pbs, "kubernetes": kubernetes, "local": local}
+    profiles = {kind: path for kind, path in given.items() if path is not None}
     if len(profiles) != 1:
-        raise UsageError("--slurm, --pbs, --local: name exactly one profile")
+        raise UsageError("--slurm, --pbs, --kubernetes, --local: name exactly one profile")
     if least > most:
         raise UsageError(f"--min {least}: more than --max {most}")
     ((kind, path),) = profiles.items()
@@ -93,7 +97,7 @@ def scale(
     from plevel.direct import read_token
     from plevel.embedded import require_cluster
 
-    require_cluster("parsl")
+    require_cluster("kubernetes" if kind == "kubernetes" else "parsl")
     from plevel.cli.output import tell
     from plevel.pilots.engine import Engine, EngineError
     from plevel.pilots.scaler import Bounds, Scaler, describe, plan

@@ -6,15 +6,25 @@ given, so that any process on any host of the cluster sees the same.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import logging
+import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plevel.pilots.pod import (
+    api_errors,
+    bury_pods,
+    explain_api,
+    find_pods,
+    has_ended,
+    make_provider,
+)
 from strategy.folder import keep_newest
 
 _KEPT_BYTES = 64 * 2**20  # scripts and logs of pilots
@@ -69,9 +79,17 @@ def _list_local(provider: Any) -> Iterator[Pilot]:
             yield Pilot(parent, Path(words[1].decode(errors="replace")).stem, waits=False)
 
 
+def _list_pods(provider: Any) -> Iterator[Pilot]:
+    """The pods that have not ended; one that is being deleted may run on for its grace period."""
+    for pod in find_pods(provider):
+        if not has_ended(pod) and pod.metadata.deletion_timestamp is None:
+            yield Pilot(pod.metadata.name, pod.metadata.name, waits=pod.status.phase == "Pending")
+
+
 _KINDS: Mapping[str, tuple[str, Callable[[Any], Iterator[Pilot]]]] = {
     "slurm": ("SlurmProvider", _list_slurm),
     "pbs": ("PBSProProvider", _list_pbs),
+    "kubernetes": ("KubernetesProvider", _list_pods),
     "local": ("LocalProvider", _list_local),
 }
 
@@ -80,10 +98,10 @@ class Engine:
     """A batch system's pilot jobs of one name.
 
     Args:
-        kind: `slurm`, `pbs` or `local`.
+        kind: `slurm`, `pbs`, `kubernetes` or `local`.
         options: options of Parsl's provider.
         name: the first part of the names of its jobs.
-        folder: for scripts and logs; the hosts of the batch system must share it.
+        folder: for scripts and logs; the hosts of the batch system must share it, but for those of Kubernetes.
 
     Raises:
         EngineError: the provider does not take these options.
@@ -95,8 +113,13 @@ class Engine:
 
         logging.getLogger("parsl").setLevel(logging.CRITICAL)  # its errors are raised as well
         provider, self._list = _KINDS[kind]
+        self._pods = kind == "kubernetes"
         try:
-            self._provider = getattr(providers, provider)(launcher=SimpleLauncher(), **options)
+            if self._pods:
+                name = re.sub("[^a-z0-9-]", "-", name.lower())  # of what a pod may be called
+                self._provider = make_provider(options, name)
+            else:
+                self._provider = getattr(providers, provider)(launcher=SimpleLauncher(), **options)
         except Exception as error:  # typeguard's, and whatever else a provider raises
             raise EngineError(f"Parsl's {provider} refused its options: {error}") from error
         self._name = name
@@ -105,34 +128,45 @@ class Engine:
 
     def pilots(self) -> tuple[Pilot, ...]:
         """The pilots that have not ended, the oldest first."""
-        try:
+        with _told("the pilots were not listed"):
             found = [p for p in self._list(self._provider) if p.name.startswith(f"{self._name}.")]
-        except (OSError, subprocess.SubprocessError) as error:
-            raise EngineError(str(error)) from error
         return tuple(sorted(found, key=lambda p: p.name))
+
+    def clean(self) -> None:
+        """Delete pods that have ended, whose logs become files, and the oldest scripts and logs."""
+        with _told("what ended pilots have left was not deleted"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if self._pods:
+                bury_pods(self._provider, self._folder)
+            keep_newest(self._folder, _KEPT_BYTES)
 
     def submit(self, command: str) -> str:
         """Submit a pilot; return its id. `$JOBNAME` is its name in the command."""
-        from parsl.errors import ParslError
-
-        try:
+        with _told("no pilot was submitted"):
             self._folder.mkdir(parents=True, exist_ok=True)
-            keep_newest(self._folder, _KEPT_BYTES)
-            return str(self._provider.submit(command, 1, self._name))
-        except (ParslError, OSError, subprocess.SubprocessError) as error:
-            told = getattr(error, "stderr", None) or error
-            raise EngineError(f"no pilot was submitted: {told}") from error
+            if self._pods:  # without a shell that would keep the signal for itself
+                command = f"exec {command}"
+            found = str(self._provider.submit(command, 1, self._name))
+            return str(self._provider.resources[found].get("pod_name", found))
 
     def cancel(self, ids: Iterable[str]) -> None:
         """Cancel pilots, also those that another process has submitted."""
-        from parsl.errors import ParslError
-
         listed = list(ids)
         for one in listed:
-            self._provider.resources.setdefault(one, {"remote_pid": one})
-        try:
-            done = all(self._provider.cancel(listed)) if listed else True
-        except (ParslError, OSError, subprocess.SubprocessError) as error:
-            raise EngineError(f"pilots {', '.join(listed)} were not cancelled: {error}") from error
-        if not done:
-            raise EngineError(f"pilots {', '.join(listed)} were not cancelled")
+            self._provider.resources.setdefault(one, {"remote_pid": one, "pod_name": one})
+        with _told(f"pilots {', '.join(listed)} were not cancelled"):
+            if listed and not all(self._provider.cancel(listed)):
+                raise OSError("the batch system refused")
+
+
+@contextlib.contextmanager
+def _told(problem: str) -> Iterator[None]:
+    """Raise an error of a batch system as `EngineError`."""
+    from parsl.errors import ParslError
+
+    expected: tuple[type[Exception], ...] = (ParslError, OSError, subprocess.SubprocessError, *api_errors())
+    try:
+        yield
+    except expected as error:
+        told = getattr(error, "stderr", None) or explain_api(error) or error
+        raise EngineError(f"{problem}: {told}") from error

@@ -48,6 +48,7 @@ class Batch(Protocol):
     """A batch system: see `plevel.pilots.engine.Engine`."""
 
     def pilots(self) -> tuple[Pilot, ...]: ...
+    def clean(self) -> None: ...
     def submit(self, command: str) -> str: ...
     def cancel(self, ids: Iterable[str]) -> None: ...
 
@@ -109,6 +110,7 @@ class Scaler:
         try:
             backlog = self._look()
             pilots = self._batch.pilots()
+            self._batch.clean()
             self._judge(backlog, pilots)
             wanted = plan(backlog, pilots, self._bounds)
             if wanted.submit and self._clock() >= self._resume_at:

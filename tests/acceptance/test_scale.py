@@ -14,6 +14,7 @@ from strategy.record import RunRequest, RunState, RunWorkload, encode
 from tests.acceptance.conftest import Stage, kill, wait_until
 from tests.acceptance.test_main_job import WORKLOAD
 from tests.integration.test_faults import check
+from tests.pods import Pods
 from workers.cpu import assign, describe_device, parse_cores
 
 pytest.importorskip("parsl", reason="the cluster extra is not installed")
@@ -56,6 +57,26 @@ def scale(stage: Stage, *options: str) -> str:
     done = stage.run("fleet", "scale", *options, "--url", stage.url)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
+
+
+@pytest.mark.full
+def test_a_backlog_starts_pods_that_are_deleted_after_the_run(stage: Stage) -> None:
+    pytest.importorskip("kubernetes", reason="the cluster extra is not installed")
+    stage.start_service()
+    with Pods(stage.folder) as there, Client(stage.url) as client:
+        stage.environment |= {"PLEVEL_URL": stage.url, "KUBECONFIG": str(there.configuration)}
+        there.environment = offer_plevel(stage.folder)
+        given = ("--kubernetes", str(profile(stage, image="plevel", namespace="farm")), "--max", "1")
+        run = begin_run(client, TRIALS)
+        wait_until(client.backlog, "a backlog")
+        scale(stage, *given, "--once")
+        (pilot,) = there.specs
+        wait_until(lambda: client.run(run).state == RunState.DONE, "the end of the run")
+        check(f"sqlite:///{stage.database}", client.run(run), TRIALS)
+        there.finish(pilot)
+        scale(stage, *given, "--once")
+        assert not there.specs
+    assert "registered with" in (stage.folder / f"state/plevel/pilots/{pilot}.log").read_text()
 
 
 def test_a_backlog_starts_pilots_that_leave_after_the_run(stage: Stage) -> None:

@@ -281,7 +281,9 @@ def test_usage_errors_name_the_field(
         pytest.param(("records", "--phase", "final"), ["--phase", "confirm"], id="phase"),
         pytest.param(("records", "--error", "bad"), ["--error", "wrong_answer"], id="error kind"),
         pytest.param(("worker",), ["--url", "PLEVEL_URL"], id="worker for nobody"),
-        pytest.param(("fleet", "scale", "--url", "http://x"), ["--slurm", "--pbs", "--local"], id="scale of what"),
+        pytest.param(
+            ("fleet", "scale", "--url", "http://x"), ["--slurm", "--pbs", "--kubernetes", "--local"], id="scale of what"
+        ),
         pytest.param(
             ("fleet", "scale", "--slurm", "x", "--min", "3", "--max", "2", "--url", "http://x"),
             ["--min 3", "--max 2"], id="bounds of pilots",

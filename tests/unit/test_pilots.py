@@ -13,6 +13,7 @@ import pytest
 from plevel.client import UnreachableError
 from plevel.pilots.engine import Engine, EngineError, Pilot
 from plevel.pilots.scaler import Backlog, Bounds, Plan, Scaler, plan
+from tests.pods import Pods
 
 
 def pilots(working: int, idle: int, pending: int) -> tuple[Pilot, ...]:
@@ -74,6 +75,9 @@ class Farm:
         name = str(self.submitted)
         self.jobs[name] = Pilot(name, name, waits=True)
         return name
+
+    def clean(self) -> None:
+        pass
 
     def cancel(self, ids: Iterable[str]) -> None:
         for one in ids:
@@ -211,6 +215,40 @@ def test_jobs_of_pbs_are_listed_and_cancelled_by_any_process(
         engine().cancel(["99.head"])
     (tmp_path / "state").write_text('"')
     with pytest.raises(EngineError, match="qstat gave no JSON"):
+        engine().pilots()
+
+
+def test_pods_are_pilots_that_leave_their_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any process lists and cancels them; those that have ended are deleted, and are not started again."""
+    pytest.importorskip("parsl", reason="the cluster extra is not installed")
+    pytest.importorskip("kubernetes", reason="the cluster extra is not installed")
+
+    def engine(name: str = "plevel-Big_one") -> Engine:
+        return Engine("kubernetes", {"image": "plevel", "namespace": "farm"}, name, tmp_path / "pods")
+
+    with Pods(tmp_path) as there:
+        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(there.configuration))
+        ended = engine().submit('echo "$JOBNAME"')
+        running = engine().submit("sleep 600")
+        other = engine("plevel-other").submit("sleep 600")
+        there.starts = False
+        waiting = engine().submit("sleep 600")
+        there.finish(ended)
+        assert {p.id: p.waits for p in engine().pilots()} == {running: False, waiting: True}
+        engine().clean()
+        assert set(there.specs) == {running, waiting, other}
+        assert (tmp_path / "pods" / f"{ended}.log").read_text() == f"{ended}\n"
+        engine().cancel([waiting])
+        assert [p.id for p in engine().pilots()] == [running] == [p.name for p in engine().pilots()]
+        (container,) = there.specs[running]["spec"]["containers"]
+        assert container["args"][1].strip() == "exec sleep 600"  # the signal that ends a pod reaches its worker
+        with pytest.raises(EngineError, match=f'were not cancelled: .*pods "{waiting}" not found'):
+            engine().cancel([waiting])
+        there.refuses = 'pods is forbidden: User "you" cannot list resource "pods"'
+        for asks in (engine().pilots, engine().clean, lambda: engine().submit("true")):
+            with pytest.raises(EngineError, match="pods is forbidden"):
+                asks()
+    with pytest.raises(EngineError, match="Connection refused"):
         engine().pilots()
 
 
