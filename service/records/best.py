@@ -231,16 +231,19 @@ def _attempts(
 @cache
 def _telling_of(dialect: str) -> sa.Select[Any]:
     asked = given_table(dialect, [record.c.task_id, record.c.config_digest])
-    return (
-        telling(standing())
-        .join_from(asked, record, sa.and_(
-            record.c.task_id == asked.c.task_id, record.c.config_digest == asked.c.config_digest,
-            # All phases, so that the index is used.
-            record.c.phase.in_([phase.value for phase in Phase]),
-        ))
-        .outerjoin(device, device.c.id == record.c.device_id)
-        .order_by(record.c.id)
+    same = (
+        record.c.task_id == asked.c.task_id, record.c.config_digest == asked.c.config_digest,
+        # All phases, so that the index is used.
+        record.c.phase.in_([phase.value for phase in Phase]),
     )  # fmt: skip
+    there = (device, device.c.id == record.c.device_id)
+    if dialect == "sqlite":
+        joined = telling(standing()).join_from(asked, record, sa.and_(*same)).outerjoin(*there)
+        return joined.order_by(record.c.id)
+    # By the index for each that is asked for: without statistics, PostgreSQL would compare all of them with all new
+    # records. OFFSET 0 keeps it from joining in another way.
+    each = telling(standing(), *same).outerjoin_from(record, *there).correlate(asked).offset(0).lateral()
+    return sa.select(*each.c).join_from(asked, each, sa.true()).order_by(each.c.id)
 
 
 def telling(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:

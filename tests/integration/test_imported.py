@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import sqlalchemy as sa
 
 from service.dashboard.query import device as device_query
 from service.dashboard.query import overview
 from service.records import coverage, log_page
 from service.records.filter import Tasks, Wanted
 from service.records.importer import import_items
+from service.store import migration
 from service.store.db import Store
 from strategy.record import Device, ErrorKind
 from tests.integration.scene import TARGET, TERMS, Scene, configs, failed, timed
@@ -42,3 +48,30 @@ def test_imported_records_count_as_nothing_that_was_measured_here(store: Store) 
         tasks = coverage.cover(c, Tasks()).tasks
         assert sum(t.imported for t in tasks) == 45
         assert sum(t.trials for t in tasks) == 48
+
+
+def test_the_first_import_compares_no_record_with_all_others(postgres_url: str) -> None:
+    """PostgreSQL has no statistics of a table that was empty a moment ago."""
+    migration.upgrade(postgres_url)
+    plans: list[dict[str, Any]] = []
+
+    def explain(connection: Any, cursor: Any, statement: str, given: Any, *_: object) -> None:
+        if "anon_1" in statement or "JOIN record" in statement:
+            again = cursor.connection.cursor().execute(f"EXPLAIN (FORMAT JSON) {statement}", given)
+            plans.extend(found["Plan"] for found in again.fetchone()[0])
+
+    sa.event.listen(sa.Engine, "after_cursor_execute", explain)
+    try:
+        with closing(Store(postgres_url)) as store:
+            import_items(store, [made(i) for i in range(500)])
+    finally:
+        sa.event.remove(sa.Engine, "after_cursor_execute", explain)
+    (plan,) = plans
+    (scan,) = (node for node in nodes(plan) if node.get("Relation Name") == "record")
+    assert "task_id" in scan["Index Cond"]
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for part in plan.get("Plans", ()):
+        yield from nodes(part)
