@@ -32,7 +32,7 @@ from workers.client import Client, DeviceBusyError, ServiceError, StoppedError, 
 from workers.cpu import Cores, environment, hottest
 from workers.cuda.runner import runner_on
 from workers.lease import GOODBYE_S, Held, Holdings
-from workers.sandbox import ForkServer, Interrupted
+from workers.sandbox import WORKER_IMPORTS, ForkServer, Interrupted
 from workers.spool import Spool
 from workers.timing_runner import TimingRunner
 from workers.turn import Turn
@@ -81,7 +81,7 @@ class Daemon:
         info: WorkerInfo,
         cores: Cores,
         stop: threading.Event,
-        imports: tuple[str, ...] = ("numpy", "tvm"),
+        imports: tuple[str, ...] = WORKER_IMPORTS,
         hottest_c: float | None = None,
         lifetime_s: float = math.inf,
         idle_exit_s: float = math.inf,

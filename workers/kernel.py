@@ -80,7 +80,7 @@ class Kernel:
         self.entry = built.entry
         self.prepare_s: float | None = None
         self.check_s = 0.0
-        self.held_bytes = 0  # of its own buffers, from `check` on
+        self.held_bytes = 0  # of its own buffers, from `bind` on
         self._built = built
         self._data = data
         self._cache_flush = cache_flush
@@ -103,7 +103,7 @@ class Kernel:
         return self._artefact
 
     def check(self) -> None:
-        """Check a run in guarded memory against the reference, then make the arguments for timing.
+        """Check a run in guarded memory against the reference.
 
         Raises:
             OutOfBoundsError: it writes right before or after a buffer. An access further away kills
@@ -120,7 +120,6 @@ class Kernel:
             raise
         self._begin(())
         self.check_s += time.perf_counter() - began
-        self._bind()
 
     def _run_guarded(self, placement: Placement) -> list[Array]:
         """The outputs of one run with all buffers at inaccessible pages on one side."""
@@ -159,7 +158,7 @@ class Kernel:
         name = argument.name if output else f"{argument.role} {argument.name}"
         return self._data.pool.place(name, kind.concrete_shape, kind.dtype, placement)
 
-    def _bind(self) -> None:
+    def bind(self) -> None:
         """Make the arguments for timing; packing of constant inputs is timed separately."""
         import tvm
 

@@ -50,6 +50,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     cores: tuple[int, ...]
     memory_bytes: int = 8 * 2**30  # the limit of the child
     launcher: str | None = None  # of the threads of the target's pool, if it is not TVM's
+    checked: bool = False  # by an earlier session of this job
 
 
 def serve(channel: Channel) -> None:
@@ -89,7 +90,9 @@ class Runner:
                 library = kernel.load().signature.library
                 if library is not None:
                     self._libraries.add(library)
-                kernel.check()
+                if not session.checked:
+                    kernel.check()
+                kernel.bind()
                 # Thread pools start at their first use.
                 pin_threads(session.cores, self._pinned)
             except Exception as error:

@@ -154,18 +154,22 @@ class Child:
         return (status & 0x7F, status >> 8) if status >= 0 else (signal.SIGKILL, 0)
 
 
+# What children of workers and builders run, with the operators: loading it takes each of them half a second.
+WORKER_IMPORTS = ("numpy", "tvm", "strategy.ops", "workers.builder", "workers.runner")
+
+
 class ForkServer:
     """The process that forks children. Thread-safe.
 
     Args:
-        imports: modules to load before the first fork (`tvm`).
+        imports: modules to load before the first fork.
         directory: a scratch directory of the caller's, for the children's output.
 
     Raises:
         SandboxError: a module cannot be imported.
     """
 
-    def __init__(self, directory: Path, imports: tuple[str, ...] = ("numpy", "tvm")) -> None:
+    def __init__(self, directory: Path, imports: tuple[str, ...] = WORKER_IMPORTS) -> None:
         self._directory = directory
         self._lock = threading.Lock()
         self._count = 0

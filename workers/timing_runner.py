@@ -99,8 +99,11 @@ class TimingRunner:
             if result.error is not None:
                 report_all(result)
                 return
-            spent_s = result.run_s + (before.run_s if before else 0.0)
-            timed[result.entry] = msgspec.structs.replace(result, run_s=spent_s)
+            if before is not None:
+                result = msgspec.structs.replace(
+                    result, run_s=result.run_s + before.run_s, check_s=result.check_s + before.check_s
+                )
+            timed[result.entry] = result
 
         moved = 0.0
         try:
@@ -108,7 +111,7 @@ class TimingRunner:
             moved = drift(conditions.references)
             if moved > DRIFT and timed:
                 again = [twins[entry][0] for entry in timed]
-                second = self._time(job, again, interrupt, keep)
+                second = self._time(job, again, interrupt, keep, checked=True)
                 moved = drift(second.references)
                 conditions = Conditions(
                     conditions.environment | second.environment,
@@ -126,8 +129,10 @@ class TimingRunner:
         built: Sequence[Built],
         interrupt: threading.Event,
         report: Callable[[Result], None],
+        *,
+        checked: bool = False,
     ) -> Conditions:
-        """Check and time each entry, in as many sessions as it takes.
+        """Check each entry, unless that was done, and time it, in as many sessions as it takes.
 
         An entry that kills the child is tried once more alone at the end, as memory corrupted by one kernel may
         kill another. One that hangs is not. All others continue in a new child.
@@ -139,7 +144,7 @@ class TimingRunner:
         while waiting or suspects:
             alone = not waiting
             entries = dict([suspects.popitem()]) if alone else waiting
-            blamed, error = self._session(job, entries, interrupt, report, environment, references)
+            blamed, error = self._session(job, entries, interrupt, report, environment, references, checked)
             if error is None:
                 if entries:  # the child has skipped entries: a defect of the runner
                     raise RuntimeError(
@@ -164,12 +169,13 @@ class TimingRunner:
         report: Callable[[Result], None],
         environment: dict[str, Any],
         references: list[Reference],
+        checked: bool,
     ) -> tuple[int, Died | Late | None]:
         """Run one session in the child; remove finished entries from `entries`."""
         threads = job.target.threads
         session = Session(
             job=job, built=tuple(entries.values()), cores=self._cores[-threads:],
-            memory_bytes=self._memory_bytes, launcher=self._launcher,
+            memory_bytes=self._memory_bytes, launcher=self._launcher, checked=checked,
         )  # fmt: skip
         child = self._ready_child(threads, job.target.pool)
         try:

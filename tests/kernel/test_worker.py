@@ -40,7 +40,7 @@ from workers.builder import Built
 from workers.builder_pool import BuilderPool, library_name
 from workers.cpu import assign, parse_cores, timing_lock
 from workers.fork import LENGTH, PROGRESS_BYTES, Channel, Limits
-from workers.kernel import Data
+from workers.kernel import Data, Kernel
 from workers.reference import random_inputs, reference, tolerances
 from workers.runner import Runner, Session
 from workers.sandbox import Child, Died, ForkServer, Interrupted, Late, SandboxError
@@ -674,13 +674,33 @@ def test_caches_are_flushed_before_each_call_where_that_is_asked(
             asks = msgspec.structs.replace(job, policy=TimingPolicy(cache_flush=cache_flush))
             kernel = session._open(built, data, Session(job=asks, built=(built,), cores=()))
             kernel.load()
-            kernel.check()
+            kernel.bind()
             assert kernel.measure(100) > 0
             kernel.compare()
     assert asked == [
         {"number": 100, "repeat": 1},
         {"number": 1, "repeat": 100, "f_preproc": "cache_flush_cpu_non_first_arg"},
     ]
+
+
+def test_a_session_that_repeats_one_checks_nothing_again(
+    builders: BuilderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[int] = []
+    check = Kernel.check
+    monkeypatch.setattr("workers.runner.pin_threads", lambda cores, known: None)  # those of this process
+    monkeypatch.setattr(Kernel, "check", lambda kernel: (checked.append(kernel.entry), check(kernel)))
+    job = hostile_job("good", "wrong")
+    built = tuple(builders.build(job, NEVER))
+    mine, its = socket.socketpair()
+    with mine, its:
+        runner, answers = (Channel(end, mmap.mmap(-1, PROGRESS_BYTES)) for end in (mine, its))
+        for again, errors in ((False, {None, "wrong_answer"}), (True, {None, "wrong_answer"})):
+            Runner(runner).run(Session(job=job, built=built, cores=CORES.timing, checked=again))
+            found = [answers.receive() for _ in range(4)]
+            assert {m["result"].get("error") for m in found if "result" in m} == errors  # after timing, too
+            assert sum("reference" in m for m in found) == 2
+    assert checked == [0, 1]
 
 
 def test_one_timing_at_a_time_on_a_host() -> None:

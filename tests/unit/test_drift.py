@@ -40,6 +40,7 @@ class Child:
         self.references = references
         self.failing = failing  # of an entry, in which sessions
         self.sessions: list[list[int]] = []
+        self.checked: list[bool] = []
         self.alive = True
         self.stage = -1
         self._messages: list[Any] = []
@@ -47,6 +48,7 @@ class Child:
     def send(self, message: Any) -> None:
         session = convert(message, Session)
         self.sessions.append([b.entry for b in session.built])
+        self.checked.append(session.checked)
         self._messages = [self._reference()]
         for built in session.built:
             fails = self.failing.get(built.entry, [])
@@ -54,7 +56,7 @@ class Child:
                 result = Result(entry=built.entry, error=ErrorKind.WRONG_ANSWER, message="wrong")
             else:
                 median_s = 1e-3 * len(self.sessions)
-                result = Result(entry=built.entry, samples_s=(median_s,) * 3, run_s=1.0)
+                result = Result(entry=built.entry, samples_s=(median_s,) * 3, run_s=1.0, check_s=1.0 - session.checked)
             self._messages.append({"result": to_json(result)})
         self._messages += [self._reference(), {"end": True, "environment": {"llvm": "1"}}]
 
@@ -127,6 +129,8 @@ def test_a_batch_on_a_host_that_changed_is_timed_again(tmp_path: Path, after: fl
     assert [results[i].samples_s[0] for i in (1, 2)] == [2e-3, 2e-3]  # the second time's
     assert [results[i].drift for i in (1, 2)] == [None, None]
     assert results[1].run_s == 2.0  # both are time that the device was timing
+    assert child.checked == [False, True]  # what is right stays right
+    assert results[1].check_s == 1.0
     assert len(conditions.references) == 4
 
 

@@ -26,7 +26,6 @@ from workers.cluster.artefact import Artefact, Order, RefusedOrderError, Store, 
 from workers.sandbox import ForkServer
 
 ARTEFACTS = "PLEVEL_ARTEFACTS"  # environment variable with the folder of artefacts
-_IMPORTS = ("numpy", "tvm")
 _NEVER = threading.Event()
 
 
@@ -67,7 +66,7 @@ class Site:
     def __init__(self, threads: int) -> None:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(scratch())
-            self._server = stack.enter_context(ForkServer(folder, _IMPORTS))
+            self._server = stack.enter_context(ForkServer(folder))
             self._store = Store(_store_folder())
             self._pools = {
                 forks: BuilderPool(
