@@ -2,62 +2,100 @@
 
     python benchmarks/builds.py                       # the overhead of a build on loopback
     python benchmarks/builds.py --share               # a run whose artefacts were built beforehand
+    python benchmarks/builds.py --cubins 200          # by nvcc, on this host and on a cluster of it
 
-The overhead: orders of empty work, and of configurations of dense, one after the other, through a scheduler and a
-builder of this host; beside the same builds by a child of this process. The cluster's own time for a build is taken
-from its answer.
+The overhead: configurations of dense, through a scheduler and a builder of this host, which are processes of their own;
+beside the same builds by a child of this process. One after the other, each waits for its artefact to come back before
+the next is ordered; of many that are ordered at once, a builder has the next before it is done, as in a run. The
+cluster's own time for a build is taken from its answer.
 
-The share: a run is tuned once, so that the builder has all of its artefacts; the same run, with the same seed and a
-fresh database, then takes them from there. A configuration that it has not is built by the builder, on the core that
-builds.
+The share: all configurations of a part of the space, three values a knob, are built beforehand; a run within that part
+then takes them from the builder, on the core that builds.
+
+The cubins: an nvcc each, by as many children of this process as there are cores, and by as many builders.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
-from distributed import LocalCluster
+from distributed import Client
+from msgspec.structs import replace
 
 from benchmarks.overhead import tune
-from benchmarks.result import save
-from strategy.op_strategy import candidates
+from benchmarks.result import Cell, save
+from strategy.op_strategy import Candidate, candidates
 from strategy.record import Job, JobEntry, Phase, TimingPolicy
+from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.workload import Workload
 from workers.builder_pool import BuilderPool
 from workers.cluster.client import Cluster, secure
-from workers.cluster.site import ARTEFACTS
 from workers.cpu import assign, parse_cores
 from workers.sandbox import ForkServer
 
 BUILDS = 60
+START_S = 60.0
+# Implementations of the run whose artefacts are built beforehand.
+NARROWED = ("dense_pack.cpu", "dense_large_m.cpu", "dense_cblas.cpu")
 GOAL_S, GOAL_PART, GOAL_SHARE = 0.008, 0.10, 0.85
 NEVER = threading.Event()
 
 
 @contextmanager
-def cluster(folder: Path, cores: tuple[int, ...]) -> Iterator[str]:
-    """A scheduler and a builder with one thread, on these cores; its address."""
+def cluster(folder: Path, cores: tuple[int, ...], builders: int = 1) -> Iterator[str]:
+    """A scheduler and builders with one thread each, processes on these cores; the scheduler's address.
+
+    Args:
+        folder: for artefacts.
+    """
+    file = folder / "scheduler.json"
+    folder.mkdir()
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
-    try:
-        with LocalCluster(
-            n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address=None,
-            env={ARTEFACTS: str(folder)}, preload="workers.cluster.site",
-        ) as found:  # fmt: skip
+    with ExitStack() as stack, (folder / "log").open("w") as log:
+        try:
+            stack.enter_context(_process([*command, "--no-dashboard", "--scheduler-file", str(file)], log))
+            _wait_for(lambda: file.exists() and file.read_text().endswith("}"), "the scheduler")
+            address = str(json.loads(file.read_text())["address"])
+            builder = [sys.executable, "-m", "plevel", "builder", "--scheduler", address, "--threads", "1"]
+            for _ in range(builders):
+                stack.enter_context(_process([*builder, "--artefacts", str(folder / "artefacts")], log))
+        finally:
             os.sched_setaffinity(0, allowed)
-            yield found.scheduler_address
-    finally:
-        os.sched_setaffinity(0, allowed)
+        with Client(address) as client:
+            client.wait_for_workers(builders, timeout=START_S)
+        yield address
+
+
+@contextmanager
+def _process(command: list[str], log: IO[str]) -> Iterator[None]:
+    with subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def _wait_for(ready: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + START_S
+    while not ready():
+        if time.monotonic() > until:
+            raise SystemExit(f"{what} did not start in {START_S:g} s")
+        time.sleep(0.05)
 
 
 def workload() -> Workload:
@@ -65,63 +103,92 @@ def workload() -> Workload:
     return Workload.make("dense", types, constants=["weight"])
 
 
-def jobs(count: int) -> list[Job]:
-    """Jobs of one configuration each, spread over the space of the packed dense."""
-    target = Target.parse("cpu").with_threads(1)
-    (found,) = [c for c in candidates(workload(), target) if c.implementation == "dense_pack.cpu"]
+def one_job(found: Candidate, target: Target, configs: Sequence[Config], timeout_s: float = 60.0) -> Job:
+    """A job of these configurations of an implementation."""
+    entries = [
+        JobEntry(index=i, task_id=0, implementation=found.implementation, version=found.version, config=config)
+        for i, config in enumerate(configs)
+    ]
+    return Job(
+        id=0, run_id=0, workload=workload(), target=target, phase=Phase.SEARCH, seed=0, entries=tuple(entries),
+        policy=TimingPolicy(build_timeout_s=timeout_s),
+    )  # fmt: skip
+
+
+def spread(implementation: str, target: Target, count: int) -> Job:
+    """A job of so many configurations, spread over the space of an implementation."""
+    (found,) = [c for c in candidates(workload(), target) if c.implementation == implementation]
     assert found.space is not None
     configs = list(found.space)
-    return [
-        Job(
-            id=i, run_id=0, workload=workload(), target=target, phase=Phase.SEARCH, policy=TimingPolicy(), seed=0,
-            entries=(
-                JobEntry(index=0, task_id=0, implementation=found.implementation, version=found.version, config=config),
-            ),
-        )
-        for i, config in enumerate(configs[:: max(1, len(configs) // count)][:count])
-    ]  # fmt: skip
+    return one_job(found, target, configs[:: max(1, len(configs) // count)][:count])
 
 
-def time_each(pool: BuilderPool, given: list[Job]) -> list[tuple[float, float]]:
-    """The seconds of each build as its caller sees it, and as its builder does."""
+def narrow(found: Candidate) -> Candidate:
+    """The candidate with the part of its space that is around the fallback: three values a knob."""
+    if found.space is None:
+        return found
+    knobs = []
+    for k in found.space.knobs:
+        usual = k.values.index(found.space.fallback[k.name])
+        near = sorted(range(len(k.values)), key=lambda place, usual=usual: abs(place - usual))[:3]  # type: ignore[misc]
+        knobs.append(Knob(k.name, [k.values[place] for place in sorted(near)], k.kind))
+    space = ConfigSpace(knobs, found.space.constraints, found.space.derived, found.space.fallback)
+    return replace(found, space=space)
+
+
+def time_each(pool: BuilderPool, given: Job) -> list[tuple[float, float]]:
+    """The seconds of each build, the first two excepted: as its caller sees it, and as its builder does."""
     found = []
-    for job in given:
+    for entry in given.entries:
         began = time.perf_counter()
-        (built,) = pool.build(job, NEVER)
+        (built,) = pool.build(replace(given, entries=(entry,)), NEVER)
         assert built.error is None, built.message
         found.append((time.perf_counter() - began, built.build_s))
-    return found
+    return found[2:]
+
+
+def time_together(pool: BuilderPool, given: Job) -> tuple[float, float]:
+    """The mean seconds of a build of many that are ordered at once: the wall's, and those of their builder."""
+    began = time.perf_counter()
+    built = pool.build(given, NEVER)
+    wall_s = time.perf_counter() - began
+    assert all(one.error is None for one in built), next(one.message for one in built if one.error)
+    return wall_s / len(built), statistics.fmean(one.build_s for one in built)
 
 
 def measure_overhead(folder: Path) -> bool:
     cores = assign(parse_cores("cpu"), 1).building
-    given = jobs(BUILDS + 2)
-    with ForkServer(folder) as server, cluster(folder / "artefacts", cores) as address:
-        here = BuilderPool(server, cores, folder / "here", children=1)
-        there = BuilderPool(
-            server, cores, folder / "there", children=0, cluster=Cluster(address, secure(address, None, None, None))
-        )
-        again = BuilderPool(
-            server, cores, folder / "again", children=0, cluster=Cluster(address, secure(address, None, None, None))
-        )
-        for name in ("here", "there", "again"):
+    both = spread("dense_pack.cpu", Target.parse("cpu").with_threads(1), 2 * BUILDS + 2)
+    first, second = (replace(both, entries=part) for part in (both.entries[:-BUILDS], both.entries[-BUILDS:]))
+    with ForkServer(folder) as server, cluster(folder / "cluster", cores) as address:
+
+        def pool(name: str, children: int, there: Cluster | None = None) -> BuilderPool:
             (folder / name).mkdir()
-        local, remote, stored = (time_each(pool, given)[2:] for pool in (here, there, again))
-        for pool in (here, there, again):
-            pool.close()
+            return BuilderPool(server, cores, folder / name, children=children, cluster=there)
+
+        def connected() -> Cluster:
+            return Cluster(address, secure(address, None, None, None))
+
+        here, there, again = pool("here", 1), pool("there", 0, connected()), pool("again", 0, connected())
+        local, remote, stored = (time_each(one, first) for one in (here, there, again))
+        together_s, inside_s = time_together(there, second)
+        for one in (here, there, again):
+            one.close()
     child_s = statistics.median(seconds for seconds, _ in local)
     own_s = statistics.median(seconds for _, seconds in remote)
-    added_s = statistics.median(seconds - inside for seconds, inside in remote)
+    alone_s = statistics.median(seconds - inside for seconds, inside in remote)
+    added_s = together_s - inside_s
     stored_s = statistics.median(seconds for seconds, _ in stored)
-    rows = [
+    rows: list[tuple[Cell, ...]] = [
         ("a build by a child of this process", child_s, None),
         ("a build on the cluster, in its builder", own_s, None),
-        ("what the cluster adds to it", added_s, f"≤ {1e3 * GOAL_S:g} ms"),
+        ("what the cluster adds to a single build", alone_s, None),
+        ("what it adds to each of many builds", added_s, f"≤ {1e3 * GOAL_S:g} ms"),
         ("the same as a share of a build", (added_s / child_s, "%"), f"≤ {GOAL_PART:.0%}"),
         ("an artefact that was built before, from the store", stored_s, None),
     ]
     for what, value, goal in rows:
-        shown = f"{value[0]:.1%}" if isinstance(value, tuple) else f"{1e3 * value:.1f} ms"
+        shown = f"{value[0]:.1%}" if isinstance(value, tuple) else f"{1e3 * float(value or 0):.1f} ms"
         print(f"  {shown}  {what}" + (f" (goal {goal})" if goal else ""))
     save({"": "", "median": "s", "goal": ""}, rows, variant="overhead", runs=BUILDS, peer="a child of this process")
     return added_s <= GOAL_S and added_s <= GOAL_PART * child_s
@@ -129,31 +196,76 @@ def measure_overhead(folder: Path) -> bool:
 
 def measure_share(folder: Path, trials: int) -> bool:
     cores = assign(parse_cores("cpu"), 1).building
-    rows = []
-    with cluster(folder / "artefacts", cores) as address:
-        for name in ("first", "second"):
-            (folder / name).mkdir()
-            given = Cluster(address, secure(address, None, None, None))
-            run, wall_s, spent = tune(workload(), 1, trials, folder / name, given)
-            share = spent["timing"] / wall_s
-            print(f"{name}: {share:.1%} of {wall_s:.1f} s timing, {60 * run.trials_done / wall_s:.0f} trials a minute")
+    target = Target.parse("cpu").with_threads(1)
+    offered = tuple(narrow(c) for c in candidates(workload(), target) if c.implementation in NARROWED)
+    rows: list[tuple[Cell, ...]] = []
+    with cluster(folder / "cluster", cores) as address, ForkServer(folder) as server:
+
+        def connected() -> Cluster:
+            return Cluster(address, secure(address, None, None, None))
+
+        (folder / "first").mkdir()
+        pool = BuilderPool(server, cores, folder / "first", children=0, cluster=connected())
+        count = 0
+        for c in offered:
+            count += len(pool.build(one_job(c, target, list(c.space or [Config({})])), NEVER))
+        pool.close()
+        print(f"{count} artefacts are built")
+        (folder / "second").mkdir()
+        run, wall_s, spent = tune(workload(), 1, trials, folder / "second", connected(), offered)
+    share = spent["timing"] / wall_s
+    print(f"{share:.1%} of {wall_s:.1f} s timing, {60 * run.trials_done / wall_s:.0f} trials a minute")
     spent["before the first and after the last job"] = wall_s - sum(spent.values())
     for what, seconds in sorted(spent.items(), key=lambda item: -item[1]):
         goal = f"≥ {GOAL_SHARE:.0%}" if what == "timing" else None
         rows.append((what, seconds / wall_s, seconds / run.trials_done, goal))
         print(f"  {seconds / wall_s:6.1%}  {what}")
     rows.append(("the whole run", None, (wall_s, "s"), None))
+    rows.append(("trials per minute", None, (60 * run.trials_done / wall_s, ""), None))
     save({"": "", "share of the run": "%", "per trial": "s", "goal": ""}, rows, variant="share")
     return share >= GOAL_SHARE
+
+
+def measure_cubins(folder: Path, count: int) -> bool:
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    both = spread("dense_tiled.cuda", Target.parse("cuda -arch=sm_90"), count + len(cores))
+    first, given = (replace(both, entries=part) for part in (both.entries[count:], both.entries[:count]))
+    rows: list[tuple[Cell, ...]] = []
+
+    def measure(what: str, children: int, there: Cluster | None = None) -> None:
+        place = folder / str(children)
+        place.mkdir()
+        with ForkServer(folder) as server:
+            pool = BuilderPool(server, cores, place, forks=True, children=children, cluster=there)
+            time_together(pool, first)  # children start, and nvcc is read from the disk
+            wall_s, own_s = time_together(pool, given)
+            pool.close()
+        rows.append((what, (count * wall_s, "s"), 60 / wall_s, own_s))
+        print(f"{what}: {count} cubins in {count * wall_s:.1f} s, {own_s:.2f} s each")
+
+    os.environ["XDG_CACHE_HOME"] = str(folder / "here")  # cubins are kept there
+    measure(f"a builder of this host, {len(cores)} children", len(cores))
+    os.environ["XDG_CACHE_HOME"] = str(folder / "there")
+    with cluster(folder / "cluster", cores, len(cores)) as address:
+        measure(f"{len(cores)} builders of a cluster", 0, Cluster(address, secure(address, None, None, None)))
+    save(
+        {f"{count} cubins": "", "in": "s", "per minute": "", "one build": "s"}, rows, variant="cubins",
+        peer="one host's builder",
+    )  # fmt: skip
+    return True
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--share", action="store_true", help="a run whose artefacts were built beforehand")
+    parser.add_argument("--cubins", type=int, metavar="N", help="so many cubins, by this host and by a cluster of it")
     parser.add_argument("--trials", type=int, default=128, help="of the run; default: %(default)s")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="plevel-builds-") as folder:
-        good = measure_share(Path(folder), given.trials) if given.share else measure_overhead(Path(folder))
+        if given.cubins:
+            good = measure_cubins(Path(folder), given.cubins)
+        else:
+            good = measure_share(Path(folder), given.trials) if given.share else measure_overhead(Path(folder))
     return 0 if good else 1
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from benchmarks.result import save
 from plevel.client import Client
 from plevel.embedded import Embedded
+from strategy.op_strategy import Candidate
 from strategy.record import RunRequest, RunStatus, RunWorkload
 from strategy.workload import Workload
 from workers.builder_pool import Elsewhere
@@ -66,7 +67,12 @@ def _arguments() -> argparse.Namespace:
 
 
 def tune(
-    workload: Workload, threads: int, trials: int, folder: Path, cluster: Elsewhere | None = None
+    workload: Workload,
+    threads: int,
+    trials: int,
+    folder: Path,
+    cluster: Elsewhere | None = None,
+    candidates: tuple[Candidate, ...] | None = None,
 ) -> tuple[RunStatus, float, dict[str, float]]:
     """One run: how it ended, its wall time, and what the timing thread's seconds went to."""
     cores = assign(parse_cores("cpu"), threads)
@@ -84,9 +90,8 @@ def tune(
                 while not client.workers():
                     time.sleep(0.05)
                 before = dict(daemon.spent)
-                request = RunRequest(
-                    workloads=(RunWorkload(workload=workload),), target=device.target, trials=trials
-                )
+                asked = RunWorkload(workload=workload, candidates=candidates)
+                request = RunRequest(workloads=(asked,), target=device.target, trials=trials)
                 began = time.monotonic()
                 run = client.create_run(request)
                 for status in client.follow(run.id):
