@@ -100,16 +100,18 @@ MODELS: dict[str, Callable[[], Made]] = {
 }
 
 
-def compilers(given: argparse.Namespace) -> Iterator[tuple[str, Callable[[nn.Module], Any]]]:
+def compilers(
+    database: str | None, max_autotune: bool, like: str | None = None
+) -> Iterator[tuple[str, Callable[[nn.Module], Any]]]:
     from plevel.torch.backend import plevel
 
-    options = {"max_autotune": True} if given.max_autotune else {}
+    options = {"max_autotune": True} if max_autotune else {}
     yield "Inductor", partial(torch.compile, dynamic=False, options=options)
-    kinds = [("all", False, given.database), ("confirmed", True, given.database)]
-    if given.like is not None:
-        kinds.append(("like", True, given.like))
-    for label, confirm, database in kinds:
-        options = {"confirm": confirm} | ({} if database is None else {"database": database})
+    kinds = [("all", False, database), ("confirmed", True, database)]
+    if like is not None:
+        kinds.append(("like", True, like))
+    for label, confirm, place in kinds:
+        options = {"confirm": confirm} | ({} if place is None else {"database": place})
         yield label, partial(torch.compile, dynamic=False, backend=plevel, options=options)
 
 
@@ -232,7 +234,7 @@ def contenders(
     calls: dict[str, Callable[[], Any]] = {"eager": partial(model, *inputs)}
     spent = {}
     torch._dynamo.reset()
-    for label, compiler in compilers(given):
+    for label, compiler in compilers(given.database, given.max_autotune, given.like):
         begin = time.perf_counter()
         function = compiler(model)
         function(*inputs)
