@@ -12,12 +12,14 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from workers.fork import without_torch
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
 TORCH = "tests/torch/"
@@ -73,6 +75,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("full" if config.getoption("--full") else "sample")
     config.pluginmanager.register(_SkipRule(), "plevel-skips")
+    if not getattr(config, "workerinput", {}).get("torch", True):
+        with suppress(ImportError), without_torch():
+            import tvm  # noqa: F401
     # What a script starts in the background ignores SIGINT, and hands that on to the commands whose
     # Ctrl-C is tested.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -119,6 +124,19 @@ def sampled(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Leave the tests of PyTorch to the first process, as loading it takes 5 s; one that replaces another has all."""
+    of_all = node.config.getoption("dist") == "loadfile" and node.config.args_source is node.config.ArgsSource.TESTPATHS
+    number, processes = int(node.gateway.id.removeprefix("gw")), node.config.getoption("numprocesses")
+    node.workerinput["torch"] = not (of_all and 0 < number < processes)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    mine = getattr(config, "workerinput", {}).get("torch", True)
+    return True if not mine and collection_path == Path(__file__).with_name("torch") else None
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give each file to a process, and all of PyTorch's to one: Inductor's first compilation takes 14 s in each."""
     if config.getoption("dist") != "loadfile":
@@ -128,6 +146,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return TORCH if nodeid.startswith(TORCH) else super()._split_scope(nodeid)
+
+        def _check_nodes_have_same_collection(self) -> bool:
+            collected = sorted(self.registered_collections.items(), key=lambda found: -len(found[1]))
+            self.registered_collections = {n: [i for i in ids if not i.startswith(TORCH)] for n, ids in collected}
+            same = super()._check_nodes_have_same_collection()
+            self.registered_collections = dict(collected)  # its first is that of all
+            return same
+
+        def _assign_work_unit(self, node: Any) -> None:
+            """Assign the next that the process has collected."""
+            ids = set(self.registered_collections[node])
+            scope = next((scope for scope, unit in self.workqueue.items() if ids.issuperset(unit)), None)
+            if scope is not None:
+                self.workqueue.move_to_end(scope, last=False)
+                super()._assign_work_unit(node)
 
     return Scheduling(config, log)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import migrated_file, service  # noqa: F401 - for the hooks
 from workers.sandbox import ForkServer
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="the triton extra is not installed: no PyTorch")
 triton = pytest.importorskip("triton", reason="the triton extra is not installed")
+pytest.importorskip("torch", reason="the triton extra is not installed: no PyTorch")
 
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="the helion extra is not installed: no PyTorch")
 helion = pytest.importorskip("helion", reason="the helion extra is not installed")
+pytest.importorskip("torch", reason="the helion extra is not installed: no PyTorch")
 
 from helion.autotuner import local_cache, remote_cache
 from helion.autotuner.base_cache import LooseAutotuneCacheKey
