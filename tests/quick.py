@@ -10,6 +10,8 @@ import msgspec
 from plevel.cli.main import main
 from strategy import record
 
+FINALS = msgspec.structs.replace(record.CONFIRM_POLICY, min_repeats=6, budget_s=0.05)
+
 if __name__ == "__main__":
-    record.CONFIRM_POLICY = msgspec.structs.replace(record.CONFIRM_POLICY, min_repeats=6, budget_s=0.05)
+    record.CONFIRM_POLICY = FINALS
     main()

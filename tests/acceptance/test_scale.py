@@ -16,6 +16,7 @@ from tests.acceptance.conftest import Stage, kill, wait_until
 from tests.acceptance.test_main_job import WORKLOAD
 from tests.integration.test_faults import check
 from tests.pods import Pods
+from tests.quick import FINALS
 from workers.cpu import assign, describe_device, parse_cores
 
 if find_spec("parsl") is None:  # which takes a second to load
@@ -39,7 +40,7 @@ def begin_run(client: Client, trials: int) -> int:
     """A run of one implementation for this host, whoever may time it; its number."""
     asked = RunRequest(
         workloads=(RunWorkload(workload=WORKLOAD),), target=TARGET, trials=trials, tuner="random",
-        implementations=("dense_nopack.cpu",),
+        implementations=("dense_nopack.cpu",), confirm_policy=FINALS,
     )  # fmt: skip
     return client.create_run(asked).id
 
