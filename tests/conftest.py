@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import gc
+import importlib
 import itertools
 import os
 import shutil
@@ -12,7 +13,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from workers.fork import without_torch
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
 TORCH = "tests/torch/"
+WAITING = ("tests/acceptance/", "tests/browser/", "tests/docs/", "tests/integration/")  # for processes that they start
+# What most tests load. In a new environment each process begins with another part: all would compile the same.
+PARTS = ("service.__main__", "tvm", "distributed", "plevel.cli.main")
 
 # A seeded sample, so that a change fails for what it did; `--full` looks for more.
 settings.register_profile(
@@ -75,18 +79,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("full" if config.getoption("--full") else "sample")
     config.pluginmanager.register(_SkipRule(), "plevel-skips")
-    if not getattr(config, "workerinput", {}).get("torch", True):
-        with suppress(ImportError), without_torch():
-            import tvm  # noqa: F401
+    if hasattr(config, "workerinput"):
+        _load(**config.workerinput)
     # What a script starts in the background ignores SIGINT, and hands that on to the commands whose
     # Ctrl-C is tested.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _load(*, workerid: str, torch: bool, **_: Any) -> None:
+    """Load what most tests do, its own part first; PyTorch, which TVM loads where it can, for its tests only."""
+    own = int(workerid.removeprefix("gw")) % len(PARTS)
+    with nullcontext() if torch else without_torch():
+        for name in (*PARTS[own:], *PARTS[:own]):
+            with suppress(ImportError):
+                importlib.import_module(name)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda i: not i.nodeid.startswith(TORCH))  # the longest for one process first, then all others
+    items[:] = arranged(items)
     if config.getoption("--full"):
         return
     kept = sampled([i for i in items if i.get_closest_marker("full") is None])
@@ -94,6 +106,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=[i for i in items if i in left_out])
         items[:] = kept
+
+
+def arranged(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Items with PyTorch's first, the longest of one process, and files that wait spread among those that compute."""
+    files: dict[str, dict[Path, int]] = {"torch": {}, "waiting": {}, "computing": {}}
+
+    def kind(item: pytest.Item) -> str:
+        if item.nodeid.startswith(TORCH):
+            return "torch"
+        return "waiting" if item.nodeid.startswith(WAITING) else "computing"
+
+    for item in items:
+        of_kind = files[kind(item)]
+        of_kind.setdefault(item.path, len(of_kind))
+
+    def place(item: pytest.Item) -> float:
+        of_kind = files[kind(item)]
+        return of_kind[item.path] / len(of_kind) - (of_kind is files["torch"])
+
+    return sorted(items, key=place)
 
 
 def sampled(items: list[pytest.Item]) -> list[pytest.Item]:

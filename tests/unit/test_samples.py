@@ -47,3 +47,11 @@ def test_a_sample_is_spread_and_takes_the_places_in_turn(tmp_path: Path) -> None
     ]  # fmt: skip
     assert len(collect(tmp_path, "--full")) == 5 + 2 * 3 + 1 + 2
     assert collect(tmp_path, "test_it.py::test_both[one-0]") == ["test_both[one-0]"]
+
+
+def test_files_that_wait_are_spread_among_those_that_compute(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").touch()
+    for name in ("acceptance/a", "integration/b", "kernel/c", "migration/d", "torch/e", "unit/f", "unit/g"):
+        (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"tests/{name[:-1]}test_{name[-1]}.py").write_text(f"def test_{name[-1]}(): ...\n")
+    assert [name[-1] for name in collect(tmp_path)] == [*"eacdbfg"]
