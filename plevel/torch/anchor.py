@@ -80,7 +80,9 @@ class Anchor:
 def find_anchor(reader: Reader, node: Node) -> Anchor | None:
     """The product that a node computes; None for other nodes, and for products that plevel has no operator for."""
     read = _READERS.get(node.target) if node.op == "call_function" else None
-    if read is None or not is_plain(node) or not all(isinstance(e, int) for e in extents(node)[1:]):
+    if read is None or not is_plain(node):
+        return None
+    if read is not _attention and not all(isinstance(e, int) for e in extents(node)[1:]):
         return None
     calls = read(reader, node)
     return None if calls is None else Anchor(node, calls)
@@ -167,7 +169,7 @@ def _attention(reader: Reader, node: Node) -> tuple[Call, ...] | None:
     dropout, is_causal = rest[0] if rest else 0.0, len(rest) > 1 and rest[1]
     mask = of.kwargs.get("attn_mask")
     given = [_same_elements(n) for n in (query, key, value)] + ([] if mask is None else [_broadcast(mask)])
-    if dropout or not all(is_plain(n) and is_static(n) for n in given):
+    if dropout or not all(map(is_plain, given)):
         return None
     name = "attention" if mask is None else "attention_bias"
     scale = of.kwargs.get("scale")

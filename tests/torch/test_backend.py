@@ -247,6 +247,20 @@ def test_one_kernel_serves_all_sizes_with_one_packing_of_its_weight():
     assert all(interface.count('"role":"prepared"') <= 1 for interface in interfaces)
 
 
+def test_attention_over_any_batch_and_number_of_tokens():
+    torch.manual_seed(8)
+    model = models.Decoder().eval()
+    function = torch.compile(model, backend=plevel, options=ALL, dynamic=True)
+    with torch.inference_mode():
+        for batch, tokens in ((2, 12), (3, 7), (5, 20)):
+            x = torch.randn(batch, tokens, 32)
+            close(function(x, is_causal=True), model(x, is_causal=True))
+    (report,) = explain(model)
+    (attention,) = [row for row in report.rows if row.workload.op == "attention"]
+    assert "query=float32[m,2,n,16]" in attention.workload.key
+    assert attention.implementation
+
+
 def test_a_convolution_of_all_batch_sizes():
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.Hardswish()).eval()
