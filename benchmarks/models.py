@@ -14,6 +14,7 @@ awake then. Without a database nothing is tuned. The second start is the first c
 caches on disk are filled. Needs torch==2.13.0, torchvision==0.28.0 and transformers; peers that are not installed
 (onnxruntime with onnxscript, openvino) are left out.
 """
+# Over 300 lines: the models, and each way of running them.
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class Comparison:
     values: int
 
 
-def compare(deployed: Deployed, reference: Reference, size: int | None = None) -> Comparison:
-    """Run the library in a child, and compare what it and its steps give, at a symbolic size if it takes one.
+def compare(deployed: Deployed, reference: Reference, sizes: Sequence[int] = ()) -> Comparison:
+    """Run the library in a child, and compare what it and its steps give, at symbolic sizes if it takes any.
 
     Raises:
         ComparisonError: it fails or crashes, or an output has another shape or differs by more than `TOLERANCE`.
@@ -53,7 +53,7 @@ def compare(deployed: Deployed, reference: Reference, size: int | None = None) -
     plan = deployed.plan
 
     def shape(of: Port | Buffer) -> tuple[int, ...]:
-        return of.type.concrete_shape if size is None else extents_at(plan.encoded(of.type), size)
+        return extents_at(plan.encoded(of.type), sizes)
 
     wanted = {
         i: (step.names[0], step.buffers[-step.outputs])
@@ -77,7 +77,7 @@ def compare(deployed: Deployed, reference: Reference, size: int | None = None) -
         request = RunNetwork(
             library=str(deployed.library.resolve()), function=deployed.description.function,
             inputs=tuple(inputs), outputs=tuple(outputs),
-            steps=tuple(steps.get(i) for i in range(len(plan.steps))), size=size,
+            steps=tuple(steps.get(i) for i in range(len(plan.steps))), sizes=tuple(sizes),
         )  # fmt: skip
         (answer,) = ask_all([(Limits(module="workers.network_runner"), request)], RUN_TIMEOUT_S)
         if answer != 0:
@@ -107,7 +107,8 @@ def error_of(found: Any, reference: Any) -> float:
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     if same.all():
         return 0.0
-    difference = np.abs(a - b)[~same].max()
+    with np.errstate(invalid="ignore"):  # infinities of one sign are the same
+        difference = np.abs(a - b)[~same].max()
     finite = np.abs(b[np.isfinite(b)])
     scale = finite.max() if finite.size else 0.0
     return float("inf") if not np.isfinite(difference) else float(difference / (scale or 1.0))

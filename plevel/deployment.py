@@ -20,7 +20,7 @@ from strategy.network.library import Manifest, prefix_of, symbol_of, write_libra
 from strategy.network.library import describe as describe_library
 from strategy.network.normal import normalize
 from strategy.network.plan import Plan, Weight, is_view, make_plan
-from strategy.network.size import Size
+from strategy.network.size import Sizes
 from strategy.record import convert, to_json
 from strategy.select import SelectionError
 from strategy.select.dispatch import DispatchTable
@@ -87,12 +87,12 @@ def draft(network: Network, target: Target, choose: Choose) -> Draft:
     """Select the kernels of a network; raise `NetworkError`, which names all workloads without one."""
     normal = normalize(network)
     found = groups(normal)
-    if normal.size and normal.twin and normal.twin.size:
-        require_twin(found, normal.size, groups(normalize(normal.twin)), normal.twin.size)
+    if normal.sizes and normal.twin and normal.twin.sizes:
+        require_twin(found, normal.sizes, groups(normalize(normal.twin)), normal.twin.sizes)
     sites: dict[Workload, list[dict[str, Constant]]] = {}
     for group in found:
         if not is_view(group):
-            workload, constants = _constants(group, normal.size)
+            workload, constants = _constants(group, normal.sizes)
             sites.setdefault(workload, []).append(constants)
     return Draft(normal, target, found, sites, _choose_all(list(sites), choose))
 
@@ -102,8 +102,8 @@ def deploy(network: Network, target: Target, choose: Choose, path: Path, *, name
     return draft(network, target, choose).write(path, name=name, about=about)
 
 
-def _constants(group: Group, size: Size | None) -> tuple[Workload, dict[str, Constant]]:
-    workload, sources = describe(group, size)
+def _constants(group: Group, sizes: Sizes | None) -> tuple[Workload, dict[str, Constant]]:
+    workload, sources = describe(group, sizes)
     return workload, {n: node for n, (node, _) in sources.items() if isinstance(node, Constant)}
 
 

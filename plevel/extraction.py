@@ -71,7 +71,7 @@ class Extraction:
 
 def library_workloads(network: Network) -> Counter[Workload]:
     """The workloads of a network's library, with their numbers of calls."""
-    return Counter(describe(group, network.size)[0] for group in groups(normalize(network)) if not is_view(group))
+    return Counter(describe(group, network.sizes)[0] for group in groups(normalize(network)) if not is_view(group))
 
 
 def has_choice(workload: Workload) -> bool:

@@ -13,10 +13,11 @@ from strategy.network.graph import Network, NetworkError
 
 @dataclass(frozen=True)
 class Imported:
-    """A network, and its reference, which keeps the values of these names, at this symbolic size."""
+    """A network, and its reference, which keeps the values of these names, at these symbolic sizes."""
 
     network: Network
-    reference: Callable[[Sequence[str], int | None], Reference]
+    framework: str
+    reference: Callable[[Sequence[str], Sequence[int]], Reference]
 
 
 class ExtraError(RuntimeError):
@@ -48,17 +49,21 @@ def _import_program(path: Path) -> Imported:
 
     program = load_program(path)
     network, plain = import_program(program)
-    return Imported(network, lambda wanted, size: run_program(program, plain, wanted, size))
+    return Imported(network, "torch", lambda wanted, sizes: run_program(program, plain, wanted, sizes))
 
 
 def _import_onnx(path: Path, dims: Mapping[str, int]) -> Imported:
     require("onnx", "onnx")
     from plevel.onnx.file import read_model
-    from plevel.onnx.network import import_model, run_model
+    from plevel.onnx.network import import_symbolic, run_model
 
-    model = read_model(path, dims)
-    network, _ = import_model(model)
-    return Imported(network, lambda wanted, _: run_model(model, wanted))
+    model, symbols = read_model(path, dims)
+
+    def reference(wanted: Sequence[str], sizes: Sequence[int]) -> Reference:
+        symbols.bind(sizes)
+        return run_model(model, wanted)
+
+    return Imported(import_symbolic(model, symbols), "onnx", reference)
 
 
 def require(module: str, extra: str) -> None:

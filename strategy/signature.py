@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
-from strategy.types import TensorType
+from strategy.condition import Expr
+from strategy.types import Dim, TensorType, TypeSyntaxError
 
+_OPERATORS: dict[type[ast.operator], Any] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
 PREPARE = "prepare_"  # name prefix of functions that pack a constant
 
 
@@ -29,12 +36,36 @@ class Argument(msgspec.Struct, frozen=True):
 
     @property
     def tensor(self) -> TensorType:
-        return TensorType.parse(self.type)
+        dtype, _, shape = self.type.removesuffix("]").partition("[")
+        return TensorType([_dimension(extent) for extent in shape.split(",") if extent], dtype)
 
     @property
     def preparation(self) -> str | None:
         """The name of the artefact's function that packs this argument from the input of its name."""
         return PREPARE + self.name if self.role is Role.PREPARED else None
+
+
+def _dimension(text: str) -> int | str | Expr:
+    """An extent: a number, a name, or arithmetic on them, as an output may have it."""
+    if text.isdecimal():
+        return int(text)
+    if text.isidentifier():
+        return text
+    try:
+        return _arithmetic(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, KeyError) as error:
+        raise TypeSyntaxError(f"{text!r:.80} is no extent: a number, a name, or arithmetic on them") from error
+
+
+def _arithmetic(node: ast.expr) -> Expr:
+    if isinstance(node, ast.BinOp):
+        found: Expr = _OPERATORS[type(node.op)](_arithmetic(node.left), _arithmetic(node.right))
+        return found
+    if isinstance(node, ast.Name):
+        return Dim(node.id)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return Dim(node.value)
+    raise KeyError(type(node))
 
 
 class Signature(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ class RunNetwork(msgspec.Struct, frozen=True, kw_only=True):
     """A request: the files of the inputs, and those to write: of the outputs, and of some of the steps.
 
     Args:
-        size: the symbolic size, of a library that takes one.
+        sizes: the symbolic sizes that the library takes.
     """
 
     library: str
@@ -33,7 +33,7 @@ class RunNetwork(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
     steps: tuple[Array | None, ...]
-    size: int | None = None
+    sizes: tuple[int, ...] = ()
 
 
 def serve(channel: Channel) -> None:
@@ -60,8 +60,8 @@ def run(request: RunNetwork) -> int:
     inputs = [np.load(a.path) for a in request.inputs]
     outputs = [np.empty(a.shape, a.dtype) for a in request.outputs]
     arrays: list[Any] = [*inputs, *outputs]
-    size = [] if request.size is None else [ctypes.c_int64(request.size)]
-    code = int(library[request.function](*size, *(ctypes.c_void_p(a.ctypes.data) for a in arrays)))
+    sizes = map(ctypes.c_int64, request.sizes)
+    code = int(library[request.function](*sizes, *(ctypes.c_void_p(a.ctypes.data) for a in arrays)))
     for given, array in zip(request.outputs, outputs, strict=True):
         np.save(Path(given.path), array)
     return code

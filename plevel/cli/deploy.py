@@ -15,6 +15,8 @@ from plevel.cli.lock import read_lock
 
 if TYPE_CHECKING:
     from plevel.deployment import Deployed
+    from plevel.importing import Imported
+    from strategy.target import Target
 
 
 def compile_model(
@@ -47,8 +49,12 @@ def compile_model(
         typer.Option("--name", metavar="NAME", help="The name of the C function; default: plevel_FILE."),
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Run it, and compare its values with the framework's.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--verify/--no-verify", show_default=False,
+            help="Run it, and compare all its values with the framework's; default: its outputs, where that can be.",
+        ),
+    ] = None,
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
@@ -58,10 +64,10 @@ def compile_model(
     Each part of the model runs by the implementation that the database selects. The library has one C
     function of the model's inputs and outputs, and needs neither PyTorch nor Python.
 
-    Example: plevel compile model.pt2 -o model.so --verify
+    Example: plevel compile model.pt2 -o model.so
     """
     from plevel.cli.output import tell
-    from plevel.comparison import ComparisonError, compare
+    from plevel.comparison import ComparisonError
     from plevel.deployment import deploy
     from plevel.embedded import require_worker
     from plevel.importing import ExtraError, import_model
@@ -113,25 +119,58 @@ def compile_model(
         f"{out}: {len(kernels)} kernels, {measured} of them measured; "
         f"{made.plan.weight_bytes / 1e6:.1f} MB of weights, {made.plan.arena_bytes / 1e6:.1f} MB of buffers"
     )
-    if made.plan.size:
-        said += f" for each unit of the symbolic size, which is from {made.plan.size.low} to {made.plan.size.high}"
-    if verify:
-        try:
-            tried = made.plan.size.samples() if made.plan.size else (None,)
-            each = [compare(made, imported.reference(_values(made), n), n) for n in tried]
-        except (ComparisonError, NetworkError, SandboxError) as error:
-            for file in files:
-                file.unlink(missing_ok=True)
-            raise CommandError(f"--verify: {error}; {out} is removed") from error
-        compared = max(each, key=lambda c: c.error)
-        found["verified"] = compared
-        at = f" at sizes {', '.join(map(str, tried))}" if made.plan.size else ""
-        said += (
-            f"\nits outputs agree{at} within {compared.error:.1e} of their largest value; of {compared.values} values "
-            f"{compared.worst} is the worst ({compared.worst_error:.1e})"
-        )
+    if made.plan.sizes:
+        listed = ", ".join(f"{s.name} from {s.low} to {s.high}" for s in made.plan.sizes.sizes)
+        said += f" at the least sizes: {listed}"
+    try:
+        said += _verify(made, where, imported, found, thorough=verify) if verify is not False else ""
+    except (ComparisonError, NetworkError, SandboxError) as error:
+        for file in files:
+            file.unlink(missing_ok=True)
+        remedy = "" if verify else "; --no-verify keeps it as it is"
+        raise CommandError(f"verification: {error}; {out} is removed{remedy}") from error
     tell(said, found, as_json=as_json)
 
 
-def _values(made: Deployed) -> list[str]:
-    return [s.value for s in made.description.steps if s.value is not None]
+def _unready(target: Target, imported: Imported) -> str:
+    """The reason why a library is not run unless that is asked for; empty where there is none."""
+    from importlib.util import find_spec
+
+    from strategy.target import cpu_target
+
+    if not target.is_like(cpu_target().with_threads(target.threads).key):
+        return "it is for another processor"
+    if imported.framework == "onnx" and find_spec("onnxruntime") is None:
+        return "ONNX Runtime is not installed; --verify takes ONNX's own reference, which is slow"
+    return ""
+
+
+def _verify(
+    made: Deployed, target: Target, imported: Imported, found: dict[str, Any], *, thorough: bool | None
+) -> str:
+    """Compare with the framework, at several sizes and value by value if `thorough`; return a line about it."""
+    from plevel.comparison import ComparisonError, compare
+    from strategy.network.graph import NetworkError
+
+    tried = made.plan.sizes.samples() if made.plan.sizes else [()]
+    values = [s.value for s in made.description.steps if s.value is not None]
+    if thorough:
+        each = [compare(made, imported.reference(values, n), n) for n in tried]
+    else:
+        tried = tried[len(tried) // 2 :][:1]
+        if why := _unready(target, imported):
+            return f"\nnot verified: {why}"
+        try:
+            reference = imported.reference((), tried[0])
+        except NetworkError as error:
+            return f"\nnot verified: {error}"
+        try:
+            each = [compare(made, reference, tried[0])]
+        except ComparisonError:  # named by the comparison of all values
+            each = [compare(made, imported.reference(values, n), n) for n in tried]
+    compared = max(each, key=lambda c: c.error)
+    found["verified"] = compared
+    at = f" at sizes {', '.join('×'.join(map(str, n)) for n in tried)}" if made.plan.sizes else ""
+    said = f"\nits outputs agree{at} within {compared.error:.1e} of their largest value"
+    worst = f"; of {compared.values} values {compared.worst} is the worst ({compared.worst_error:.1e})"
+    return said + (worst if compared.values else "")

@@ -26,7 +26,8 @@ def extract(path: Path, dims: Mapping[str, int]) -> Extraction:
     Raises:
         NetworkError: the file cannot be read, or a size behind an unknown operator is not known.
     """
-    model = read_model(path, dims)
+    model, symbols = read_model(path, dims)
+    symbols.require_none()
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,15 @@ from strategy.network.graph import NetworkError
 MAX_BYTES = 2**31 - 1  # of a protobuf message
 
 
-def read_model(path: Path, dims: Mapping[str, int]) -> Any:
-    """A checked model with its external data, its inputs' symbolic sizes replaced.
+def read_model(path: Path, dims: Mapping[str, int]) -> tuple[Any, Symbols]:
+    """A checked model with its external data, and those of its inputs' symbolic sizes that have no number yet.
 
     Args:
         dims: sizes by the names that the model has for them.
 
     Raises:
-        NetworkError: the file cannot be read, is damaged, names data outside of its folder, or has other
-            symbolic sizes.
+        NetworkError: the file cannot be read, is damaged, names data outside of its folder, has none of these
+            symbolic sizes, or an input's axis without a size or a name for it.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -43,8 +44,26 @@ def read_model(path: Path, dims: Mapping[str, int]) -> Any:
             tensor.data_location = onnx.TensorProto.DEFAULT
     except (onnx.checker.ValidationError, OSError, ValueError, RuntimeError) as error:
         raise NetworkError(f"no valid ONNX model: {_short(error)}") from error
-    _fix_sizes(model.graph, dims)
-    return model
+    symbols = _fix_sizes(model.graph, dims)
+    return model, symbols
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """The symbolic sizes of a model's inputs: their places in it, by name."""
+
+    places: Mapping[str, Sequence[Any]]
+
+    def require_none(self) -> None:
+        """Raise `NetworkError` where there are any."""
+        for name in self.places:
+            raise NetworkError(f"an input has the symbolic size {name!r}: give it with --dim {name}=1")
+
+    def bind(self, values: Sequence[int]) -> None:
+        """Put numbers in the place of the sizes, in the order of their names."""
+        for dims, value in zip(self.places.values(), values, strict=True):
+            for dim in dims:
+                dim.dim_value = value  # in place of the name
 
 
 def _short(error: Exception) -> str:
@@ -78,8 +97,9 @@ def _check_external(tensor: Any, folder: Path) -> None:
         raise NetworkError(f"{tensor.name}: {location!r:.80} is shorter than its data")
 
 
-def _fix_sizes(graph: Any, dims: Mapping[str, int]) -> None:
+def _fix_sizes(graph: Any, dims: Mapping[str, int]) -> Symbols:
     """Put sizes in the place of symbols in the inputs; forget what the file says of values behind them."""
+    symbols: dict[str, list[Any]] = {}
     known = {tensor.name for tensor in graph.initializer}
     unused = dict(dims)
     for given in graph.input:
@@ -88,13 +108,11 @@ def _fix_sizes(graph: Any, dims: Mapping[str, int]) -> None:
         for axis, dim in enumerate(given.type.tensor_type.shape.dim):
             if dim.HasField("dim_value") and dim.dim_value > 0:
                 continue
+            if not dim.dim_param:
+                raise NetworkError(f"input {given.name!r} has no size at axis {axis}: export it with sizes")
             if dim.dim_param not in dims:
-                raise NetworkError(
-                    f"input {given.name!r} has the symbolic size {dim.dim_param!r} at axis {axis}: "
-                    f"give it with --dim {dim.dim_param}=1"
-                    if dim.dim_param
-                    else f"input {given.name!r} has no size at axis {axis}: export it with sizes"
-                )
+                symbols.setdefault(dim.dim_param, []).append(dim)
+                continue
             unused.pop(dim.dim_param, None)
             dim.dim_value = dims[dim.dim_param]  # in place of the name
     if unused:
@@ -102,3 +120,4 @@ def _fix_sizes(graph: Any, dims: Mapping[str, int]) -> None:
     del graph.value_info[:]
     for output in graph.output:
         output.type.tensor_type.ClearField("shape")
+    return Symbols(symbols)

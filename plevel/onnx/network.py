@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,12 @@ import onnx.numpy_helper
 import onnx.shape_inference
 
 from plevel.comparison import Reference, make_inputs
+from plevel.onnx.file import Symbols
 from plevel.onnx.operator import OPERATORS, Node
 from strategy.expr import Constant, Expr, Tuple, Var
 from strategy.network.graph import Network, NetworkError
 from strategy.network.plan import Port
+from strategy.network.size import MOST, NAMES, PROBED, make_sizes
 from strategy.types import DTYPES, TensorType
 
 FOLDED = 1 << 28  # elements of a constant that is computed
@@ -26,6 +28,7 @@ _OF_TYPES = frozenset({"Shape", "Size"})  # constant, whatever their input is
 _RANDOM = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 })  # fmt: skip
+_OF_SIZES = frozenset({"ConstantOfShape", "Expand", "Range"})
 _SHOWN = 1024  # elements of a constant that may say how large an output is
 
 @dataclass(frozen=True)
@@ -36,21 +39,44 @@ class Unknown:
     outputs: tuple[TensorType, ...]
 
 
-def import_model(model: Any, *, inferred: Any = None) -> tuple[Network, tuple[Unknown, ...]]:
+def import_model(model: Any, *, inferred: Any = None, symbolic: bool = False) -> tuple[Network, tuple[Unknown, ...]]:
     """The network of a checked model, and the nodes that it leaves out.
 
     Args:
         inferred: the model with the types of its values: what is left out is then an input of the rest. Without
             it, nothing may be left out.
+        symbolic: whether large extents stand for symbolic sizes.
 
     Raises:
         NetworkError: operators that plevel has none for, all at once; what one cannot compute; a missing value.
     """
-    return _Importer(model, inferred).network()
+    return _Importer(model, inferred, symbolic).network()
+
+
+def import_symbolic(model: Any, symbols: Symbols) -> Network:
+    """The network of a checked model for all values of its symbolic sizes; raise as `import_model`."""
+    names = list(symbols.places)
+    if not names:
+        return import_model(model)[0]
+    if len(names) > len(NAMES):
+        listed = ", ".join(names)
+        raise NetworkError(
+            f"{len(names)} symbolic sizes ({listed}), and a library takes at most {len(NAMES)}: give some with --dim"
+        )
+    found = []
+    for sizes in make_sizes([(1, MOST)] * len(names)):
+        symbols.bind(sizes.probes)
+        try:
+            found.append(replace(import_model(model, symbolic=True)[0], sizes=sizes))
+        except NetworkError as error:
+            listed = ", ".join(f"{n} is {name}" for n, name in zip(sizes.names, names, strict=True))
+            raise NetworkError(f"{sizes.shown(error)}; {listed}: give sizes with --dim") from error
+    return replace(found[0], twin=found[1])
 
 
 class _Importer:
-    def __init__(self, model: Any, inferred: Any) -> None:
+    def __init__(self, model: Any, inferred: Any, symbolic: bool) -> None:
+        self.symbolic = symbolic
         self.graph = model.graph
         self.opsets = {o.domain or "ai.onnx": o.version for o in model.opset_import}
         self.values: dict[str, Expr] = {}
@@ -128,6 +154,9 @@ class _Importer:
             return None
         if node.op_type in _RANDOM or not _is_standard(node):
             return None
+        large = (x.size and np.abs(x).max() >= PROBED for x in arrays if x is not None)
+        if self.symbolic and node.op_type in _OF_SIZES and any(large):
+            return None  # its output's extents may be symbolic
         if any(a.HasField("g") or a.graphs for a in node.attribute):
             return None
         from onnx.reference import ReferenceEvaluator

@@ -560,6 +560,19 @@ def _expand(node: Node, x: Expr, shape: Expr) -> Expr:
     return layer.broadcast(x, np.broadcast_shapes(extents(x), given))
 
 
+@_register("ConstantOfShape")
+def _constant_of_shape(node: Node, shape: Expr) -> Expr:
+    value = node.get("value")
+    filling = np.zeros(1, np.float32) if value is None else onnx.numpy_helper.to_array(value)
+    return layer.filled(filling[0], [int(n) for n in _constant(shape, "the shape")], filling.dtype.name)
+
+
+@_register("Range")
+def _range(node: Node, start: Expr, limit: Expr, delta: Expr) -> Expr:
+    first, end, step = (_constant(v, "a bound").item() for v in (start, limit, delta))
+    return layer.steps(first, end, step, start.tensor_type.dtype)
+
+
 @_register("Concat")
 def _concat(node: Node, *parts: Expr) -> Expr:
     return layer.concatenate(parts, node.get("axis"))

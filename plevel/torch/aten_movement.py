@@ -98,17 +98,17 @@ def _to_copy(x: Expr, dtype: Any = None, **_: Any) -> Expr:
 
 @register("full.default")
 def _full(shape: Sequence[int], value: Any, dtype: Any = None, **_: Any) -> Expr:
-    return Constant(np.full(shape, value, dtype_named(dtype, dtype_of(value))))
+    return layer.filled(value, shape, dtype_named(dtype, dtype_of(value)))
 
 
 @register("full_like.default")
 def _full_like(x: Expr, value: Any, dtype: Any = None, **_: Any) -> Expr:
-    return Constant(np.full(extents(x), value, dtype_named(dtype, x.tensor_type.dtype)))
+    return layer.filled(value, extents(x), dtype_named(dtype, x.tensor_type.dtype))
 
 
 @register("arange.start_step")
 def _arange(start: Any, end: Any, step: Any = 1, dtype: Any = None, **_: Any) -> Expr:
-    return Constant(np.arange(start, end, step).astype(dtype_named(dtype, dtype_of(start, end, step))))
+    return layer.steps(start, end, step, dtype_named(dtype, dtype_of(start, end, step)))
 
 
 @register("scalar_tensor.default")

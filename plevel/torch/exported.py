@@ -20,10 +20,10 @@ from torch.fx import GraphModule
 import plevel.torch.aten_movement  # noqa: F401  # registers its operators
 from plevel.comparison import Reference
 from plevel.torch.aten import OPERATORS
-from plevel.torch.symbol import SYMBOLIC, Binding, find_symbol, known, range_of, resized
+from plevel.torch.symbol import SYMBOLIC, Binding, find_symbols, known, range_of, resized
 from strategy.expr import Constant, Expr, Tuple, Var
 from strategy.network.graph import Network, NetworkError
-from strategy.network.size import Size
+from strategy.network.size import Sizes, make_sizes
 from strategy.types import DTYPES
 
 aten = torch.ops.aten
@@ -39,7 +39,6 @@ _CLAIMS = (
     aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default,
     aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default,
 )  # fmt: skip
-_PROBES = (1009, 1013)
 _REFUSED = (ValueError, ArithmeticError, IndexError, TypeError, MemoryError)
 
 
@@ -68,7 +67,7 @@ def import_graph(module: GraphModule, inputs: Sequence[Any]) -> Network:
             reason = " ".join(str(error).split())[:200]
             raise NetworkError(f"it cannot be exported: {type(error).__name__}: {reason}") from error
         network, _ = import_program(program)
-        if network.size is not None:
+        if network.sizes is not None:
             raise NetworkError("its sizes are symbolic")
         return network
 
@@ -93,24 +92,29 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     """The network of an exported program, and the program in the operators whose values it names.
 
     Raises:
-        NetworkError: operators that there are no parts for, all at once; several symbolic sizes, or extents that are
-            no multiples of the one; changed buffers.
+        NetworkError: operators that there are no parts for, all at once; extents that are no sums of products of
+            symbolic sizes; changed buffers.
     """
     table = torch.export.default_decompositions()
     for kept in _WHOLE:
         table.pop(kept, None)
     plain = program.run_decompositions(table)
     _refuse_unknown(plain)
-    symbol = find_symbol(plain)
-    if symbol is None:
+    symbols = find_symbols(plain)
+    if not symbols:
         return _import(plain, {}, None), plain
-    sizes = [Size(*range_of(plain, symbol), probe) for probe in _PROBES]
-    network, twin = (_import(plain, {symbol: size.probe}, size) for size in sizes)
-    return replace(network, twin=twin), plain
+    bounds = [range_of(plain, symbol) for symbol in symbols]
+    found = []
+    for sizes in make_sizes(bounds):
+        try:
+            found.append(_import(plain, dict(zip(symbols, sizes.probes, strict=True)), sizes))
+        except NetworkError as error:
+            raise NetworkError(sizes.shown(error)) from error
+    return replace(found[0], twin=found[1]), plain
 
 
-def _import(plain: ExportedProgram, at: Binding, size: Size | None) -> Network:
-    """The network of a program at one value of its symbol."""
+def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network:
+    """The network of a program at one value of each of its symbols."""
     values: dict[Any, Any] = {}
     names: dict[Expr, str] = {}
     inputs = []
@@ -135,7 +139,7 @@ def _import(plain: ExportedProgram, at: Binding, size: Size | None) -> Network:
             raise NetworkError(f"{node.name} ({node.target}): {error}") from error
         if isinstance(values[node], Expr) and not isinstance(values[node], Tuple):
             names[values[node]] = node.name
-    return Network(tuple(inputs), _outputs(plain, values), names, size)
+    return Network(tuple(inputs), _outputs(plain, values), names, sizes)
 
 
 def _nodes(program: ExportedProgram, kind: str) -> list[Any]:
@@ -223,9 +227,9 @@ def _outputs(program: ExportedProgram, values: dict[Any, Any]) -> dict[str, Expr
 
 
 def run_program(
-    program: ExportedProgram, plain: ExportedProgram, wanted: Sequence[str], size: int | None = None
+    program: ExportedProgram, plain: ExportedProgram, wanted: Sequence[str], sizes: Sequence[int] = ()
 ) -> Reference:
-    """PyTorch's own values for the program's example inputs, repeated or cut to the symbolic size if there is one.
+    """PyTorch's own values for the program's example inputs, repeated or cut to the symbolic sizes if there are any.
 
     Args:
         plain: the program in the operators of its network, of which the `wanted` nodes' values are kept.
@@ -237,11 +241,11 @@ def run_program(
         raise NetworkError("it has no example inputs to compare with: export the model with inputs")
     args, kwargs = program.example_inputs
     given, spec = torch.utils._pytree.tree_flatten((args, kwargs))
-    if size is not None:
-        symbol = find_symbol(plain)
+    if sizes:
+        at = dict(zip(find_symbols(plain), sizes, strict=True))
         kept = [s.kind is InputKind.USER_INPUT for s in plain.graph_signature.input_specs]
         nodes = [node for node, own in zip(_nodes(plain, "placeholder"), kept, strict=True) if own]
-        given = [resized(x, node.meta["val"], {symbol: size}) for x, node in zip(given, nodes, strict=True)]
+        given = [resized(x, node.meta["val"], at) for x, node in zip(given, nodes, strict=True)]
         args, kwargs = torch.utils._pytree.tree_unflatten(given, spec)
     values: dict[str, Any] = {}
 
@@ -258,6 +262,7 @@ def run_program(
         for spec in plain.graph_signature.input_specs
     ]
     with torch.no_grad():
-        Keeper(plain.graph_module).run(*inputs)
+        if names:
+            Keeper(plain.graph_module).run(*inputs)
         outputs, _ = torch.utils._pytree.tree_flatten(program.module()(*args, **kwargs))
     return Reference(list(map(_array, given)), list(map(_array, outputs)), values)

@@ -1,4 +1,4 @@
-"""The symbolic size of an exported program."""
+"""The symbolic sizes of an exported program."""
 
 from __future__ import annotations
 
@@ -9,34 +9,37 @@ import torch
 from torch.export import ExportedProgram
 
 from strategy.network.graph import NetworkError
-from strategy.network.size import MOST
+from strategy.network.size import MOST, NAMES
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Binding = Mapping[Any, int]
 """The values of symbols."""
 
 
-def find_symbol(program: ExportedProgram) -> Any:
-    """The symbolic size of a program, None if all are fixed.
+def find_symbols(program: ExportedProgram) -> tuple[Any, ...]:
+    """The symbolic sizes of a program, in the order of its inputs' axes.
 
     Raises:
-        NetworkError: there are several, or an extent is no multiple of it, or a tensor has it on several axes.
+        NetworkError: there are too many, or an extent is no sum of products of them.
     """
-    symbols: set[Any] = set()
+    symbols: dict[Any, None] = {}
     for node in program.graph.nodes:
-        many = 0
         for axis, extent in enumerate(getattr(node.meta.get("val"), "shape", ())):
             if isinstance(extent, int) or extent.node.expr.is_number:
                 continue
-            expression, many = extent.node.expr, many + 1
-            symbols |= expression.free_symbols
-            if len(symbols) == 1 and many == 1 and (expression / next(iter(symbols))).is_Integer:
-                continue
-            raise NetworkError(
-                f"axis {axis} of {node.name} has the symbolic size {expression}, and a library takes one such size and "
-                "its multiples, once in a tensor, as that of a batch: export the model with other sizes fixed"
-            )
-    return next(iter(symbols), None)
+            expression = extent.node.expr
+            free = sorted(expression.free_symbols, key=str)
+            symbols |= dict.fromkeys(free)
+            polynomial = expression.as_poly(*free)
+            if polynomial is None or not all(c.is_Integer for c in polynomial.coeffs()):
+                raise NetworkError(
+                    f"axis {axis} of {node.name} has the symbolic size {expression}, and a library takes sums of "
+                    "products of sizes: export the model with this one fixed"
+                )
+    if len(symbols) > len(NAMES):
+        listed = ", ".join(map(str, symbols))
+        raise NetworkError(f"{len(symbols)} symbolic sizes ({listed}): a library takes at most {len(NAMES)}, fix some")
+    return tuple(symbols)
 
 
 def range_of(program: ExportedProgram, symbol: Any) -> tuple[int, int]:
@@ -47,7 +50,7 @@ def range_of(program: ExportedProgram, symbol: Any) -> tuple[int, int]:
 
 
 def known(size: Any, at: Binding) -> Any:
-    """A number of the program where its symbol has a value."""
+    """A number of the program where its symbols have values."""
     if not isinstance(size, SYMBOLIC):
         return size
     found = size.node.expr.subs(at)
@@ -56,7 +59,7 @@ def known(size: Any, at: Binding) -> Any:
 
 
 def resized(x: torch.Tensor, like: torch.Tensor, at: Binding) -> torch.Tensor:
-    """An example input with the extents of `like` at a value of the symbol."""
+    """An example input with the extents of `like` at values of the symbols."""
     for axis, extent in enumerate(like.shape):
         x = x.index_select(axis, torch.arange(known(extent, at)) % x.shape[axis])
     return x

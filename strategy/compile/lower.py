@@ -8,6 +8,7 @@ destination-passing style: its parameters are the inputs, then prepared and cons
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -225,7 +226,8 @@ class _Symbols:
 
 
 def _type_text(tensor: Any) -> str:
-    return f"{tensor.dtype}[{','.join(str(extent) for extent in tensor.shape)}]"
+    extents = (re.sub(r"T[.]int64[(](-?[0-9]+)[)]", r"\1", str(extent)) for extent in tensor.shape)
+    return f"{tensor.dtype}[{','.join(extents)}]"
 
 
 def _transform_function(source: Any, packed: Any, target: Target) -> Any:

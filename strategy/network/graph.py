@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strategy.expr import Expr, Tuple, Var
-from strategy.network.size import Size
+from strategy.network.size import Sizes
 
 
 class NetworkError(ValueError):
@@ -21,14 +21,16 @@ class Network:
         inputs: in the order in which the model takes them.
         outputs: by name, in the order in which the model gives them.
         names: of the model's values, by the nodes that compute their elements.
-        size: the symbolic size, if there is one; the types have its probe for it.
-        twin: the same network with another probe, which tells what depends on the size.
+        sizes: the symbolic sizes, if there are any; the types have their probes for them.
+        twin: the same network with other probes, which tells what depends on the sizes.
+
+    A `Var` that is no input stands for a shape: no elements of it are read.
     """
 
     inputs: tuple[Var, ...]
     outputs: Mapping[str, Expr]
     names: Mapping[Expr, str]
-    size: Size | None = None
+    sizes: Sizes | None = None
     twin: Network | None = None
 
     @property

@@ -13,7 +13,7 @@ from strategy.compile.fusion import Group, Operand, fuse
 from strategy.expr import Call, Constant, Expr, Var
 from strategy.network.graph import Network, NetworkError
 from strategy.network.normal import extents
-from strategy.network.size import Size
+from strategy.network.size import Extent, Sizes
 from strategy.types import TensorType, TupleType, Type
 from strategy.workload import Workload
 
@@ -33,44 +33,44 @@ def groups(network: Network) -> list[Group]:
     return fuse(network.root, _may_join)
 
 
-def describe(group: Group, size: Size | None) -> tuple[Workload, dict[str, Operand]]:
-    """As `fusion.describe`: extents that depend on the size are symbolic, each factor a dimension of its own."""
-    if size is None:
+def describe(group: Group, sizes: Sizes | None) -> tuple[Workload, dict[str, Operand]]:
+    """As `fusion.describe`: extents that depend on sizes are symbolic, each calculation a dimension of its own."""
+    if sizes is None:
         return fusion.describe(group)
-    names: dict[int, str] = {}
+    names: dict[Extent, str] = {}
 
     def show(kind: Type) -> str:
         assert isinstance(kind, TensorType)
-        shape = [e if e >= 0 else names.setdefault(e, f"m{len(names)}") for e in size.encoded(kind)]
+        shape = [e if isinstance(e, int) else names.setdefault(e, f"m{len(names)}") for e in sizes.encoded(kind)]
         return str(TensorType(shape, kind.dtype))
 
     return fusion.describe(group, show)
 
 
-def require_twin(found: Sequence[Group], size: Size, others: Sequence[Group], other: Size) -> None:
-    """Check that a network does the same at two probes of its size.
+def require_twin(found: Sequence[Group], sizes: Sizes, others: Sequence[Group], other: Sizes) -> None:
+    """Check that a network does the same at two sets of probes of its sizes.
 
     Raises:
-        NetworkError: an attribute or a constant of an operator depends on the size.
+        NetworkError: an attribute or a constant of an operator depends on a size.
     """
-    for mine, theirs in zip_longest(_forms(found, size), _forms(others, other)):
+    for mine, theirs in zip_longest(_forms(found, sizes), _forms(others, other)):
         if mine is None or theirs is None or not _alike(mine, theirs):
             name = (mine or theirs)[0]
             raise NetworkError(
-                f"an attribute or a constant of {name} depends on the symbolic size, and a library has fixed ones: "
-                "export the model without dynamic_shapes, once for each size that matters"
+                f"an attribute or a constant of {name} depends on a symbolic size, and a library has fixed ones: "
+                "compile the model with fixed sizes, once for each that matters"
             )
 
 
-def _forms(found: Sequence[Group], size: Size) -> list[tuple[Any, ...]]:
+def _forms(found: Sequence[Group], sizes: Sizes) -> list[tuple[Any, ...]]:
     """Of each group: its operator, its workload or shape, where its inputs are from, and its constants."""
     place: dict[Expr, int] = {group.output: i for i, group in enumerate(found)}
     forms = []
     for group in found:
-        workload, sources = describe(group, size)
+        workload, sources = describe(group, sizes)
         kind = group.output.checked_type
         fields = kind.fields if isinstance(kind, TupleType) else (kind,)
-        shapes = [size.encoded(t) for t in fields if isinstance(t, TensorType)]
+        shapes = [sizes.encoded(t) for t in fields if isinstance(t, TensorType)]
         # A reshape is a view: its attribute is its shape.
         same = shapes if group.anchor.op.name == "reshape" else (shapes, workload.key)
         constants = [node.value for node, _ in sources.values() if isinstance(node, Constant)]

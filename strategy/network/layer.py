@@ -1,4 +1,5 @@
 """Layers that importers of models share, as calls of plevel's operators."""
+# Over 300 lines: a table of layers.
 
 from __future__ import annotations
 
@@ -8,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from strategy.expr import Constant, Expr, Tuple, call
+from strategy.expr import Constant, Expr, Tuple, Var, call
 from strategy.network.graph import NetworkError
 from strategy.network.normal import extents
+from strategy.network.size import PROBED
 from strategy.ops.convolution import conv3d
+
+_OPEN = 2**31 - 1  # the end of a slice that has none
 
 
 def number(value: float, like: Expr) -> Constant:
@@ -43,11 +47,36 @@ def broadcast(x: Expr, shape: Sequence[int]) -> Expr:
     wanted = tuple(int(n) for n in shape)
     if extents(x) == wanted:
         return x
-    if isinstance(x, Constant):
+    is_symbolic = max(wanted) >= PROBED
+    if isinstance(x, Constant) and not is_symbolic:
         return Constant(np.ascontiguousarray(np.broadcast_to(x.value, wanted)))
     if math.prod(extents(x)) == math.prod(wanted):
         return reshape(x, wanted)
+    if is_symbolic:
+        return call("broadcast_to_like", x, _shape(wanted))
     return call("broadcast_to", x, shape=wanted)
+
+
+def _shape(wanted: Sequence[int]) -> Var:
+    """A shape, whose extents may be symbolic, as an operand."""
+    return Var("shape", f"bool[{','.join(map(str, wanted))}]")
+
+
+def filled(value: Any, shape: Sequence[int], dtype: str) -> Expr:
+    """One number everywhere."""
+    return broadcast(Constant(np.full((1,) * len(shape), value, dtype)), shape)
+
+
+def steps(start: Any, stop: Any, step: Any, dtype: str) -> Expr:
+    """Evenly spaced numbers, as NumPy's `arange`."""
+    if max(abs(start), abs(stop)) < PROBED:
+        return Constant(np.arange(start, stop, step).astype(dtype))
+    if max(abs(start), abs(step)) >= PROBED:
+        raise NetworkError(f"numbers from {start}, which depends on a symbolic size: plevel counts from fixed ones")
+    count = len(range(start, stop, step)) if isinstance(stop, int) else math.ceil((stop - start) / step)
+    places = call("cumsum", filled(1, (count,), "int64"), axis=0, exclusive=True)
+    scaled: Expr = places if dtype == "int64" else call("cast", places, dtype=dtype)
+    return call("add", call("multiply", scaled, number(step, scaled)), number(start, scaled))
 
 
 def linear(x: Expr, weight: Expr, bias: Expr | None = None) -> Expr:
@@ -75,8 +104,13 @@ def matmul(x: Expr, y: Expr) -> Expr:
     if len(extents(x)) == 1:
         found = matmul(reshape(x, (1, -1)), y)
         return reshape(found, (*extents(found)[:-2], extents(found)[-1]))
-    if len(extents(y)) == 2:
+    if len(extents(y)) == 2 and max(extents(y)) < PROBED:
         return linear(x, swap(y))
+    if len(extents(y)) == 2:  # dense takes weights of fixed sizes
+        shape = (*extents(x)[:-1], extents(y)[1])
+        rows = reshape(x, (1, math.prod(shape[:-1]), extents(y)[0]))
+        found = call("batch_matmul", rows, reshape(y, (1, *extents(y))), transpose_a=False, transpose_b=False)
+        return reshape(found, shape)
     batch = np.broadcast_shapes(extents(x)[:-2], extents(y)[:-2])
     operands = [
         reshape(broadcast(o, (*batch, *extents(o)[-2:])), (-1, *extents(o)[-2:])) for o in (x, y)
@@ -244,13 +278,36 @@ def attention(q: Expr, k: Expr, v: Expr, mask: Expr | None, *, scale: float, cau
 def take_slice(x: Expr, axis: int, start: int | None, end: int | None, step: int = 1) -> Expr:
     """A part along one axis, as Python's slices."""
     axis %= len(extents(x))
-    taken = range(*slice(start, end, step).indices(extents(x)[axis]))
+    fixed = extents(x)[axis]
+    if fixed < PROBED and end is not None and PROBED <= end < _OPEN:
+        fixed = end  # a symbolic size, which is within the axis
+    taken = range(*slice(start, end, step).indices(fixed))
     if taken == range(extents(x)[axis]):
         return x
+    if max(extents(x)[axis], taken.stop) >= PROBED:
+        return _take_symbolic(x, axis, taken)
     if isinstance(x, Constant):
         return Constant(np.ascontiguousarray(x.value.take(taken, axis)))
     stop = taken.stop if taken.stop >= 0 else -extents(x)[axis] - 1
     return call("strided_slice", x, begin=(taken.start,), end=(stop,), strides=(step,), axes=(axis,))
+
+
+def _take_symbolic(x: Expr, axis: int, taken: range) -> Expr:
+    """A part of an axis, where its extent or the end of the part may be symbolic."""
+    extent = extents(x)[axis]
+    if taken.start >= PROBED and taken.step == 1:  # counted from the end
+        turned = call("reverse", x, axis=axis)
+        found = take_slice(turned, axis, extent - taken.stop, extent - taken.start)
+        return found if len(taken) == 1 else call("reverse", found, axis=axis)
+    if taken.start >= PROBED or taken.step < 1:
+        raise NetworkError(f"every {taken.step} elements from {taken.start} of an axis with a symbolic size")
+    open_ended = taken.stop == extent
+    if taken.start or taken.step > 1 or taken.stop < PROBED:
+        end = _OPEN if open_ended or taken.stop >= PROBED else taken.stop
+        x = call("strided_slice", x, begin=(taken.start,), end=(end,), strides=(taken.step,), axes=(axis,))
+    if open_ended or taken.stop < PROBED:
+        return x
+    return call("take", x, steps(0, len(taken), 1, "int64"), axis=axis)
 
 
 def concatenate(parts: Sequence[Expr], axis: int) -> Expr:

@@ -13,8 +13,9 @@ import msgspec
 from strategy.compile.artefact import ALIGNMENT
 from strategy.compile.c_text import c_names, c_type, dlpack_type
 from strategy.compile.export import link, place
-from strategy.network.plan import Buffer, Plan, Port, Step, encoded_bytes
-from strategy.network.size import NAME
+from strategy.network.plan import Buffer, Plan, Port, Step
+from strategy.network.size import Encoded, Extent
+from strategy.network.sizing import sizes_of, write_sizes
 from strategy.select import Reason, Selection
 from strategy.select.dispatch import DispatchTable
 from strategy.space import Config
@@ -27,9 +28,9 @@ _HEADER = Template("""\
 /* $about
  * for $target
  *
-$ports$size *
+$ports$sizes *
  * Buffers are row-major and contiguous, and do not overlap; aligned to $alignment bytes they are not copied.
- * Parallel loops use $threads of OpenMP. Several threads may call it at once, each with $arena bytes of memory$unit.
+ * Parallel loops use $threads of OpenMP. Several threads may call it at once, each with $arena bytes of memory$least.
  * It returns 0, or another number on failure.
  *
  * ${name}_trace has a function called after each step of the manifest, with its number and its output;
@@ -53,15 +54,15 @@ _SYMBOLS = "{{ global: {name}; {name}_trace; __tvm_ffi_main; TVMFFIErrorSetRaise
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """An input or output; a negative extent, such as -4, is that multiple of the symbolic size."""
+    """An input or output; an extent that depends on symbolic sizes is a text such as `n` or `2*n*m + 1`."""
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
 
 
 class Range(msgspec.Struct, frozen=True):
-    """The least and the greatest symbolic size that a library takes."""
+    """The least and the greatest value of a symbolic size that a library takes."""
 
     low: int
     high: int
@@ -83,7 +84,11 @@ class Kernel(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The description of a library, for programs that load it; `arena_bytes` are for each unit of `size`."""
+    """The description of a library, for programs that load it.
+
+    `sizes` has the symbolic sizes by name, in the order in which the function takes them, before its inputs;
+    `arena_bytes` are those at the least of them.
+    """
 
     model: str
     function: str
@@ -94,7 +99,7 @@ class Manifest(msgspec.Struct, frozen=True):
     weight_bytes: int
     arena_bytes: int
     steps: tuple[Kernel, ...]
-    size: Range | None = None
+    sizes: dict[str, Range] = {}
 
 
 def prefix_of(workload: Workload) -> str:
@@ -140,7 +145,7 @@ def describe(
     """The manifest of a library."""
 
     def ports(found: Sequence[Port]) -> tuple[Tensor, ...]:
-        return tuple(Tensor(p.name, p.type.dtype, plan.encoded(p.type)) for p in found)
+        return tuple(Tensor(p.name, p.type.dtype, _extents(plan, p)) for p in found)
 
     def kernel(step: Step) -> Kernel:
         value = next((n for n in step.names if n), None)
@@ -158,7 +163,7 @@ def describe(
 
     return Manifest(
         about, name, str(target), target.threads, ports(plan.inputs), ports(plan.outputs), plan.weight_bytes,
-        plan.arena_bytes, tuple(map(kernel, plan.steps)), Range(plan.size.low, plan.size.high) if plan.size else None,
+        plan.arena_bytes, tuple(map(kernel, plan.steps)), {s.name: Range(s.low, s.high) for s in sizes_of(plan)},
     )  # fmt: skip
 
 
@@ -170,8 +175,8 @@ def _header(plan: Plan, name: str, about: str, target: Target) -> str:
     return _HEADER.substitute(
         about=about.replace("*/", "* /"), target=target, ports="".join(lines), alignment=ALIGNMENT, name=name,
         threads=show_number(target.threads, "thread"), arena=plan.arena_bytes, guard=f"{name.upper()}_H",
-        arguments=_parameters(plan), unit="" if plan.size is None else f" for each unit of {NAME}",
-        size="" if plan.size is None else f" *   {NAME}: the symbolic size, from {plan.size.low} to {plan.size.high}\n",
+        arguments=_parameters(plan), least=" at the least sizes" if plan.sizes else "",
+        sizes="".join(f" *   {s.name}: a symbolic size, from {s.low} to {s.high}\n" for s in sizes_of(plan)),
     )  # fmt: skip
 
 
@@ -179,17 +184,20 @@ def _arguments(plan: Plan) -> list[tuple[str, str, Port]]:
     """The C function's parameters: `const ` or nothing, the C name, and the input or output."""
     ports = (*plan.inputs, *plan.outputs)
     kinds = ["const "] * len(plan.inputs) + [""] * len(plan.outputs)
-    return list(zip(kinds, c_names((p.name for p in ports), (plan.size and [NAME]) or ()), ports, strict=True))
+    return list(zip(kinds, c_names((p.name for p in ports), [s.name for s in sizes_of(plan)]), ports, strict=True))
 
 
 def _parameters(plan: Plan) -> str:
-    size = [] if plan.size is None else [f"int64_t {NAME}"]
-    return ", ".join(size + [f"{const}{c_type(port.type.dtype)} *{word}" for const, word, port in _arguments(plan)])
+    sizes = [f"int64_t {s.name}" for s in sizes_of(plan)]
+    return ", ".join(sizes + [f"{const}{c_type(port.type.dtype)} *{word}" for const, word, port in _arguments(plan)])
 
 
 def _show(plan: Plan, port: Port) -> str:
-    extents = (str(e) if e >= 0 else NAME if e == -1 else f"{-e}*{NAME}" for e in plan.encoded(port.type))
-    return f"{port.type.dtype}[{','.join(extents)}]"
+    return f"{port.type.dtype}[{','.join(map(str, _extents(plan, port)))}]"
+
+
+def _extents(plan: Plan, port: Port) -> tuple[int | str, ...]:
+    return tuple(e if isinstance(e, int) else str(e) for e in plan.encoded(port.type))
 
 
 def _source(plan: Plan, name: str, target: Target, weights: Path, tables: Sequence[str]) -> str:
@@ -198,6 +206,10 @@ def _source(plan: Plan, name: str, target: Target, weights: Path, tables: Sequen
     types = [b.type for step in plan.steps for b in step.buffers] + [p.type for p in ports]
     shapes = {plan.encoded(t): "" for t in types}
     shapes = {shape: f"_plevel_shape_{i}" for i, shape in enumerate(shapes)}
+    extents = {e: -1 - i for i, e in enumerate(dict.fromkeys(e for s in shapes for e in s if isinstance(e, Extent)))}
+
+    def shape(encoded: Encoded) -> str:
+        return ", ".join(str(e if isinstance(e, int) else extents[e]) for e in encoded) or "1"
 
     def tensor(kind: TensorType) -> str:
         code, bits = dlpack_type(kind.dtype)
@@ -208,16 +220,15 @@ def _source(plan: Plan, name: str, target: Target, weights: Path, tables: Sequen
 
     def step(number: int, found: Step) -> str:
         called = "NULL" if found.workload is None else f"__tvm_ffi_{symbol_of(found.workload)}"
-        copied = encoded_bytes(found.buffers[0].type, plan.size) if found.workload is None else 0
-        return f"{{{called}, _plevel_operands[{number}], {len(found.buffers)}, {found.outputs}, {copied}}}"
+        return f"{{{called}, _plevel_operands[{number}], {len(found.buffers)}, {found.outputs}}}"
 
     return "\n".join([
         f"#define PLEVEL_THREADS {target.threads}",
         f"#define PLEVEL_ALIGNMENT {ALIGNMENT}",
         "#define PLEVEL_LIBRARY_THREADS",
-        f"#define PLEVEL_ARENA {plan.arena_bytes}",
-        f"#define PLEVEL_LEAST {plan.size.low if plan.size else 1}",
-        f"#define PLEVEL_MOST {plan.size.high if plan.size else 1}",
+        f"#define PLEVEL_SIZES {len(sizes_of(plan))}",
+        f"#define PLEVEL_EXTENTS {max(1, len(extents))}",
+        f"#define PLEVEL_PLACES {max(1, len(plan.places))}",
         f"#define PLEVEL_INPUTS {len(plan.inputs)}",
         f"#define PLEVEL_PORTS {len(ports)}",
         f"#define PLEVEL_STEPS {len(plan.steps)}",
@@ -226,20 +237,22 @@ def _source(plan: Plan, name: str, target: Target, weights: Path, tables: Sequen
         files("strategy.compile").joinpath("entry.c").read_text(),
         files(__package__).joinpath("network.c").read_text(),
         *(f"int __tvm_ffi_{kernel}(void *, const Any *, int32_t, Any *);" for kernel in kernels),
-        *(f"static const int64_t {word}[] = {{{', '.join(map(str, s or (1,)))}}};" for s, word in shapes.items()),
+        *(f"static const int64_t {word}[] = {{{shape(s)}}};" for s, word in shapes.items()),
+        *write_sizes(plan, list(extents)),
         *tables,
         "static const Operand _plevel_operands[PLEVEL_STEPS][PLEVEL_OPERANDS] = {",
         *(f"  {{{', '.join(map(operand, s.buffers))}}}," for s in plan.steps),
         "};\nstatic const Step _plevel_steps[PLEVEL_STEPS] = {",
         *(f"  {step(i, s)}," for i, s in enumerate(plan.steps)),
         "};\nstatic const Port _plevel_ports[PLEVEL_PORTS] = {",
-        *(f"  {{{encoded_bytes(p.type, plan.size)}, {p.staged}, {tensor(p.type)}}}," for p in ports),
+        *(f"  {{{p.staged}, {tensor(p.type)}}}," for p in ports),
         "};",
         f'__asm__(".section .rodata\\n.balign {ALIGNMENT}\\n.globl _plevel_weights\\n.hidden _plevel_weights\\n"',
         f'        "_plevel_weights:\\n.incbin \\"{weights}\\"\\n.byte 0\\n.previous\\n");',
         f"int {name}({_parameters(plan)}) {{",
         f"  void *const _given[] = {{{', '.join(f'(void *){word}' for _, word, _ in _arguments(plan))}}};",
-        f"  return _plevel_run({NAME if plan.size else 1}, _given);",
+        f"  const int64_t _sizes[] = {{{', '.join([*(s.name for s in sizes_of(plan)), '0'])}}};",
+        "  return _plevel_run(_sizes, _given);",
         "}",
         f"void {name}_trace(void (*function)(int step, const void *output)) {{ _plevel_trace = function; }}",
         "",

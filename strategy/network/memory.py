@@ -1,4 +1,4 @@
-"""Offsets of buffers in one arena: buffers that are never alive at the same time share memory."""
+"""Places of buffers in one arena: buffers that are never alive at the same time share memory."""
 
 from __future__ import annotations
 
@@ -31,3 +31,16 @@ def place(lives: Sequence[Life], alignment: int) -> tuple[list[int], int]:
         placed.append(index)
     end = max((offsets[i] + life.bytes for i, life in enumerate(lives)), default=0)
     return offsets, -(-end // alignment) * alignment
+
+
+def share(lives: Sequence[Life]) -> list[int]:
+    """The index of each buffer's place, for places whose sizes are known at the call: the largest buffers first."""
+    found = [0] * len(lives)
+    places: list[list[Life]] = []
+    for index in sorted(range(len(lives)), key=lambda i: -lives[i].bytes):
+        free = (i for i, own in enumerate(places) if not any(lives[index].overlaps(life) for life in own))
+        found[index] = next(free, len(places))
+        if found[index] == len(places):
+            places.append([])
+        places[found[index]].append(lives[index])
+    return found

@@ -1,7 +1,7 @@
-/* What the libraries of all networks have in common. It stands behind `entry.c` and the macros PLEVEL_ARENA,
- * PLEVEL_LEAST, PLEVEL_MOST, PLEVEL_INPUTS, PLEVEL_PORTS, PLEVEL_STEPS and PLEVEL_OPERANDS, and before the tables that
- * `library.py` writes. In those, the negative of a factor stands for a multiple of the symbolic size, which is 1 for a
- * network without one. Offsets in the arena are for each unit of the size.
+/* What the libraries of all networks have in common. It stands behind `entry.c` and the macros PLEVEL_SIZES,
+ * PLEVEL_EXTENTS, PLEVEL_PLACES, PLEVEL_INPUTS, PLEVEL_PORTS, PLEVEL_STEPS and PLEVEL_OPERANDS, and before the tables and
+ * functions that `library.py` writes. In the shapes of those, -1 - i stands for the extent i that depends on the
+ * symbolic sizes.
  */
 #include <pthread.h>
 #include <string.h>
@@ -10,21 +10,33 @@ enum { ARENA, WEIGHTS, PORT };
 typedef int (*Function)(void *, const Any *, int32_t, Any *);
 typedef struct { uint8_t area, code, bits; int32_t ndim; const int64_t *shape; uint64_t at; } Operand;
 /* Without a function: a copy of the first operand to the second. */
-typedef struct { Function function; const Operand *operands; int32_t count, outputs; int64_t copied; } Step;
-/* An input or output: a buffer that is not aligned is staged in the arena. */
-typedef struct { int64_t bytes; uint64_t staged; uint8_t code, bits; int32_t ndim; const int64_t *shape; } Port;
+typedef struct { Function function; const Operand *operands; int32_t count, outputs; } Step;
+/* An input or output: a buffer that is not aligned is staged at a place in the arena. */
+typedef struct { uint64_t staged; uint8_t code, bits; int32_t ndim; const int64_t *shape; } Port;
 
 static const Step _plevel_steps[PLEVEL_STEPS];
 static const Port _plevel_ports[PLEVEL_PORTS];
 extern const char _plevel_weights[] __attribute__((visibility("hidden")));
 static void (*_plevel_trace)(int step, const void *output);
+static int _plevel_fits(const int64_t *sizes);
+static uint64_t _plevel_arrange(const int64_t *sizes, uint64_t *places);  /* the arena's bytes, or TOO_MANY */
+static void _plevel_measure(const int64_t *sizes, int64_t *extents);
+static void _plevel_read(const Tensor *const *given, int64_t *sizes);
+#define TOO_MANY (1ULL << 62)
 
 /* Arenas that no call uses, so that calls do not pay for fresh pages; calls at the same time have one each. */
 typedef struct Block { struct Block *next; uint64_t bytes; } Block;
 static pthread_mutex_t _plevel_lock = PTHREAD_MUTEX_INITIALIZER;
 static Block *_plevel_spare;
 
-static int64_t _plevel_extent(int64_t encoded, int64_t size) { return encoded < 0 ? -encoded * size : encoded; }
+static int64_t _plevel_extent(int64_t encoded, const int64_t *extents) {
+  return encoded < 0 ? extents[-1 - encoded] : encoded;
+}
+static uint64_t _plevel_bytes(int bits, int32_t ndim, const int64_t *shape, const int64_t *extents) {
+  uint64_t bytes = bits / 8;
+  for (int d = 0; d < ndim; ++d) bytes *= _plevel_extent(shape[d], extents);
+  return bytes;
+}
 
 static char *_plevel_take(uint64_t bytes) {
   pthread_mutex_lock(&_plevel_lock);
@@ -52,21 +64,28 @@ __attribute__((destructor)) static void _plevel_unload(void) {
   }
 }
 
+static uint64_t _plevel_port_bytes(int i, const int64_t *extents) {
+  return _plevel_bytes(_plevel_ports[i].bits, _plevel_ports[i].ndim, _plevel_ports[i].shape, extents);
+}
+
 /* The network, on its inputs and then its outputs: 0, -1 without memory, -2 for a size that is out of range, or one more
  * than the step that failed. */
-static int _plevel_run(int64_t size, void *const *given) {
-  if (size < PLEVEL_LEAST || size > PLEVEL_MOST) return -2;
-  char *arena = _plevel_take(PLEVEL_ARENA * (uint64_t)size), *ports[PLEVEL_PORTS];
+static int _plevel_run(const int64_t *sizes, void *const *given) {
+  if (!_plevel_fits(sizes)) return -2;
+  uint64_t places[PLEVEL_PLACES], needed = _plevel_arrange(sizes, places);
+  int64_t extents[PLEVEL_EXTENTS];
+  char *arena = needed < TOO_MANY ? _plevel_take(needed) : NULL, *ports[PLEVEL_PORTS];
   int failed = 0;
   if (!arena) return -1;
+  _plevel_measure(sizes, extents);
   _plevel_ready();
   for (int i = 0; i < PLEVEL_PORTS; ++i) {
     const Port *port = &_plevel_ports[i];
     int aligned = (uintptr_t)given[i] % PLEVEL_ALIGNMENT == 0;
-    ports[i] = aligned ? given[i] : arena + port->staged * size;
+    ports[i] = aligned ? given[i] : arena + places[port->staged];
   }
   for (int i = 0; i < PLEVEL_INPUTS; ++i)
-    if (ports[i] != given[i]) memcpy(ports[i], given[i], _plevel_extent(_plevel_ports[i].bytes, size));
+    if (ports[i] != given[i]) memcpy(ports[i], given[i], _plevel_port_bytes(i, extents));
   for (int s = 0; s < PLEVEL_STEPS && !failed; ++s) {
     const Step *step = &_plevel_steps[s];
     Tensor tensors[PLEVEL_OPERANDS];
@@ -75,20 +94,21 @@ static int _plevel_run(int64_t size, void *const *given) {
     for (int i = 0; i < step->count; ++i) {
       const Operand *o = &step->operands[i];
       void *data = o->area == PORT ? ports[o->at]
-                   : o->area == ARENA ? arena + o->at * size : (char *)_plevel_weights + o->at;
-      for (int d = 0; d < o->ndim; ++d) shapes[i][d] = _plevel_extent(o->shape[d], size);
+                   : o->area == ARENA ? arena + places[o->at] : (char *)_plevel_weights + o->at;
+      for (int d = 0; d < o->ndim; ++d) shapes[i][d] = _plevel_extent(o->shape[d], extents);
       Tensor tensor = {data, {CPU, 0}, o->ndim, {o->code, o->bits, 1}, shapes[i], NULL, 0};
       tensors[i] = tensor;
       args[i] = any_of(&tensors[i]);
     }
     if (!step->function)
-      memcpy(tensors[1].data, tensors[0].data, _plevel_extent(step->copied, size));
+      memcpy(tensors[1].data, tensors[0].data,
+             _plevel_bytes(step->operands->bits, step->operands->ndim, step->operands->shape, extents));
     else if (step->function(NULL, args, step->count, &result))
       failed = s + 1;
     if (_plevel_trace) _plevel_trace(s, tensors[step->count - step->outputs].data);
   }
   for (int i = PLEVEL_INPUTS; i < PLEVEL_PORTS; ++i)
-    if (ports[i] != given[i]) memcpy(given[i], ports[i], _plevel_extent(_plevel_ports[i].bytes, size));
+    if (ports[i] != given[i]) memcpy(given[i], ports[i], _plevel_port_bytes(i, extents));
   _plevel_give_back(arena);
   return failed;
 }
@@ -101,26 +121,31 @@ static int _plevel_refuse(const char *what) {
 /* The function `main` for tvm_ffi: tensors of the inputs, then of the outputs. */
 int __tvm_ffi_main(void *self, const Any *args, int32_t count, Any *result) {
   void *given[PLEVEL_PORTS];
-  int64_t size = PLEVEL_MOST == 1 ? 1 : 0;
+  const Tensor *tensors[PLEVEL_PORTS];
+  int64_t sizes[PLEVEL_SIZES + 1], extents[PLEVEL_EXTENTS];
   (void)self, (void)result;
   if (count != PLEVEL_PORTS) return _plevel_refuse("the inputs are expected, then the outputs: see the header");
   for (int i = 0; i < count; ++i) {
     const Port *port = &_plevel_ports[i];
-    const Tensor *t = tensor_of(&args[i]);
+    const Tensor *t = tensors[i] = tensor_of(&args[i]);
     if (!t || t->ndim != port->ndim || t->dtype.code != port->code || t->dtype.bits != port->bits ||
         t->dtype.lanes != 1 || t->device.type != CPU)
       return _plevel_refuse("an argument is no tensor of the type that the header says");
+  }
+  _plevel_read(tensors, sizes);
+  if (!_plevel_fits(sizes)) return _plevel_refuse("a symbolic size is out of the range that the header says");
+  _plevel_measure(sizes, extents);
+  for (int i = 0; i < count; ++i) {
+    const Port *port = &_plevel_ports[i];
+    const Tensor *t = tensors[i];
     int64_t stride = 1;
     for (int d = t->ndim - 1; d >= 0; --d) {
-      if (!size && port->shape[d] < 0) size = t->shape[d] / -port->shape[d];
-      if (t->shape[d] != _plevel_extent(port->shape[d], size) ||
+      if (t->shape[d] != _plevel_extent(port->shape[d], extents) ||
           (t->strides && t->shape[d] != 1 && t->strides[d] != stride))
         return _plevel_refuse("an argument is not contiguous, or not of the shape that the header says");
       stride *= t->shape[d];
     }
     given[i] = (char *)t->data + t->byte_offset;
   }
-  int failed = _plevel_run(size, given);
-  return failed == -2 ? _plevel_refuse("the symbolic size is out of the range that the header says")
-         : failed ? _plevel_refuse("a kernel failed") : 0;
+  return _plevel_run(sizes, given) ? _plevel_refuse("a kernel failed") : 0;
 }

@@ -6,17 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+import numpy as np
+
 from strategy.compile.artefact import ALIGNMENT
 from strategy.compile.c_text import dlpack_type
 from strategy.compile.fusion import Group, Operand, resolve
-from strategy.expr import Call, Constant, Expr
+from strategy.expr import Call, Constant, Expr, Var
 from strategy.network.graph import Network
 from strategy.network.group import describe
-from strategy.network.memory import Life, place
-from strategy.network.size import Size
+from strategy.network.memory import Life, place, share
+from strategy.network.size import Encoded, Extent, Sizes
 from strategy.signature import Role, Signature
 from strategy.types import TensorType, TupleType
 from strategy.workload import Workload
+
+_SAMPLE = 63  # above the least size, where buffers are compared
 
 
 class Area(IntEnum):
@@ -29,7 +33,7 @@ class Area(IntEnum):
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor in memory: `at` is its offset in bytes, or the index of an input or output."""
+    """A tensor in memory: `at` is the index of its place in the arena, of an input or output, or an offset in bytes."""
 
     area: Area
     at: int
@@ -64,7 +68,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of the network; `staged` is where an unaligned one is copied to in the arena."""
+    """An input or output of the network; `staged` is the place in the arena that an unaligned one is copied to."""
 
     name: str
     type: TensorType
@@ -72,23 +76,40 @@ class Port:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Steps in order, with their memory.
+class Place:
+    """Memory in the arena for buffers that are never alive at the same time: its end is behind the largest of `bytes`.
 
-    Args:
-        arena_bytes: where the network has a symbolic size, those for each unit of it, as are offsets in the arena.
+    It begins at `offset`; None is behind the place before it.
     """
+
+    bytes: tuple[int | Extent, ...]
+    offset: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps in order, with their memory."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     steps: tuple[Step, ...]
     weights: tuple[Weight, ...]
-    arena_bytes: int
-    size: Size | None
+    places: tuple[Place, ...]
+    sizes: Sizes | None
 
-    def encoded(self, kind: TensorType) -> tuple[int, ...]:
-        """A shape, in which the negative factor stands for a multiple of the size."""
-        return kind.concrete_shape if self.size is None else self.size.encoded(kind)
+    def encoded(self, kind: TensorType) -> Encoded:
+        """A shape, as it depends on the sizes."""
+        return kind.concrete_shape if self.sizes is None else self.sizes.encoded(kind)
+
+    @property
+    def arena_bytes(self) -> int:
+        """The bytes of the arena, at the least sizes if they are symbolic."""
+        values, end, most = self.sizes.least if self.sizes else (), 0, 0
+        for found in self.places:
+            begin = end if found.offset is None else found.offset
+            end = begin + align(max(b if isinstance(b, int) else b.at(values) for b in found.bytes))
+            most = max(most, end)
+        return most
 
     @property
     def weight_bytes(self) -> int:
@@ -99,9 +120,8 @@ def bytes_of(kind: TensorType) -> int:
     return kind.size * dlpack_type(kind.dtype)[1] // 8
 
 
-def encoded_bytes(kind: TensorType, size: Size | None) -> int:
-    """The bytes of a tensor; if they are a multiple of the size, the negative factor."""
-    return bytes_of(kind) if size is None else size.encode(bytes_of(kind))
+def align(bytes: int) -> int:
+    return -(-bytes // ALIGNMENT) * ALIGNMENT
 
 
 def make_plan(
@@ -153,11 +173,8 @@ class _Planner:
             outputs.append(made)
         staged = [self.values[v, None] for v in network.inputs] + outputs
         known = {id(v): v for v in (*self.values.values(), *outputs)}
-        size = network.size
-        # A fixed buffer has its bytes for each unit, too: there are few.
-        lives = [Life(abs(encoded_bytes(v.type, size)), v.first, v.last) for v in known.values()]
-        places, end = place(lives, ALIGNMENT)
-        offset = dict(zip(known, places, strict=True))
+        index, places = _place(list(known.values()), network.sizes)
+        offset = dict(zip(known, index, strict=True))
 
         def buffer(found: _Operand) -> Buffer:
             value, kind = found
@@ -173,7 +190,9 @@ class _Planner:
             for (name, node), v in zip(nodes, staged, strict=True)
         ]
         steps = tuple(Step(w, tuple(map(buffer, found)), n, named) for w, found, n, named in drafts)
-        return Plan(tuple(ports[:count]), tuple(ports[count:]), steps, tuple(self.weights.values()), end, size)
+        return Plan(
+            tuple(ports[:count]), tuple(ports[count:]), steps, tuple(self.weights.values()), places, network.sizes
+        )
 
     def _claim_ports(self, count: int) -> set[int]:
         """Have kernels write into outputs; the outputs that are copied to, as they are the values of others."""
@@ -191,7 +210,7 @@ class _Planner:
     ) -> tuple[Workload | None, list[_Operand], int, tuple[str | None, ...]] | None:
         if is_view(group):
             return None
-        workload, sources = describe(group, self.network.size)
+        workload, sources = describe(group, self.network.sizes)
         found: list[_Operand] = []
         made = group.output.checked_type
         fields = len(made.fields) if isinstance(made, TupleType) else None
@@ -200,7 +219,9 @@ class _Planner:
             if argument.role is Role.OUTPUT:
                 continue
             node, index = _base(sources[argument.name])
-            if isinstance(node, Constant):
+            if isinstance(node, Var) and (node, None) not in self.values:  # a shape: any memory
+                found.append((Weight(Constant(np.zeros(())), 0, 0), node.tensor_type))
+            elif isinstance(node, Constant):
                 packed = (workload, argument.name) if argument.role is Role.PREPARED else None
                 kind = argument.tensor if packed else node.type
                 found.append((self._weight(node, kind, packed), kind))
@@ -227,8 +248,27 @@ class _Planner:
         key = (id(node.value), packed) if packed else (id(node.value),)
         if key not in self.weights:
             self.weights[key] = Weight(node, self.weight_end, bytes_of(kind), packed)
-            self.weight_end = -(-(self.weight_end + bytes_of(kind)) // ALIGNMENT) * ALIGNMENT
+            self.weight_end = align(self.weight_end + bytes_of(kind))
         return self.weights[key]
+
+
+def _place(values: Sequence[_Value], sizes: Sizes | None) -> tuple[list[int], tuple[Place, ...]]:
+    """The place of each value, and the places: with symbolic sizes those of equal buffers at small sizes."""
+    if sizes is None:
+        fixed = [Life(bytes_of(v.type), v.first, v.last) for v in values]
+        offsets, _ = place(fixed, ALIGNMENT)
+        found = [Place((life.bytes,), offset) for life, offset in zip(fixed, offsets, strict=True)]
+        return list(range(len(values))), tuple(found)
+    each = [sizes.bytes(v.type, bytes_of(TensorType((), v.type.dtype))) for v in values]
+    sample = tuple(min(size.high, size.low + _SAMPLE) for size in sizes.sizes)
+    lives = [
+        Life(b if isinstance(b, int) else b.at(sample), v.first, v.last) for b, v in zip(each, values, strict=True)
+    ]
+    index = share(lives)
+    members: list[dict[int | Extent, None]] = [{} for _ in range(max(index, default=-1) + 1)]
+    for at, b in zip(index, each, strict=True):
+        members[at][b] = None
+    return index, tuple(Place(tuple(m)) for m in members)
 
 
 def is_view(group: Group) -> bool:

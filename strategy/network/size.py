@@ -1,41 +1,155 @@
-"""The symbolic size of a network, of which its other extents are multiples."""
+"""The symbolic sizes of a network, and its other extents as sums of products of them."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from operator import add
 
 from strategy.types import TensorType
 
-NAME = "n"
+NAMES = ("n", "m", "k")
 MOST = 2**31 - 1  # where the model sets no bound
+PROBED = 290_000  # extents from here on may be symbolic
+PROBES = ((300_007, 400_009, 500_009), (300_017, 400_031, 500_029))
+_SUMMAND = 512  # the most that is added to a size
+
+Powers = tuple[int, ...]
+_Terms = tuple[tuple[Powers, int], ...]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A polynomial in the sizes: the factor of each product of them, by its powers of the sizes. Its text is C."""
+
+    names: tuple[str, ...]
+    factors: tuple[tuple[Powers, int], ...]
+
+    def at(self, values: Sequence[int]) -> int:
+        return sum(f * math.prod(v**p for v, p in zip(values, powers, strict=True)) for powers, f in self.factors)
+
+    def __str__(self) -> str:
+        terms = []
+        for powers, factor in self.factors:
+            sizes = [name for name, power in zip(self.names, powers, strict=True) for _ in range(power)]
+            terms.append("*".join(sizes if factor == 1 and sizes else [str(factor), *sizes]))
+        return " + ".join(terms).replace("+ -", "- ")
+
+
+Encoded = tuple[int | Extent, ...]
 
 
 @dataclass(frozen=True)
 class Size:
-    """A size that each call gives, within bounds.
+    """A size that each call gives, within bounds."""
 
-    Args:
-        probe: the prime that stands for it in the network's types; an extent that it divides is a multiple of the size.
-    """
-
+    name: str
     low: int
     high: int
-    probe: int
 
-    def encode(self, extent: int) -> int:
-        """The extent; if it is a multiple of the size, the negative factor."""
-        return -(extent // self.probe) if extent and extent % self.probe == 0 else extent
 
-    def encoded(self, kind: TensorType) -> tuple[int, ...]:
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes that a network takes.
+
+    Args:
+        probes: the primes that stand for them in the network's types.
+    """
+
+    sizes: tuple[Size, ...]
+    probes: tuple[int, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(size.name for size in self.sizes)
+
+    @property
+    def least(self) -> tuple[int, ...]:
+        return tuple(size.low for size in self.sizes)
+
+    def encode(self, extent: int) -> int | Extent:
+        """An extent of the network's types as it depends on the sizes."""
+        return self._extent(_decode(extent, self.probes) or (((), extent),))
+
+    def bytes(self, kind: TensorType, each: int) -> int | Extent:
+        """The bytes of a tensor, of elements of so many."""
+        none = (0,) * len(self.probes)
+        found: _Terms = ((none, each),)
+        for extent in self.encoded(kind):
+            found = _multiply(found, ((none, extent),) if isinstance(extent, int) else extent.factors)
+        return self._extent(found)
+
+    def _extent(self, terms: _Terms) -> int | Extent:
+        if any(any(powers) for powers, _ in terms):
+            return Extent(self.names, terms)
+        return sum(factor for _, factor in terms)
+
+    def encoded(self, kind: TensorType) -> Encoded:
         return tuple(map(self.encode, kind.concrete_shape))
 
-    def samples(self) -> tuple[int, ...]:
+    def shown(self, text: object) -> str:
+        """A message, with the names of sizes for their probes."""
+        found = str(text)
+        for name, probe in zip(self.names, self.probes, strict=True):
+            found = found.replace(str(probe), name)
+        return found
+
+    def samples(self) -> list[tuple[int, ...]]:
         """A few sizes to try a library at: the least, some odd and even ones, and the greatest if it is small."""
-        wanted = (self.low, self.low + 2, 8, min(self.high, 64))
-        return tuple(sorted({n for n in wanted if self.low <= n <= self.high}))
+        each = [
+            sorted({n for n in (s.low, s.low + 2, 8, min(s.high, 64)) if s.low <= n <= s.high}) for s in self.sizes
+        ]
+        count = max(map(len, each))
+        return [tuple(own[(i + 2 * place) % len(own)] for place, own in enumerate(each)) for i in range(count)]
 
 
-def extents_at(encoded: Sequence[int], n: int) -> tuple[int, ...]:
-    """A shape as it is where the size is `n`."""
-    return tuple(-e * n if e < 0 else e for e in encoded)
+def extents_at(encoded: Encoded, values: Sequence[int]) -> tuple[int, ...]:
+    """A shape as it is at these values of the sizes."""
+    return tuple(e if isinstance(e, int) else e.at(values) for e in encoded)
+
+
+def make_sizes(bounds: Sequence[tuple[int, int]]) -> tuple[Sizes, Sizes]:
+    """Sizes with two sets of probes; of at most as many sizes as there are `NAMES`."""
+    sizes = tuple(Size(name, *bound) for name, bound in zip(NAMES, bounds, strict=False))
+    first, second = (Sizes(sizes, probes[: len(sizes)]) for probes in PROBES)
+    return first, second
+
+
+@cache
+def _decode(value: int, probes: tuple[int, ...]) -> _Terms | None:
+    """The terms of a value as a polynomial in the probes; None where there is no short one."""
+    none = (0,) * len(probes)
+    if value < PROBED:
+        return ((none, value),) if value else ()
+    for place, probe in enumerate(probes):  # a product of sizes, or of sizes with a summand each
+        factor = (value + probe // 2) // probe
+        if not factor:
+            continue
+        summand, left = divmod(value - factor * probe, factor)
+        found = _decode(factor, probes) if left == 0 and abs(summand) <= _SUMMAND else None
+        if found is not None:
+            one = tuple(int(i == place) for i in range(len(probes)))
+            return _multiply(found, ((one, 1), (none, summand)))
+    for place, probe in enumerate(probes):  # a sum of such
+        factor, left = divmod(value, probe)
+        found = _decode(factor, probes) if factor and left >= PROBED else None
+        rest = _decode(left, probes) if found else None
+        if found is not None and rest is not None:
+            one = tuple(int(i == place) for i in range(len(probes)))
+            return _add(_multiply(found, ((one, 1),)), rest)
+    return None
+
+
+def _multiply(a: _Terms, b: _Terms) -> _Terms:
+    return _add(*(((tuple(map(add, p, q)), f * g),) for p, f in a for q, g in b))
+
+
+def _add(*terms: _Terms) -> _Terms:
+    found: Counter[Powers] = Counter()
+    for powers, factor in chain(*terms):
+        found[powers] += factor
+    return tuple(sorted(((p, f) for p, f in found.items() if f), reverse=True))

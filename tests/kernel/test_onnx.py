@@ -71,6 +71,33 @@ def test_its_library_gives_the_values_of_the_reference(tmp_path: Path, capsys: p
     assert manifest["inputs"] == [{"name": "picture", "dtype": "float32", "shape": [2, 3, 16, 16]}]
 
 
+def test_a_library_takes_every_size_that_has_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows that are numbered, a mask that is filled, and scores of n by n."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["sizes"]), helper.make_node("Gather", ["sizes", "one"], ["rows"]),
+        helper.make_node("Range", ["zero", "rows", "one"], ["places"]),
+        helper.make_node("Cast", ["places"], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["numbers", "ones"], ["column"]),
+        helper.make_node("Add", ["x", "column"], ["numbered"]),
+        helper.make_node("Transpose", ["x"], ["turned"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["numbered", "turned"], ["scores"]),
+        helper.make_node("Shape", ["scores"], ["shape"]), helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+        helper.make_node("Sub", ["zeros", "scores"], ["less"]), helper.make_node("Softmax", ["less"], ["y"]),
+    ]  # fmt: skip
+    weights = [numpy_helper.from_array(np.array(v), n) for n, v in (("zero", 0), ("one", 1), ("ones", [1]))]
+    graph = helper.make_graph(
+        nodes, "scores", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "rows", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "rows", "rows"])], weights,
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path, out = tmp_path / "scores.onnx", tmp_path / "scores.so"
+    path.write_bytes(model.SerializeToString())
+    assert call("compile", path, "-o", out, "--threads", "2", "--verify") == 0
+    assert "agree at sizes 1×8, 3×64, 8×1, 64×3 within" in capsys.readouterr().out
+    manifest = json.loads(out.with_suffix(".json").read_text())
+    assert [o["shape"] for o in manifest["outputs"]] == [["n", "m", "m"]]
+
+
 def small(*nodes: Any, weight: Any = None, size: Any = 4) -> Any:
     weights = [numpy_helper.from_array(np.ones((4, 4), "float32"), "w")] if weight is None else weight
     graph = helper.make_graph(
@@ -103,7 +130,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "data elsewhere": (lambda: outside("../../etc/passwd"), "outside of the model's folder"),
     "absolute data": (lambda: outside("/etc/passwd"), "outside of the model's folder"),
     "no data": (lambda: outside("weights.bin"), "there is no such file"),
-    "symbolic": (lambda: small(PRODUCT, size="n"), "symbolic size 'n' at axis 1: give it with --dim n=1"),
+    "symbolic": (lambda: small(PRODUCT, size="n"), "give it with --dim n=1|that of the data, n; n is n: give"),
     "bomb": (growing, "a constant of more than"),
 }
 

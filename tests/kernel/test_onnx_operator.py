@@ -53,7 +53,7 @@ def model_of(nodes: list[Any], inputs: dict[str, Any], constants: dict[str, Any]
 
 def import_file(model: Any, path: Path) -> Any:
     (path / "model.onnx").write_bytes(model.SerializeToString())
-    return import_model(read_model(path / "model.onnx", {}))[0]
+    return import_model(read_model(path / "model.onnx", {})[0])[0]
 
 
 PRELU = [N("PRelu", ["x", "s"], ["y"])]

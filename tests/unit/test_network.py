@@ -11,7 +11,10 @@ import pytest
 from strategy.expr import Call, Constant, Expr, Tuple, Var, call, post_order
 from strategy.network import layer
 from strategy.network.graph import Network
+from strategy.network.memory import Life, share
 from strategy.network.normal import extents, normalize
+from strategy.network.size import MOST, make_sizes
+from strategy.types import TensorType
 
 CHANNELS = 6
 
@@ -135,3 +138,27 @@ def test_channels_of_another_layout_are_not_those_of_axis_1() -> None:
     found = normalize(given)
     data = {"x": weights.random.normal(size=(1, 6, 4, 6))}
     np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-5)
+
+
+def test_extents_are_sums_of_products_of_sizes_at_any_probe():
+    wanted = (
+        "n", "m", "3*n", "n*n", "12*n*m", "n + 1", "n - 1", "n + m", "768*n + 768", "n*m + n", "n*m + 512*m", "768",
+        "250002",
+    )  # fmt: skip
+    for sizes in make_sizes([(1, 40), (2, MOST)]):
+        values = dict(zip(("n", "m"), sizes.probes, strict=True))
+        for text in wanted:
+            found = sizes.encode(eval(text, {}, values))
+            assert str(found) == text
+            if not isinstance(found, int):
+                assert found.at((3, 5)) == eval(text, {}, {"n": 3, "m": 5})
+        assert sizes.samples() == [(1, 8), (3, 64), (8, 2), (40, 4)]
+        assert str(sizes.bytes(TensorType((sizes.probes[0], sizes.probes[0] + 1, 3)), 4)) == "12*n*n + 12*n"
+        assert sizes.shown(f"float32[{sizes.probes[0]},{sizes.probes[1]}]") == "float32[n,m]"
+
+
+def test_buffers_that_are_never_alive_together_share_a_place():
+    lives = [Life(100, 0, 1), Life(80, 1, 2), Life(90, 2, 3), Life(10, 0, 3)]
+    found = share(lives)
+    assert found[0] == found[2]
+    assert len({found[0], found[1], found[3]}) == 3

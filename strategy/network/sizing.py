@@ -1,0 +1,65 @@
+"""The functions of a library for its symbolic sizes, in C: their range, the arena's places, and extents."""
+
+from __future__ import annotations
+
+from strategy.network.graph import NetworkError
+from strategy.network.plan import Place, Plan
+from strategy.network.size import Extent, Size
+
+
+def sizes_of(plan: Plan) -> tuple[Size, ...]:
+    return plan.sizes.sizes if plan.sizes else ()
+
+
+def write_sizes(plan: Plan, extents: list[Extent]) -> list[str]:
+    """The functions of the symbolic sizes: their range, the arena's places, extents, and how to read them."""
+    sizes = sizes_of(plan)
+
+    def known(kind: str) -> list[str]:
+        return [f"  const {kind} {s.name} = _sizes[{i}]; (void){s.name};" for i, s in enumerate(sizes)]
+
+    within = [f"_sizes[{i}] >= {s.low} && _sizes[{i}] <= {s.high}" for i, s in enumerate(sizes)]
+    return [
+        f"static int _plevel_fits(const int64_t *_sizes) {{ (void)_sizes; return {' && '.join(within) or '1'}; }}",
+        "static uint64_t _plevel_arrange(const int64_t *_sizes, uint64_t *_at) {",
+        *known("__int128"),  # products of sizes are within it
+        "  __int128 _end = 0, _most = 0; (void)_sizes, (void)_at;",
+        *(line for i, found in enumerate(plan.places) for line in _arranged(i, found)),
+        "  return _most < (__int128)TOO_MANY ? (uint64_t)_most : TOO_MANY;",
+        "}",
+        "static void _plevel_measure(const int64_t *_sizes, int64_t *_extents) {",
+        "  (void)_sizes, (void)_extents;",
+        *known("int64_t"),
+        *(f"  _extents[{i}] = {extent};" for i, extent in enumerate(extents)),
+        "}",
+        "static void _plevel_read(const Tensor *const *_given, int64_t *_sizes) {",
+        "  (void)_given, (void)_sizes;",
+        *(f"  _sizes[{i}] = {_reading(plan, i)};" for i in range(len(sizes))),
+        "}",
+    ]
+
+
+def _arranged(index: int, found: Place) -> list[str]:
+    begin = "" if found.offset is None else f" _end = {found.offset};"
+    bytes = f"(__int128)({found.bytes[0]})"
+    for more in found.bytes[1:]:
+        bytes = f"MAX({bytes}, (__int128)({more}))"
+    return [
+        f" {begin} _at[{index}] = (uint64_t)_end;",
+        f"  _end += ({bytes} + PLEVEL_ALIGNMENT - 1) & -(__int128)PLEVEL_ALIGNMENT;",
+        "  _most = MAX(_most, _end);",
+    ]
+
+
+def _reading(plan: Plan, index: int) -> str:
+    """The value of a size, in C, from an input with an axis of that size, or of a multiple and a summand."""
+    assert plan.sizes is not None
+    one = tuple(int(i == index) for i in range(len(plan.sizes.sizes)))
+    for number, port in enumerate(plan.inputs):
+        for axis, extent in enumerate(plan.encoded(port.type)):
+            factors = dict(extent.factors) if isinstance(extent, Extent) else {}
+            rest = factors.pop((0,) * len(one), 0)
+            if factors.keys() == {one}:
+                return f"(_given[{number}]->shape[{axis}] - ({rest})) / {factors[one]}"
+    name = plan.sizes.names[index]
+    raise NetworkError(f"no axis of an input is of the symbolic size {name}: compile it with a fixed one")
