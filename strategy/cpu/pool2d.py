@@ -1,12 +1,13 @@
-"""Pooling: `pool2d_row.cpu` row by row, first down the columns, then across the row; `pool2d_channels.cpu` of NHWC.
+"""Pooling: `pool2d_row.cpu` row by row, first down the columns, then across the row; `pool2d_channels.cpu` elsewhere.
 
 The columns of all windows of a row are reduced once, by contiguous vectors without regard to the stride. Across,
 a window's elements are a stride apart, which takes vectors and shuffles. Both steps of a row stay in the
-first-level cache.
+first-level cache. In NHWC and with blocks of channels vectors are of channels.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache, partial, reduce
 from itertools import product
@@ -14,6 +15,7 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.cpu.row import PARALLEL_BYTES, accumulator, reduction
+from strategy.layout import PLAIN, laid_out_index, plain, plain_index
 from strategy.op_strategy import OpStrategy
 from strategy.order import fold
 from strategy.pattern import register_cpu_implementations
@@ -144,12 +146,12 @@ def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
 
 
 def channels_space(attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
-    """The space of images [n, h, w, c]: vector width, vectors of channels at a time, and tasks of rows of windows."""
+    """The space where channels lie together: vector width, vectors at a time, and tasks of rows of windows."""
     data = inputs[0]
     dtype = accumulator(data.dtype)
     parallel = data.size * (8 if dtype == "float64" else 4) >= PARALLEL_BYTES
-    rows = int(out_type.shape[0]) * int(out_type.shape[1])
-    return _channels_space(rows, int(data.shape[3]), lanes_of(target, dtype), target.threads if parallel else 1)
+    *outer, _, channels = (int(d) for d in out_type.shape)
+    return _channels_space(math.prod(outer), channels, lanes_of(target, dtype), target.threads if parallel else 1)
 
 
 @lru_cache(maxsize=1024)
@@ -167,20 +169,22 @@ def _channels_space(rows: int, channels: int, full: int, threads: int) -> Config
 
 
 def compute_channels(mean: bool, attrs: Any, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
-    """All elements of a window at once, of images [n, h, w, c]."""
+    """All elements of a window at once, of images whose channels lie together."""
     from tvm import te, tirx
 
     (data,) = inputs
-    _, height, width, _ = (int(d) for d in data.shape)
+    _, _, height, width = plain([int(d) for d in data.shape], attrs.layout)
     found = reduction("sum" if mean else "max")
     dtype = accumulator(out_type.dtype)
 
-    def pooled(n: Any, y: Any, x: Any, c: Any) -> Any:
+    def pooled(*index: Any) -> Any:
+        n, c, y, x = plain_index(index, attrs.layout)
+
         def element(down: int, across: int) -> Any:
             row = y * attrs.strides[0] + down * attrs.dilation[0] - attrs.padding[0]
             column = x * attrs.strides[1] + across * attrs.dilation[1] - attrs.padding[1]
             inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
-            value = data(n, row, column, c)
+            value = data(*laid_out_index((n, c, row, column), attrs.layout))
             value = value if data.dtype == dtype else tirx.Cast(dtype, value)
             return tirx.if_then_else(inside, value, found.identity(dtype))
 
@@ -195,9 +199,9 @@ def compute_channels(mean: bool, attrs: Any, inputs: Sequence[Any], out_type: Te
 def schedule_channels(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     """Schedule tasks of rows of windows, and vectors of channels."""
     sch = new_schedule(outs)
-    batch, y, _, channel = sch.get_loops(join_epilogue(sch))
+    *rows, _, channel = sch.get_loops(join_epilogue(sch))
     tasks = integer(config, "tasks")
-    task, _ = sch.split(sch.fuse(batch, y), [tasks, None])
+    task, _ = sch.split(sch.fuse(*rows), [tasks, None])
     if tasks > 1:
         sch.parallel(task)
     _, several, lane = sch.split(channel, [None, integer(config, "vectors"), integer(config, "lanes")])
@@ -207,7 +211,7 @@ def schedule_channels(attrs: Attrs, outs: Outs, target: Target, config: Config) 
 
 
 def register_pool2d_rows(name: str, *, mean: bool) -> None:
-    """Register pooling row by row, of means or maxima, and of images of NHWC by vectors of channels.
+    """Register pooling row by row, of means or maxima, and by vectors of channels where these lie together.
 
     Args:
         name: an operator with the attributes of pooling, whose strategy `register_schedule` made.
@@ -219,9 +223,9 @@ def register_pool2d_rows(name: str, *, mean: bool) -> None:
         if known and data.dtype in _DTYPES and attrs.pool_size[0] * attrs.pool_size[1] <= _LARGEST_WINDOW:
             rows = partial(compute, mean), schedule, "pool2d_row.cpu"
             channels = partial(compute_channels, mean), schedule_channels, "pool2d_channels.cpu"
-            if attrs.layout == "NHWC":
-                strategy.add_implementation(*channels, 12, space=channels_space, symbolic=False)
-            else:
+            if attrs.layout == PLAIN:
                 strategy.add_implementation(*rows, 12, version=2, space=space, symbolic=False)
+            else:
+                strategy.add_implementation(*channels, 12, space=channels_space, symbolic=False)
 
     register_cpu_implementations(name, add)

@@ -12,7 +12,19 @@ from typing import Any
 from strategy.attrs import Attrs, field
 from strategy.expr import Call, Constant, Expr, call
 from strategy.gradient import gradient, register_gradient
+from strategy.layout import (
+    LAYOUTS,
+    PLAIN,
+    laid_out,
+    laid_out_array,
+    laid_out_index,
+    plain,
+    plain_array,
+    plain_index,
+    require_layout,
+)
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.ops.layout_transform import by_plain
 from strategy.ops.matmul import matmul
 from strategy.ops.reduce import max as reduce_max
 from strategy.ops.reshape import reshape
@@ -22,14 +34,15 @@ from strategy.order import largest, lowest
 from strategy.pattern import in_float32, register_reduce_schedule
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
-from strategy.type_relation import require_float, require_nonempty, require_number, require_rank
-from strategy.types import TensorType, Type
+from strategy.type_relation import require_float, require_nonempty, require_number
+from strategy.types import Dim, TensorType, Type
 
 
 class AdaptivePool2DAttrs(Attrs):
     """Attributes of adaptive pooling. One number stands for both axes."""
 
     output_size: tuple[int, int] = field(description="Height and width of the result", lower=1)
+    layout: str = field(PLAIN, "The order of the data's axes, and of the result's", choices=LAYOUTS)
 
     def __init__(self, **values: Any) -> None:
         if "output_size" in values:
@@ -58,14 +71,15 @@ def _register(name: str, description: str, *, mean: bool) -> Callable[..., Expr]
     """Register an operator, and return the function that calls it."""
 
     def relation(types: Sequence[Type], attrs: AdaptivePool2DAttrs, reporter: TypeReporter) -> bool:
-        """[n, c, h, w] gives [n, c, *output_size]."""
+        """[n, c, h, w] gives [n, c, *output_size], in the order of the layout."""
         data = reporter.tensor(0)
         if data is None:
             return False
-        require_rank(reporter, 0, data, 4, "[batch, channels, height, width]")
+        n, c, *_ = require_layout(reporter, 0, data, attrs.layout).shape
         (require_float if mean else require_number)(reporter, 0, data)
-        require_nonempty(reporter, 0, data, (2, 3))
-        reporter.assign(1, TensorType([*data.shape[:2], *attrs.output_size], data.dtype))
+        require_nonempty(reporter, 0, data, [attrs.layout.index(axis) for axis in "HW"])
+        shape = (n, c, *(Dim(size) for size in attrs.output_size))
+        reporter.assign(1, TensorType(laid_out(shape, attrs.layout), data.dtype))
         return True
 
     @in_float32
@@ -73,40 +87,42 @@ def _register(name: str, description: str, *, mean: bool) -> Callable[..., Expr]
         from tvm import te, tirx
 
         (data,) = inputs
-        extents = data.shape[2:]
+        n, c, *extents = plain(data.shape, attrs.layout)
         steps = [
             te.reduce_axis((0, _longest(n, size)), name=name)
             for n, size, name in zip(extents, attrs.output_size, "yx", strict=True)
         ]
         end = tirx.const(0, data.dtype) if mean else lowest(str(data.dtype))
 
-        def pooled(n: Any, c: Any, *window: Any) -> Any:
+        def pooled(*index: Any) -> Any:
+            n, c, *window = plain_index(index, attrs.layout)
             places, inside = [], []
             for i, extent, size, step in zip(window, extents, attrs.output_size, steps, strict=True):
                 place = _begin(i, extent, size) + step
                 inside.append(place < _end(i, extent, size))
                 places.append(place)
-            value = tirx.if_then_else(tirx.all(*inside), data(n, c, *places), end)
+            value = tirx.if_then_else(tirx.all(*inside), data(*laid_out_index((n, c, *places), attrs.layout)), end)
             return te.sum(value, axis=steps) if mean else largest()(value, axis=steps)
 
-        shape = (*data.shape[:2], *attrs.output_size)
+        shape = laid_out((n, c, *attrs.output_size), attrs.layout)
         found = te.compute(shape, pooled, name=name)
         if not mean:
             return [found]
 
-        def average(n: Any, c: Any, *window: Any) -> Any:
+        def average(*index: Any) -> Any:
+            window = plain_index(index, attrs.layout)[2:]
             counts = [
                 _end(i, extent, size) - _begin(i, extent, size)
                 for i, extent, size in zip(window, extents, attrs.output_size, strict=True)
             ]
-            return found(n, c, *window) / (counts[0] * counts[1]).astype(data.dtype)
+            return found(*index) / (counts[0] * counts[1]).astype(data.dtype)
 
         return [te.compute(shape, average, name="average")]
 
     def reference(attrs: AdaptivePool2DAttrs, inputs: Sequence[Any]) -> Any:
         import numpy as np
 
-        data = widened(inputs[0])
+        data = plain_array(widened(inputs[0]), attrs.layout)
         found = np.empty((*data.shape[:2], *attrs.output_size), data.dtype)
         for y, x in np.ndindex(attrs.output_size):
             rows, columns = (
@@ -115,31 +131,37 @@ def _register(name: str, description: str, *, mean: bool) -> Callable[..., Expr]
             )
             window = data[:, :, rows, columns]
             found[:, :, y, x] = window.mean((2, 3)) if mean else window.max((2, 3))
-        return found
+        return laid_out_array(found, attrs.layout)
+
+    def shape_func(attrs: AdaptivePool2DAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        n, c, *_ = plain(inputs[0], attrs.layout)
+        return [tuple(laid_out((n, c, *attrs.output_size), attrs.layout))]
 
     (
         register_op(name)
         .describe(description)
-        .add_argument("data", "Tensor", "[batch, channels, height, width]")
+        .add_argument("data", "Tensor", "[batch, channels, height, width], in the order of the layout")
         .set_attrs_type(AdaptivePool2DAttrs)
         .set_support_level(10)
         .add_type_rel(name, relation)
         .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
         .example({"data": "float32[1,2,7,10]"}, {"output_size": [3, 4]})
         .example({"data": "float32[1,2,4,6]"}, {"output_size": [5, 3]})
+        .example({"data": "float32[1,2,7,10,8]"}, {"output_size": [3, 4], "layout": "NCHW8c"})
     )
     register_compute(name, compute)
     register_reference(name, reference)
     register_reduce_schedule(name)
-    register_shape_func(name, False, lambda attrs, inputs: [(*inputs[0][:2], *attrs.output_size)])
+    register_shape_func(name, False, shape_func)
 
-    def function(data: Expr, output_size: int | tuple[int, int]) -> Expr:
-        return call(name, data, output_size=output_size)
+    def function(data: Expr, output_size: int | tuple[int, int], layout: str = PLAIN) -> Expr:
+        return call(name, data, output_size=output_size, layout=layout)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = (
-        f"{description}\n\nArgs:\n    data: [batch, channels, height, width].\n"
+        f"{description}\n\nArgs:\n    data: [batch, channels, height, width], in the order of the layout.\n"
         "    output_size: height and width of the result.\n"
+        "    layout: as of max_pool2d.\n"
     )
     return function
 
@@ -163,6 +185,7 @@ def _bounds(orig: Call) -> list[list[tuple[int, int]]]:
 
 
 @register_gradient("adaptive_avg_pool2d")
+@by_plain
 def adaptive_avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad, shared out over each window]."""
     import numpy as np
@@ -178,6 +201,7 @@ def adaptive_avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
 
 
 @register_gradient("adaptive_max_pool2d")
+@by_plain
 def adaptive_max_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad where the largest elements were, shared out where several are equal]."""
     import numpy as np

@@ -10,22 +10,34 @@ from strategy.attrs import Attrs, field
 from strategy.cpu.pool2d import register_pool2d_rows, window_count
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
+from strategy.layout import (
+    LAYOUTS,
+    PLAIN,
+    in_layouts,
+    laid_out,
+    laid_out_array,
+    laid_out_index,
+    plain,
+    plain_array,
+    plain_index,
+    require_layout,
+)
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.elemwise import ones_like
+from strategy.ops.layout_transform import by_plain
 from strategy.ops.max_pool2d import (
     MaxPool2DAttrs,
     max_pool2d_rel,
     max_pool2d_shape_func,
     schedule_pool,
-    through_plain,
 )
 from strategy.ops.reduce import shared_out
 from strategy.ops.reshape import reshape, reshape_like
-from strategy.ops.window import PLAIN, in_layouts, windows
+from strategy.ops.window import windows
 from strategy.pattern import in_float32, register_schedule
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
-from strategy.type_relation import require_float, require_rank
+from strategy.type_relation import require_float
 from strategy.types import Dim, TensorType, Type
 
 
@@ -43,16 +55,22 @@ def avg_pool2d_rel(types: Sequence[Type], attrs: AvgPool2DAttrs, reporter: TypeR
     return max_pool2d_rel(types, attrs, reporter)
 
 
-def global_avg_pool2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
-    """[n, c, h, w] gives [n, c, 1, 1]."""
+class GlobalPool2DAttrs(Attrs):
+    """Attributes of global_avg_pool2d."""
+
+    layout: str = field(PLAIN, "The order of the data's axes, and of the result's", choices=LAYOUTS)
+
+
+def global_avg_pool2d_rel(types: Sequence[Type], attrs: GlobalPool2DAttrs, reporter: TypeReporter) -> bool:
+    """[n, c, h, w] gives [n, c, 1, 1], in the order of the layout."""
     data = reporter.tensor(0)
     if data is None:
         return False
-    require_rank(reporter, 0, data, 4, "[batch, channels, height, width]")
+    n, c, height, width = require_layout(reporter, 0, data, attrs.layout).shape
     require_float(reporter, 0, data)
-    reporter.check(data.shape[2] >= 1, 0, "an image without elements has no mean")
-    reporter.check(data.shape[3] >= 1, 0, "an image without elements has no mean")
-    reporter.assign(1, TensorType((*data.shape[:2], Dim(1), Dim(1)), data.dtype))
+    reporter.check(height >= 1, 0, "an image without elements has no mean")
+    reporter.check(width >= 1, 0, "an image without elements has no mean")
+    reporter.assign(1, TensorType(laid_out((n, c, Dim(1), Dim(1)), attrs.layout), data.dtype))
     return True
 
 
@@ -75,11 +93,13 @@ def global_avg_pool2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeRep
 (
     register_op("global_avg_pool2d")
     .describe("The mean of each image.")
-    .add_argument("data", "Tensor", "[batch, channels, height, width]")
+    .add_argument("data", "Tensor", "[batch, channels, height, width], in the order of the layout")
+    .set_attrs_type(GlobalPool2DAttrs)
     .set_support_level(2)
     .add_type_rel("GlobalAvgPool2D", global_avg_pool2d_rel)
     .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
     .example({"data": "float32[1,2,6,9]"})
+    .example({"data": "float32[1,2,6,9,16]"}, {"layout": "NCHW16c"})
 )
 
 
@@ -106,18 +126,29 @@ def compute_avg_pool2d(attrs: AvgPool2DAttrs, inputs: Sequence[Any], out_type: T
 
 @register_compute("global_avg_pool2d")
 @in_float32
-def compute_global_avg_pool2d(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    from tvm import topi
+def compute_global_avg_pool2d(attrs: GlobalPool2DAttrs, inputs: Sequence[Any], out_type: TensorType) -> list[Any]:
+    from tvm import te
 
-    return [topi.nn.global_pool(inputs[0], "avg")]
+    (data,) = inputs
+    n, c, *extents = plain(data.shape, attrs.layout)
+    steps = [te.reduce_axis((0, extent), name=name) for extent, name in zip(extents, "yx", strict=True)]
+    shape = laid_out((n, c, 1, 1), attrs.layout)
+
+    def total(*index: Any) -> Any:
+        image = plain_index(index, attrs.layout)[:2]
+        return te.sum(data(*laid_out_index((*image, *steps), attrs.layout)), axis=steps)
+
+    sums = te.compute(shape, total, name="global_avg_pool2d")
+    count = (extents[0] * extents[1]).astype(data.dtype)
+    return [te.compute(shape, lambda *i: sums(*i) / count, name="average")]
 
 
 @register_reference("avg_pool2d")
 def reference_avg_pool2d(attrs: AvgPool2DAttrs, inputs: Sequence[Any]) -> Any:
-    data = widened(inputs[0]).transpose([attrs.layout.index(axis) for axis in PLAIN])
+    data = plain_array(widened(inputs[0]), attrs.layout)
     view = windows(data, attrs.pool_size, attrs.strides, attrs.dilation, attrs.sides(data.shape))
     found = view.sum(axis=(-2, -1)) / _counts(attrs, data.shape)
-    return found.transpose([PLAIN.index(axis) for axis in attrs.layout])
+    return laid_out_array(found, attrs.layout)
 
 
 def _counts(attrs: AvgPool2DAttrs, shape: Sequence[int]) -> Any:
@@ -133,8 +164,9 @@ def _counts(attrs: AvgPool2DAttrs, shape: Sequence[int]) -> Any:
 
 
 @register_reference("global_avg_pool2d")
-def reference_global_avg_pool2d(attrs: Attrs, inputs: Sequence[Any]) -> Any:
-    return widened(inputs[0]).mean(axis=(2, 3), keepdims=True)
+def reference_global_avg_pool2d(attrs: GlobalPool2DAttrs, inputs: Sequence[Any]) -> Any:
+    data = plain_array(widened(inputs[0]), attrs.layout)
+    return laid_out_array(data.mean(axis=(2, 3), keepdims=True), attrs.layout)
 
 
 register_shape_func("avg_pool2d", False, max_pool2d_shape_func)
@@ -142,9 +174,10 @@ register_shape_func("avg_pool2d", False, max_pool2d_shape_func)
 
 @register_shape_func("global_avg_pool2d", False)
 def global_avg_pool2d_shape_func(
-    attrs: Attrs, inputs: Sequence[tuple[int, ...]]
+    attrs: GlobalPool2DAttrs, inputs: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, ...]]:
-    return [(*inputs[0][:2], 1, 1)]
+    n, c, *_ = plain(inputs[0], attrs.layout)
+    return [tuple(laid_out((n, c, 1, 1), attrs.layout))]
 
 
 for _name in ("avg_pool2d", "global_avg_pool2d"):
@@ -154,18 +187,16 @@ register_pool2d_rows("avg_pool2d", mean=True)
 
 
 @register_gradient("avg_pool2d")
+@by_plain
 def avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad / count of each window, summed over the windows that an element is in].
 
     The gradient of a convolution with a window of ones is the same.
     """
-    return [through_plain(_spread, orig, grad)]
-
-
-def _spread(attrs: AvgPool2DAttrs, grad: Expr, data: Expr) -> Expr:
-    """Each mean's gradient over its window."""
     import numpy as np
 
+    attrs, (data,) = orig.attrs, orig.args
+    assert isinstance(attrs, AvgPool2DAttrs)
     shape, dtype = data.tensor_type.shape, data.tensor_type.dtype
     how: dict[str, Any] = {"strides": attrs.strides, "dilation": attrs.dilation, "padding": attrs.sides(shape)}
     share = grad * const(1 / (attrs.pool_size[0] * attrs.pool_size[1]), dtype)
@@ -175,10 +206,11 @@ def _spread(attrs: AvgPool2DAttrs, grad: Expr, data: Expr) -> Expr:
         share = share / avg_pool2d(ones_like(data), attrs.pool_size, **how, count_include_pad=True)
     images, window = (-1, 1, 0, 0), const(np.ones((1, 1, *attrs.pool_size)), dtype)
     spread = call("conv2d_backward_data", reshape(share, images), window, reshape(data, images), **how)
-    return reshape_like(spread, data)
+    return [reshape_like(spread, data)]
 
 
 @register_gradient("global_avg_pool2d")
+@by_plain
 def global_avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad / count, broadcast to the images]."""
     return [shared_out(grad, orig.args[0], (2, 3)) * ones_like(orig.args[0])]
@@ -212,10 +244,11 @@ def avg_pool2d(
     )  # fmt: skip
 
 
-def global_avg_pool2d(data: Expr) -> Expr:
+def global_avg_pool2d(data: Expr, layout: str = PLAIN) -> Expr:
     """The mean of each image, as an image of one element.
 
     Args:
-        data: a floating-point tensor [batch, channels, height, width].
+        data: a floating-point tensor [batch, channels, height, width], in the order of the layout.
+        layout: as of max_pool2d.
     """
-    return call("global_avg_pool2d", data)
+    return call("global_avg_pool2d", data, layout=layout)

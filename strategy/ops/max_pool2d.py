@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
@@ -12,19 +12,19 @@ from strategy.cuda.schedule import schedule_plain_cuda
 from strategy.expr import Call, Expr, call
 from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
-from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
-from strategy.ops.transpose import transpose
-from strategy.ops.window import (
+from strategy.layout import (
     LAYOUTS,
     PLAIN,
-    four_sides,
     in_layouts,
     laid_out,
-    pair,
+    laid_out_array,
     plain,
-    windowed_extent,
-    windows,
+    plain_array,
+    require_layout,
 )
+from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.ops.layout_transform import by_plain
+from strategy.ops.window import four_sides, pair, windowed_extent, windows
 from strategy.order import largest, lowest, sort_key
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
@@ -34,7 +34,6 @@ from strategy.type_relation import (
     require_float,
     require_nonempty,
     require_number,
-    require_rank,
 )
 from strategy.types import TensorType, Type
 
@@ -82,9 +81,7 @@ def max_pool2d_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, reporter: TypeR
 
 def _pooled(attrs: MaxPool2DAttrs, reporter: TypeReporter, index: int, data: TensorType) -> TensorType:
     """The type of what is pooled from `data`, the argument at `index`; checks that windows fit."""
-    names = ("batch", "channels", "height", "width")
-    require_rank(reporter, index, data, 4, f"[{', '.join(laid_out(names, attrs.layout))}]")
-    shape = plain(data.shape, attrs.layout)
+    shape = require_layout(reporter, index, data, attrs.layout).shape
     require_nonempty(reporter, index, data, [attrs.layout.index(axis) for axis in "HW"])
     known = not attrs.ceil_mode or all(d.is_constant for d in shape[2:])
     reporter.check(known, index, "ceil_mode needs images of constant height and width")
@@ -128,6 +125,7 @@ def max_pool2d_backward_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, report
     .example({"data": "float32[1,2,6,9]"}, {"pool_size": [2, 3], "strides": [2, 1], "padding": [1, 1]})
     .example({"data": "float32[1,2,6,9]"}, {"pool_size": 3, "strides": 2, "padding": [1, 0], "ceil_mode": True})
     .example({"data": "float32[2,6,9,19]"}, {"pool_size": [2, 3], "strides": [2, 1], "padding": 1, "layout": "NHWC"})
+    .example({"data": "float32[1,2,6,9,8]"}, {"pool_size": 3, "strides": 2, "padding": 1, "layout": "NCHW8c"})
 )
 (
     register_op("max_pool2d_backward")
@@ -239,10 +237,10 @@ def compute_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any], ou
 def reference_max_pool2d(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
-    data = widened(inputs[0]).transpose([attrs.layout.index(axis) for axis in PLAIN])
+    data = plain_array(widened(inputs[0]), attrs.layout)
     lowest = -np.inf if data.dtype.kind == "f" else np.iinfo(data.dtype).min
     view = windows(data, attrs.pool_size, attrs.strides, attrs.dilation, attrs.sides(data.shape), lowest)
-    return view.max(axis=(-2, -1)).transpose([PLAIN.index(axis) for axis in attrs.layout])
+    return laid_out_array(view.max(axis=(-2, -1)), attrs.layout)
 
 
 @register_reference("max_pool2d_backward")
@@ -285,24 +283,10 @@ register_pool2d_rows("max_pool2d", mean=False)
 
 
 @register_gradient("max_pool2d")
+@by_plain
 def max_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad where the largest elements were, shared out where several are equal]."""
-
-    def of_plain(attrs: Any, grad: Expr, data: Expr) -> Expr:
-        return Call("max_pool2d_backward", [grad, data], attrs)
-
-    return [through_plain(of_plain, orig, grad)]
-
-
-def through_plain(slope: Callable[[Any, Expr, Expr], Expr], orig: Call, grad: Expr) -> Expr:
-    """The gradient of pooled data by `slope(attrs, grad, data)`, that of images of NCHW."""
-    attrs, data = orig.attrs, orig.args[0]
-    assert isinstance(attrs, MaxPool2DAttrs)
-    if attrs.layout == PLAIN:
-        return slope(attrs, grad, data)
-    there, back = ([order.index(axis) for axis in to] for order, to in ((attrs.layout, PLAIN), (PLAIN, attrs.layout)))
-    own = type(attrs).from_json({k: v for k, v in attrs.to_json().items() if k != "layout"})
-    return transpose(slope(own, transpose(grad, there), transpose(data, there)), back)
+    return [Call("max_pool2d_backward", [grad, orig.args[0]], orig.attrs)]
 
 
 def max_pool2d(
@@ -323,7 +307,7 @@ def max_pool2d(
         dilation: distance of the window's elements.
         padding: one number, (vertical, horizontal), or (top, left, bottom, right).
         ceil_mode: windows that begin in the image, or before it, may end beyond it and its padding, as PyTorch's.
-        layout: the order of the data's axes, and of the result's: NCHW or NHWC.
+        layout: the order of the data's axes, and of the result's: NCHW, NHWC, NCHW8c or NCHW16c.
     """
     return call(
         "max_pool2d", data, pool_size=pool_size, strides=strides, dilation=dilation, padding=padding,

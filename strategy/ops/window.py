@@ -2,44 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any, SupportsIndex
-
-PLAIN = "NCHW"
-LAYOUTS = (PLAIN, "NHWC")
-
-
-def plain(values: Sequence[Any], layout: str) -> list[Any]:
-    """Values of the axes of a layout, in the order of NCHW."""
-    return [values[layout.index(axis)] for axis in PLAIN]
-
-
-def laid_out(values: Sequence[Any], layout: str) -> list[Any]:
-    """Values of the axes of NCHW, in the order of a layout."""
-    return [values[PLAIN.index(axis)] for axis in layout]
-
-
-def in_layouts(compute: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """The compute of images [n, c, h, w] for images of the attribute `layout`, which are read and written in place."""
-
-    @wraps(compute)
-    def of_any(attrs: Any, inputs: Sequence[Any], out_type: Any) -> list[Any]:
-        from tvm import te, topi
-
-        if attrs.layout == PLAIN:
-            return compute(attrs, inputs, out_type)
-
-        def view(tensor: Any, order: Callable[[Sequence[Any], str], list[Any]], back: Callable[..., Any]) -> Any:
-            return te.compute(
-                order(tensor.shape, attrs.layout), lambda *i: tensor(*back(i, attrs.layout)), name="view",
-                tag=topi.tag.INJECTIVE,
-            )  # fmt: skip
-
-        found = compute(attrs, [view(t, plain, laid_out) for t in inputs], out_type)
-        return [view(t, laid_out, plain) for t in found]
-
-    return of_any
 
 
 def pair(value: Any) -> Any:

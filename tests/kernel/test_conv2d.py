@@ -42,6 +42,23 @@ EXAMPLES[LAST_SPATIAL] = (
     "float32[2,12,11,6]", "float32[3,3,3,38]",
     {"padding": 1, "strides": [1, 2], "groups": 2, "data_layout": "NHWC", "kernel_layout": "HWIO"},
 )
+BLOCKED, BLOCKED_SPATIAL = "conv2d_nchwc.cpu", "conv2d_nchwc_spatial_pack.cpu"
+BLOCKED_DEPTHWISE = "depthwise_conv2d_nchwc.cpu"
+BLOCKED_F2, BLOCKED_F4 = "conv2d_nchwc_winograd_2x2.cpu", "conv2d_nchwc_winograd_4x4.cpu"
+IN_BLOCKS = {BLOCKED, BLOCKED_SPATIAL, BLOCKED_DEPTHWISE, BLOCKED_F2, BLOCKED_F4}
+EXAMPLES[BLOCKED_SPATIAL] = (
+    "float32[2,3,12,11,8]", "float32[48,24,3,3]",
+    {"padding": 1, "strides": [1, 2], "data_layout": "NCHW8c", "out_layout": "NCHW16c"},
+)
+EXAMPLES[BLOCKED_F2] = ("float32[2,1,9,11,8]", "float32[24,8,3,3]", {"padding": 1, "data_layout": "NCHW8c"})
+EXAMPLES[BLOCKED_F4] = (
+    "float32[1,3,9,22,8]", "float32[48,24,3,3]",
+    {"padding": [1, 0, 2, 1], "data_layout": "NCHW8c", "out_layout": "NCHW16c"},
+)
+EXAMPLES[BLOCKED_DEPTHWISE] = (
+    "float32[2,3,12,21,16]", "float32[48,1,3,3]",
+    {"padding": 1, "strides": 2, "groups": 48, "data_layout": "NCHW16c"},
+)
 TUNABLE = [name for name in EXAMPLES if name != DIRECT]
 
 
@@ -104,6 +121,17 @@ CASES = [
     ("float32[2,16,9,8]", "float32[6,3,3,16]", {"padding": 1, "kernel_layout": "OHWI"}, {*GENERAL, F2, F4}),
     ("int8[1,8,8,3]", "int8[3,3,3,4]",
      {"out_dtype": "int32", "data_layout": "NHWC", "kernel_layout": "HWIO"}, {LAST}),
+    ("float32[1,3,13,11]", "float32[24,3,3,3]",
+     {"strides": 2, "padding": 1, "out_layout": "NCHW8c"}, {BLOCKED, BLOCKED_SPATIAL}),
+    ("float32[2,2,5,7,16]", "float32[48,32,1,1]", {"data_layout": "NCHW16c"}, {BLOCKED, BLOCKED_SPATIAL}),
+    ("float64[1,2,7,7,16]", "float64[1,1,32,40]",
+     {"strides": 2, "data_layout": "NCHW16c", "out_layout": "NCHW8c", "kernel_layout": "HWIO"},
+     {BLOCKED, BLOCKED_SPATIAL}),
+    ("float64[1,2,9,8,8]", "float64[16,1,5,3]",
+     {"groups": 16, "padding": [2, 1], "dilation": [1, 2], "data_layout": "NCHW8c"}, {BLOCKED, BLOCKED_DEPTHWISE}),
+    ("float32[1,2,9,8,8]", "float32[32,4,3,3]", {"groups": 4, "data_layout": "NCHW8c"}, {BLOCKED}),
+    ("float32[1,2,9,8,8]", "float32[5,16,3,3]", {"data_layout": "NCHW8c", "out_layout": "NHWC"}, {BLOCKED}),
+    ("int8[1,1,8,8,8]", "int8[8,8,3,3]", {"out_dtype": "int32", "data_layout": "NCHW8c"}, {BLOCKED}),
     ("int32[1,3,8,8]", "int32[4,3,3,3]", {}, {DIRECT}),
     ("float16[1,64,8,8]", "float16[8,64,3,3]", {"padding": 1}, {DIRECT}),
 ]  # fmt: skip
@@ -187,7 +215,7 @@ def test_a_symbolic_image_has_fewer_implementations_than_a_symbolic_batch():
 def test_a_space_for_any_batch_has_the_configurations_of_each():
     for data, weight, attrs, names in CASES:
         symbolic = data.replace("[1,", "[n,").replace("[2,", "[n,")
-        for name in names - {DIRECT, LAST, F2, F4}:
+        for name in names - {DIRECT, LAST, F2, F4, *IN_BLOCKS}:
             whole, own = (space_of(make(d, weight, attrs), name) for d in (symbolic, data))
             assert whole.digest == own.digest
 
@@ -240,9 +268,9 @@ def test_any_configuration_of_any_shape(
 def test_an_epilogue_joins_the_output(name):
     data, weight, attrs = EXAMPLES[name]
     out = str(make(data, weight, attrs).out_type)
-    channels = out.split(",")[1]
+    _, channels, _, _, *block = out.removesuffix("]").split(",")
     steps = [
-        EpilogueStep("add", (None, Input("bias", f"float32[{channels},1,1]", constant=True))),
+        EpilogueStep("add", (None, Input("bias", f"float32[{','.join([channels, '1', '1', *block])}]", constant=True))),
         EpilogueStep("add", (Input("residual", out), None)),
         EpilogueStep("relu", (None,)),
     ]
@@ -256,6 +284,8 @@ LAYERS = [
     ("float32[1,3,224,224]", "float32[64,3,7,7]", {"strides": 2, "padding": 3}),
     ("float32[1,96,112,112]", "float32[96,1,3,3]", {"strides": 2, "padding": 1, "groups": 96}),
     ("float32[1,960,7,7]", "float32[960,1,3,3]", {"padding": 1, "groups": 960}),
+    ("float32[1,16,14,14,16]", "float32[256,256,3,3]", {"padding": 1, "data_layout": "NCHW16c"}),
+    ("float32[1,60,7,7,16]", "float32[960,1,3,3]", {"padding": 1, "groups": 960, "data_layout": "NCHW16c"}),
 ]  # fmt: skip
 
 

@@ -8,21 +8,26 @@
     conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride
     depthwise_conv2d_nchw.cpu      as many groups as channels
 
-In NHWC there are the first and the third, as conv2d_nhwc.cpu and conv2d_nhwc_spatial_pack.cpu; any order of the
-weight's axes goes with each. All but winograd's take a symbolic batch, and conv2d_nchw_spatial_pack.cpu an image of
-any size.
+In NHWC there are the first and the third, as conv2d_nhwc.cpu and conv2d_nhwc_spatial_pack.cpu. With blocks of channels
+there are conv2d_nchwc.cpu, of one group conv2d_nchwc_spatial_pack.cpu, conv2d_nchwc_winograd_2x2.cpu and …_4x4.cpu, and
+depthwise_conv2d_nchwc.cpu. Any order of the weight's axes goes with each. A symbolic batch goes with all but winograd's
+and those with blocks, and an image of any size with conv2d_nchw_spatial_pack.cpu.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 
 from strategy.condition import SpecializedCondition
 from strategy.generic_func import GenericFunc, get_native_generic_func
+from strategy.layout import block_of
 from strategy.op import register_strategy
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d import (
+    blocked,
     depthwise,
+    depthwise_blocked,
     direct,
     dot,
     gradient,
@@ -30,8 +35,9 @@ from strategy.ops.conv2d import (
     pointwise,
     spatial_pack,
     winograd,
+    winograd_blocked,
 )
-from strategy.ops.conv2d.layout import in_any_layout
+from strategy.ops.conv2d.layout import in_any_layout, plain_inputs
 from strategy.ops.conv2d.operator import Conv2DAttrs, conv2d
 from strategy.ops.conv2d.transform import F2, F4, Transform
 from strategy.pattern import schedule_plain_cpu
@@ -44,11 +50,40 @@ conv2d_strategy: GenericFunc = get_native_generic_func("conv2d_strategy")
 
 
 @conv2d_strategy.register("cpu")
-@in_any_layout
 def conv2d_strategy_cpu(
     attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> OpStrategy:
     """conv2d cpu strategy."""
+    strategy = _in_any_layout(attrs, inputs, out_type, target)
+    floats = out_type.dtype in ("float32", "float64") and inputs[0].dtype == out_type.dtype
+    if block_of(attrs.result_layout) == 1 or attrs.data_layout == "NHWC" or not floats:
+        return strategy
+    data, weight = plain_inputs(attrs, inputs)
+    if not all(d.is_constant for d in (*data.shape, *weight.shape)):
+        return strategy
+    if attrs.groups == 1:
+        strategy.add_implementation(
+            blocked.compute, blocked.schedule, "conv2d_nchwc_spatial_pack.cpu", 12,
+            space=blocked.space, prepare=blocked.prepare,
+        )  # fmt: skip
+        plain_steps = attrs.strides == attrs.dilation == (1, 1)
+        if weight.concrete_shape[2:] == (3, 3) and plain_steps and block_of(attrs.data_layout) > 1:
+            _add_winograd(strategy, winograd_blocked, "conv2d_nchwc_winograd", F2, 13)
+            if int(weight.shape[1]) >= 16 and min(data.concrete_shape[2:]) >= 8:
+                _add_winograd(strategy, winograd_blocked, "conv2d_nchwc_winograd", F4, 14)
+    elif depthwise_blocked.is_offered(attrs, data, weight):
+        strategy.add_implementation(
+            depthwise_blocked.compute, depthwise_blocked.schedule, "depthwise_conv2d_nchwc.cpu", 15,
+            space=depthwise_blocked.space, prepare=depthwise_blocked.prepare,
+        )  # fmt: skip
+    return strategy
+
+
+@in_any_layout
+def _in_any_layout(
+    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> OpStrategy:
+    """The implementations of NCHW, and those of them that go with any layout."""
     strategy = OpStrategy()
     strategy.add_implementation(direct.compute, schedule_plain_cpu, name="conv2d_nchw.cpu", plevel=5)
     data, weight = inputs
@@ -98,10 +133,10 @@ def _add_products(
         least = [8 * d for d in attrs.dilation]
         tiny = any(int(extent) * 2 < d for extent, d in zip((height, width), least, strict=True) if d > 8)
         with SpecializedCondition(square):
-            _add_winograd(strategy, F2, 10 if few or tiny else 13)
+            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F2, 10 if few or tiny else 13)
         # Few channels do not average out the rounding of its transforms; small images fill no tile.
         with SpecializedCondition(square & (channels >= 16) & (height >= least[0]) & (width >= least[1])):
-            _add_winograd(strategy, F4, 14)
+            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F4, 14)
 
 
 def _add_spatial_pack(strategy: OpStrategy) -> None:
@@ -111,15 +146,12 @@ def _add_spatial_pack(strategy: OpStrategy) -> None:
     )  # fmt: skip
 
 
-def _add_winograd(strategy: OpStrategy, transform: Transform, plevel: int) -> None:
+def _add_winograd(strategy: OpStrategy, module: ModuleType, name: str, transform: Transform, plevel: int) -> None:
     strategy.add_implementation(
-        transform.bind(winograd.compute),
-        transform.bind(winograd.schedule),
-        f"conv2d_nchw_winograd_{transform.tile}x{transform.tile}.cpu",
-        plevel,
-        space=transform.bind(winograd.space),
-        prepare=transform.bind(winograd.prepare),
-    )
+        transform.bind(module.compute), transform.bind(module.schedule),
+        f"{name}_{transform.tile}x{transform.tile}.cpu", plevel,
+        space=transform.bind(module.space), prepare=transform.bind(module.prepare),
+    )  # fmt: skip
 
 
 register_strategy("conv2d", conv2d_strategy)

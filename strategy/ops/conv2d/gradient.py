@@ -20,6 +20,7 @@ from strategy.op import (
 )
 from strategy.ops.conv2d.operator import DATA, KERNEL, Conv2DAttrs, conv2d, least_flops, permuted
 from strategy.ops.conv2d.pad import pad_zeros
+from strategy.ops.layout_transform import layout_transform
 from strategy.ops.window import windows
 from strategy.pattern import extents_of, in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
@@ -217,14 +218,18 @@ def conv2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     attrs = orig.attrs
     assert isinstance(attrs, Conv2DAttrs)
     how, image, kernel = _attributes(orig), attrs.data_layout, attrs.kernel_layout
-    data, weight = _in_order(orig.args[0], image, DATA), _in_order(orig.args[1], kernel, KERNEL)
-    grad = _in_order(grad, image, DATA)
+    data, weight = _in_layout(orig.args[0], image, DATA), _in_order(orig.args[1], kernel, KERNEL)
+    grad = _in_layout(grad, attrs.result_layout, DATA)
     if grad.tensor_type.dtype != data.tensor_type.dtype:
         grad = call("cast", grad, dtype=data.tensor_type.dtype)
     return [
-        _in_order(call("conv2d_backward_data", grad, weight, data, **how), DATA, image),
+        _in_layout(call("conv2d_backward_data", grad, weight, data, **how), DATA, image),
         _in_order(call("conv2d_backward_weight", grad, data, weight, **how), KERNEL, kernel),
     ]
+
+
+def _in_layout(value: Expr, given: str, wanted: str) -> Expr:
+    return value if given == wanted else layout_transform(value, given, wanted)
 
 
 def _in_order(value: Expr, given: str, wanted: str) -> Expr:

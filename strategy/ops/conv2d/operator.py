@@ -8,6 +8,17 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.expr import Expr, call
+from strategy.layout import (
+    LAYOUTS,
+    PLAIN,
+    laid_out,
+    laid_out_array,
+    plain,
+    plain_array,
+    plain_type,
+    require_blocks,
+    require_layout,
+)
 from strategy.op import (
     TOpPattern,
     TypeReporter,
@@ -30,7 +41,7 @@ from strategy.type_relation import (
 )
 from strategy.types import Dim, TensorType, Type
 
-DATA, KERNEL = "NCHW", "OIHW"  # the layouts of a convolution that names none
+DATA, KERNEL = PLAIN, "OIHW"  # the layouts of a convolution that names none
 
 
 def permuted(values: Sequence[Any], given: str, wanted: str) -> tuple[Any, ...]:
@@ -51,10 +62,11 @@ class Conv2DAttrs(Attrs):
     groups: int = field(1, "Input channels are split into this many groups", lower=1)
     channels: int | None = field(None, "Output channels, for a weight without a type", lower=1)
     kernel_size: tuple[int, int] | None = field(None, "Window, for a weight without a type", lower=1)
-    data_layout: str = field(DATA, "Order of the axes of data and result", choices=(DATA, "NHWC"))
+    data_layout: str = field(DATA, "Layout of the data", choices=LAYOUTS)
     kernel_layout: str = field(
         KERNEL, "Order of the axes of the weight, with I the channels of a group", choices=(KERNEL, "HWIO", "OHWI")
     )
+    out_layout: str | None = field(None, "Layout of the result; default: that of the data", choices=LAYOUTS)
     out_dtype: str | None = field(
         None, "Data type of the sums and the output; default: that of the data", choices=SUMS
     )
@@ -69,17 +81,16 @@ class Conv2DAttrs(Attrs):
             values["kernel_size"] = pair(values["kernel_size"])
         super().__init__(**values)
 
+    @property
+    def result_layout(self) -> str:
+        return self.out_layout or self.data_layout
+
     def to_json(self) -> dict[str, Any]:
-        """The attributes without those that a known type of the weight determines, for unique keys."""
+        """The attributes without those that others or a known type of the weight determine, for unique keys."""
         data = super().to_json()
+        if self.out_layout == self.data_layout:
+            data.pop("out_layout", None)
         return {k: v for k, v in data.items() if k not in ("channels", "kernel_size")}
-
-
-def _named(layout: str) -> str:
-    names = {
-        "N": "batch", "C": "channels", "H": "height", "W": "width", "O": "out channels", "I": "channels / groups"
-    }  # fmt: skip
-    return f"[{', '.join(names[axis] for axis in layout)}]"
 
 
 def conv2d_rel(types: Sequence[Type], attrs: Conv2DAttrs, reporter: TypeReporter) -> bool:
@@ -105,8 +116,7 @@ def convolved(
     """
     data, weight = reporter.tensor(0), reporter.tensor(1)
     if data is not None:
-        require_rank(reporter, 0, data, 4, _named(attrs.data_layout))
-        data = permuted_type(data, attrs.data_layout, DATA)
+        data = require_layout(reporter, 0, data, attrs.data_layout)
         fits = data.shape[1] % attrs.groups == 0
         reporter.check(fits, 0, f"its channels do not divide into {attrs.groups} groups")
         if weight is None and attrs.channels is not None and attrs.kernel_size is not None:
@@ -115,7 +125,8 @@ def convolved(
             weight = permuted_type(given, KERNEL, attrs.kernel_layout)
             reporter.assign(1, weight)
     if weight is not None:
-        require_rank(reporter, 1, weight, 4, _named(attrs.kernel_layout))
+        axes = permuted(("out channels", "channels / groups", "height", "width"), KERNEL, attrs.kernel_layout)
+        require_rank(reporter, 1, weight, 4, f"[{', '.join(axes)}]")
         weight = permuted_type(weight, attrs.kernel_layout, KERNEL)
         if attrs.channels is not None:
             reporter.check(weight.shape[0] == attrs.channels, 1, f"channels is {attrs.channels}")
@@ -137,7 +148,8 @@ def convolved(
         )  # fmt: skip
         reporter.check(extent >= 1, 0, f"is smaller than {reporter.name(1)}, {reporter.tensor(1)}, with its padding")
         out.append(extent)
-    return permuted((data.shape[0], weight.shape[0], *out), DATA, attrs.data_layout)
+    require_blocks(reporter, 1, weight.shape[0], attrs.result_layout)
+    return tuple(laid_out((data.shape[0], weight.shape[0], *out), attrs.result_layout))
 
 
 (
@@ -156,6 +168,16 @@ def convolved(
         {"padding": 1, "data_layout": "NHWC", "kernel_layout": "HWIO"},
     )
     .example({"data": "float32[1,3,6,9]", "weight": "float32[4,3,3,3]"}, {"kernel_layout": "OHWI"})
+    .example(
+        {"data": "float32[1,2,8,9,8]", "weight": "float32[16,16,3,3]"}, {"padding": 1, "data_layout": "NCHW8c"}
+    )
+    .example(
+        {"data": "float32[1,3,6,9]", "weight": "float32[32,3,3,3]"}, {"strides": 2, "out_layout": "NCHW16c"}
+    )
+    .example(
+        {"data": "float32[1,1,6,9,16]", "weight": "float32[16,1,3,3]"},
+        {"padding": 1, "groups": 16, "data_layout": "NCHW16c"},
+    )
     .example({"data": "int8[1,3,6,9]", "weight": "int8[4,3,3,3]"}, {"out_dtype": "int32"})
     .example({"data": "float32[1,4,6,9]", "weight": "float32[4,1,3,3]"}, {"groups": 4})
     .example({"data": "int8[1,4,6,9]", "weight": "int8[4,1,3,3]"}, {"groups": 4, "out_dtype": "int64"})
@@ -171,17 +193,15 @@ def convolved(
 def reference_conv2d(attrs: Conv2DAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
-    orders = ((attrs.data_layout, DATA), (attrs.kernel_layout, KERNEL))
-    data, weight = (
-        summed(x, attrs.out_dtype).transpose(permuted(range(4), *order))
-        for x, order in zip(inputs, orders, strict=True)
-    )
+    data, weight = (summed(x, attrs.out_dtype) for x in inputs)
+    data = plain_array(data, attrs.data_layout)
+    weight = weight.transpose(permuted(range(4), attrs.kernel_layout, KERNEL))
     view = windows(data, weight.shape[2:], attrs.strides, attrs.dilation, attrs.padding)
     n, c, h, w = view.shape[:4]
     view = view.reshape(n, attrs.groups, c // attrs.groups, h, w, *weight.shape[2:])
     grouped = weight.reshape(attrs.groups, -1, *weight.shape[1:])
     found = np.einsum("ngchwyx,gocyx->ngohw", view, grouped, optimize=True).reshape(n, -1, h, w)
-    return found.transpose(permuted(range(4), DATA, attrs.data_layout))
+    return laid_out_array(found, attrs.result_layout)
 
 
 @register_flops("conv2d")
@@ -215,13 +235,13 @@ def least_flops(attrs: Conv2DAttrs, data: TensorType, weight: TensorType, out: T
 
 @register_least_flops("conv2d")
 def least_flops_conv2d(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
-    data, out = (permuted_type(kind, attrs.data_layout, DATA) for kind in (inputs[0], out_type))
+    data, out = plain_type(inputs[0], attrs.data_layout), plain_type(out_type, attrs.result_layout)
     return least_flops(attrs, data, permuted_type(inputs[1], attrs.kernel_layout, KERNEL), out)
 
 
 @register_shape_func("conv2d", False)
 def conv2d_shape_func(attrs: Conv2DAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    data = permuted(inputs[0], attrs.data_layout, DATA)
+    data = plain(inputs[0], attrs.data_layout)
     weight = permuted(inputs[1], attrs.kernel_layout, KERNEL)
     out = (
         windowed_extent(
@@ -230,7 +250,7 @@ def conv2d_shape_func(attrs: Conv2DAttrs, inputs: Sequence[tuple[int, ...]]) -> 
         )
         for i in range(2)
     )  # fmt: skip
-    return [permuted((data[0], weight[0], *out), DATA, attrs.data_layout)]
+    return [tuple(laid_out((data[0], weight[0], *out), attrs.result_layout))]
 
 
 def conv2d(
@@ -245,6 +265,7 @@ def conv2d(
     out_dtype: str | None = None,
     data_layout: str = DATA,
     kernel_layout: str = KERNEL,
+    out_layout: str | None = None,
 ) -> Expr:
     """Two-dimensional convolution, as neural networks call it (a correlation).
 
@@ -260,11 +281,12 @@ def conv2d(
         channels: number of output channels; needed if the weight has no type.
         kernel_size: height and width of the window; needed if the weight has no type.
         out_dtype: data type of the sums and the result; needed for integers of 8 and 16 bits.
-        data_layout: "NCHW" or "NHWC", the order of the axes of data and result.
-        kernel_layout: "OIHW", "HWIO" or "OHWI", the order of the axes of the weight.
+        data_layout: "NCHW", "NHWC", "NCHW8c" or "NCHW16c", the layout of the data.
+        kernel_layout: "OIHW", "HWIO" or "OHWI", the order of the axes of the weight, which has no blocks.
+        out_layout: the layout of the result; default: that of the data.
     """
     return call(
         "conv2d", data, weight, strides=strides, padding=padding, dilation=dilation, groups=groups,
         channels=channels, kernel_size=kernel_size, out_dtype=out_dtype, data_layout=data_layout,
-        kernel_layout=kernel_layout,
+        kernel_layout=kernel_layout, out_layout=out_layout,
     )  # fmt: skip

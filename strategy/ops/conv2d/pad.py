@@ -11,7 +11,7 @@ from strategy.schedule import stage
 
 
 def pad_zeros(data: Any, padding: tuple[int, int, int, int]) -> Any:
-    """The TE tensor [n, c, h, w] with zeros at top, left, bottom and right; itself without padding.
+    """The TE tensor [n, c, h, w], or a blocked one, with zeros at top, left, bottom and right; itself without padding.
 
     A separate stage, as bound checks in the product would cost more than the copy.
     """
@@ -20,7 +20,9 @@ def pad_zeros(data: Any, padding: tuple[int, int, int, int]) -> Any:
     if not any(padding):
         return data
     top, left, bottom, right = padding
-    return topi.nn.pad(data, (0, 0, top, left), (0, 0, bottom, right), name="padded", attrs=stage("padded"))
+    blocks = (0,) * (len(data.shape) - 4)
+    before, after = (0, 0, top, left, *blocks), (0, 0, bottom, right, *blocks)
+    return topi.nn.pad(data, before, after, name="padded", attrs=stage("padded"))
 
 
 def splits_columns(attrs: Conv2DAttrs, kernel_w: int) -> bool:

@@ -25,7 +25,8 @@ from strategy.cpu.tile import (
     whole_blocks,
     width_knob,
 )
-from strategy.ops.conv2d.operator import DATA, Conv2DAttrs, permuted
+from strategy.layout import plain
+from strategy.ops.conv2d.operator import DATA, Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
 from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, pack_rows, split_groups
 from strategy.schedule import (
@@ -157,7 +158,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     from tvm import tirx
 
     layout = attrs.data_layout
-    _, _, *image = permuted(outs.tensors[0].shape, layout, DATA)
+    _, _, *image = plain(outs.tensors[0].shape, layout)
     any_size, out_w = not all(isinstance(extent, tirx.IntImm) for extent in image), image[1]
     sch, output = split_groups(outs, attrs.groups, lambda h, w: (h, w) if any_size else (h * out_w + w,), layout)
     stages = find_stages(sch)

@@ -8,11 +8,10 @@ lies between.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.cpu.row import PARALLEL_BYTES
+from strategy.cpu.transpose import can_tile, schedule_transposed, space, transposed
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -23,18 +22,9 @@ from strategy.pattern import (
     register_injective_schedule,
 )
 from strategy.reference import widened
-from strategy.schedule import (
-    Outs,
-    dtype_bytes,
-    find_stages,
-    integer,
-    join_epilogue,
-    lanes_of,
-    new_schedule,
-    stage,
-)
+from strategy.schedule import Outs, join_epilogue, new_schedule
 from strategy.shape_func import register_shape_func
-from strategy.space import Config, ConfigSpace, Knob
+from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.type_relation import normal_axes
 from strategy.types import TensorType, Type
@@ -99,94 +89,22 @@ def transpose_shape_func(attrs: TransposeAttrs, inputs: Sequence[tuple[int, ...]
 register_injective_schedule("transpose")
 
 
-_TILES = (4, 8, 16)
-_BLOCKS = (1, 2, 4, 8, 16, 32)
-_DTYPES = frozenset({"float32", "float64", "int32", "int64"})
-
-
 def tile_space(attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
-    """Extents of a tile, how many tiles are next to each other in one direction, and which."""
-    columns = int(out_type.shape[-1])
-    parallel = out_type.size * dtype_bytes(out_type.dtype) >= PARALLEL_BYTES
-    return _tile_space(columns, lanes_of(target, out_type.dtype), target.threads > 1 and parallel)
-
-
-@lru_cache(maxsize=1024)
-def _tile_space(columns: int, lanes: int, parallel: bool) -> ConfigSpace:
-    widths = tuple(t for t in _TILES if columns % t == 0)
-    fallback = {
-        "rows": min(8, lanes), "columns": max(w for w in widths if w <= max(lanes, 4)),
-        "block": 4, "along": "rows", "parallel": parallel,
-    }  # fmt: skip
-    return ConfigSpace(
-        [
-            Knob("rows", _TILES),
-            Knob("columns", widths),
-            Knob("block", _BLOCKS),
-            Knob("along", ("rows", "columns")),
-            Knob("parallel", (False, True)),
-        ],
-        fallback=fallback,
-    )
+    """The space of tiles of the output."""
+    return space(out_type, int(out_type.shape[-1]), target)
 
 
 def compute_transpose_tile(
     attrs: TransposeAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
-    """Tiles [..., rows, columns] of the output, kept as they are read: columns first."""
-    from tvm import te, tirx
-
-    data = inputs[0]
-    order = _order(attrs, len(data.shape))
-    rank, shape = len(order), [int(d) for d in out_type.shape]
-    along = order.index(rank - 1)  # the output's axis along which the input lies in memory
-    rows, columns = integer(config, "rows"), integer(config, "columns")
-    outer = [i for i in range(rank - 1) if i != along]
-
-    def read(*index: Any) -> Any:
-        *place, row_tile, column_tile, column, row = index
-        at: list[Any] = [None] * rank
-        for axis, value in zip(outer, place, strict=True):
-            at[order[axis]] = value
-        at[rank - 1] = row_tile * rows + row
-        at[order[-1]] = column_tile * columns + column
-        if shape[along] % rows == 0:
-            return data(*at)
-        return tirx.if_then_else(at[rank - 1] < shape[along], data(*at), tirx.const(0, data.dtype))
-
-    extents = [*(shape[i] for i in outer), -(-shape[along] // rows), shape[-1] // columns, columns, rows]
-    tiles = te.compute(extents, read, name="tiles", attrs=stage("tiles"))
-
-    def turned(*index: Any) -> Any:
-        row, column = index[along], index[-1]
-        place = [index[i] for i in outer]
-        return tiles(*place, row // rows, column // columns, column % columns, row % rows)
-
-    return [te.compute(shape, turned, name="transpose")]
+    """The output in tiles."""
+    return [transposed(inputs[0], _order(attrs, out_type.ndim), out_type.concrete_shape, config)]
 
 
 def schedule_transpose_tile(attrs: TransposeAttrs, outs: Outs, target: Target, config: Config) -> Any:
-    """Blocks of tiles, which share cache lines in one direction; each tile within registers."""
+    """Blocks of tiles; each within registers."""
     sch = new_schedule(outs)
-    tiles = find_stages(sch)["tiles"]
-    output = join_epilogue(sch)
-    sch.set_scope(tiles, 0, "local")
-    loops = sch.get_loops(output)
-    along = _order(attrs, len(loops)).index(len(loops) - 1)
-    outer = [loop for i, loop in enumerate(loops[:-1]) if i != along]
-    row_tile, row = sch.split(loops[along], [None, integer(config, "rows")])
-    column_tile, column = sch.split(loops[-1], [None, integer(config, "columns")])
-    first, second = (column_tile, row_tile) if config["along"] == "rows" else (row_tile, column_tile)
-    block, tile = sch.split(second, [None, integer(config, "block")])
-    sch.reorder(*outer, block, first, tile, row, column)
-    sch.compute_at(tiles, tile, preserve_unit_loops=True)
-    if config["parallel"]:
-        sch.parallel(sch.fuse(*outer, block, first))
-    *_, tile_column, tile_row = sch.get_loops(tiles)
-    sch.unroll(tile_column)
-    sch.vectorize(tile_row)
-    sch.unroll(row)
-    sch.vectorize(column)
+    schedule_transposed(sch, join_epilogue(sch), _order(attrs, len(outs.tensors[0].shape)), config)
     return sch
 
 
@@ -194,9 +112,7 @@ def _add_tile(strategy: OpStrategy, attrs: Any, inputs: Any, out_type: Any, targ
     order = _order(attrs, out_type.ndim)
     if not out_type.ndim or order[-1] == out_type.ndim - 1:
         add_elementwise(strategy, attrs, inputs, out_type, target)  # rows stay as they are
-        return
-    known = all(d.is_constant and int(d) >= 1 for d in out_type.shape)
-    if known and out_type.dtype in _DTYPES and int(out_type.shape[-1]) % _TILES[0] == 0:
+    elif can_tile(out_type, out_type.shape[-1]):
         strategy.add_implementation(
             compute_transpose_tile, schedule_transpose_tile, "transpose_tile.cpu", 12,
             space=tile_space, symbolic=False,

@@ -1,0 +1,218 @@
+"""`conv2d_nchwc_spatial_pack.cpu`: direct convolution of blocked images, with output channels in the vector lanes.
+
+The channels of a block lie together: a tile reads those of a pixel from a cache line, each broadcast to all lanes, and
+is written as it is. The data may be of NCHW, too, as that of a network's first layer, or of blocks of another size
+than the result's. The weight is packed into panels [ceil(o / width), c / block, kh, kw, block, width].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.cpu.tile import (
+    ROWS,
+    VECTORS,
+    accumulator,
+    accumulators,
+    best_tile_of,
+    block_knob,
+    largest_divisor,
+    register_constraint,
+    round_up,
+    up_to,
+    whole_blocks,
+)
+from strategy.layout import block_of, laid_out, plain_index, plain_type, transform_image
+from strategy.ops.conv2d.layout import plain_inputs, plain_weight
+from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.pad import pad_zeros
+from strategy.ops.conv2d.pointwise import leaves_pixels
+from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry
+from strategy.schedule import (
+    Outs,
+    find_stages,
+    integer,
+    join_epilogue,
+    lanes_of,
+    new_schedule,
+    stage,
+    vectorize,
+)
+from strategy.space import Config, ConfigSpace, Knob
+from strategy.target import Target
+from strategy.types import TensorType
+
+_WINDOW = Knob("window", ["unrolled", "rows", "loops"])
+
+
+def lanes_of_block(attrs: Conv2DAttrs, dtype: str, target: Target) -> int:
+    """Those of a vector of one block's channels."""
+    return min(lanes_of(target, dtype), block_of(attrs.result_layout))
+
+
+def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
+    """Tile of `rows` pixels × `width` channels, unrolling over the window and a block, and tiles per task."""
+    geometry = Geometry.of(plain_inputs(attrs, inputs), plain_type(out_type, attrs.result_layout))
+    lanes, block, out_w = lanes_of_block(attrs, inputs[0].dtype, target), block_of(attrs.data_layout), geometry.out_w
+    # A tile is a part of a row of the image, or whole rows; of windows of one pixel any pixels.
+    fitting = [
+        r for r in ROWS
+        if r <= geometry.pixels and (_is_flat(attrs, geometry) or out_w % r == 0 or r % out_w == 0)
+    ]  # fmt: skip
+    widths = tuple(v * lanes for v in VECTORS if v == 1 or (v - 1) * lanes < geometry.out_channels)
+    high, wide = Knob("rows", fitting), Knob("width", widths, "layout")
+
+    def fallback() -> dict[str, Any]:
+        registers, multiply_adds = target.vector_registers, target.multiply_adds
+        few = [r for r in fitting if r <= 14]
+        best = [best_tile_of(r, geometry.out_channels, lanes, registers, multiply_adds) for r in few]
+        whole = [(r, w) for r, w in best if r in fitting]
+        rows, width = max(whole, key=lambda t: (t[0] * t[1], t[1]), default=(1, lanes))
+        panels, tiles = -(-geometry.out_channels // width), -(-geometry.pixels // rows)
+        shared = panels < 2 * target.threads
+        return {
+            "rows": rows,
+            "width": width,
+            "window": "rows",
+            "unroll": min(block, 4),
+            "o_block": 1,
+            "p_block": largest_divisor(BLOCKS, tiles, -(-tiles // target.threads) if shared else tiles),
+            "inner": "pixels",
+        }
+
+    return ConfigSpace(
+        [
+            wide,
+            high,
+            _WINDOW,
+            up_to("unroll", (1, 2, 4, 8, 16), block),
+            block_knob("o_block", BLOCKS, geometry.out_channels, wide),
+            block_knob("p_block", BLOCKS, geometry.pixels, high),
+            INNER,
+        ],
+        [
+            register_constraint(target.vector_registers, lanes),
+            whole_blocks(geometry.out_channels, "width", "o_block"),
+            whole_blocks(geometry.pixels, "rows", "p_block"),
+        ],
+        derived={"accumulators": accumulators(lanes)},
+        fallback=fallback,
+    )
+
+
+def _is_flat(attrs: Conv2DAttrs, geometry: Geometry) -> bool:
+    """Return whether an output reads the pixel at its own place alone."""
+    return geometry.kernel_h == geometry.kernel_w == 1 and leaves_pixels(attrs)
+
+
+def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
+    """The weight is packed into panels [ceil(o / width), c / block, kh, kw, block, width]."""
+    width, block = integer(config, "width"), block_of(attrs.data_layout)
+
+    def pack(given: Any) -> Any:
+        from tvm import te, tirx
+
+        weight = plain_weight(attrs, given)
+        out_channels, channels, kernel_h, kernel_w = (int(extent) for extent in weight.shape)
+
+        def read(panel: Any, outer: Any, y: Any, x: Any, inner: Any, lane: Any) -> Any:
+            o = panel * width + lane
+            number = weight[o, outer * block + inner, y, x]
+            return number if out_channels % width == 0 else tirx.if_then_else(
+                o < out_channels, number, tirx.const(0, weight.dtype)
+            )  # fmt: skip
+
+        shape = (-(-out_channels // width), channels // block, kernel_h, kernel_w, block, width)
+        return te.compute(shape, read, name="weight_tiles", attrs=stage("weight_tiles"))
+
+    return {1: pack}
+
+
+def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
+    """The sums of whole tiles [n, p, o], and what of them is in the output."""
+    from tvm import te, tirx
+
+    data, weight = inputs
+    batch, out_channels, out_h, out_w = plain_type(out_type, attrs.result_layout).concrete_shape
+    block, dtype = block_of(attrs.data_layout), str(data.dtype)
+    rows, width = integer(config, "rows"), integer(config, "width")
+    (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
+    padded = pad_zeros(data, attrs.padding)
+    outer, y, x, inner = (
+        te.reduce_axis((0, extent), name=name) for extent, name in zip(weight.shape[1:5], "cyxi", strict=True)
+    )
+    wide, pixels = accumulator(dtype), out_h * out_w
+
+    def term(n: Any, p: Any, o: Any) -> Any:
+        if pixels % rows:
+            p = tirx.min(p, pixels - 1)
+        h, w = p // out_w, p % out_w
+        row, column = h * stride_h + y * dilation_h, w * stride_w + x * dilation_w
+        at = (n, outer, row, column, *([inner] if block > 1 else []))
+        weighted = padded(*at).astype(wide) * weight[o // width, outer, y, x, inner, o % width].astype(wide)
+        return te.sum(weighted, axis=[outer, y, x, inner])
+
+    shape = (batch, round_up(pixels, rows), round_up(out_channels, width))
+    tiles = te.compute(shape, term, name="tiles", attrs=stage("tiles"))
+
+    def element(*index: Any) -> Any:
+        n, o, h, w = plain_index(index, attrs.result_layout)
+        return tiles[n, h * out_w + w, o].astype(dtype)
+
+    full = laid_out((batch, out_channels, out_h, out_w), attrs.result_layout)
+    return [te.compute(full, element, name="conv2d")]
+
+
+def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Tasks of channels × pixels in parallel; in each, one register tile after the other."""
+    sch = new_schedule(outs)
+    output = join_epilogue(sch)
+    stages = find_stages(sch)
+    layout, out_w = attrs.result_layout, int(outs.tensors[0].shape[3])
+
+    transform_image(sch, output, layout, lambda n, o, h, w: (n, h * out_w + w, o))
+    dtype = str(outs.args[0].dtype)
+    lanes = lanes_of_block(attrs, dtype, target)
+    if "padded" in stages:
+        schedule_padding(sch, stages["padded"], lanes_of(target, dtype))
+    if "weight_tiles" in stages:
+        sch.parallel(sch.get_loops(stages["weight_tiles"])[0])
+    tiles = stages["tiles"]
+    sch.set_scope(tiles, 0, "local")
+    n, p, o, *_ = sch.get_loops(tiles)
+    p_task, p_tile, rows = sch.split(p, [None, integer(config, "p_block"), integer(config, "rows")])
+    o_task, panel, columns = sch.split(o, [None, integer(config, "o_block"), integer(config, "width")])
+    inner = (panel, p_tile) if config["inner"] == "pixels" else (p_tile, panel)
+    sch.reorder(n, o_task, p_task, *inner, rows, columns)
+    sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
+    sch.parallel(sch.fuse(n, o_task, p_task))
+    _schedule_tile(sch, tiles, lanes, str(config["window"]), integer(config, "unroll"))
+    *_, out_rows, out_columns = sch.get_loops(output)
+    vectorize(sch, out_columns, lanes)
+    sch.unroll(out_rows)
+    return sch
+
+
+def schedule_padding(sch: Any, padded: Any, lanes: int) -> None:
+    """Copy blocks, or channels, in parallel, rows by vectors."""
+    n, c, _, *row = sch.get_loops(padded)
+    _, vector = sch.split(sch.fuse(*row), [None, lanes])
+    sch.vectorize(vector)
+    sch.parallel(sch.fuse(n, c))
+
+
+def _schedule_tile(sch: Any, tiles: Any, lanes: int, window: str, unroll: int) -> None:
+    rows, columns, outer, y, x, inner = sch.get_loops(tiles)[-6:]
+    steps, step = sch.split(inner, [None, unroll])
+    vectors, lane = sch.split(columns, [None, lanes])
+    sch.reorder(outer, y, x, steps, step, rows, vectors, lane)
+    sch.vectorize(lane)
+    unrolled = {"unrolled": (y, x), "rows": (x,), "loops": ()}[window]
+    for loop in (*unrolled, step, rows, vectors):
+        sch.unroll(loop)
+    start = sch.decompose_reduction(tiles, outer)
+    *_, start_rows, start_vectors, start_lane = sch.get_loops(start)
+    sch.vectorize(start_lane)
+    sch.unroll(start_rows)
+    sch.unroll(start_vectors)
