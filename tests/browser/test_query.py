@@ -52,6 +52,7 @@ def filled(
         store.close()
 
 
+@pytest.mark.in_turn("filled")
 def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]]) -> None:
     store, url, ids = filled
     with store.write() as c:
