@@ -79,7 +79,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("full" if config.getoption("--full") else "sample")
     config.pluginmanager.register(_SkipRule(), "plevel-skips")
-    if hasattr(config, "workerinput"):
+    if getattr(config, "workerinput", {}).get("of_all"):
         _load(**config.workerinput)
     # What a script starts in the background ignores SIGINT, and hands that on to the commands whose
     # Ctrl-C is tested.
@@ -160,7 +160,7 @@ def pytest_configure_node(node: Any) -> None:
     """Leave the tests of PyTorch to the first process, as loading it takes 5 s; one that replaces another has all."""
     of_all = node.config.getoption("dist") == "loadfile" and node.config.args_source is node.config.ArgsSource.TESTPATHS
     number, processes = int(node.gateway.id.removeprefix("gw")), node.config.getoption("numprocesses")
-    node.workerinput["torch"] = not (of_all and 0 < number < processes)
+    node.workerinput |= {"of_all": of_all, "torch": not (of_all and 0 < number < processes)}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
