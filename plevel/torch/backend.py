@@ -29,7 +29,7 @@ from plevel.torch.explanation import Report, make_report, note, owned, report_wh
 from plevel.torch.form import keep_frozen, make_form
 from plevel.torch.frozen import compile_frozen
 from plevel.torch.plan import Plan, make_plan, model_target
-from plevel.torch.reporting import report
+from plevel.torch.reporting import recorded, report
 from plevel.torch.verdict import Verdict, read_verdict, write_verdict
 from plevel.torch.whole import Whole, draft_whole, find_whole
 from strategy.select.lock import Lock
@@ -139,7 +139,7 @@ def _compile_frozen(
         plan = make_plan(frozen, choose)
         if not options.confirm:
             kept = plan.preferred()
-        elif verdict := read_verdict(plan, choose):
+        elif verdict := _known(plan, choose, options):
             kept = frozenset(w for w in plan.kernels if w.key in verdict.kept)
         else:  # this is Inductor alone, to compare with
             frozen_once = keep_frozen(frozen)
@@ -207,6 +207,20 @@ def _build_ahead(
     return ahead.submit(build_kernels)
 
 
+def _known(plan: Plan, choose: Choose, options: Options) -> Verdict | None:
+    """The verdict on disk, else that of another machine like this one."""
+    verdict = read_verdict(plan, choose)
+    if verdict is None and plan.selections and _is_recorded(options):
+        verdict = recorded(plan, choose, options.database)
+        if verdict:
+            write_verdict(verdict)
+    return verdict
+
+
+def _is_recorded(options: Options) -> bool:
+    return bool(options.database or not options.lock)
+
+
 def _run_whole(module: GraphModule, whole: Whole, verdict: Verdict, options: Options) -> Callable[..., Any]:
     made = report_whole(whole, verdict, module)
     note(made, module)
@@ -215,7 +229,7 @@ def _run_whole(module: GraphModule, whole: Whole, verdict: Verdict, options: Opt
 
 
 def _record(made: Report, verdict: Verdict, options: Options) -> None:
-    if options.database or not options.lock:
+    if _is_recorded(options):
         report(made, verdict, model_target(), options.database)
 
 

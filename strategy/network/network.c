@@ -16,7 +16,13 @@ typedef struct { uint64_t staged; uint8_t code, bits; int32_t ndim; const int64_
 
 static const Step _plevel_steps[PLEVEL_STEPS];
 static const Port _plevel_ports[PLEVEL_PORTS];
-extern const char _plevel_weights[] __attribute__((visibility("hidden")));
+/* A pointer, as the weights may be farther away than code can address relative to itself. */
+extern const char *const _plevel_weights __attribute__((visibility("hidden")));
+#ifdef __x86_64__
+#define PLEVEL_FAR ".section .lrodata,\"al\",@progbits\n"
+#else
+#define PLEVEL_FAR ".section .rodata\n"
+#endif
 static void (*_plevel_trace)(int step, const void *output);
 static int _plevel_fits(const int64_t *sizes);
 static uint64_t _plevel_arrange(const int64_t *sizes, uint64_t *places);  /* the arena's bytes, or TOO_MANY */

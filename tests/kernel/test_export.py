@@ -21,11 +21,13 @@ from strategy.compile.lower import lower
 from strategy.condition import ceildiv, maximum, minimum
 from strategy.expr import Var, call
 from strategy.fault import CompileError
+from strategy.network.library import write_library
+from strategy.network.plan import Area, Buffer, Place, Plan, Port, Step
 from strategy.op_strategy import candidates
 from strategy.select import NO_RECORDS, SelectionError
 from strategy.select.dispatch import dispatch
-from strategy.target import Target
-from strategy.types import Dim
+from strategy.target import Target, cpu_target
+from strategy.types import Dim, TensorType
 from strategy.workload import Workload
 from workers.guard import allocate
 
@@ -322,3 +324,18 @@ def test_the_old_file_survives_a_failed_export(
     with pytest.raises(CompileError, match="failed"):
         export_library(dense(5), [LibraryRow(lowered)], tmp_path / "libdense.so")
     assert (tmp_path / "libdense.so").read_text() == "old"
+
+
+@pytest.mark.full
+def test_a_network_may_have_more_weights_than_code_can_address(tmp_path: Path) -> None:
+    at, kind = 2_400_000_000, TensorType((4,), "float32")
+    with (tmp_path / "weights").open("wb") as file:  # the rest is a hole
+        file.seek(at)
+        file.write(np.arange(4, dtype="float32").tobytes())
+    copy = Step(None, (Buffer(Area.WEIGHTS, at, kind), Buffer(Area.PORT, 0, kind)), 1, (None,))
+    plan = Plan((), (Port("y", kind, 0),), (copy,), (), (Place((16,), 0),), None)
+    out = tmp_path / "large.so"
+    write_library(plan, out, "large", "weights", cpu_target(), objects=[], weights=tmp_path / "weights")
+    y = np.empty(4, "float32")
+    assert ctypes.CDLL(str(out)).large(ctypes.c_void_p(y.ctypes.data)) == 0
+    assert y.tolist() == [0, 1, 2, 3]

@@ -376,7 +376,7 @@ def test_a_sure_loss_ends_a_comparison_and_a_win_only_if_it_is_far(new_s, sure, 
     assert confirmation.compare("old", "new", ()).ratio.samples == rounds
 
 
-def test_a_verdict_is_recorded_where_selections_are_from(ratios, tmp_path: Path):
+def test_a_verdict_is_recorded_where_selections_are_from(ratios, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """In a database, once however often the graph is compiled, and without anything of the model."""
     place = f"sqlite:///{tmp_path / 'plevel.db'}"
     migration.upgrade(place)
@@ -402,9 +402,32 @@ def test_a_verdict_is_recorded_where_selections_are_from(ratios, tmp_path: Path)
     chosen = next(p for p in told.parts if p.implementation)
     assert chosen.config
     assert "highest plevel" in chosen.reason
+    # Another machine of this kind, whose disk has nothing of it, does not time it: a comparison would fail.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        fast = torch.compile(model, backend=plevel, options={"database": str(tmp_path / "plevel.db")})
+        torch.testing.assert_close(fast(x), model(x), atol=2e-5, rtol=2e-5)
+    other = explain(model)[-1]
+    assert (other.rows, other.verdict.steps) == (report.rows, report.verdict.steps)
     sent = json.dumps(found)
     assert not {str(Path.home()), str(tmp_path), socket.gethostname()} & set(sent.split('"'))
     assert len(sent) < 20_000  # no weights
+
+
+def test_another_machine_runs_a_graph_as_one_library_too(whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    migration.upgrade(f"sqlite:///{tmp_path / 'plevel.db'}")
+    torch.manual_seed(5)
+    model, x = models.Block(24, 56).eval(), torch.randn(24, 24)
+    whole += [[0.6] * 9]
+    for machine in ("one", "another"):  # which times nothing
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / machine))
+        torch._dynamo.reset()
+        with torch.inference_mode():
+            fast = torch.compile(model, backend=plevel, options={"database": str(tmp_path / "plevel.db")})
+            torch.testing.assert_close(fast(x), model(x), atol=2e-5, rtol=2e-5)
+        assert explain(model)[-1].verdict.whole
+        assert len(list(folder().glob("graph-*.so"))) == 1
 
 
 def test_a_graph_keeps_its_kernels_where_its_verdict_cannot_be_recorded(
