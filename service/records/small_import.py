@@ -26,6 +26,7 @@ from service.store.namespace import DEFAULT
 
 MOST = 1 << 20  # bytes of one batch
 SOON_S = 2.0  # without an answer from the reading process, after which the others proceed
+GATHER_S = 0.002  # a third of what a batch takes
 ALONE = 8  # logs that are read alone at a time
 
 
@@ -69,7 +70,7 @@ class SmallImports:
         self._importer = Importer(store)
         self._readers = readers
         self._batcher: Batcher[Upload | _Opened, Arrived | Exception | None]
-        self._batcher = Batcher(self._serve, MOST, _size)
+        self._batcher = Batcher(self._serve, MOST, _size, gather_s=GATHER_S)
         self._alone = CapacityLimiter(ALONE)
 
     async def put(self, upload: Upload) -> Arrived:

@@ -28,6 +28,8 @@ class Batcher(Generic[A, R]):
         size: the size of a request.
         first: a batcher with priority over this one. Its requests wait for at most one batch of this one;
             this one's batches wait for at most `GIVE_WAY_S`.
+        gather_s: the time that a batch waits, if requests came during the last one, for those of the clients that the
+            last one has answered: else two halves of the clients would take turns.
     """
 
     def __init__(
@@ -36,11 +38,13 @@ class Batcher(Generic[A, R]):
         most: int,
         size: Callable[[A], int] = lambda _: 1,
         first: Batcher[Any, Any] | None = None,
+        gather_s: float = 0.0,
     ) -> None:
         self._serve = serve
         self._most = most
         self._size = size
         self._first = first
+        self._gather_s = gather_s
         self._waiting: deque[tuple[A, asyncio.Future[R]]] = deque()
         self._serving: asyncio.Task[None] | None = None
         self._limiter: CapacityLimiter | None = None
@@ -88,6 +92,8 @@ class Batcher(Generic[A, R]):
                         future.set_exception(answer.error)
                     else:
                         future.set_result(answer)
+                if self._waiting and self._gather_s:
+                    await asyncio.sleep(self._gather_s)
         finally:
             self._serving = None
 

@@ -57,6 +57,25 @@ def test_who_comes_meanwhile_is_served_together_and_in_order() -> None:
     assert server.served == [[1], [2, 3, 4]]
 
 
+def test_who_was_just_answered_may_join_those_who_wait() -> None:
+    server = Server()
+
+    async def ask() -> None:
+        batcher = Batcher(server, 10, gather_s=0.2)
+        first = asyncio.create_task(batcher.ask(1))
+        while batcher.waiting or not batcher.serving:
+            await asyncio.sleep(0)
+        second = asyncio.create_task(batcher.ask(2))
+        while not batcher.waiting:
+            await asyncio.sleep(0)
+        server.may.set()
+        await first
+        await asyncio.gather(second, batcher.ask(3))
+
+    run(ask())
+    assert server.served == [[1], [2, 3]]
+
+
 def test_not_more_together_than_there_is_room_for_but_one_at_least() -> None:
     server = Server()
     batcher = Batcher(server, 5, size=lambda r: r)
