@@ -80,6 +80,7 @@ class _Importer:
         self.graph = model.graph
         self.opsets = {o.domain or "ai.onnx": o.version for o in model.opset_import}
         self.values: dict[str, Expr] = {}
+        self.unsized: set[str] = set()
         self.inferred = None if inferred is None else _types(inferred.graph)
         self.unknown: list[Unknown] = []
         self.left: list[Var] = []
@@ -115,6 +116,8 @@ class _Importer:
             raise NetworkError(f"{len(counts)} operators that plevel has no kernel for: {listed}")
 
     def _value(self, name: str, reader: str) -> Expr:
+        if name in self.unsized:
+            raise NetworkError(f"{reader} reads {name!r:.80}, and how large it is depends on data: leave that out")
         if name not in self.values:
             raise NetworkError(f"{reader} reads {name!r:.80}, which nothing gives: an initializer is missing")
         return self.values[name]
@@ -132,6 +135,7 @@ class _Importer:
                     return
                 found = function(Node(node, self.opsets, len(wanted)), *args)
                 made = list(found) if isinstance(found, tuple) else [found]
+                self.unsized.update(n for n, value in zip(node.output, made, strict=False) if n and value is None)
         except (ValueError, ArithmeticError, IndexError, TypeError, MemoryError) as error:
             if self.inferred is not None:
                 self._leave(node)
@@ -139,7 +143,7 @@ class _Importer:
             raise NetworkError(f"{reader}: {' '.join(str(error).split())[:300]}") from error
         if len(made) < len(wanted):
             raise NetworkError(f"{reader}: its output {len(made)} is used, which plevel does not compute")
-        self.values.update(zip(node.output, made, strict=False))
+        self.values.update((n, value) for n, value in zip(node.output, made, strict=False) if value is not None)
 
     def _computed(self, node: Any, args: Sequence[Expr | None]) -> list[Expr] | None:
         """The outputs of a node of constants, by ONNX's own reference."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx.helper
 
-from strategy.expr import Constant, Expr, call
+from strategy.expr import Constant, Expr, TupleGetItem, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
@@ -487,9 +487,18 @@ def _argmax(node: Node, x: Expr) -> Expr:
     return call("argmax", x, axis=(node.get("axis", 0),), keepdims=bool(node.get("keepdims", 1)), dtype="int64")
 
 
-@_register("NonMaxSuppression", "Unique")
+@_register("NonMaxSuppression")
 def _depends_on_data(node: Node, *inputs: Expr | None) -> Expr:
     raise NetworkError("how large its output is depends on data: export the model without it, and what follows it")
+
+
+@_register("Unique")
+def _unique(node: Node, x: Expr) -> tuple[Expr | None, ...]:
+    """Only the places of the input's elements among those that differ: how large the others are depends on data."""
+    if not node.get("sorted", 1) or (node.get("axis") is not None and len(extents(x)) > 1):
+        raise NetworkError("plevel finds what differs among single elements, in order: export it so")
+    found = call("unique", layer.reshape(x, (math.prod(extents(x)),)), dtype="int64")
+    return None, None, TupleGetItem(found, 2), None
 
 
 def _window(node: Node, x: Expr) -> dict[str, Any]:

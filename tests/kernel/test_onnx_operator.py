@@ -147,6 +147,9 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     "bounds out of order": (
         [N("Clip", ["x", "a", "b"], ["y"])], {"x": normal(4)}, {"a": np.float32(3), "b": np.float32(1)}
     ),
+    "places among what differs": (
+        [N("Unique", ["x"], ["a", "b", "y"])], {"x": RANDOM.integers(0, 5, (4, 6)).astype("float32")}, {}
+    ),
     "a sum without axes": ([N("ReduceSum", ["x"], ["y"])], {"x": normal()}, {}),
     "dropout of no training": (
         [N("Dropout", ["x", "r", "t"], ["y"])], {"x": normal(4)}, {"r": np.float32(0.5), "t": False}
@@ -275,6 +278,10 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
         [N("Reshape", ["x", "h"], ["a"]), N("NonMaxSuppression", ["a", "s"], ["y"])],
         {"h": [1, 1, 4], "s": np.float32([[[1]]])},
     ),
+    "how large it is depends on data": (
+        [N("Unique", ["x"], ["a", "b", "c"]), N("ReduceMax", ["a"], ["y"], keepdims=0)], {}
+    ),
+    "among single elements, in order": ([N("Unique", ["x"], ["a", "b", "y"], sorted=0)], {}),
     "training_mode": ([N("Dropout", ["x", "r", "t"], ["y"])], {"r": np.float32(0.5), "t": True}),
     "training_mode: ": ([N("Dropout", ["c", "r", "t"], ["a"]), ADD], {"c": normal(4), "r": np.float32(0.5), "t": True}),
     "no kernel for: RandomNormal": ([N("RandomNormal", [], ["a"], shape=[4]), ADD], {}),
