@@ -109,7 +109,7 @@ SCORES: dict[str, tuple[Callable[[Expr, Expr, Expr], Expr], list[str]]] = {
     "mask of a large number": (
         lambda x, m, b: call("softmax", call("where", b, x, number(-9))), ["where", "softmax"]
     ),
-    "mask before another axis": (lambda x, m, b: call("softmax", call("add", x, m), axis=0), ["add", "softmax"]),
+    "mask before another axis": (lambda x, m, b: call("softmax", call("add", x, m), axis=0), ["softmax_bias"]),
     "mask that others read": (
         lambda x, m, b: call("add", call("softmax", shared := call("add", x, m)), shared), ["add", "softmax", "add"]
     ),

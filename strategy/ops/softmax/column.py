@@ -1,7 +1,8 @@
-"""`softmax_column.cpu`, `log_softmax_column.cpu`: along an axis before the last, neighbours in vectors.
+"""`softmax_column.cpu`, `log_softmax_column.cpu`, `softmax_bias_column.cpu`: along an axis before the last, by vectors.
 
 A task takes some columns, three times from the first element to the last: for the largest, for the sum of powers, and
-for the result. What it reads are whole vectors, and largest and sum stay in registers.
+for the result. What it reads are whole vectors, and largest and sum stay in registers. A bias has one number for all
+neighbours, or one for each.
 """
 
 from __future__ import annotations
@@ -55,14 +56,15 @@ def compute(
     logarithm: bool, attrs: SoftmaxAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
     """All three passes as loops."""
-    return written(lambda ins, out: _loops(logarithm, attrs, ins[0], out, config), inputs, out_type, "softmax")
+    return written(lambda ins, out: _loops(logarithm, attrs, ins, out, config), inputs, out_type, "softmax")
 
 
-def _loops(logarithm: bool, attrs: SoftmaxAttrs, data: Any, out: Any, config: Config) -> Any:
+def _loops(logarithm: bool, attrs: SoftmaxAttrs, inputs: Sequence[Any], out: Any, config: Config) -> Any:
     from tvm import tirx
     from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as script
 
+    data, *biases = inputs
     shape, dtype = [int(n) for n in data.shape], str(data.dtype)
     axis = attrs.axis % len(shape)
     count, extent, columns = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
@@ -84,6 +86,12 @@ def _loops(logarithm: bool, attrs: SoftmaxAttrs, data: Any, out: Any, config: Co
         def read(j: Any, x: Any) -> Any:
             found = source[(task // blocks * extent + j) * columns + column(x)]
             found = found if attrs.scale == 1 else found * tirx.const(attrs.scale, dtype)
+            for bias in biases:
+                own = [1] * (len(shape) - len(bias.shape)) + [int(n) for n in bias.shape]
+                place = _broadcast_place(shape, own, axis, task // blocks, j, column(x))
+                more = script.buffer_proxy(bias)[place]
+                hides = str(bias.dtype) == "bool"
+                found = tirx.Select(more, found, lowest(dtype)) if hides else found + more
             return found if columns % width == 0 else tirx.if_then_else(column(x) < columns, found, zero)
 
         def write(j: Any, x: Any, found: Any) -> None:
@@ -123,13 +131,33 @@ def _loops(logarithm: bool, attrs: SoftmaxAttrs, data: Any, out: Any, config: Co
         return builder.get()
 
 
+def _broadcast_place(shape: Sequence[int], own: Sequence[int], axis: int, row: Any, j: Any, column: Any) -> Any:
+    """The element of a bias of extents `own` for the row before the axis, the place on it, and the column."""
+    place: Any = 0
+    for i, extent in enumerate(own[: axis + 1]):
+        index = j if i == axis else row // math.prod(shape[i + 1 : axis]) % shape[i]
+        place = place * extent + (index if extent > 1 else 0)
+    behind = math.prod(own[axis + 1 :])
+    return place * behind + (column if behind > 1 else 0)
+
+
+def _reads_vectors(data: TensorType, bias: TensorType, axis: int) -> bool:
+    """Return whether neighbours in the data have one number of the bias, or neighbours."""
+    behind = bias.shape[max(0, axis + 1 - data.ndim + bias.ndim) :]
+    same = all(d.is_constant for d in bias.shape) and math.prod(int(d) for d in behind)
+    return same in (1, math.prod(int(d) for d in data.shape[axis + 1 :]))
+
+
 def _add(name: str) -> None:
     def add(
         strategy: OpStrategy, attrs: SoftmaxAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
     ) -> None:
-        data = inputs[0]
+        data, *biases = inputs
         known = all(d.is_constant and int(d) >= 1 for d in data.shape)
-        if known and data.dtype in ("float32", "float64") and attrs.axis % data.ndim < data.ndim - 1:
+        if not known or data.dtype not in ("float32", "float64"):
+            return
+        axis = attrs.axis % data.ndim
+        if axis < data.ndim - 1 and all(_reads_vectors(data, bias, axis) for bias in biases):
             strategy.add_implementation(
                 partial(compute, name == "log_softmax"), schedule_extern_cpu, f"{name}_column.cpu", 12, space=space,
                 symbolic=False,
@@ -138,5 +166,5 @@ def _add(name: str) -> None:
     register_cpu_implementations(name, add)
 
 
-for _name in ("softmax", "log_softmax"):
+for _name in ("softmax", "log_softmax", "softmax_bias"):
     _add(_name)
