@@ -8,8 +8,9 @@
 Groups of rows, float32, batch 1 (weights and biases are constant):
 
 - resnet50, depthwise, pointwise: the distinct convolutions of ResNet-50, and those of MobileNetV2.
-- windows: convolutions of other networks: of 32 groups (ResNeXt-50), dilated (DeepLab), first layers
-  (YOLOv5, VGG, ViT), 1×1 with stride 2, and batches of 8.
+- windows: convolutions of other networks: of 32 groups (ResNeXt-50), dilated (DeepLab), 1×1 with stride 2, and
+  batches of 8.
+- first: the first layers of YOLOv5, VGG, EfficientNet, Stable Diffusion, AlexNet, ViT and ResNet.
 - layouts: convolutions of images [n, h, w, c] by weights [h, w, c, o].
 - bert, llama: the products of attention, scores and values, for prompts and for one new token. Nothing
   is constant, so packing is inside the timed function.
@@ -19,6 +20,8 @@ Groups of rows, float32, batch 1 (weights and biases are constant):
   quantised linear and conv2d).
 - memory: operators that memory bounds, at sizes of BERT-base and ResNet-50.
 - chains: elementwise operators with what follows them, softmax with scale and mask, pooling of [n, h, w, c].
+- images: transposed convolutions, resizing, adaptive pooling and pixel shuffle, at sizes of U-Net, FPN and ESPCN.
+- axes: softmax along other axes than the last, scans of one long row, sorts, and norms of groups.
 
 Each implementation is tuned for `--trials` trials; what is selected and the best of each are then
 timed in turns with PyTorch. Its module is traced and frozen, which prepacks weights and fuses what it
@@ -154,13 +157,26 @@ def _fused(model: str, heads: int, m: int, n: int, depth: int, groups: int | Non
     return Row(name, "attention", {"query": (1, heads, m, depth), "key": shared, "value": shared}, attrs)
 
 
+def _transposed(channels: int, size: int, out: int, window: int, padding: int) -> Row:
+    """A transposed convolution by two."""
+    shapes = {"data": (1, channels, size, size), "weight": (channels, out, window, window)}
+    name = f"conv2d_transpose:{channels}→{out}@{size},{window}×{window}/2"
+    return Row(name, "conv2d_transpose", shapes, {"strides": 2, "padding": padding}, ("weight",))
+
+
+def _resized(method: str, channels: int, size: int, to: int, **attrs: Any) -> Row:
+    row = _plain("resize2d", (1, channels, size, size), size=to, method=method, **attrs)
+    return row._replace(name=f"resize2d:{method},{channels}@{size}→{to}")
+
+
 def _plain(op: str, *shapes: Shape, **attrs: Any) -> Row:
     along = attrs.get("axes", attrs.get("axis"))
     where = "" if along is None else f"@{along}".replace(" ", "")
     name = f"{op}:{'x'.join(map(str, shapes[0]))}{where}"
     names = {
         "layer_norm": ("data", "gamma", "beta"), "rms_norm": ("data", "gamma"), "add": ("lhs", "rhs"),
-        "softmax_bias": ("data", "bias"),
+        "softmax_bias": ("data", "bias"), "group_norm": ("data", "gamma", "beta"),
+        "instance_norm": ("data", "gamma", "beta"),
     }.get(op, ("data",))  # fmt: skip
     return Row(name, op, dict(zip(names, shapes, strict=True)), attrs)
 
@@ -200,11 +216,13 @@ GROUPS = {
         _conv2d(240, 28, 240, 1, groups=3),
         _conv2d(256, 28, 256, 3, dilation=2), _conv2d(512, 28, 512, 3, dilation=4),
         _conv2d(64, 56, 64, 3, dilation=2), _conv2d(1024, 28, 256, 3, dilation=12),
-        _conv2d(3, 640, 32, 6, 2, padding=2), _conv2d(3, 224, 64, 3), _conv2d(3, 224, 32, 3, 2),
-        _conv2d(4, 64, 320, 3), _conv2d(3, 227, 96, 11, 4, padding=0), _conv2d(3, 224, 768, 16, 16, padding=0),
         _conv2d(512, 28, 1024, 1, 2), _conv2d(64, 56, 128, 1, 2),
         _conv2d(64, 56, 64, 3, batch=8), _conv2d(512, 7, 512, 3, batch=8), _conv2d(512, 7, 2048, 1, batch=8),
-        _conv2d(3, 224, 64, 7, 2, batch=8),
+    ],
+    "first": [
+        _conv2d(3, 640, 32, 6, 2, padding=2), _conv2d(3, 224, 64, 3), _conv2d(3, 224, 32, 3, 2),
+        _conv2d(4, 64, 320, 3), _conv2d(3, 227, 96, 11, 4, padding=0), _conv2d(3, 224, 768, 16, 16, padding=0),
+        _conv2d(3, 224, 64, 7, 2), _conv2d(3, 224, 64, 7, 2, batch=8),
     ],
     "layouts": [
         _conv2d(64, 56, 64, 3, last=True), _conv2d(256, 14, 1024, 1, last=True), _conv2d(256, 56, 512, 1, 2, last=True),
@@ -266,7 +284,33 @@ GROUPS = {
         _plain("max_pool2d", (1, 112, 112, 64), pool_size=3, strides=2, padding=1, layout="NHWC"),
         _plain("max_pool2d", (1, 56, 56, 256), pool_size=3, strides=2, padding=1, layout="NHWC"),
     ],
+    "images": [
+        _transposed(512, 16, 256, 2, 0), _transposed(128, 64, 64, 2, 0), _transposed(256, 16, 128, 4, 1),
+        _resized("linear", 256, 32, 64), _resized("linear", 3, 480, 224), _resized("cubic", 3, 480, 224),
+        _resized("nearest_neighbor", 256, 32, 64, coordinate_transformation_mode="asymmetric", rounding_method="floor"),
+        _plain("adaptive_avg_pool2d", (1, 512, 14, 14), output_size=7),
+        _plain("adaptive_avg_pool2d", (1, 256, 32, 32), output_size=6),
+        _plain("adaptive_max_pool2d", (1, 256, 32, 32), output_size=6),
+        _plain("depth_to_space", (1, 256, 64, 64), block_size=2, mode="CRD"),
+    ],
+    "axes": [
+        _plain("softmax", (1, 21, 128, 128), axis=1), _plain("softmax", (512, 512), axis=0),
+        _plain("log_softmax", (1, 21, 128, 128), axis=1), _plain("softmax", (8, 1024, 64), axis=1),
+        _plain("cumsum", (1, 1_000_000), axis=-1), _plain("cumsum", (1, 65536), axis=-1),
+        _plain("argsort", (64, 1000), axis=-1), _plain("argsort", (1, 100_000), axis=-1),
+        _plain("topk", (1024, 256), k=8, ret_type="both"), _plain("topk", (1, 100_000), k=100, ret_type="both"),
+        _plain("group_norm", (1, 320, 64, 64), (320,), (320,), num_groups=32),
+        _plain("group_norm", (1, 512, 32, 32), (512,), (512,), num_groups=32),
+        _plain("instance_norm", (1, 64, 128, 128), (64,), (64,)),
+        _plain("instance_norm", (1, 256, 32, 32), (256,), (256,)),
+    ],
 }  # fmt: skip
+
+
+# What PyTorch may run faster on images that are channels-last.
+_IMAGES = frozenset(
+    "conv2d max_pool2d conv2d_transpose resize2d adaptive_avg_pool2d adaptive_max_pool2d group_norm".split()
+)
 
 
 def _own_calls(row: Row, threads: int, best: dict[str, Any]) -> dict[str, Call]:
@@ -284,7 +328,18 @@ def _anchors(torch: Any) -> dict[str, Callable[..., Any]]:
         ).permute(_LAST),
         "dense": lambda a, x, w: functional.linear(x, w),
         "batch_matmul": lambda a, x, y: torch.bmm(x, y.transpose(1, 2) if a["transpose_b"] else y),
-        "softmax": lambda a, x: functional.softmax(x, -1),
+        "conv2d_transpose": lambda a, x, w: functional.conv_transpose2d(x, w, None, a["strides"], a["padding"]),
+        "resize2d": lambda a, x: functional.interpolate(
+            x, (a["size"],) * 2, mode={"linear": "bilinear", "cubic": "bicubic"}.get(a["method"], "nearest")
+        ),
+        "adaptive_avg_pool2d": lambda a, x: functional.adaptive_avg_pool2d(x, a["output_size"]),
+        "adaptive_max_pool2d": lambda a, x: functional.adaptive_max_pool2d(x, a["output_size"]),
+        "depth_to_space": lambda a, x: functional.pixel_shuffle(x, a["block_size"]),
+        "argsort": lambda a, x: x.argsort(dim=a["axis"], stable=True),
+        "log_softmax": lambda a, x: functional.log_softmax(x, a["axis"]),
+        "group_norm": lambda a, x, *more: functional.group_norm(x, a["num_groups"], *more),
+        "instance_norm": lambda a, x, weight, bias: functional.instance_norm(x, weight=weight, bias=bias),
+        "softmax": lambda a, x: functional.softmax(x, a.get("axis", -1)),
         "attention": lambda a, q, k, v: functional.scaled_dot_product_attention(
             q, k, v, is_causal=a.get("is_causal", False), enable_gqa=q.shape[1] != k.shape[1]
         ),
@@ -339,7 +394,7 @@ def _torch_calls(row: Row, threads: int, _best: dict[str, Any]) -> dict[str, Cal
 
     module = Module().eval()
     given = [t for n, t in tensors.items() if n not in constant]
-    is_image = row.op in ("conv2d", "max_pool2d") and not {"data_layout", "layout"} & row.attrs.keys()
+    is_image = row.op in _IMAGES and not {"data_layout", "layout"} & row.attrs.keys()
     if not is_image and not row.constants and not row.after:
         return _eager_calls(torch, row, anchor, attrs, given)
     calls: dict[str, Call] = {}
@@ -348,7 +403,7 @@ def _torch_calls(row: Row, threads: int, _best: dict[str, Any]) -> dict[str, Cal
         inputs = [t.contiguous(memory_format=form) if t.dim() == 4 else t for t in given]
         frozen = torch.jit.freeze(torch.jit.trace(module.to(memory_format=form), tuple(inputs)))
         calls[name] = lambda frozen=frozen, inputs=inputs: frozen(*inputs)
-    if is_image and not row.after and row.dtype == "float32":
+    if row.op in ("conv2d", "max_pool2d") and is_image and not row.after and row.dtype == "float32":
         calls["mkldnn"] = _mkldnn_call(torch, row, attrs, tensors)
     return calls
 

@@ -1,6 +1,7 @@
 """The spaces of tunable implementations on this host's CPU: how large they are, and how good at random.
 
-    python benchmarks/space_cpu.py                      # conv2d, batch_matmul, and the group `memory`
+    python benchmarks/space_cpu.py                      # all groups
+    python benchmarks/space_cpu.py --only images axes   # some, kept as a table of their own
     python benchmarks/space_cpu.py --only conv2d --samples 64
 
 For each implementation and some of its workloads: the size of the space, the share of it that is valid, and
@@ -45,6 +46,12 @@ WORKLOADS: dict[str, list[Row]] = {
     ],
     "batch_matmul": [row for row in GROUPS["bert"] if "×384" in row.name and row.op == "batch_matmul"],
     "memory": GROUPS["memory"],
+    "first": [row for row in GROUPS["first"] if row.name in ("3→32@640,6×6/2", "3→64@224,7×7/2")],
+    "images": GROUPS["images"],
+    "axes": GROUPS["axes"],
+    "chains": GROUPS["chains"],
+    "attention": [row for row in GROUPS["attention"] if row.op == "attention"],
+    "narrow": [row for row in GROUPS["narrow"] if row.dtype != "float32"],
 }
 
 
@@ -73,19 +80,19 @@ def main() -> int:
                     f"{row['near']:5.0%} {row['median']:5.1f}× {row['fallback']:7.2f}×",
                     flush=True,
                 )
-    if arguments.only == list(WORKLOADS) and not arguments.implementations:
-        _save(rows)
+    if not arguments.implementations:
+        _save(rows, "" if arguments.only == list(WORKLOADS) else "-".join(arguments.only))
     for name, ratios in fallbacks.items():
         print(f"{name}: the fallback takes {statistics.geometric_mean(ratios):.2f}× the best (geometric mean)")
     return 0
 
 
-def _save(rows: list[list[Cell]]) -> None:
+def _save(rows: list[list[Cell]], variant: str) -> None:
     save(
         {
             "": "", "workload": "", "size": "", "valid": "%", "within 10 %": "%", "median": "×", "fallback": "×",
         },
-        rows, peer="the best of those drawn", runs=ROUNDS,
+        rows, variant=variant, peer="the best of those drawn", runs=ROUNDS,
     )  # fmt: skip
 
 

@@ -127,7 +127,7 @@ class _Importer:
         args = [self._value(name, reader) if name else None for name in node.input]
         wanted = [name for name in node.output if name]
         try:
-            made = self._computed(node, args)
+            made: Sequence[Expr | None] | None = self._computed(node, args)
             if made is None:
                 function = OPERATORS.get(_name(node))
                 if function is None:

@@ -144,8 +144,9 @@ def _broadcast_place(shape: Sequence[int], own: Sequence[int], axis: int, row: A
 def _reads_vectors(data: TensorType, bias: TensorType, axis: int) -> bool:
     """Return whether neighbours in the data have one number of the bias, or neighbours."""
     behind = bias.shape[max(0, axis + 1 - data.ndim + bias.ndim) :]
-    same = all(d.is_constant for d in bias.shape) and math.prod(int(d) for d in behind)
-    return same in (1, math.prod(int(d) for d in data.shape[axis + 1 :]))
+    if not all(d.is_constant for d in bias.shape):
+        return False
+    return math.prod(map(int, behind)) in (1, math.prod(map(int, data.shape[axis + 1 :])))
 
 
 def _add(name: str) -> None:
