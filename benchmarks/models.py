@@ -177,20 +177,18 @@ def metaschedule(model: nn.Module, x: torch.Tensor, threads: int, trials: int) -
     from tvm.relax.frontend.torch import from_exported_program
 
     import plevel.torch
-    from strategy.target import Target
+    from benchmarks.metaschedule import build
 
-    trials *= len(plevel.torch.extract(model, (x,)).workloads)
-
+    count = len(plevel.torch.extract(model, (x,)).workloads)
     os.environ["TVM_NUM_THREADS"] = str(threads)
     program = torch.export.export(model, (x,))
     module = from_exported_program(program, keep_params_as_input=True, unwrap_unit_return_tuple=True)
     module, weights = relax.frontend.detach_params(module)
-    target = tvm.target.Target(Target.parse("cpu").with_threads(threads).to_tvm())
     with tempfile.TemporaryDirectory() as folder:
-        tuned = relax.get_pipeline(
-            "static_shape_tuning", total_trials=trials, target=target, work_dir=folder, cpu_weight_prepack=True
-        )(module)
-    machine = relax.VirtualMachine(tvm.compile(tuned, target), tvm.cpu())
+        source, library = Path(folder, "module.json"), Path(folder, "module.so")
+        source.write_text(tvm.ir.save_json(module))
+        build(source, library, threads, trials * count)
+        machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
     packed = machine["main_transform_params"](weights["main"])
     shared = tvm.runtime.from_dlpack(x)
     return lambda: torch.from_dlpack(machine["main"](shared, *packed))

@@ -1,0 +1,46 @@
+"""A Relax module tuned by MetaSchedule and built as a library, in a process without PyTorch.
+
+    python -m benchmarks.metaschedule MODULE.json LIBRARY.so THREADS TRIALS
+
+TVM imports PyTorch where it is installed, and MetaSchedule's intrinsics then take a minute to import, in each of its
+builders: longer than it waits for one. So the processes of this script find no PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+
+def build(module: Path, library: Path, threads: int, trials: int) -> None:
+    """Tune and build a module in a child; its output goes to this process's."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "torch.py").write_text("raise ImportError('hidden from TVM')\n")
+        found = os.pathsep.join([folder, *(p for p in sys.path if p)])
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.metaschedule", module, library, str(threads), str(trials)],
+            env={**os.environ, "PYTHONPATH": found, "TVM_NUM_THREADS": str(threads)}, check=True,
+        )  # fmt: skip
+
+
+def main() -> None:
+    import tvm
+    from tvm import relax
+
+    from strategy.target import Target
+
+    source, library, threads, trials = sys.argv[1:]
+    module = tvm.ir.load_json(Path(source).read_text())
+    target = tvm.target.Target(Target.parse("cpu").with_threads(int(threads)).to_tvm())
+    with tempfile.TemporaryDirectory() as folder:
+        tuned = relax.get_pipeline(
+            "static_shape_tuning", total_trials=int(trials), target=target, work_dir=folder, cpu_weight_prepack=True
+        )(module)
+    tvm.compile(tuned, target).export_library(library)
+
+
+if __name__ == "__main__":
+    main()
