@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from plevel.kernel_selection import Choose, Chosen
+from plevel.kernel_selection import Choose, Chosen, measured_s
 from strategy.compile.fusion import Group
 from strategy.expr import Constant
+from strategy.layout import LAYOUTS, block_of
+from strategy.network.blocking import choose_blocks
 from strategy.network.graph import Network, NetworkError
 from strategy.network.group import describe, groups, require_twin
 from strategy.network.library import Manifest, prefix_of, symbol_of, write_library
@@ -55,6 +59,15 @@ class Draft:
     sites: Mapping[Workload, Sequence[Mapping[str, Constant]]]
     selections: Mapping[Workload, Chosen]
 
+    @property
+    def has_measured_blocks(self) -> bool:
+        """A blocked layout of one of its images is the choice of records."""
+        return any(
+            value in LAYOUTS and block_of(value) > 1 and not math.isnan(measured_s(chosen))
+            for workload, chosen in self.selections.items()
+            for value in workload.attrs.values()
+        )
+
     def write(self, path: Path, *, name: str, about: str) -> Deployed:
         """Build the kernels, and write the library to `path`, its header and its manifest beside it.
 
@@ -83,9 +96,15 @@ class Draft:
         return Deployed(path, header, manifest, description, plan)
 
 
-def draft(network: Network, target: Target, choose: Choose) -> Draft:
-    """Select the kernels of a network; raise `NetworkError`, which names all workloads without one."""
+def draft(network: Network, target: Target, choose: Choose, *, blocks: bool = True) -> Draft:
+    """Select the kernels of a network; raise `NetworkError`, which names all workloads without one.
+
+    Args:
+        blocks: whether images are of blocked layouts where records say that this is faster, or are expected to.
+    """
     normal = normalize(network)
+    if blocks and normal.sizes is None:
+        normal = choose_blocks(normal, target, partial(_seconds, choose))
     found = groups(normal)
     if normal.sizes and normal.twin and normal.twin.sizes:
         require_twin(found, normal.sizes, groups(normalize(normal.twin)), normal.twin.sizes)
@@ -100,6 +119,13 @@ def draft(network: Network, target: Target, choose: Choose) -> Draft:
 def deploy(network: Network, target: Target, choose: Choose, path: Path, *, name: str, about: str) -> Deployed:
     """Write a network's library; raise as `draft` and `Draft.write` do."""
     return draft(network, target, choose).write(path, name=name, about=about)
+
+
+def _seconds(choose: Choose, workload: Workload) -> float:
+    try:
+        return measured_s(choose(workload))
+    except SelectionError:
+        return math.nan
 
 
 def _constants(group: Group, sizes: Sizes | None) -> tuple[Workload, dict[str, Constant]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from strategy.network.blocking import choose_blocks
 from strategy.network.graph import Network
 from strategy.network.group import describe, groups
 from strategy.network.normal import normalize
@@ -72,6 +74,17 @@ class Extraction:
 def library_workloads(network: Network) -> Counter[Workload]:
     """The workloads of a network's library, with their numbers of calls."""
     return Counter(describe(group, network.sizes)[0] for group in groups(normalize(network)) if not is_view(group))
+
+
+def blocked_workloads(network: Network) -> Counter[Workload]:
+    """The workloads that a network's library would have in blocked layouts alone; none where these would not pay."""
+    if network.sizes is not None:
+        return Counter()
+    normal = normalize(network)
+    chosen = choose_blocks(normal, cpu_target(), lambda workload: math.nan)
+    plain = {describe(group, None)[0] for group in groups(normal)}
+    found = (describe(group, None)[0] for group in groups(chosen) if not is_view(group))
+    return Counter(workload for workload in found if workload not in plain)
 
 
 def has_choice(workload: Workload) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
@@ -41,6 +42,15 @@ def choose_kernel(workload: Workload, target: Target, database: Database, lock: 
             if versions.get(locked.implementation) == locked.version:
                 return locked.selection()
     return select(workload, target, database, offered=offered)
+
+
+def measured_s(chosen: Chosen) -> float:
+    """The median seconds of what is selected; NaN where that was not measured."""
+    if isinstance(chosen, DispatchTable):
+        return math.nan
+    own = (r.estimate for r in chosen.rivals if r.implementation == chosen.implementation)
+    estimate = next(own, None)
+    return math.nan if estimate is None else estimate.median_s
 
 
 def find_records(named: str | None) -> str | None:

@@ -11,7 +11,14 @@ from typing import Any
 import onnx
 import onnx.shape_inference
 
-from plevel.extraction import Extracted, Extraction, Missed, has_choice, library_workloads
+from plevel.extraction import (
+    Extracted,
+    Extraction,
+    Missed,
+    blocked_workloads,
+    has_choice,
+    library_workloads,
+)
 from plevel.onnx.file import read_model
 from plevel.onnx.network import Unknown, import_model
 from strategy.network.graph import NetworkError
@@ -42,6 +49,8 @@ def extract(path: Path, dims: Mapping[str, int]) -> Extraction:
         ),
         key=lambda e: -e.occurrences * e.flops,
     )
+    if not unknown:
+        workloads += [Extracted(w, n, 0) for w, n in blocked_workloads(network).items() if has_choice(w)]
     shapes = {t.name: tuple(t.dims) for t in model.graph.initializer}
     counts = Counter(u.node.op_type for u in unknown)
     missed = [

@@ -157,7 +157,7 @@ def _compile_frozen(
     try:
         if verdict is not None and verdict.whole:
             try:
-                whole = library.result()
+                whole = library.result().chosen(verdict.library, planned.target)
                 found = whole.call
             except Exception as error:  # it could be built once
                 warnings.warn(f"plevel: a graph runs by Inductor, not as one library: {error}", stacklevel=4)

@@ -15,6 +15,7 @@ from plevel.extraction import (
     ExtractError,
     Extraction,
     Missed,
+    blocked_workloads,
     has_choice,
     library_workloads,
 )
@@ -81,11 +82,13 @@ def _is_read(error: BaseException | None) -> bool:
 def _rest(module: GraphModule, inputs: Sequence[Any], known: Extraction) -> Extraction:
     """The other workloads of a graph's library in which there is something to tune; none where it has no library."""
     try:
-        times = library_workloads(import_graph(module, inputs))
+        network = import_graph(module, inputs)
+        times, blocked = library_workloads(network), blocked_workloads(network)
     except NetworkError:
         return Extraction((), ())
     sites = {w.workload for w in known.workloads}
-    found = [Extracted(w, n, 0) for w, n in times.items() if w.op not in PRODUCTS and w not in sites and has_choice(w)]
+    others = {w: n for w, n in times.items() if w.op not in PRODUCTS and w not in sites} | blocked
+    found = [Extracted(w, n, 0) for w, n in others.items() if has_choice(w)]
     return Extraction(tuple(found), ())
 
 

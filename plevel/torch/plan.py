@@ -11,7 +11,7 @@ from importlib.metadata import version
 import torch
 from torch.fx import GraphModule
 
-from plevel.kernel_selection import Choose, Chosen
+from plevel.kernel_selection import Choose, Chosen, measured_s
 from plevel.torch.extraction import Extracted, Extraction, extract_graph
 from plevel.torch.kernel import Kernel, build, kernel_digest
 from plevel.torch.merging import find_merged
@@ -20,7 +20,6 @@ from plevel.torch.replacement import replace
 from plevel.torch.site import find_sites
 from plevel.torch.store import digest_of
 from strategy.host import cpu_model
-from strategy.select.dispatch import DispatchTable
 from strategy.target import Target, cpu_target
 from strategy.workload import Workload
 
@@ -99,7 +98,7 @@ class Plan:
         Products are merged where that was measured to be faster; softmax and norms, which Inductor fuses with
         their neighbours, are left to it.
         """
-        times = {w: _median(kernel.selection) for w, kernel in self.kernels.items()}
+        times = {w: measured_s(kernel.selection) for w, kernel in self.kernels.items()}
 
         def is_slower(found: Extracted) -> bool:
             apart = sum(n * times.get(part, math.nan) for part, n in found.parts.items())
@@ -108,15 +107,6 @@ class Plan:
         slower = {f.workload for f in self.extraction.workloads if f.parts and is_slower(f)}
         fused = {f.workload for f in self.extraction.workloads if not f.flops}
         return frozenset(self.kernels) - slower - fused
-
-
-def _median(selected: Chosen) -> float:
-    """The measured seconds of a selection; NaN where it was not measured."""
-    if isinstance(selected, DispatchTable):
-        return math.nan
-    own = (r.estimate for r in selected.rivals if r.implementation == selected.implementation)
-    estimate = next(own, None)
-    return math.nan if estimate is None else estimate.median_s
 
 
 def model_target() -> Target:

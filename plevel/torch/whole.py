@@ -11,9 +11,9 @@ import hashlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class Whole:
         watch: has a function called after each step of the manifest, with its number; None ends that.
         path: where a later process finds it, if it is kept.
         made: the temporary folder that it was made in; None for one from the folder of kernels.
+        plain: where records chose blocked layouts for this one, the library without, to compare it with.
     """
 
     call: Callable[..., tuple[Any, ...]]
@@ -62,6 +63,7 @@ class Whole:
     manifest: Manifest
     path: Path
     made: Path | None = None
+    plain: Whole | None = None
 
     def kernels(self, target: Target) -> dict[str, str]:
         """The digests of its kernels by workload."""
@@ -79,6 +81,10 @@ class Whole:
         starts = [begin, *ends]
         return [(s.workload, b - a) for s, a, b in zip(self.manifest.steps, starts, ends, strict=False)]
 
+    def chosen(self, kernels: Mapping[str, str], target: Target) -> Whole:
+        """The one of both libraries that has the kernels, by their digests."""
+        return self.plain if self.plain and self.plain.kernels(target) == kernels else self
+
     def keep(self, verdict: Verdict) -> None:
         """Move a new library to its path, its description first; of two processes the last one's stays."""
         if self.made:
@@ -91,6 +97,8 @@ class Whole:
         """Delete the files of a new library that was not kept; this process can call it still."""
         if self.made:
             shutil.rmtree(self.made, ignore_errors=True)
+        if self.plain:
+            self.plain.sweep()
 
 
 def find_whole(
@@ -123,8 +131,21 @@ def draft_whole(module: GraphModule, inputs: Sequence[Any], target: Target, choo
         CompileError: of the function; the library cannot be linked.
     """
     path = _path(module, _prefix(module, inputs, target))
-    found = draft(import_graph(module, inputs), target, choose)
-    return lambda: _build(found, path, inputs)
+    network = import_graph(module, inputs)
+    found = draft(network, target, choose)
+    if not found.has_measured_blocks:  # else it is as fast as was measured of other networks
+        return lambda: _build(found, path, inputs)
+    plain = draft(network, target, choose, blocks=False)
+
+    def build_both() -> Whole:
+        made = _build(found, path, inputs)
+        try:
+            return replace(made, plain=_build(plain, path, inputs))
+        except BaseException:
+            made.sweep()
+            raise
+
+    return build_both
 
 
 def _build(found: Draft, path: Path, inputs: Sequence[torch.Tensor]) -> Whole:

@@ -90,5 +90,8 @@ def _may_join(group: Group, call: Call) -> bool:
         return len(group.calls) == 1
     if call.op.name in _BINARY:
         shapes = [extents(arg) for arg in call.args]
-        return len(set(call.args)) == 2 and all(s in (extents(call), ()) for s in shapes)
+        whole, one = extents(call), ()
+        # A bias of blocked channels, as `blocking` makes it.
+        bias = (1, whole[1], 1, 1, whole[-1]) if len(whole) == 5 and len(group.calls) == 1 else one
+        return len(set(call.args)) == 2 and all(s in (whole, one, bias) for s in shapes)
     return call.op.name in _UNARY | _RESCALED

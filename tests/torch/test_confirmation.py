@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
-from plevel import kernel_selection
+from plevel import deployment, kernel_selection
 from plevel.direct import connect
 from plevel.torch import backend, confirmation, explain, form, reporting
 from plevel.torch.backend import plevel
@@ -104,6 +104,26 @@ def test_a_library_of_slow_steps_that_inductor_could_run_is_compared_with_the_fo
     assert "all products replaced is faster" in report.verdict.apart
     assert {row.workload.op for row in report.rows if row.implementation} == {"dense", "batch_matmul"}
     assert set(folder().glob("graph-*")) == before
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_blocked_layouts_stay_where_the_library_of_nchw_is_slower(whole, faster, monkeypatch: pytest.MonkeyPatch):
+    def seconds(chosen: kernel_selection.Chosen) -> float:
+        return 0.1 if '_layout":"NCHW' in chosen.workload.key else 2.0  # transforms, too
+
+    monkeypatch.setattr(deployment, "measured_s", seconds)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 1))
+    inputs = (torch.randn(1, 16, 9, 9 + faster),)  # a graph of its own, as verdicts are kept
+    before = len(list(folder().glob("graph-*")))
+    whole += [[0.8 if faster else 1.2] * 9, [0.6] * 9]  # beside NCHW, then beside Inductor
+    report = run(model.eval(), inputs)
+    assert whole == []
+    assert report.verdict.whole
+    assert any('_layout":"NCHW' in row.workload.key for row in report.rows) == faster
+    assert len(list(folder().glob("graph-*"))) == before + 2  # the library that stays, and its description
+    again = run(model, inputs)  # a comparison would fail
+    assert again.rows == report.rows
 
 
 def test_graphs_that_differ_in_dtypes_or_in_places_of_weights_have_libraries_of_their_own(whole):
