@@ -13,6 +13,7 @@ from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
+from strategy.network.size import PROBED
 
 
 @register("view.default", "reshape.default", "_unsafe_view.default")
@@ -206,10 +207,10 @@ def _index(x: Expr, indices: Sequence[Expr | None]) -> Expr:
 
 def _counted(indices: Expr, extent: int) -> Expr:
     """Indices counted from the front; those below 0 are counted from behind."""
-    if isinstance(indices, Constant):
+    if isinstance(indices, Constant) and extent < PROBED:
         return Constant(np.where(indices.value < 0, indices.value + extent, indices.value))
     below = call("less", indices, number(0, indices))
-    return call("where", below, call("add", indices, number(extent, indices)), indices)
+    return call("where", below, call("add", indices, layer.count(extent, indices)), indices)
 
 
 @register("topk.default")

@@ -82,7 +82,7 @@ class Entry:
         self.rows = tuple(rows)
         # For each symbolic dimension, the input and axis to read it from.
         self.dims: dict[str, tuple[str, int]] = {}
-        for given in workload.inputs:
+        for given in (i for i in workload.operands if i is not None):
             for axis, dim in enumerate(given.tensor.shape):
                 if not dim.is_constant:
                     self.dims.setdefault(str(dim), (given.name, axis))

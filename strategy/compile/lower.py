@@ -8,7 +8,6 @@ destination-passing style: its parameters are the inputs, then prepared and cons
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +21,7 @@ from strategy.schedule import Outs, ScheduleError
 from strategy.signature import PREPARE, Argument, Role, Signature
 from strategy.space import Config
 from strategy.target import Target
-from strategy.types import TensorType
+from strategy.types import TensorType, TupleType
 from strategy.workload import Workload
 
 if TYPE_CHECKING:
@@ -146,10 +145,11 @@ def _instantiate(
             parameters.append(tensor)
             tensors.append(tensor if transform is None or given.constant else transform(tensor))
         outputs = list(implementation.compute(attrs, tensors, workload.out_type, *tunable))
-        outputs = _compose_epilogue(workload, symbols, outputs, arguments, parameters)
-        for i, output in enumerate(outputs):
+        outputs, out_type = _compose_epilogue(workload, symbols, outputs, arguments, parameters)
+        kinds = out_type.fields if isinstance(out_type, TupleType) else (out_type,)
+        for i, (output, kind) in enumerate(zip(outputs, kinds, strict=True)):
             name = "output" if len(outputs) == 1 else f"output{i}"
-            arguments.append(Argument(name, Role.OUTPUT, _type_text(output)))
+            arguments.append(Argument(name, Role.OUTPUT, _type_text(output, kind)))
         outs = Outs(tuple(outputs), (*parameters, *outputs))
         schedule = implementation.schedule(attrs, outs, target, *tunable)
     template = schedule if isinstance(schedule, Template) else None
@@ -168,8 +168,8 @@ def _compose_epilogue(
     outputs: list[Any],
     arguments: list[Argument],
     parameters: list[Any],
-) -> list[Any]:
-    """The outputs after the workload's epilogue, whose further inputs join the parameters."""
+) -> tuple[list[Any], Any]:
+    """The outputs after the workload's epilogue, whose further inputs join the parameters, and their type."""
     out_type = workload.out_type
     for step in workload.epilogue:
         if len(outputs) != 1:
@@ -195,7 +195,7 @@ def _compose_epilogue(
         if compute is None:
             raise ScheduleError(f"{step.op} cannot be an epilogue: it has no compute for all targets")
         outputs = list(compute(attrs, operands, out_type))
-    return outputs
+    return outputs, out_type
 
 
 class _Symbols:
@@ -225,8 +225,20 @@ class _Symbols:
         return self._variables.setdefault(name, te.var(name, "int64"))
 
 
-def _type_text(tensor: Any) -> str:
-    extents = (re.sub(r"T[.]int64[(](-?[0-9]+)[)]", r"\1", str(extent)) for extent in tensor.shape)
+def _show(dim: Any) -> str:
+    """A dimension with the values of those that are known."""
+    if dim.value is not None:
+        return str(int(dim))
+    return str(dim) if dim.op == "var" else f"({f' {dim.op} '.join(map(_show, dim.args))})"
+
+
+def _type_text(tensor: Any, kind: Any = None) -> str:
+    """The type of a TE tensor; extents that are expressions, as plevel's type `kind` has them."""
+    from tvm import tirx
+
+    known = tensor.shape if kind is None else kind.shape
+    plain = (tirx.IntImm, tirx.Var)
+    extents = (str(e) if isinstance(e, plain) else _show(d) for e, d in zip(tensor.shape, known, strict=True))
     return f"{tensor.dtype}[{','.join(extents)}]"
 
 
