@@ -64,7 +64,7 @@ def test_the_ends_of_every_knob():
         check(workload, PACK, config)
 
 
-@settings(max_examples=8)
+@settings(max_examples=min(8, settings.default.max_examples // 2))
 @given(
     b=st.integers(1, 4), m=st.integers(1, 40), n=st.integers(1, 80), k=st.integers(1, 60),
     ta=st.booleans(), tb=st.booleans(), constant=st.booleans(), shared=st.booleans(),

@@ -51,7 +51,7 @@ def test_the_ends_of_every_knob(check: Callable[..., None], work: Workload, full
         check(work, name, config)
 
 
-@settings(max_examples=12)
+@settings(max_examples=min(12, settings.default.max_examples // 2))
 @given(
     op=st.sampled_from(REDUCTIONS), outer=st.lists(st.integers(1, 4), max_size=2),
     rows=st.lists(st.integers(1, 9), min_size=1, max_size=2), inner=extents, keepdims=st.booleans(),
@@ -67,7 +67,7 @@ def test_any_reduction(op, outer, rows, inner, keepdims, dtype, seed, check_once
         check_once(work, name, config)
 
 
-@settings(max_examples=12)
+@settings(max_examples=min(12, settings.default.max_examples // 2))
 @given(
     op=st.sampled_from(SCANS), shape=st.lists(st.integers(1, 40), min_size=2, max_size=3), data=st.data(),
     exclusive=st.booleans(), dtype=st.sampled_from(["float32", "float64"]), seed=st.integers(0, 2**32),

@@ -323,7 +323,7 @@ def test_what_an_epilogue_can_be_has_a_compute_for_all_targets():
             assert callable(op.get_attr("FTVMCompute")), name
 
 
-@settings(max_examples=15)
+@settings(max_examples=min(15, settings.default.max_examples // 2))
 @given(
     rows=st.integers(1, 40), columns=st.integers(1, 70), depth=st.integers(1, 9),
     op=st.sampled_from(["sum", "mean", "max"]), axis=st.sampled_from([None, [0], [1], [2], [0, 2]]),
@@ -334,7 +334,7 @@ def test_reductions_over_many_shapes(rows, columns, depth, op, axis, keepdims):
     check(make(op, {"data": shape}, {"axis": axis, "keepdims": keepdims}))
 
 
-@settings(max_examples=12)
+@settings(max_examples=min(12, settings.default.max_examples // 2))
 @given(
     rows=st.lists(st.integers(1, 7), min_size=1, max_size=2), extent=st.integers(1, 300), data=st.data(),
     ascend=st.booleans(), kept=st.sampled_from(["both", "values", "indices"]),
@@ -348,7 +348,7 @@ def test_topk_over_many_shapes(rows, extent, data, ascend, kept, dtype):
     assert "topk_scan.cpu" in check(make("topk", {"data": f"{dtype}[{shape}]"}, attrs))
 
 
-@settings(max_examples=15)
+@settings(max_examples=min(15, settings.default.max_examples // 2))
 @given(
     whole=st.lists(st.integers(1, 20), min_size=1, max_size=4), data=st.data(),
     op=st.sampled_from(["add", "maximum", "greater"]), dtype=st.sampled_from(["float32", "float64", "int32"]),

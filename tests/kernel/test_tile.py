@@ -36,7 +36,7 @@ def check(work: Workload, name: str, config: Any) -> None:
     compare(out.numpy(), np.asarray(right), tolerances(work, inputs, [right])[0])
 
 
-@settings(max_examples=12)
+@settings(max_examples=min(12, settings.default.max_examples // 2))
 @given(
     shape=st.lists(st.integers(1, 23), min_size=2, max_size=4), data=st.data(),
     dtype=st.sampled_from(["float32", "float64", "int32"]), seed=st.integers(0, 2**32),
@@ -54,7 +54,7 @@ def test_transposition(shape: list[int], data: st.DataObject, dtype: str, seed: 
         check(work, name, config)
 
 
-@settings(max_examples=14)
+@settings(max_examples=min(14, settings.default.max_examples // 2))
 @given(
     op=st.sampled_from(["max_pool2d", "avg_pool2d"]), image=st.tuples(st.integers(7, 20), st.integers(7, 50)),
     window=st.tuples(st.integers(1, 4), st.integers(1, 4)), strides=st.tuples(*[st.integers(1, 3)] * 2),
