@@ -16,8 +16,7 @@ import numpy as np
 from plevel.kernel_selection import Choose, Chosen, measured_s
 from strategy.compile.fusion import Group
 from strategy.expr import Constant
-from strategy.layout import LAYOUTS, block_of
-from strategy.network.blocking import choose_blocks
+from strategy.network.blocking import choose_blocks, is_blocked
 from strategy.network.graph import Network, NetworkError
 from strategy.network.group import describe, groups, require_twin
 from strategy.network.library import Manifest, prefix_of, symbol_of, write_library
@@ -63,9 +62,7 @@ class Draft:
     def has_measured_blocks(self) -> bool:
         """A blocked layout of one of its images is the choice of records."""
         return any(
-            value in LAYOUTS and block_of(value) > 1 and not math.isnan(measured_s(chosen))
-            for workload, chosen in self.selections.items()
-            for value in workload.attrs.values()
+            is_blocked(workload) and not math.isnan(measured_s(chosen)) for workload, chosen in self.selections.items()
         )
 
     def write(self, path: Path, *, name: str, about: str) -> Deployed:
@@ -125,7 +122,7 @@ def _seconds(choose: Choose, workload: Workload) -> float:
     try:
         return measured_s(choose(workload))
     except SelectionError:
-        return math.nan
+        return math.inf
 
 
 def _constants(group: Group, sizes: Sizes | None) -> tuple[Workload, dict[str, Constant]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import cache
 
+from strategy.network.blocking import is_blocked
 from strategy.op_strategy import candidates
 from strategy.select import NO_RECORDS, Database, Selection, SelectionError, select
 from strategy.select.dispatch import DispatchTable, dispatch
@@ -29,7 +30,8 @@ def choose_kernel(workload: Workload, target: Target, database: Database, lock: 
     Symbolic sizes have a dispatch table, by the database.
 
     Raises:
-        SelectionError: no implementation is valid.
+        SelectionError: no implementation is valid; or a lock has none of a blocked layout, as layouts of a network are
+            those that its lock has.
     """
     # A library with threads of its own would take the cores from OpenMP's.
     if not workload.is_constant:
@@ -37,8 +39,12 @@ def choose_kernel(workload: Workload, target: Target, database: Database, lock: 
     offered = candidates(workload, target, libraries=False)
     if lock is not None:
         versions = {c.implementation: c.version for c in offered}
-        with suppress(SelectionError):
+        try:
             locked = lock.find(workload, target)
+        except SelectionError:
+            if is_blocked(workload):
+                raise
+        else:
             if versions.get(locked.implementation) == locked.version:
                 return locked.selection()
     return select(workload, target, database, offered=offered)

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from strategy.expr import Call, Constant, Expr, Tuple, TupleGetItem, call, post_order
-from strategy.layout import PLAIN, block_of, laid_out, laid_out_array
+from strategy.layout import LAYOUTS, PLAIN, block_of, laid_out, laid_out_array
 from strategy.network.cut import cut
 from strategy.network.graph import Network
 from strategy.network.group import PRODUCTS, describe, groups
@@ -39,6 +39,11 @@ def layout_of(node: Expr, target: Target) -> str | None:
         return None
     lanes = lanes_of(target, "float32")
     return next((f"NCHW{b}c" for b in (16, 8) if b <= lanes and extents(node)[1] % b == 0), None)
+
+
+def is_blocked(workload: Workload) -> bool:
+    """Return whether a workload reads or makes images of a blocked layout."""
+    return any(value in LAYOUTS and block_of(value) > 1 for value in workload.attrs.values())
 
 
 class Regions:
@@ -152,12 +157,15 @@ def choose_blocks(network: Network, target: Target, seconds: Callable[[Workload]
     """The same network with those regions blocked that are faster so, borders included.
 
     Args:
-        seconds: the measured time of a workload; NaN where there is none, and then a region stays as it is. Without
-            any times of convolutions, those that are to be expected decide.
+        seconds: the measured time of a workload; NaN where there is none, infinite where it has no kernel, and then a
+            region stays as it is. Without any times of convolutions, those that are to be expected decide.
     """
+    measured_s = seconds
     convolutions = [describe(g, None)[0] for g in groups(network) if g.anchor.op.name == "conv2d"]
-    if all(map(math.isnan, map(seconds, convolutions))):
-        seconds = _expected_s
+    if all(map(math.isnan, map(measured_s, convolutions))):
+
+        def seconds(workload: Workload) -> float:
+            return math.inf if math.isinf(measured_s(workload)) else _expected_s(workload)
     every = _Blocked(network, target, lambda region: True)
     regions = every.regions
     plain, blocked = ({regions.find(n): 0.0 for n in regions.members} for _ in range(2))
@@ -168,7 +176,7 @@ def choose_blocks(network: Network, target: Target, seconds: Callable[[Workload]
                 spent = seconds(describe(group, None)[0])
                 # What is no product takes little, and much the same in both.
                 times[region] += 0.0 if math.isnan(spent) and group.anchor.op.name not in PRODUCTS else spent
-    unknown = {r for r in plain if math.isnan(plain[r] + blocked[r])}
+    unknown = {r for r in plain if not math.isfinite(plain[r] + blocked[r])}
     borders: dict[tuple[Expr, Expr], float] = {}
     for region in unknown:
         plain[region], blocked[region] = 0.0, math.inf
@@ -178,7 +186,7 @@ def choose_blocks(network: Network, target: Target, seconds: Callable[[Workload]
             {"src_layout": PLAIN, "dst_layout": layout_of(read, target)},
         )  # fmt: skip
         moved = seconds(workload)
-        moved = read.tensor_type.size * _MOVED_S if math.isnan(moved) else moved
+        moved = moved if math.isfinite(moved) else read.tensor_type.size * _MOVED_S
         source = regions.get(read)
         if source is None and reader is not None:
             blocked[reader] += moved

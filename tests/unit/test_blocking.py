@@ -9,12 +9,16 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 
+from plevel.deployment import draft
+from plevel.kernel_selection import make_chooser
 from strategy.expr import Call, Constant, Expr, Tuple, Var, call, post_order
 from strategy.network.blocking import block, choose_blocks
 from strategy.network.cut import cut
 from strategy.network.graph import Network
-from strategy.network.group import groups
+from strategy.network.group import describe, groups
 from strategy.network.normal import extents, normalize
+from strategy.select import NO_RECORDS, select
+from strategy.select.lock import Lock
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -117,6 +121,15 @@ def test_without_times_those_that_are_to_be_expected_decide():
     pixels = call("transpose", convolution(x, weights, 16), axes=(0, 2, 3, 1))
     assert layouts(choose_blocks(classifier(), WIDE, lambda w: math.nan)) == {"NCHW16c"}
     assert layouts(choose_blocks(Network((x,), {"y": pixels}, {}), WIDE, lambda w: math.nan)) == {"NCHW"}
+
+
+def test_a_network_has_the_layouts_of_its_lock():
+    network = classifier()
+    blocked = [describe(g, None)[0] for g in groups(choose_blocks(network, WIDE, lambda w: math.nan))]
+    whole = Lock.make(select(w, WIDE, NO_RECORDS) for w in blocked)
+    for lock, layout in ((None, "NCHW16c"), (whole, "NCHW16c"), (Lock(selections=()), "NCHW")):
+        drafted = draft(network, WIDE, make_chooser(WIDE, NO_RECORDS, lock))
+        assert layouts(drafted.network) == {layout}
 
 
 def test_a_transform_that_costs_more_than_it_saves_is_not_made():
