@@ -183,6 +183,9 @@ CASES = [
     ("softmax", {"data": "float32[16,30000]"}, {}),
     ("cumsum", {"data": "float16[1600]"}, {}),
     ("cumsum", {"data": "float32[200000]"}, {}),
+    ("adaptive_avg_pool2d", {"data": "float32[1,2,9,70]"}, {"output_size": [5, 9]}),
+    ("adaptive_max_pool2d", {"data": "float32[1,1,3,600]"}, {"output_size": [2, 130]}),
+    ("adaptive_max_pool2d", {"data": "float16[2,7,9,13]"}, {"output_size": [4, 5], "layout": "NHWC"}),
 ]  # fmt: skip
 
 

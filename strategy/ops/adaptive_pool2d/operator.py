@@ -50,11 +50,13 @@ class AdaptivePool2DAttrs(Attrs):
         super().__init__(**values)
 
 
-def _begin(i: Any, extent: Any, size: int) -> Any:
+def begin(i: Any, extent: Any, size: int) -> Any:
+    """The first pixel of window `i` of `size` over `extent` pixels."""
     return i * extent // size
 
 
-def _end(i: Any, extent: Any, size: int) -> Any:
+def end(i: Any, extent: Any, size: int) -> Any:
+    """The pixel after the last of window `i`."""
     return ((i + 1) * extent + size - 1) // size
 
 
@@ -63,7 +65,7 @@ def _longest(extent: Any, size: int) -> Any:
     from tvm import tirx
 
     if isinstance(extent, tirx.IntImm):
-        return max(_end(i, int(extent), size) - _begin(i, int(extent), size) for i in range(size))
+        return max(end(i, int(extent), size) - begin(i, int(extent), size) for i in range(size))
     return (extent + size - 1) // size + 1
 
 
@@ -92,16 +94,17 @@ def _register(name: str, description: str, *, mean: bool) -> Callable[..., Expr]
             te.reduce_axis((0, _longest(n, size)), name=name)
             for n, size, name in zip(extents, attrs.output_size, "yx", strict=True)
         ]
-        end = tirx.const(0, data.dtype) if mean else lowest(str(data.dtype))
+        identity = tirx.const(0, data.dtype) if mean else lowest(str(data.dtype))
 
         def pooled(*index: Any) -> Any:
             n, c, *window = plain_index(index, attrs.layout)
             places, inside = [], []
             for i, extent, size, step in zip(window, extents, attrs.output_size, steps, strict=True):
-                place = _begin(i, extent, size) + step
-                inside.append(place < _end(i, extent, size))
+                place = begin(i, extent, size) + step
+                inside.append(place < end(i, extent, size))
                 places.append(place)
-            value = tirx.if_then_else(tirx.all(*inside), data(*laid_out_index((n, c, *places), attrs.layout)), end)
+            element = data(*laid_out_index((n, c, *places), attrs.layout))
+            value = tirx.if_then_else(tirx.all(*inside), element, identity)
             return te.sum(value, axis=steps) if mean else largest()(value, axis=steps)
 
         shape = laid_out((n, c, *attrs.output_size), attrs.layout)
@@ -112,7 +115,7 @@ def _register(name: str, description: str, *, mean: bool) -> Callable[..., Expr]
         def average(*index: Any) -> Any:
             window = plain_index(index, attrs.layout)[2:]
             counts = [
-                _end(i, extent, size) - _begin(i, extent, size)
+                end(i, extent, size) - begin(i, extent, size)
                 for i, extent, size in zip(window, extents, attrs.output_size, strict=True)
             ]
             return found(*index) / (counts[0] * counts[1]).astype(data.dtype)
@@ -126,7 +129,7 @@ def _register(name: str, description: str, *, mean: bool) -> Callable[..., Expr]
         found = np.empty((*data.shape[:2], *attrs.output_size), data.dtype)
         for y, x in np.ndindex(attrs.output_size):
             rows, columns = (
-                slice(_begin(i, n, size), _end(i, n, size))
+                slice(begin(i, n, size), end(i, n, size))
                 for i, n, size in zip((y, x), data.shape[2:], attrs.output_size, strict=True)
             )
             window = data[:, :, rows, columns]
@@ -179,7 +182,7 @@ def _bounds(orig: Call) -> list[list[tuple[int, int]]]:
     attrs, shape = orig.attrs, orig.args[0].tensor_type.shape
     assert isinstance(attrs, AdaptivePool2DAttrs)
     return [
-        [(_begin(i, int(n), size), _end(i, int(n), size)) for i in range(size)]
+        [(begin(i, int(n), size), end(i, int(n), size)) for i in range(size)]
         for n, size in zip(shape[2:], attrs.output_size, strict=True)
     ]
 
@@ -194,7 +197,7 @@ def adaptive_avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     matrices = []
     for axis, windows in enumerate(_bounds(orig)):
         places = np.arange(int(data.shape[2 + axis]))
-        rows = [((places >= begin) & (places < end)) / (end - begin) for begin, end in windows]
+        rows = [((places >= first) & (places < last)) / (last - first) for first, last in windows]
         matrices.append(np.stack(rows).astype(data.dtype))
     down, across = (Constant(np.ascontiguousarray(m)) for m in (matrices[0].T, matrices[1]))
     return [matmul(down, matmul(grad, across))]
