@@ -20,10 +20,14 @@ class ScheduleError(ValueError):
 
 @dataclass(frozen=True)
 class Outs:
-    """The outputs of a function, and its parameters in order (outputs last)."""
+    """The outputs of a function, and its parameters in order (outputs last).
+
+    Of a convolution by phases, the groups' results are every `phases`-th row and column of the output.
+    """
 
     tensors: tuple[Any, ...]
     args: tuple[Any, ...]
+    phases: tuple[int, int] = (1, 1)
 
 
 def stage(name: str) -> dict[str, str]:

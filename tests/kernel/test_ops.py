@@ -186,6 +186,13 @@ CASES = [
     ("adaptive_avg_pool2d", {"data": "float32[1,2,9,70]"}, {"output_size": [5, 9]}),
     ("adaptive_max_pool2d", {"data": "float32[1,1,3,600]"}, {"output_size": [2, 130]}),
     ("adaptive_max_pool2d", {"data": "float16[2,7,9,13]"}, {"output_size": [4, 5], "layout": "NHWC"}),
+    ("conv2d_transpose", {"data": "float32[1,5,6,7]", "weight": "float32[5,3,2,2]"}, {"strides": 2}),
+    ("conv2d_transpose", {"data": "float32[1,4,3,5]", "weight": "float32[4,3,4,4]"},
+     {"strides": 2, "padding": 1, "groups": 2}),
+    ("conv2d_transpose", {"data": "float32[2,3,5,4]", "weight": "float32[3,1,3,3]"},
+     {"strides": 2, "padding": 1, "output_padding": 1, "groups": 3}),
+    ("conv2d_transpose", {"data": "float32[1,2,4,3]", "weight": "float32[2,3,1,2]"},
+     {"strides": [2, 3], "output_padding": [1, 1]}),
 ]  # fmt: skip
 
 

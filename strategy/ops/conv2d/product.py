@@ -154,9 +154,15 @@ def split_groups(
 
     sch = new_schedule(outs)
     output = join_epilogue(sch)
-    own = int(outs.tensors[0].shape[layout.index("C")]) // groups
+    down, across = outs.phases
+    own = int(outs.tensors[0].shape[layout.index("C")]) * down * across // groups
     if layout == DATA:
-        sch.transform_block_layout(output, lambda n, o, h, w: (n, o // own, o % own, *places(h, w)))
+        sch.transform_block_layout(
+            output,
+            lambda n, o, h, w: (
+                n, (o // own * down + h % down) * across + w % across, o % own, *places(h // down, w // across)
+            ),
+        )  # fmt: skip
     else:
         sch.transform_block_layout(output, lambda n, h, w, o: (n, o // own, *places(h, w), o % own))
     if groups > 1:
@@ -174,7 +180,7 @@ def schedule_product(
     Returns the schedule, the stages before the tiles, which are still to be scheduled, the loop over tasks, and the
     loop over lanes, which is not vectorised without `vectors`, but left to an instruction.
     """
-    out_w = int(outs.tensors[0].shape[3])
+    out_w = int(outs.tensors[0].shape[3]) // outs.phases[1]
     sch, output = split_groups(outs, groups, lambda h, w: (h * out_w + w,))
     stages = find_stages(sch)
     tiles = stages.pop("tiles")

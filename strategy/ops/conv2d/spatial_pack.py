@@ -159,7 +159,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
 
     layout = attrs.data_layout
     _, _, *image = plain(outs.tensors[0].shape, layout)
-    any_size, out_w = not all(isinstance(extent, tirx.IntImm) for extent in image), image[1]
+    any_size, out_w = not all(isinstance(extent, tirx.IntImm) for extent in image), image[1] // outs.phases[1]
     sch, output = split_groups(outs, attrs.groups, lambda h, w: (h, w) if any_size else (h * out_w + w,), layout)
     stages = find_stages(sch)
     lanes = lanes_of(target, str(outs.args[0].dtype))

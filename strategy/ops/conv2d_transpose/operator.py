@@ -1,14 +1,8 @@
-"""conv2d_transpose: each element of the data spread by the weight, the derivative of conv2d as an operator.
-
-    conv2d_transpose.cpu                each output gathers what reaches it, with all dimensions symbolic too
-    conv2d_transpose_im2col.cpu, conv2d_transpose_spatial_pack.cpu
-                                        those of conv2d, for the data with zeros in between and the weight turned
-"""
+"""conv2d_transpose: types, NumPy reference, plain compute, gradient and Python function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
@@ -25,19 +19,14 @@ from strategy.op import (
     register_op,
     register_reference,
 )
-from strategy.op_strategy import OpImplementation, OpStrategy
-from strategy.ops.conv2d import Conv2DAttrs, conv2d, conv2d_strategy
+from strategy.ops.conv2d import Conv2DAttrs, conv2d
 from strategy.ops.conv2d.gradient import compute_backward_data, reference_backward_data
 from strategy.ops.conv2d.operator import least_flops
 from strategy.ops.window import four_sides, pair
-from strategy.pattern import register_cpu_implementations, register_schedule, schedule_plain_cpu
-from strategy.schedule import stage
+from strategy.pattern import register_schedule, schedule_plain_cpu
 from strategy.shape_func import register_shape_func
-from strategy.target import Target
 from strategy.type_relation import require_dtype_of, require_float, require_nonempty, require_rank
 from strategy.types import TensorType, Type
-
-_OF_CONV2D = ("conv2d_nchw_im2col.cpu", "conv2d_nchw_spatial_pack.cpu")
 
 
 class Conv2DTransposeAttrs(Attrs):
@@ -112,41 +101,6 @@ def conv2d_transpose_rel(types: Sequence[Type], attrs: Conv2DTransposeAttrs, rep
 )
 
 
-def _turned(attrs: Conv2DTransposeAttrs, weight: Any) -> Any:
-    """The weight of the convolution that computes the result: [o, channels / groups, kh, kw], turned by 180°."""
-    from tvm import te
-
-    channels, own, height, width = weight.shape
-    each = channels // attrs.groups
-
-    def element(o: Any, c: Any, y: Any, x: Any) -> Any:
-        return weight[o // own * each + c, o % own, height - 1 - y, width - 1 - x]
-
-    return te.compute((own * attrs.groups, each, height, width), element, name="turned")
-
-
-def _spread(attrs: Conv2DTransposeAttrs, data: Any, weight_shape: Sequence[int], image: Sequence[int]) -> Any:
-    """The data with zeros in between and around."""
-    from tvm import te, tirx
-
-    reach = [(n - 1) * d for n, d in zip(weight_shape[2:], attrs.dilation, strict=True)]
-    height, width = data.shape[2:]
-
-    def element(n: Any, c: Any, y: Any, x: Any) -> Any:
-        row, column = (
-            i - (r - p) for i, r, p in zip((y, x), reach, attrs.padding[:2], strict=True)
-        )
-        (stride_h, stride_w), zero = attrs.strides, tirx.const(0, data.dtype)
-        inside = tirx.all(
-            row >= 0, row % stride_h == 0, row // stride_h < height,
-            column >= 0, column % stride_w == 0, column // stride_w < width,
-        )  # fmt: skip
-        return tirx.if_then_else(inside, data[n, c, row // stride_h, column // stride_w], zero)
-
-    shape = (*data.shape[:2], *(n + r for n, r in zip(image, reach, strict=True)))
-    return te.compute(shape, element, name="padded", attrs=stage("padded"))
-
-
 @register_compute("conv2d_transpose")
 def compute_conv2d_transpose(attrs: Conv2DTransposeAttrs, inputs: Sequence[Any], out_type: TensorType) -> list[Any]:
     data, weight = inputs
@@ -188,58 +142,6 @@ schedule_conv2d_transpose = GenericFunc("schedule_conv2d_transpose")
 schedule_conv2d_transpose.register("cpu", schedule_plain_cpu)
 schedule_conv2d_transpose.register(["cuda", "gpu"], schedule_plain_cuda)
 register_schedule("conv2d_transpose", schedule_conv2d_transpose)
-
-
-def _add(
-    strategy: OpStrategy, attrs: Conv2DTransposeAttrs, inputs: Sequence[TensorType], out_type: TensorType,
-    target: Target,
-) -> None:  # fmt: skip
-    """Add implementations of conv2d for the data with zeros in between and the weight turned."""
-    if not all(d.is_constant for kind in inputs for d in kind.shape):
-        return
-    n, c, *_ = inputs[0].shape
-    window = inputs[1].concrete_shape[2:]
-    image = [int(d) for d in out_type.shape[2:]]
-    reach = [(k - 1) * d for k, d in zip(window, attrs.dilation, strict=True)]
-    padded = TensorType([n, c, *(i + r for i, r in zip(image, reach, strict=True))], out_type.dtype)
-    turned = TensorType([out_type.shape[1], int(c) // attrs.groups, *window], out_type.dtype)
-    whole = Conv2DAttrs(dilation=attrs.dilation, groups=attrs.groups)
-    for _, found in conv2d_strategy(whole, [padded, turned], out_type, target):
-        if found.name in _OF_CONV2D:
-            made = _adapted(found, whole, [padded, turned])
-            strategy.add_implementation(
-                made.compute, made.schedule, made.name, made.plevel, version=made.version, space=made.space,
-                prepare=made.prepare, symbolic=False,
-            )  # fmt: skip
-
-
-def _adapted(found: OpImplementation, whole: Conv2DAttrs, types: list[TensorType]) -> OpImplementation:
-    prepare, space = found.prepare, found.space
-    assert prepare is not None
-    assert space is not None
-
-    def compute(attrs: Conv2DTransposeAttrs, inputs: Sequence[Any], out_type: TensorType, *config: Any) -> list[Any]:
-        data, weight = inputs
-        image = [int(d) for d in out_type.shape[2:]]
-        spread = _spread(attrs, data, types[1].concrete_shape, image)
-        made: list[Any] = found.compute(whole, [spread, weight], out_type, *config)
-        return made
-
-    def adapted_prepare(
-        attrs: Conv2DTransposeAttrs, inputs: Sequence[TensorType], *config: Any
-    ) -> dict[int, Callable[[Any], Any]]:
-        (pack,) = prepare(whole, types, *config).values()
-        return {1: lambda weight: pack(_turned(attrs, weight))}
-
-    return replace(
-        found, compute=compute, prepare=adapted_prepare,
-        schedule=lambda attrs, outs, target, *config: found.schedule(whole, outs, target, *config),
-        space=lambda attrs, inputs, out_type, target: space(whole, types, out_type, target),
-        name=found.name.replace("conv2d_nchw", "conv2d_transpose"),
-    )  # fmt: skip
-
-
-register_cpu_implementations("conv2d_transpose", _add)
 
 
 @register_gradient("conv2d_transpose")

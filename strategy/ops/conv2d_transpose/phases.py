@@ -1,0 +1,185 @@
+"""`conv2d_transpose_im2col.cpu` and `conv2d_transpose_spatial_pack.cpu`: those of conv2d, with phases as groups.
+
+Every stride-th row and column of the result, a phase, is a convolution by a part of the window: nothing is multiplied
+by the zeros between the data's elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.op_strategy import OpStrategy
+from strategy.ops.conv2d import Conv2DAttrs, im2col, spatial_pack
+from strategy.ops.conv2d_transpose.operator import Conv2DTransposeAttrs
+from strategy.pattern import register_cpu_implementations
+from strategy.schedule import Outs, stage
+from strategy.space import Config, ConfigSpace
+from strategy.target import Target
+from strategy.types import TensorType
+
+
+@dataclass(frozen=True)
+class _Phases:
+    """A transposed convolution as one of the phases of its result: every step-th row and column.
+
+    Each phase is a group of a convolution, by the rows and columns of the window that meet data in it. An axis whose
+    phases differ in size, or whose window is dilated, is one phase of data with zeros in between.
+
+    Attributes:
+        attrs: those of the transposed convolution.
+        data: its image's type.
+        window: height and width of its weight.
+        out: its result's type.
+        steps: phases of rows, and of columns.
+    """
+
+    attrs: Conv2DTransposeAttrs
+    data: TensorType
+    window: tuple[int, ...]
+    out: TensorType
+    steps: tuple[int, int]
+
+    @classmethod
+    def of(cls, attrs: Conv2DTransposeAttrs, inputs: Sequence[TensorType], out: TensorType) -> _Phases:
+        down, across = (
+            stride if dilation == 1 and int(extent) % stride == 0 else 1
+            for stride, dilation, extent in zip(attrs.strides, attrs.dilation, out.shape[2:], strict=True)
+        )
+        return cls(attrs, inputs[0], inputs[1].concrete_shape[2:], out, (down, across))
+
+    @property
+    def groups(self) -> int:
+        """Groups of the convolution."""
+        return self.attrs.groups * self.steps[0] * self.steps[1]
+
+    @property
+    def taps(self) -> list[int]:
+        """Rows and columns of the convolution's window."""
+        return [-(-k // step) for k, step in zip(self.window, self.steps, strict=True)]
+
+    @property
+    def whole(self) -> Conv2DAttrs:
+        """Attributes of the convolution."""
+        return Conv2DAttrs(dilation=self.attrs.dilation, groups=self.groups)
+
+    @property
+    def types(self) -> list[TensorType]:
+        """The types of the convolution's image, weight and result."""
+        (n, c, *_), (_, o, *image) = self.data.concrete_shape, self.out.concrete_shape
+        phases = self.steps[0] * self.steps[1]
+        image = [extent // step for extent, step in zip(image, self.steps, strict=True)]
+        padded = [i + (t - 1) * d for i, t, d in zip(image, self.taps, self.attrs.dilation, strict=True)]
+        shapes = (n, c * phases, *padded), (o * phases, c // self.attrs.groups, *self.taps), (n, o * phases, *image)
+        return [TensorType(shape, self.out.dtype) for shape in shapes]
+
+    def phase(self, group: Any) -> tuple[Any, tuple[Any, Any]]:
+        """The group of the transposed convolution, and the phase, of a group of the convolution."""
+        down, across = self.steps
+        return group // (down * across), (group // across % down, group % across)
+
+    def weight(self, weight: Any) -> Any:
+        """The convolution's weight: of each phase the rows and columns that meet data, turned by 180°."""
+        from tvm import te, tirx
+
+        shape = self.types[1].concrete_shape
+        own, each = int(weight.shape[1]), shape[1]
+
+        def element(o: Any, c: Any, *place: Any) -> Any:
+            group, phase = self.phase(o // own)
+            taps = [
+                (r + before) % step + step * (count - 1 - i)
+                for r, before, step, count, i in zip(
+                    phase, self.attrs.padding[:2], self.steps, self.taps, place, strict=True
+                )
+            ]
+            inside = tirx.all(*(tap < k for tap, k in zip(taps, self.window, strict=True)))
+            return tirx.if_then_else(inside, weight[group * each + c, o % own, *taps], tirx.const(0, weight.dtype))
+
+        return te.compute(shape, element, name="turned")
+
+    def image(self, data: Any) -> Any:
+        """The convolution's image: the data of each phase, with the zeros around, and in between if it is only one."""
+        from tvm import te, tirx
+
+        shape, extents = self.types[0].concrete_shape, self.data.concrete_shape[2:]
+        each = shape[1] // self.groups
+        attrs = self.attrs
+        axes = list(zip(attrs.strides, self.steps, attrs.padding[:2], self.taps, attrs.dilation, strict=True))
+
+        def offset(axis: int, r: Any) -> Any:
+            _, step, before, count, dilation = axes[axis]
+            return (r + before) // step - (count - 1) * dilation
+
+        def element(n: Any, c: Any, *place: Any) -> Any:
+            group, phase = self.phase(c // each)
+            places, inside = [], []
+            for axis, (stride, step, *_) in enumerate(axes):
+                i, gap = place[axis] + offset(axis, phase[axis]), stride // step
+                inside += [i >= 0, i % gap == 0, i // gap < extents[axis]]
+                places.append(i // gap)
+            value = data[n, group * each + c % each, *places]
+            return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, data.dtype)) if zeros else value
+
+        zeros = any(
+            stride > step or offset(axis, 0) < 0 or shape[2 + axis] + offset(axis, step - 1) > extents[axis]
+            for axis, (stride, step, *_) in enumerate(axes)
+        )
+        name = "padded" if zeros else "phases"
+        return te.compute(shape, element, name=name, attrs=stage(name) if zeros else None)
+
+    def together(self, made: Any) -> Any:
+        """The result of the convolution's."""
+        from tvm import te
+
+        own, (down, across) = int(self.out.shape[1]) // self.attrs.groups, self.steps
+
+        def element(n: Any, o: Any, h: Any, w: Any) -> Any:
+            group = (o // own * down + h % down) * across + w % across
+            return made[n, group * own + o % own, h // down, w // across]
+
+        return te.compute(self.out.concrete_shape, element, name="together")
+
+
+def _add(
+    strategy: OpStrategy, attrs: Conv2DTransposeAttrs, inputs: Sequence[TensorType], out_type: TensorType,
+    target: Target,
+) -> None:  # fmt: skip
+    """Add implementations of conv2d for the phases of the result."""
+    known = all(d.is_constant and int(d) >= 1 for kind in inputs for d in kind.shape)
+    if known and out_type.dtype in ("float32", "float64"):
+        phases = _Phases.of(attrs, inputs, out_type)
+        _add_by_phases(strategy, im2col, phases, "conv2d_transpose_im2col.cpu", 12, 3)
+        _add_by_phases(strategy, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 4)
+
+
+def _add_by_phases(
+    strategy: OpStrategy, module: ModuleType, phases: _Phases, name: str, plevel: int, version: int
+) -> None:
+    whole, (*types, made_type) = phases.whole, phases.types
+
+    def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
+        data, weight = inputs
+        (made,) = module.compute(whole, [phases.image(data), weight], made_type, config)
+        return [phases.together(made)]
+
+    def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
+        (pack,) = module.prepare(whole, types, config).values()
+        return {1: lambda weight: pack(phases.weight(weight))}
+
+    def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+        return module.schedule(whole, replace(outs, phases=phases.steps), target, config)
+
+    def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
+        found: ConfigSpace = module.space(whole, types, made_type, target)
+        return found
+
+    strategy.add_implementation(
+        compute, schedule, name, plevel, version=version, space=space, prepare=prepare, symbolic=False
+    )
+
+
+register_cpu_implementations("conv2d_transpose", _add)
