@@ -186,6 +186,7 @@ CASES = [
     ("adaptive_avg_pool2d", {"data": "float32[1,2,9,70]"}, {"output_size": [5, 9]}),
     ("adaptive_max_pool2d", {"data": "float32[1,1,3,600]"}, {"output_size": [2, 130]}),
     ("adaptive_max_pool2d", {"data": "float16[2,7,9,13]"}, {"output_size": [4, 5], "layout": "NHWC"}),
+    ("resize2d", {"data": "float32[1,1,3,40]"}, {"size": [5, 600]}),
     ("conv2d_transpose", {"data": "float32[1,5,6,7]", "weight": "float32[5,3,2,2]"}, {"strides": 2}),
     ("conv2d_transpose", {"data": "float32[1,4,3,5]", "weight": "float32[4,3,4,4]"},
      {"strides": 2, "padding": 1, "groups": 2}),

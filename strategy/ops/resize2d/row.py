@@ -1,6 +1,7 @@
-"""`resize2d_row.cpu`: rows between those of the image by vectors, then pixels between those of such a row.
+"""`resize2d_row.cpu`: rows between those of the image by vectors, and pixels between those of a row.
 
-The places and the weights of the pixels of a row are computed once for all rows.
+Across first, places and weights of the pixels of a row are constants of an unrolled loop, and rows between those of the
+wide image are vectors. Down first, for rows that are too long, places and weights are computed once for all rows.
 """
 
 from __future__ import annotations
@@ -22,37 +23,68 @@ from strategy.schedule import (
     stage,
     vectorize,
 )
-from strategy.space import Config, ConfigSpace, Knob, divisors
+from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
 from strategy.types import TensorType
 
 _MOST_TASKS = 64
+_MOST_UNROLLED = 1024  # terms of a row's pixels
 
 
 def space(attrs: Resize2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
-    """Vector widths of both steps, and the number of parallel tasks of rows."""
+    """Vector widths of both steps, which step is first, and the number of parallel tasks of rows if it is that down."""
     rows, full = out_type.size // attrs.size[1], lanes_of(target, "float32")
     lanes = tuple(x for x in (full // 4, full // 2, full) if x >= 1)
     tasks = tuple(d for d in divisors(rows) if d <= _MOST_TASKS)
     threads = target.threads if 4 * out_type.size >= PARALLEL_BYTES else 1
+    images, wide_bytes = rows // attrs.size[0], 4 * int(inputs[0].shape[2]) * attrs.size[1]
+    whole = _taps(attrs) * attrs.size[1] <= _MOST_UNROLLED and wide_bytes <= target.l2_bytes // 2
+    across = whole and (images % threads == 0 or images >= 4 * threads)
     return ConfigSpace(
-        [Knob("lanes", lanes), Knob("down_lanes", lanes), Knob("tasks", tasks)],
+        [
+            Knob("lanes", lanes),
+            Knob("down_lanes", lanes),
+            Knob("across_first", (False, True) if whole else (False,)),
+            Knob("tasks", tasks),
+        ],
+        # Across first a task is an image, and a row's pixels are unrolled.
+        [knob("across_first") * (knob("tasks") - 1 + full - knob("lanes")) == 0],
         fallback={
-            "lanes": full, "down_lanes": full, "tasks": next((t for t in tasks if t % threads == 0), 1),
+            "lanes": full, "down_lanes": full, "across_first": across,
+            "tasks": 1 if across else next((t for t in tasks if t % threads == 0), 1),
         },
     )  # fmt: skip
+
+
+def _taps(attrs: Resize2DAttrs) -> int:
+    return 2 if attrs.method == "linear" else 4
 
 
 def compute(
     attrs: Resize2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
-    """Rows between those of the image, then pixels between theirs, whose places and weights are computed once."""
+    """Pixels of each row of the image, then rows between them, or the other way around."""
     from tvm import te, tirx
 
     (data,) = inputs
     batch, channels, height, width = (int(d) for d in data.shape)
-    dtype, size = "float64" if data.dtype == "float64" else "float32", attrs.size[1]
-    taps = 2 if attrs.method == "linear" else 4
+    dtype, size, taps = "float64" if data.dtype == "float64" else "float32", attrs.size[1], _taps(attrs)
+
+    def down(image: Any, n: Any, c: Any, y: Any, x: Any) -> Any:
+        rows = neighbours(attrs, 0, y.astype("int64"), height, dtype)
+        return interpolate(lambda row: image(n, c, inside(row, height), x).astype(dtype), rows)
+
+    def across(n: Any, c: Any, y: Any, x: Any) -> Any:
+        columns = neighbours(attrs, 1, x.astype("int64"), width, dtype)
+        return interpolate(lambda column: data(n, c, y, inside(column, width)).astype(dtype), columns)
+
+    if config["across_first"]:
+        wide = te.compute((batch, channels, height, size), across, name="across", attrs=stage("across"))
+        return [
+            te.compute(
+                (batch, channels, *attrs.size), lambda *i: down(wide, *i).astype(out_type.dtype), name="resize2d"
+            )
+        ]
 
     def table(part: int) -> Any:
         def entry(tap: Any, x: Any) -> Any:
@@ -67,27 +99,32 @@ def compute(
         return te.compute((taps, size), entry, name=name, attrs=stage(name))
 
     places, weights = table(0), table(1)
-
-    def between(n: Any, c: Any, y: Any, x: Any) -> Any:
-        rows = neighbours(attrs, 0, y.astype("int64"), height, dtype)
-        return interpolate(lambda row: data(n, c, inside(row, height), x).astype(dtype), rows)
-
-    down = te.compute((batch, channels, attrs.size[0], width), between, name="down", attrs=stage("down"))
+    rows = te.compute(
+        (batch, channels, attrs.size[0], width), lambda *i: down(data, *i), name="down", attrs=stage("down")
+    )
 
     def element(n: Any, c: Any, y: Any, x: Any) -> Any:
         columns = [(places[tap, x], weights[tap, x]) for tap in range(taps)]
         # A place is within the row; TVM sees it by the bounds.
-        return interpolate(lambda column: down(n, c, y, inside(column, width)), columns).astype(out_type.dtype)
+        return interpolate(lambda column: rows(n, c, y, inside(column, width)), columns).astype(out_type.dtype)
 
     return [te.compute((batch, channels, *attrs.size), element, name="resize2d")]
 
 
 def schedule(attrs: Resize2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
-    """Tasks of rows in parallel; a row between those of the image stays in the first-level cache."""
+    """Tasks of images or of rows in parallel; what the first step makes stays in cache."""
     sch = new_schedule(outs)
     stages = find_stages(sch)
     output = join_epilogue(sch)
     *rows, x = sch.get_loops(output)
+    if config["across_first"]:
+        image = sch.fuse(*rows[:2])
+        sch.compute_at(stages["across"], image, preserve_unit_loops=True)
+        sch.parallel(image)
+        sch.unroll(sch.get_loops(stages["across"])[-1])
+        _, lane = sch.split(x, [None, integer(config, "down_lanes")])
+        sch.vectorize(lane)
+        return sch
     tasks = integer(config, "tasks")
     task, row = sch.split(sch.fuse(*rows), [tasks, None])
     sch.compute_at(stages["down"], row, preserve_unit_loops=True)
@@ -105,7 +142,7 @@ def _add(
     known = all(d.is_constant and int(d) >= 1 for d in inputs[0].shape)
     if known and attrs.method != "nearest_neighbor" and out_type.dtype != "bfloat16":
         strategy.add_implementation(
-            compute, schedule, "resize2d_row.cpu", 12, space=space, symbolic=False
+            compute, schedule, "resize2d_row.cpu", 12, version=2, space=space, symbolic=False
         )
 
 
