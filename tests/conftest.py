@@ -26,7 +26,7 @@ ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
 TORCH = "tests/torch/"
 WAITING = ("tests/acceptance/", "tests/browser/", "tests/docs/", "tests/integration/")  # for processes that they start
 # What most tests load. In a new environment each process begins with another part: all would compile the same.
-PARTS = ("service.__main__", "tvm", "distributed", "plevel.cli.main")
+PARTS = ("service.__main__", "tvm", "plevel.cli.main")
 
 # A seeded sample, so that a change fails for what it did; `--full` looks for more.
 settings.register_profile(
