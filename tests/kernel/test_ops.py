@@ -187,6 +187,8 @@ CASES = [
     ("adaptive_max_pool2d", {"data": "float32[1,1,3,600]"}, {"output_size": [2, 130]}),
     ("adaptive_max_pool2d", {"data": "float16[2,7,9,13]"}, {"output_size": [4, 5], "layout": "NHWC"}),
     ("resize2d", {"data": "float32[1,1,3,40]"}, {"size": [5, 600]}),
+    ("resize2d", {"data": "float32[1,2,3,70]"}, {"size": [5, 41]}),
+    ("resize2d", {"data": "float32[2,3,9,24]"}, {"size": [7, 46], "method": "cubic"}),
     ("conv2d_transpose", {"data": "float32[1,5,6,7]", "weight": "float32[5,3,2,2]"}, {"strides": 2}),
     ("conv2d_transpose", {"data": "float32[1,4,3,5]", "weight": "float32[4,3,4,4]"},
      {"strides": 2, "padding": 1, "groups": 2}),

@@ -1,7 +1,8 @@
 """`resize2d_row.cpu`: rows between those of the image by vectors, and pixels between those of a row.
 
-Across first, places and weights of the pixels of a row are constants of an unrolled loop, and rows between those of the
-wide image are vectors. Down first, for rows that are too long, places and weights are computed once for all rows.
+Across first, places and weights of the pixels of a row are constants of an unrolled loop, of shuffles where the row
+fits registers, and rows between those of the wide image are vectors. Down first, for rows that are too long, places and
+weights are computed once for all rows.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from strategy.target import Target
 from strategy.types import TensorType
 
 _MOST_TASKS = 64
+_IN_REGISTERS = 4  # vectors of a row that is shuffled
 _MOST_UNROLLED = 1024  # terms of a row's pixels
 
 
@@ -121,7 +123,15 @@ def schedule(attrs: Resize2DAttrs, outs: Outs, target: Target, config: Config) -
         image = sch.fuse(*rows[:2])
         sch.compute_at(stages["across"], image, preserve_unit_loops=True)
         sch.parallel(image)
-        sch.unroll(sch.get_loops(stages["across"])[-1])
+        *_, row, column = sch.get_loops(stages["across"])
+        if int(outs.args[0].shape[3]) <= _IN_REGISTERS * lanes_of(target, "float32"):
+            # Read at constant places, a row in registers is shuffled; stores with a mask are not forwarded to loads.
+            kept = sch.cache_read(stages["across"], 0, "local")
+            sch.compute_at(kept, row, preserve_unit_loops=True)
+            sch.vectorize(sch.get_loops(kept)[-1])
+            vectorize(sch, column, max(d for d in divisors(attrs.size[1]) if d <= integer(config, "lanes")))
+        else:
+            sch.unroll(column)
         _, lane = sch.split(x, [None, integer(config, "down_lanes")])
         sch.vectorize(lane)
         return sch
@@ -142,7 +152,7 @@ def _add(
     known = all(d.is_constant and int(d) >= 1 for d in inputs[0].shape)
     if known and attrs.method != "nearest_neighbor" and out_type.dtype != "bfloat16":
         strategy.add_implementation(
-            compute, schedule, "resize2d_row.cpu", 12, version=2, space=space, symbolic=False
+            compute, schedule, "resize2d_row.cpu", 12, version=3, space=space, symbolic=False
         )
 
 
