@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -47,7 +46,7 @@ def farm(certificates: dict[str, Path]) -> Iterator[Any]:
     )  # fmt: skip
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, protocol="tls://", security=security, dashboard_address=":0",
-        host="127.0.0.1", silence_logs=logging.CRITICAL,
+        host="127.0.0.1", silence_logs=False,
     ) as cluster:  # fmt: skip
         yield cluster
 
@@ -116,7 +115,7 @@ def test_a_killed_worker_costs_the_trees_since_the_last_checkpoint(
 def test_a_scheduler_that_ends_is_said(store: Store) -> None:
     with (
         distributed.LocalCluster(
-            n_workers=1, processes=False, protocol="inproc://", dashboard_address=":0", silence_logs=logging.CRITICAL
+            n_workers=1, processes=False, protocol="inproc://", dashboard_address=":0", silence_logs=False
         ) as farm,
         distributed.Client(farm, set_as_default=False) as client,
     ):
@@ -132,7 +131,7 @@ def test_a_worker_that_cannot_keep_records_says_why(store: Store, monkeypatch: p
     monkeypatch.setattr(clusters.share, "keep", keep)
     with (
         distributed.LocalCluster(
-            n_workers=1, processes=False, protocol="inproc://", dashboard_address=":0", silence_logs=logging.CRITICAL
+            n_workers=1, processes=False, protocol="inproc://", dashboard_address=":0", silence_logs=False
         ) as farm,
         distributed.Client(farm, set_as_default=False) as client,
         pytest.raises(InvalidError, match=r"do not keep the records: Dask worker .*No space left on device"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
@@ -65,7 +64,7 @@ def farm(certificates: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
     )  # fmt: skip
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, protocol="tls://", security=security, dashboard_address=":0",
-        host="127.0.0.1", silence_logs=logging.CRITICAL,
+        host="127.0.0.1", silence_logs=False,  # it would silence the handlers of the root logger
         env={site.ARTEFACTS: str(tmp_path_factory.mktemp("artefacts"))},
     ) as cluster:  # fmt: skip
         yield cluster
@@ -221,11 +220,13 @@ def test_local_builds_go_on_without_a_scheduler(
     with subprocess.Popen(
         [*command, "--no-dashboard", "--scheduler-file", str(file)], stderr=subprocess.DEVNULL
     ) as scheduler:
-        wait_for(lambda: file.exists() and file.read_text().endswith("}"))
-        pool = open_pool(1, msgspec.json.decode(file.read_bytes())["address"], ready=False, tls=(None,) * 3)
-        wait_for(lambda: "has no builders" in "".join(said(caplog)))
-        assert [b.error for b in build(pool, a_job(2))] == [None] * 2
-        scheduler.kill()
+        try:
+            wait_for(lambda: file.exists() and file.read_text().endswith("}"))
+            pool = open_pool(1, msgspec.json.decode(file.read_bytes())["address"], ready=False, tls=(None,) * 3)
+            wait_for(lambda: "has no builders" in "".join(said(caplog)))
+            assert [b.error for b in build(pool, a_job(2))] == [None] * 2
+        finally:
+            scheduler.kill()
     wait_for(lambda: len(said(caplog)) == 2)
     for _ in range(2):
         assert [b.error for b in build(pool, a_job(2))] == [None] * 2
