@@ -204,10 +204,9 @@ def schedule_columns(
 ) -> tuple[Any, dict[str, Any], Any, Any]:
     """As `schedule_product`, for a product with columns."""
     image_rows = integer(config, "image_rows")
-    _, channels, _, width = (int(d) for d in outs.tensors[0].shape)
-    down, across = outs.phases
-    panels = -(-image_rows * width // across // integer(config, "width"))
-    own = channels * down * across // attrs.groups
+    (_, channels, _, width), (down, across) = outs.tensors[0].shape, outs.phases
+    panels = -(-image_rows * int(width) // across // integer(config, "width"))
+    own = int(channels) * down * across // attrs.groups
     o_block = integer(config, "o_block") or -(-own // integer(config, "rows"))
     found = schedule_product(outs, config, attrs.groups, o_block, panels, lanes, vectors=vectors)
     sch, stages, task, _ = found
