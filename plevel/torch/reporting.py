@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,10 @@ def recorded(plan: Plan, choose: Choose, database: str | None) -> Verdict | None
     failed = "verdicts of other machines are not read, and the graph is timed here"
     found = _ask(database, lambda records: records.networks(**wanted), failed)
     for one in found or ():
-        confirmation = convert(one["confirmation"], Confirmation)
-        if confirmation.key == plan.key and confirmation.target.key == plan.target.key:
-            return _verdict(plan, confirmation, choose)
+        with suppress(ValueError):  # of a later version, or of a workload that has no kernel now: timed here
+            confirmation = convert(one["confirmation"], Confirmation)
+            if confirmation.key == plan.key and confirmation.target.key == plan.target.key:
+                return _verdict(plan, confirmation, choose)
     return None
 
 

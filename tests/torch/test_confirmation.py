@@ -6,6 +6,7 @@ import json
 import socket
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -433,6 +434,12 @@ def test_a_verdict_is_recorded_where_selections_are_from(ratios, tmp_path: Path,
     sent = json.dumps(found)
     assert not {str(Path.home()), str(tmp_path), socket.gethostname()} & set(sent.split('"'))
     assert len(sent) < 20_000  # no weights
+
+
+def test_a_verdict_that_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reporting, "_ask", lambda *asked: [{"confirmation": {"key": 1}}])
+    plan = SimpleNamespace(graph="graph", key="key", target=model_target())
+    assert reporting.recorded(plan, choose=None, database=None) is None
 
 
 def test_another_machine_runs_a_graph_as_one_library_too(whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
