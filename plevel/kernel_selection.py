@@ -30,8 +30,8 @@ def choose_kernel(workload: Workload, target: Target, database: Database, lock: 
     Symbolic sizes have a dispatch table, by the database.
 
     Raises:
-        SelectionError: no implementation is valid; or a lock has none of a blocked layout, as layouts of a network are
-            those that its lock has.
+        SelectionError: no implementation is valid; or a lock has none of a convolution in a blocked layout, as the
+            convolutions of a network have the layouts of its lock.
     """
     # A library with threads of its own would take the cores from OpenMP's.
     if not workload.is_constant:
@@ -42,7 +42,8 @@ def choose_kernel(workload: Workload, target: Target, database: Database, lock: 
         try:
             locked = lock.find(workload, target)
         except SelectionError:
-            if is_blocked(workload):
+            # The lock need not have what turns or pools their images.
+            if workload.op == "conv2d" and is_blocked(workload):
                 raise
         else:
             if versions.get(locked.implementation) == locked.version:

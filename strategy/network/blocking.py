@@ -1,151 +1,36 @@
 """Blocked layouts of a network's images, kept from one operator to the next, with transforms at their borders alone.
 
-A region is what must share a layout: a convolution's result, and what elementwise operators, pooling, depthwise
-convolutions and concatenations of channels make of it. Its layout costs the times of its kernels, and a border between
-regions of different layouts a transform; the choice is a minimum cut.
+The layout of a region costs the times of its kernels, and a border between regions of different layouts a transform;
+the choice is a minimum cut.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from strategy.expr import Call, Constant, Expr, Tuple, TupleGetItem, call, post_order
+from strategy.expr import Call, Constant, Expr, Tuple, TupleGetItem, call
 from strategy.layout import LAYOUTS, PLAIN, block_of, laid_out, laid_out_array
 from strategy.network.cut import cut
 from strategy.network.graph import Network
 from strategy.network.group import PRODUCTS, describe, groups
 from strategy.network.normal import extents
-from strategy.op import TOpPattern
+from strategy.network.region import POOLS, Regions, is_pool, layout_of
 from strategy.ops.conv2d import Conv2DAttrs
-from strategy.schedule import lanes_of
 from strategy.target import Target
+from strategy.types import TensorType
 from strategy.workload import Workload
 
 _MOVED_S = 1e-9  # to transform an element, where that was not measured
-_POOLS = frozenset({"max_pool2d", "avg_pool2d", "global_avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"})
-_REDUCTIONS = frozenset({"mean", "sum", "max", "min"})
-_ELEMENTWISE = (TOpPattern.kElemWise, TOpPattern.kBroadcast)
-
-
-def layout_of(node: Expr, target: Target) -> str | None:
-    """The blocked layout that an image can have on a target, by its channels; None where there is none."""
-    kind = node.checked_type
-    shape = getattr(kind, "shape", ())
-    if len(shape) != 4 or getattr(kind, "dtype", "") != "float32":
-        return None
-    lanes = lanes_of(target, "float32")
-    return next((f"NCHW{b}c" for b in (16, 8) if b <= lanes and extents(node)[1] % b == 0), None)
 
 
 def is_blocked(workload: Workload) -> bool:
     """Return whether a workload reads or makes images of a blocked layout."""
     return any(value in LAYOUTS and block_of(value) > 1 for value in workload.attrs.values())
-
-
-class Regions:
-    """The regions of a normal network, by their convolutions and what passes layouts on."""
-
-    def __init__(self, network: Network, target: Target) -> None:
-        self._target = target
-        self._parent: dict[Expr, Expr] = {}
-        self.nodes = post_order(network.root)
-        for node in self.nodes:
-            if not isinstance(node, Call) or layout_of(node, target) is None:
-                continue
-            images = self.passed(node)
-            if images is None:
-                continue
-            self._parent[node] = node
-            for image in images:
-                if image in self._parent:
-                    self._parent[self.find(image)] = self.find(node)
-
-    def find(self, node: Expr) -> Expr:
-        """The node that stands for the region of another."""
-        while self._parent[node] is not node:
-            node = self._parent[node]
-        return node
-
-    def get(self, node: Expr) -> Expr | None:
-        """As `find`; None for a node that is always of NCHW."""
-        return self.find(node) if node in self._parent else None
-
-    @property
-    def members(self) -> Collection[Expr]:
-        return self._parent.keys()
-
-    def borders(self) -> Iterator[tuple[Expr, Expr | None]]:
-        """Images with a region or operator that reads them, once each, where one of both has no region, or another.
-
-        The reader is None where it is always of NCHW.
-        """
-        met = set()
-        for node in self.nodes:
-            reader = self.get(node)
-            for read in node.inputs:
-                source = self.get(read)
-                image = not isinstance(read, Constant) and layout_of(read, self._target) is not None
-                border = read, reader
-                turned = image and extents(read)[2:] != (1, 1)  # else a view does
-                if turned and source is not reader and border not in met:
-                    met.add(border)
-                    yield border
-
-    def passed(self, node: Call) -> Sequence[Expr] | None:
-        """The operands whose layout a call passes on, none for a convolution; None where it takes NCHW only."""
-        if node.op.name == "conv2d":
-            return _convolved(node)
-        if node.op.name in _POOLS or _is_pool(node):
-            return node.args
-        layout = layout_of(node, self._target)
-        if node.op.name == "concatenate":
-            (parts,) = node.args
-            images = parts.fields if isinstance(parts, Tuple) else ()
-            joins = images and node.attrs.to_json().get("axis", 0) % 4 == 1
-            return images if joins and all(layout_of(i, self._target) == layout for i in images) else None
-        if node.op.get_attr("TOpPattern") not in _ELEMENTWISE or not all(_fits(a, node) for a in node.args):
-            return None
-        if node.attrs.fields() and len(node.args) > 1 and not _is_bias(node):
-            return None
-        return [a for a in node.args if extents(a) == extents(node)] or None
-
-
-def _convolved(node: Call) -> Sequence[Expr] | None:
-    attrs = node.attrs.to_json()
-    data, weight = node.args
-    named = {"data_layout", "out_layout", "out_dtype"} & attrs.keys()
-    if named or not isinstance(weight, Constant):
-        return None
-    groups = attrs.get("groups", 1)
-    if groups == 1:
-        return ()
-    return [data] if groups == extents(data)[1] == extents(node)[1] else None
-
-
-def _is_pool(node: Call) -> bool:
-    """Return whether a reduction is one of whole images, which stay images."""
-    given = node.attrs.to_json()
-    axes = given.get("axis")
-    whole = isinstance(axes, list | tuple) and {a % 4 for a in axes} == {2, 3} and given.keys() <= {"axis", "keepdims"}
-    return node.op.name in _REDUCTIONS and whole and bool(given.get("keepdims"))
-
-
-def _is_bias(node: Call) -> bool:
-    return node.op.name == "bias_add" and isinstance(node.args[1], Constant)
-
-
-def _fits(arg: Expr, node: Call) -> bool:
-    """Return whether an operand can be broadcast in a blocked layout as it is in NCHW."""
-    shape = extents(arg)
-    if shape in ((), extents(node)) or (_is_bias(node) and arg is node.args[1]):
-        return True
-    if isinstance(arg, Constant):
-        return len(shape) in (3, 4) and shape[-3] == extents(node)[1]
-    return len(shape) == 4 and shape[1:] == (extents(node)[1], 1, 1)  # a gate of each channel
 
 
 def block(network: Network, target: Target, wanted: Callable[[Expr], bool] = lambda region: True) -> Network:
@@ -169,25 +54,35 @@ def choose_blocks(network: Network, target: Target, seconds: Callable[[Workload]
     every = _Blocked(network, target, lambda region: True)
     regions = every.regions
     plain, blocked = ({regions.find(n): 0.0 for n in regions.members} for _ in range(2))
+    others: defaultdict[Expr, list[tuple[dict[Expr, float], Expr, float]]] = defaultdict(list)
     for times, graph, origin in ((plain, network, {}), (blocked, every.network(), every.origin)):
         for group in groups(graph):
-            region = regions.get(origin.get(group.anchor, group.anchor))
-            if region is not None:
-                spent = seconds(describe(group, None)[0])
-                # What is no product takes little, and much the same in both.
-                times[region] += 0.0 if math.isnan(spent) and group.anchor.op.name not in PRODUCTS else spent
+            anchor = origin.get(group.anchor, group.anchor)
+            region = regions.get(anchor)
+            if region is None:
+                continue
+            spent = seconds(describe(group, None)[0])
+            if group.anchor.op.name in PRODUCTS or math.isinf(spent):
+                times[region] += spent
+            else:
+                others[anchor].append((times, region, spent))
+    for both in others.values():  # they take little, and much the same: measured in one layout alone they say nothing
+        if len(both) == 2 and not any(math.isnan(spent) for *_, spent in both):
+            for times, region, spent in both:
+                times[region] += spent
     unknown = {r for r in plain if not math.isfinite(plain[r] + blocked[r])}
     borders: dict[tuple[Expr, Expr], float] = {}
     for region in unknown:
         plain[region], blocked[region] = 0.0, math.inf
     for read, reader in regions.borders():
-        workload = Workload.make(
-            "layout_transform", {"data": str(read.tensor_type)},
-            {"src_layout": PLAIN, "dst_layout": layout_of(read, target)},
-        )  # fmt: skip
+        source, layout = regions.get(read), layout_of(read, target)
+        assert layout is not None
+        # Between two regions it may go either way.
+        src, dst = (layout, PLAIN) if source is not None and reader is None else (PLAIN, layout)
+        given = TensorType(laid_out(read.tensor_type.shape, src), read.tensor_type.dtype)
+        workload = Workload.make("layout_transform", {"data": str(given)}, {"src_layout": src, "dst_layout": dst})
         moved = seconds(workload)
         moved = moved if math.isfinite(moved) else read.tensor_type.size * _MOVED_S
-        source = regions.get(read)
         if source is None and reader is not None:
             blocked[reader] += moved
         elif source is not None and reader is None:
@@ -243,6 +138,8 @@ class _Blocked:
         key = node, layout
         if key not in self._moved:
             self._moved[key] = _transformed(found, given, layout, extents(node))
+            if layout == PLAIN and node in self._network.names:
+                self._names[self._moved[key]] = self._network.names[node]
         return self._moved[key]
 
     def _rebuilt(self, node: Expr) -> tuple[Expr, str]:
@@ -265,14 +162,14 @@ class _Blocked:
             own = layout_of(data, self._target) or PLAIN
             layouts = {"data_layout": own, "out_layout": layout}
             return call("conv2d", self._in(data, own), weight, **given, **layouts)
-        if node.op.name in _POOLS:
+        if node.op.name in POOLS:
             return call(node.op.name, self._in(node.args[0], layout), **given, layout=layout)
-        if _is_pool(node):
+        if is_pool(node):
             return call(node.op.name, self._in(node.args[0], layout), axis=(2, 3), keepdims=True)
         if node.op.name == "concatenate":
             (parts,) = node.args
             assert isinstance(parts, Tuple)
-            return Call(node.op, [Tuple([self._in(f, layout) for f in parts.fields])], node.attrs)
+            return call("concatenate", Tuple([self._in(f, layout) for f in parts.fields]), axis=1)
         args = [self._operand(a, node, layout) for a in node.args]
         return call("add", *args) if node.op.name == "bias_add" else Call(node.op, args, node.attrs)
 

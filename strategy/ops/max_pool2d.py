@@ -96,6 +96,10 @@ def _pooled(attrs: MaxPool2DAttrs, reporter: TypeReporter, index: int, data: Ten
         reach = (attrs.pool_size[axis] - 1) * attrs.dilation[axis]
         sides = max(attrs.padding[axis], attrs.padding[2 + axis])
         reporter.check(sides <= reach, index, f"padding {attrs.padding} is wider than the window")
+        starts = range(-attrs.padding[axis], 0, attrs.strides[axis])
+        gap, size = attrs.dilation[axis], shape[2 + axis]
+        met = not size.is_constant or all(start % gap < int(size) for start in starts[: int(extent)])
+        reporter.check(met, index, f"a window of dilation {attrs.dilation} lies in padding {attrs.padding} alone")
         out.append(extent)
     return TensorType(laid_out((*shape[:2], *out), attrs.layout), data.dtype)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from strategy.compile.lower import lower
@@ -286,6 +286,7 @@ LAYERS = [
     ("float32[1,960,7,7]", "float32[960,1,3,3]", {"padding": 1, "groups": 960}),
     ("float32[1,16,14,14,16]", "float32[256,256,3,3]", {"padding": 1, "data_layout": "NCHW16c"}),
     ("float32[1,60,7,7,16]", "float32[960,1,3,3]", {"padding": 1, "groups": 960, "data_layout": "NCHW16c"}),
+    ("float32[1,3,14,14,16]", "float32[48,1,3,3]", {"padding": 1, "groups": 48, "data_layout": "NCHW16c"}),
 ]  # fmt: skip
 
 
@@ -326,6 +327,22 @@ def test_a_tenth_of_the_configurations_of_im2col_is_valid(spec):
     stride=st.integers(1, 3), padding=st.integers(0, 2), threads=st.integers(1, 64),
     spec=st.sampled_from(["-mcpu=znver4", "-mcpu=haswell", "", "-mcpu=neoverse-n1"]),
 )  # fmt: skip
+@example(
+    batch=1, channels=8, out_channels=8, height=14, width=14, kernel=3, stride=1, padding=1, threads=1,
+    spec="-mcpu=haswell",
+)  # fmt: skip
+@example(
+    batch=1, channels=48, out_channels=8, height=113, width=20, kernel=3, stride=1, padding=1, threads=2,
+    spec="-mcpu=znver4",
+)  # fmt: skip
+@example(
+    batch=1, channels=16, out_channels=16, height=10, width=6, kernel=3, stride=1, padding=1, threads=1,
+    spec="-mcpu=znver5",
+)  # fmt: skip
+@example(
+    batch=11, channels=16, out_channels=16, height=3, width=3, kernel=3, stride=1, padding=0, threads=1,
+    spec="-mcpu=znver5",
+)  # fmt: skip
 def test_every_shape_has_a_fallback(
     batch, channels, out_channels, height, width, kernel, stride, padding, threads, spec
 ):
@@ -338,6 +355,14 @@ def test_every_shape_has_a_fallback(
         f"float32[{batch},{3 * channels},{height},{width}]",
         f"float32[{3 * out_channels},{channels},{kernel},{kernel}]", attrs | {"groups": 3},
     )  # fmt: skip
-    for workload in (ungrouped, depthwise, grouped):
+    made = [ungrouped, depthwise, grouped]
+    for block in (8, 16):
+        whole, out = (-(-c // block) * block for c in (channels, out_channels))
+        blocks, layout = f"float32[{batch},{whole // block},{height},{width},{block}]", f"NCHW{block}c"
+        blocked = attrs | {"data_layout": layout}
+        made.append(make(data, f"float32[{out},{channels},{kernel},{kernel}]", attrs | {"out_layout": layout}))
+        made.append(make(blocks, f"float32[{out},{whole},{kernel},{kernel}]", blocked))
+        made.append(make(blocks, f"float32[{whole},1,{kernel},{kernel}]", blocked | {"groups": whole}))
+    for workload in made:
         for space in valid(workload, target).values():
             assert space is None or space.contains(space.fallback)

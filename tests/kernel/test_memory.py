@@ -71,6 +71,13 @@ def cases() -> Iterator[Workload]:
         yield convolution("1,3,23,29", "4,3,5,5", constant, dilation=2, padding=3, strides=[2, 1])
         yield convolution("1,3,1,37", "3,1,1,5", constant, groups=3, padding=[0, 2], strides=[1, 2])
         yield convolution("1,6,8,8", "10,3,3,3", constant, groups=2, padding=1)
+        yield convolution("2,1,1,1,16", "24,16,1,1", constant, data_layout="NCHW16c", out_layout="NCHW8c")
+        yield convolution("2,2,9,13,8", "24,16,3,3", constant, padding=[2, 0, 1, 1], data_layout="NCHW8c")
+        yield convolution("1,3,7,13", "16,3,3,3", constant, strides=[3, 2], padding=[0, 1, 2, 0], out_layout="NCHW16c")
+        yield convolution(
+            "2,3,5,1,8", "24,1,3,3", constant, groups=24, strides=3, dilation=[1, 2], padding=[1, 2, 0, 3],
+            data_layout="NCHW8c",
+        )  # fmt: skip
         for m, n, k in ((1, 1, 1), (1, 131, 67), (13, 37, 29), (37, 1, 5), (2, 16, 1)):
             inputs = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
             yield Workload.make("dense", inputs, {}, ["weight"] if constant else [])

@@ -17,6 +17,7 @@ from strategy.network.cut import cut
 from strategy.network.graph import Network
 from strategy.network.group import describe, groups
 from strategy.network.normal import extents, normalize
+from strategy.network.region import Regions
 from strategy.select import NO_RECORDS, select
 from strategy.select.lock import Lock
 from strategy.target import Target
@@ -95,6 +96,26 @@ def test_a_gate_of_the_channels_is_no_border():
     np.testing.assert_allclose(evaluate(found.root, data), evaluate(network.root, data), rtol=1e-5)
 
 
+def test_images_are_joined_by_channels_however_the_axis_is_counted():
+    x, weights = Var("x", "float32[2,16,5,5]"), Weights()
+    joined = call("concatenate", Tuple([convolution(x, weights, 16), x]), axis=-3)
+    network = Network((x,), {"y": convolution(joined, weights, 16)}, {})
+    found = block(network, WIDE)
+    assert operators(found).count("layout_transform") == 2  # of x, and of the output
+    data = {"x": np.random.default_rng(1).normal(size=(2, 16, 5, 5))}
+    np.testing.assert_allclose(evaluate(found.root, data), evaluate(network.root, data), rtol=1e-5)
+
+
+def test_a_value_that_is_turned_keeps_its_name():
+    x, weights = Var("x", "float32[1,3,5,5]"), Weights()
+    image = call("relu", convolution(x, weights, 16))
+    network = Network((x,), {"y": call("transpose", image, axes=(0, 2, 3, 1))}, {image: "image"})
+    ((found, name),) = block(network, WIDE).names.items()
+    assert name == "image"
+    data = {"x": np.random.default_rng(1).normal(size=(1, 3, 5, 5))}
+    np.testing.assert_allclose(evaluate(Tuple([found]), data), evaluate(Tuple([image]), data), rtol=1e-5)
+
+
 @pytest.mark.parametrize("faster", [True, False])
 def test_measured_times_decide(faster):
     network = classifier()
@@ -132,6 +153,19 @@ def test_a_network_has_the_layouts_of_its_lock():
         assert layouts(drafted.network) == {layout}
 
 
+def test_a_lock_needs_only_the_convolutions_that_are_to_be_blocked():
+    x, weights = Var("x", "float32[1,3,9,9]"), Weights()
+    image = convolution(convolution(x, weights, 64, 3), weights, 64, 3)
+    pooled = call("max_pool2d", image, pool_size=2, strides=2)
+    network = normalize(Network((x,), {"y": convolution(pooled, weights, 32, 3)}, {}))
+    blocked = [describe(g, None)[0] for g in groups(block(network, WIDE))]
+    locked = [w for w in blocked if w.op == "conv2d" and "[32,64,3,3]" not in w.key]
+    lock = Lock.make(select(w, WIDE, NO_RECORDS) for w in locked)
+    drafted = draft(network, WIDE, make_chooser(WIDE, NO_RECORDS, lock))
+    assert layouts(drafted.network) == {"NCHW16c", "NCHW"}
+    assert operators(drafted.network).count("layout_transform") == 1
+
+
 def test_a_transform_that_costs_more_than_it_saves_is_not_made():
     x, weights = Var("x", "float32[1,16,8,8]"), Weights()
     network = Network((x,), {"y": call("transpose", convolution(x, weights, 16), axes=(0, 2, 3, 1))}, {})
@@ -141,6 +175,50 @@ def test_a_transform_that_costs_more_than_it_saves_is_not_made():
 
     assert layouts(choose_blocks(network, WIDE, lambda w: seconds(w, 0.4))) == {"NCHW16c"}
     assert layouts(choose_blocks(network, WIDE, lambda w: seconds(w, 0.6))) == {"NCHW"}
+
+
+@pytest.mark.parametrize("moved", [0.9, 1.1])
+def test_a_transform_out_of_a_region_takes_its_own_time(moved):
+    x, weights = Var("x", "float32[1,3,8,8]"), Weights()
+    network = Network((x,), {"y": call("transpose", convolution(x, weights, 16), axes=(0, 2, 3, 1))}, {})
+    asked = set()
+
+    def seconds(workload: Workload) -> float:
+        asked.add(workload)
+        if workload.op == "layout_transform":
+            return moved if workload.attrs["src_layout"] == "NCHW16c" else 0.0
+        return 1.0 if "NCHW16c" in workload.key else 2.0
+
+    assert layouts(choose_blocks(network, WIDE, seconds)) == {"NCHW16c" if moved < 1 else "NCHW"}
+    assert {describe(g, None)[0] for g in groups(block(network, WIDE)) if g.names == ("layout_transform",)} <= asked
+
+
+def test_parts_of_a_concatenation_are_turned_only_from_outside_of_its_region():
+    x, z, weights = Var("x", "float32[1,3,8,8]"), Var("z", "float32[1,16,8,8]"), Weights()
+    joined = call("concatenate", Tuple([convolution(x, weights, 16, 3), z]), axis=1)
+    for _ in range(2):
+        joined = call("concatenate", Tuple([joined, convolution(joined, weights, 16, 3)]), axis=1)
+    mean = call("global_avg_pool2d", joined)
+    network = normalize(Network((x, z), {"y": mean}, {}))
+    assert [read for read, _ in Regions(network, WIDE).borders()] == [z]
+
+    def seconds(workload: Workload) -> float:
+        if workload.op == "layout_transform":
+            return 0.25
+        return 1.0 - 0.1 * ("NCHW16c" in workload.key)
+
+    assert layouts(choose_blocks(network, WIDE, seconds)) == {"NCHW16c"}
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_pool_that_was_measured_in_one_layout_alone_says_nothing(faster):
+    def seconds(workload: Workload) -> float:
+        same = ("NCHW16c" in workload.key) == faster
+        if workload.op == "max_pool2d":
+            return 9.0 if same else math.nan
+        return 1.0 if same else 2.0
+
+    assert layouts(choose_blocks(classifier(), WIDE, seconds)) == {"NCHW16c" if faster else "NCHW"}
 
 
 def test_the_cut_is_the_least_of_all():

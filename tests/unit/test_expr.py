@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -23,6 +25,7 @@ from strategy.expr import (
 )
 from strategy.inference import infer_type
 from strategy.op import OpError, TypeRelationError, register_op
+from strategy.ops.avg_pool2d import avg_pool2d
 from strategy.ops.batch_matmul import batch_matmul
 from strategy.ops.broadcast import add, collapse_sum_like, greater, where
 from strategy.ops.concatenate import concat, concatenate, split
@@ -37,6 +40,7 @@ from strategy.ops.scan import cumprod, cumsum
 from strategy.ops.softmax import softmax
 from strategy.ops.topk import topk
 from strategy.ops.transpose import transpose
+from strategy.ops.window import windows
 from strategy.reference import evaluate
 from strategy.types import Dim, IncompleteType, TensorType, TupleType
 
@@ -111,6 +115,7 @@ def test_symbolic_dimensions_flow_through():
     assert flat == TensorType([Dim("m") * 4])
     assert of(cumsum(typed("float32[m,4]", "c"))) == "float32[m * 4]"
     assert of(max_pool2d(typed("float32[b,2,h,8]", "p"), 2, 2)) == "float32[b,2,((h - 2) // 2) + 1,4]"
+    assert of(max_pool2d(typed("float32[1,2,h,8]", "q"), 3, 2, 2, 1)) == "float32[1,2,((h - 3) // 2) + 1,3]"
 
 
 def test_types_flow_against_the_arrows():
@@ -149,6 +154,8 @@ def test_a_long_chain_is_solved_against_the_arrows():
         (concatenate, r"concatenate: data is float32\[2,3\]: expected a tuple"),
         (lambda x: conv2d(x, Var("w")), r"conv2d: data is float32\[2,3\]: expected 4 dimensions"),
         (lambda x: max_pool2d(typed("float32[1,1,4,4]", "y"), 2, padding=2), "wider than the window"),
+        (lambda x: max_pool2d(typed("float32[1,1,1,9]", "y"), 2, dilation=2, padding=1),
+         r"^max_pool2d: data is float32\[1,1,1,9\]: a window of dilation \(2, 2\) lies in padding .* alone$"),
         (lambda x: call("max_pool2d_backward", *(typed("float32[1,1,4,4]", n) for n in "gy"), pool_size=2),
          r"max_pool2d_backward: grad is float32\[1,1,4,4\]: what is pooled is float32\[1,1,3,3\]"),
         (lambda x: collapse_sum_like(x, typed("float32[2]", "y")), r"collapse_sum_like: data is float32\[2,3\]"),
@@ -157,6 +164,22 @@ def test_a_long_chain_is_solved_against_the_arrows():
 def test_conflicts_name_operator_argument_and_both_types(graph, message):
     with pytest.raises(TypeRelationError, match=message):
         infer_type(graph(typed("float32[2,3]")))
+
+
+@pytest.mark.parametrize("pool", [max_pool2d, avg_pool2d])
+def test_a_pool_is_refused_where_one_of_its_windows_lies_in_the_padding_alone(pool):
+    for size, rows, gap, step, before, after in product((1, 2, 3), (2, 3), (1, 2, 3), (1, 2), range(4), range(3)):
+        reach = (rows - 1) * gap
+        if max(before, after) > reach or before + size + after <= reach:
+            continue  # refused for its padding, or for its size
+        how = (rows, 1), (step, 1), (gap, 1), (before, 0, after, 0)
+        met = windows(np.ones((1, 1, size, 1)), *how).any(axis=(-2, -1))
+        found = pool(typed(f"float32[1,1,{size},1]"), *how)
+        if met.all():
+            assert of(found) == f"float32[1,1,{met.shape[2]},1]"
+        else:
+            with pytest.raises(TypeRelationError, match="alone"):
+                infer_type(found)
 
 
 def test_an_assignment_that_conflicts_names_both_types():

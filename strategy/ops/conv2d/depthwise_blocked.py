@@ -54,14 +54,15 @@ def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
 
     def fallback() -> dict[str, Any]:
         # Few idle pixels, many at a time: of one row, whose bounds are checked together.
-        columns = min((c for c in _COLUMNS if c <= out_w), key=lambda c: round_up(out_w, c) * (1 + 1 / c))
+        fitting = [c for c in _COLUMNS if c <= out_w and c + 3 <= target.vector_registers]
+        columns = min(fitting, key=lambda c: round_up(out_w, c) * (1 + 1 / c))
         rows = 1
-        parts = divisors(tiles[rows])
+        parts = [d for d in divisors(tiles[rows]) if d <= _MOST_TASKS]
         wanted = 1 if batch * blocks % target.threads == 0 else target.threads
         return {
             "rows": rows,
             "columns": columns,
-            "tasks": next((d for d in parts if d >= wanted), 1),
+            "tasks": next((d for d in parts if d >= wanted), parts[-1]),
             "pad": "inline" if any(attrs.padding) else "apart",
             "window": "unrolled",
         }

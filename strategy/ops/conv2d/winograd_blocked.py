@@ -60,6 +60,7 @@ def space(
         rows, width = best_tile_of(
             tiles, geometry.out_channels, lanes, target.vector_registers, target.multiply_adds
         )
+        rows = max(r for r in ROWS if r <= min(rows, tiles))  # a tile may have more rows than there are
         count = -(-tiles // rows)
         return {
             "rows": rows,
