@@ -31,7 +31,7 @@ from plevel.torch.frozen import compile_frozen
 from plevel.torch.plan import Plan, make_plan, model_target
 from plevel.torch.reporting import recorded, report
 from plevel.torch.verdict import Verdict, read_verdict, write_verdict
-from plevel.torch.whole import Whole, draft_whole, find_whole
+from plevel.torch.whole import StaleError, Whole, draft_whole, find_whole, forget_whole
 from strategy.select.lock import Lock
 
 logger = logging.getLogger("plevel.torch")
@@ -49,11 +49,13 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         database: a service, a database or an SQLite file; this user's own where not given.
         lock: a lock file: what is locked is taken from it, the rest from `database` if that is named.
         confirm: whether kernels stay only where the timed graph is faster with them.
+        again: whether the graph is timed although a verdict on it is on disk or on record.
     """
 
     database: str | None = None
     lock: str | None = None
     confirm: bool = True
+    again: bool = False
 
     @classmethod
     def read(cls, given: Mapping[str, Any] | None) -> Options:
@@ -63,7 +65,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return msgspec.convert(plain, cls)
         except msgspec.ValidationError as error:
             raise OptionError(
-                f"options of backend 'plevel': {error}; they are database, lock and confirm"
+                f"options of backend 'plevel': {error}; they are database, lock, confirm and again"
             ) from error
 
 
@@ -118,7 +120,7 @@ def _alone(module: GraphModule, inputs: Sequence[Any], why: str) -> Callable[...
 def _compile(
     module: GraphModule, inputs: Sequence[Any], options: Options, choose: Choose
 ) -> Callable[..., Any]:
-    if options.confirm and (found := find_whole(module, inputs, model_target(), choose)):
+    if options.confirm and not options.again and (found := find_whole(module, inputs, model_target(), choose)):
         return _run_whole(module, *found, options)
     with ThreadPoolExecutor(1) as ahead:
         return _compile_frozen(module, inputs, options, choose, ahead)
@@ -139,29 +141,31 @@ def _compile_frozen(
         plan = make_plan(frozen, choose)
         if not options.confirm:
             kept = plan.preferred()
-        elif verdict := _known(plan, choose, options):
+        elif not options.again and (verdict := _known(plan, choose, options)):
             kept = frozenset(w for w in plan.kernels if w.key in verdict.kept)
-        else:  # this is Inductor alone, to compare with
+        if options.confirm and (verdict is None or verdict.whole):  # this is Inductor alone, to compare with
             frozen_once = keep_frozen(frozen)
         if options.confirm and plan.selections and (verdict is None or verdict.whole):
             library = _build_ahead(ahead, module, inputs, plan, choose)
         plan.apply(frozen, kept)
 
-    found = compile_frozen(module, inputs, visit)
-    if plan is None:
-        raise RuntimeError(
-            "Inductor did not freeze the graph: its passes are others than those of PyTorch 2.13"
-        )
-    planned = plan
     whole: Whole | None = None
     try:
+        found = compile_frozen(module, inputs, visit)
+        if plan is None:
+            raise RuntimeError(
+                "Inductor did not freeze the graph: its passes are others than those of PyTorch 2.13"
+            )
+        planned = plan
         if verdict is not None and verdict.whole:
             try:
                 whole = library.result().chosen(verdict.library, planned.target)
                 found = whole.call
+            except StaleError:
+                verdict = None  # `found` is Inductor alone
             except Exception as error:  # it could be built once
                 warnings.warn(f"plevel: a graph runs by Inductor, not as one library: {error}", stacklevel=4)
-        elif options.confirm and verdict is None and planned.selections:
+        if options.confirm and verdict is None and planned.selections:
 
             def make(wanted: Kept) -> Callable[..., Any]:
                 return make_form(planned, wanted, module, frozen_once, inputs) if wanted else found
@@ -172,23 +176,29 @@ def _compile_frozen(
             ):
                 chosen, whole, verdict = confirm(planned, make, library.result, inputs, list(module.buffers()))
             write_verdict(verdict)
+            if options.again and whole is None:
+                forget_whole(module, inputs, planned.target)
             kept = frozenset(w for w in planned.selections if w.key in verdict.kept)
             found = chosen
         if whole and verdict:
             whole.keep(verdict)
             return _run_whole(module, whole, verdict, options)
     finally:
-        if library.done() and not library.exception():
-            library.result().sweep()
+        library.add_done_callback(_sweep)
     if planned.errors:
         (workload, why), *more = planned.errors.items()
         others = f", and {len(more)} more workloads" if more else ""
         warnings.warn(f"plevel: {workload}{others} left to Inductor: {why}", stacklevel=4)
     made = make_report(planned, kept, verdict, module)
     note(made, module)
-    if verdict is not None:
+    if verdict is not None and not verdict.whole:  # else its library could not be built again
         _record(made, verdict, options)
     return found
+
+
+def _sweep(library: Future[Whole]) -> None:
+    if not library.exception():
+        library.result().sweep()
 
 
 def _build_ahead(

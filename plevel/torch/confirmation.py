@@ -32,6 +32,7 @@ SURE = 0.8  # a ratio that the interval of the least rounds lies below ends a co
 BURST_S = 0.02
 LIMIT_S = 10.0  # of one comparison, once it has the least rounds
 WORKLOADS = 4  # tried by themselves
+SINGLES_S = 15.0  # the last of them begun within
 REST = 0.25  # of a library's time, in steps that Inductor would run itself
 TOLERANCE = 1e-3  # relative error of an output, between two ways of summing
 
@@ -96,7 +97,7 @@ class _Search:
         if changed:
             raise _RefusedError("the graph changes the model's buffers, so it is not timed")
         pairs = zip(self.given, self.inputs, strict=True)
-        if any(isinstance(i, torch.Tensor) and not torch.equal(g, i) for g, i in pairs):
+        if any(isinstance(i, torch.Tensor) and not _same(g, i) for g, i in pairs):
             raise _RefusedError("the graph changes its inputs, so it is not timed")
         # Forms cost a compilation each, a library's kernels are built while Inductor compiles.
         if self._try_whole(make_whole):
@@ -104,7 +105,12 @@ class _Search:
                 self._exchange(self.plan.preferred())
             return
         families = self.plan.families()
-        for exchanged in (*families, *_singles(self.plan, families)):
+        for exchanged in families:
+            self._exchange(exchanged)
+        end = time.perf_counter() + SINGLES_S
+        for exchanged in _singles(self.plan, families):
+            if time.perf_counter() > end:
+                break
             self._exchange(exchanged)
 
     def refused(self, why: str) -> Verdict:
@@ -222,7 +228,7 @@ def _call(
     found = [o.clone() if isinstance(o, torch.Tensor) else o for o in function(*inputs)]
     changed = False
     for buffer, old in zip(buffers, before, strict=True):
-        if not torch.equal(buffer, old):
+        if not _same(buffer, old):
             buffer.copy_(old)
             changed = True
     return found, changed
@@ -231,12 +237,24 @@ def _call(
 def _agree(found: Sequence[Any], expected: Sequence[Any]) -> bool:
     """Compare real outputs by their norm, counts and truths by the share that differs: rounding may turn a maximum."""
     return all(
-        (a - b).norm().item() <= TOLERANCE * (b.norm().item() or 1.0)
+        _close(a.double(), b.double())
         if b.is_floating_point()
         else (a != b).sum().item() <= TOLERANCE * b.numel()
         for a, b in zip(found, expected, strict=True)
         if isinstance(b, torch.Tensor) and not b.is_complex()
     )
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal, where NaN equals itself."""
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal beyond rounding; infinities and NaN, of masks, are equal to themselves alone."""
+    same = (a == b) | (a.isnan() & b.isnan())
+    size = torch.where(b.isfinite(), b, 0.0).norm().item()
+    return bool(torch.where(same, 0.0, a - b).norm().item() <= TOLERANCE * (size or 1.0))
 
 
 def compare(old: Compiled, new: Compiled, inputs: Sequence[Any]) -> Timed:

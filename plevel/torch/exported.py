@@ -81,7 +81,9 @@ def find_weights(module: GraphModule) -> dict[str, torch.Tensor]:
     held = dict((*module.named_parameters(), *module.named_buffers()))
     for node in module.graph.nodes:
         if node.op == "get_attr":
-            held[node.target] = reduce(getattr, node.target.split("."), module)
+            value = reduce(getattr, node.target.split("."), module)
+            if isinstance(value, torch.Tensor):  # else a branch of torch.cond, which is refused where it is called
+                held[node.target] = value
     size = sum(t.nbytes for t in held.values())
     if size > MOST_BYTES:
         raise NetworkError(f"its weights have {size / 2**30:.1f} GiB, a library at most {MOST_BYTES >> 30}")
@@ -105,12 +107,18 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
         return _import(plain, {}, None), plain
     bounds = [range_of(plain, symbol) for symbol in symbols]
     found = []
-    for sizes in make_sizes(bounds):
+    for sizes in make_sizes(bounds, _fixed(plain)):
         try:
             found.append(_import(plain, dict(zip(symbols, sizes.probes, strict=True)), sizes))
         except NetworkError as error:
             raise NetworkError(sizes.shown(error)) from error
     return replace(found[0], twin=found[1]), plain
+
+
+def _fixed(plain: ExportedProgram) -> set[int]:
+    """The extents of inputs and weights that are no symbolic sizes."""
+    values = [node.meta.get("val") for node in _nodes(plain, "placeholder")]
+    return {n for v in values if isinstance(v, torch.Tensor) for n in v.shape if isinstance(n, int)}
 
 
 def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network:

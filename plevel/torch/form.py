@@ -10,7 +10,6 @@ import torch
 from torch.fx import GraphModule
 
 from plevel.torch.frozen import compile_frozen, copy
-from plevel.torch.node import constant
 from plevel.torch.plan import Plan, graph_digest
 from strategy.workload import Workload
 
@@ -26,9 +25,10 @@ def keep_frozen(frozen: GraphModule) -> GraphModule:
     kept = copy(frozen)
     for node in kept.graph.nodes:
         if node.op == "get_attr" and "." not in node.target:
-            value = constant(kept, node).contiguous()
-            delattr(kept, node.target)
-            setattr(kept, node.target, value)
+            value = getattr(kept, node.target)
+            if isinstance(value, torch.Tensor):  # else a branch of torch.cond
+                delattr(kept, node.target)
+                setattr(kept, node.target, value.detach().contiguous())
         elif node.target is torch.ops.prims.inductor_force_stride_order.default:
             node.replace_all_uses_with(node.args[0])
             kept.graph.erase_node(node)

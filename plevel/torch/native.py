@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def native() -> Any:
     source = Path(__file__).with_name("runtime.c")
     include = sysconfig.get_paths()["include"]
     text = source.read_text() + LAUNCHER.read_text()
-    path = folder() / f"runtime-{digest_of(text, sys.version, include)}.so"
+    path = folder() / f"runtime-{digest_of(text, sys.version, include, platform.machine())}.so"
     touch(path)
     if not path.exists():
         _compile(source, include, path)

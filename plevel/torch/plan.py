@@ -15,7 +15,7 @@ from plevel.kernel_selection import Choose, Chosen, measured_s
 from plevel.torch.extraction import Extracted, Extraction, extract_graph
 from plevel.torch.kernel import Kernel, build, kernel_digest
 from plevel.torch.merging import find_merged
-from plevel.torch.node import extents
+from plevel.torch.node import extent_of, extents
 from plevel.torch.replacement import replace
 from plevel.torch.site import find_sites
 from plevel.torch.store import digest_of
@@ -141,11 +141,22 @@ def graph_digest(module: GraphModule) -> str:
         # Constants by their first use, wherever they stand.
         args = torch.fx.map_arg((node.args, node.kwargs), lambda n: f"%{place.setdefault(n, len(place))}{_kind(n)}")
         place.setdefault(node, len(place))
-        return f"{node.op} {node.target if node.op == 'call_function' else ''} {args} {_kind(node)}"
+        return f"{node.op} {node.target if node.op == 'call_function' else ''} {args} {_kind(node)}{_strides(node)}"
 
     return digest_of([show(node) for node in module.graph.nodes if node.op != "get_attr"])
 
 
+def _strides(node: torch.fx.Node) -> str:
+    """Those of an input: a library takes contiguous ones alone."""
+    value = node.meta.get("val")
+    if node.op != "placeholder" or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return ""
+    return f" {tuple(map(extent_of, value.stride()))}"
+
+
 def _kind(node: torch.fx.Node) -> str:
     value = node.meta.get("val")
-    return f"{value.dtype}{extents(node)}" if isinstance(value, torch.Tensor) else ""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{extents(node)}"
+    branch = getattr(node.graph.owning_module, node.target, None) if node.op == "get_attr" else None
+    return graph_digest(branch) if isinstance(branch, GraphModule) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -55,9 +56,10 @@ def read_verdict(plan: Plan, choose: Choose) -> Verdict | None:
 
 
 def write_verdict(verdict: Verdict) -> None:
-    partial = _path(verdict.key).with_suffix(".part")
-    partial.write_bytes(msgspec.json.encode(verdict))
-    partial.replace(_path(verdict.key))
+    with tempfile.TemporaryDirectory(dir=folder()) as made:
+        partial = Path(made) / "verdict"
+        partial.write_bytes(msgspec.json.encode(verdict))
+        partial.replace(_path(verdict.key))
 
 
 def is_current(kernels: Mapping[str, str], choose: Choose) -> bool:

@@ -26,7 +26,7 @@ from plevel.deployment import Draft, draft
 from plevel.kernel_selection import Choose
 from plevel.torch.exported import find_weights, import_graph
 from plevel.torch.kernel import chosen_digest
-from plevel.torch.store import digest_of, folder, touch
+from plevel.torch.store import digest_of, folder, prune, touch
 from plevel.torch.verdict import Verdict, is_current
 from strategy.host import cpu_model
 from strategy.network.graph import NetworkError
@@ -37,6 +37,10 @@ from strategy.target import Target
 _FUNCTION = "plevel_graph"
 # A graph's text says all of what these do; a user's own function may have changed behind its name.
 _KNOWN = ("torch", "_operator", "builtins", "math")
+
+
+class StaleError(Exception):
+    """The library of a graph has other kernels than the one that was timed."""
 
 
 class _About(msgspec.Struct, frozen=True):
@@ -82,16 +86,25 @@ class Whole:
         return [(s.workload, b - a) for s, a, b in zip(self.manifest.steps, starts, ends, strict=False)]
 
     def chosen(self, kernels: Mapping[str, str], target: Target) -> Whole:
-        """The one of both libraries that has the kernels, by their digests."""
-        return self.plain if self.plain and self.plain.kernels(target) == kernels else self
+        """The one of both libraries that has the kernels, by their digests.
+
+        Raises:
+            StaleError: neither has.
+        """
+        for one in (self, self.plain):
+            if one and one.kernels(target) == kernels:
+                return one
+        raise StaleError
 
     def keep(self, verdict: Verdict) -> None:
         """Move a new library to its path, its description first; of two processes the last one's stays."""
         if self.made:
             beside = _beside(self.made / self.path.name)
             beside.write_bytes(msgspec.json.encode(to_json(_About(self.manifest, verdict))))
+            self.path.unlink(missing_ok=True)  # whoever is killed between leaves none beside another's description
             for name in (_beside(self.path), self.path):
                 (self.made / name.name).replace(name)
+            prune()
 
     def sweep(self) -> None:
         """Delete the files of a new library that was not kept; this process can call it still."""
@@ -118,6 +131,13 @@ def find_whole(
             touch(path)
             return _load(path, about.manifest, path, inputs), about.verdict
     return None
+
+
+def forget_whole(module: GraphModule, inputs: Sequence[Any], target: Target) -> None:
+    """Delete the libraries of a graph that were kept, whatever their weights: each has a verdict that is void now."""
+    with suppress(NetworkError):
+        for path in folder().glob(f"{_prefix(module, inputs, target)}-*"):
+            path.unlink(missing_ok=True)
 
 
 def draft_whole(module: GraphModule, inputs: Sequence[Any], target: Target, choose: Choose) -> Callable[[], Whole]:
@@ -183,7 +203,7 @@ def _load(
     outputs = [(o.shape, getattr(torch, o.dtype)) for o in manifest.outputs]
 
     def call(*inputs: Any) -> tuple[Any, ...]:
-        results = tuple(torch.empty(shape, dtype=dtype) for shape, dtype in outputs)
+        results = tuple(torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in outputs)
         if function(*(i.data_ptr() for i in inputs), *(r.data_ptr() for r in results)):
             raise RuntimeError(f"plevel: a kernel of {kept} failed")
         return results
@@ -231,8 +251,7 @@ def _types(tensors: Iterable[torch.Tensor]) -> list[str]:
 
 
 def _weights(module: GraphModule) -> list[tuple[str, str]]:
-    found = find_weights(module)
-    return list(zip(found, _types(found.values()), strict=True))
+    return [(name, f"{t.dtype} {tuple(t.shape)} {t.stride()}") for name, t in find_weights(module).items()]
 
 
 def _path(module: GraphModule, prefix: str) -> Path:

@@ -186,10 +186,8 @@ def link(inputs: Sequence[str], folder: Path) -> Path:
 
 def place(source: Path, path: Path) -> None:
     """Copy a library atomically, so that a failure or a full disk keeps the old one."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as made:
+        partial = Path(made) / path.name
         shutil.copyfile(source, partial)
         partial.chmod(0o755)
         partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -15,7 +15,10 @@ from strategy.types import TensorType
 NAMES = ("n", "m", "k")
 MOST = 2**31 - 1  # where the model sets no bound
 PROBED = 290_000  # extents from here on may be symbolic
-PROBES = ((300_007, 400_009, 500_009), (300_017, 400_031, 500_029))
+PROBES = (
+    (300_007, 400_009, 500_009), (300_017, 400_031, 500_029), (311_123, 411_113, 511_123), (322_229, 422_231, 522_227),
+    (333_337, 433_337, 533_353), (344_453, 444_449, 544_451),
+)  # fmt: skip
 _SUMMAND = 512  # the most that is added to a size
 
 Powers = tuple[int, ...]
@@ -112,10 +115,18 @@ def extents_at(encoded: Encoded, values: Sequence[int]) -> tuple[int, ...]:
     return tuple(e if isinstance(e, int) else e.at(values) for e in encoded)
 
 
-def make_sizes(bounds: Sequence[tuple[int, int]]) -> tuple[Sizes, Sizes]:
-    """Sizes with two sets of probes; of at most as many sizes as there are `NAMES`."""
+def make_sizes(bounds: Sequence[tuple[int, int]], fixed: Iterable[int] = ()) -> tuple[Sizes, Sizes]:
+    """Sizes with two sets of probes; of at most as many sizes as there are `NAMES`.
+
+    Args:
+        bounds: the least and the greatest value of each.
+        fixed: extents of the network, such as those of its weights, that are not to be taken for symbolic ones. If
+            every set has some that are, the types of a network differ between the two.
+    """
     sizes = tuple(Size(name, *bound) for name, bound in zip(NAMES, bounds, strict=False))
-    first, second = (Sizes(sizes, probes[: len(sizes)]) for probes in PROBES)
+    known = set(fixed)
+    found = [Sizes(sizes, probes[: len(sizes)]) for probes in PROBES]
+    first, second = sorted(found, key=lambda s: sum(isinstance(s.encode(n), Extent) for n in known))[:2]
     return first, second
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import re
+import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ pytest.importorskip("tvm")
 
 from strategy.compile import compile as compile_graph
 from strategy.compile.entry import LibraryRow
-from strategy.compile.export import export_library, table_rows, vendor_libraries
+from strategy.compile.export import export_library, place, table_rows, vendor_libraries
 from strategy.compile.lower import lower
 from strategy.condition import ceildiv, maximum, minimum
 from strategy.expr import Var, call
@@ -29,6 +32,7 @@ from strategy.select.dispatch import dispatch
 from strategy.target import Target, cpu_target
 from strategy.types import Dim, TensorType
 from strategy.workload import Workload
+from tests.limit import HANG_S
 from workers.guard import allocate
 
 TARGET = Target.parse("cpu").with_threads(2)
@@ -244,6 +248,21 @@ def test_tvm_loads_it_as_a_module(tmp_path: Path) -> None:
         )
 
 
+def test_a_size_without_a_row_is_an_error_that_says_so(tmp_path: Path) -> None:
+    import tvm
+
+    workload = Workload.make("dense", {"data": f"float32[m,{K}]", "weight": f"float32[{N},{K}]"})
+    rows = [r for r in table_rows(dispatch(workload, TARGET, NO_RECORDS)) if r.must]
+    assert rows
+    export_library(workload, rows, tmp_path / "libdense.so")
+    arrays = [aligned((7, K)), aligned((N, K)), aligned((7, N))]
+    module = tvm.runtime.load_module(str(tmp_path / "libdense.so"))
+    with pytest.raises(ValueError, match="dense: no row of this library is for these sizes"):
+        module["main"](*map(tvm.runtime.tensor, arrays))
+    pointers = (ctypes.c_void_p(a.ctypes.data) for a in arrays)
+    assert ctypes.CDLL(str(tmp_path / "libdense.so")).plevel_dense(ctypes.c_int64(7), *pointers) != 0
+
+
 @pytest.mark.skipif(
     not any(c.library for c in candidates(dense(5), Target.parse("cpu"))),
     reason="no OpenBLAS on this host",
@@ -324,6 +343,21 @@ def test_the_old_file_survives_a_failed_export(
     with pytest.raises(CompileError, match="failed"):
         export_library(dense(5), [LibraryRow(lowered)], tmp_path / "libdense.so")
     assert (tmp_path / "libdense.so").read_text() == "old"
+
+
+def test_two_that_write_one_library_at_once_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, copy = threading.Barrier(2), shutil.copyfile
+
+    def copy_both(source: Path, target: Path) -> None:
+        copy(source, target)
+        both.wait(HANG_S)
+
+    made = tmp_path / "made.so"
+    made.write_text("library")
+    monkeypatch.setattr(shutil, "copyfile", copy_both)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(place, [made] * 2, [tmp_path / "kept.so"] * 2))
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == dict.fromkeys(("made.so", "kept.so"), "library")
 
 
 @pytest.mark.full

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,16 +19,21 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from plevel import deployment, kernel_selection
 from plevel.direct import connect
+from plevel.kernel_selection import make_chooser
 from plevel.torch import backend, confirmation, explain, form, reporting
 from plevel.torch.backend import plevel
+from plevel.torch.explanation import make_report
+from plevel.torch.extraction import Extraction, extract
 from plevel.torch.frozen import compile_frozen
-from plevel.torch.plan import model_target
+from plevel.torch.plan import graph_digest, model_target
 from plevel.torch.store import folder
-from plevel.torch.whole import draft_whole
+from plevel.torch.verdict import Verdict, read_verdict, write_verdict
+from plevel.torch.whole import StaleError, draft_whole
 from service.store import migration
 from strategy.confirmation import Confirmation
 from strategy.network.graph import NetworkError
 from strategy.record import convert, estimate
+from strategy.select import NO_RECORDS
 from strategy.space import Config
 from tests.limit import HANG_S
 from tests.torch import models
@@ -109,22 +118,35 @@ def test_a_library_of_slow_steps_that_inductor_could_run_is_compared_with_the_fo
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_blocked_layouts_stay_where_the_library_of_nchw_is_slower(whole, faster, monkeypatch: pytest.MonkeyPatch):
+    blocked = True
+
     def seconds(chosen: kernel_selection.Chosen) -> float:
-        return 0.1 if '_layout":"NCHW' in chosen.workload.key else 2.0  # transforms, too
+        return 0.1 if ('_layout":"NCHW' in chosen.workload.key) == blocked else 2.0  # transforms, too
 
     monkeypatch.setattr(deployment, "measured_s", seconds)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 1))
     inputs = (torch.randn(1, 16, 9, 9 + faster),)  # a graph of its own, as verdicts are kept
-    before = len(list(folder().glob("graph-*")))
+    before = set(folder().glob("graph-*"))
     whole += [[0.8 if faster else 1.2] * 9, [0.6] * 9]  # beside NCHW, then beside Inductor
     report = run(model.eval(), inputs)
     assert whole == []
     assert report.verdict.whole
     assert any('_layout":"NCHW' in row.workload.key for row in report.rows) == faster
-    assert len(list(folder().glob("graph-*"))) == before + 2  # the library that stays, and its description
+    made = set(folder().glob("graph-*")) - before
+    assert len(made) == 2  # the library that stays, and its description
     again = run(model, inputs)  # a comparison would fail
     assert again.rows == report.rows
+    # Where the library is gone, and its layouts are others by now, its verdict is void.
+    for path in made:
+        path.unlink()
+    blocked = False
+    whole += [[0.7] * 9] * faster
+    anew = run(model, inputs)
+    assert whole == []
+    assert anew.verdict.whole
+    assert anew.verdict.steps[0].ratio.median_s == (0.7 if faster else 0.6)
+    assert not any('_layout":"NCHW' in row.workload.key for row in anew.rows)
 
 
 def test_graphs_that_differ_in_dtypes_or_in_places_of_weights_have_libraries_of_their_own(whole):
@@ -479,3 +501,185 @@ def test_a_graph_keeps_its_kernels_where_its_verdict_cannot_be_recorded(
     report = explain(model)[-1]
     assert report.replaced == 2
     reporting.report(report, report.verdict, model_target(), str(path))  # a second warning would be an error
+
+
+def test_a_verdict_on_contiguous_inputs_is_neither_taken_for_transposed_ones_nor_recorded_over(whole):
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(104, 48).eval(), torch.randn(24, 104)
+    whole += [[0.6] * 9, [0.8] * 9]
+    contiguous, transposed = run(model, (x,)).verdict, run(model, (x.t().contiguous().t(),))
+    assert whole == []
+    assert (contiguous.whole, transposed.verdict.whole, transposed.replaced) == (True, False, 1)
+    assert contiguous.graph != transposed.verdict.graph
+    assert contiguous.key != transposed.verdict.key  # of a record, too
+
+
+def test_a_graph_with_branches_keeps_the_kernels_of_its_products_and_is_extracted(whole):
+    class Branching(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(104, 40)
+
+        def forward(self, x):
+            y = self.linear(x)
+            return torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,))
+
+    torch.manual_seed(0)
+    model, inputs = Branching().eval(), (torch.randn(24, 104),)
+    (found,) = extract(model, inputs).workloads
+    whole += [[0.8] * 9]
+    report = run(model, inputs)
+    assert whole == []
+    assert [row.workload for row in report.rows if row.implementation] == [found.workload]
+    assert "cond" in report.verdict.apart
+
+
+def test_graphs_that_differ_in_a_branch_have_digests_of_their_own():
+    def digest(branch):
+        graph = torch.fx.Graph()
+        x = graph.placeholder("x")
+        graph.output(graph.call_function(torch.cond, (x, graph.get_attr("branch"), (x,))))
+        return graph_digest(torch.fx.GraphModule({"branch": torch.fx.symbolic_trace(branch)}, graph))
+
+    assert digest(lambda x: -torch.sin(x)) == digest(lambda y: -torch.sin(y)) != digest(lambda x: -torch.cos(x))
+
+
+def test_a_graph_of_masked_scores_is_confirmed_though_an_input_has_nan(ratios):
+    def masked(x):
+        return [x.masked_fill(x > 0, -torch.inf)]
+
+    def apart():
+        raise NetworkError("none in this test")
+
+    plan = SimpleNamespace(key="key", graph="graph", extraction=Extraction((), ()), families=lambda: [frozenset()])
+    ratios += [[0.8] * 9]
+    x = torch.tensor([-1.0, 1.0, torch.nan])
+    _, _, verdict = confirmation.confirm(plan, lambda kept: masked, apart, [x], [])
+    assert verdict.refused == ""
+    assert ratios == []
+
+
+def test_infinities_and_nan_agree_with_themselves_alone():
+    inf, nan = torch.inf, torch.nan
+
+    def agree(*values: float) -> bool:
+        return confirmation._agree([torch.tensor(values)], [torch.tensor([1.0, -inf, inf, nan])])
+
+    assert agree(1.0001, -inf, inf, nan)
+    wrong = ((1.1, -inf, inf, nan), (1, inf, inf, nan), (1, -5, inf, nan), (1, -inf, inf, 2), (nan, -inf, inf, nan))
+    assert not any(agree(*values) for values in wrong)
+
+
+def test_a_graph_is_timed_anew_where_that_is_asked_for_and_what_was_kept_of_it_goes(
+    whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = tmp_path / "plevel.db"
+    migration.upgrade(f"sqlite:///{path}")
+    torch.manual_seed(5)
+    model, x = torch.nn.Linear(40, 56).eval(), torch.randn(24, 40)
+
+    def confirmed(**options):
+        torch._dynamo.reset()
+        with torch.inference_mode():
+            fast = torch.compile(model, backend=plevel, options={"database": str(path), **options})
+            torch.testing.assert_close(fast(x), model(x), atol=2e-5, rtol=2e-5)
+        assert whole == []
+        return explain(model)[-1].verdict
+
+    for again in ({}, {"again": True}):
+        whole += [[0.6] * 9]
+        assert confirmed(**again).whole
+    whole += [[1.2] * 9, [0.8] * 9]
+    found = confirmed(again=True)
+    assert [s.kept for s in found.steps] == [False, True]
+    assert confirmed() == found
+    with connect(None, f"sqlite:///{path}") as records:
+        (told,) = records.networks()
+    assert convert(told["confirmation"], Confirmation).steps == found.steps
+
+
+def test_a_library_that_is_built_after_its_graph_was_timed_is_swept(whole, monkeypatch: pytest.MonkeyPatch):
+    class Turned(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(104, 64)
+
+        def forward(self, x):
+            return self.linear(x).t()  # no library has such an output
+
+    timed, built = threading.Event(), []
+
+    def draft_late(*given):
+        build = draft_whole(*given)
+
+        def build_late():
+            assert timed.wait(HANG_S)
+            built.append(build())
+            return built[-1]
+
+        return build_late
+
+    def report_timed(*given):
+        timed.set()
+        return make_report(*given)
+
+    monkeypatch.setattr(backend, "draft_whole", draft_late)
+    monkeypatch.setattr(backend, "make_report", report_timed)
+    torch.manual_seed(0)
+    whole += [[1.1] * 9]
+    run(Turned().eval(), (torch.randn(24, 104),))
+    (late,) = built
+    assert not late.made.exists()
+
+
+@pytest.fixture(scope="module")
+def library():
+    """A graph's library that is not kept, and an input."""
+    target, x = model_target(), torch.linspace(-1, 1, 48).view(3, 16)
+    made = draft_whole(torch.fx.symbolic_trace(torch.nn.ReLU()), (x,), target, make_chooser(target, NO_RECORDS))()
+    yield made, x
+    made.sweep()
+
+
+def test_a_library_gives_tensors_of_the_host_where_another_device_is_the_default(library):
+    made, x = library
+    with torch.device("meta"):
+        (found,) = made.call(x)
+    assert found.equal(x.relu())
+
+
+def test_a_library_of_other_kernels_than_those_timed_is_stale(library):
+    made, _ = library
+    target = model_target()
+    kernels = made.kernels(target)
+    assert made.chosen(kernels, target) is made
+    other = replace(made, manifest=msgspec.structs.replace(made.manifest, steps=()))
+    assert replace(other, plain=made).chosen(kernels, target) is made
+    with pytest.raises(StaleError):
+        other.chosen(kernels, target)
+
+
+def test_keeping_a_library_prunes_its_folder(library):
+    made, _ = library
+    half = folder() / "half"  # of a process that was killed
+    half.mkdir()
+    os.utime(half, (0, 0))
+    made.keep(Verdict("key", "graph", 0))
+    assert made.path.exists()
+    assert not half.exists()
+
+
+def test_two_that_write_a_verdict_at_once_both_succeed(monkeypatch: pytest.MonkeyPatch):
+    both, write = threading.Barrier(2), Path.write_bytes
+
+    def write_both(path: Path, data: bytes) -> None:
+        write(path, data)
+        both.wait(HANG_S)
+
+    monkeypatch.setattr(Path, "write_bytes", write_both)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write_verdict, [Verdict("same", "graph", n) for n in range(2)]))
+    found = read_verdict(SimpleNamespace(key="same"), None)
+    assert found is not None
+    assert found.flops in (0, 1)

@@ -304,6 +304,16 @@ def test_extents_may_be_sums_and_products_of_sizes(
     assert f"agree at sizes {sizes} within" in capsys.readouterr().out
 
 
+def test_a_fixed_extent_near_the_number_that_stands_for_a_symbolic_one_stays_fixed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids, sizes = torch.tensor([0, 299_999, 7, 150_000]), ({0: torch.export.Dim("n", max=64)},)
+    program = torch.export.export(nn.Embedding(300_000, 1).eval(), (ids,), dynamic_shapes=sizes)
+    torch.export.save(program, tmp_path / "model.pt2")
+    assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--verify") == 0
+    assert "agree at sizes 1, 3, 8, 64 within" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("option", [["--verify"], []])
 def test_a_wrong_value_is_found_and_named_and_the_library_removed(
     option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
