@@ -36,9 +36,9 @@ install: $(STAMP)
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo >&2 "plevel needs Python 3.11 or newer, and none is on PATH:\
 	 install one (Debian: apt install python3 python3-venv), or name it: make PYTHON=/path/to/python3"; exit 1; }
-	@command -v "$${CXX:-c++}" >/dev/null || command -v cc >/dev/null || command -v clang >/dev/null || { \
+	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || { \
 	 echo >&2 "plevel links what it builds with a C compiler, and none is on PATH:\
-	 install one (Debian: apt install gcc g++), or name it in CXX"; exit 1; }
+	 install one (Debian: apt install gcc g++)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	 echo >&2 "$(PYTHON) cannot make a virtual environment (Debian: apt install python3-venv)"; exit 1; }
 	@# Python compiles what is imported when it first is; all that is installed would take 20 s of processor time.

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plevel.client import Client, UnreachableError
-from plevel.direct import open_store, read_namespace, read_token
+from plevel.direct import open_store
+from plevel.environment import read_namespace, read_token
 from service.store.namespace import DEFAULT
 from strategy.select import Advised, Evidence, History, Measured, RevisedDatabase
 from strategy.select.lock import Lock, LockDatabase

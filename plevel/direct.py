@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from plevel.client import Client, ServiceError, UnreachableError
+from plevel.client import Client, ServiceError
+from plevel.environment import read_namespace, read_token
 from service.store.namespace import DEFAULT
 from strategy import select as rule
 from strategy.confirmation import Confirmation
@@ -48,26 +47,6 @@ def connect(
     assert database is not None
     with open_store(database) as store:
         yield Direct(store, namespace or DEFAULT)
-
-
-def read_namespace(given: str | None) -> str | None:
-    """The given namespace, else the environment's; None for the token's or the default."""
-    return given or os.environ.get("PLEVEL_NAMESPACE") or None
-
-
-def read_token() -> str | None:
-    """The token from the file that the environment names; raise `UnreachableError` if it has none."""
-    name = os.environ.get("PLEVEL_TOKEN_FILE")
-    if not name:
-        return None
-    try:
-        token = Path(name).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise UnreachableError(f"PLEVEL_TOKEN_FILE {name}: {why}: name a readable file with one token") from error
-    if not token.isascii() or len(token.split()) != 1:
-        raise UnreachableError(f"PLEVEL_TOKEN_FILE {name}: no token file: write one token on one line")
-    return token
 
 
 @contextmanager

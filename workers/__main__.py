@@ -47,7 +47,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--token-file", type=Path, default=os.environ.get("PLEVEL_TOKEN_FILE") or None,
-        help="a file with the service's token; default: PLEVEL_TOKEN_FILE",
+        help="a file with the service's token; default: PLEVEL_TOKEN_FILE, else the token is in PLEVEL_TOKEN",
     )  # fmt: skip
     parser.add_argument("--name", default=socket.gethostname(), help="shown in lists of workers")
     parser.add_argument(
@@ -116,7 +116,7 @@ def serve(options: argparse.Namespace, slot: str) -> int:
         # The timing cores are reserved for kernels: this process and its children use others.
         os.sched_setaffinity(0, assigned.building)
     try:
-        token = None if options.token_file is None else options.token_file.read_text().strip()
+        token = (options.token_file.read_text() if options.token_file else os.environ.get("PLEVEL_TOKEN", "")).strip()
     except OSError as error:
         return _fail(f"--token-file {options.token_file}: {error.strerror}", 2)
     try:
@@ -124,12 +124,12 @@ def serve(options: argparse.Namespace, slot: str) -> int:
     except ValueError as error:
         return _fail(f"--build-on {error}", 2)
     stop = threading.Event()
-    client = Client(options.url, stop, token)
+    client = Client(options.url, stop, token or None)
     try:
         spool = Spool(options.spool, client.url)
     except OSError as error:
         return _fail(
-            f"--spool {options.spool} cannot be written ({error.strerror}): name another folder", 2
+            f"the spool {options.spool} cannot be written ({error.strerror}): name another folder in XDG_STATE_HOME", 2
         )
     daemon = Daemon(
         client, spool, describe_worker(options.name, device, _version()), assigned, stop,

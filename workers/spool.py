@@ -224,9 +224,9 @@ class Sender:
                     return
             try:
                 waiting = self._send_first()
-            except UnreachableError as error:
+            except (UnreachableError, OSError) as error:  # OSError: of the spool's disk
                 if pause == FIRST_PAUSE_S:
-                    log.warning("%s; results stay in the spool until it answers", error)
+                    log.warning("%s; results stay in the spool, and are sent again", error)
                 with self._change:
                     self._due = time.monotonic() + pause * self._rng.uniform(0.5, 1.0)
                 pause = min(2 * pause, LONGEST_PAUSE_S)

@@ -43,7 +43,8 @@ def extract(
     option.check_out(out)
     found = _extract(model, option.read_dims(dim))
     if not found.workloads:
-        raise CommandError(f"{model}: nothing in it that plevel has a kernel for{_missed(found)}")
+        why = f"nothing in it that plevel has a kernel for{_missed(found)}"
+        raise CommandError(f"{model}: {why}: 'plevel ops' lists the operators")
     head = (
         f"{model}: {show_number(len(found.workloads), 'workload')} with {100 * found.covered:.1f} % of "
         f"the arithmetic of its products{_missed(found)}"

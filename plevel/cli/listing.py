@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from strategy.record import RunStatus
 
 _PHASES = ("search", "confirm", "reference")
+_MESSAGE = 300  # characters of an error; `--json` has all
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of rows.")]
 
 
@@ -110,7 +111,7 @@ def records(
     Example: plevel records --run 12 --error compile
     """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
-    from strategy.record import ErrorKind
+    from strategy.record import ErrorKind, Estimate, convert
     from strategy.table import show_seconds
 
     option.check_choice("--phase", phase, _PHASES)
@@ -129,14 +130,16 @@ def records(
     rows = [
         (str(r["id"]), str(r["task_id"]), r["implementation"], r["phase"],
          show_seconds(r["estimate"]["median_s"]) if r["estimate"] else r["error"],
+         convert(r["estimate"], Estimate).show_spread() if r["estimate"] else "",
          _config(r["config"]), show_ago(r["measured_at"]),
-         f"imported, {r['source']}" if r.get("imported") else "")
+         f"imported, {r['source']}" if r.get("imported") else "",
+         " ".join(r["message"].split())[:_MESSAGE])
         for r in page["records"]
     ]  # fmt: skip
-    columns = ("record", "task", "implementation", "phase", "median", "config", "measured", "where")
+    columns = ("record", "task", "implementation", "phase", "median", "95 %", "config", "measured", "where", "message")
     console = make_console()
     console.print(
-        make_table(columns, rows, right=("record", "task", "median")) if rows
+        make_table(columns, rows, right=("record", "task", "median", "95 %")) if rows
         else "no record matches"
     )
     if page["next"] is not None:

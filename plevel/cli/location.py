@@ -34,7 +34,8 @@ class Location:
     @property
     def shown(self) -> str:
         """The place without its password."""
-        return re.sub(r"(?<=://)([^:/@]*):[^@/]*@", r"\1:***@", self.url or self.database or "")
+        text = re.sub(r"(?<=://)([^:/@]*):[^@]*@", r"\1:***@", self.url or self.database or "")
+        return re.sub(r"([?&](?:ssl)?password=)[^&]*", r"\1***", text)
 
     @property
     def option(self) -> str:
@@ -97,7 +98,7 @@ def _check_database(database: str | None) -> None:
 
 
 def _check_namespace(given: str | None) -> None:
-    from plevel.direct import read_namespace
+    from plevel.environment import read_namespace
     from service.errors import InvalidError
     from service.store import namespace
 

@@ -105,7 +105,8 @@ def check(
     if worse:
         raise CommandError(
             f"{len(worse)} of {show_number(len(locked.selections), 'selection')} in {against} are slower by more "
-            f"than {100 * share:g}%, or no longer measured"
+            f"than {100 * share:g}%, or no longer measured: see the lines above; tune them again, or accept them "
+            f"with 'plevel lock MODEL -o {against}'"
         )
 
 

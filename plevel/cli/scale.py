@@ -94,8 +94,8 @@ def scale(
         raise UsageError(f"--every {every}: it would ask without a pause: write a longer time")
     profile = _read(path)
     from plevel.client import Client
-    from plevel.direct import read_token
     from plevel.embedded import require_cluster
+    from plevel.environment import read_token
 
     require_cluster("kubernetes" if kind == "kubernetes" else "parsl")
     from plevel.cli.output import tell

@@ -12,10 +12,13 @@ from plevel.cli import location, option
 
 def serve(
     database: option.Database = None,
-    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str | None, typer.Option("--host", help="The address to listen on [PLEVEL_HOST; default: 127.0.0.1].")
+    ] = None,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")
-    ] = 8765,
+        int | None,
+        typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one [PLEVEL_PORT; default: 8765]."),
+    ] = None,
     auth: Annotated[
         str | None,
         typer.Option(
@@ -49,9 +52,12 @@ def serve(
     make_folder(where)
     from service.__main__ import main
 
-    arguments = ["--database", where, "--host", host, "--port", str(port)]
-    for name, value in (("--auth", auth), ("--tls-cert", tls_cert), ("--tls-key", tls_key),
-                        ("--log", "json" if as_json else log)):  # fmt: skip
+    arguments = ["--database", where]
+    given = {
+        "--host": host, "--port": port, "--auth": auth, "--tls-cert": tls_cert, "--tls-key": tls_key,
+        "--log": "json" if as_json else log,
+    }  # fmt: skip
+    for name, value in given.items():
         if value is not None:
             arguments += [name, str(value)]
     raise typer.Exit(main(arguments))

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from plevel.cli import location
-from plevel.cli.error import CommandError
+from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +23,7 @@ def connection(
     place: location.Location, target: Target, *, wait: bool
 ) -> Iterator[tuple[Client, Embedded | None]]:
     from plevel.client import Client
-    from plevel.direct import read_namespace, read_token
+    from plevel.environment import read_namespace, read_token
 
     namespace = read_namespace(place.namespace)
 
@@ -36,6 +36,8 @@ def connection(
             return
         from plevel.embedded import Embedded, require_service, require_worker
 
+        if wait:
+            raise UsageError("--wait: there is no service to wait for a worker of: name it with --url")
         _require_host(target)
         require_service()
         require_worker()

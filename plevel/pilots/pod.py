@@ -79,10 +79,21 @@ def bury_pods(provider: Any, folder: Path) -> None:
     for pod in find_pods(provider):
         if has_ended(pod):
             name = pod.metadata.name
-            with contextlib.suppress(*api_errors()):  # of an evicted pod, which has none
+            with _missing(400, 404):  # an evicted pod has none
                 log = api.read_namespaced_pod_log(name, provider.namespace, _request_timeout=_REQUEST_S)
                 (folder / f"{name}.log").write_text(log)
-            api.delete_namespaced_pod(name, provider.namespace)
+            with _missing(404):  # another scaler has deleted it
+                api.delete_namespaced_pod(name, provider.namespace)
+
+
+@contextlib.contextmanager
+def _missing(*statuses: int) -> Iterator[None]:
+    """Pass over the server's errors of these HTTP statuses."""
+    try:
+        yield
+    except api_errors() as error:
+        if getattr(error, "status", None) not in statuses:
+            raise
 
 
 def api_errors() -> tuple[type[Exception], ...]:

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from plevel.client import Client
-from plevel.direct import read_namespace, read_token
 from plevel.embedded import Embedded, require_worker
+from plevel.environment import read_namespace, read_token
 from plevel.torch.extraction import ExtractError, extract
 from plevel.torch.plan import model_target
 from strategy.record import RunRequest, RunStatus, RunWorkload

@@ -57,7 +57,7 @@ class Actor:
         if needed not in self.scopes and TokenScope.ADMIN not in self.scopes:
             raise ForbiddenError(
                 f"token {self.name!r} has scope {', '.join(sorted(self.scopes))}, this request needs "
-                f"{needed}: use another token, or create one with `plevel token create --scope {needed}`"
+                f"{needed}: use another token, or create one with `plevel token create NAME --scope {needed}`"
             )
 
     def enter(self, namespace: str | None) -> str:
@@ -154,8 +154,8 @@ class Authority:
             return LOCAL
         if authorization is None:
             raise UnauthorizedError(
-                "no token was sent: set PLEVEL_TOKEN_FILE, or --token-file of a worker; in a browser it is the "
-                "password"
+                "no token was sent: set PLEVEL_TOKEN_FILE or PLEVEL_TOKEN, or --token-file of a worker; in a browser "
+                "it is the password"
             )
         at, actor = self._look_up(authorization)
         if not _is_fresh(at):

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from service.access.auth import Actor, Who
 from service.api.wire import body_of, describe, reply
 from service.context import Context, Ctx
-from service.errors import ServiceError
+from service.errors import DeviceBusyError, ServiceError
 from service.queue import fleet
 from service.queue import lease as leasing
 from service.queue.place import Ask
@@ -112,9 +112,14 @@ async def _deliver(context: Context, who: Actor, reports: Sequence[Report]) -> A
 def renew(
     context: Ctx, who: Who, lease_id: int, body: Annotated[Renewal, body_of(Renewal)]
 ) -> Response:
-    with context.store.write() as connection:
-        fleet.check_leases(connection, [lease_id], who.token_id)
-        renewed = leasing.renew(connection, lease_id, body.token, body.timing, context.terms)
+    try:
+        with context.store.write() as connection:
+            fleet.check_leases(connection, [lease_id], who.token_id)
+            renewed = leasing.renew(connection, lease_id, body.token, body.timing, context.terms)
+    except DeviceBusyError:
+        with context.store.write() as connection:  # what the refusal has rolled back
+            leasing.renew(connection, lease_id, body.token, False, context.terms)
+        raise
     if body.timing:
         context.queued.notify()  # the device may lease another job now
     return reply(renewed)

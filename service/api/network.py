@@ -42,7 +42,8 @@ def record_network(
     "",
     **describe(
         "List the confirmations of networks", gives=Networks, errors=(422,),
-        note="The newest first. `graph` is the digest of a graph, which several machines may have timed.",
+        note="The latest reported first; a verdict that is reported again keeps its place. `graph` is the digest of a "
+        "graph, which several machines may have timed.",
     ),
 )  # fmt: skip
 def list_networks(

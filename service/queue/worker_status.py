@@ -34,11 +34,11 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def statuses(connection: sa.Connection, alive_s: float) -> list[WorkerStatus]:
-    """All workers that have not left, the newest first."""
+    """The workers that have not left, live ones first, then the newest; at most 1000."""
     rows = connection.execute(
         sa.select(worker, is_alive(alive_s).label("alive"))
         .where(worker.c.ended_at.is_(None))
-        .order_by(worker.c.id.desc())
+        .order_by(is_alive(alive_s).desc(), worker.c.id.desc())
         .limit(1000)
     ).all()
     live = (

@@ -90,7 +90,9 @@ class Readers:
         while left := logs[len(found) :]:
             child = self._take()
             try:
-                child.begin([wire.Begin(encode(order), data, True) for data, order in left], silence_s)
+                child.await_start(silence_s)
+                with contextlib.suppress(_GoneError):  # its answers show which log it ended at
+                    child.begin([wire.Begin(encode(order), data, True) for data, order in left], silence_s)
                 for _ in left:
                     try:
                         found.append(list(child.items()))
@@ -201,13 +203,17 @@ class _Child:
         self.begin([wire.Begin(encode(order), first, len(first) < CHUNK)], silence_s)
         yield from self.items(stream)
 
-    def begin(self, logs: Iterable[wire.Begin], silence_s: float) -> None:
-        """Send the beginnings of logs, whose items are then asked for in this order."""
-        if not self._ready:  # wait for its start, which takes longer than reading
+    def await_start(self, silence_s: float) -> None:
+        """Wait for its start, which takes longer than reading, and end one that is later silent for `silence_s`."""
+        if not self._ready:
             self._silence_s = STALL_S
             self._receive()
             self._ready = True
         self._silence_s = silence_s
+
+    def begin(self, logs: Iterable[wire.Begin], silence_s: float) -> None:
+        """Send the beginnings of logs, whose items are then asked for in this order."""
+        self.await_start(silence_s)
         self._send(*map(wire.pack, logs))
 
     def items(self, stream: Stream = _NOTHING) -> Iterator[Item]:
@@ -245,8 +251,10 @@ class _Child:
             if not left:
                 return
             self._poll.modify(self._in, select.POLLOUT)
-            self._wait()
-            self._poll.modify(self._in, 0)
+            try:
+                self._wait()
+            finally:
+                self._poll.modify(self._in, 0)
             self._take_in()  # it may be blocked until its output is read
 
     def _receive(self) -> bytes:

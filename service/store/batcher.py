@@ -12,15 +12,19 @@ from typing import Any, Generic, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
+from service.errors import DatabaseError
+
 A = TypeVar("A")
 R = TypeVar("R")
 GIVE_WAY_S = 0.1  # the longest time for which a batch waits for the batcher with priority
+AWAY = 2  # failures of the database in succession; one alone may be its request's fault
 
 
 class Batcher(Generic[A, R]):
     """One queue of requests, served by one thread at a time; bound to one event loop.
 
-    If a batch fails, its requests are served one by one, so that only those at fault fail.
+    If a batch fails, its requests are served one by one, so that only those at fault fail. Once the database has failed
+    two in succession, it is away, and those behind them fail with the same error.
 
     Args:
         serve: answers requests in one transaction, in their order.
@@ -121,7 +125,15 @@ class Batcher(Generic[A, R]):
         except Exception as error:
             if len(requests) == 1:
                 return [_Failed(error)]
-        return [answer for request in requests for answer in self._answer([request])]
+        found: list[R | _Failed] = []
+        failures = 0  # of the database, in succession
+        for request in requests:
+            (last,) = self._answer([request])
+            found.append(last)
+            failures = failures + 1 if isinstance(last, _Failed) and isinstance(last.error, DatabaseError) else 0
+            if failures == AWAY:
+                return found + [last] * (len(requests) - len(found))
+        return found
 
 
 class _Failed:

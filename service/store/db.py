@@ -137,8 +137,15 @@ class Store:
         if self._kept is None:
             self._kept = self._writer.connect()
             _set_pragmas(self._kept.connection.driver_connection, _WRITER)
-        with self._kept.begin():
-            yield self._kept
+        kept = self._kept
+        try:
+            with kept.begin():
+                yield kept
+        except BaseException:
+            row_cache.forget(kept)
+            if not kept.closed and not kept.invalidated:
+                kept.connection.rollback()  # SQLAlchemy does neither where COMMIT has failed
+            raise
 
     def close(self) -> None:
         if self._kept is not None:

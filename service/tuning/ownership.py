@@ -26,7 +26,7 @@ class Ownership:
     """
 
     def __init__(self, term_s: float, name: str | None = None) -> None:
-        self._term_s = term_s
+        self.term_s = term_s
         self._name = name or process_name(os.getpid())
 
     def hold(self, store: Store) -> list[int]:
@@ -40,7 +40,7 @@ class Ownership:
             ).all()
         held, wanted, dead = set(), [], set()
         for row in rows:
-            if row.tuner == self._name and self._term_s / 2 < row.left_s <= self._term_s:
+            if row.tuner == self._name and self.term_s / 2 < row.left_s <= self.term_s:
                 held.add(row.id)
             elif row.tuner in (None, self._name) or row.over:
                 wanted.append(row.id)
@@ -56,14 +56,14 @@ class Ownership:
 
     def _is_over(self) -> sa.ColumnElement[bool]:
         # More than one term, as the clock may be set back a little under a live owner.
-        return is_due(run.c.tuner_until, 2 * self._term_s)
+        return is_due(run.c.tuner_until, 2 * self.term_s)
 
     def _take(self, connection: sa.Connection, run_id: int, dead: set[str]) -> bool:
         free = sa.or_(run.c.tuner.is_(None), self._is_over(), run.c.tuner.in_({self._name, *dead}))
         taken = connection.execute(
             sa.update(run)
             .where(run.c.id == run_id, run.c.state.in_(LIVE), free)
-            .values(tuner=self._name, tuner_until=now() + self._term_s)
+            .values(tuner=self._name, tuner_until=now() + self.term_s)
         )
         return bool(taken.rowcount)
 

@@ -11,7 +11,10 @@ import base64
 import hmac
 import ipaddress
 import socket
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -28,7 +31,8 @@ from service.tuning import run_status
 from strategy.record import encode
 
 TRIES = 12  # within about three hours
-TIMEOUT_S = 10.0
+TIMEOUT_S = 10.0  # of each read
+TOTAL_S = 30.0  # of one delivery, less than `CLAIM_S`
 LONGEST_S = 3600.0  # between two tries
 CLAIM_S = 60.0  # until another service may send what one was sending when it died
 
@@ -42,13 +46,14 @@ def check(url: str, hosts: str) -> None:
     """
     try:
         asked = httpx.URL(url)
-    except httpx.InvalidURL as error:
+        host = asked.host
+    except (httpx.InvalidURL, UnicodeError) as error:
         raise InvalidError(f"webhook: {url!r:.120} is no URL ({error}): write it as https://host/path") from error
-    if asked.scheme not in ("http", "https") or not asked.host or asked.userinfo:
+    if asked.scheme not in ("http", "https") or not host or asked.userinfo:
         raise InvalidError(f"webhook: {url!r:.120} is refused: write it as http(s)://host/path, without a password")
-    if not _is_named(asked.host, hosts) and not _is_matched(asked.host, hosts):
+    if not _is_named(host, hosts) and not _is_matched(host, hosts):
         raise InvalidError(
-            f"webhook: host {asked.host!r:.120} is not permitted: have it listed in PLEVEL_WEBHOOK_HOSTS of the "
+            f"webhook: host {host!r:.120} is not permitted: have it listed in PLEVEL_WEBHOOK_HOSTS of the "
             "service"
         )
 
@@ -110,7 +115,7 @@ class Postman(Background):
             status = run_status.status(connection, due.run_id, self._settings.alive_s)
         error = self._send(due.url, f"run_{due.run_id}_{due.id}", encode(status))
         wait_s = min(LONGEST_S, self._settings.webhook_retry_s * 2**due.attempts)
-        ended = now() if not error or tried == TRIES else None
+        ended = now() if not error or tried >= TRIES else None
         with self._store.write() as connection:
             connection.execute(
                 sa.update(webhook)
@@ -132,15 +137,54 @@ class Postman(Background):
             asked = httpx.URL(url)
             headers["host"] = asked.netloc.decode()
             there = asked.copy_with(host=_address(asked, self._settings.webhook_hosts))
-            names = {"sni_hostname": asked.host}
             with (
                 # No proxy and no redirect: it goes to the checked address only.
                 httpx.Client(trust_env=False, timeout=TIMEOUT_S) as client,
-                client.stream("POST", there, content=body, headers=headers, extensions=names) as response,
-            ):
+                _cut_off_after(TOTAL_S) as trace,
+                client.stream(
+                    "POST", there, content=body, headers=headers,
+                    extensions={"sni_hostname": asked.host, "trace": trace},
+                ) as response,
+            ):  # fmt: skip
                 return "" if response.is_success else f"the receiver answered {response.status_code}"
-        except (InvalidError, OSError, httpx.HTTPError) as error:
+        except (InvalidError, OSError, ValueError, httpx.InvalidURL, httpx.HTTPError) as error:
             return f"{error}"[:500] or type(error).__name__
+
+
+@contextmanager
+def _cut_off_after(limit_s: float) -> Iterator[Callable[[str, Any], None]]:
+    """Shut the connection of a request down after a time, as timeouts are of each read; yields its trace (httpcore).
+
+    Raises:
+        TimeoutError: it was.
+    """
+    streams: list[Any] = []
+    over = threading.Event()
+
+    def note(event: str, found: Any) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            streams.append(found["return_value"])
+            if over.is_set():
+                cut_off()
+
+    def cut_off() -> None:
+        over.set()
+        with suppress(OSError):
+            # Not closed: its number could be another connection's before the blocked read notices.
+            for stream in streams[-1:]:
+                stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(limit_s, cut_off)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield note
+    except httpx.HTTPError as error:
+        if over.is_set():
+            raise TimeoutError(f"no answer within {limit_s:g} s") from error
+        raise
+    finally:
+        timer.cancel()
 
 
 def _signed(message: str, body: bytes, secret: str | None) -> dict[str, str]:

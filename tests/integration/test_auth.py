@@ -10,6 +10,7 @@ import re
 import shutil
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -413,6 +414,26 @@ def test_off_this_host_a_service_needs_a_token(
     code, _, err = service.close()
     assert code == 0
     assert "tokens are sent unencrypted" in err
+
+
+def test_off_this_host_a_service_that_wants_tokens_waits_for_the_first(
+    start: Start, sqlite_copy: str, tmp_path: Path
+) -> None:
+    service = start(sqlite_copy, PLEVEL_HOST="0.0.0.0", PLEVEL_AUTH="token")
+    assert service.raw("GET", "/v1/runs").status_code == 401
+    made = plevel("token", "create", "ops", "--scope", "read", "--database", sqlite_copy)
+    assert made.returncode == 0, made.stderr
+    asked = ("runs", "--url", service.url)
+    listed = plevel(*asked, PLEVEL_TOKEN=made.stdout)
+    assert (listed.returncode, listed.stdout) == (0, "no runs yet\n"), listed.stderr
+    other = tmp_path / "other"
+    other.write_text("plevel_other")
+    assert plevel(*asked, PLEVEL_TOKEN=made.stdout, PLEVEL_TOKEN_FILE=str(other)).returncode == 1
+    worker = subprocess.run(
+        [sys.executable, "-m", "workers", "--url", service.url, "--spool", str(tmp_path), "--threads", "1"],
+        env={**os.environ, "PLEVEL_TOKEN": made.stdout.strip()}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (worker.returncode, "has scope read, this request needs worker" in worker.stderr) == (1, True), worker.stderr
 
 
 def test_a_certificate_makes_it_https(start: Start, sqlite_copy: str, tmp_path: Path) -> None:

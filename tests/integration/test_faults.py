@@ -25,7 +25,8 @@ import sqlalchemy as sa
 from service.errors import DatabaseError
 from service.store import migration
 from service.store.db import Store
-from service.store.tables import JobState, job, job_entry, lease, record, run
+from service.store.row_cache import recall
+from service.store.tables import JobState, job, job_entry, lease, record, run, webhook
 from strategy.record import LeaseRequest, RunState, RunStatus
 from tests.integration.process import Service, Start
 from tests.integration.scene import Scene, device, drawn, info, timed
@@ -319,6 +320,29 @@ def test_a_service_whose_disk_is_full_says_so_and_goes_on(start: Start, sqlite_c
     assert again.state is RunState.RUNNING
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_commit_that_fails_leaves_neither_its_transaction_nor_its_cached_rows(sqlite_copy: str) -> None:
+    """A foreign key that is checked at the end fails the COMMIT itself of SQLite, which leaves it open."""
+    store = Store(sqlite_copy)
+
+    def remembered(connection: sa.Connection, found: int) -> int:
+        return recall(connection, "test", ["key"], lambda _, keys: dict.fromkeys(keys, found))["key"]
+
+    def notify_of_no_run() -> None:
+        with store.write() as c:
+            c.exec_driver_sql("PRAGMA defer_foreign_keys = ON")
+            c.execute(sa.insert(webhook).values(run_id=4711, url="u", attempts=0, due_at=0.0, error=""))
+            assert remembered(c, 1) == 1
+
+    try:
+        with pytest.raises(sa.exc.IntegrityError, match="FOREIGN KEY"):
+            notify_of_no_run()
+        with store.write() as c:
+            assert remembered(c, 2) == 2
+            assert c.scalar(sa.select(sa.func.count()).select_from(webhook)) == 0
+    finally:
+        store.close()
 
 
 @pytest.mark.full

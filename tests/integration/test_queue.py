@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 import sqlalchemy as sa
 
@@ -16,7 +17,7 @@ from service.queue import report as reporting
 from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import event, job, job_entry, lease, worker
-from strategy.record import ALL, ErrorKind, Renewed, Report, Result, Results
+from strategy.record import ALL, ErrorKind, Renewal, Renewed, Report, Result, Results, encode
 from tests.integration.scene import (
     FAST,
     OTHER_TARGET,
@@ -29,6 +30,7 @@ from tests.integration.scene import (
     seconds,
     timed,
 )
+from tests.serve import serve
 
 
 @pytest.fixture
@@ -134,6 +136,30 @@ def test_two_workers_on_one_device_time_one_after_the_other(scene: Scene) -> Non
     second = scene.leased(other)
     with pytest.raises(DeviceBusyError):
         renew(scene, second.id, second.token, timing=True)
+
+
+def test_a_renewal_that_has_to_wait_for_the_device_extends_the_lease_all_the_same(scene: Scene, url: str) -> None:
+    for _ in range(2):
+        scene.enqueue(configs(1))
+    worker_id = scene.register()
+    first = scene.leased(worker_id)
+    renew(scene, first.id, first.token, timing=True)
+    second = scene.leased(worker_id)
+    times = sa.select(lease.c.expires_at, worker.c.seen_at).where(
+        lease.c.id == second.id, worker.c.id == lease.c.worker_id
+    )
+    with scene.store.write() as c:
+        c.execute(sa.update(worker).values(seen_at=now() - 50.0))
+        before = c.execute(times).one()
+    asked = encode(Renewal(token=second.token, timing=True))
+    with serve(url, lease_s=600.0) as place:
+        answer = httpx.post(f"{place}/v1/leases/{second.id}/renew", content=asked)
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:plevel:device-busy")
+    with scene.store.read() as c:
+        after = c.execute(times).one()
+        assert c.scalars(sa.select(lease.c.id).where(lease.c.timing)).all() == [first.id]
+    assert after.expires_at > before.expires_at
+    assert after.seen_at > before.seen_at
 
 
 def test_the_database_itself_allows_one_live_lease_of_a_job(scene: Scene) -> None:
@@ -407,6 +433,13 @@ def test_who_is_alive(scene: Scene) -> None:
         assert [w.alive for w in worker_status.statuses(c, 10.0)] == [False]
         assert fleet.heartbeat(c, [worker_id, worker_id + 1000], 10.0) == {worker_id}
         assert fleet.count_alive(c, scene.target_id, 10.0) == 1
+
+
+def test_live_workers_are_listed_before_those_that_are_gone(scene: Scene) -> None:
+    live, gone, newest = (scene.register(device(f"host-{i}/cpu:0")) for i in range(3))
+    with scene.store.write() as c:
+        c.execute(sa.update(worker).where(worker.c.id == gone).values(seen_at=now() - 60.0))
+        assert [w.id for w in worker_status.statuses(c, 10.0)] == [newest, live, gone]
 
 
 def test_every_change_of_state_leaves_an_event(scene: Scene) -> None:

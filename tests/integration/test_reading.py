@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -156,6 +157,39 @@ def test_small_logs_are_read_ahead_and_each_for_itself(readers: Readers) -> None
     assert isinstance(hung, SilentError)
     assert others == [third, first, third]
     assert pid_of(readers) != stopped
+
+
+FATAL = """
+import os, sys
+from service.records import reading_child
+
+read = reading_child.read
+
+def fall(source, *rest):
+    if b"fatal" in source.head:
+        os._exit(1)
+    return read(source, *rest)
+
+reading_child.read = fall
+reading_child._write(sys.stdout.buffer, b"")
+reading_child.serve(sys.stdin.buffer, sys.stdout.buffer)
+"""
+
+
+def test_a_log_that_ends_its_process_costs_itself_alone_though_the_pipe_does_not_take_them_all(
+    readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: object, **options: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", FATAL], **options)
+
+    monkeypatch.setattr(reading, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+    long = b"no log" * (CHUNK // 7)
+    logs = [LOG, long, b"fatal", *[long] * 8, LOG]
+    assert sum(map(len, logs[3:])) > reading._PIPE
+    first, second, third, *others, last = readers.read_each([(data, Order()) for data in logs], HANG_S)
+    assert first == last == here(LOG)
+    assert isinstance(third, InvalidError)
+    assert {type(found) for found in (second, *others)} == {FormatError}
 
 
 def test_a_process_whose_answer_is_none_is_ended(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:

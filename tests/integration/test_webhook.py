@@ -6,7 +6,9 @@ import base64
 import json
 import math
 import queue
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -181,6 +183,49 @@ def test_it_waits_longer_each_time_and_gives_up(
     assert "refused" in row.error
 
 
+@pytest.mark.parametrize("host", ["a..example.org", "127.0.0.1:9"])
+@pytest.mark.parametrize("attempts", [webhook.TRIES - 1, webhook.TRIES])
+def test_no_try_follows_the_last(store: Store, host: str, attempts: int) -> None:
+    """Neither of a host that cannot be resolved at all, nor where a service did not survive its last try."""
+    ended(store, f"https://{host}/")
+    due(store)
+    with store.write() as c:
+        c.execute(sa.update(table).values(attempts=attempts))
+    postman = webhook.Postman(store, settings(webhook_hosts="*.example.org, 127.0.0.1"))
+    assert postman.send()
+    (row,) = rows(store)
+    assert row.ended_at is not None
+    assert ("label empty" if "example" in host else "refused") in row.error
+    due(store)
+    assert not postman.send()
+
+
+def test_a_receiver_that_answers_a_byte_at_a_time_is_cut_off(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook, "TOTAL_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as other:
+
+        def answer() -> int:
+            """Answer in ten seconds; return the number of bytes that were taken."""
+            connection, _ = listening.accept()
+            with connection:
+                for sent, byte in enumerate(b"HTTP/1.1 200 OK\r\nx: %s\r\n\r\n" % (b"x" * 1000)):
+                    time.sleep(0.01)
+                    try:
+                        connection.send(bytes([byte]))
+                    except OSError:
+                        return sent
+            return sent
+
+        listening.settimeout(HANG_S)
+        ended(store, f"http://127.0.0.1:{listening.getsockname()[1]}/")
+        taken = other.submit(answer)
+        assert webhook.Postman(store, settings()).send()
+        assert rows(store)[0].error == "no answer within 0.2 s"
+        assert taken.result(HANG_S) < 1000
+
+
 def test_two_services_tell_it_once(store: Store, receiver: Receiver) -> None:
     ended(store, receiver.url)
     other = webhook.Postman(store, settings())
@@ -203,7 +248,7 @@ def test_two_services_tell_it_once(store: Store, receiver: Receiver) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "hosts", "message"),
+    ("place", "hosts", "message"),
     [
         ("http://ci.example/x", "", "is not permitted"),
         ("http://ci.example/x", "other.example,*.ci.example", "is not permitted"),
@@ -214,12 +259,13 @@ def test_two_services_tell_it_once(store: Store, receiver: Receiver) -> None:
         ("http://", "ci.example", "is refused"),
         ("http://ci.example:x/", "ci.example", "no URL"),
         ("http://[::1/", "::1", "no URL"),
+        ("http://xn--a/", "xn--a", "no URL"),
         ("", "", "is refused"),
     ],
 )
-def test_where_nothing_may_be_told(url: str, hosts: str, message: str) -> None:
+def test_where_nothing_may_be_told(place: str, hosts: str, message: str) -> None:
     with pytest.raises(InvalidError, match=message):
-        webhook.check(url, hosts)
+        webhook.check(place, hosts)
 
 
 def test_hosts_are_listed_by_name_and_by_pattern() -> None:
@@ -254,9 +300,10 @@ def test_a_service_tells_it_after_a_restart(url: str, start: Start, receiver: Re
     given = {"PLEVEL_WEBHOOK_HOSTS": "127.0.0.1", "PLEVEL_WEBHOOK_RETRY_S": "0.1", "PLEVEL_POLL_S": "0.05"}
     receiver.answers = [(503, {})]
     service = start(url, **given)
-    refused = service.raw("POST", "/v1/runs", request(webhook="http://elsewhere/"))
-    assert refused.status_code == 422
-    assert "webhook" in refused.json()["detail"]
+    for nowhere in ("http://elsewhere/", "http://xn--a/"):
+        refused = service.raw("POST", "/v1/runs", request(webhook=nowhere))
+        assert refused.status_code == 422
+        assert "webhook" in refused.json()["detail"]
     run = service.call("POST", "/v1/runs", request(webhook=receiver.url), RunStatus)
     service.call("POST", f"/v1/runs/{run.id}/cancel", None, RunStatus)
     receiver.take()

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from service.errors import DatabaseError
 from service.store.batcher import Batcher
 from tests.limit import HANG_S
 
@@ -89,6 +90,27 @@ def test_a_fault_is_its_own_only() -> None:
     assert (answers[0], answers[1], answers[3]) == (1, 4, 16)
     assert isinstance(answers[2], ValueError)
     assert server.served == [[1], [2, -3, 4], [2], [-3], [4]]
+
+
+@pytest.mark.parametrize(
+    ("fails", "served"),
+    [
+        ([3], [[2], [3], [4], [5]]),  # its own fault
+        ([2, 3, 4, 5], [[2], [3]]),  # the database is away
+    ],
+)
+def test_a_database_that_is_away_is_not_asked_for_everybody(fails: Sequence[int], served: list[list[int]]) -> None:
+    server = Server()
+
+    def serve(requests: Sequence[int]) -> list[int]:
+        found = server(requests)
+        if not {*fails}.isdisjoint(requests):
+            raise DatabaseError("the database does not answer: gone")
+        return found
+
+    answers = run(ask_all(Batcher(serve, 10), server, [1, 2, 3, 4, 5]))
+    assert [isinstance(a, DatabaseError) for a in answers] == [r in fails for r in range(1, 6)]
+    assert server.served == [[1], [2, 3, 4, 5], *served]
 
 
 def test_who_has_gone_is_not_served() -> None:

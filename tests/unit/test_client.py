@@ -355,6 +355,28 @@ def test_results_that_are_refused_are_kept_for_a_person(
     assert b"samples_s" in kept.read_bytes()
 
 
+def test_results_that_cannot_be_set_aside_wait_until_they_can(
+    tmp_path: Path, spool: Spool, start: Callable[..., tuple[Sender, Outcomes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
+    aside = tmp_path / "refused"
+    aside.touch()  # where a folder has to be
+
+    class Mended(Service):
+        def __call__(self, request: httpx.Request) -> httpx.Response:
+            if len(self.asked) == 2:
+                aside.unlink()
+            return super().__call__(request)
+
+    service = Mended(422, 422, 422)
+    sender, seen = start(service)
+    sender.put(report(5, 0))
+    assert sender.flush(30)
+    assert len(service.asked) == 3
+    assert spool.empty and seen.lost == [5]
+    assert len(list(aside.iterdir())) == 1
+
+
 def test_what_was_refused_does_not_fill_the_disk(
     tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

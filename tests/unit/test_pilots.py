@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -250,6 +251,37 @@ def test_pods_are_pilots_that_leave_their_log(tmp_path: Path, monkeypatch: pytes
                 asks()
     with pytest.raises(EngineError, match="Connection refused"):
         engine().pilots()
+
+
+def test_a_pod_is_deleted_once_its_log_is_kept_or_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("parsl", reason="the cluster extra is not installed")
+    pytest.importorskip("kubernetes", reason="the cluster extra is not installed")
+
+    class Shared(Pods):
+        """The namespace of another scaler, which deletes pods, and of an administrator, who forbids logs."""
+
+        deleted = ""
+        forbidden = ""
+
+        def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+            if f"/pods/{self.deleted}/log" in path:
+                self._stop(self.deleted)
+            if f"/pods/{self.forbidden}/log" in path:
+                return 403, {"kind": "Status", "message": "pods/log is forbidden"}
+            return super().answer(method, path, body)
+
+    with Shared(tmp_path) as there:
+        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(there.configuration))
+        engine = Engine("kubernetes", {"image": "plevel", "namespace": "farm"}, "plevel-x", tmp_path / "pods")
+        there.deleted, other, there.forbidden = (engine.submit("true") for _ in range(3))
+        for name in list(there.specs):
+            there.finish(name)
+        with pytest.raises(EngineError, match="pods/log is forbidden"):
+            engine.clean()
+        assert list(there.specs) == [there.forbidden]
+        assert (tmp_path / "pods" / f"{other}.log").exists()
 
 
 def test_a_service_that_is_away_changes_nothing() -> None:
