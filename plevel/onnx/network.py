@@ -64,7 +64,9 @@ def import_symbolic(model: Any, symbols: Symbols) -> Network:
             f"{len(names)} symbolic sizes ({listed}), and a library takes at most {len(NAMES)}: give some with --dim"
         )
     found = []
-    for sizes in make_sizes([(1, MOST)] * len(names)):
+    fixed = {n for weight in model.graph.initializer for n in weight.dims}
+    fixed.update(dim.dim_value for given in model.graph.input for dim in given.type.tensor_type.shape.dim)
+    for sizes in make_sizes([(1, MOST)] * len(names), fixed):
         symbols.bind(sizes.probes)
         try:
             found.append(replace(import_model(model, symbolic=True)[0], sizes=sizes))
@@ -125,7 +127,6 @@ class _Importer:
     def _add(self, node: Any) -> None:
         reader = f"node {node.name or node.output[0]!r:.80} ({node.op_type})"
         args = [self._value(name, reader) if name else None for name in node.input]
-        wanted = [name for name in node.output if name]
         try:
             made: Sequence[Expr | None] | None = self._computed(node, args)
             if made is None:
@@ -133,20 +134,24 @@ class _Importer:
                 if function is None:
                     self._leave(node)
                     return
-                found = function(Node(node, self.opsets, len(wanted)), *args)
+                found = function(Node(node, self.opsets, symbolic=self.symbolic), *args)
                 made = list(found) if isinstance(found, tuple) else [found]
+                for value in made:
+                    if value is not None:
+                        value.checked_type  # noqa: B018  (errors of types are this node's)
                 self.unsized.update(n for n, value in zip(node.output, made, strict=False) if n and value is None)
         except (ValueError, ArithmeticError, IndexError, TypeError, MemoryError) as error:
             if self.inferred is not None:
                 self._leave(node)
                 return
             raise NetworkError(f"{reader}: {' '.join(str(error).split())[:300]}") from error
-        if len(made) < len(wanted):
-            raise NetworkError(f"{reader}: its output {len(made)} is used, which plevel does not compute")
+        missing = [i for i, name in enumerate(node.output) if name and i >= len(made)]
+        if missing:
+            raise NetworkError(f"{reader}: its output {missing[0]} is used, which plevel does not compute")
         self.values.update((n, value) for n, value in zip(node.output, made, strict=False) if value is not None)
 
-    def _computed(self, node: Any, args: Sequence[Expr | None]) -> list[Expr] | None:
-        """The outputs of a node of constants, by ONNX's own reference."""
+    def _computed(self, node: Any, args: Sequence[Expr | None]) -> list[Expr | None] | None:
+        """The outputs of a node of constants, by ONNX's own reference; None for an unnamed one."""
         arrays = [a.value if isinstance(a, Constant) else None for a in args]
         if node.op_type in _OF_TYPES and args and args[0] is not None:
             extents = np.asarray(args[0].tensor_type.concrete_shape, np.int64)
@@ -180,7 +185,8 @@ class _Importer:
             found = ReferenceEvaluator(model).run(None, given)
         except Exception as error:
             raise NetworkError(f"it cannot be computed: {type(error).__name__}: {error}") from error
-        return [_constant(np.asarray(value), node.output[0]) for value in found]
+        left = iter(found)
+        return [_constant(np.asarray(next(left)), name) if name else None for name in node.output]
 
     def _leave(self, node: Any) -> None:
         """Leave a node out: its outputs are inputs of what follows, and its inputs are outputs."""

@@ -21,12 +21,16 @@ OPERATORS: dict[str, Operator] = {}
 
 
 class Node:
-    """A node's attributes, and the version of its operator set; `count` is the number of outputs that are used."""
+    """A node's attributes, the version of its operator set, and whether the model has symbolic sizes.
 
-    def __init__(self, node: Any, opsets: Mapping[str, int], count: int) -> None:
+    `count` is the number of its outputs, unnamed ones included.
+    """
+
+    def __init__(self, node: Any, opsets: Mapping[str, int], *, symbolic: bool = False) -> None:
         self._attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         self.version = opsets.get(node.domain or "ai.onnx", 1)
-        self.count = count
+        self.count = len(node.output)
+        self.symbolic = symbolic
 
     def get(self, name: str, default: Any = None) -> Any:
         found = self._attributes.get(name, default)
@@ -235,15 +239,23 @@ def _quantity(value: Expr | None, dtype: str) -> Constant:
 
 @_register("QuantizeLinear")
 def _quantize(node: Node, x: Expr, scale: Expr, zero_point: Expr | None = None) -> Expr:
-    dtype = "uint8" if zero_point is None else zero_point.tensor_type.dtype
+    dtype = _named_dtype(node) or "uint8" if zero_point is None else zero_point.tensor_type.dtype
     given = _quantity(scale, "float32"), _quantity(zero_point, "int32")
     return call("quantize", x, *given, axis=node.get("axis", 1), out_dtype=dtype)
+
+
+def _named_dtype(node: Node) -> str | None:
+    """The dtype that the attribute `output_dtype` names, if it is given."""
+    named = node.get("output_dtype", 0)
+    return onnx.helper.tensor_dtype_to_np_dtype(named).name if named else None
 
 
 @_register("DequantizeLinear")
 def _dequantize(node: Node, x: Expr, scale: Expr, zero_point: Expr | None = None) -> Expr:
     given = _quantity(scale, "float32"), _quantity(zero_point, "int32")
-    return call("dequantize", x, *given, axis=node.get("axis", 1))
+    found = call("dequantize", x, *given, axis=node.get("axis", 1))
+    dtype = _named_dtype(node) or scale.tensor_type.dtype
+    return found if dtype == "float32" else call("cast", found, dtype=dtype)
 
 
 @_register("ConvInteger")
@@ -287,6 +299,8 @@ def _qlinear_matmul(
     node: Node, x: Expr, x_scale: Expr, x_zero_point: Expr, y: Expr, y_scale: Expr, y_zero_point: Expr,
     out_scale: Expr, out_zero_point: Expr,
 ) -> Expr:  # fmt: skip
+    if any(_constant(scale, "a scale").size > 1 for scale in (x_scale, out_scale)):
+        raise NetworkError("scales of rows: plevel has one of the data and of the output, and one of each column of b")
     sums = _sums_of_rows(x, y, x_zero_point, y_zero_point)
     found = _requantized(sums, (x_scale, y_scale), out_scale, out_zero_point, axis=-1)
     return layer.reshape(found, (*extents(x)[:-1], extents(y)[-1]))
@@ -594,7 +608,9 @@ def _slice(node: Node, x: Expr, *given: Expr | None) -> Expr:
     starts, ends, axes, steps = (_integers(node, n, v) for n, v in zip(names, inputs, strict=True))
     axes = list(range(len(starts or []))) if axes is None else axes
     for axis, start, end, step in zip(axes, starts or [], ends or [], steps or [1] * len(axes), strict=True):
-        x = layer.take_slice(x, axis, start, end, step)
+        extent = extents(x)[axis]
+        first = max(start, -extent) if step < 0 else start  # backwards from before the beginning it begins there
+        x = layer.take_slice(x, axis, first, end if node.symbolic else min(end, extent), step)
     return x
 
 
@@ -603,8 +619,9 @@ def _split(node: Node, x: Expr, given: Expr | None = None) -> tuple[Expr, ...]:
     axis, sizes = node.get("axis", 0), _integers(node, "split", given)
     whole = extents(x)[axis]
     if sizes is None:
-        size = -(-whole // node.count)
-        sizes = [min(size, whole - i * size) for i in range(node.count)]
+        count = node.get("num_outputs") or node.count
+        size = -(-whole // count)
+        sizes = [min(size, whole - i * size) for i in range(count)]
     ends = np.cumsum(sizes).tolist()
     return tuple(layer.take_slice(x, axis, e - n, e) for n, e in zip(sizes, ends, strict=True))
 

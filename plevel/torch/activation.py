@@ -48,6 +48,8 @@ def find_activation(value: Call, node: Node) -> tuple[Call, Node] | None:
             found = re.fullmatch(pattern, formula)
             if found and _is_closed(last, node):
                 read = {key: float(number) for key, number in found.groupdict().items()}
+                if name == "clip":  # of bounds out of order the upper one counts
+                    read["a_min"] = min(read["a_min"], read["a_max"])
                 return call(name, value, **attrs, **read), last
     return None
 

@@ -63,6 +63,8 @@ def _binary(name: str) -> Operator:
     """A binary operator of tensors, or of one and a number; `alpha` scales the second."""
 
     def make(x: Any, y: Any, alpha: float = 1) -> Expr:
+        if name == "multiply" and _is_rounded(x, y):
+            return cast(make(cast(x, "float32"), y), x.tensor_type.dtype)
         left, right = promoted(x, y)
         if alpha != 1:
             right = call("multiply", right, number(alpha, right))
@@ -71,6 +73,21 @@ def _binary(name: str) -> Operator:
         return call(name, left, right)
 
     return make
+
+
+def _is_rounded(x: Any, y: Any) -> bool:
+    """Return whether y is a number that x's dtype of 16 bits would round; PyTorch multiplies in float32.
+
+    A constant of rank 0 is a number, too, beside a tensor that has axes.
+    """
+    if not isinstance(x, Expr) or x.tensor_type.dtype not in _NARROW:
+        return False
+    if isinstance(y, Constant) and extents(x) and not extents(y):
+        y = y.value.item()
+    if isinstance(y, Expr):
+        return False
+    with np.errstate(over="ignore"):
+        return bool(number(y, x).value.astype(np.float64) != y)
 
 
 def promoted(left: Any, right: Any) -> tuple[Expr, Expr]:
@@ -129,6 +146,8 @@ def _divide(x: Any, y: Any, rounding_mode: str | None = None) -> Expr:
     if rounding_mode == "floor":
         found: Expr = _binary("floor_divide")(x, y)
         return found
+    if _is_rounded(x, y):
+        return cast(_divide(cast(x, "float32"), y, rounding_mode), x.tensor_type.dtype)
     left, right = promoted(x, y)
     if "float" not in left.tensor_type.dtype:
         if rounding_mode is not None:

@@ -195,7 +195,7 @@ def _fit(
 
 
 def _by_number(normal: _Normal, node: Call) -> Expr | None:
-    """A sum or product with a number for a difference or quotient."""
+    """A sum or product with a number for a difference or quotient, where the result is rounded as before."""
     if node.op.name not in ("subtract", "divide"):
         return None
     value, by = node.args
@@ -203,7 +203,11 @@ def _by_number(normal: _Normal, node: Call) -> Expr | None:
         return None
     if node.op.name == "subtract":
         return normal.make("add", value, Constant(-by.value))
-    return normal.make("multiply", value, Constant(np.asarray(1 / by.value, by.value.dtype)))
+    if abs(math.frexp(by.value.item())[0]) != 0.5:  # no power of two: 41 · (1 / 41) is less than 1
+        return None
+    with np.errstate(over="ignore"):
+        factor = np.asarray(1 / by.value, by.value.dtype)
+    return normal.make("multiply", value, Constant(factor)) if np.isfinite(factor) else None
 
 
 def _activation(normal: _Normal, node: Call) -> Expr | None:
@@ -223,7 +227,7 @@ def _activation(normal: _Normal, node: Call) -> Expr | None:
             return normal.make("silu", x)
         halves = [f for f in others if _is_number(f, 0.5)]
         sums = [f for f in others if _is_error_sum(f, x)]
-        if len(others) == 2 and halves and sums:
+        if len(others) == 2 and halves and sums and extents(x) == extents(node):
             return normal.make("gelu", x)
     return None
 
@@ -246,10 +250,12 @@ def _is_error_sum(node: Expr, x: Expr) -> bool:
     if erf is None or not any(_is_number(a, 1) for a in node.args):
         return False
     root = erf.args[0]
-    return (
-        isinstance(root, Call) and root.op.name == "multiply" and any(a is x for a in root.args)
-        and any(_is_number(a, math.sqrt(0.5)) for a in root.args)
-    )  # fmt: skip
+    if not isinstance(root, Call):
+        return False
+    if root.op.name == "divide":
+        return root.args[0] is x and _is_number(root.args[1], math.sqrt(2))
+    factors = root.args if root.op.name == "multiply" else ()
+    return any(a is x for a in factors) and any(_is_number(a, math.sqrt(0.5)) for a in factors)
 
 
 def _softmax(normal: _Normal, node: Call) -> Expr | None:
@@ -260,6 +266,10 @@ def _softmax(normal: _Normal, node: Call) -> Expr | None:
     x, axis, scale = node.args[0], given.get("axis", -1), given.get("scale", 1.0)
     if not isinstance(x, Call) or not normal.is_only(x) or _is_product(x):
         return None
+    if x.op.name == "divide":
+        data, by = x.args
+        if isinstance(by, Constant) and by.value.size == 1 and by.value.item() and extents(data) == extents(x):
+            return normal.make(node.op.name, data, *node.args[1:], axis=axis, scale=scale / by.value.item())
     if x.op.name == "multiply":
         for data, by in (x.args, x.args[::-1]):
             if isinstance(by, Constant) and by.value.size == 1 and extents(data) == extents(x):
@@ -329,7 +339,10 @@ def _scale_weight(normal: _Normal, node: Call) -> Expr | None:
     if node.op.name == "divide":
         if node.args[0] is not value:
             return None
-        constant = Constant(1 / constant.value)
+        with np.errstate(divide="ignore", over="ignore"):
+            constant = Constant(1 / constant.value)
+        if not np.isfinite(constant.value).all():
+            return None
     product = value.args[0] if value.op.name == "bias_add" else value
     if not isinstance(product, Call) or product.op.name not in _PRODUCTS:
         return None

@@ -98,6 +98,26 @@ def test_a_library_takes_every_size_that_has_a_name(tmp_path: Path, capsys: pyte
     assert [o["shape"] for o in manifest["outputs"]] == [["n", "m", "m"]]
 
 
+def test_a_fixed_extent_near_the_number_that_stands_for_a_symbolic_one_stays_fixed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weight = numpy_helper.from_array(np.arange(300_000, dtype="float32"), "w")
+    graph = helper.make_graph(
+        [helper.make_node("Gather", [table, "i"], [f"of_{table}"]) for table in "wx"], "tables",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, ["n"]),
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [311_000]),
+        ],
+        [helper.make_tensor_value_info(f"of_{table}", TensorProto.FLOAT, ["n"]) for table in "wx"], [weight],
+    )  # fmt: skip
+    path = tmp_path / "tables.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    assert call("compile", path, "-o", tmp_path / "tables.so", "--threads", "2", "--verify") == 0
+    assert "agree at sizes 1, 3, 8, 64 within" in capsys.readouterr().out
+    inputs = json.loads((tmp_path / "tables.json").read_text())["inputs"]
+    assert [i["shape"] for i in inputs] == [["n"], [311_000]]
+
+
 def small(*nodes: Any, weight: Any = None, size: Any = 4) -> Any:
     weights = [numpy_helper.from_array(np.ones((4, 4), "float32"), "w")] if weight is None else weight
     graph = helper.make_graph(

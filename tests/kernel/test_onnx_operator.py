@@ -57,6 +57,7 @@ def import_file(model: Any, path: Path) -> Any:
 
 
 PRELU = [N("PRelu", ["x", "s"], ["y"])]
+X = {"x": normal(4)}
 IMAGE = {"x": normal(1, 4, 5, 6)}
 BEHIND = [N("Reshape", ["x", "h"], ["a"]), N("PRelu", ["a", "s"], ["y"])]
 POW = [N("Pow", ["x", "e"], ["y"])]
@@ -65,6 +66,8 @@ WINDOWS = {"w": RANDOM.integers(-128, 128, (4, 2, 3, 3), dtype="int8"), "z": np.
 ROWS = {"x": RANDOM.integers(0, 256, (2, 3, 5), dtype="uint8")}
 MATRIX = {"w": RANDOM.integers(-128, 128, (5, 7), dtype="int8"), "z": np.uint8(131), "v": np.int8(-3)}
 STEPS = {"s": np.float32(0.02), "t": np.float32(0.9), "q": np.uint8(120)}
+SLICE = [N("Slice", ["x", "b", "e"], ["y"])]
+TINY = np.float16([168, 504]) * np.float16(2**-24)  # once and thrice the 1e-5 of 16 bits
 CHANNELS = {"a": np.float32([0.1, 0.2, 0.3, 2]), "b": np.int32([9, 99, -999, 0])}
 COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int, ...]]] = {
     "prelu of the last axis": (PRELU, {"x": normal(2, 4, 4)}, {"s": normal(4)}),
@@ -150,6 +153,36 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     "places among what differs": (
         [N("Unique", ["x"], ["a", "b", "y"])], {"x": RANDOM.integers(0, 5, (4, 6)).astype("float32")}, {}
     ),
+    "a quotient by no power of two": (
+        [N("Div", ["x", "d"], ["a"]), N("Floor", ["a"], ["y"])], {"x": np.float32([41, 82, 123])},
+        {"d": np.float32(41)},
+    ),
+    "a quotient by a small number of 16 bits": (
+        [N("Div", ["x", "d"], ["y"])], {"x": TINY}, {"d": np.float16(1e-5)}
+    ),
+    "the gelu of a higher rank": (
+        [
+            N("Div", ["x", "r"], ["a"]), N("Erf", ["a"], ["b"]), N("Add", ["b", "o"], ["c"]),
+            N("Mul", ["x", "c"], ["d"]), N("Mul", ["d", "h"], ["y"]),
+        ],
+        {"x": normal(4)}, {"r": np.float32(2**0.5), "o": np.float32(1), "h": np.float32([[0.5]])},
+    ),
+    "a slice to far behind the end": (SLICE, {"x": normal(8)}, {"b": [0], "e": [1_000_000]}),
+    "a slice of the last elements": (SLICE, {"x": normal(8)}, {"b": [-3], "e": [1_000_000]}),
+    "unnamed parts": ([N("Split", ["x"], ["", "y", ""], num_outputs=3)], {"x": normal(8)}, {}),
+    "fewer names than parts": ([N("Split", ["x"], ["a", "y"], num_outputs=3)], {"x": normal(8)}, {}),
+    "unnamed parts of version 13": ([N("Split", ["x"], ["", "y"])], {"x": normal(8)}, {}, 13),
+    "an unnamed output of constants": (
+        [N("Unique", ["c"], ["a", "", "i", "n"]), N("Gather", ["n", "i"], ["g"]), N("Mul", ["x", "g"], ["y"])],
+        {"x": np.int64([1, 2, 3])}, {"c": np.float32([4, 3, 4])},
+    ),
+    "integers of a named kind": (
+        [N("QuantizeLinear", ["x", "s"], ["y"], output_dtype=TensorProto.INT8)], {"x": normal(8)},
+        {"s": np.float32(0.1)}, 21,
+    ),
+    "integers as numbers of 16 bits": (
+        [N("DequantizeLinear", ["x", "s", "z"], ["y"])], BYTES, {"s": np.float16(0.125), "z": np.uint8(7)}, 19
+    ),
     "a sum without axes": ([N("ReduceSum", ["x"], ["y"])], {"x": normal()}, {}),
     "dropout of no training": (
         [N("Dropout", ["x", "r", "t"], ["y"])], {"x": normal(4)}, {"r": np.float32(0.5), "t": False}
@@ -168,7 +201,17 @@ def test_a_model_computes_what_onnx_does(name: str, tmp_path: Path) -> None:
     for form in (network, normalize(network)):
         (found,) = evaluate(form.root, inputs)
         assert np.shape(found) == np.shape(expected)
+        assert form.outputs["y"].tensor_type.dtype == expected.dtype
         assert error_of(found, expected) < 1e-6
+
+
+def test_a_slice_backwards_from_before_the_beginning_has_the_first_element(tmp_path: Path) -> None:
+    """As the standard says: ONNX's own reference takes it for a slice of NumPy's, which has none."""
+    constants = {"b": [-100], "e": [-1000], "a": [0], "t": [-1]}
+    model = model_of([N("Slice", ["x", *constants], ["y"])], X, constants)
+    (found,) = evaluate(import_file(model, tmp_path).root, X)
+    assert found.tolist() == X["x"][:1].tolist()
+    assert [d.dim_value for d in model.graph.output[0].type.tensor_type.shape.dim] == [1]
 
 
 def test_sums_of_integers_are_rescaled_in_their_kernel(tmp_path: Path) -> None:
@@ -272,7 +315,6 @@ def test_a_product_with_few_bits(bits: int, level: int, signed: bool, dtype: str
 ADD = N("Add", ["x", "a"], ["y"])
 SHORT = TensorProto(name="a", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
 SHORT.external_data.add(key="location", value="short")
-X = {"x": normal(4)}
 REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "how large its output is depends on data": (
         [N("Reshape", ["x", "h"], ["a"]), N("NonMaxSuppression", ["a", "s"], ["y"])],
@@ -308,6 +350,25 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
         [N("Resize", ["x", "", "", "c"], ["y"], keep_aspect_ratio_policy="not_larger")], {"c": [4]}
     ),
     "scales has 0 entries for 1 axes": ([N("Resize", ["x", "", "c"], ["y"])], {"c": normal(0)}),
+    "node 'b' \\(Div\\): ": (
+        [N("Cast", ["x"], ["a"], to=TensorProto.INT64), N("Div", ["a", "c"], ["b"]), N("Cast", ["b"], ["y"], to=1)],
+        {"c": 2},
+    ),
+    "its output 2 is used": ([N("LayerNormalization", ["x", "c"], ["a", "", "y"])], {"c": normal(4)}),
+    "scales of rows": (
+        [
+            N("Cast", ["x"], ["a"], to=TensorProto.UINT8), N("Reshape", ["a", "h"], ["b"]),
+            N("QLinearMatMul", ["b", "r", "z", "w", "s", "z", "s", "z"], ["y"]),
+        ],
+        {"h": [2, 2], "w": np.uint8([[1, 2], [3, 4]]), "z": np.uint8(0), "s": np.float32(1), "r": np.float32([1, 2])},
+    ),
+    "scales of rows: ": (
+        [
+            N("Cast", ["x"], ["a"], to=TensorProto.UINT8), N("Reshape", ["a", "h"], ["b"]),
+            N("QLinearMatMul", ["b", "s", "z", "w", "s", "z", "r", "z"], ["y"]),
+        ],
+        {"h": [2, 2], "w": np.uint8([[1, 2], [3, 4]]), "z": np.uint8(0), "s": np.float32(1), "r": np.float32([1, 2])},
+    ),
     "sizes has 2 entries for 1 axes": ([N("Resize", ["x", "", "", "c"], ["y"])], {"c": [4, 4]}),
 }  # fmt: skip
 
@@ -318,3 +379,10 @@ def test_what_is_not_computed_is_refused_by_name(message: str, tmp_path: Path) -
     (tmp_path / "short").write_bytes(b"12345678")
     with pytest.raises(NetworkError, match=message):
         import_file(model_of(nodes, X, constants), tmp_path)
+
+
+def test_a_node_whose_types_have_no_kernel_is_left_out_of_workloads() -> None:
+    nodes, constants = REFUSED["node 'b' \\(Div\\): "]
+    model = model_of(nodes, X, constants)
+    _, unknown = import_model(model, inferred=model)
+    assert [u.node.op_type for u in unknown] == ["Div"]

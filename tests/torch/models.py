@@ -58,7 +58,7 @@ class Activations(nn.Module):
             lambda y: f.gelu(y, approximate="tanh"),
             lambda y: 0.5 * y * (1 + torch.tanh(tanh * (y + 0.044715 * torch.pow(y, 3)))),
             f.mish, f.leaky_relu, f.gelu, lambda y: y.clamp(-0.125, 0.7),
-            lambda y: (y / 8 - 3).relu() * 0.5, lambda y: y * torch.tanh(y),
+            lambda y: y.clamp(3, 1), lambda y: (y / 8 - 3).relu() * 0.5, lambda y: y * torch.tanh(y),
         ]  # fmt: skip
         return [act(self.linear(x[i : i + 20])) for i, act in enumerate(made)]
 

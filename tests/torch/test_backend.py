@@ -56,7 +56,7 @@ def test_products_are_replaced_and_the_numbers_stay(make):
     finally:
         torch.set_default_dtype(torch.float32)
     (report,) = explain(model)
-    replaced = {"transformer": 6, "convolutions": 3, "activations": 12, "decoder": 7}[make.__name__]
+    replaced = {"transformer": 6, "convolutions": 3, "activations": 13, "decoder": 7}[make.__name__]
     assert report.replaced == replaced
     single = [row for row in report.rows if row.implementation]
     assert str(report).count("highest plevel") == len(single)

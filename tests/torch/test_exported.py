@@ -220,6 +220,19 @@ def test_a_compiled_program_computes_what_pytorch_does(name: str) -> None:
         np.testing.assert_allclose(found.astype("float32"), wanted, rtol=epsilon, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_number_is_not_rounded_to_16_bits_before_a_product(dtype: torch.dtype) -> None:
+    def multiplied(x):
+        return x * 0.1, x / 0.3, x / 1e5, x * torch.tensor(0.1), x / torch.tensor(1e5), x / torch.tensor(300_000)
+
+    program = torch.export.export(Calls(multiplied), (X.to(dtype),))
+    network, plain = import_program(program)
+    reference = run_program(program, plain, ())
+    outputs = compiler.compile(network.root, "cpu")(*reference.inputs)
+    for found, wanted in zip(outputs, reference.outputs, strict=True):
+        assert np.asarray(found, "float64").tolist() == np.asarray(wanted, "float64").tolist()
+
+
 REFUSED = {
     "dropout_p": (lambda q: scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.ones(1, 2, 4, 8)),
     "its output 1 is used": (lambda x: max_pool2d(x, 2, return_indices=True), torch.ones(1, 2, 4, 4)),

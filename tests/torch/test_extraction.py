@@ -179,6 +179,7 @@ def test_activations_are_read_whatever_the_way_they_are_written():
         product + '+gelu(.){"approximate":"tanh"}': 2,
         f"{product}+gelu(.)": 1,
         product + '+clip(.){"a_max":0.7,"a_min":-0.125}': 1,
+        product + '+clip(.){"a_max":1.0,"a_min":1.0}': 1,
         f"{product}+multiply(.,{scale(0)})+add(.,{shift(1)})+relu(.)+multiply(.,{scale(3)})": 1,
         product: 1,  # its value is used twice, in no activation that there is
     }

@@ -10,7 +10,8 @@ import pytest
 
 from strategy.expr import Call, Constant, Expr, Tuple, Var, call, post_order
 from strategy.network import layer
-from strategy.network.graph import Network
+from strategy.network.graph import Network, NetworkError
+from strategy.network.group import groups, require_twin
 from strategy.network.memory import Life, share
 from strategy.network.normal import extents, normalize
 from strategy.network.size import MOST, make_sizes
@@ -95,6 +96,10 @@ def number(value: float) -> Constant:
 
 SCORES: dict[str, tuple[Callable[[Expr, Expr, Expr], Expr], list[str]]] = {
     "scale": (lambda x, m, b: call("softmax", call("divide", x, number(8)), axis=1), ["softmax"]),
+    "scale by a quotient": (
+        lambda x, m, b: call("softmax", call("add", call("divide", x, number(3)), m)), ["softmax_bias"]
+    ),
+    "scale by a quotient alone": (lambda x, m, b: call("softmax", call("divide", x, number(3))), ["softmax"]),
     "scale of a logarithm": (lambda x, m, b: call("log_softmax", call("multiply", number(0.5), x)), ["log_softmax"]),
     "scale and mask": (
         lambda x, m, b: call("softmax", call("add", call("divide", x, number(8)), m)), ["softmax_bias"]
@@ -131,6 +136,37 @@ def test_a_softmax_takes_the_scale_and_the_mask_before_it(name: str) -> None:
     np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("dtype", "by", "expected"), [
+    ("float32", 41, "divide"), ("float32", 8, "multiply"), ("float16", 1e-5, "divide"), ("float16", 2**-24, "divide"),
+])  # fmt: skip
+def test_a_quotient_becomes_a_product_only_where_that_is_rounded_alike(dtype: str, by: float, expected: str) -> None:
+    x = Var("x", f"{dtype}[4]")
+    found = normalize(Network((x,), {"y": call("divide", x, Constant(np.array(by, dtype)))}, {}))
+    assert operators(found) == [expected]
+
+
+def test_a_quotient_whose_reciprocal_is_infinite_stays_behind_its_product() -> None:
+    x, weight = Var("x", "float16[2,3]"), Constant(np.ones((4, 3), "float16"))
+    for by, expected in ((0.3, ["dense"]), (1e-5, ["dense", "divide"])):
+        divisors = Constant(np.full(4, by, "float16"))
+        found = normalize(Network((x,), {"y": call("divide", call("dense", x, weight), divisors)}, {}))
+        assert operators(found) == expected
+
+
+def gelu_of(x: Expr, half: Constant) -> Expr:
+    erf = call("erf", call("divide", x, number(2**0.5)))
+    return call("multiply", call("multiply", x, call("add", erf, number(1))), half)
+
+
+def test_a_gelu_written_with_a_quotient_is_one_operator_unless_a_number_gives_it_more_axes() -> None:
+    x = Var("x", "float32[4]")
+    for shape, expected in (((), True), ((1,), True), ((1, 1), False)):
+        given = Network((x,), {"y": gelu_of(x, Constant(np.full(shape, 0.5, "float32")))}, {})
+        found = normalize(given)
+        assert (operators(found) == ["gelu"]) == expected
+        assert extents(found.outputs["y"]) == extents(given.outputs["y"])
+
+
 def test_channels_of_another_layout_are_not_those_of_axis_1() -> None:
     x, weights = Var("x", "float32[1,6,4,6]"), Weights()
     product = call("conv2d", x, weights(6, 6, 1, 1), data_layout="NHWC")
@@ -145,7 +181,8 @@ def test_extents_are_sums_of_products_of_sizes_at_any_probe():
         "n", "m", "3*n", "n*n", "12*n*m", "n + 1", "n - 1", "n + m", "768*n + 768", "n*m + n", "n*m + 512*m", "768",
         "250002",
     )  # fmt: skip
-    for sizes in make_sizes([(1, 40), (2, MOST)]):
+    for sizes in make_sizes([(1, 40), (2, MOST)], [300_000, 400_000]):
+        assert [sizes.encode(n) for n in (300_000, 600_000, 400_000)] == [300_000, 600_000, 400_000]
         values = dict(zip(("n", "m"), sizes.probes, strict=True))
         for text in wanted:
             found = sizes.encode(eval(text, {}, values))
@@ -155,6 +192,20 @@ def test_extents_are_sums_of_products_of_sizes_at_any_probe():
         assert sizes.samples() == [(1, 8), (3, 64), (8, 2), (40, 4)]
         assert str(sizes.bytes(TensorType((sizes.probes[0], sizes.probes[0] + 1, 3)), 4)) == "12*n*n + 12*n"
         assert sizes.shown(f"float32[{sizes.probes[0]},{sizes.probes[1]}]") == "float32[n,m]"
+
+
+def test_a_fixed_extent_that_is_taken_for_a_symbolic_one_is_refused() -> None:
+    def forms(rows: int) -> tuple[Any, ...]:
+        found = []
+        for sizes in make_sizes([(1, MOST)]):
+            x = Var("x", f"int64[{sizes.probes[0]}]")
+            given = Network((x,), {"y": call("take", Constant(np.zeros((rows, 1), "float32")), x, axis=0)}, {}, sizes)
+            found += [groups(normalize(given)), sizes]
+        return tuple(found)
+
+    require_twin(*forms(200_000))
+    with pytest.raises(NetworkError, match="of take depends on a symbolic size"):
+        require_twin(*forms(300_100))
 
 
 def test_buffers_that_are_never_alive_together_share_a_place():
