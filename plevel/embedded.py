@@ -143,6 +143,10 @@ class Embedded:
         return child
 
 
+# Settings of a service for others, with which this one would not tune, or not be found.
+_OF_A_FARM = frozenset({"PLEVEL_TUNE", "PLEVEL_MIGRATE", "PLEVEL_AUTH", "PLEVEL_TLS_CERT", "PLEVEL_TLS_KEY"})
+
+
 class _Child:
     """A `python -m module` in a session of its own, so that Ctrl-C reaches only its parent.
 
@@ -172,7 +176,7 @@ class _Child:
                 start_new_session=True,
                 preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509 - one prctl, no locks
                 env={
-                    **os.environ, "PYTHONUNBUFFERED": "1",
+                    **{k: v for k, v in os.environ.items() if k not in _OF_A_FARM}, "PYTHONUNBUFFERED": "1",
                     **({} if database is None else {"PLEVEL_DATABASE": database}),
                 },
             )

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,9 @@ class Runner:
             if entry.best_s is not None:
                 best_s[entry.task_id] = min(entry.best_s, best_s.get(entry.task_id, entry.best_s))
         kernels: list[Kernel] = []
-        for built in session.built:
+        waiting = deque(session.built)
+        while waiting:
+            built = waiting.popleft()
             self._channel.mark(built.entry)
             kernel = self._open(built, data, session)
             try:
@@ -96,11 +99,18 @@ class Runner:
                 # Thread pools start at their first use.
                 pin_threads(session.cores, self._pinned)
             except Exception as error:
-                self._fail(kernel, error)
+                if kernels and _is_out_of_memory(error):
+                    # There may be room for it once the others are done.
+                    kernel.release()
+                    waiting.appendleft(built)
+                    self._time(job, kernels, best_s)
+                    kernels = []
+                else:
+                    self._fail(kernel, error)
                 continue
             kernels.append(kernel)
             # A job may have many entries with large packed inputs, which would not all fit into memory.
-            if sum(k.held_bytes for k in kernels) > session.memory_bytes * _HELD:
+            if sum(k.held_bytes for k in kernels) > self._memory_bytes(session) * _HELD:
                 self._time(job, kernels, best_s)
                 kernels = []
         if kernels:
@@ -156,6 +166,10 @@ class Runner:
             launcher=None if session.launcher is None else Path(session.launcher),
         )  # fmt: skip
 
+    def _memory_bytes(self, session: Session) -> int:
+        """The memory that kernels' buffers are in."""
+        return session.memory_bytes
+
     def _fail(self, kernel: Kernel, error: Exception) -> None:
         kernel.release()
         self._send(_failure(kernel, error))
@@ -193,6 +207,10 @@ class Runner:
         return Data(inputs, tensors, outputs, tolerances(workload, inputs, outputs))
 
 
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or "bad_alloc" in str(error) or getattr(error, "errno", 0) == errno.ENOMEM
+
+
 def _failure(kernel: Kernel, error: Exception) -> Result:
     if isinstance(error, WrongAnswerError):
         kind, message = ErrorKind.WRONG_ANSWER, str(error)
@@ -200,8 +218,9 @@ def _failure(kernel: Kernel, error: Exception) -> Result:
         kind, message = ErrorKind.IMPLAUSIBLE, str(error)
     elif isinstance(error, OutOfBoundsError):
         kind, message = ErrorKind.OUT_OF_BOUNDS, str(error)
-    elif isinstance(error, MemoryError) or "bad_alloc" in str(error) or getattr(error, "errno", 0) == errno.ENOMEM:
-        kind, message = ErrorKind.OOM, "the runner's memory limit was reached"
+    elif _is_out_of_memory(error):
+        said = str(error) if isinstance(error, MemoryError) else ""
+        kind, message = ErrorKind.OOM, said or "the runner's memory limit was reached"
     else:
         kind, message = ErrorKind.RUNTIME, f"{type(error).__name__}: {error}"
     return _of(kernel, Timed(), error=kind, message=shorten(message))

@@ -21,7 +21,7 @@ from workers.drift import DRIFT, drift
 from workers.fork import Limits
 from workers.guard import explain
 from workers.runner import Session
-from workers.sandbox import Child, Died, ForkServer, Late
+from workers.sandbox import Child, Died, ForkServer, Late, SandboxError
 
 # OpenBLAS's idle threads spin for 2²⁶ cycles, on cores on which the next kernel of the session runs by then.
 # 2²⁰ cycles outlast any gap between calls of one kernel.
@@ -185,6 +185,8 @@ class TimingRunner:
                 if "end" in message:
                     environment.update(message["environment"])
                     return -1, None
+                if "absent" in message:
+                    raise SandboxError(f"the device cannot be used any more: {message['absent']}")
                 if "reference" in message:
                     samples_s, now = tuple(message["reference"]), time.time()
                     references.append(

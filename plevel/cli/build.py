@@ -256,6 +256,8 @@ class _Plan(NamedTuple):
 
         if self.verify:
             raise UsageError("--verify: a cubin needs a device: use `plevel measure --device`")
+        if self.out.suffix in (".cu", ".json"):
+            raise UsageError(f"--out {self.out}: name a file.cubin: its source and its plan stand beside it")
         if self.bundle_libs:
             raise UsageError("--bundle-libs: a cubin calls no library: leave it out")
         if self.implementation is None and not self.workload.is_constant:

@@ -149,7 +149,7 @@ def _propose(
                     )
                 )  # fmt: skip
     if not entries:
-        raise CommandError(f"no untried configuration is left for {workload} on {target}")
+        raise CommandError(f"no untried configuration is left for {workload} on {target}: 'plevel select' answers")
     return tuple(entries)
 
 
@@ -157,6 +157,7 @@ def _known(
     workload: Workload, target: Target, place: Any
 ) -> dict[tuple[str, str], list[tuple[Config, float | None]]]:
     """Return the configurations on record for this workload and target, each with its time or None."""
+    from plevel.client import ServiceError
     from strategy.record import convert, estimate
     from strategy.space import Config
     from strategy.target import Target
@@ -164,7 +165,12 @@ def _known(
 
     found: dict[tuple[str, str], list[tuple[Config, float | None]]] = {}
     with place.connect() as records:
-        text = b"".join(records.export_records("native", op=workload.op))
+        try:
+            text = b"".join(records.export_records("native", op=workload.op))
+        except ServiceError as error:
+            if error.status != 404:
+                raise
+            text = b""  # nothing is on record yet
     for line in text.splitlines():
         data = json.loads(line)
         if data["kind"] != "record":
@@ -231,7 +237,7 @@ def run(
     from strategy.table import show_number
     from workers.__main__ import describe_cuda
     from workers.bundle import BundleError, read_key, run_bundle, unseal
-    from workers.cpu import DeviceError
+    from workers.cpu import DeviceError, assign, parse_cores, timing_lock
     from workers.cuda.runner import runner_on
     from workers.sandbox import ForkServer, SandboxError
 
@@ -248,10 +254,11 @@ def run(
             ForkServer(Path(scratch), ("numpy",)) as server,
             out.open("wb") as file,
         ):
-            runner = runner_on(server, (0,), found.slot)
+            runner = runner_on(server, assign(parse_cores("cpu"), 1).timing, found.slot)
 
             def time_job(job: Any, built: Any, report: Any) -> dict[str, Any]:
-                return runner.run(job, built, threading.Event(), report).environment
+                with timing_lock():
+                    return runner.run(job, built, threading.Event(), report).environment
 
             try:
                 for line in run_bundle(opened, time_job, found, session, socket.gethostname()):
@@ -259,7 +266,7 @@ def run(
                     count += b'"kind":"record"' in line
             finally:
                 runner.close()
-    except SandboxError as error:
+    except (DeviceError, SandboxError) as error:
         raise CommandError(str(error)) from error
     tell(
         f"wrote {out}: {show_number(count, 'record')}; read it with 'plevel import {out}'",

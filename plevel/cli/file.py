@@ -11,7 +11,12 @@ from typing import IO
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `path` once it is complete."""
+    """Open a temporary file that replaces `path` once it is complete; a device or a pipe itself."""
+    path = path.resolve()  # a link stays one
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:

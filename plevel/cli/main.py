@@ -126,6 +126,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     _open_streams()
     try:
         code = _make_command().main(arguments, prog_name="plevel", standalone_mode=False)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
@@ -133,6 +134,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except Exception as error:
+        if isinstance(error, OSError):
+            try:
+                sys.stdout.flush()
+            except OSError:  # the disk is full: it would fail again at the end, with another exit code
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if debug:
             import traceback
 

@@ -42,14 +42,14 @@ def select(
 
     Example: plevel select dense -i data=float32[128,768] -i weight=float32[3072,768]:const
     """
-    place = location.locate(url, database, namespace)
     if lock is not None and (
         url or database or namespace or device or foreign or policy != "plevel"
     ):
         raise UsageError("--lock answers from the file alone: leave the other options out")
     option.check_choice("--policy", policy, ("plevel", "tvm"))
     # Imported logs may have operators that are not installed here.
-    far = lock is not None or place.url is not None or foreign or policy == "tvm"
+    place = None if lock is not None else location.locate(url, database, namespace)
+    far = place is None or place.url is not None or foreign or policy == "tvm"
     workload = option.read_workload(op, inputs, attr, far=far)
     where = option.read_target(target, threads)
 
@@ -58,6 +58,7 @@ def select(
     if lock is not None:
         answer = read_lock(lock).find(workload, where).selection()
     else:
+        assert place is not None
         with place.connect() as records:
             answer = records.select(
                 workload, where, device=device, policy="tvm" if policy == "tvm" else "plevel",

@@ -203,6 +203,10 @@ def export(
         raise UsageError(f"--format {form}: writes several files: name a folder with --out")
     if device is not None:
         assert out is not None
+        given = {"--op": op, "--implementation": implementation, "--source": source, "--run": run, "--task": task}
+        for name, value in given.items():
+            if value is not None:
+                raise UsageError(f"{name}: --format vllm-moe writes all that is known: leave it out")
         from plevel.cli import moe
 
         place = location.locate(url, database, namespace)

@@ -27,6 +27,7 @@ import msgspec
 import platformdirs
 
 from plevel.client import Client, ServiceError, UnreachableError
+from plevel.environment import read_token
 from plevel.hooks.known import Kernel, Known
 from plevel.hooks.lean_client import LeanClient
 from plevel.hooks.settings import service_url
@@ -50,12 +51,13 @@ class Reporter:
 
     Args:
         url: the service; default: `PLEVEL_URL`.
-        token: default: `PLEVEL_TOKEN`.
+        token: default: of `PLEVEL_TOKEN_FILE`, else `PLEVEL_TOKEN`.
         namespace: default: `PLEVEL_NAMESPACE`, else the token's.
         folder: where undelivered reports wait; default: of this user.
 
     Raises:
         ValueError: no service is named, or not by a URL.
+        UnreachableError: PLEVEL_TOKEN_FILE or PLEVEL_TOKEN is set to no token.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Reporter:
     ) -> None:
         self.url = service_url(url)
         self.worker = socket.gethostname()[:200]
-        self._token = token or os.environ.get("PLEVEL_TOKEN") or None
+        self._token = token or read_token()
         self._namespace = namespace or os.environ.get("PLEVEL_NAMESPACE") or None
         self._folder = folder or platformdirs.user_state_path("plevel") / "hooks"
         self._warned: set[str] = set()
@@ -114,8 +116,9 @@ class Reporter:
             self._idle.clear()
             self._waiting.put(item)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._send_all, name="plevel", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._send_all, name="plevel", daemon=True)
+                thread.start()
+                self._thread = thread
 
     @contextlib.contextmanager
     def spared(self) -> Iterator[None]:
@@ -142,14 +145,16 @@ class Reporter:
         known = self._kernels.get(kernel)
         if known is not None and known.is_usable():
             if known.falls_due():
-                self._put(kernel)
+                with self.spared():
+                    self._put(kernel)
             if known.has(workload.key) and workload.key not in self._reported:
                 return known.problems.get(workload.key)
             found = self.best(tool, workload, **terms)
         else:
             self._kernels[kernel] = Known(time.monotonic())
             found = self.best(tool, workload, **terms)
-            self._put(kernel)  # not before, as the service would answer both at once
+            with self.spared():
+                self._put(kernel)  # not before, as the service would answer both at once
         if found is not None and found["answers"]:
             places = [(a["likeness"], a["device_model"]) for a in found["answers"]]
             del found["answers"][places.count(places[0]) :]
@@ -171,7 +176,8 @@ class Reporter:
             try:
                 if self._asking is None:
                     if not self._spool.is_empty():
-                        self._put(b"")  # a process that only asks delivers it, too
+                        with self.spared():
+                            self._put(b"")  # a process that only asks delivers it, too
                     self._asking = LeanClient(
                         self.url, timeout_s=ANSWER_S, token=self._token, namespace=self._namespace
                     )
@@ -200,10 +206,11 @@ class Reporter:
 
     def close(self) -> None:
         """Deliver or keep the last reports, and end the thread."""
-        if self._thread is None:
+        if self._thread is None and self._waiting.empty():
             return
-        self._waiting.put(None)
-        self._thread.join(LAST_S)
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join(LAST_S)
         left: list[bytes | Kernel | None] = [self._sending]
         with contextlib.suppress(queue.Empty):
             while True:
@@ -213,8 +220,8 @@ class Reporter:
         self._thread = None
 
     def _send_all(self) -> None:
-        waiting, client = self._waiting, self._client()
-        with client:
+        waiting, client = self._waiting, None
+        with contextlib.ExitStack() as stack:
             ended = False
             while not ended:
                 taken = [waiting.get()]
@@ -224,6 +231,7 @@ class Reporter:
                 reports = [d for d in taken if isinstance(d, bytes)]
                 self._sending = b"".join(reports)
                 try:
+                    client = client or stack.enter_context(self._client())
                     if reports or ended:
                         self._deliver(client, self._sending)
                 except Exception as error:  # the tool goes on, whatever happens here
@@ -232,7 +240,7 @@ class Reporter:
                     self._failed(error)
                 self._sending = b""
                 for kernel in taken:
-                    if isinstance(kernel, Kernel):
+                    if client and isinstance(kernel, Kernel):
                         self._read_ahead(client, kernel)
                 with self._lock:
                     if waiting.empty():

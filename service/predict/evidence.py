@@ -106,13 +106,12 @@ def _read_tasks(connection: sa.Connection, op: str, target_id: int) -> Iterator[
     """Pages of an operator's tasks on a target, of the newest version of each implementation's code."""
     ours = (workload.c.op == op, task.c.target_id == target_id, task.c.namespace == DEFAULT)
     join = task.join(workload, workload.c.id == task.c.workload_id)
-    last = sa.select(sa.func.max(task.c.id)).select_from(join).where(*ours).group_by(task.c.implementation)
-    newest = {
-        t.implementation: _code(t.version)
-        for t in connection.execute(
-            sa.select(*task.c["implementation", "version"]).where(task.c.id.in_(last))
-        )
-    }
+    seen = connection.execute(
+        sa.select(*task.c["implementation", "version"], sa.func.max(task.c.id).label("id"))
+        .select_from(join).where(*ours).group_by(task.c.implementation, task.c.version)
+    ).all()  # fmt: skip
+    # An import of an old log has the highest id, and not the highest version.
+    newest = {t.implementation: _code(t.version) for t in sorted(seen, key=lambda t: (_rank(t.version), t.id))}
     columns = "id", "workload_id", "implementation", "version", "space", "space_digest"
     after = 0
     while True:
@@ -157,6 +156,12 @@ def _space(one: Any) -> ConfigSpace:
             _spaces.clear()
         found = _spaces[one.space_digest] = convert(one.space, ConfigSpace)
     return found
+
+
+def _rank(version: str) -> int:
+    """The place of a version among others; that of another tool, which is no number, comes first."""
+    code = _code(version)
+    return int(code) if code.isdecimal() else -1
 
 
 def _code(version: str) -> str:

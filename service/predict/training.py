@@ -14,9 +14,8 @@ from platformdirs import user_cache_path
 
 from service.errors import InvalidError, NotFoundError
 from service.predict.ranker import LEAST_ACCURACY
-from service.records.best import standing
 from service.store.sql import insert
-from service.store.tables import cost_model, record, target, task, workload
+from service.store.tables import cost_model, target
 
 LEAST_WORKLOADS = 5  # at least one of which is held out
 OWNER = "training"  # of temporary files
@@ -59,21 +58,14 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count(connection: sa.Connection, op: str, target_key: str) -> Known:
-    """Count the successful records of an operator on a target, and their workloads."""
-    found = connection.execute(
-        sa.select(
-            sa.func.count().label("records"),
-            sa.func.count(task.c.workload_id.distinct()).label("workloads"),
-        )
-        .select_from(record)
-        .join(task, task.c.id == record.c.task_id)
-        .join(workload, workload.c.id == task.c.workload_id)
-        .join(target, target.c.id == task.c.target_id)
-        .where(
-            workload.c.op == op, target.c.key == target_key, record.c.error.is_(None), standing()
-        )
-    ).one()
-    return Known(op=op, target=target_key, records=found.records, workloads=found.workloads)
+    """Count the records that a model of an operator on a target would be trained on, and their workloads."""
+    from service.predict.evidence import count_trials  # which needs NumPy
+
+    target_id = connection.scalar(sa.select(target.c.id).where(target.c.key == target_key))
+    if target_id is None:
+        return Known(op=op, target=target_key, records=0, workloads=0)
+    found = count_trials(connection, op, target_id, 0)
+    return Known(op=op, target=target_key, records=found.before + found.after, workloads=found.workloads)
 
 
 def known(connection: sa.Connection, op: str, target_key: str) -> Known:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 
-from service.store.tables import Scope, best, job, task
+from service.store.tables import Scope, best, device, job, record, task
 from strategy.record import Estimate, Phase
 
 
@@ -20,18 +20,23 @@ def count(connection: sa.Connection, run_id: int, workload_id: int) -> int:
 
 
 def find_estimates(
-    connection: sa.Connection, tasks: Sequence[int]
+    connection: sa.Connection, run_id: int, tasks: Sequence[int]
 ) -> Collection[dict[str, Estimate]]:
-    """The confirmed time of each implementation of one workload, by device model.
+    """The confirmed time of each implementation of one workload, by each device model of the run's finals.
 
     Times of different device models are not comparable.
     """
+    models = (
+        sa.select(device.c.model)
+        .join(record, record.c.device_id == device.c.id)
+        .where(record.c.run_id == run_id, record.c.phase == Phase.CONFIRM.value)
+    )
     of_model: dict[str, dict[str, Estimate]] = {}
     for row in connection.execute(
         sa.select(best, task.c.implementation)
         .join(task, task.c.id == best.c.task_id)
         .where(task.c.id.in_(tasks), best.c.scope == Scope.MODEL.value,
-               best.c.phase == Phase.CONFIRM.value)
+               best.c.phase == Phase.CONFIRM.value, best.c.scope_value.in_(models))
     ):  # fmt: skip
         found = Estimate(row.median_s, row.low_s, row.high_s, row.samples)
         of_model.setdefault(row.scope_value, {})[row.implementation] = found

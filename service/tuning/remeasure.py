@@ -18,6 +18,7 @@ from service.store.tables import LIVE, JobState, job, job_entry, lease, run, wor
 from strategy.record import Phase, RunState
 
 AFTER_ALL = 10_000  # a priority: below all other jobs
+OTHER_INPUTS = 100  # added to a final's seed: more than a run has finals, each with inputs of its own
 QUIET_S = 60.0  # without a run on the target before finals are repeated
 WINDOWS = 30  # runs that ended more than this many waits ago are skipped
 
@@ -110,7 +111,7 @@ def _busy_targets() -> sa.CompoundSelect[Any]:
 def _repeat(connection: sa.Connection, final: Any) -> int:
     copied = insertion.copy_columns(final)
     job_id = insertion.insert_job(
-        connection, {**copied, "priority": AFTER_ALL, "seed": (final.seed + 1) % 2**31},
+        connection, {**copied, "priority": AFTER_ALL, "seed": (final.seed + OTHER_INPUTS) % 2**31},
         "second look", like=final.id,
     )  # fmt: skip
     kept = job_entry.c["entry", "task_id", "config", "config_digest", "best_s"]

@@ -12,7 +12,17 @@ from service.records.best import standing
 from service.store import catalogue, event
 from service.store.namespace import DEFAULT
 from service.store.sql import insert, now
-from service.store.tables import LIVE, TaskState, record, run, run_task, task, workload
+from service.store.tables import (
+    LIVE,
+    TaskState,
+    purge,
+    record,
+    run,
+    run_task,
+    task,
+    tombstone,
+    workload,
+)
 from service.store.tables import target as target_table
 from service.tuning.plan import Planned
 from strategy.record import Phase, RunRequest, RunState, convert, to_json
@@ -172,7 +182,7 @@ def _tuned_by(
 ) -> int | None:
     """The newest complete run that tuned all these tasks enough, if any."""
     rows = connection.execute(
-        sa.select(run.c.id, run.c.request)
+        sa.select(run.c.id, run.c.request, run.c.finished_at)
         .join(run_task, run_task.c.run_id == run.c.id)
         .where(run.c.complete, run.c.state == RunState.DONE, run_task.c.task_id.in_(tasks))
         .group_by(run.c.id)
@@ -180,7 +190,15 @@ def _tuned_by(
         .order_by(run.c.id.desc())
         .limit(50)
     )
+    purged_at = connection.scalar(
+        sa.select(sa.func.max(purge.c.at))
+        .join(tombstone, tombstone.c.purge_id == purge.c.id)
+        .join(record, record.c.id == tombstone.c.record_id)
+        .where(record.c.task_id.in_(tasks))
+    )
     for row in rows:
+        if purged_at is not None and row.finished_at <= purged_at:
+            continue  # what it measured is no longer trusted
         theirs = convert(row.request, RunRequest)
         if (theirs.search_policy, theirs.confirm_policy) != (
             request.search_policy, request.confirm_policy,

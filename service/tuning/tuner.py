@@ -100,9 +100,14 @@ class Tuner(Background):
             expired = retry.expire(connection, terms)
             runs.bound_creation(connection)
         live = self._ownership.hold(self.store)
-        for run_id in self._runs.keys() - set(live):
+        held, held_at = set(live), time.monotonic()
+        for run_id in self._runs.keys() - held:
             del self._runs[run_id]
         for run_id in live:
+            if time.monotonic() - held_at > self._ownership.term_s / 4:  # by a slow answer of a model
+                held, held_at = set(self._ownership.hold(self.store)), time.monotonic()
+            if run_id not in held:
+                continue
             try:
                 self._step_run(run_id)
             except DatabaseError:
@@ -228,7 +233,7 @@ class Tuner(Background):
                 return Proposal(workload_id, entries)
             elif not t.search.exhausted:
                 # Too large to count, and no new configuration was found: practically exhausted.
-                _close(tuning, t, TaskState.DROPPED, "no further valid configuration was found")
+                _close(tuning, t, TaskState.EXHAUSTED, "no further valid configuration was found")
 
     # Writing
 
@@ -339,7 +344,7 @@ class Tuner(Background):
         again = False
         doubt: set[str] = set()
         for workload_id, group in tuning.by_workload().items():
-            found = final.find_estimates(connection, [t.id for t in group])
+            found = final.find_estimates(connection, tuning.id, [t.id for t in group])
             names = set().union(*map(unsettled, found))
             most = CONFIRM_SESSIONS + MORE_SESSIONS
             spent = out_of_time or final.count(connection, tuning.id, workload_id) >= most
@@ -349,7 +354,8 @@ class Tuner(Background):
             again = True
             entries = [e for t in group if t.implementation in names for e in self._finalists(connection, t)]
             proposal = Proposal(workload_id, tuple(entries), jobs.URGENT)
-            self._enqueue(connection, tuning, proposal, Phase.CONFIRM)
+            number = final.count(connection, tuning.id, workload_id) + 1
+            self._enqueue(connection, tuning, proposal, Phase.CONFIRM, number)
             event.note(
                 connection, "measuring again", run_id=tuning.id, workload_id=workload_id,
                 implementations=sorted(names),

@@ -174,7 +174,13 @@ class Entry:
                 f"    return __tvm_ffi_{self.prefix}row{i}_main(_self, _own, {len(taken)}, _result);",
                 "  }",
             ]
-        return [*lines, "  return -2;", "}", ""]
+        why = f"{self.workload.op}: no row of this library is for these sizes: export it for them"
+        return [
+            *lines,
+            f'  const char *_none = "{why}";',
+            '  TVMFFIErrorSetRaisedFromCStrParts("ValueError", &_none, 1);',
+            "  return -1;", "}", "",
+        ]  # fmt: skip
 
     def _function(self) -> list[str]:
         """The function for C: make tensors of pointers and extents."""

@@ -59,7 +59,7 @@ def _interesting(constants: Sequence[int], exact: int) -> list[int]:
     width = min(period, 64)
     values = {v + d for v in near for d in range(-width, width + 1)}
     values |= {2**e + d for e in range(41) for d in (-1, 0, 1)}
-    top = min(exact, max(near, default=1) + 2 * min(period, 5040))
+    top = min(exact, max(near, default=1) + 2 * period)
     return sorted(v for v in values | set(range(1, max(64, top) + 1)) if 1 <= v <= 2**40)
 
 

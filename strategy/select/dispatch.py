@@ -2,8 +2,7 @@
 
 A table has a row for each satisfiable combination of the strategy's conditions. Each row chooses among its valid
 implementations by the geometric mean of their ratios to the best over the concrete shapes on record in its
-range; without shapes on record, by plevel. A table is a value with a JSON form, can be called with dimensions, and
-names the shapes that it is derived from.
+range; without shapes on record, by plevel. A table has a JSON form, can be called, and names the shapes it is from.
 """
 
 from __future__ import annotations
@@ -262,7 +261,8 @@ def _concrete_row(
     shape = table.workload.bind(dims)
     own = candidates(shape, table.target, libraries=libraries)
     measured = database.measured(shape, table.target, device)
-    answer = choose(shape, table.target, own, measured)
+    shorter = ((w, database.measured(w, table.target, device)) for w in shape.shorter)
+    answer = choose(shape, table.target, own, measured, shorter=shorter)
     shapes: tuple[ShapeOnRecord, ...] = ()
     ratio = {}
     if answer.level is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,7 @@ def test_a_cuda_worker_tunes_for_a_service_and_measures_by_itself(stage: Stage) 
         assert worker.poll() is None, stage.logs()
         (device,) = client.workers()[0]["devices"]
         assert (device["slot"], device["model"]) == ("cuda:0", "Emulated device")
+        assert re.search(r"/cuda:0000:\w\w:00\.0$", device["identity"])  # whatever slot a process sees it as
         *_, run = client.follow(client.create_run(request).id)
         assert run.state is RunState.DONE, stage.logs()
         records = [json.loads(line) for line in b"".join(client.export_records("native")).splitlines()]

@@ -241,6 +241,27 @@ def test_each_scope_opens_its_half(
     assert len(caplog.records) == 2  # one of each token that is refused
 
 
+def test_the_token_comes_from_the_environment_and_from_its_file_first(
+    start: Start, sqlite_copy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(Store(sqlite_copy)) as store, store.write() as c:
+        secret = token.create(c, "t", ["read", "submit"]).secret
+    url = str(start(sqlite_copy, PLEVEL_AUTH="token").http.base_url)
+    (tmp_path / "token").write_text(f"{secret}\n")
+    for number, given in enumerate(
+        ({"PLEVEL_TOKEN": secret}, {"PLEVEL_TOKEN": "another", "PLEVEL_TOKEN_FILE": str(tmp_path / "token")})
+    ):
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        with contextlib.closing(Reporter(url, folder=tmp_path / "spool")) as reporter:
+            reporter.report(line(number))
+            assert reporter.flush(HANG_S)
+            assert block(reporter, number) == number
+    (tmp_path / "token").write_text("")
+    with pytest.raises(UnreachableError, match="PLEVEL_TOKEN_FILE"):
+        Reporter(url, folder=tmp_path / "spool")
+
+
 @pytest.mark.parametrize(("status", "kept"), [(404, 1), (405, 1), (429, 1), (422, 0)])
 def test_only_a_report_at_fault_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, kept: int
@@ -384,6 +405,42 @@ def test_nothing_raises_into_the_tool(
     reporter.close()
     assert stored(str(service.http.base_url), "hooks.f")[-1] == 2
     assert caplog.text.count("tuning goes on without plevel") >= 3
+
+
+def test_without_a_thread_nothing_raises_and_reports_wait_for_one(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    url = str(service.http.base_url)
+    first, second, third = (Reporter(url, namespace="hooks.j", folder=tmp_path) for _ in range(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(module.threading.Thread, "start", fail)
+        for i, reporter in enumerate((first, second)):
+            reporter.report(line(i))
+            assert block(reporter, 9) is None
+        first.close()
+        assert third.best("triton", problem(9)) is not None  # though what is kept cannot be delivered
+        third.close()
+    assert caplog.text.count("can't start new thread") == 3  # once of each
+    assert stored(url, "hooks.j") == []
+    second.report(line(2))
+    assert second.flush(HANG_S)
+    second.close()
+    assert stored(url, "hooks.j") == [0, 1, 2]
+
+
+def test_reports_are_kept_where_no_client_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+    with contextlib.closing(Reporter(f"https://127.0.0.1:{free_port()}", folder=tmp_path / "spool")) as reporter:
+        for i in range(2):
+            reporter.report(line(i))
+            assert reporter.flush(HANG_S)
+    (kept,) = (tmp_path / "spool").iterdir()
+    assert len(kept.read_bytes().splitlines()) == 2
 
 
 @pytest.mark.parametrize("url", ["farm:8765", "http://", "http://[", "http://farm:x", "ftp://farm"])

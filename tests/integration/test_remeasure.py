@@ -28,8 +28,10 @@ def scene(store: Store) -> Scene:
 
 def measure(scene: Scene, *places: tuple[int, str]) -> None:
     """The finals of the run, each by another place, and its end, long ago."""
-    for worker_id, identity in places:
-        scene.enqueue(FINALS, phase=Phase.CONFIRM)
+    for number, (worker_id, identity) in enumerate(places, 1):
+        final = scene.enqueue(FINALS, phase=Phase.CONFIRM)
+        with scene.store.write() as c:
+            c.execute(sa.update(job).where(job.c.id == final).values(seed=number))
         held = scene.leased(worker_id, identity)
         scene.report(held, [timed(e) for e in held.job.entries])
     with scene.store.write() as c:
@@ -63,6 +65,7 @@ def test_finals_of_one_device_come_again_once(scene: Scene) -> None:
     held = again(scene, worker_id)
     assert (held.job.phase, held.job.run_id) == (Phase.CONFIRM, scene.run_id)
     assert [e.config for e in held.job.entries] == FINALS
+    assert held.job.seed not in (1, 2)  # on other inputs than either of them
     assert look(scene) == []  # it waits already
     before = scene.records()
     scene.report(held, [timed(e) for e in held.job.entries])

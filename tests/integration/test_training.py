@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from plevel.cli.main import app
 from plevel.client import Client, ServiceError
 from service.errors import InvalidError, NotFoundError
-from service.predict import learner, process, training
+from service.predict import evidence, learner, process, training
 from service.predict.ranker import LEAST_ACCURACY, ModelRanker
 from service.predict.trainer import Trainer
 from service.selection.database import RecordDatabase
 from service.store.db import Store
-from service.store.tables import LIVE, audit, cost_model, run
+from service.store.tables import LIVE, audit, cost_model, run, task
 from service.tuning import run as runs
 from strategy.op_strategy import Candidate
 from strategy.record import JobEntry, Result, RunRequest, RunState, RunWorkload
@@ -58,13 +58,14 @@ def seconds(workload: Workload, implementation: str, config: Config) -> float:
 
 
 def measure(
-    store: Store, shapes: Sequence[tuple[int, int]], *, upside_down: Sequence[int] = ()
-) -> None:
-    """Records of the whole space of both, for each shape; of some the slowest is the fastest."""
+    store: Store, shapes: Sequence[tuple[int, int]], *, upside_down: Sequence[int] = (),
+    offered: tuple[Candidate, ...] = (TILED, PLAIN),
+) -> None:  # fmt: skip
+    """Records of the whole space of all offered, for each shape; of some the slowest is the fastest."""
     for i, one in enumerate(shapes):
         workload = shape(*one)
         asked = RunRequest(
-            workloads=(RunWorkload(workload=workload, candidates=(TILED, PLAIN)),),
+            workloads=(RunWorkload(workload=workload, candidates=offered),),
             target=TARGET,
             force=True,
         )
@@ -119,6 +120,16 @@ def test_versions_count_and_the_newest_answers(store: Store) -> None:
     with store.write() as c:
         c.execute(sa.update(cost_model).where(cost_model.c.id == second.id).values(accuracy=0.5))
     assert ask(store, shape(512, 40)).reason is Reason.PLEVEL
+
+
+def test_a_model_is_trained_on_the_greatest_version_not_on_the_one_recorded_last(store: Store) -> None:
+    newest, *older = (msgspec.structs.replace(TILED, version=f"{v}.{SPACE.digest}") for v in (10, 9, "tvm"))
+    measure(store, SHAPES[:2], offered=(newest,))
+    for old in older:
+        measure(store, SHAPES, offered=(old,))
+    with store.read() as c:
+        target_id = c.scalar(sa.select(task.c.target_id).limit(1))
+        assert evidence.count_trials(c, "filter", target_id, 0) == (0, 2 * len(list(SPACE)), 2)
 
 
 def test_a_model_below_the_bar_does_not_answer(store: Store) -> None:

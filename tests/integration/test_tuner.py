@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,20 +14,24 @@ import sqlalchemy as sa
 from service.queue import fleet
 from service.queue import job as queue
 from service.queue import report as reporting
+from service.records.retention import Doubtful, purge_doubtful
 from service.search.child import ChildModel, CostModel
+from service.search.pool import LOOK_THROUGH
 from service.selection.database import RecordDatabase
 from service.settings import Settings
 from service.store.db import Store
 from service.store.sql import now
-from service.store.tables import LIVE, job, job_entry, run, run_task, worker
+from service.store.tables import LIVE, TaskState, job, job_entry, run, run_task, worker
 from service.store.wakeup import Wakeup
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning import run_status, tuning_run
 from service.tuning.budget import PATIENCE
+from service.tuning.ownership import Ownership
 from service.tuning.tuner import CONFIRM_SESSIONS, FINALISTS, MORE_SESSIONS, Tuner
 from strategy.op_strategy import Candidate
 from strategy.record import (
+    Device,
     JobEntry,
     Phase,
     Report,
@@ -39,7 +44,7 @@ from strategy.record import (
     TimingPolicy,
 )
 from strategy.select import select
-from strategy.space import Config, ConfigSpace, Knob
+from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.workload import Input, Workload
 from tests.integration.scene import (
     CANDIDATES,
@@ -52,6 +57,8 @@ from tests.integration.scene import (
     WORKLOAD,
     Scene,
     configs,
+    device,
+    drawn,
     failed,
     info,
     lease_jobs,
@@ -76,8 +83,13 @@ class Farm:
         self.answer = answer
         self.phases: list[Phase] = []
         self.jobs: list[list[JobEntry]] = []
-        with store.write() as c:
-            self.worker_id = fleet.register(c, info())
+        self.move_to(device())
+
+    def move_to(self, place: Device) -> None:
+        """Another worker is to take the jobs from now on."""
+        self.identity = place.identity
+        with self.store.write() as c:
+            self.worker_id = fleet.register(c, info(place))
 
     def fresh_tuner(self) -> Tuner:
         return Tuner(self.store, self.settings, self.model, Wakeup(), Wakeup())
@@ -94,7 +106,7 @@ class Farm:
     def work(self) -> bool:
         """Take one job and report it; False where there is none."""
         with self.store.write() as c:
-            held = next(iter(lease_jobs(c, self.worker_id, "host-a/cpu:0-1")), None)
+            held = next(iter(lease_jobs(c, self.worker_id, self.identity)), None)
             if held is None:
                 return False
             results = tuple(self.answer(e) for e in held.job.entries)
@@ -201,9 +213,23 @@ def test_what_stays_uncertain_ends_the_run_all_the_same(farm: Farm) -> None:
     assert farm.phases.count(Phase.CONFIRM) == CONFIRM_SESSIONS + MORE_SESSIONS
     assert f"times not known within ±1.5%: {LIBRARY.implementation}" in status.message
     with farm.store.read() as c:
+        seeds = c.scalars(sa.select(job.c.seed).where(job.c.phase == Phase.CONFIRM)).all()
         answer = select(WORKLOAD, TARGET, RecordDatabase(c), offered=CANDIDATES)
+    assert len(seeds) == len(set(seeds))  # each has inputs of its own
     assert answer.implementation == FAST.implementation
     assert LIBRARY.implementation in answer.explanation
+
+
+def test_what_is_uncertain_on_another_device_model_is_not_measured_again(farm: Farm) -> None:
+    farm.answer = unsure
+    farm.go(farm.ask(drawn(trials=20)).id)
+    farm.answer = timed
+    farm.move_to(device("host-b/cpu:0-1", model="Model B"))
+    finals = farm.phases.count(Phase.CONFIRM)
+    status = farm.go(farm.ask(drawn(trials=20, force=True)).id)
+    assert status.state is RunState.DONE
+    assert "not known within" not in status.message
+    assert farm.phases.count(Phase.CONFIRM) == finals + CONFIRM_SESSIONS
 
 
 def test_a_run_out_of_time_measures_nothing_again(farm: Farm) -> None:
@@ -265,6 +291,21 @@ def test_tuned_enough_spends_nothing(farm: Farm) -> None:
         assert farm.ask(different).state is RunState.RUNNING
 
 
+def test_a_run_whose_records_were_purged_is_tuned_again(farm: Farm) -> None:
+    first = farm.go(farm.ask(request(trials=20)).id)
+    with farm.store.write() as c:
+        purged = purge_doubtful(c, Doubtful(worker="worker"), "a fan was broken")
+    assert purged.records > 20
+    second = farm.go(farm.ask(request(trials=20)).id)
+    assert (second.state, second.trials_done) == (RunState.DONE, 20)
+    with farm.store.read() as c:
+        assert select(WORKLOAD, TARGET, RecordDatabase(c), offered=CANDIDATES).implementation == FAST.implementation
+    # Which counts for the next, where the first does not.
+    third = farm.ask(request(trials=20))
+    assert f"in run {second.id}:" in third.message
+    assert first.id < second.id < third.id
+
+
 def test_a_larger_budget_goes_on_from_the_smaller(farm: Farm) -> None:
     farm.go(farm.ask(request(trials=20)).id)
     jobs = len(farm.jobs)
@@ -320,6 +361,30 @@ def test_a_killed_service_goes_on_at_every_single_step(farm: Farm) -> None:
     assert farm.phases.count(Phase.CONFIRM) == CONFIRM_SESSIONS
 
 
+def test_runs_are_held_while_others_take_long_and_left_alone_once_another_has_them(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [farm.ask(request(seed=seed, force=True)).id for seed in range(4)]
+    term_s = farm.settings.lease_s
+    other = Ownership(term_s, "other")
+    clock, stepped = [0.0], []
+
+    def step_slowly(run_id: int) -> None:
+        """Take more than half of a term; meanwhile another service looks for runs, and is given one of these."""
+        stepped.append(run_id)
+        clock[0] += 0.6 * term_s
+        with farm.store.write() as c:
+            c.execute(sa.update(run).values(tuner_until=run.c.tuner_until - 0.6 * term_s))
+            if run_id == ids[1]:
+                c.execute(sa.update(run).where(run.c.id == ids[2]).values(tuner="other"))
+        assert set(other.hold(farm.store)) <= {ids[2]}
+
+    monkeypatch.setattr("service.tuning.tuner.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(farm.tuner, "_step_run", step_slowly)
+    farm.tuner.step()
+    assert stepped == [ids[0], ids[1], ids[3]]
+
+
 def test_an_interrupted_run_is_taken_up_by_the_next(farm: Farm) -> None:
     first = farm.ask(request(trials=40))
     farm.go(first.id, 4)
@@ -365,6 +430,19 @@ def test_a_small_space_is_exhausted_and_the_run_stops(farm: Farm) -> None:
     assert "configurations have been tried" in status.message
     larger = request(workloads=(RunWorkload(workload=WORKLOAD, candidates=(only,)),), trials=900)
     assert farm.ask(larger).state is RunState.DONE
+
+
+def test_a_space_too_large_to_count_is_exhausted_where_nothing_new_is_found(farm: Farm) -> None:
+    large = ConfigSpace([Knob(f"x{i}", range(9)) for i in range(8)], [knob(f"x{i}") == 0 for i in range(1, 8)])
+    assert large.size > LOOK_THROUGH
+    only = Candidate(FAST.implementation, f"1.{large.digest}", 5, None, large)
+    asked = request(workloads=(RunWorkload(workload=WORKLOAD, candidates=(only,)),), trials=100, tuner="random")
+    status = farm.go(farm.ask(asked).id)
+    assert (status.state, status.trials_done) == (RunState.DONE, 9)
+    assert "stopped after 9 of 100 trials: no further valid configuration was found" in status.message
+    with farm.store.read() as c:
+        assert c.scalar(sa.select(run_task.c.state)) == TaskState.EXHAUSTED
+    assert len(farm.jobs[-1]) >= FINALISTS  # where one that was dropped has one
 
 
 def test_without_anything_to_tune_the_libraries_are_confirmed(farm: Farm) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -25,8 +26,11 @@ from tests.kernel.test_cuda_runner import POLICY, Channel, artefact_of
 from tests.limit import HANG_S
 from workers.builder import Built
 from workers.bundle import Bundle, BundleError, Part, make_key, read_key, run_bundle, seal, unseal
+from workers.cpu import timing_lock
 from workers.cuda.runner import CudaRunner
 from workers.runner import Session
+from workers.sandbox import ForkServer
+from workers.timing_runner import Conditions
 
 TARGET = Target.parse("cuda -arch=sm_80")
 WORKLOAD = Workload.make("softmax", {"data": "float32[6,100]"})
@@ -123,6 +127,48 @@ def test_results_come_back_and_the_next_round_follows_them(
     tried = {e.config for e in made.parts[0].job.entries}
     assert len({e.config for e in entries}) == 8
     assert not tried & {e.config for e in entries}
+
+
+def test_the_first_round_is_proposed_without_a_record_of_the_operator(tmp_path: Path) -> None:
+    place = location.Location(database=f"sqlite:///{tmp_path / 'records.db'}")
+    location.make_database(place)
+    offered = [c for c in candidates(WORKLOAD, TARGET) if c.implementation == "softmax_rows.cuda"]
+    assert len(command._propose(WORKLOAD, TARGET, offered, 8, 0, place)) == 8
+
+
+def test_a_bundle_is_timed_on_an_allowed_core_and_in_turn(
+    made: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_key(tmp_path / "key")
+    (tmp_path / "bundle").write_bytes(seal(made, read_key(tmp_path / "key")))
+    cores: list[Sequence[int]] = []
+
+    class Alone:
+        """A runner that times while nobody else may."""
+
+        def __init__(self, server: ForkServer, given: Sequence[int], slot: str) -> None:
+            cores.append(given)
+
+        def run(self, job: Job, built: Sequence[Built], stop: object, report: Callable[[Result], None]) -> Conditions:
+            with timing_lock(lambda: True) as second:
+                assert not second
+            for one in built:
+                report(Result(entry=one.entry, samples_s=(1.0, 1.0, 1.0)))
+            return Conditions({}, ())
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("workers.cpu._SHARED", (tmp_path,))  # a lock that no other process takes
+    monkeypatch.setattr("workers.__main__.describe_cuda", lambda slot: DEVICE)
+    monkeypatch.setattr("workers.cuda.runner.runner_on", Alone)
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        command.run(tmp_path / "bundle", tmp_path / "key", tmp_path / "out")
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert [tuple(c) for c in cores] == [(max(allowed),)]
+    assert (tmp_path / "out").read_bytes().count(b'"kind":"record"') == 2
 
 
 def test_a_bundle_is_run_without_tvm_and_the_service(made: Bundle, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,11 @@ from tests.limit import HANG_S
 from workers.builder import Built
 from workers.cuda.kernel import CudaKernel
 from workers.cuda.library import CudaError
-from workers.cuda.runner import CudaRunner
+from workers.cuda.runner import CudaRunner, runner_on
 from workers.kernel import Data
 from workers.reference import random_inputs
 from workers.runner import Session
+from workers.sandbox import ForkServer, SandboxError
 
 TARGET = Target.parse("cuda -arch=sm_80")
 POLICY = TimingPolicy(warmup_s=0, min_repeat_s=1e-6, min_repeats=2, max_repeats=3, budget_s=60)
@@ -145,6 +147,70 @@ def test_a_device_without_room_says_so(tmp_path: Path) -> None:
     artefact = artefact_of(workload, "broadcast.cuda")
     CudaRunner(channel, driver).run(session_of(workload, [artefact], tmp_path))  # type: ignore[arg-type]
     assert channel.results[0].error is ErrorKind.OOM
+    assert channel.results[0].message == "no 3200 bytes left"  # of the device, not of the runner
+
+
+class Noting(EmulatedDriver):
+    """A device that notes how often, and of how much at once, its memory was taken."""
+
+    allocated = held = most = 0
+
+    def allocate(self, size_bytes: int) -> Any:
+        buffer = super().allocate(size_bytes)
+        self.allocated += 1
+        self.held += size_bytes
+        self.most = max(self.most, self.held)
+        return buffer
+
+    def free(self, buffer: Any) -> None:
+        super().free(buffer)
+        self.held -= buffer.size
+
+
+@pytest.mark.usefixtures("no_pinning")
+def test_entries_that_do_not_fit_the_device_together_are_timed_one_after_another(tmp_path: Path) -> None:
+    workload = Workload.make("exp", {"data": "float32[40,20]"})  # 6400 bytes with its output
+    made = [artefact_of(workload, "broadcast.cuda")] * 3
+    # Two sets of buffers each; other processes on the device may have most of it.
+    for room_bytes, others_bytes in ((20_000, 0), (100_000, 80_000)):
+        channel, driver = Channel(), Noting(tmp_path / "emulation", 5_000, room_bytes)
+        driver.allocate(others_bytes)
+        CudaRunner(channel, driver).run(session_of(workload, made, tmp_path))  # type: ignore[arg-type]
+        assert [channel.results[i].error for i in range(3)] == [None] * 3, channel.results
+        if not others_bytes:
+            assert driver.allocated == 1 + 3 * 2 * 2  # no entry lacks a set, which would leave its data in L2
+
+
+@pytest.mark.usefixtures("no_pinning")
+def test_a_copy_for_whose_workspace_there_is_no_room_is_left_out(tmp_path: Path) -> None:
+    workload = Workload.make(
+        "conv2d", {"data": "float32[1,4,8,8]", "weight": "float32[8,4,3,3]"}, {}, ["weight"]
+    )
+    artefact = artefact_of(workload, "conv2d_nchw_winograd.cuda")
+
+    def most(l2_bytes: int, room_bytes: int = 1 << 30) -> int:
+        channel, driver = Channel(), Noting(tmp_path / "emulation", l2_bytes, room_bytes)
+        CudaRunner(channel, driver).run(session_of(workload, [artefact], tmp_path))  # type: ignore[arg-type]
+        assert channel.results[0].samples_s, channel.results[0].message
+        return driver.most
+
+    all_copies = most(9_000)
+    # The last to be allocated is a workspace.
+    assert most(0) < most(9_000, all_copies - 1) < all_copies
+
+
+def test_a_device_that_is_gone_is_no_crash_of_an_entry(tmp_path: Path) -> None:
+    workload = Workload.make("exp", {"data": "float32[40,20]"})
+    session = session_of(workload, [artefact_of(workload, "broadcast.cuda")] * 2, tmp_path)
+    reported: list[Result] = []
+    with ForkServer(tmp_path, ("numpy",)) as server:
+        runner = runner_on(server, sorted(os.sched_getaffinity(0))[:1], "cuda:99")
+        try:
+            with pytest.raises(SandboxError, match="the device cannot be used any more: cuda:99"):
+                runner.run(session.job, session.built, threading.Event(), reported.append)
+        finally:
+            runner.close()
+    assert reported == []
 
 
 @pytest.mark.usefixtures("no_pinning")

@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,15 +19,19 @@ from typing import Any
 
 import pytest
 import typer
+from msgspec.structs import replace
 
+from plevel.cli.location import Location
 from plevel.cli.main import app, main
 from plevel.client import Client
 from plevel.direct import Direct
+from service.formats import native
 from strategy.op import all_ops
 from strategy.record import RunState, RunStatus, TaskStatus
 from strategy.target import Target
 from tests.limit import HANG_S
 from tests.port import free_port
+from tests.unit.test_formats_native import FAILED, FULL
 
 DATA = ("--input", "data=float32[128,768]")
 WEIGHT = ("--input", "weight=float32[3072,768]:const")
@@ -277,6 +283,18 @@ def test_usage_errors_name_the_field(
             ["--input", "m"],
             id="symbolic",
         ),
+        pytest.param(("tune", *DENSE, "--wait"), ["--wait", "--url"], id="wait for nobody"),
+        pytest.param(
+            ("export", "--format", "vllm-moe", "--device", "NVIDIA H100", "-o", "/none", "--op", "dense"),
+            ["--op", "vllm-moe", "leave it out"], id="part of a folder for vLLM",
+        ),
+        *(
+            pytest.param(
+                ("build", *DENSE, "-t", "cuda -arch=sm_80", "-o", out), [f"--out {out}", "file.cubin"],
+                id=f"cubin to {out}",
+            )
+            for out in ("x.cu", "x.json")
+        ),
         pytest.param(("select", *DENSE, "--policy", "best"), ["--policy", "tvm"], id="policy"),
         pytest.param(("records", "--phase", "final"), ["--phase", "confirm"], id="phase"),
         pytest.param(("records", "--error", "bad"), ["--error", "wrong_answer"], id="error kind"),
@@ -465,6 +483,25 @@ def test_a_token_file_without_a_token(
     assert_one_line(done, 1, f"PLEVEL_TOKEN_FILE {path}")
 
 
+@pytest.mark.parametrize("token", ["two words", "pl\u00e4vel"])
+def test_a_token_that_is_none(token: str, called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLEVEL_TOKEN", token)
+    assert_one_line(called("runs", "--url", f"http://127.0.0.1:{free_port()}"), 1, "PLEVEL_TOKEN: not a token")
+
+
+def test_serve_listens_where_the_environment_says_unless_an_option_does(
+    called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as taken, socket.create_server(("127.0.0.3", 0)) as other:
+        port, second = (str(listening.getsockname()[1]) for listening in (taken, other))
+        monkeypatch.setenv("PLEVEL_HOST", "127.0.0.2")
+        monkeypatch.setenv("PLEVEL_PORT", port)
+        # Without the key it ends before it serves, whatever port it has.
+        assert f"port {port} on 127.0.0.2 cannot be used" in called("serve", "--tls-cert", "x").stderr
+        given = called("serve", "--tls-cert", "x", "--host", "127.0.0.3", "--port", second)
+        assert f"port {second} on 127.0.0.3 cannot be used" in given.stderr
+
+
 def test_logs_that_cannot_be_written(
     called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -488,6 +525,64 @@ def test_a_closed_output_is_no_defect(tmp_path: Path) -> None:
         env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_output_is_an_error_of_one_line(tmp_path: Path) -> None:
+    buffered = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "PYTHONUNBUFFERED": ""}
+    for command in (("ops", "--json"), ("runs", "--json")):  # more than a buffer, and less
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "plevel", *command], stdout=full, stderr=subprocess.PIPE, text=True,
+                check=False, env=buffered,
+            )  # fmt: skip
+        done.stdout = ""
+        assert_one_line(done, 1, "No space left")
+
+
+def test_what_is_written_to_a_pipe_or_a_link_leaves_it_one(called: Called, tmp_path: Path) -> None:
+    log, file, link, pipe = (tmp_path / name for name in ("x.ndjson", "file", "link", "pipe"))
+    log.write_bytes(b"".join(native.write([FULL])))
+    assert called("import", str(log)).returncode == 0
+    link.symlink_to(file)
+    os.mkfifo(pipe)
+    reads = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        for out in (link, pipe):
+            done = called("export", "-o", str(out))
+            assert done.returncode == 0, done.stderr
+        assert file.read_bytes() == os.read(reads, 1 << 20) != b""
+    finally:
+        os.close(reads)
+    assert link.is_symlink() and pipe.is_fifo()
+
+
+def test_a_lock_answers_whatever_database_the_environment_names(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, lock = tmp_path / "model.json", tmp_path / "plevel.lock"
+    model.write_text(json.dumps({"workloads": [{"op": "dense", "inputs": [DATA[1], WEIGHT[1]]}]}))
+    assert called("lock", str(model), "-o", str(lock)).returncode == 0
+    monkeypatch.setenv("PLEVEL_DATABASE", str(tmp_path / "none.db"))
+    assert_one_line(called("select", *DENSE), 1, "PLEVEL_DATABASE", "no such file")
+    done = called("select", *DENSE, "--lock", str(lock))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("postgresql://u:s3/c@h/n", "postgresql://u:***@h/n"),
+        ("postgresql://:s3c@h:5432/n", "postgresql://:***@h:5432/n"),
+        (
+            "postgresql://h/n?user=u&password=s3c&sslpassword=s3c&sslmode=require",
+            "postgresql://h/n?user=u&password=***&sslpassword=***&sslmode=require",
+        ),
+        ("postgresql://u@h/n", "postgresql://u@h/n"),
+        ("sqlite:////home/u/a:b.db", "sqlite:////home/u/a:b.db"),
+    ],
+)
+def test_no_password_is_shown(given: str, shown: str) -> None:
+    assert Location(database=given).shown == shown
 
 
 def test_a_lock_that_cannot_be_written_leaves_the_old_one(
@@ -616,6 +711,17 @@ def test_coverage_lists_the_tasks(called: Called, tmp_path: Path) -> None:
     found = json.loads(called("records", "--op", task["workload"].partition("(")[0], "--json").stdout)
     assert len(found["records"]) == 2
     assert called("records", "--op", "dense").stdout == "no record matches\n"
+
+
+def test_records_are_shown_with_their_interval_or_their_message(called: Called, tmp_path: Path) -> None:
+    timed = replace(FULL, samples_s=tuple(1e-3 + 1e-5 * i for i in range(9)))
+    failed = replace(FAILED, message="segfault\n" + 1000 * "z")
+    log = tmp_path / "x.ndjson"
+    log.write_bytes(b"".join(native.write([timed, failed])))
+    assert called("import", str(log)).returncode == 0
+    shown = called("records").stdout
+    assert "1.04 ms" in shown and re.search(r" ±\d\.\d% ", shown), shown
+    assert "segfault" in shown and 200 < shown.count("z") < 300
 
 
 def test_what_is_done_is_told_as_json(called: Called, tmp_path: Path) -> None:

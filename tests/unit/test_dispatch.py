@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strategy.condition import SpecializedCondition
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import Estimate, decode, encode
-from strategy.select import History, Level, Measured, Reason, SelectionError, choose, holds
+from strategy.select import History, Level, Measured, Reason, SelectionError, choose, holds, select
 from strategy.select.combination import satisfiable
 from strategy.select.dispatch import DispatchTable, Row, dispatch
 from strategy.space import Config, ConfigSpace, Knob
@@ -138,6 +138,12 @@ def test_satisfiable_combinations_of_one_dimension_are_complete(
     found = dict(satisfiable(conditions, ["m"]))
     for value in range(1, 2000):
         assert tuple(bool(c.evaluate({"m": value})) for c in conditions) in found
+
+
+def test_conditions_whose_common_period_is_long_have_all_their_rows() -> None:
+    found = dict(satisfiable([SpecializedCondition(m % p == 0) for p in (7, 11, 13, 16)], ["m"]))
+    assert len(found) == 2**4
+    assert found[True, True, True, True] == {"m": 7 * 11 * 13 * 16}
 
 
 def test_two_dimensions_and_a_condition_over_both() -> None:
@@ -299,6 +305,29 @@ def test_a_row_of_one_size_is_an_ordinary_selection() -> None:
     assert (row.implementation, row.reason) == ("dense_nopack.cpu", Reason.MEASURED)
     assert [s.dims for s in row.shapes] == [{"m": 1}]
     assert table.row(m=2).reason is Reason.PLEVEL
+
+
+def test_a_row_of_one_size_follows_the_same_call_with_a_shorter_epilogue() -> None:
+    bias = EpilogueStep("bias_add", (None, Input("bias_add0.bias", "float32[32]", True)))
+    types = {"data": "float32[m,64]", "weight": "float32[32,64]"}
+    dense = Workload.make("dense", types, constants=["weight"], epilogue=[bias])
+    one = dense.bind({"m": 1})
+    (found,) = (c for c in candidates(one.anchor, TARGET) if c.implementation == "dense_nopack.cpu")
+
+    class OfTheAnchor(Records):
+        def measured(self, w: Workload, target: Target, device: str | None) -> Sequence[Measured]:
+            took = Estimate(1.0, 1.0, 1.0, 20)
+            return [
+                Measured(
+                    implementation=found.implementation, version=found.version, config=found.fallback,
+                    level=Level.TARGET, estimate=took,
+                )
+            ] if w == one.anchor else []  # fmt: skip
+
+    records = OfTheAnchor({})
+    row, answer = dispatch(dense, TARGET, records).row(m=1), select(one, TARGET, records)
+    assert answer.reason is Reason.ANCHOR
+    assert (row.implementation, row.config, row.reason) == (answer.implementation, answer.config, answer.reason)
 
 
 def test_implementations_that_decline_symbols_are_left_out() -> None:

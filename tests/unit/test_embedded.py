@@ -48,6 +48,19 @@ def test_others_see_neither_the_database_nor_the_log(tmp_path: Path) -> None:
     assert log.stat().st_mode & 0o777 == 0o600
 
 
+def test_settings_of_a_service_for_others_are_not_for_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"TUNE": "false", "MIGRATE": "false", "AUTH": "token", "TLS_CERT": "/none", "TLS_KEY": "/none"}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"PLEVEL_{name}", value)
+    with embedded.Embedded(f"sqlite:///{tmp_path / 'plevel.db'}", logs=tmp_path / "log") as service:
+        (found,) = (p for p in descendants(os.getpid()) if b"service\0" in (p / "cmdline").read_bytes())
+        assert b"PLEVEL_TUNE=" not in (found / "environ").read_bytes()
+        with Client(service.url) as client:
+            assert client.runs() == ()
+
+
 def descendants(pid: int) -> Iterator[Path]:
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, children.read_text().split()):

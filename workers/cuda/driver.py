@@ -72,6 +72,7 @@ class PycudaDriver:
         self._begin, self._end = cuda.Event(), cuda.Event()
         self._worked = 0.0  # time.monotonic() of its last work
         self.waking_s = 0.0  # total time spent on raising its clocks
+        self.memory_bytes = int(device.total_memory())
         self.l2_bytes = int(device.get_attribute(cuda.device_attribute.L2_CACHE_SIZE))
 
     def load(self, artefact: CudaArtefact) -> Any:
@@ -188,7 +189,8 @@ class PycudaDriver:
         """The device to register."""
         target = self.target()
         return Device(
-            identity=f"{machine_id()}/cuda:{self._slot}", slot=f"cuda:{self._slot}",
+            # Not by the slot, which is that of what this process may see.
+            identity=f"{machine_id()}/cuda:{self._device.pci_bus_id()}", slot=f"cuda:{self._slot}",
             model=target.model, target=target,
             fingerprint={"gpu": target.model, "pci": self._device.pci_bus_id()} | self.describe(),
         )  # fmt: skip

@@ -33,6 +33,7 @@ class Driver(Protocol):
 
     l2_bytes: int
     stream: int  # the handle for libraries
+    memory_bytes: int  # of the device
 
     def load(self, artefact: CudaArtefact) -> Any:
         """Load the kernels of an artefact; raise `CudaError` if this device cannot run them."""
@@ -97,9 +98,9 @@ class CudaKernel(Kernel):
         for _ in range(min(COPIES, -(-2 * self._driver.l2_bytes // max(size, 1))) - 1):
             try:
                 buffers, _ = self._make_buffers()
+                self._copies.append(self._launches(MAIN, buffers))  # which may allocate workspaces
             except MemoryError:
                 break
-            self._copies.append(self._launches(MAIN, buffers))
         return artefact
 
     def _allocate(self, size_bytes: int) -> Any:

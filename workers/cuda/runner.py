@@ -47,11 +47,17 @@ def serve(channel: Channel) -> None:
     """The child's loop, as `workers.runner.serve`."""
     from workers.cuda.driver import open_driver
 
-    driver = open_driver(int(os.environ.get(SLOT, "0")))
+    request = channel.receive()
+    try:
+        driver = open_driver(int(os.environ.get(SLOT, "0")))
+    except CudaError as error:  # lost since the worker began: no entry's fault
+        channel.send({"absent": str(error)})
+        return
     runner = CudaRunner(channel, driver)
     while True:
-        runner.run(convert(channel.receive(), Session))
+        runner.run(convert(request, Session))
         channel.send({"end": True, "environment": runner.toolchain()})
+        request = channel.receive()
 
 
 class CudaRunner(Runner):
@@ -68,6 +74,9 @@ class CudaRunner(Runner):
 
     def _open(self, built: Built, data: Data, session: Session) -> Kernel:
         return CudaKernel(built, data, self._driver)
+
+    def _memory_bytes(self, session: Session) -> int:
+        return self._driver.memory_bytes
 
     def _fail(self, kernel: Kernel, error: Exception) -> None:
         try:

@@ -274,6 +274,7 @@ class EmulatedDriver:
 
     def __init__(self, folder: Path, l2_bytes: int = 0, room_bytes: int = 1 << 30) -> None:
         self.l2_bytes = l2_bytes
+        self.memory_bytes = room_bytes
         self.stream = 0x5157  # libraries must be told of it; it leads nowhere
         self._folder = folder
         self._room = room_bytes

@@ -114,6 +114,10 @@ CUresult cuDeviceGetPCIBusId(char* id, int size, CUdevice) {
   std::strncpy(id, "0000:3B:00.0", size);
   return CUDA_SUCCESS;
 }
+CUresult cuDeviceTotalMem(size_t* size, CUdevice) {
+  *size = room();
+  return CUDA_SUCCESS;
+}
 CUresult cuDeviceComputeCapability(int* major, int* minor, CUdevice) {
   *major = kMajor;
   *minor = kMinor;
