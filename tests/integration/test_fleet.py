@@ -35,6 +35,7 @@ from tests.integration.scene import (
     request,
     timed,
 )
+from tests.limit import HANG_S
 
 pytestmark = pytest.mark.in_turn("url")
 
@@ -272,7 +273,8 @@ def test_a_suspect_ends_a_batch(scene: Scene) -> None:
     assert len(scene.lease_many(worker_id, 3)) == 1
 
 
-def test_finals_go_to_two_devices_where_there_are_two(scene: Scene) -> None:
+def test_finals_go_to_two_devices_where_there_are_two(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule, "SPREAD_S", HANG_S)  # however long a busy host takes
     ids = [scene.enqueue(configs(2), phase=Phase.CONFIRM) for _ in range(2)]
     one, other = scene.register(), scene.register(device("host-b/cpu:0"))
     first = scene.lease_many(one, 4)
