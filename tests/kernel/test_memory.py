@@ -93,6 +93,7 @@ def cases() -> Iterator[Workload]:
         yield Workload.make(op, {"data": "float64[5,37]"}, {"axis": [-1] if op != "cumsum" else -1})
     for shape in ("1,1", "37,23", "5,16", "1,67"):
         yield Workload.make("transpose", {"data": f"float32[{shape}]"})
+    yield Workload.make("transpose", {"data": "float32[7,5,19]"}, {"axes": [1, 0, 2]})
     for op in ("topk", "argsort"):
         for shape in ("1,1", "5,37"):
             yield Workload.make(op, {"data": f"float32[{shape}]"}, {"k": 1} if op == "topk" else {})

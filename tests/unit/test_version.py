@@ -37,6 +37,7 @@ from strategy.op_strategy import OpImplementation, evaluate
 from strategy.record import ALL
 from strategy.target import Target
 from strategy.workload import Workload
+from tests.kernel.test_memory import cases
 
 LOWERING = ("strategy.cpu.masking", "strategy.cpu.passes")
 RECORDED = Path(__file__).parents[1] / "data" / "versions.json"
@@ -239,6 +240,17 @@ def test_each_function_that_adds_implementations_does_so_for_an_example() -> Non
                 offers += len(list(strategy)) - before
             if not offers:
                 silent.append(f"{name}: {add.__module__}")
+    assert not silent, f"declare an example of a workload that each is offered for: {silent}"
+
+
+def test_no_workload_is_offered_what_no_example_is() -> None:
+    """As the one before, for the branches of such a function, at the shapes that run in guarded memory."""
+    known = installed()
+    silent = {
+        f"{work.op}: {found.name}": str(work)
+        for work in cases() for target in TARGETS for _, found in evaluate(work, target)
+        if found.name not in known[work.op]
+    }  # fmt: skip
     assert not silent, f"declare an example of a workload that each is offered for: {silent}"
 
 

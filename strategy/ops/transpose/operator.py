@@ -66,6 +66,7 @@ def transpose_rel(types: Sequence[Type], attrs: TransposeAttrs, reporter: TypeRe
     .example({"data": "float32[5,3,19]"}, {"axes": [2, 0, 1]})
     .example({"data": "float32[5,19]"})
     .example({"data": "float32[16,5]"})
+    .example({"data": "float32[3,5,19]"}, {"axes": [1, 0, 2]})
 )
 
 
