@@ -54,7 +54,10 @@ class Progress:
             return
         now = time.monotonic()
         said_at, said = self._said
-        if line != said and now - said_at >= self.LINE_EVERY_S:
+        # What a run waits for may be the last that is heard of it.
+        told = status.message if line.endswith(status.message) else ""
+        news = not said.endswith(told)
+        if line != said and (news or now - said_at >= self.LINE_EVERY_S):
             self._console.print(line, markup=False)
             self._said = (now, line)
 

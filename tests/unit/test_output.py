@@ -110,6 +110,16 @@ def test_time_left_follows_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "about 20 s left" in out.getvalue()
 
 
+def test_what_a_run_waits_for_is_told_at_once_and_once() -> None:
+    console, out = plain()
+    progress = Progress(console)
+    for done in (2, 3):
+        progress.show(run(done))
+    for done in (4, 5):
+        progress.show(run(done, message="waiting for a worker that can build it"))
+    assert [line.count("waiting") for line in out.getvalue().splitlines()] == [0, 1]
+
+
 def test_progress_of_several_workloads_names_none_of_them_the_best() -> None:
     console, out = plain()
     tasks = (
