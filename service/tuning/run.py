@@ -189,7 +189,9 @@ def _tuned_by(
         .having(sa.func.count() == len(tasks))
         .order_by(run.c.id.desc())
         .limit(50)
-    )
+    ).all()
+    if not rows:  # a new task's records need not be looked through
+        return None
     purged_at = connection.scalar(
         sa.select(sa.func.max(purge.c.at))
         .join(tombstone, tombstone.c.purge_id == purge.c.id)
