@@ -36,4 +36,4 @@ def read_token() -> str | None:
 
 
 def _is_token(text: str) -> bool:
-    return text.isascii() and len(text.split()) == 1
+    return text.isascii() and text.isprintable() and len(text.split()) == 1

@@ -117,8 +117,11 @@ def serve(options: argparse.Namespace, slot: str) -> int:
         os.sched_setaffinity(0, assigned.building)
     try:
         token = (options.token_file.read_text() if options.token_file else os.environ.get("PLEVEL_TOKEN", "")).strip()
-    except OSError as error:
-        return _fail(f"--token-file {options.token_file}: {error.strerror}", 2)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a text file"
+        return _fail(f"--token-file {options.token_file}: {why}", 2)
+    if not token.isascii() or not token.isprintable() or len(token.split()) > 1:  # errors of HTTP would show it
+        return _fail(f"{'--token-file' if options.token_file else 'PLEVEL_TOKEN'}: no token: give one, on one line", 2)
     try:
         cluster = _cluster(options)
     except ValueError as error:

@@ -89,6 +89,8 @@ def scale(
     place = location.locate(url, None, makes=True)
     if place.url is None:
         raise UsageError("--url: missing: name a service, as http://host:8765, or set PLEVEL_URL")
+    if place.shown != place.url:
+        raise UsageError("--url: it has a password, which command lines of pilots would show: use PLEVEL_TOKEN_FILE")
     every_s = option.read_age("--every", every)
     if every_s == 0:
         raise UsageError(f"--every {every}: it would ask without a pause: write a longer time")

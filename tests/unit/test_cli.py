@@ -307,6 +307,10 @@ def test_usage_errors_name_the_field(
             ["--min 3", "--max 2"], id="bounds of pilots",
         ),
         pytest.param(
+            ("fleet", "scale", "--slurm", __file__, "--url", "http://me:word@x"), ["--url", "PLEVEL_TOKEN_FILE"],
+            id="a password in command lines",
+        ),
+        pytest.param(
             ("fleet", "scale", "--slurm", __file__, "--url", "http://x"), ["test_cli.py: not a profile"],
             id="profile",
         ),
@@ -483,10 +487,19 @@ def test_a_token_file_without_a_token(
     assert_one_line(done, 1, f"PLEVEL_TOKEN_FILE {path}")
 
 
-@pytest.mark.parametrize("token", ["two words", "pl\u00e4vel"])
+@pytest.mark.parametrize("token", ["two words", "pl\u00e4vel", "plv_\x01"])
 def test_a_token_that_is_none(token: str, called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLEVEL_TOKEN", token)
     assert_one_line(called("runs", "--url", f"http://127.0.0.1:{free_port()}"), 1, "PLEVEL_TOKEN: not a token")
+
+
+@pytest.mark.parametrize("content", [b"two\nlines", b"\xff\xfe"])
+def test_a_worker_does_not_show_what_is_no_token(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    done = plevel("worker", "--url", "http://127.0.0.1:1", "--token-file", str(path), home=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "--token-file" in done.stderr and "lines" not in done.stderr
 
 
 def test_serve_listens_where_the_environment_says_unless_an_option_does(
