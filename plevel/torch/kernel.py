@@ -14,6 +14,7 @@ import msgspec
 from plevel.kernel_selection import Chosen
 from plevel.torch.store import digest_of, folder, prune, touch
 from plevel.torch.table_builder import BuildTable, Interface
+from strategy.compile.entry import common_code
 from strategy.record import JobEntry
 from strategy.select.dispatch import DispatchTable
 from strategy.signature import Argument
@@ -79,7 +80,7 @@ def kernel_digest(s: Chosen) -> str:
     """The digest that tells a kernel from all others, in the graph, in Inductor's caches and on disk."""
     if isinstance(s, DispatchTable):
         rows = [(r.holds, r.implementation, r.version, r.config.to_json()) for r in s.rows]
-        return digest_of(s.workload.key, s.target.to_json(), list(map(str, s.conditions)), *rows)
+        return digest_of(s.workload.key, s.target.to_json(), list(map(str, s.conditions)), common_code(), *rows)
     return chosen_digest(s.workload.key, s.target, s)
 
 

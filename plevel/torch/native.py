@@ -19,6 +19,7 @@ from plevel.torch.store import digest_of, folder, touch
 from strategy.compile.openmp import LAUNCHER
 
 _NAME = "plevel_torch_runtime"
+_HEADERS = (LAUNCHER, LAUNCHER.with_name("workspace.h"))
 
 
 class NativeError(RuntimeError):
@@ -36,7 +37,7 @@ def native() -> Any:
 
     source = Path(__file__).with_name("runtime.c")
     include = sysconfig.get_paths()["include"]
-    text = source.read_text() + LAUNCHER.read_text()
+    text = source.read_text() + "".join(header.read_text() for header in _HEADERS)
     path = folder() / f"runtime-{digest_of(text, sys.version, include, platform.machine())}.so"
     touch(path)
     if not path.exists():

@@ -6,14 +6,15 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define PLEVEL_ALIGNMENT 64
 #include "openmp.h"
+#include "workspace.h"
 
-enum { DLTENSOR_POINTER = 7, CPU = 1, ALIGNMENT = 64, MOST_ARGUMENTS = 72, MOST_AXES = 8 };
+enum { DLTENSOR_POINTER = 7, CPU = 1, MOST_ARGUMENTS = 72, MOST_AXES = 8 };
 
 // DLTensor and TVMFFIAny, as dlpack.h and tvm/ffi/c_api.h have them.
 typedef struct {
@@ -39,57 +40,6 @@ typedef struct {
 
 static void *(*address_of)(PyObject *);  // PyTorch's: the data of a tensor
 static PyObject *kernels;                // digest -> capsule of a Kernel
-
-// Blocks of workspace are kept by the thread that took them, newest first, and freed when it ends. It keeps at
-// most as many bytes as it ever had in use at once.
-typedef struct Block { struct Block *next; uint64_t bytes; } Block;
-typedef struct { Block *first; uint64_t used, most; int known; } Spare;
-static __thread Spare spare;
-static pthread_key_t at_end;
-
-static void free_all(Block *block) {
-  for (Block *next; block; block = next) {
-    next = block->next;
-    free(block);
-  }
-}
-static void release(void *thread) {
-  free_all(((Spare *)thread)->first);
-  *(Spare *)thread = (Spare){0};
-}
-static void *take(uint64_t bytes) {
-  Block **best = NULL, *found;
-  for (Block **at = &spare.first; *at; at = &(*at)->next)
-    if ((*at)->bytes >= bytes && (!best || (*at)->bytes < (*best)->bytes)) best = at;
-  if (best) {
-    found = *best;
-    *best = found->next;
-  } else {
-    uint64_t rounded = (bytes + 4095) & ~(uint64_t)4095;
-    found = aligned_alloc(ALIGNMENT, ALIGNMENT + rounded);
-    if (!found) return NULL;
-    found->bytes = rounded;
-    if (!spare.known) spare.known = !pthread_setspecific(at_end, &spare);
-  }
-  spare.used += found->bytes;
-  if (spare.used > spare.most) spare.most = spare.used;
-  return (char *)found + ALIGNMENT;
-}
-static void give_back(void *memory) {
-  Block *block = (Block *)((char *)memory - ALIGNMENT);
-  spare.used -= block->bytes;
-  block->next = spare.first;
-  spare.first = block;
-  uint64_t kept = block->bytes;
-  while (block->next && (kept += block->next->bytes) <= spare.most) block = block->next;
-  free_all(block->next);
-  block->next = NULL;
-}
-static void *alloc_workspace(int device, int id, uint64_t bytes, int code, int bits) { return take(bytes); }
-static int free_workspace(int device, int id, void *memory) {
-  give_back(memory);
-  return 0;
-}
 
 static Kernel *kernel_of(PyObject *digest) {
   PyObject *capsule = PyDict_GetItemWithError(kernels, digest);
@@ -151,8 +101,8 @@ static PyObject *load(PyObject *self, PyObject *args) {
     goto failed;
   }
   set_hook(kernel->library, "__TVMBackendParallelLaunch", (void *)openmp_launch);
-  set_hook(kernel->library, "__TVMBackendAllocWorkspace", (void *)alloc_workspace);
-  set_hook(kernel->library, "__TVMBackendFreeWorkspace", (void *)free_workspace);
+  set_hook(kernel->library, "__TVMBackendAllocWorkspace", (void *)workspace_alloc);
+  set_hook(kernel->library, "__TVMBackendFreeWorkspace", (void *)workspace_free);
   // Kernels stay for as long as the process: compiled graphs hold their digests, not references.
   PyObject *capsule = PyCapsule_New(kernel, NULL, NULL);
   if (!capsule || PyDict_SetItem(kernels, digest, capsule)) return NULL;
@@ -228,10 +178,10 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, Py
   for (int i = 0; i <= last; ++i) {
     void *data = address_of(args[i < last ? i : count]);
     tensors[i] = kernel->tensors[i];
-    if ((uintptr_t)data % ALIGNMENT) {
-      void *copy = copies[copied++] = take(kernel->bytes[i]);
+    if ((uintptr_t)data % PLEVEL_ALIGNMENT) {
+      void *copy = copies[copied++] = workspace_take(kernel->bytes[i]);
       if (!copy) {
-        while (--copied) give_back(copies[copied - 1]);
+        while (--copied) workspace_give_back(copies[copied - 1]);
         return PyErr_NoMemory();
       }
       if (i < last) memcpy(copy, data, kernel->bytes[i]);
@@ -247,7 +197,7 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, Py
   Py_END_ALLOW_THREADS;
   void *out = address_of(args[count]);
   if (tensors[last].data != out) memcpy(out, tensors[last].data, kernel->bytes[last]);
-  while (copied) give_back(copies[--copied]);
+  while (copied) workspace_give_back(copies[--copied]);
   if (failed) return PyErr_Format(PyExc_RuntimeError, "the kernel %U failed", args[inputs]);
   Py_RETURN_NONE;
 }
@@ -271,6 +221,5 @@ PyMODINIT_FUNC PyInit_plevel_torch_runtime(void) {
   PyObject *module = PyModule_Create(&definition);
   kernels = PyDict_New();
   if (!module || !kernels) return NULL;
-  if (pthread_key_create(&at_end, release)) return PyErr_NoMemory();
   return module;
 }

@@ -30,7 +30,7 @@ from plevel.torch.store import digest_of, folder, prune, touch
 from plevel.torch.verdict import Verdict, is_current
 from strategy.host import cpu_model
 from strategy.network.graph import NetworkError
-from strategy.network.library import Manifest
+from strategy.network.library import Manifest, network_code
 from strategy.record import convert, to_json
 from strategy.target import Target
 
@@ -234,6 +234,7 @@ def _prefix(module: GraphModule, inputs: Sequence[Any], target: Target) -> str:
         [(name, str(graph)) for name, graph in graphs], _types(inputs), sorted(_weights(module)), target.to_json(),
         cpu_model(), str(torch.get_default_dtype()), torch.is_autocast_enabled("cpu"),
         str(torch.get_autocast_dtype("cpu")), str(torch.__version__), version("plevel"),
+        network_code(),
     )  # fmt: skip
     return f"graph-{digest}"
 

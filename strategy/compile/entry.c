@@ -1,6 +1,6 @@
 /* What the entries of all libraries have in common. It stands behind the library's header and the
- * macros PLEVEL_THREADS, PLEVEL_ALIGNMENT and PLEVEL_LIBRARY_THREADS, and before what `entry.py` writes
- * for the workload.
+ * macros PLEVEL_THREADS, PLEVEL_ALIGNMENT and PLEVEL_LIBRARY_THREADS, then `workspace.h`, and before what `entry.py`
+ * writes for the workload.
  */
 #include <math.h>
 #include <stddef.h>
@@ -36,21 +36,12 @@ static int _plevel_launch(Body body, void *data, int tasks) {
   for (int task = 0; task < group.tasks; ++task) failed |= body(task, &group, data);
   return failed;
 }
-static void *_plevel_alloc(int type, int id, uint64_t bytes, int code, int bits) {
-  (void)type, (void)id, (void)code, (void)bits;
-  return aligned_alloc(PLEVEL_ALIGNMENT, (bytes + PLEVEL_ALIGNMENT - 1) & ~(PLEVEL_ALIGNMENT - 1ULL));
-}
-static int _plevel_free(int type, int id, void *memory) {
-  (void)type, (void)id;
-  free(memory);
-  return 0;
-}
 static void _plevel_ready(void) {
   PLEVEL_LIBRARY_THREADS;
   if (&__TVMBackendAllocWorkspace && !__TVMBackendAllocWorkspace)
-    __TVMBackendAllocWorkspace = _plevel_alloc;
+    __TVMBackendAllocWorkspace = workspace_alloc;
   if (&__TVMBackendFreeWorkspace && !__TVMBackendFreeWorkspace)
-    __TVMBackendFreeWorkspace = _plevel_free;
+    __TVMBackendFreeWorkspace = workspace_free;
   if (&__TVMBackendParallelLaunch && !__TVMBackendParallelLaunch)
     __TVMBackendParallelLaunch = _plevel_launch;
 }

@@ -1,6 +1,6 @@
 """The entry of an exported library, in C: it reads the shapes, decides the rows' conditions, and calls a row.
 
-`entry.c` is common to all libraries; the rest, which depends on the workload, is generated here.
+`workspace.h` and `entry.c` are common to all libraries; the rest, which depends on the workload, is generated here.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ $declarations
 """)
 
 
+def common_code() -> str:
+    """The code in C that all libraries have in common: workspaces, TVM's hooks, and their arguments."""
+    return "".join(files(__package__).joinpath(name).read_text() for name in ("workspace.h", "entry.c"))
+
+
 class Entry:
     """The C function of a library, and those that prepare its constant inputs.
 
@@ -123,7 +128,7 @@ class Entry:
             f"#define PLEVEL_THREADS {self._threads}",
             f"#define PLEVEL_ALIGNMENT {ALIGNMENT}",
             *_library_threads(self.rows),
-            files(__package__).joinpath("entry.c").read_text(),
+            common_code(),
             *self.main(),
             *self._function(),
         ]

@@ -12,6 +12,7 @@ import msgspec
 
 from strategy.compile.artefact import ALIGNMENT
 from strategy.compile.c_text import c_names, c_type, dlpack_type
+from strategy.compile.entry import common_code
 from strategy.compile.export import link, place
 from strategy.network.plan import Buffer, Plan, Port, Step
 from strategy.network.size import Encoded, Extent
@@ -110,6 +111,11 @@ def prefix_of(workload: Workload) -> str:
 def symbol_of(workload: Workload) -> str:
     """The name of a workload's kernel in the library."""
     return f"{prefix_of(workload)}main"
+
+
+def network_code() -> str:
+    """The code in C that the libraries of all networks have in common."""
+    return common_code() + files(__package__).joinpath("network.c").read_text()
 
 
 def write_library(
@@ -234,8 +240,7 @@ def _source(plan: Plan, name: str, target: Target, weights: Path, tables: Sequen
         f"#define PLEVEL_STEPS {len(plan.steps)}",
         f"#define PLEVEL_RANK {max([1, *map(len, shapes)])}",
         f"#define PLEVEL_OPERANDS {max(len(s.buffers) for s in plan.steps)}",
-        files("strategy.compile").joinpath("entry.c").read_text(),
-        files(__package__).joinpath("network.c").read_text(),
+        network_code(),
         *(f"int __tvm_ffi_{kernel}(void *, const Any *, int32_t, Any *);" for kernel in kernels),
         *(f"static const int64_t {word}[] = {{{shape(s)}}};" for s, word in shapes.items()),
         *write_sizes(plan, list(extents)),

@@ -184,6 +184,28 @@ int main(void) {{
     )
 
 
+def test_a_second_call_finds_the_workspaces_of_the_first(tmp_path: Path) -> None:
+    work = Workload.make(
+        "conv2d", {"data": "float32[1,64,56,56]", "weight": "float32[64,64,3,3]"},
+        attrs={"padding": [1, 1, 1, 1]},
+    )  # fmt: skip
+    export_library(work, [LibraryRow(lower(work, TARGET, "conv2d_nchw_winograd_4x4.cpu"))], tmp_path / "lib.so")
+    # A fresh process, whose memory nothing else touches.
+    script = f"""
+import ctypes, numpy as np, resource
+function = ctypes.CDLL({str(tmp_path / "lib.so")!r}).plevel_conv2d
+arrays = [np.ones(64 * n + 16, 'f') for n in (56 * 56, 64 * 9, 56 * 56)]
+given = [ctypes.c_void_p(a.ctypes.data + -a.ctypes.data % 64) for a in arrays]
+faults = []
+for _ in range(3):
+    assert function(*given) == 0
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(faults[2] - faults[1])
+"""
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True)
+    assert int(done.stdout) < 100  # of some thousand pages
+
+
 @pytest.mark.parametrize("symbol", ["int", "Tensor", "_t0", "data"])
 def test_a_dimension_may_be_called_what_c_calls_something_else(symbol: str, tmp_path: Path) -> None:
     workload = Workload.make("relu", {"data": f"float32[{symbol},8]"})

@@ -1,4 +1,4 @@
-"""Workspaces between inaccessible pages are made once, however often a kernel allocates them."""
+"""Workspaces: between inaccessible pages, and those of libraries that run without TVM."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from strategy.compile.openmp import LAUNCHER
 from workers.guard import OutOfBoundsError, Placement, Span
 from workers.workspace import guarded_workspaces
 
@@ -59,3 +60,131 @@ def test_damage_by_the_first_of_many_uses_is_found(library: Path) -> None:
         guarded_workspaces(library, Placement.BEGIN, lambda spans: None),
     ):
         ctypes.CDLL(str(library)).run(10, 2003)
+
+
+# What a process holds and how often it touched a fresh page, after threads that work, end, and a library that goes.
+KEPT = """
+#define _GNU_SOURCE
+#define PLEVEL_ALIGNMENT 64
+#include "workspace.h"
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#define MEGABYTES (1 << 20)
+static long faults(void) {
+  struct rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt;
+}
+static long resident(void) {
+  long all = 0, found = 0;
+  FILE *file = fopen("/proc/self/statm", "r");
+  if (!file || fscanf(file, "%ld %ld", &all, &found) != 2) return -1;
+  fclose(file);
+  return found * 4096 / MEGABYTES;
+}
+static int work(int times, int megabytes) {
+  for (int i = 0; i < times; ++i) {
+    char *large = workspace_alloc(1, 0, (uint64_t)megabytes * MEGABYTES, 2, 32);
+    char *small = workspace_alloc(1, 0, 100, 2, 32);
+    if (!large || !small || (uintptr_t)large % 64 || (uintptr_t)small % 64) return 1;
+    memset(large, i, (size_t)megabytes * MEGABYTES);
+    memset(small, i + 1, 100);
+    if (large[0] != (char)i || large[megabytes * MEGABYTES - 1] != (char)i) return 2;
+    workspace_free(1, 0, small);
+    workspace_free(1, 0, large);
+  }
+  return 0;
+}
+static void *run(void *failed) {
+  *(int *)failed |= work(3, 16);
+  return NULL;
+}
+"""
+PROGRAM = KEPT + """
+int main(void) {
+  int failed = work(1, 4);
+  long before = faults();
+  failed |= work(200, 4);
+  printf("%ld ", faults() - before);
+  for (int i = 0; i < 40; ++i) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, run, &failed) || pthread_join(thread, NULL)) return 1;
+  }
+  printf("%ld ", resident());
+  for (int i = 0; i < 100; ++i) {  /* a block more than were ever used at once is not kept */
+    void *block = workspace_take((uint64_t)(100 - i) * MEGABYTES / 4);
+    memset(block, i, 1000);
+    workspace_give_back(block);
+  }
+  uint64_t kept = 0;
+  for (WorkspaceBlock *block = workspaces.first; block; block = block->next) kept += block->bytes;
+  printf("%d %d", kept <= workspaces.most, !workspace_take(~(uint64_t)0));
+  return failed;
+}
+"""
+PART = KEPT + "int plevel_work(void) { return work(2, 1); }\n"
+HOST = """
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+static pthread_barrier_t worked, gone;
+static int (*function)(void);
+static void *run(void *failed) {
+  *(int *)failed |= function();
+  pthread_barrier_wait(&worked);
+  pthread_barrier_wait(&gone);  /* the library is unloaded before the thread ends */
+  return NULL;
+}
+int main(void) {
+  int failed = 0;
+  for (int i = 0; i < 1100; ++i) {  /* more often than there are keys */
+    void *part = dlopen("./part.so", RTLD_NOW | RTLD_LOCAL);
+    if (!part || !(function = (int (*)(void))dlsym(part, "plevel_work"))) return 1;
+    pthread_t thread;
+    if (i % 100 == 0) {
+      pthread_barrier_init(&worked, NULL, 2);
+      pthread_barrier_init(&gone, NULL, 2);
+      pthread_create(&thread, NULL, run, &failed);
+      pthread_barrier_wait(&worked);
+    }
+    failed |= function();
+    dlclose(part);
+    if (i % 100 == 0) {
+      pthread_barrier_wait(&gone);
+      pthread_join(thread, NULL);
+    }
+  }
+  long all, found;
+  FILE *file = fopen("/proc/self/statm", "r");
+  if (!file || fscanf(file, "%ld %ld", &all, &found) != 2) return 2;
+  printf("%ld", found * 4096 / (1 << 20));
+  return failed;
+}
+"""
+
+
+RETURNED = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536"}  # what is freed is returned to the system
+
+
+def compiled(folder: Path, name: str, source: str, *options: str) -> None:
+    (folder / f"{name}.c").write_text(source)
+    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{LAUNCHER.parent}", "-pthread"]
+    subprocess.run(["cc", *flags, f"{name}.c", "-o", name, *options], cwd=folder, check=True)
+
+
+def test_a_thread_keeps_its_workspaces_until_it_ends(tmp_path: Path) -> None:
+    compiled(tmp_path, "program", PROGRAM)
+    done = subprocess.run(["./program"], cwd=tmp_path, env=RETURNED, stdout=subprocess.PIPE, text=True, check=True)
+    faults, resident, within, refused = map(int, done.stdout.split())
+    assert faults < 1024  # one call's pages, of two hundred
+    assert resident < 64  # of 640 MB that ended threads had
+    assert within and refused
+
+
+def test_an_unloaded_library_leaves_no_workspaces(tmp_path: Path) -> None:
+    compiled(tmp_path, "part.so", PART, "-shared", "-fPIC", "-Wno-unused-function")
+    compiled(tmp_path, "host", HOST, "-ldl")
+    done = subprocess.run(["./host"], cwd=tmp_path, env=RETURNED, stdout=subprocess.PIPE, text=True, check=True)
+    assert int(done.stdout) < 64  # of 1.1 GB
