@@ -35,6 +35,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from race import BURST_S, OVERRIDES, tuning
 
+from benchmarks.metaschedule import without_torch
 from benchmarks.result import save
 
 if TYPE_CHECKING:
@@ -178,7 +179,9 @@ def _tune_metaschedule(shape: Shape, threads: int, trials: int, folder: Path) ->
     path = folder / f"metaschedule-{_name(shape)}-{threads}.so"
     spec = {"kind": "metaschedule-tune", "shape": shape, "threads": threads, "trials": trials, "path": str(path)}
     begin = time.monotonic()
-    done = subprocess.run(_command(spec), check=False, env=_environment(threads), capture_output=True, text=True)
+    with without_torch() as own:
+        environment = _environment(threads) | {"PYTHONPATH": own["PYTHONPATH"]}
+        done = subprocess.run(_command(spec), check=False, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"MetaSchedule failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     return {

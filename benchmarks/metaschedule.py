@@ -12,18 +12,26 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
 def build(module: Path, library: Path, threads: int, trials: int) -> None:
     """Tune and build a module in a child; its output goes to this process's."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "torch.py").write_text("raise ImportError('hidden from TVM')\n")
-        found = os.pathsep.join([folder, *(p for p in sys.path if p)])
+    with without_torch() as environment:
         subprocess.run(
             [sys.executable, "-m", "benchmarks.metaschedule", module, library, str(threads), str(trials)],
-            env={**os.environ, "PYTHONPATH": found, "TVM_NUM_THREADS": str(threads)}, check=True,
+            env=environment | {"TVM_NUM_THREADS": str(threads)}, check=True,
         )  # fmt: skip
+
+
+@contextmanager
+def without_torch() -> Iterator[dict[str, str]]:
+    """The environment of a process that finds no PyTorch."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "torch.py").write_text("raise ImportError('hidden from TVM')\n")
+        yield {**os.environ, "PYTHONPATH": os.pathsep.join([folder, *(p for p in sys.path if p)])}
 
 
 def main() -> None:

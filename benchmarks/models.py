@@ -9,10 +9,11 @@ library where that is faster; `model.so` is what `plevel compile` makes of the s
 function. `--trials` tunes each model's workloads first, as many times as it has distinct workloads, into
 `--database`; `--metaschedule` lets MetaSchedule tune the same model, imported into Relax, for as many. `--like` has
 a second database, whose kernels run beside: that of a model like it, where this one had few trials.
-Medians of interleaved bursts; the first call of a burst is not counted, as the other pools' threads are still
-awake then. Without a database nothing is tuned. The second start is the first call in a new process, whose
-caches on disk are filled. Needs torch==2.13.0, torchvision==0.28.0 and transformers; peers that are not installed
-(onnxruntime with onnxscript, openvino) are left out.
+Medians of bursts, in another order each round; before a burst the threads of other pools have time to fall asleep, and
+calls of its first 20 ms are not counted. Without a database nothing is tuned. The first start is the first call
+in a new process with empty caches on disk, confirmation included; the second start is that in another new process, with
+the caches that the first has left. Needs torch==2.13.0, torchvision==0.28.0 and transformers; peers that are not
+installed (onnxruntime with onnxscript, openvino) are left out.
 """
 # Over 300 lines: the models, and each way of running them.
 
@@ -22,6 +23,7 @@ import argparse
 import ctypes
 import gc
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -102,40 +104,47 @@ MODELS: dict[str, Callable[[], Made]] = {
 
 
 def compilers(
-    database: str | None, max_autotune: bool, like: str | None = None
+    database: str | None, max_autotune: bool, like: str | None = None, again: bool = False
 ) -> Iterator[tuple[str, Callable[[nn.Module], Any]]]:
     from plevel.torch.backend import plevel
 
-    options = {"max_autotune": True} if max_autotune else {}
-    yield "Inductor", partial(torch.compile, dynamic=False, options=options)
+    tuned = {"max_autotune": True} if max_autotune else {}
+    yield "Inductor", partial(torch.compile, dynamic=False, options=tuned)
     kinds = [("all", False, database), ("confirmed", True, database)]
     if like is not None:
         kinds.append(("like", True, like))
     for label, confirm, place in kinds:
-        options = {"confirm": confirm} | ({} if place is None else {"database": place})
+        options: dict[str, Any] = {"confirm": confirm, "again": again and confirm}
+        options |= {} if place is None else {"database": place}
         yield label, partial(torch.compile, dynamic=False, backend=plevel, options=options)
 
 
-def start(name: str, label: str, database: str | None, threads: int, max_autotune: bool) -> float:
-    """Seconds of a model's first call by one of the compilers."""
+def start(name: str, label: str, database: str | None, threads: int, max_autotune: bool, again: bool) -> float:
+    """Seconds of a model's first call by one of the compilers; `again` confirms whatever is on record."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
-    compiler = dict(compilers(database, max_autotune))[label]
+    compiler = dict(compilers(database, max_autotune, again=again))[label]
     with torch.inference_mode():
         begin = time.perf_counter()
         compiler(model.eval())(*inputs)
         return time.perf_counter() - begin
 
 
-def restart(name: str, label: str, given: argparse.Namespace) -> float:
-    """`start` in a process of its own."""
-    call = f"start({name!r}, {label!r}, {given.database!r}, {given.threads}, {given.max_autotune})"
-    done = subprocess.run(
-        [sys.executable, "-c", f"from benchmarks.models import start; print({call})"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
-    return float(done.stdout.split()[-1])
+def starts(name: str, label: str, given: argparse.Namespace) -> tuple[float, float]:
+    """`start` in a process with empty caches on disk, and in another with those that it left."""
+    found = []
+    with tempfile.TemporaryDirectory() as caches:
+        folders = {n: str(Path(caches, n)) for n in ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR")}
+        for again in (True, False):
+            call = f"start({name!r}, {label!r}, {given.database!r}, {given.threads}, {given.max_autotune}, {again})"
+            done = subprocess.run(
+                [sys.executable, "-c", f"from benchmarks.models import start; print({call})"],
+                env={**os.environ, **folders, "PYTHONPATH": os.pathsep.join(sys.path)},
+                stdout=subprocess.PIPE, text=True, check=True,
+            )  # fmt: skip
+            found.append(float(done.stdout.split()[-1]))
+    return found[0], found[1]
 
 
 def peers(model: nn.Module, x: torch.Tensor, threads: int) -> Iterator[tuple[str, Any]]:
@@ -222,38 +231,25 @@ def deployed(model: nn.Module, x: torch.Tensor, database: str | None) -> Iterato
     yield "model.so", call
 
 
-def contenders(
-    name: str, given: argparse.Namespace
-) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
-    """The calls to time, and the seconds that the first call of each compiled took."""
+def contenders(name: str, given: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    """The calls to time."""
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
     model.eval()
     expected = model(*inputs)
     calls: dict[str, Callable[[], Any]] = {"eager": partial(model, *inputs)}
-    spent = {}
     torch._dynamo.reset()
     for label, compiler in compilers(given.database, given.max_autotune, given.like):
-        begin = time.perf_counter()
         function = compiler(model)
         function(*inputs)
-        spent[label] = time.perf_counter() - begin
         calls[label] = partial(function, *inputs)
-    begin = time.perf_counter()
-    for label, function in peers(model, *inputs, given.threads):
-        calls[label] = function
-        spent[label] = time.perf_counter() - begin
-    begin = time.perf_counter()
-    for label, function in deployed(model, *inputs, given.database):
-        calls[label] = function
-        spent[label] = time.perf_counter() - begin
+    calls |= peers(model, *inputs, given.threads)
+    calls |= deployed(model, *inputs, given.database)
     if given.metaschedule:
-        begin = time.perf_counter()
         calls["MetaSchedule"] = metaschedule(model, *inputs, given.threads, given.metaschedule)
-        spent["MetaSchedule"] = time.perf_counter() - begin
     for label, call in calls.items():
         assert (call() - expected).norm() <= 1e-4 * expected.norm(), f"{name}: {label} is wrong"
-    return calls, spent
+    return calls
 
 
 def tune(name: str, trials: int, database: str) -> float:
@@ -270,12 +266,15 @@ def tune(name: str, trials: int, database: str) -> float:
 
 
 def measure(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Medians of bursts in turns, of a sixteenth of a second each and three calls at least."""
+    """Medians of bursts, of a sixteenth of a second each and three calls at least, in a new order each round."""
     samples: dict[str, list[float]] = {label: [] for label in calls}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(samples["eager"]) < 5:
-        for label, call in calls.items():
-            call()
+    end, order = time.perf_counter() + seconds, random.Random(0)
+    while time.perf_counter() < end or len(samples["eager"]) < 7:
+        for label, call in order.sample(list(calls.items()), len(calls)):
+            time.sleep(0.03)  # idle threads of ONNX Runtime and OpenMP spin for up to 20 ms
+            warm = time.perf_counter() + 0.02
+            while time.perf_counter() < warm:
+                call()
             count, begin = 0, time.perf_counter()
             while count < 3 or time.perf_counter() - begin < 1 / 16:
                 call()
@@ -314,28 +313,25 @@ def main() -> None:
     rows: list[list[Cell]] = []
     with torch.inference_mode():
         for name in given.models:
-            calls, spent = contenders(name, given)
-            again = {label: restart(name, label, given) for label in ("Inductor", "confirmed")}
+            calls = contenders(name, given)
+            times = {label: starts(name, label, given) for label in ("Inductor", "confirmed")}
             found = measure(calls, given.seconds)
             del calls
             gc.collect()
             for label, median_s in found.items():
                 ratio = median_s / found["confirmed"]
-                starts = [f"{t[label]:.1f} s" if label in t else "" for t in (spent, again)]
-                print(
-                    f"{name:16}{label:14}{1e3 * median_s:9.2f} ms {ratio:6.2f}{starts[0]:>10}{starts[1]:>10}",
-                    flush=True,
-                )
+                shown_s = [f"{s:.1f} s" for s in times.get(label, ())]
+                print(f"{name:16}{label:14}{1e3 * median_s:9.2f} ms {ratio:6.2f}  {'  '.join(shown_s)}", flush=True)
             cells: list[Cell] = [name, *(found.get(label) for label in shown)]
             cells += [found[p] / found["confirmed"] if p in found else None for p in against]
             cells += [found[p] / found["model.so"] if {p, "model.so"} <= set(found) else None for p in LIBRARIES]
-            cells += [times[label] for times in (spent, again) for label in ("Inductor", "confirmed")]
+            cells += [times[label][place] for place in (0, 1) for label in ("Inductor", "confirmed")]
             rows.append([*cells, tuned.get(name)])
     columns = {
         "model": "", **dict.fromkeys(shown, "s"), **{f"{p} / confirmed": "×" for p in against},
         **{f"{p} / model.so": "×" for p in LIBRARIES},
-        "Inductor compiles in": "s", "plevel compiles and confirms in": "s", "Inductor starts again in": "s",
-        "plevel starts again in": "s", "tunes in": "s",
+        "Inductor's first start": "s", "plevel's first start": "s", "Inductor's second": "s", "plevel's second": "s",
+        "tunes in": "s",
     }  # fmt: skip
     kind = "-tuned" if given.database else ""
     single = f"-{given.models[0]}" if len(given.models) == 1 else ""

@@ -24,9 +24,10 @@ Groups of rows, float32, batch 1 (weights and biases are constant):
 - axes: softmax along other axes than the last, scans of one long row, sorts, and norms of groups.
 
 Each implementation is tuned for `--trials` trials; what is selected and the best of each are then
-timed in turns with PyTorch. Its module is traced and frozen, which prepacks weights and fuses what it
-can; images are given plain, channels-last and as mkldnn tensors, products also with `out=`; the
-fastest counts. PyTorch returns a new tensor, plevel writes where it is told to.
+timed in turns with PyTorch. Its module is traced and frozen, or what Inductor calls: oneDNN's product by a weight
+that is packed beforehand; images are given plain, channels-last and as mkldnn tensors, products also with `out=`; the
+fastest counts. PyTorch returns a new tensor, plevel writes where it is told to; what one call frees is there for the
+next. Results are not compared here: a worker has checked what was tuned, and tests the fallbacks.
 
 Prints medians, and the ratio of PyTorch's time to that of what plevel selects: above 1, plevel is
 faster. `--json` writes the rows. Needs torch==2.13.0.
@@ -347,7 +348,7 @@ def _anchors(torch: Any) -> dict[str, Callable[..., Any]]:
         "silu": lambda a, x: functional.silu(x),
         "layer_norm": lambda a, x, *more: functional.layer_norm(x, x.shape[-1:], *more),
         "sum": lambda a, x: x.sum(a["axis"]),
-        "softmax_bias": lambda a, x, bias: functional.softmax(x * a["scale"] + bias, -1),
+        "softmax_bias": lambda a, x, bias: functional.softmax(torch.add(bias, x, alpha=a["scale"]), -1),
         "relu": lambda a, x: functional.relu(x),
         "gelu": lambda a, x: functional.gelu(x),
         "max_pool2d": lambda a, x: functional.max_pool2d(
@@ -405,7 +406,31 @@ def _torch_calls(row: Row, threads: int, _best: dict[str, Any]) -> dict[str, Cal
         calls[name] = lambda frozen=frozen, inputs=inputs: frozen(*inputs)
     if row.op in ("conv2d", "max_pool2d") and is_image and not row.after and row.dtype == "float32":
         calls["mkldnn"] = _mkldnn_call(torch, row, attrs, tensors)
+    if row.op in ("conv2d", "dense") and "data_layout" not in row.attrs:
+        calls |= _packed_calls(torch, row, attrs, tensors)
     return calls
+
+
+def _packed_calls(torch: Any, row: Row, attrs: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Call]:
+    """What Inductor calls where it freezes: oneDNN's product by a packed weight, with what follows it."""
+    x, weight = (tensors[n] for n in row.inputs)
+    bias, follows = tensors.get("bias"), [s for s in row.after if s != "bias"]
+    if any(s in row.added for s in follows) or len(follows) > 1 or (bias is not None and row.after[0] != "bias"):
+        return {}
+    post = (follows[0] if follows else "none", [], "none" if follows == ["gelu"] else "")
+    ops = torch.ops.mkldnn
+    if row.op == "dense":
+        packed = ops._reorder_linear_weight(weight.to_mkldnn(), x.shape[0])
+        return {"packed": lambda: ops._linear_pointwise(x, packed, bias, *post)}
+    given = [[a] * 2 if isinstance(a := attrs[n], int) else list(a) for n in ("padding", "strides", "dilation")]
+    given.append(attrs["groups"])
+    packed = ops._reorder_convolution_weight(weight.to_mkldnn(), *given, list(x.shape))
+    forms = {"packed": torch.contiguous_format, "packed, channels last": torch.channels_last}
+    images = {name: x.contiguous(memory_format=form) for name, form in forms.items()}
+    return {
+        name: lambda image=image: ops._convolution_pointwise(image, packed, bias, *given, *post)
+        for name, image in images.items()
+    }
 
 
 def _quantized_calls(torch: Any, row: Row, data: Any, weight: Any) -> dict[str, Call]:

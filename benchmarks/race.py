@@ -214,6 +214,8 @@ class Side:
     def __init__(self, script: str, kind: str, threads: int) -> None:
         environment = {k: v for k, v in os.environ.items() if k not in OVERRIDES}
         environment |= {f"{pool}_NUM_THREADS": str(threads) for pool in ("TVM", "OPENBLAS", "OMP")}
+        # A large result of one call is memory for the next, not fresh pages: else its faults are what is timed.
+        environment |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
         self._child = subprocess.Popen(
             [sys.executable, script, "--side", kind, "--threads", str(threads)],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -277,7 +279,7 @@ def race(sides: Mapping[str, Side], what: Mapping[str, Any], rounds: int) -> dic
 
 
 def plevel_calls(workload: Workload, threads: int, best: Mapping[str, Any]) -> dict[str, Call]:
-    """A call of each implementation with its configuration, which a worker has checked when it was tuned."""
+    """A call of each implementation with its configuration."""
     import tvm
 
     from strategy.compile.lower import lower

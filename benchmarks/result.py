@@ -18,7 +18,10 @@ from platform import python_version
 import msgspec
 
 FOLDER = Path(__file__).parent / "results"
-PACKAGES = {"apache-tvm", "numpy", "sqlalchemy", "psycopg", "xgboost", "xgboost-cpu", "torch", "scipy-openblas32"}
+PACKAGES = {
+    "apache-tvm", "numpy", "sqlalchemy", "psycopg", "xgboost", "xgboost-cpu", "torch", "torchvision", "transformers",
+    "onnxruntime", "openvino", "scipy-openblas32", "optuna", "distributed",
+}  # fmt: skip
 # A text, a number in its column's unit, or a number with a unit of its own. None where there is none.
 Cell = str | int | float | tuple[int | float, str] | None
 

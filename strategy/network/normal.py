@@ -287,6 +287,26 @@ def _softmax(normal: _Normal, node: Call) -> Expr | None:
     return None
 
 
+def _unmasked(normal: _Normal, node: Call) -> Expr | None:
+    """Attention without a mask that hides nothing, or with is_causal for one that hides what comes later."""
+    if node.op.name != "attention_bias" or not isinstance(node.args[3], Constant):
+        return None
+    given, mask = node.attrs.to_json(), node.args[3].value
+    if mask.dtype.kind not in "bf":
+        return None
+    seen = mask if mask.dtype == bool else mask == 0
+    rows, columns = extents(node.args[0])[2], extents(node.args[1])[2]
+    if seen.all():
+        return normal.make("attention", *node.args[:3], **given)
+    earlier = np.tri(rows, columns, dtype=bool)
+    if given.get("is_causal") or mask.shape[-2:] != earlier.shape or (seen != earlier).any():
+        return None
+    # Each query sees a key, beside which the least number counts as much as -infinity.
+    if mask.dtype != bool and not (mask[~seen] <= np.finfo(mask.dtype).min).all():
+        return None
+    return normal.make("attention", *node.args[:3], **given | {"is_causal": True})
+
+
 def _channels(node: Call) -> tuple[Call, Expr] | None:
     """A value with channels on axis 1, and a constant's entry for each of them, that a binary operator joins."""
     for value, other in (node.args, node.args[::-1]) if len(node.args) == 2 else ():
@@ -411,6 +431,6 @@ def _swapped(normal: _Normal, node: Expr) -> Expr | None:
 
 
 _RULES: tuple[Rule, ...] = (
-    _compute, _reshape, _by_number, _activation, _softmax, _sink_unary, _sink_binary, _add_bias, _scale_weight,
-    _transpose, _turn_operand,
+    _compute, _reshape, _by_number, _activation, _softmax, _unmasked, _sink_unary, _sink_binary, _add_bias,
+    _scale_weight, _transpose, _turn_operand,
 )  # fmt: skip

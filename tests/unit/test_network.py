@@ -49,8 +49,10 @@ def evaluate(root: Expr, given: dict[str, Any]) -> Any:
             values[node] = reference(node.attrs, inputs).reshape(extents(node))
         elif isinstance(node, Tuple):
             values[node] = inputs
+        elif isinstance(node, Constant):
+            values[node] = node.value if node.value.dtype == bool else node.value.astype("float64")
         else:
-            values[node] = node.value.astype("float64") if isinstance(node, Constant) else given[node.name]
+            values[node] = given[node.name]
     return values[root][0]
 
 
@@ -133,6 +135,41 @@ def test_a_softmax_takes_the_scale_and_the_mask_before_it(name: str) -> None:
     assert operators(found) == expected
     rng = np.random.default_rng(0)
     data = {"x": rng.normal(size=(4, 6)), "m": rng.normal(size=6), "b": np.array([[True], [True], [True], [False]])}
+    np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-6)
+
+
+LATER = ~np.tri(5, 5, dtype=bool)
+MASKS: dict[str, tuple[Any, str, bool]] = {
+    "all seen": (~np.zeros((1, 1, 5, 5), bool), "attention", False),
+    "all seen, of fewer axes": (np.ones(5, bool), "attention", False),
+    "nothing added": (np.zeros((2, 1, 1, 5), "f"), "attention", False),
+    "what comes later": (~LATER, "attention", True),
+    "what comes later, of each head": (np.broadcast_to(~LATER, (2, 3, 5, 5)).copy(), "attention", True),
+    "minus infinity": (np.where(LATER, -np.inf, 0).astype("f"), "attention", True),
+    "the least number": (np.where(LATER, np.finfo("f").min, 0).astype("f"), "attention", True),
+    "a large number": (np.where(LATER, -9, 0).astype("f"), "attention_bias", False),
+    "no number": (np.where(LATER, np.nan, 0).astype("f"), "attention_bias", False),
+    "other places": (LATER, "attention_bias", False),
+    "of some heads": (np.stack([~LATER, ~LATER, np.ones((5, 5), bool)])[None], "attention_bias", False),
+    "one row": (~LATER[:1], "attention_bias", False),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", MASKS)
+def test_a_constant_mask_that_attention_does_not_need_goes(name: str, causal: bool) -> None:
+    mask, expected, becomes = MASKS[name]
+    q, k, v = (Var(n, "float32[2,3,5,4]") for n in "qkv")
+    made = call("attention_bias", q, k, v, Constant(mask), scale=0.3, is_causal=causal)
+    found = normalize(given := Network((q, k, v), {"y": made}, {}))
+    attention = found.outputs["y"]
+    assert isinstance(attention, Call)
+    if causal and becomes:
+        expected = "attention_bias"  # once is enough, and rare
+    assert attention.op.name == expected
+    assert attention.attrs.to_json().get("is_causal", False) == (causal or becomes)
+    rng = np.random.default_rng(0)
+    data = {n: rng.normal(size=(2, 3, 5, 4)) for n in "qkv"}
     np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-6)
 
 
