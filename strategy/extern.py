@@ -47,8 +47,12 @@ class Library:
         if os.sep in self.path:
             return Path(self.path)
         open_library(self.role)
-        mapped = Path("/proc/self/maps").read_text().split()
-        return next(Path(m) for m in mapped if m.endswith(f"/{self.path}"))
+        mapped = {Path(word) for word in Path("/proc/self/maps").read_text().split() if word.startswith("/")}
+        for file in mapped:
+            named = file.with_name(self.path)  # its name is a link to the file that is mapped
+            if ".so" in file.name and named.exists() and named.samefile(file):
+                return named
+        raise ExternError(f"the file of {self.path} is not known: {_REMEDIES[self.role]}")
 
     def symbol(self, name: str) -> str:
         """The library's own name of a routine: `cblas_sgemm` → `scipy_cblas_sgemm`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -61,10 +62,13 @@ def _compile(source: Path, include: str, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as made:
         partial = Path(made) / path.name
         command = [
-            compiler, "-O2", "-fPIC", "-shared", "-fopenmp", f"-I{include}", f"-I{LAUNCHER.parent}", str(source),
-            "-o", str(partial),
+            *shlex.split(compiler), "-O2", "-fPIC", "-shared", "-fopenmp", f"-I{include}", f"-I{LAUNCHER.parent}",
+            str(source), "-o", str(partial),
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise NativeError(f"{compiler} cannot be run (CC names another compiler): {error.strerror}") from error
         if done.returncode:
             raise NativeError(
                 f"{' '.join(command)} failed (CC names another compiler): {done.stderr.strip()[-2000:]}"

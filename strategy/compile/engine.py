@@ -135,7 +135,7 @@ class CompileEngine:
     ) -> tuple[Selection, Artefact]:
         """Compile a part by the table's row for this size, or for this size alone if it has no row."""
         dims = None if table is None else _sizes(table.workload, workload)
-        if table is not None and dims is not None:
+        if table is not None and dims is not None and min(dims.values(), default=1) > 0:
             try:
                 row = table.row(**dims)
                 shape = table.workload.bind(table.pinned(row.holds))

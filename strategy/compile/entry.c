@@ -51,6 +51,13 @@ __attribute__((weak)) void TVMFFIErrorSetRaisedFromCStrParts(
   for (int32_t i = 0; i < count; ++i) if (parts[i]) fputs(parts[i], stderr);
   fputc('\n', stderr);
 }
+static int _plevel_refuse(const char *what) {
+  TVMFFIErrorSetRaisedFromCStrParts("ValueError", &what, 1);
+  return -1;
+}
+/* Two libraries of one process have functions of the same names for TVM: each calls its own. */
+#define PLEVEL_OWN __attribute__((visibility("hidden")))
+#define PLEVEL_SHOWN __attribute__((visibility("protected")))
 static inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a ^ b) < 0); }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
 static inline int64_t floor_mod(int64_t a, int64_t b) { return a - b * floor_div(a, b); }

@@ -46,7 +46,7 @@ _HEADER = Template("""\
  * for $target
  *
 $functions *
- * All buffers are row-major, contiguous and aligned to $alignment bytes. Functions return 0, or
+ * All buffers are row-major, contiguous and aligned to $alignment bytes, and no extent is 0. Functions return 0, or
  * another number on failure. $threads
  */
 #ifndef $guard
@@ -61,6 +61,10 @@ $declarations
 #endif
 #endif
 """)
+
+
+# Of a function for TVM.
+_TYPE = "(void *, const Any *, int32_t, Any *)"
 
 
 def common_code() -> str:
@@ -147,29 +151,32 @@ class Entry:
         lines = []
         for i, row in enumerate(self.rows):
             lines += [
-                f"int __tvm_ffi_{self.prefix}row{i}_{variable.name_hint}(void *, const Any *, int32_t, Any *);"
+                f"int __tvm_ffi_{self.prefix}row{i}_{variable.name_hint}{_TYPE} PLEVEL_OWN;"
                 for variable in row.lowered.module.functions
             ]
+        op = self.workload.op
+        count = show_number(len(self.parameters), "tensor")
         lines += [
             "",
+            f"int __tvm_ffi_{self.prefix}main{_TYPE} PLEVEL_SHOWN;",
             f"int __tvm_ffi_{self.prefix}main(void *_self, const Any *_args, int32_t _count, Any *_result) {{",
-            f"  if (_count != {len(self.parameters)}) return -1;",
+            f'  if (_count != {len(self.parameters)}) return _plevel_refuse("{op}: expected {count}: see the header");',
             "  _plevel_ready();",
         ]
         for dim, (argument, axis) in self.dims.items():
             lines += [
                 f"  const Tensor *_t_{dim} = tensor_of(&_args[{place[argument]}]);",
-                f"  if (!_t_{dim} || _t_{dim}->ndim <= {axis}) return -1;",
+                f"  if (!_t_{dim} || _t_{dim}->ndim <= {axis})",
+                f'    return _plevel_refuse("{op}: {argument} is no tensor of its type: see the header");',
                 f"  const int64_t {c_name(dim)} = _t_{dim}->shape[{axis}];",
+                f"  if ({c_name(dim)} < 1)",
+                f'    return _plevel_refuse("{op}: {dim} is not positive: this library takes no empty tensors");',
             ]
         assumed = self.workload.assumptions
         if assumed.clauses:
             lines += [
-                f"  if (!{c_condition(assumed)}) {{",
-                f'    const char *_why = "{self.workload.op}: {assumed} does not hold: export it for this size";',
-                '    TVMFFIErrorSetRaisedFromCStrParts("ValueError", &_why, 1);',
-                "    return -1;",
-                "  }",
+                f"  if (!{c_condition(assumed)})",
+                f'    return _plevel_refuse("{op}: {assumed} does not hold: export it for this size");',
             ]
         for i, (row, taken) in enumerate(zip(self.rows, self._taken, strict=True)):
             tests = [c_condition(c) for c in row.must] + [f"!{c_condition(c)}" for c in row.must_not]
@@ -179,13 +186,8 @@ class Entry:
                 f"    return __tvm_ffi_{self.prefix}row{i}_main(_self, _own, {len(taken)}, _result);",
                 "  }",
             ]
-        why = f"{self.workload.op}: no row of this library is for these sizes: export it for them"
-        return [
-            *lines,
-            f'  const char *_none = "{why}";',
-            '  TVMFFIErrorSetRaisedFromCStrParts("ValueError", &_none, 1);',
-            "  return -1;", "}", "",
-        ]  # fmt: skip
+        why = f"{op}: no row of this library is for these sizes: export it for them"
+        return [*lines, f'  return _plevel_refuse("{why}");', "}", ""]
 
     def _function(self) -> list[str]:
         """The function for C: make tensors of pointers and extents."""

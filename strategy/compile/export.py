@@ -9,6 +9,7 @@ with the function `main`.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -111,7 +112,7 @@ def export_library(
             be moved; otherwise it loads them from their paths on this host.
 
     Returns:
-        The header's path. A failed export leaves no files.
+        The header's path. A failed compilation leaves no files.
 
     Raises:
         CompileError: there is no C compiler, or it failed.
@@ -175,8 +176,11 @@ def link(inputs: Sequence[str], folder: Path) -> Path:
     if not compiler:
         raise CompileError("no C compiler: install gcc or clang, or set CC")
     made = folder / "library.so"
-    command = [compiler, "-O2", "-fPIC", "-shared", "-fopenmp", *inputs, "-o", str(made), "-lm"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    command = [*shlex.split(compiler), "-O2", "-fPIC", "-shared", "-fopenmp", *inputs, "-o", str(made), "-lm"]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise CompileError(f"{compiler} cannot be run (set CC for another compiler): {error.strerror}") from error
     if done.returncode:
         raise CompileError(
             f"{' '.join(command)} failed (set CC for another compiler): {done.stderr.strip()[-2000:]}"

@@ -1,7 +1,7 @@
 /* Workspaces of kernels, in the place of TVM's: memory that a call frees is there for the next one.
  *
  * A thread keeps the blocks that it took, newest first, until it ends or the library is unloaded, and at most as many
- * bytes as it ever had in use at once. Memory returned to the system at each call would cost a fault per page at the
+ * bytes as the blocks had that it ever used at once. Memory returned to the system at each call would cost a fault per page at the
  * next: more than the kernel's own time, where its workspace has megabytes. The macro PLEVEL_ALIGNMENT stands before.
  */
 #include <pthread.h>
@@ -38,17 +38,32 @@ static void workspaces_end(void *thread) {
   own->at = NULL;
   own->used = own->most = 0;
 }
+/* Also at the program's end, when other threads may be in a kernel still: those keep theirs. */
 __attribute__((destructor)) static void workspaces_unload(void) {
   if (!workspaces_keyed) return;
   pthread_key_delete(workspaces_key);
-  for (Workspaces *own = workspaces_of_all; own; own = own->next) workspaces_free(own->first);
+  pthread_mutex_lock(&workspaces_lock);
+  for (Workspaces *own = workspaces_of_all; own; own = own->next) {
+    if (own->used) continue;
+    workspaces_free(own->first);
+    own->first = NULL;
+  }
+  pthread_mutex_unlock(&workspaces_lock);
+}
+/* In a child of fork only the thread that forked goes on. */
+static void workspaces_forked(void) {
+  pthread_mutex_init(&workspaces_lock, NULL);
+  workspaces_of_all = workspaces.at ? &workspaces : NULL;
+  workspaces.next = NULL;
+  if (workspaces.at) workspaces.at = &workspaces_of_all;
 }
 /* Have this thread keep its blocks; 0 where the system has no key left. */
 static int workspaces_join(void) {
   Workspaces *own = &workspaces;
   if (own->at) return 1;
   pthread_mutex_lock(&workspaces_lock);
-  if (!workspaces_keyed) workspaces_keyed = !pthread_key_create(&workspaces_key, workspaces_end);
+  if (!workspaces_keyed && !pthread_atfork(NULL, NULL, workspaces_forked))
+    workspaces_keyed = !pthread_key_create(&workspaces_key, workspaces_end);
   if (workspaces_keyed && !pthread_setspecific(workspaces_key, own)) {
     if ((own->next = workspaces_of_all)) own->next->at = &own->next;
     own->at = &workspaces_of_all;
@@ -60,14 +75,15 @@ static int workspaces_join(void) {
 
 /* Aligned memory; NULL without. */
 static void *workspace_take(uint64_t bytes) {
+  uint64_t rounded = (bytes + 4095) & ~(uint64_t)4095;
   WorkspaceBlock **best = NULL, *found;
+  /* A small request leaves a large block to the large one that may follow. */
   for (WorkspaceBlock **at = &workspaces.first; *at; at = &(*at)->next)
-    if ((*at)->bytes >= bytes && (!best || (*at)->bytes < (*best)->bytes)) best = at;
+    if ((*at)->bytes >= bytes && (*at)->bytes / 8 <= rounded && (!best || (*at)->bytes < (*best)->bytes)) best = at;
   if (best) {
     found = *best;
     *best = found->next;
   } else {
-    uint64_t rounded = (bytes + 4095) & ~(uint64_t)4095;
     if (rounded < bytes) return NULL;
     found = (WorkspaceBlock *)aligned_alloc(PLEVEL_ALIGNMENT, PLEVEL_ALIGNMENT + rounded);
     if (!found) return NULL;

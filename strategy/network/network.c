@@ -64,11 +64,15 @@ static void _plevel_give_back(char *arena) {
   pthread_mutex_unlock(&_plevel_lock);
 }
 __attribute__((destructor)) static void _plevel_unload(void) {
+  pthread_mutex_lock(&_plevel_lock);  /* at the program's end others may still run */
   for (Block *next; _plevel_spare; _plevel_spare = next) {
     next = _plevel_spare->next;
     free(_plevel_spare);
   }
+  pthread_mutex_unlock(&_plevel_lock);
 }
+static void _plevel_forked(void) { pthread_mutex_init(&_plevel_lock, NULL); }
+__attribute__((constructor)) static void _plevel_load(void) { pthread_atfork(NULL, NULL, _plevel_forked); }
 
 static uint64_t _plevel_port_bytes(int i, const int64_t *extents) {
   return _plevel_bytes(_plevel_ports[i].bits, _plevel_ports[i].ndim, _plevel_ports[i].shape, extents);
@@ -119,11 +123,6 @@ static int _plevel_run(const int64_t *sizes, void *const *given) {
   return failed;
 }
 
-static int _plevel_refuse(const char *what) {
-  const char *parts[] = {what};
-  TVMFFIErrorSetRaisedFromCStrParts("ValueError", parts, 1);
-  return -1;
-}
 /* The function `main` for tvm_ffi: tensors of the inputs, then of the outputs. */
 int __tvm_ffi_main(void *self, const Any *args, int32_t count, Any *result) {
   void *given[PLEVEL_PORTS];
@@ -153,5 +152,7 @@ int __tvm_ffi_main(void *self, const Any *args, int32_t count, Any *result) {
     }
     given[i] = (char *)t->data + t->byte_offset;
   }
-  return _plevel_run(sizes, given) ? _plevel_refuse("a kernel failed") : 0;
+  int failed = _plevel_run(sizes, given);
+  if (failed == -1) return _plevel_refuse("there is no memory for the values between its steps");
+  return failed ? -1 : 0;  /* the kernel has said why */
 }

@@ -251,6 +251,67 @@ def test_conditions_are_decided_in_c_as_in_python(tmp_path: Path) -> None:
             assert held == condition.evaluate({"m": size}), (str(condition), size)
 
 
+def test_two_libraries_of_one_program_call_their_own_functions(tmp_path: Path) -> None:
+    for op in ("sigmoid", "relu"):
+        workload = Workload.make(op, {"data": "float32[8]"})
+        lowered = lower(workload, TARGET, "broadcast.cpu")
+        export_library(workload, [LibraryRow(lowered)], tmp_path / f"lib{op}.so")
+    other = Workload.make("dense", {"data": "float32[5,3]", "weight": "float32[2,3]"}, constants=["weight"])
+    for name, workload in (("first", dense(5)), ("other", other)):
+        lowered = lower(workload, TARGET, "dense_pack.cpu")
+        export_library(workload, [LibraryRow(lowered)], tmp_path / f"lib{name}.so", name)
+    (tmp_path / "main.c").write_text("""
+#include "libsigmoid.h"
+#include "librelu.h"
+#include "libfirst.h"
+#include "libother.h"
+#include <stdio.h>
+static _Alignas(64) float data[15], weight[6], packed[1024], output[10], x[8], y[8];
+int main(void) {
+  for (int i = 0; i < 8; ++i) x[i] = i - 4;
+  if (plevel_sigmoid(x, y)) return 1;
+  printf("%g ", y[4]);
+  if (plevel_relu(x, y)) return 2;
+  printf("%g ", y[7]);
+  for (int i = 0; i < 15; ++i) data[i] = i;
+  for (int i = 0; i < 6; ++i) weight[i] = i;
+  if (other_prepare_weight_packed(weight, packed)) return 3;
+  if (other(data, packed, output)) return 4;
+  printf("%g", output[9]);
+  return 0;
+}
+""")
+    libraries = [f"lib{name}.so" for name in ("first", "sigmoid", "relu", "other")]
+    subprocess.run(["cc", "-std=c11", "-Wall", "main.c", *libraries, "-o", "main"], cwd=tmp_path, check=True)
+    done = subprocess.run(
+        ["./main"], cwd=tmp_path, env={"LD_LIBRARY_PATH": str(tmp_path)}, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout.split() == ["0.5", "3", str(12 * 3 + 13 * 4 + 14 * 5)]
+
+
+def test_no_extent_is_0_and_a_wrong_call_says_what_is_wrong(tmp_path: Path) -> None:
+    import tvm
+
+    workload = Workload.make("cumsum", {"data": "float32[n]"}, {"axis": 0})
+    export_library(workload, table_rows(dispatch(workload, TARGET, NO_RECORDS)), tmp_path / "lib.so")
+    data, output = aligned((4,)), aligned((4,))
+    output[:] = 77
+    function = ctypes.CDLL(str(tmp_path / "lib.so")).plevel_cumsum
+    for extent in (0, -1):
+        assert function(ctypes.c_int64(extent), *(ctypes.c_void_p(a.ctypes.data) for a in (data, output)))
+    np.testing.assert_array_equal(output, 77)
+    main = tvm.runtime.load_module(str(tmp_path / "lib.so"))["main"]
+    given, number = tvm.runtime.empty((4,), "float32"), tvm.runtime.empty((), "float32")
+    for arguments, expected in (
+        ([given], "cumsum: expected 2 tensors: see the header"),
+        ([number, given], "cumsum: data is no tensor of its type"),
+        ([7, given], "cumsum: data is no tensor of its type"),
+        ([tvm.runtime.empty((0,), "float32"), given], "cumsum: n is not positive"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            main(*arguments)
+
+
 def test_tvm_loads_it_as_a_module(tmp_path: Path) -> None:
     import tvm
 
@@ -354,6 +415,21 @@ def test_without_a_compiler_it_says_what_to_install(
     with pytest.raises(CompileError, match="install gcc or clang"):
         export_library(dense(5), [LibraryRow(lowered)], tmp_path / "libdense.so")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler -O1", "/"])
+def test_a_compiler_that_cannot_be_run_is_named(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    with pytest.raises(CompileError, match=rf"{compiler} cannot be run \(set CC for another compiler\)"):
+        export_library(dense(5), [LibraryRow(lower(dense(5), TARGET, "dense_pack.cpu"))], tmp_path / "libdense.so")
+
+
+def test_the_compiler_may_have_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "env cc -g0")
+    export_library(dense(5), [LibraryRow(lower(dense(5), TARGET, "dense_pack.cpu"))], tmp_path / "libdense.so")
+    assert (tmp_path / "libdense.so").exists()
 
 
 def test_the_old_file_survives_a_failed_export(

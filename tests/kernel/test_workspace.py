@@ -70,6 +70,8 @@ KEPT = """
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define MEGABYTES (1 << 20)
 static long faults(void) {
@@ -120,8 +122,28 @@ int main(void) {
   }
   uint64_t kept = 0;
   for (WorkspaceBlock *block = workspaces.first; block; block = block->next) kept += block->bytes;
-  printf("%d %d", kept <= workspaces.most, !workspace_take(~(uint64_t)0));
-  return failed;
+  printf("%d %d ", kept <= workspaces.most, !workspace_take(~(uint64_t)0));
+  uint64_t most = workspaces.most;
+  for (int i = 0; i < 5; ++i) {  /* small ones before a large one leave it its block */
+    void *small[5], *large;
+    for (int j = 0; j < 5; ++j) small[j] = workspace_take(100 + j);
+    large = workspace_take(most - MEGABYTES);
+    for (int j = 0; j < 5; ++j) workspace_give_back(small[j]);
+    workspace_give_back(large);
+  }
+  printf("%d", workspaces.most - most < MEGABYTES);
+  fflush(stdout);
+  pid_t child = fork();  /* in which other threads begin */
+  if (!child) {
+    for (int i = 0; i < 20 && !failed; ++i) {
+      pthread_t threads[3];
+      for (int j = 0; j < 3; ++j) if (pthread_create(&threads[j], NULL, run, &failed)) return 1;
+      for (int j = 0; j < 3; ++j) pthread_join(threads[j], NULL);
+    }
+    return failed | work(3, 4);
+  }
+  int status = 1;
+  return failed | (waitpid(child, &status, 0) != child) | status;
 }
 """
 PART = KEPT + "int plevel_work(void) { return work(2, 1); }\n"
@@ -177,10 +199,10 @@ def compiled(folder: Path, name: str, source: str, *options: str) -> None:
 def test_a_thread_keeps_its_workspaces_until_it_ends(tmp_path: Path) -> None:
     compiled(tmp_path, "program", PROGRAM)
     done = subprocess.run(["./program"], cwd=tmp_path, env=RETURNED, stdout=subprocess.PIPE, text=True, check=True)
-    faults, resident, within, refused = map(int, done.stdout.split())
+    faults, resident, within, refused, apart = map(int, done.stdout.split())
     assert faults < 1024  # one call's pages, of two hundred
     assert resident < 64  # of 640 MB that ended threads had
-    assert within and refused
+    assert within and refused and apart
 
 
 def test_an_unloaded_library_leaves_no_workspaces(tmp_path: Path) -> None:

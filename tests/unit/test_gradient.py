@@ -332,6 +332,26 @@ def test_the_gradient_of_cummax_is_that_of_the_last_of_equals():
     np.testing.assert_array_equal(evaluate(found, {"x": np.array([1.0, 1, 0, 3, 3, 2])}), [1, 2, 0, 1, 2, 0])
 
 
+def test_the_gradient_of_a_sum_keeps_small_terms_beside_large_ones():
+    x, g = Var("x", "float64[3]"), Var("g", "float64[3]")
+    (found,) = gradient(cumsum(x, 0) * g, [x])
+    given = {"x": np.zeros(3), "g": np.array([1e17, 1, 2])}
+    np.testing.assert_allclose(evaluate(found, given), [1e17, 3, 2], rtol=1e-12)
+    given["g"][0] = np.nan
+    np.testing.assert_array_equal(evaluate(found, given), [np.nan, 3, 2])
+
+
+def test_the_gradient_of_a_product_of_small_numbers_is_exact():
+    (found,) = gradient(cumprod(Var("x", "float64[5]"), 0))
+    slope = evaluate(found, {"x": np.full(5, 1e-6)})
+    np.testing.assert_allclose(slope[-1], 1e-24, rtol=1e-12)
+
+
+def test_the_gradient_of_cummax_ends_at_a_number_that_is_none():
+    (found,) = gradient(cummax(Var("x", "float64[5]"), 0))
+    np.testing.assert_array_equal(evaluate(found, {"x": np.array([1, np.nan, 2, np.nan, 3])}), [1, 2, 0, 2, 0])
+
+
 @given(
     numbers=st.lists(st.sampled_from([0.0, -1.5, 2.0]), min_size=1, max_size=6), exclusive=st.booleans()
 )

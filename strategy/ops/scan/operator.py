@@ -192,7 +192,10 @@ def cummax_grad(orig: Call, grad: Expr) -> list[Expr]:
     if orig.attrs.exclusive:
         raise GradientError("cummax: it has no gradient where it is exclusive")
     data, axis = orig.args[0], orig.attrs.axis or 0
-    new = equal(reshape_like(cast(data, orig.tensor_type.dtype), orig), orig)
+    x = reshape_like(cast(data, orig.tensor_type.dtype), orig)
+    new = equal(x, orig)
+    if "float" in orig.tensor_type.dtype:
+        new = call("logical_or", new, call("not_equal", x, x))  # NaN is the largest
     numbers = call("cumsum", cast(new, "int32"), axis=axis)
     places = numbers - ones_like(numbers)
     sums = call("scatter_add", zeros_like(grad), places, grad, axis=axis)
@@ -201,11 +204,11 @@ def cummax_grad(orig: Call, grad: Expr) -> list[Expr]:
 
 
 def _sums_onward(orig: Call, terms: Expr) -> Expr:
-    """The sums of what the scan `orig` has from each element on: the total without what comes before."""
+    """The sums of what the scan `orig` has from each element on, from the end: the total less the rest would cancel."""
     assert isinstance(orig.attrs, ScanopAttrs)
     axis = orig.attrs.axis or 0
-    total = call("sum", terms, axis=axis, keepdims=True)
-    return total - call("cumsum", terms, axis=axis, exclusive=not orig.attrs.exclusive)
+    found = call("cumsum", call("reverse", terms, axis=axis), axis=axis, exclusive=orig.attrs.exclusive)
+    return call("reverse", found, axis=axis)
 
 
 def cumsum(
