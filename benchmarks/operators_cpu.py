@@ -412,7 +412,7 @@ def _torch_calls(row: Row, threads: int, _best: dict[str, Any]) -> dict[str, Cal
 
 
 def _packed_calls(torch: Any, row: Row, attrs: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Call]:
-    """What Inductor calls where it freezes: oneDNN's product by a packed weight, with what follows it."""
+    """Inductor's own calls where it freezes: oneDNN's product by a packed weight, with what follows it."""
     x, weight = (tensors[n] for n in row.inputs)
     bias, follows = tensors.get("bias"), [s for s in row.after if s != "bias"]
     if any(s in row.added for s in follows) or len(follows) > 1 or (bias is not None and row.after[0] != "bias"):

@@ -155,7 +155,7 @@ def serve(options: argparse.Namespace, slot: str) -> int:
         return 0
     except UnreachableError as error:
         return _fail(f"{error}: start it with `plevel serve`, or name another with --url", 1)
-    except (SandboxError, ServiceError) as error:
+    except (DeviceError, SandboxError, ServiceError) as error:
         return _fail(str(error), 1)
     finally:
         spool.close()

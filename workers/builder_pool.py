@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -24,6 +24,7 @@ from strategy.record import ErrorKind, Job, JobEntry, convert, to_json
 from workers.builder import Build, Built, shorten
 from workers.fork import Limits
 from workers.sandbox import Child, Died, ForkServer, Interrupted, Late
+from workers.scratch import check_room
 from workers.turn import Turn
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 AHEAD = 4  # the most jobs that are built ahead of the one that is timed
 _KEPT = 512  # libraries, about 30 KB each
 _POLL_S = 0.25
+# Failures that a full disk may cause, too.
+_DOUBTFUL = frozenset({ErrorKind.COMPILE, ErrorKind.CRASH, ErrorKind.INSTANTIATION})
 # An entry is late on the cluster after so long, and so many times the usual.
 _LATE_S, _LATE = 5.0, 4.0
 
@@ -48,11 +51,11 @@ class Elsewhere(Protocol):
 
 
 class _Slot:
-    """A builder of this host: a thread, its child, and the lock of shared cores."""
+    """A builder of this host: a thread and its child. `shared` if its cores also time."""
 
-    def __init__(self, limits: Limits, turn: Turn | None) -> None:
+    def __init__(self, limits: Limits, shared: bool) -> None:
         self.limits = limits
-        self.turn = turn
+        self.shared = shared
         self.child: Child | None = None
         self.thread: threading.Thread
 
@@ -83,9 +86,9 @@ class BuilderPool:
         memory_bytes: the memory limit of each child.
         forks: allow the children's programs to fork, as nvcc does.
         children: their number; default: one per core.
-        shared: cores that also time, one child on each, which builds only under `turn`, and only what the cluster
-            does not; if they are among `cores`, all children do.
-        turn: the lock of the shared cores.
+        shared: cores that also time, one child on each, which builds only what the cluster does not; if they are
+            among `cores`, all children do.
+        turn: the lock under which children build; None: builds wait for no timing.
         cluster: builders of other hosts, which the pool starts and closes.
     """
 
@@ -110,8 +113,9 @@ class BuilderPool:
         spare = tuple(core for core in shared if core not in cores)
         overlap = len(spare) < len(shared)
         count = len(cores) if children is None else children
-        self._slots = [_Slot(limits, turn if overlap else None) for _ in range(count)]
-        self._slots += [_Slot(msgspec.structs.replace(limits, cores=spare), turn) for _ in spare]
+        self._slots = [_Slot(limits, overlap) for _ in range(count)]
+        self._slots += [_Slot(msgspec.structs.replace(limits, cores=spare), shared=True) for _ in spare]
+        self._turn = turn
         self._kept: dict[str, Built] = {}  # by name of the library, the least recent first
         self._changed = threading.Condition()  # of all that follows
         self._waiting: deque[_Task] = deque()
@@ -135,6 +139,9 @@ class BuilderPool:
 
         The libraries exist at least until as many jobs as may be `AHEAD`, and one more, are built. Entries that are
         not done when `interrupt` is set are omitted.
+
+        Raises:
+            ScratchError: the disk of this host is full. Set `interrupt`: the other entries are still queued.
         """
         self._forget(max(_KEPT, (AHEAD + 2) * len(job.entries)))
         tasks = [_Task(job, entry, interrupt) for entry in job.entries]
@@ -178,9 +185,9 @@ class BuilderPool:
         while self._await_task(slot):
             task: _Task | None = None
             try:
-                with slot.turn.build() if slot.turn else nullcontext():
+                with self._await_turn(slot) as mine:
                     # Take a task only under the lock: another slot may have taken it by then.
-                    task = self._take(slot)
+                    task = self._take(slot) if mine else None
                     if task is not None:
                         self._finish(task, self._build(slot, task))
             except BaseException as error:
@@ -190,6 +197,9 @@ class BuilderPool:
                         self._waiting.clear()
                 for one in failed:
                     one.built.set_exception(error)
+
+    def _await_turn(self, slot: _Slot) -> AbstractContextManager[bool]:
+        return self._turn.build(slot.limits.cores, lambda: self._closed) if self._turn else nullcontext(True)
 
     def _await_task(self, slot: _Slot) -> bool:
         """Wait until there is something to build here; return False once the pool is closed."""
@@ -205,7 +215,7 @@ class BuilderPool:
         if self._cluster is None:
             return self._waiting[0] if self._waiting else None
         away = not self._cluster.room
-        leaves = slot.turn is not None and not away
+        leaves = slot.shared and not away
         for task in self._waiting:
             if task.here or not leaves:
                 return task
@@ -240,9 +250,13 @@ class BuilderPool:
             workload=task.job.workload, target=task.job.target, entry=task.entry, path=str(path)
         )
         built = self._ask(slot, request, task.job.policy.build_timeout_s, task.interrupt)
-        if built is None or built.error is not None:
-            for left in self._directory.glob(f"{path.stem}.*"):  # left by a killed child
-                left.unlink(missing_ok=True)
+        try:
+            if built is not None and built.error in _DOUBTFUL:
+                check_room(self._directory)
+        finally:
+            if built is None or built.error is not None:
+                for left in self._directory.glob(f"{path.stem}.*"):  # left by a killed child
+                    left.unlink(missing_ok=True)
         return built
 
     # Builders of the cluster

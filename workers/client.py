@@ -34,6 +34,8 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 _ANSWER_S = 30.0
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+# What the service says of a lost lease or an unknown worker, and proxies of a service that they do not find.
+_LOST = frozenset({404, 409, 410})
 
 
 class ServiceError(Exception):
@@ -156,7 +158,7 @@ class Client:
             answer = self._http.request(
                 method, path, content=content, headers=headers, timeout=timeout
             )
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             reason = str(error) or type(error).__name__
             raise UnreachableError(
                 f"the service at {self.url} is not reachable: {reason}"
@@ -184,6 +186,8 @@ def _refusal(url: str, path: str, answer: httpx.Response) -> ServiceError:
     message = f"{url}{path} answered {answer.status_code}: {detail}"
     if answer.status_code in _RETRIED:
         return UnreachableError(message)
+    if answer.status_code in _LOST and not kind.startswith("urn:plevel:"):
+        return UnreachableError(f"{message}; no plevel service says so: check the proxies on the way to it")
     if kind == "urn:plevel:device-busy":
         return DeviceBusyError(message)
     if answer.status_code == 409 or (

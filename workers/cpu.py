@@ -7,10 +7,12 @@ import fcntl
 import os
 import platform
 import socket
+import stat
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from strategy.record import Device
 from strategy.target import Target, cpu_target
 
 _CPUS = Path("/sys/devices/system/cpu")
-# Folders that all users of a host can write to.
+# Folders that all users of a host can write to, on most.
 _SHARED = (Path("/run/lock"), Path("/var/lock"), Path("/tmp"))  # noqa: S108
 _LOCK_NAME = "plevel-timing.lock"
 
@@ -64,9 +66,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
         first, dash, last = part.partition("-")
         known = first.isdecimal() and (not dash or last.isdecimal())
         if not known or int(last or first) < int(first):
-            raise DeviceError(
-                f"device {text!r:.40}: {part!r:.20} is no core: write cpu:0-3 or cpu:0,2"
-            )
+            raise DeviceError(f"device {text!r:.40}: {part!r:.20} is no core: write cpu:0-3 or cpu:0,2")
         cores.update(range(int(first), int(last or first) + 1))
     absent = sorted(cores - set(allowed))
     if absent:
@@ -80,8 +80,8 @@ def parse_cores(text: str) -> tuple[int, ...]:
 def assign(cores: Sequence[int], threads: int) -> Cores:
     """Divide cores into those that time kernels of `threads` threads and those that build.
 
-    Each timing thread gets a physical core if there are enough, whose other hyper-thread builds nothing. If
-    kernels use all cores, building shares them.
+    Each timing thread gets a physical core if there are enough. The other hyper-thread of a timing core builds
+    nothing. If no physical core is left, building shares the timing cores.
 
     Raises:
         DeviceError: more threads than cores.
@@ -93,13 +93,8 @@ def assign(cores: Sequence[int], threads: int) -> Cores:
         physical.setdefault(_siblings(core), []).append(core)
     # Interrupts and other programs prefer the first cores: time on the last ones.
     by_core = list(physical.values())[::-1]
-    if threads <= len(by_core):
-        timing = [group[0] for group in by_core[:threads]]
-        building = [core for group in by_core[threads:] for core in group]
-    else:
-        timing = sorted(cores)[-threads:]
-        building = [core for core in cores if core not in timing]
-    building = building or list(cores)
+    timing = [group[0] for group in by_core[:threads]] if threads <= len(by_core) else sorted(cores)[-threads:]
+    building = [core for group in by_core if not set(group) & set(timing) for core in group] or list(cores)
     return Cores(f"cpu:{_ranges(sorted(cores))}", tuple(sorted(timing)), tuple(sorted(building)))
 
 
@@ -128,11 +123,7 @@ def _read(path: Path) -> str:
 
 def machine_id() -> str:
     """A persistent identity of this machine."""
-    return (
-        _read(Path("/etc/machine-id"))
-        or _read(Path("/var/lib/dbus/machine-id"))
-        or socket.gethostname()
-    )
+    return _read(Path("/etc/machine-id")) or _read(Path("/var/lib/dbus/machine-id")) or socket.gethostname()
 
 
 def machine_memory() -> int:
@@ -231,64 +222,77 @@ def _installed(package: str) -> str:
         return ""
 
 
-def pin_threads(cores: Sequence[int], known: dict[int, int]) -> None:
-    """Give each thread of this process one core: the first to the main thread, the others in turn.
-
-    A pool of n threads creates its n - 1 threads one after another, so that each pool gets one thread per core.
-    `known` has the threads that are pinned already.
-    """
-    main = os.getpid()
-    for thread in sorted(int(entry.name) for entry in Path("/proc/self/task").iterdir()):
-        if thread in known:
-            continue
-        workers = len(known.keys() - {main})
-        others = cores[1:] or cores
-        core = cores[0] if thread == main else others[workers % len(others)]
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(thread, {core})
-        known[thread] = core
-
-
 @contextlib.contextmanager
-def timing_lock(
-    stop: Callable[[], bool] = lambda: False, *, shared: bool = False
-) -> Iterator[bool]:
-    """Hold this host's timing lock, shared by all daemons on it, whatever their user.
+def timing_lock(stop: Callable[[], bool] = lambda: False, cores: Sequence[int] | None = None) -> Iterator[bool]:
+    """Hold this host's timing lock, and exclude builds on some cores, by all daemons, whatever their user.
 
-    A file lock in a folder shared by all users, which ends with its process. Containers on one CPU do not share the
-    file: give each container its own cores.
+    Locks of a file in a folder shared by all users, which end with their process. Containers on one CPU do not share
+    the file: give each container its own cores.
 
     Args:
         stop: polled while waiting; if it returns true, the lock is not acquired.
-        shared: share the lock with others that only exclude timing.
+        cores: the timing cores; default: all that this process may use.
     """
-    descriptor = _open_lock()
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    try:
+    cores = sorted(os.sched_getaffinity(0)) if cores is None else cores
+    with _opened_lock() as file:
+        # The host's first: while it is held nobody else times, so that builds ahead of timing come to an end.
+        host = partial(fcntl.flock, file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield _acquire([host, *_locks_of(file, cores, fcntl.F_WRLCK)], stop)
+
+
+@contextlib.contextmanager
+def building_lock(cores: Sequence[int], stop: Callable[[], bool]) -> Iterator[bool]:
+    """Exclude timing on some cores, by all daemons of this host, whatever their user.
+
+    Args:
+        stop: see `timing_lock`.
+    """
+    with _opened_lock() as file:
+        yield _acquire(_locks_of(file, cores, fcntl.F_RDLCK), stop)
+
+
+def _locks_of(file: int, cores: Sequence[int], kind: int) -> list[Callable[[], object]]:
+    """Locks of the byte of each core, in one order for all, so that none waits for another in turn."""
+    # `struct flock`; of the open file, not of the process, whose threads exclude each other, too.
+    asked = (struct.pack("hhqqi4x", kind, os.SEEK_SET, core, 1, 0) for core in sorted(cores))
+    return [partial(fcntl.fcntl, file, fcntl.F_OFD_SETLK, one) for one in asked]
+
+
+def _acquire(locks: Sequence[Callable[[], object]], stop: Callable[[], bool]) -> bool:
+    for lock in locks:
         while True:
             try:
-                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+                lock()
+                break
             except BlockingIOError:
                 if stop():
-                    yield False
-                    return
+                    return False
                 time.sleep(0.02)
-                continue
-            yield True
-            return
-    finally:
-        os.close(descriptor)
+    return True
 
 
-def _open_lock() -> int:
-    path = next((d for d in _SHARED if os.access(d, os.W_OK)), _SHARED[-1]) / _LOCK_NAME
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+@contextlib.contextmanager
+def _opened_lock() -> Iterator[int]:
+    path = next(filter(_is_shared, _SHARED), _SHARED[-1]) / _LOCK_NAME
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        return os.open(path, flags)  # of another user: sticky folders forbid O_CREAT on it
+        descriptor = os.open(path, flags)  # of another user: sticky folders forbid O_CREAT on it
     except FileNotFoundError:
         descriptor = os.open(path, flags | os.O_CREAT, 0o666)
         with contextlib.suppress(PermissionError):
             os.fchmod(descriptor, 0o666)
-        return descriptor
     except OSError as error:
         raise DeviceError(f"{path} cannot be opened ({error.strerror}): remove it") from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_shared(folder: Path) -> bool:
+    """Return whether all users can write to a folder; `os.access` would say of root that it always can."""
+    try:
+        writable = folder.stat().st_mode & stat.S_IWOTH
+        return bool(writable) and not os.statvfs(folder).f_flag & os.ST_RDONLY
+    except OSError:
+        return False

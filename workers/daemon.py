@@ -28,11 +28,20 @@ from strategy.installed import installed
 from strategy.record import Device, Lease, LeaseRequest, Registered, Result, WorkerInfo
 from workers.builder import Built
 from workers.builder_pool import AHEAD, BuilderPool, Elsewhere
-from workers.client import Client, DeviceBusyError, ServiceError, StoppedError, UnknownWorkerError
+from workers.client import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    Client,
+    DeviceBusyError,
+    ServiceError,
+    StoppedError,
+    UnknownWorkerError,
+)
 from workers.cpu import Cores, environment, hottest
 from workers.cuda.runner import runner_on
 from workers.lease import GOODBYE_S, Held, Holdings
 from workers.sandbox import WORKER_IMPORTS, ForkServer, Interrupted
+from workers.scratch import ScratchError
 from workers.spool import Spool
 from workers.timing_runner import TimingRunner
 from workers.turn import Turn
@@ -104,9 +113,11 @@ class Daemon:
         self._longest_s = 0.0  # of a job, from its lease to its end
         # Of a job, weighted to the last ones: from its lease until all of it is built, and in the runner.
         self._build_s, self._time_s = 0.0, 0.0
+        self._room_pause_s = FIRST_PAUSE_S
+        self._failure: Exception | None = None
         self._draining = threading.Event()
-        self._holdings = Holdings(client, spool)
-        self._turn = Turn()
+        self._holdings = Holdings(client, spool, self._fail)
+        self._turn = Turn(cores.timing)
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._registered: Registered | None = None
         # The timing thread's time by activity, in seconds.
@@ -119,15 +130,20 @@ class Daemon:
             SandboxError: TVM cannot be loaded.
             UnreachableError: the service did not answer within `patience_s` at the start.
             ServiceError: the service refused this worker.
+            Exception: the first unexpected error of a thread, which has ended all others.
         """
-        with scratch() as folder, ForkServer(folder, self._imports) as server:
-            self._registered = self._client.register(self._info, patience_s)
-            log.info(
-                "%s registered with %s: %s, timing on cores %s, building on %s",
-                self._info.name, self._client.url, self._device.target,
-                self._cores.timing, self._cores.building,
-            )  # fmt: skip
-            self._serve(server, folder)
+        try:
+            with scratch() as folder, ForkServer(folder, self._imports) as server:
+                self._registered = self._client.register(self._info, patience_s)
+                log.info(
+                    "%s registered with %s: %s, timing on cores %s, building on %s",
+                    self._info.name, self._client.url, self._device.target,
+                    self._cores.timing, self._cores.building,
+                )  # fmt: skip
+                self._serve(server, folder)
+        finally:
+            if self._failure is not None:
+                raise self._failure
 
     def drain(self) -> None:
         """Finish the job being timed, within the grace period, release the one being built, and end."""
@@ -147,14 +163,11 @@ class Daemon:
             shared=self._cores.timing, turn=self._turn, cluster=self._cluster,
         )  # fmt: skip
         runner = runner_on(server, self._cores.timing, self._device.slot)
-        leasing = threading.Thread(
-            target=self._guard, args=(self._lease_and_build, pool), name="build"
-        )
+        leasing = threading.Thread(target=self._guard, args=(self._lease_and_build, pool), name="build")
         timing = threading.Thread(target=self._guard, args=(self._time, runner), name="timing")
         keeping = threading.Thread(
-            target=self._holdings.keep_alive, args=(self._identity, self._stop), name="renew",
-            daemon=True,
-        )  # fmt: skip
+            target=self._guard, args=(self._holdings.keep_alive, self._identity, self._stop), name="renew", daemon=True
+        )
         leasing.daemon = True  # it may be waiting for a job at the end
         for thread in (leasing, timing, keeping):
             thread.start()
@@ -187,15 +200,20 @@ class Daemon:
             self.drain()
         return busy_at
 
-    def _guard(self, work: Any, resource: Any) -> None:
-        """Run one of the two threads; an unexpected error in one ends the worker."""
+    def _guard(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Run a thread's work; an unexpected error in one ends the worker."""
         try:
-            work(resource)
+            work(*arguments)
         except StoppedError:
             pass
-        except Exception:
-            log.exception("the worker stops: an unexpected error, report it with this traceback")
-            self._stop.set()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Stop the worker; `run` raises the first error."""
+        log.error("the worker stops: %s: %s", type(error).__name__, error)
+        self._failure = self._failure or error
+        self._stop.set()
 
     def _say_goodbye(self) -> None:
         self._holdings.close()
@@ -244,20 +262,26 @@ class Daemon:
             worker_id=self._identity().worker_id, device=self._device.identity, wait_s=wait_s, jobs=self._depth
         )
         try:
-            return self._client.lease(request)
-        except UnknownWorkerError:
-            if self._draining.is_set():  # the worker has just left
-                return ()
-            self._registered = self._client.register(self._info)
-            log.info("registered again, as the service no longer knew this worker")
+            try:
+                return self._client.lease(request)
+            except UnknownWorkerError:
+                if self._draining.is_set():  # the worker has just left
+                    return ()
+                self._registered = self._client.register(self._info)
+                log.info("registered again, as the service no longer knew this worker")
         except ServiceError as error:
-            log.warning("the service refused a lease: %s; retrying in %g s", error, _REFUSED_S)
+            log.warning("the service refused this worker: %s; retrying in %g s", error, _REFUSED_S)
             self._draining.wait(_REFUSED_S)
         return ()
 
     def _build(self, held: Held, pool: BuilderPool) -> None:
         leased_at = self._clock()
-        built = pool.build(held.lease.job, held.ended, lambda b: self._report_failed(held, b))
+        try:
+            built = pool.build(held.lease.job, held.ended, lambda b: self._report_failed(held, b))
+        except ScratchError as error:
+            self._await_room(held, error)
+            return
+        self._room_pause_s = FIRST_PAUSE_S
         if held.ended.is_set():
             self._holdings.leave(held)
             return
@@ -268,6 +292,15 @@ class Daemon:
         # It is ahead until it is timed.
         while not batch.taken.wait(0.5) and not self._stop.is_set():
             pass
+
+    def _await_room(self, held: Held, error: ScratchError) -> None:
+        """Release a job that this host has no room for, and wait, longer each time."""
+        held.end()
+        self._holdings.leave(held)
+        if self._room_pause_s == FIRST_PAUSE_S:
+            log.warning("%s was released, retrying with back-off: %s", held, error, extra=held.ids)
+        self._draining.wait(self._room_pause_s)
+        self._room_pause_s = min(2 * self._room_pause_s, LONGEST_PAUSE_S)
 
     def _report_failed(self, held: Held, built: Built) -> None:
         if built.error is not None:
@@ -290,6 +323,10 @@ class Daemon:
                         self._time_batch(batch, runner)
                         since = self._spend("loading and reporting", since)
                         self._longest_s = max(self._longest_s, since - batch.leased_at)
+            except ScratchError as error:
+                self._await_room(held, error)
+                since = self._spend("waiting for room on disk", since)
+                continue
             finally:
                 batch.taken.set()
             if held.ended.is_set():
@@ -362,6 +399,9 @@ class Daemon:
         except Interrupted:
             self._holdings.report(held, *timed)
             return
+        except Exception:
+            self._holdings.report(held, *timed)
+            raise
         self._time_s += (self._clock() - began - self._time_s) / 2
         toolchain = conditions.environment | {"TVM_NUM_THREADS": job.target.threads}
         self._holdings.finish(held, environment() | toolchain, conditions.references, timed)

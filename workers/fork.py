@@ -245,7 +245,10 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
     try:
         limits = msgspec.convert(request["spawn"], Limits)
         os.setsid()
-        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        try:
+            log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        except OSError:  # the disk is full: its last words are lost, but what it does is no failure
+            log = os.open(os.devnull, os.O_WRONLY)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)

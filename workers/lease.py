@@ -55,14 +55,15 @@ class Holdings:
     Args:
         client: the service's client.
         spool: keeps results until the service has accepted them.
+        failed: see `Sender`.
     """
 
-    def __init__(self, client: Client, spool: Spool) -> None:
+    def __init__(self, client: Client, spool: Spool, failed: Callable[[Exception], None] | None = None) -> None:
         self._client = client
         self._held: dict[int, Held] = {}
         self._lock = threading.RLock()  # also acquired by a signal handler
         self._giving_back = threading.Lock()
-        self._sender = Sender(client, spool, self._on_accepted, self._on_lost)
+        self._sender = Sender(client, spool, self._on_accepted, self._on_lost, failed=failed)
 
     def add(self, lease: Lease) -> Held:
         held = Held(lease)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import os
 import random
 import time
 from collections import deque
@@ -24,7 +25,6 @@ from strategy.peak import least_seconds
 from strategy.record import ErrorKind, Job, Result, convert, estimate, to_json
 from strategy.workload import Workload
 from workers.builder import Built, shorten
-from workers.cpu import pin_threads
 from workers.drift import time_reference
 from workers.fork import Channel
 from workers.guard import OutOfBoundsError, Span
@@ -96,7 +96,9 @@ class Runner:
                 if not session.checked:
                     kernel.check()
                 kernel.bind()
-                # Thread pools start at their first use.
+                # Thread pools start at their first use, and inherit the core of a thread that is pinned before.
+                if session.checked:
+                    self._measure(kernel)(1)
                 pin_threads(session.cores, self._pinned)
             except Exception as error:
                 if kernels and _is_out_of_memory(error):
@@ -205,6 +207,24 @@ class Runner:
         outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
         tensors = {name: tvm.runtime.tensor(array) for name, array in inputs.items()}
         return Data(inputs, tensors, outputs, tolerances(workload, inputs, outputs))
+
+
+def pin_threads(cores: Sequence[int], known: dict[int, int]) -> None:
+    """Give each thread of this process one core: the first to the main thread, the others in turn.
+
+    A pool of n threads creates its n - 1 threads one after another, so that each pool gets one thread per core.
+    `known` has the threads that are pinned already.
+    """
+    main = os.getpid()
+    for thread in sorted(int(entry.name) for entry in Path("/proc/self/task").iterdir()):
+        if thread in known:
+            continue
+        workers = len(known.keys() - {main})
+        others = cores[1:] or cores
+        core = cores[0] if thread == main else others[workers % len(others)]
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, {core})
+        known[thread] = core
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -98,20 +98,24 @@ class Child:
         except OSError:
             raise self._death() from None
 
-    def receive(self, stage_s: float, interrupt: threading.Event | None = None) -> Any:
+    def receive(
+        self, stage_s: float, interrupt: threading.Event | None = None, *, first_s: float | None = None
+    ) -> Any:
         """The child's next message.
 
         Args:
             stage_s: the time limit of each stage (see `Channel.mark`).
             interrupt: ends the wait promptly when set.
+            first_s: the time limit before the first stage; default: `stage_s`.
 
         Raises:
             Died, Late, Interrupted: the child is dead.
         """
         while True:
-            _, since = self.channel.progress
-            left = since + stage_s - time.monotonic()
-            ready, _, _ = select.select([self.channel], [], [], max(0.0, min(left, _POLL_S)))
+            stage, since = self.channel.progress
+            limit_s = stage_s if stage >= 0 or first_s is None else first_s
+            left_s = since + limit_s - time.monotonic()
+            ready, _, _ = select.select([self.channel], [], [], max(0.0, min(left_s, _POLL_S)))
             if ready:
                 try:
                     return self.channel.receive()
@@ -120,9 +124,9 @@ class Child:
             if interrupt is not None and interrupt.is_set():
                 self.kill()
                 raise Interrupted
-            if self.channel.progress[1] + stage_s <= time.monotonic():
+            if left_s <= 0:
                 self.kill()
-                raise Late(f"took longer than {stage_s:g} s and was killed")
+                raise Late(f"took longer than {limit_s:g} s and was killed")
 
     @property
     def stage(self) -> int:

@@ -154,6 +154,7 @@ class Sender:
     Args:
         accepted: called with the lease and the service's answer.
         lost: called with a lost lease, whose results are dropped.
+        failed: called with an unexpected error, which ends the thread; results stay on disk. None: it is raised.
         linger_s: the time for which results wait for more of their job, as sending disturbs timing.
     """
 
@@ -164,11 +165,13 @@ class Sender:
         accepted: Callable[[int, ResultsAccepted], None],
         lost: Callable[[int], None],
         linger_s: float = 1.0,
+        failed: Callable[[Exception], None] | None = None,
     ) -> None:
         self._client = client
         self._spool = spool
         self._accepted = accepted
         self._lost = lost
+        self._failed = failed
         self._linger_s = linger_s
         self._change = threading.Condition()
         self._due: float | None = None if spool.empty else 0.0
@@ -215,6 +218,14 @@ class Sender:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        try:
+            self._send_all()
+        except Exception as error:
+            if self._failed is None:
+                raise
+            self._failed(error)
+
+    def _send_all(self) -> None:
         pause = FIRST_PAUSE_S
         while True:
             with self._change:

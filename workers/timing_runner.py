@@ -22,10 +22,14 @@ from workers.fork import Limits
 from workers.guard import explain
 from workers.runner import Session
 from workers.sandbox import Child, Died, ForkServer, Late, SandboxError
+from workers.scratch import check_room
 
 # OpenBLAS's idle threads spin for 2²⁶ cycles, on cores on which the next kernel of the session runs by then.
 # 2²⁰ cycles outlast any gap between calls of one kernel.
 _SHORT_SPIN = {"OPENBLAS_THREAD_TIMEOUT": "20", "TVM_THREAD_POOL_SPIN_COUNT": "4000"}
+# A child keeps the libraries that it has loaded: five mappings each, of 65,530 that a process may have by default.
+_MOST_LOADED = 2000
+_REFERENCE_S = 600.0  # for inputs and NumPy's reference, which may take longer than any kernel
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class TimingRunner:
         self._memory_bytes = memory_bytes
         self._child: Child | None = None
         self._pool = (0, "")  # threads, and their pool
+        self._loaded = 0  # libraries, by the child
         self._launcher: str | None = None
 
     def run(
@@ -79,6 +84,7 @@ class TimingRunner:
 
         Raises:
             Interrupted: `interrupt` was set; finished times are reported.
+            ScratchError: the disk is full.
         """
         try:
             self._launcher = _find_launcher(job.target, built)
@@ -177,11 +183,12 @@ class TimingRunner:
             job=job, built=tuple(entries.values()), cores=self._cores[-threads:],
             memory_bytes=self._memory_bytes, launcher=self._launcher, checked=checked,
         )  # fmt: skip
-        child = self._ready_child(threads, job.target.pool)
+        child = self._ready_child(threads, job.target.pool, len(entries))
+        limit_s = job.policy.run_timeout_s
         try:
             child.send(to_json(session))
             while True:
-                message = child.receive(job.policy.run_timeout_s, interrupt)
+                message = child.receive(limit_s, interrupt, first_s=max(_REFERENCE_S, limit_s))
                 if "end" in message:
                     environment.update(message["environment"])
                     return -1, None
@@ -196,15 +203,27 @@ class TimingRunner:
                 result = convert(message["result"], Result)
                 entries.pop(result.entry, None)
                 report(result)
-        except (Died, Late) as error:
+        except Late as error:
+            if child.stage < 0:
+                return child.stage, Late(f"nothing was run: NumPy's reference of {job.workload} {error}")
+            return child.stage, error
+        except Died as error:
             return child.stage, error
 
-    def _ready_child(self, threads: int, pool: str) -> Child:
-        """The child, a new one if it died or runs kernels on other threads: those of two pools would share cores."""
-        if self._child is not None and self._child.alive and self._pool == (threads, pool):
+    def _ready_child(self, threads: int, pool: str, libraries: int) -> Child:
+        """The child for a session of so many libraries.
+
+        It is a new one if the last died, has loaded too many, or runs kernels on other threads: those of two pools
+        would share cores.
+        """
+        self._loaded += libraries
+        if (
+            self._child is not None and self._child.alive
+            and self._pool == (threads, pool) and self._loaded <= _MOST_LOADED
+        ):  # fmt: skip
             return self._child
         self.close()
-        self._pool = threads, pool
+        self._pool, self._loaded = (threads, pool), libraries
         counts = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         self._child = self._server.spawn(
             Limits(
@@ -228,7 +247,11 @@ def _find_launcher(target: Target, built: Sequence[Built]) -> str | None:
     folder = Path(built[0].path).parent / "openmp"
     folder.mkdir(exist_ok=True)
     found = folder / "library.so"
-    return str(found if found.exists() else build_launcher(folder))
+    try:
+        return str(found if found.exists() else build_launcher(folder))
+    except (CompileError, OSError):
+        check_room(folder)
+        raise
 
 
 def _by_code(built: Sequence[Built]) -> dict[int, list[Built]]:

@@ -29,36 +29,39 @@ class Backend(RemoteCacheBackend):  # type: ignore[misc]
 
     def get(self, key: str) -> str | None:
         """The entry under a key, as Helion wrote it; None if there is none or the service is away."""
-        asked = Workload("helion.kernel", (), {"cache_key": key})
-        found = _reporters[0].best("helion", asked, limit=1) if _reporters else None
-        return next((text for a in (found or {}).get("answers", ()) for text in _entry(a)), None)
+        for reporter in _reporters:
+            with reporter.spared():
+                found = reporter.best("helion", Workload("helion.kernel", (), {"cache_key": key}), limit=1)
+                return next((text for a in (found or {}).get("answers", ()) for text in _entry(a)), None)
+        return None
 
     def put(self, key: str, data: str) -> None:
         """Send an entry in the background."""
-        entry = json.loads(data)
-        fields = entry["key"]["fields"]
-        if _reporters:
-            _reporters[0].report({
-                "tool": "helion", "kernel": "kernel", "attrs": {"cache_key": key},
-                "version": fields.get("kernel_source_hash", "")[:16] or "unknown",
-                "device_model": fields.get("hardware", "")[:200], "measured_at": time.time(),
-                "environment": {k: fields[k] for k in _ENVIRONMENT if k in fields},
-                "candidates": [{"config": json.loads(entry["config"]), "extra": entry}],
-            })  # fmt: skip
+        for reporter in _reporters:
+            with reporter.spared():
+                entry = json.loads(data)
+                fields = entry["key"]["fields"]
+                reporter.report({
+                    "tool": "helion", "kernel": "kernel", "attrs": {"cache_key": key},
+                    "version": fields.get("kernel_source_hash", "")[:16] or "unknown",
+                    "device_model": fields.get("hardware", "")[:200], "measured_at": time.time(),
+                    "environment": {k: fields[k] for k in _ENVIRONMENT if k in fields},
+                    "candidates": [{"config": json.loads(entry["config"]), "extra": entry}],
+                })  # fmt: skip
 
     def list(self, max_results: int | None = None) -> Iterator[str]:
         """Yield the newest entries of this device model, with which Helion warms its search."""
-        if not _reporters:
-            return
-        count = NEWEST if max_results is None else max_results
-        model = get_device_name()
-        wanted = {} if model is None else {"device_model": model}
-        for kernel in _reporters[0].kernels("helion", count, **wanted):
-            yield from _entry(kernel["best"])
+        for reporter in _reporters:
+            with reporter.spared():
+                count = NEWEST if max_results is None else max_results
+                model = get_device_name()
+                wanted = {} if model is None else {"device_model": model}
+                for kernel in reporter.kernels("helion", count, **wanted):
+                    yield from _entry(kernel["best"])
 
 
 def _entry(answer: dict[str, Any] | None) -> Iterator[str]:
     """The entry of an answer as Helion wrote it, if it is one."""
     extra = answer["extra"] if answer else None
-    if extra is not None and isinstance(extra.get("config"), str) and "key" in extra:
+    if isinstance(extra, dict) and isinstance(extra.get("config"), str) and "key" in extra:
         yield json.dumps(extra)

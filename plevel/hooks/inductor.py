@@ -94,16 +94,24 @@ class _Table:
 
     def get(self, key: str, default: Any = None) -> Any:
         """The configurations of a key; those of another device are timed here, few of them."""
-        model, _, problem = key.partition("+")
-        asked = foreign_workload("inductor", _op(problem), {"key": problem})
-        found = _installed[0].likest(
-            "inductor", asked, device_model=model, version=_VERSION, limit=KEEP
-        )
-        answers = found["answers"] if found else []
-        if not answers:
-            return default
-        keep = 1 if answers[0]["likeness"] == "model" else KEEP
-        return [dict(a["config"]) for a in answers[:keep]]
+        for reporter in _installed:
+            with reporter.spared():
+                return _known(reporter, key) or default
+        return default
+
+
+def _known(reporter: Reporter, key: str) -> list[dict[str, Any]]:
+    model, _, problem = key.partition("+")
+    asked = foreign_workload("inductor", _op(problem), {"key": problem})
+    found = reporter.likest("inductor", asked, device_model=model, version=_VERSION, limit=KEEP)
+    # Inductor raises at an entry without a template, such as one that was imported.
+    answers = [a for a in found["answers"] if _names_template(a["config"])] if found else []
+    keep = 1 if answers and answers[0]["likeness"] == "model" else KEEP
+    return [dict(a["config"]) for a in answers[:keep]]
+
+
+def _names_template(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("template_id"), str)
 
 
 def save(

@@ -130,17 +130,18 @@ class Reporter:
 
     def best(self, tool: str, workload: Workload, **terms: Any) -> dict[str, Any] | None:
         """The answer of `Client.foreign_best`, None if the service is away."""
-
-        def read(client: Client) -> dict[str, Any]:
-            return client.foreign_best(tool, workload, **terms)
-
-        return self._ask(read)
+        return self._ask(lambda client: client.foreign_best(tool, workload, **terms))
 
     def likest(self, tool: str, workload: Workload, **terms: Any) -> dict[str, Any] | None:
         """As `best`, of the likest device that has an answer; it may be `USABLE_S` old.
 
         A problem that this process has reported is asked for each time.
         """
+        with self.spared():
+            return self._likest(tool, workload, **terms)
+        return None
+
+    def _likest(self, tool: str, workload: Workload, **terms: Any) -> dict[str, Any] | None:
         kernel = Kernel(tool, workload.op.partition(".")[2], tuple(terms.items()))
         known = self._kernels.get(kernel)
         if known is not None and known.is_usable():

@@ -407,6 +407,15 @@ def test_nothing_raises_into_the_tool(
     assert caplog.text.count("tuning goes on without plevel") >= 3
 
 
+def test_an_answer_that_is_none_raises_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reporter = Reporter(f"http://127.0.0.1:{free_port()}", folder=tmp_path)
+    monkeypatch.setattr(reporter, "best", lambda *_, **__: {})
+    assert reporter.likest("triton", problem(1), device_model="NVIDIA H100") is None
+    assert caplog.text.count("KeyError: 'answers'; tuning goes on without plevel") == 1
+
+
 def test_without_a_thread_nothing_raises_and_reports_wait_for_one(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

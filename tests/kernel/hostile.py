@@ -285,6 +285,10 @@ def serve(channel: Any) -> None:
         if asked == "hang":
             channel.mark(5)
             time.sleep(1000)
+        if asked == "prepare and hang":
+            time.sleep(1)
+            channel.mark(0)
+            time.sleep(1000)
         if asked == "garbage":
             os.write(channel.fileno(), b"\xff\xff\xff\xff")
         if asked == "environment":

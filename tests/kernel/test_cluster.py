@@ -200,7 +200,7 @@ def test_a_slow_cluster_is_helped_out_and_named_once(
 
 
 def test_shared_cores_leave_builds_to_the_cluster(open_pool: Open) -> None:
-    turn = Turn()
+    turn = Turn(CORES.timing)
     pool = open_pool(shared=CORES.timing, turn=turn)
     with turn.time(NEVER.is_set):
         assert [b.error for b in build(pool, a_job(3))] == [None] * 3

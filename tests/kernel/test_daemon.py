@@ -41,6 +41,7 @@ from workers.client import Client
 from workers.cpu import assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
 from workers.sandbox import ForkServer
+from workers.scratch import ScratchError
 from workers.spool import Spool
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too
@@ -92,7 +93,7 @@ class Script:
             if callable(told):
                 told()
             elif told is not None:
-                return httpx.Response(told, json={"detail": "as told"})
+                return _refusal(told, "as told")
             return answer
 
     def _answer(self, method: str, path: str, content: bytes) -> tuple[str, httpx.Response]:
@@ -105,7 +106,7 @@ class Script:
             self.asked.add(decode(content, LeaseRequest).jobs)
             if self.forgotten:
                 self.forgotten -= 1
-                return "forgotten", httpx.Response(404, json={"detail": "who?"})
+                return "forgotten", _refusal(404, "who?")
             if not self._waiting:
                 self.change.wait(0.05)
                 return "", _ok(Leases())
@@ -129,6 +130,10 @@ class Script:
             if parcel.done:
                 self.done.append(lease_id)
         return event, _ok(ResultsAccepted(accepted=len(parcel.results), known=0))
+
+
+def _refusal(status: int, detail: str) -> httpx.Response:
+    return httpx.Response(status, json={"type": "urn:plevel:refused", "detail": detail})
 
 
 def _ok(value: Any) -> httpx.Response:
@@ -157,10 +162,13 @@ class Running:
     script: Script
     stop: threading.Event
     thread: threading.Thread
+    error: Exception | None = None
+    expected: Exception | None = None
 
     def ends(self) -> None:
         self.thread.join(HANG_S)
         assert not self.thread.is_alive(), "the worker does not end"
+        assert self.error is self.expected
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +209,10 @@ def serve(
         daemon = Daemon(client, spool, info, CORES, stop, imports=("numpy", "tvm", "hostile"), **limits)
 
         def run() -> None:
-            daemon.run(1.0)
+            try:
+                daemon.run(1.0)
+            except Exception as error:
+                found.error = error
             spool.close()
             client.close()
 
@@ -397,6 +408,78 @@ def test_a_forgotten_worker_registers_again(serve: Callable[..., Running]) -> No
     serve(script)
     script.wait_for(lambda: script.done == [1])
     assert script.events.count("register") == 2
+
+
+def test_a_worker_that_may_not_register_again_tries_later(
+    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.daemon._REFUSED_S", 0.01)
+    script = Script([job(1, "good")], forgotten=2)
+    script.at["forgotten"] = lambda: script.at.update(register=403)
+    serve(script)
+    script.wait_for(lambda: script.done == [1])
+    assert script.events.count("register") == 3
+
+
+class Breaking:
+    """A runner that times one entry, and breaks."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def run(self, job: Job, built: Any, interrupt: threading.Event, report: Callable[[Result], None]) -> None:
+        report(Result(entry=0, samples_s=(1e-3,) * 6, run_s=6e-3))
+        raise self.error
+
+    def close(self) -> None: ...
+
+
+def test_an_unexpected_error_ends_the_worker_which_keeps_what_is_timed(
+    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = RuntimeError("a defect")
+    monkeypatch.setattr("workers.daemon.runner_on", lambda *_: Breaking(error))
+    script = Script([job(1, "good", "good"), job(2, "good")])
+    running = serve(script)
+    running.expected = error
+    running.ends()
+    assert script.results[1].keys() == {0} and not script.done
+    assert "release 1" in script.events and script.events[-1] == "gone"
+
+
+@pytest.mark.parametrize("thread", ["lease.Holdings.keep_alive", "spool.Sender._send_all", "daemon.Daemon._build"])
+def test_an_error_of_any_thread_ends_the_worker(
+    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, thread: str
+) -> None:
+    error = RuntimeError("a defect")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(f"workers.{thread}", fail)
+    running = serve(Script([job(1, "good")]))
+    running.expected = error
+    running.ends()
+
+
+def test_a_full_disk_is_waited_for_and_said_once(
+    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = [ScratchError("/tmp cannot be written: free some space")] * 2
+
+    def check(folder: Path) -> None:
+        if full:
+            raise full.pop()
+
+    monkeypatch.setattr("workers.builder_pool.check_room", check)
+    monkeypatch.setattr("workers.daemon.FIRST_PAUSE_S", 0.01)
+    script = Script([job(i, "build_raises") for i in (1, 2, 3)])
+    serve(script)
+    script.wait_for(lambda: script.done == [3])
+    assert script.happened("release 1", "release 2")()
+    assert script.results.keys() == {3}
+    assert script.results[3][0].error is ErrorKind.INSTANTIATION
+    assert caplog.text.count("free some space") == 1
 
 
 def test_a_busy_device_is_waited_for(serve: Callable[..., Running]) -> None:

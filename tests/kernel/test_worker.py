@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from strategy.space import Config
 from strategy.target import Target
 from strategy.types import TensorType
 from strategy.workload import Workload
-from workers import cpu, pool
+from workers import cpu, pool, scratch
 from workers.builder import Built
 from workers.builder_pool import BuilderPool, library_name
 from workers.cpu import assign, parse_cores, timing_lock
@@ -44,6 +45,7 @@ from workers.kernel import Data, Kernel
 from workers.reference import random_inputs, reference, tolerances
 from workers.runner import Runner, Session
 from workers.sandbox import Child, Died, ForkServer, Interrupted, Late, SandboxError
+from workers.scratch import ScratchError
 from workers.timing_runner import TimingRunner
 from workers.turn import Turn
 
@@ -202,6 +204,19 @@ def test_a_late_child_is_told_from_a_dead_one(server: ForkServer) -> None:
         child.send("anything")
 
 
+def test_what_comes_before_the_first_stage_has_a_limit_of_its_own(server: ForkServer) -> None:
+    child = server.spawn(Limits(module="hostile"))
+    child.send("prepare and hang")
+    with pytest.raises(Late, match=r"longer than 0\.5 s"):
+        child.receive(0.5, first_s=HANG_S)
+    assert child.stage == 0
+    child = server.spawn(Limits(module="hostile"))
+    child.send("prepare and hang")
+    with pytest.raises(Late, match=r"longer than 0\.2 s"):
+        child.receive(HANG_S, first_s=0.2)
+    assert child.stage == -1
+
+
 def test_waiting_can_be_interrupted(server: ForkServer) -> None:
     child = server.spawn(Limits(module="hostile"))
     child.send("hang")
@@ -307,6 +322,24 @@ def test_a_bad_build_fails_alone(
     assert all(r.error is None and len(r.samples_s) >= 1 for r in results.values())
 
 
+@pytest.mark.parametrize("deed", ["build_raises", "build_aborts"])
+def test_a_build_that_fails_on_a_full_disk_is_no_failure_of_its_configuration(
+    builders: BuilderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deed: str
+) -> None:
+    monkeypatch.setattr(scratch.tempfile, "TemporaryFile", lambda **_: FileIO("/dev/full", "w"))
+    assert [b.error for b in builders.build(hostile_job("good"), NEVER)] == [None]
+    with pytest.raises(ScratchError, match=rf"{tmp_path} cannot be written \(No space left on device\): free"):
+        builders.build(hostile_job(deed), NEVER)
+
+
+def test_a_child_without_room_for_its_words_does_its_work(tmp_path: Path) -> None:
+    with ForkServer(tmp_path / "gone", ("hostile",)) as server:
+        child = server.spawn(Limits(module="hostile"))
+        child.send(1)
+        assert child.receive(HANG_S) == {"echo": 1}
+        child.kill()
+
+
 def test_what_a_builder_started_ends_with_it(builders: BuilderPool) -> None:
     (built,) = builders.build(hostile_job("build_leaves_orphans"), NEVER)
     assert built.error is ErrorKind.CRASH
@@ -362,8 +395,8 @@ def test_what_was_built_is_not_built_again(builders: BuilderPool, runner: Timing
 
 
 def test_a_core_that_times_builds_only_while_it_does_not(server: ForkServer, tmp_path: Path) -> None:
-    turn = Turn()
     elsewhere = (max(CORES.all) + 1,)  # no such core, which does not matter while it may not build
+    turn = Turn((*CORES.timing, *elsewhere))
     pool = BuilderPool(server, CORES.building, tmp_path, 2**30, shared=elsewhere, turn=turn)
     shared = BuilderPool(server, (), tmp_path, 2**30, shared=CORES.timing, turn=turn)
     with ThreadPoolExecutor(1) as thread:
@@ -382,7 +415,7 @@ def test_a_build_without_a_turn_is_told_and_does_not_wait_for_ever(
     (tmp_path / "lock").symlink_to("elsewhere")  # somebody's trap, which is not followed
     monkeypatch.setattr(cpu, "_SHARED", (tmp_path,))
     monkeypatch.setattr(cpu, "_LOCK_NAME", "lock")
-    shared = BuilderPool(server, (), tmp_path, 2**30, shared=CORES.timing, turn=Turn())
+    shared = BuilderPool(server, (), tmp_path, 2**30, shared=CORES.timing, turn=Turn(CORES.timing))
     try:
         with pytest.raises(cpu.DeviceError, match="lock cannot be opened"):
             shared.build(hostile_job("good", "good"), NEVER)
@@ -701,6 +734,41 @@ def test_a_session_that_repeats_one_checks_nothing_again(
             assert {m["result"].get("error") for m in found if "result" in m} == errors  # after timing, too
             assert sum("reference" in m for m in found) == 2
     assert checked == [0, 1]
+
+
+def test_threads_of_a_repeated_session_have_a_core_each(
+    server: ForkServer, builders: BuilderPool
+) -> None:
+    """In a new child: the one that has checked the kernels may have died."""
+    cores = parse_cores("cpu")[:2]
+    workload = Workload.make("dense", {"data": "float32[64,64]", "weight": "float32[64,64]"})
+    (chosen,) = [c for c in candidates(workload, TARGET) if c.implementation == "dense_nopack.cpu"]
+    job = job_of(workload, [(chosen.implementation, chosen.version, chosen.fallback)])
+    job = msgspec.structs.replace(job, target=TARGET.with_threads(2))
+    runner = TimingRunner(server, cores, 2**30)
+    results: list[Result] = []
+    try:
+        runner._time(job, builders.build(job, NEVER), NEVER, results.append, checked=True)
+        assert runner._child is not None
+        threads = Path(f"/proc/{runner._child.pid}/task").iterdir()
+        assert sorted(os.sched_getaffinity(int(t.name)) for t in threads) == [{core} for core in cores]
+    finally:
+        runner.close()
+    assert [r.error for r in results] == [None]
+
+
+def test_a_child_that_has_loaded_many_libraries_is_replaced(
+    builders: BuilderPool, runner: TimingRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps their mappings, whose number is limited."""
+    monkeypatch.setattr("workers.timing_runner._MOST_LOADED", 5)
+    job, pids = hostile_job("good", "slightly_wrong"), []
+    for _ in range(5):
+        _, results = run(job, builders, runner)
+        assert [results[i].error for i in range(2)] == [None, ErrorKind.WRONG_ANSWER]
+        assert runner._child is not None
+        pids.append(runner._child.pid)
+    assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
 
 
 def test_one_timing_at_a_time_on_a_host() -> None:

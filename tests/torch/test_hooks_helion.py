@@ -101,6 +101,19 @@ def test_without_a_service_the_local_cache_serves(on: Any, caplog: pytest.LogCap
     assert caplog.text.count("tuning goes on without plevel") == 1
 
 
+def test_what_is_no_entry_raises_nothing(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    on(f"http://127.0.0.1:{free_port()}", "helion.d")
+    backend = hook.Backend()
+    (reporter,) = hook._reporters
+    for answer in ({}, {"answers": [{}]}, {"answers": [{"extra": "text"}]}, {"answers": None}):
+        monkeypatch.setattr(reporter, "best", lambda *_, answer=answer, **__: answer)
+        assert backend.get("key") is None
+    monkeypatch.setattr(reporter, "kernels", lambda *_, **__: [{}])
+    assert list(backend.list()) == []
+    for data in ("", "[]", "{}"):
+        backend.put("key", data)
+
+
 def test_it_is_switched_off(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLEVEL_HOOKS", "0")
     cache = cache_of(4096)

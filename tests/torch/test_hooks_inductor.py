@@ -139,6 +139,29 @@ def test_without_a_service_inductor_times_all(
     assert caplog.text.count("tuning goes on without plevel") == 1
 
 
+@pytest.mark.parametrize(
+    "answers",
+    [{}, {"answers": [{}]}, {"answers": [{"config": {"template_id": "x"}}, 1]}, {"answers": None}],
+)
+def test_an_answer_that_is_none_leaves_inductor_its_own_choices(
+    answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reporter = hook.install(f"http://127.0.0.1:{free_port()}", folder=tmp_path)
+    assert reporter is not None
+    monkeypatch.setattr(reporter, "likest", lambda *_, **__: answers)
+    assert hook.Choices().lookup_template_configs(_Inputs(), "mm", ["x"], {}) == {}
+    assert caplog.text.count("tuning goes on without plevel") <= 1
+
+
+def test_answers_that_name_no_template_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reporter = hook.install(f"http://127.0.0.1:{free_port()}", folder=tmp_path)
+    assert reporter is not None
+    configs = [{"BLOCK_M": 1}, None, [], {"template_id": 3}, {"template_id": "x", "BLOCK_M": 2}]
+    answers = [{"likeness": "model", "config": config} for config in configs]
+    monkeypatch.setattr(reporter, "likest", lambda *_, **__: {"answers": answers})
+    assert hook.Choices().lookup_template_configs(_Inputs(), "mm", ["x"], {}) == {"x": [{"BLOCK_M": 2}]}
+
+
 def test_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLEVEL_HOOKS", "0")
     assert hook.install("http://127.0.0.1:1") is None

@@ -89,8 +89,10 @@ class Service:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
+        if isinstance(answer, httpx.Response):
+            return answer
         if isinstance(answer, int):
-            problem = {"title": "no", "status": answer, "detail": f"because {answer}"}
+            problem = {"type": "urn:plevel:no", "title": "no", "status": answer, "detail": f"because {answer}"}
             return httpx.Response(answer, json=problem)
         return httpx.Response(200, content=encode(answer))
 
@@ -177,6 +179,21 @@ def test_a_forgotten_worker_is_told_to_register_again() -> None:
         client.lease(REQUEST)
     with pytest.raises(UnknownWorkerError):
         client.heartbeat(1)
+
+
+@pytest.mark.parametrize("status", [404, 409, 410])
+@pytest.mark.parametrize("body", [{"text": "<html>no route</html>"}, {"json": {"type": "about:blank"}}, {"json": []}])
+def test_what_a_proxy_says_of_a_service_is_no_word_of_the_service(status: int, body: dict[str, Any]) -> None:
+    service = Service(*(httpx.Response(status, **body) for _ in range(3)), Leases())
+    client = client_of(service)
+    for ask in (
+        lambda: client.renew(LEASE),
+        lambda: client.report(Report(lease_id=5, results=Results(token=9, session="s", results=()))),
+    ):
+        with pytest.raises(UnreachableError, match=f"answered {status}: .*no plevel service says so: check the prox"):
+            ask()
+    assert client.lease(REQUEST) == ()  # asked again
+    assert not service.answers
 
 
 def test_an_answer_of_another_kind_is_an_error() -> None:
@@ -320,14 +337,15 @@ def start(spool: Spool) -> Iterator[Callable[..., tuple[Sender, Outcomes]]]:
 
 
 def test_results_are_sent_until_they_are_accepted(
-    spool: Spool, start: Callable[..., tuple[Sender, Outcomes]]
+    spool: Spool, start: Callable[..., tuple[Sender, Outcomes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
     yes = ResultsAccepted(accepted=1, known=0)
-    service = Service(AWAY, 503, yes)
+    service = Service(AWAY, 503, httpx.Response(404, text="no route"), httpx.DecodingError("not gzip"), yes)
     sender, seen = start(service)
     sender.put(report(5, 0, done=True))
     assert sender.flush(30)
-    assert len(service.asked) == 3
+    assert len(service.asked) == 5
     assert seen.accepted == [(5, yes)] and not seen.lost
     assert spool.empty
 
@@ -375,6 +393,17 @@ def test_results_that_cannot_be_set_aside_wait_until_they_can(
     assert len(service.asked) == 3
     assert spool.empty and seen.lost == [5]
     assert len(list(aside.iterdir())) == 1
+
+
+def test_an_unexpected_error_of_the_sender_is_told_and_costs_no_result(spool: Spool) -> None:
+    failed: list[Exception] = []
+    error = RuntimeError("a defect")
+    sender = Sender(client_of(Service(error)), spool, lambda *_: None, lambda _: None, 0.0, failed.append)
+    sender.put(report(5, 0))
+    sender._thread.join(HANG_S)
+    assert failed == [error]
+    sender.close(0.01)
+    assert not spool.empty
 
 
 def test_what_was_refused_does_not_fill_the_disk(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from workers import cpu
-from workers.cpu import DeviceError, assign, describe_device, environment, parse_cores
+from workers.cpu import DeviceError, assign, describe_device, environment, parse_cores, timing_lock
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def test_what_cannot_be_read_is_named(eight: None, text: str) -> None:
         (2, (2, 3), (0, 1, 4, 5)),
         # No physical core is left to build on: building and timing take turns.
         (4, (0, 1, 2, 3), tuple(range(8))),
-        (6, (2, 3, 4, 5, 6, 7), (0, 1)),
+        (6, (2, 3, 4, 5, 6, 7), tuple(range(8))),
         (8, tuple(range(8)), tuple(range(8))),
     ],
 )
@@ -57,6 +59,19 @@ def test_each_timing_thread_gets_a_physical_core(
     assert cores.building == building
     assert cores.overlap == bool(set(timing) & set(building))
     assert cores.slot == "cpu:0-7"
+
+
+def test_all_users_find_the_same_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner of a folder may write to it, as root may to any; another user may not."""
+    folders = [tmp_path / name for name in ("gone", "own", "shared", "later")]
+    for folder, mode in zip(folders[1:], (0o755, 0o1777, 0o1777), strict=True):
+        folder.mkdir()
+        folder.chmod(mode)
+    monkeypatch.setattr(cpu, "_SHARED", folders)
+    with timing_lock() as mine:
+        assert mine
+    assert [list(folder.glob("*")) for folder in folders] == [[], [], [folders[2] / cpu._LOCK_NAME], []]
+    assert stat.S_IMODE((folders[2] / cpu._LOCK_NAME).stat().st_mode) == 0o666
 
 
 @pytest.mark.parametrize("threads", [0, -1, 9])

@@ -26,7 +26,7 @@ from workers.builder import Built
 from workers.cpu import state
 from workers.drift import DRIFT, REPEATS, drift, time_reference
 from workers.runner import Session
-from workers.sandbox import Died, Interrupted
+from workers.sandbox import Died, Interrupted, Late
 from workers.timing_runner import TimingRunner
 
 NEVER = threading.Event()
@@ -63,7 +63,7 @@ class Child:
     def _reference(self) -> Any:
         return {"reference": [self.references.pop(0)] * 3}
 
-    def receive(self, stage_s: float, interrupt: threading.Event) -> Any:
+    def receive(self, stage_s: float, interrupt: threading.Event, *, first_s: float) -> Any:
         if interrupt.is_set():
             raise Interrupted
         message = self._messages.pop(0)
@@ -218,8 +218,8 @@ class Dying(Child):
         super().__init__([1.0] * 20, {})
         self.deaths = deaths
 
-    def receive(self, stage_s: float, interrupt: threading.Event) -> Any:
-        message = super().receive(stage_s, interrupt)
+    def receive(self, stage_s: float, interrupt: threading.Event, *, first_s: float) -> Any:
+        message = super().receive(stage_s, interrupt, first_s=first_s)
         entry = message.get("result", {}).get("entry")
         if self.deaths.get(entry, 0):
             self.deaths[entry] -= 1
@@ -236,3 +236,21 @@ def test_an_entry_that_kills_the_child_is_tried_once_more_by_itself(tmp_path: Pa
         0: None, 1: None, 2: ErrorKind.CRASH, 3: None,
     }  # fmt: skip
     assert sorted(child.sessions[-2:]) == [[1], [2]]
+
+
+class Slow(Child):
+    """Computes the reference for longer than any kernel may take."""
+
+    def receive(self, stage_s: float, interrupt: threading.Event, *, first_s: float) -> Any:
+        assert stage_s == TimingPolicy().run_timeout_s < first_s
+        raise Late(f"took longer than {first_s:g} s and was killed")
+
+
+def test_a_reference_that_takes_too_long_is_named(tmp_path: Path) -> None:
+    child = Slow([1.0, 1.0], {})
+    results, _ = run(child, built(tmp_path, "a", "b"))
+    assert child.sessions == [[0, 1]]
+    for result in results.values():
+        assert result.error is ErrorKind.RUN_TIMEOUT
+        assert result.message.startswith("nothing was run: NumPy's reference of op(")
+        assert result.message.endswith("took longer than 600 s and was killed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,12 @@ from workers.turn import Turn
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock of this test's own: no worker of this host is in its way."""
-    monkeypatch.setattr(cpu, "_LOCK_NAME", "plevel-timing-test.lock")
+    monkeypatch.setattr(cpu, "_SHARED", (tmp_path,))
+
+
+CORES = (1, 3)
 
 
 def never() -> bool:
@@ -22,7 +26,7 @@ def never() -> bool:
 
 
 def test_timing_waits_for_all_builds_and_builds_for_timing() -> None:
-    turn, events = Turn(), list[str]()
+    turn, events = Turn(CORES), list[str]()
     timing_began, timing_may_end = threading.Event(), threading.Event()
 
     def time() -> None:
@@ -33,12 +37,12 @@ def test_timing_waits_for_all_builds_and_builds_for_timing() -> None:
             events.append("timed")
 
     def build() -> None:
-        with turn.build():
+        with turn.build(CORES):
             events.append("built later")
 
     threads = [threading.Thread(target=time), threading.Thread(target=build)]
-    with turn.build():
-        with turn.build():
+    with turn.build(CORES):
+        with turn.build(CORES):
             threads[0].start()
             events.append("both build")
         events.append("one builds")
@@ -51,18 +55,38 @@ def test_timing_waits_for_all_builds_and_builds_for_timing() -> None:
 
 
 def test_a_failure_ends_its_turn() -> None:
-    turn = Turn()
-    with pytest.raises(RuntimeError), turn.build():
+    turn = Turn(CORES)
+    with pytest.raises(RuntimeError), turn.build(CORES):
         raise RuntimeError
     with pytest.raises(RuntimeError), turn.time(never):
         raise RuntimeError
-    with turn.build():
+    with turn.build(CORES):
         pass
 
 
 def test_other_workers_of_the_host_build_together_and_time_alone() -> None:
-    ours, theirs = Turn(), Turn()
-    with ours.build(), theirs.build(), timing_lock(lambda: True) as mine:
+    ours, theirs = Turn(CORES), Turn(CORES)
+    with ours.build(CORES), theirs.build(CORES), timing_lock(lambda: True, CORES) as mine:
         assert not mine
     with ours.time(never) as first, theirs.time(lambda: True) as second:
         assert first and not second
+
+
+def test_nothing_is_built_on_cores_that_another_worker_times_on() -> None:
+    ours, theirs = Turn(CORES), Turn((3, 4))
+
+    def may_build(*cores: int) -> bool:
+        with ours.build(cores, lambda: True) as mine:
+            return mine
+
+    with theirs.time(never) as timing:
+        assert timing
+        assert not may_build(2, 4)
+        assert may_build(2, 5)
+    with theirs.time(never) as timing, ours.build((0, 2)), ours.build((0, 2)):  # beside it, both at once
+        assert timing
+    for cores, free in (((0, 4), False), ((0, 2), True)):
+        with ours.build(cores), theirs.time(lambda: True) as timing:
+            assert timing is free
+    with timing_lock(cores=range(8)):  # of a command that names no cores
+        assert not may_build(0)
