@@ -86,12 +86,13 @@ def build(
     """
     from strategy.compile.c_text import is_free
 
-    place = location.locate(url, database)
+    place = location.Location() if lock is not None else location.locate(url, database)
     locked = None if lock is None else read_lock(lock)
-    if locked is not None and (implementation or config):
-        raise UsageError(
-            "--lock names the implementation and its configuration: leave --implementation and --config out"
-        )
+    for flag, given in (
+        ("--implementation", implementation), ("--config", config), ("--url", url), ("--database", database),
+    ):  # fmt: skip
+        if locked is not None and given:
+            raise UsageError(f"--lock names what is built: leave {flag} out")
     if name is not None and not is_free(name):
         raise UsageError(
             f"--name {name!r:.80}: no name for C: use a letter, then letters, digits and underscores; no keyword"
@@ -114,6 +115,8 @@ def build(
     ):  # fmt: skip
         if given:
             raise UsageError(f"{'--lock' if model is None else '--file'} builds several workloads: leave {flag} out")
+    if model is None and (target or threads):
+        raise UsageError("--lock names the target of each selection: leave --target and --threads out")
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file: name a folder for several libraries")
     if model is not None:
@@ -211,6 +214,11 @@ class _Plan(NamedTuple):
         about = {"workload": self.workload.key, "target": str(self.target)}
         return about | (self._make_cubin() if self.target.kind == "cuda" else self._make_library())
 
+    @property
+    def _is_table(self) -> bool:
+        """Return whether its sizes are open, and neither the lock nor an option names one implementation."""
+        return self.locked is None and self.implementation is None and not self.workload.is_constant
+
     def _choose(self) -> Chosen:
         return lower_chosen(
             self.workload, self.target, self.implementation, self.config, self.place, self.locked
@@ -225,7 +233,7 @@ class _Plan(NamedTuple):
 
         about: dict[str, Any]
         try:
-            if self.implementation is None and not self.workload.is_constant:
+            if self._is_table:
                 with self.place.connect() as records:
                     table = records.dispatch(self.workload, self.target)
                 rows: list[LibraryRow] = table_rows(table)
@@ -260,11 +268,8 @@ class _Plan(NamedTuple):
             raise UsageError(f"--out {self.out}: name a file.cubin: its source and its plan stand beside it")
         if self.bundle_libs:
             raise UsageError("--bundle-libs: a cubin calls no library: leave it out")
-        if self.implementation is None and not self.workload.is_constant:
-            raise UsageError(
-                "--input: dispatch tables are not compiled for CUDA: name one implementation with "
-                "--implementation"
-            )
+        if self._is_table:
+            raise UsageError("--input: dispatch tables are not compiled for CUDA: name one --implementation")
         try:
             chosen = self._choose()
             artefact = compile_cuda(chosen.lowered)

@@ -72,11 +72,13 @@ def _say_what_continues(
 ) -> None:
     """Print one unwrapped line for each interrupted run, so that the command can be copied."""
     for r in found:
-        if r.interrupted:
-            command = location.resume_command(r.id, place)
-            console.print(
-                f"run {r.id} was interrupted; continue it with  {command}", markup=False, soft_wrap=True
-            )
+        if not r.interrupted:
+            continue
+        if place.url is None:
+            told = f"was interrupted; continue it with  {location.resume_command(r.id, place)}"
+        else:
+            told = "waits for a service that tunes; it goes on by itself"
+        console.print(f"run {r.id} {told}", markup=False, soft_wrap=True)
 
 
 def records(

@@ -40,10 +40,11 @@ class Location:
     @property
     def option(self) -> str:
         """Return the options that name the same place in another command; empty for the default."""
-        return self._place + (f" --namespace {self.namespace}" if self.namespace else "")
+        return self.address + (f" --namespace {self.namespace}" if self.namespace else "")
 
     @property
-    def _place(self) -> str:
+    def address(self) -> str:
+        """As `option`, without the namespace, for commands that have none."""
         if self.url is not None:
             return "" if os.environ.get("PLEVEL_URL") == self.url else f" --url {shlex.quote(self.shown)}"
         if self.database == locate_database(None) and not os.environ.get("PLEVEL_URL"):
@@ -52,7 +53,7 @@ class Location:
 
 
 def resume_command(run_id: int, place: Location) -> str:
-    """The command that resumes an interrupted run."""
+    """The command that resumes an interrupted run of a database; a service's run resumes by itself."""
     return f"plevel tune --run {run_id}{place.option}"
 
 

@@ -51,6 +51,9 @@ def lock(
         raise UsageError("--out, --check: give one of them, to write a lock or to compare one")
     if out is not None:
         option.check_out(out)
+    for flag, given in (("--target", target), ("--threads", threads), ("--device", device)):
+        if check and given is not None:
+            raise UsageError(f"--check: the lock names the target and device of each selection: leave {flag} out")
     place = location.locate(url, database, namespace)
     if check:
         _report(read_lock(file), place, as_json)

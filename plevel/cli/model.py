@@ -80,6 +80,8 @@ def train(
     from strategy.table import show_number
 
     where = option.read_target(target, threads)
+    if dask is None and (tls_ca or tls_cert or tls_key):
+        raise UsageError("--dask: missing: --tls-ca, --tls-cert and --tls-key are for a scheduler")
     place = location.locate(url, database)
     with contextlib.ExitStack() as stack:
         service = stack.enter_context(place.connect())

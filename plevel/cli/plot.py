@@ -87,6 +87,8 @@ def plot(
         option.check_out(out)
         if out.suffix not in SUFFIXES:
             raise UsageError(f"--out {out}: unknown kind of image: name it {', '.join('…' + s for s in SUFFIXES)}")
+    if what.isdecimal() and target is not None:
+        raise UsageError("--target: of an operator's heat map only: leave it out")
     place = location.locate(url, database)
     from plevel.cli.output import print_json
 

@@ -20,7 +20,6 @@ import hashlib
 import os
 import re
 import shlex
-import sys
 import time
 import tomllib
 from pathlib import Path
@@ -70,7 +69,7 @@ def scale(
         bool, typer.Option("--dry-run", help="Print what would be submitted and cancelled, and do nothing.")
     ] = False,
     url: option.Url = None,
-    as_json: option.AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a document on each line.")] = False,
 ) -> None:
     """Keep as many pilot jobs of a batch system as the backlog of a target asks for.
 
@@ -100,9 +99,9 @@ def scale(
     from plevel.environment import read_token
 
     require_cluster("kubernetes" if kind == "kubernetes" else "parsl")
-    from plevel.cli.output import tell
     from plevel.pilots.engine import Engine, EngineError
     from plevel.pilots.scaler import Bounds, Scaler, describe, plan
+    from strategy.record import encode
     from strategy.target import Target
 
     target = Target.parse(profile.target).key
@@ -112,9 +111,11 @@ def scale(
     command = _command(profile, place.url, _GRACE[kind])
     bounds = Bounds(least, most, profile.jobs_per_pilot)
 
+    def tell(text: str, value: dict[str, Any]) -> None:
+        print(encode(value).decode() if as_json else text, flush=True)  # into a log, too
+
     def say(line: str) -> None:
-        tell(f"{target}: {line}", {"target": target, "message": line}, as_json=as_json)
-        sys.stdout.flush()  # into a log, too
+        tell(f"{target}: {line}", {"target": target, "message": line})
 
     with Client(place.url, token=read_token()) as client:
         try:
@@ -129,7 +130,6 @@ def scale(
                     f"  {command}",
                     {"target": target, "queued": backlog.queued, "pilots": [p.id for p in pilots],
                      "submit": wanted.submit, "cancel": wanted.cancel, "command": command},
-                    as_json=as_json,
                 )  # fmt: skip
                 return
         except EngineError as error:

@@ -66,11 +66,11 @@ def list_tokens(
         print_json(found)
         return
     rows = [
-        (str(t["id"]), t["name"], ", ".join(t["scopes"]), show_ago(t["created_at"]),
+        (str(t["id"]), t["name"], ", ".join(t["scopes"]), t.get("namespace") or "all", show_ago(t["created_at"]),
          _state(t["revoked_at"], t["expires_at"]))
         for t in found
     ]  # fmt: skip
-    columns = ("token", "name", "scopes", "made", "state")
+    columns = ("token", "name", "scopes", "namespace", "made", "state")
     make_console().print(make_table(columns, rows, right=("token",)) if rows else "no tokens yet")
 
 

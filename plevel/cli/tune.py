@@ -12,7 +12,7 @@ import typer
 
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
-from plevel.cli.tune_report import again_command, report, report_model
+from plevel.cli.tune_report import again_command, report, report_model, target_text
 from plevel.cli.tune_run import connection, follow_run
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def tune(
     elif several:
         report_model(console, final, request.workloads, answers, place)
     else:
-        asked = (target or "cpu") if run is None else str(request.target)
+        asked = (target or "cpu") if run is None else target_text(request.target)
         again = again_command(request.workloads[0].workload, asked, threads, place)
         report(console, final, answers[0], place, again)
     if final.state != "done":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,17 @@ if TYPE_CHECKING:
 
     from strategy.record import RunStatus, RunWorkload
     from strategy.select import Selection
+    from strategy.target import Target
     from strategy.workload import Workload
+
+
+def target_text(target: Target) -> str:
+    """The target as `--target` takes it, which its key is not: `cpu` for this host, else JSON."""
+    from strategy.target import cpu_target
+
+    if target == cpu_target().with_threads(target.threads):
+        return f"cpu -num-cores={target.threads}"
+    return json.dumps(target.to_json(), ensure_ascii=False)
 
 
 def again_command(workload: Workload, target: str, threads: int | None, place: location.Location) -> str:

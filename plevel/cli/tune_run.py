@@ -122,6 +122,6 @@ def _say_how_to_go_on(console: Console, run: RunStatus, place: location.Location
     else:
         text = (
             f"Interrupted. Run {run.id} continues at {place.shown}: repeat the command to follow it, or stop it "
-            f"with 'plevel cancel {run.id}{place.option}'."
+            f"with 'plevel cancel {run.id}{place.address}'."
         )
     console.print(text, markup=False, soft_wrap=True)

@@ -48,6 +48,7 @@ def _complete(pod: Any) -> None:
     pod.metadata.labels["plevel/worker"] = "true"
     pod.spec.restart_policy = "Never"
     pod.spec.automount_service_account_token = False
+    pod.spec.enable_service_links = False  # the Service `plevel` would set PLEVEL_PORT, which is a setting
     pod.spec.termination_grace_period_seconds = _GRACE_S
     (container,) = pod.spec.containers
     container.env = [client.V1EnvVar(name="JOBNAME", value=pod.metadata.name)]

@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1/workers", tags=["workers"])
 
 
 class Workers(msgspec.Struct, frozen=True, kw_only=True):
-    """Registered workers that have not left, live ones first, then the newest."""
+    """Registered workers that have not left, live ones first, then the newest; at most 1000 that are not alive."""
 
     workers: tuple[worker_status.WorkerStatus, ...]
 

@@ -30,8 +30,10 @@ def show(
             connection, alive_s, (page - 1) * query.PAGE, span=span, sort=by
         )
         workers = worker_status.statuses(connection, alive_s)
+        quarantined = query.quarantined(connection)
         values = {
-            "quarantined": query.quarantined(connection),
+            "quarantined": quarantined[: query.QUARANTINED],
+            "more_quarantined": len(quarantined) > query.QUARANTINED,
             "now": connection.execute(sa.select(now())).scalar_one(),
         }
     return render(

@@ -8,16 +8,17 @@ from fastapi import APIRouter, Query, Response
 
 from service.context import Ctx
 from service.dashboard.query import op as query
-from service.dashboard.view import MAX_ID, op_url, render
+from service.dashboard.view import MAX_ID, PageNumber, op_url, render
 from service.errors import NotFoundError
 
 router = APIRouter(prefix="/ops", include_in_schema=False)
 
 
 @router.get("")
-def list_ops(context: Ctx) -> Response:
+def list_ops(context: Ctx, page: PageNumber = 1) -> Response:
     with context.store.read() as connection:
-        return render("ops.html", ops=query.ops(connection))
+        found = query.ops(connection, (page - 1) * query.OPS)
+    return render("ops.html", ops=found[: query.OPS], more=len(found) > query.OPS, page=page)
 
 
 @router.get("/{op:path}")
@@ -27,7 +28,7 @@ def show(
     target: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
     model: Annotated[str | None, Query(max_length=1000)] = None,
     value: Literal["ratio", "time"] = "ratio",
-    page: Annotated[int, Query(ge=1, le=100_000)] = 1,
+    page: PageNumber = 1,
 ) -> Response:
     with context.store.read() as connection:
         targets = query.targets(connection, op)
@@ -40,8 +41,10 @@ def show(
         of_model = next((name for name in names if name == model), names[0] if names else "")
         judged = query.judge(connection, op, chosen.id, of_model)
         shapes = query.shapes(connection, op, chosen.id, (page - 1) * query.PAGE)
+        summary = query.summarize(judged)
         values = {
-            "summary": query.summarize(judged), "cost": query.plevel_cost(judged),
+            "summary": summary[: query.MAX_IMPLEMENTATIONS], "implementations": len(summary),
+            "cost": query.plevel_cost(judged),
             "mistakes": query.find_mistakes(connection, judged), "cells": judged,
         }  # fmt: skip
     return render(

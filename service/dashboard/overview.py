@@ -17,11 +17,13 @@ def show(context: Ctx, request: Request) -> Response:
     """The page; for htmx, which polls it, only the live part."""
     alive_s = context.settings.alive_s
     with context.store.read() as connection:
-        pulse = overview.pulse(connection)
+        queue = overview.queue(connection, alive_s)
         values = {
-            "pulse": pulse,
+            "pulse": overview.pulse(connection),
+            "live": overview.count_live(connection),
             "running": overview.running(connection),
-            "queue": overview.queue(connection, alive_s),
+            "queue": queue[: overview.QUEUE],
+            "more_targets": len(queue) > overview.QUEUE,
             "failures": overview.failures(connection),
             "devices": overview.devices(connection, alive_s),
             "runs": run_list.page(connection, size=LATEST)[:LATEST],

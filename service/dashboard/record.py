@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from starlette.responses import StreamingResponse
 
 from service.context import Ctx
 from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import record as query
-from service.dashboard.view import MAX_ID, render
+from service.dashboard.view import HEADERS, MAX_ID, render
 from service.errors import InvalidError
+from service.records import exporter
 from service.records.known import check_names
 from strategy.record import ErrorKind, Phase
 
 router = APIRouter(prefix="/records", include_in_schema=False)
 _ERRORS = ("any", "none", *(e.value for e in ErrorKind))
 _PHASES = tuple(p.value for p in Phase)
+_MEDIA = {"native": "application/x-ndjson", "csv": "text/csv"}
 
 
 @router.get("")
@@ -47,28 +51,48 @@ def list_records(
         page = query.page(connection, wanted, cursor, span=span, sort=by)
         if not page.rows:
             check_names(connection, op=op, implementation=implementation)
-        identity = None if wanted.device is None else query.identity(connection, wanted.device)
-    shared = {"op": op, "implementation": implementation, "phase": phase, "error": error}
-    filters = {
-        **shared, "run": run, "task": task, "device": device, "message": message, "since": since,
-        "until": until, "calibration": 1 if calibration else None, "sort": sort,
+    exported = {
+        "op": op, "implementation": implementation, "phase": phase, "error": error, "run": run, "task": task,
+        "device": device,
     }  # fmt: skip
-    # The REST parameters have other names, cannot search messages, and filter by the day of measuring.
-    own = {**shared, "run_id": run, "task_id": task, "device": identity}
+    filters = {
+        **exported, "message": message, "since": since, "until": until,
+        "calibration": 1 if calibration else None, "sort": sort,
+    }  # fmt: skip
     return render(
         "records.html", page=page, filters=filters, cursor=cursor, errors=_ERRORS, phases=_PHASES,
         sort=by, filtered=any(v for k, v in filters.items() if k != "sort"), oldest_first=by == "record",
-        exported=None if message or since or until else own,
+        # An export searches no messages, and no days of recording.
+        exported=None if message or since or until else exported,
     )  # fmt: skip
+
+
+@router.get("/export")
+def export(
+    context: Ctx, run: str = "", task: str = "", device: str = "", op: str = "", implementation: str = "",
+    phase: str = "", error: str = "", format: Literal["native", "csv"] = "native",
+) -> Response:  # fmt: skip
+    """All matching records of all namespaces, calibration kernels included, as a stream."""
+    of_phase = _one_of("phase", phase, _PHASES)
+    wanted = query.Exported(
+        run_id=_id("run", run), task_id=_id("task", task), device_id=_id("device", device), op=op or None,
+        implementation=implementation or None, phase=None if of_phase is None else Phase(of_phase),
+        error=_one_of("error", error, _ERRORS),
+    )  # fmt: skip
+    parts = exporter.export(context.store, format, wanted)
+    exporter.check_any(context.store, format, wanted)
+    return StreamingResponse(parts, 200, HEADERS, _MEDIA[format])
 
 
 def _id(name: str, text: str) -> int | None:
     """The id of a filter's field, None if the field is empty."""
-    if not text.strip():
+    digits = text.strip()
+    if not digits:
         return None
-    if not (text.strip().isascii() and text.strip().isdigit() and 1 <= int(text) <= MAX_ID):
+    # The length first, as Python refuses to read integers of more than 4300 digits.
+    if not re.fullmatch("[0-9]{1,19}", digits) or not 1 <= int(digits) <= MAX_ID:
         raise InvalidError(f"{name}: {text!r:.40} is no id: enter a whole number")
-    return int(text)
+    return int(digits)
 
 
 def _one_of(name: str, text: str, known: tuple[str, ...]) -> str | None:

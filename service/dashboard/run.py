@@ -93,15 +93,22 @@ def _values(
     workers = fleet.count_alive(connection, row.target_id, context.settings.alive_s)
     ended = row.finished_at
     elapsed_s = (row.now if ended is None else ended) - row.created_at
+    progress = query.progress(connection, run_id, asked, told)
     return {
         "run": row, "request": asked, "live": row.state in LIVE, "workers": workers,
         "interrupted": is_interrupted(connection, run_id),
-        "progress": query.progress(connection, run_id, asked, told), "tried": query.tried(told),
+        "progress": progress, "tried": query.tried(told),
         "shown": shown, "leaders": leaders, "failures": query.failures(connection, told),
         "elapsed_s": elapsed_s,
+        "left_s": time_left_s(elapsed_s, progress["own"], asked.trials - progress["trials"]),
         "flops": run_status.flops_of(leaders[0].workload) if leaders else None,
         "several_models": len({row.model for row in leaders if row.model}) > 1,
     }  # fmt: skip
+
+
+def time_left_s(elapsed_s: float, own: int, left: int) -> float | None:
+    """Extrapolate the pace of a run's own trials to those that are left; None until it has 2 % of both."""
+    return elapsed_s * left / own if own > 0 and own >= 0.02 * (own + left) else None
 
 
 @router.get("/{run_id}/curve.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -27,14 +28,17 @@ def show_duration(seconds: float | None) -> str:
     """A duration in seconds, minutes or hours."""
     if seconds is None:
         return "–"
-    if seconds < 10:
+    if seconds < 9.95:
         return f"{max(seconds, 0.0):.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
-    if seconds < 172_800:
-        return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
+    # Rounded first: 179.7 s are 3 min 00 s, not 2 min 60 s.
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60:02} s"
+    minutes = round(seconds / 60)
+    if minutes < 2880:
+        return f"{minutes // 60} h {minutes % 60:02} min"
     return f"{seconds / 86_400:.0f} days"
 
 
@@ -87,6 +91,11 @@ def show_json(value: Any) -> str:
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
 
 
+def show_spec(target: Mapping[str, Any]) -> str:
+    """A target as `--target` takes it; its key is not read back."""
+    return json.dumps(target, ensure_ascii=False)
+
+
 def heat_class(ratio: float | None) -> str:
     """The CSS class of a heat map's cell: `heat-0` for the best, up to `heat-7` beyond five times."""
     if ratio is None:
@@ -105,4 +114,5 @@ FILTERS = {
     "instant": show_instant, "iso": show_iso, "count": show_count, "ratio": show_ratio,
     "share": show_share, "factor": show_factor, "config": show_config, "signature": show_signature,
     "device": show_device, "heat": heat_class, "pretty": show_json,
+    "spec": show_spec, "shell": shlex.quote,
 }  # fmt: skip

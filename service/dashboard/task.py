@@ -56,9 +56,12 @@ def list_tasks(
 @router.get("/{task_id}")
 def show(
     context: Ctx, task_id: TaskId, by: By = "all", x: Literal["trials", "time"] = "trials",
-    first: Name = "", second: Name = "",
+    first: Name = "", second: Name = "", knob: Name = "", colour: Name = "",
 ) -> Response:  # fmt: skip
-    """The page, with curves `by` run, device or version; `first` and `second` are compared."""
+    """The page, with curves `by` run, device or version; `first` and `second` are compared.
+
+    Times are drawn against one `knob`, with the `colour` of another.
+    """
     with context.store.read() as connection:
         row = query.head(connection, task_id)
         siblings = query.siblings(connection, row)
@@ -67,7 +70,7 @@ def show(
             "counts": query.counts(connection, task_id),
         }
     return render(
-        "task.html", task=row, by=by, x=x, first=first, second=second,
+        "task.html", task=row, by=by, x=x, first=first, second=second, knob=knob, colour=colour,
         now_version=_current_version(row, siblings),
         others=[s for s in siblings if s.implementation != row.implementation],
         versions=[s for s in siblings if s.implementation == row.implementation],

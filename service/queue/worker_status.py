@@ -8,6 +8,8 @@ import sqlalchemy as sa
 from service.queue.fleet import is_alive
 from service.store.tables import device, lease, target, worker, worker_device
 
+SILENT = 1000
+
 
 class WorkerDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device of a live worker."""
@@ -34,12 +36,18 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def statuses(connection: sa.Connection, alive_s: float) -> list[WorkerStatus]:
-    """The workers that have not left, live ones first, then the newest; at most 1000."""
+    """The workers that have not left, live ones first, then the newest; at most `SILENT` that are not alive."""
+    alive = is_alive(alive_s)
+    silent = (
+        sa.select(worker.c.id)
+        .where(worker.c.ended_at.is_(None), ~alive)
+        .order_by(worker.c.id.desc())
+        .limit(SILENT)
+    )
     rows = connection.execute(
-        sa.select(worker, is_alive(alive_s).label("alive"))
-        .where(worker.c.ended_at.is_(None))
-        .order_by(is_alive(alive_s).desc(), worker.c.id.desc())
-        .limit(1000)
+        sa.select(worker, alive.label("alive"))
+        .where(worker.c.ended_at.is_(None), sa.or_(alive, worker.c.id.in_(silent)))
+        .order_by(alive.desc(), worker.c.id.desc())
     ).all()
     live = (
         sa.select(lease.c.worker_id, lease.c.device_id, sa.func.count().label("leases"))

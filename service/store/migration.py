@@ -17,6 +17,7 @@ from alembic.script import ScriptDirectory
 
 from service.errors import SchemaError
 from service.store.db import Store, show_url
+from service.store.tables import metadata
 from strategy.suggestion import suggest
 
 
@@ -191,7 +192,11 @@ def downgrade(url: str, revision: str, *, lose: bool = False) -> None:
                 f"downgrading database {shown(store)} to schema {revision} deletes {losses.show()}: make a "
                 "backup, then use --yes"
             )
-        command.downgrade(_config(connection), revision)
+        if revision == "base":  # no older schema between has to hold the rows
+            metadata.drop_all(connection)
+            command.stamp(_config(connection), revision)
+        else:
+            command.downgrade(_config(connection), revision)
 
 
 @contextlib.contextmanager

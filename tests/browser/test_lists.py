@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import html
+import io
+import json
 import re
+import shlex
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import httpx
 import pytest
 
+from service.access import token
 from service.dashboard.query import run as run_query
+from service.dashboard.show import show_duration
 from service.selection.database import RecordDatabase
+from service.store import migration
 from service.store.db import Store
+from service.store.tables import TokenScope
 from strategy.select import select
+from strategy.target import Target
 from tests.browser import seed
 from tests.browser.visitor import Site
 from tests.limit import HANG_S
+from tests.serve import serve
 
 LISTS = ("/runs", "/records", "/devices", "/tasks")
 
@@ -116,6 +128,69 @@ def test_calibration_kernels_are_shown_on_demand(seeded: Site) -> None:
         assert "reference.sqrt" not in _get(seeded, path)
         assert "reference.sqrt" in _get(seeded, path, calibration=1, sort="record" if path == "/records" else "task")
     assert "reference.sqrt" in _get(seeded, "/records", phase="reference")
+
+
+def test_the_other_forms_of_a_task_s_page_keep_its_knobs(seeded: Site) -> None:
+    page = _get(seeded, f"/tasks/{seeded.ids['task']}", by="run", knob="rows", colour="width")
+    forms = re.findall(r'<a href="(/tasks/[^"]*)"', page.partition('id="curves"')[2].partition("</div>")[0])
+    assert len(forms) == 6
+    assert all("knob=rows" in f and "colour=width" in f for f in forms)
+
+
+def test_the_command_that_trains_a_model_has_a_target_that_is_read(seeded: Site) -> None:
+    page = _get(seeded, f"/models/{seeded.ids['model'] - 2}")  # has no evaluation
+    words = shlex.split(html.unescape(page.partition("<code>")[2].partition("</code>")[0]))
+    assert words[:4] == ["plevel", "model", "train", "dense"]
+    assert Target.parse(words[words.index("--target") + 1]).key == seed.TARGET.key
+
+
+def test_an_export_has_all_namespaces_and_devices_known_by_their_model_alone(tmp_path: Path) -> None:
+    log = (Path(__file__).parents[1] / "data/formats/autotvm_0_2.log").read_bytes()
+    with serve(f"sqlite:///{tmp_path / 'plevel.db'}") as url:
+        site = Site(url, "")
+        query = {"namespace": "team", "name": "a.log"}
+        assert httpx.post(f"{url}/v1/records:import", params=query, content=log).status_code == 200
+        devices = re.findall(r'href="/devices/(\d+)"', _get(site, "/devices"))
+        assert devices
+        for query in ({}, *({"device": i} for i in devices)):
+            page = _get(site, "/records", **query)
+            native, table = map(html.unescape, re.findall(r'href="(/records/export[^"]*)"', page))
+            lines = map(json.loads, _get(site, native).splitlines())
+            listed = len(_ids(page, "/records"))
+            assert 0 < listed == sum(line["kind"] == "record" for line in lines)
+            assert len(list(csv.DictReader(io.StringIO(_get(site, table), newline="")))) == listed
+        missing = httpx.get(f"{url}/records/export", params={"device": 10**6})
+        assert missing.status_code == 404
+
+
+def test_an_export_respects_the_namespace_of_a_token(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'plevel.db'}"
+    migration.upgrade(database)
+    with contextlib.closing(Store(database)) as store, store.write() as c:
+        inside, outside = (
+            token.create(c, name, {TokenScope.READ}, namespace=of).secret
+            for name, of in (("inside", "team"), ("outside", None))
+        )
+    with serve(database) as url:
+        def ask(secret: str) -> int:
+            return httpx.get(f"{url}/records/export", auth=("", secret)).status_code
+
+        assert (ask(inside), ask(outside)) == (403, 404)  # there are no records
+
+
+@pytest.mark.parametrize("digits", [20, 5000])
+def test_a_long_number_is_no_id(seeded: Site, digits: int) -> None:
+    answer = httpx.get(f"{seeded.url}/records", params={"run": "1" * digits})
+    assert (answer.status_code, "is no id" in answer.text) == (422, True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(9.94, "9.9 s"), (9.96, "10 s"), (119.4, "119 s"), (119.6, "2 min 00 s"), (179.7, "3 min 00 s"),
+     (7199.7, "2 h 00 min"), (10_799.0, "3 h 00 min"), (172_799.0, "2 days"), (259_200.0, "3 days"), (-1.0, "0.0 s")],
+)  # fmt: skip
+def test_a_duration_is_rounded_once(seconds: float, shown: str) -> None:
+    assert show_duration(seconds) == shown
 
 
 def test_devices_have_their_names_before_their_identities(seeded: Site) -> None:

@@ -118,6 +118,10 @@ def test_select_explains_without_leaving_the_page(visit, seeded: Site) -> None:
     page.get_by_label("Workload").fill("dense(")
     page.get_by_role("button", name="Select").click()
     page.wait_for_selector("[role=alert]")
+    page.go_back()
+    page.wait_for_selector("text=Dispatch table over m")
+    assert page.locator("h1").inner_text() == "Select"
+    page.wait_for_function("wanted => document.querySelector('[name=workload]').value === wanted", arg=SYMBOLIC)
     page.goto(shared)
     assert page.locator(".answer .why").count() == 1
     visitor.check()
@@ -142,7 +146,12 @@ def test_the_heat_map_leads_to_the_task_and_its_knobs(visit, seeded: Site) -> No
     names = page.locator("#knob option").all_inner_texts()
     page.select_option("#knob", label=names[-1])
     assert f"knob={names[-1]}" in page.url
-    page.get_by_role("link", name="device", exact=True).click()
+    assert page.reload().status == 200
+    for _ in range(2):
+        visitor.settle()
+        page.wait_for_selector(".scatter canvas")
+        assert page.locator("#knob option:checked").inner_text() == names[-1]
+        page.get_by_role("link", name="device", exact=True).click()
     visitor.settle()
     assert "by=device" in page.url
     visitor.check()
@@ -224,6 +233,34 @@ def test_a_dropped_log_is_read_and_what_is_wrong_with_it_is_told(
         assert "versions.json was not read to its end" in page.locator(".notice.warn").inner_text()
         visitor.faults = [f for f in visitor.faults if "422" not in f]
         visitor.check()
+
+
+def test_files_of_equal_names_are_each_read(visit, tmp_path: Path) -> None:
+    pair = ("database_workload.json", "database_tuning_record.json")
+    files = {name: (DATA / name).read_bytes() for name in pair}
+    log = (DATA / "autotvm_0_2.log").read_bytes().splitlines()
+
+    def upload(name: str, content: bytes) -> dict[str, object]:
+        return {"name": name, "mimeType": "text/plain", "buffer": content}
+
+    with serve(f"sqlite:///{tmp_path / 'plevel.db'}") as url:
+        visitor = visit(Site(url, ""))
+        page = visitor.page
+        visitor.open("/import")
+        chosen = [upload("a.log", log[2]), upload("a.log", log[3]), *(upload(n, files[n]) for n in pair)]
+        page.get_by_label("Choose logs").set_input_files(chosen)
+        cards = page.locator("#imported .card")
+        cards.nth(2).wait_for()
+        assert sorted(cards.locator("h2").all_inner_texts()) == ["a.log", "a.log", pair[1]]
+        page.locator("#imported .card .tiles").nth(2).wait_for()
+        for card in cards.all():
+            read, new, _, rejected = card.locator(".tile b").all_inner_texts()
+            assert (int(new) > 0, read, rejected) == (True, new, "0")
+        page.reload()
+        # Which of them belong together is not known: each is sent by itself.
+        page.get_by_label("Choose logs").set_input_files([*chosen[2:], *chosen[2:]])
+        cards.nth(3).wait_for()
+        assert sorted(cards.locator("h2").all_inner_texts()) == sorted([*pair, *pair])
 
 
 def test_a_file_without_a_device_is_imported_with_the_given_device_model(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -12,9 +13,11 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
+from service.dashboard import run as run_page
 from service.dashboard.query import device as device_query
 from service.dashboard.query import model as model_query
 from service.dashboard.query import op as op_query
+from service.dashboard.query import overview as overview_query
 from service.dashboard.query import record as record_query
 from service.dashboard.query import run as run_query
 from service.dashboard.query import run_list
@@ -25,9 +28,10 @@ from service.records import log_page
 from service.selection.database import RecordDatabase
 from service.store import backup, catalogue, migration
 from service.store.db import Store
-from service.store.tables import best, cost_model, record, run_task, task, workload
+from service.store.sql import now
+from service.store.tables import best, cost_model, job, record, run_task, target, task, workload
 from service.tuning import run as runs
-from strategy.record import Phase, convert
+from strategy.record import Phase, RunWorkload, convert
 from strategy.select import select
 from strategy.target import Target
 from strategy.workload import Workload
@@ -177,8 +181,10 @@ def _check_progress(c: sa.Connection, ids: dict[str, int]) -> None:
             sa.select(sa.func.count()).select_from(record)
             .where(runs.trials_of(ids["live"], asked, policy_id), record.c.task_id.in_(tunable))
         )  # fmt: skip
-        found[force] = run_query.progress(c, ids["live"], asked, told)["trials"]
+        progress = run_query.progress(c, ids["live"], asked, told)
+        found[force] = progress["trials"]
         assert found[force] == wanted
+        assert progress["own"] == found[True]
     assert 0 < found[True] < found[False]
 
 
@@ -190,6 +196,79 @@ def _check_drift(c: sa.Connection, device_id: int) -> None:
     assert 1.26 < drift.high < 1.32
     assert [at for at, _ in drift.points] == sorted(at for at, _ in drift.points)
     assert max(ratio for _, ratio in drift.points) == drift.high
+
+
+@pytest.mark.parametrize(
+    ("own", "left", "left_s"),
+    [(20, 60, 180.0), (2, 98, 2940.0), (1, 99, None), (0, 0, None), (5, 0, 0.0)],
+)
+def test_time_left_goes_by_the_pace_of_the_run_s_own_trials(own: int, left: int, left_s: float | None) -> None:
+    assert run_page.time_left_s(60.0, own, left) == left_s
+
+
+class _Undo(Exception):
+    """Rolls a transaction back."""
+
+
+def test_calibration_kernels_are_no_trials_and_the_newest_are_of_this_minute(
+    filled: tuple[Store, str, dict[str, int]],
+) -> None:
+    store = filled[0]
+    own = record.c.job_id.is_not(None)
+    with contextlib.suppress(_Undo), store.write() as c:
+        c.execute(sa.update(record).where(own).values(recorded_at=now() - 35.0))
+        every, busy_s = c.execute(sa.select(sa.func.count(), sa.func.sum(record.c.run_s)).where(own)).one()
+        trials, failed = c.execute(
+            sa.select(sa.func.count(), sa.func.count(record.c.error))
+            .where(own, record.c.phase != Phase.REFERENCE.value)
+        ).one()  # fmt: skip
+        assert 0 < failed < trials < every
+        pulse = overview_query.pulse(c)
+        assert (pulse.trials_hour, pulse.per_minute[-1], pulse.failed_hour) == (trials, trials, failed)
+        devices = device_query.page(c, HANG_S)
+        assert (sum(d.trials for d in devices), sum(d.failed for d in devices)) == (trials, failed)
+        assert sum(d.busy_s for d in devices) == pytest.approx(busy_s)
+        c.execute(sa.update(record).where(own).values(recorded_at=now() - 400 * 86_400.0))
+        assert overview_query.pulse(c).trials_hour == 0  # more milliseconds than an integer of 32 bits holds
+        raise _Undo
+
+
+def test_a_list_that_is_cut_says_so(
+    seeded: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "plevel.db"
+    with contextlib.closing(Store(seeded.database)) as store:
+        backup.backup(store, copy)
+    url = f"sqlite:///{copy}"
+    of_live = job.c.run_id == seeded.ids["live"]
+    with contextlib.closing(Store(url)) as store:
+        seed.Farm(store).ask([RunWorkload(workload=seed.dense(64, 128, 96))], 40)
+        with store.write() as c:
+            values = {"key": "llvm/other", "keys": [], "body": {}}
+            other = c.scalar(sa.insert(target).values(values).returning(target.c.id))
+            c.execute(sa.update(job).where(of_live).values(state="queued"))
+            first = sa.select(sa.func.min(job.c.id)).where(of_live).scalar_subquery()
+            c.execute(sa.update(job).where(job.c.id == first).values(target_id=other))
+            live = overview_query.count_live(c)
+    told = {
+        "/": ["all live runs</a>", "targets have the most jobs"], "/devices": ["These are the newest 1;"],
+        "/ops": ['rel="next"'], "/ops/dense": ["implementations that win most"],
+    }  # fmt: skip
+    with serve(url) as site:
+        shown = {path: httpx.get(site + path, timeout=HANG_S).text for path in told}
+        assert not [text for path, texts in told.items() for text in texts if text in shown[path]]
+        for module, name in (
+            (overview_query, "RUNNING"), (overview_query, "QUEUE"), (device_query, "QUARANTINED"),
+            (op_query, "OPS"), (op_query, "MAX_IMPLEMENTATIONS"),
+        ):  # fmt: skip
+            monkeypatch.setattr(module, name, 1)
+        shown = {path: httpx.get(site + path, timeout=HANG_S).text for path in told}
+        assert [text for path, texts in told.items() for text in texts if text not in shown[path]] == []
+        assert f"<dt>Running</dt><dd><b>{live}</b>" in shown["/"]
+        assert f"And {live - 1} more" in shown["/"]
+        operators = re.findall(r'<th scope="row"><a class="mono" href="([^"]*)"', shown["/ops"])
+        second = httpx.get(f"{site}/ops?page=2", timeout=HANG_S).text
+        assert len({*operators, *re.findall(r'<th scope="row"><a class="mono" href="([^"]*)"', second)}) == 2
 
 
 def test_a_filter_without_an_index_looks_at_so_many_and_goes_on(

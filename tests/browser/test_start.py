@@ -135,5 +135,6 @@ def test_an_interrupted_run_says_how_to_go_on(own: Site) -> None:
         c.execute(sa.update(run_table).values(tuner="elsewhere", tuner_until=1.0))
     page = httpx.get(own.url + path).text
     assert "its measurements are kept" in page
-    assert f"plevel tune --run {path.rsplit('/', 1)[1]} --namespace mine --url URL" in page
+    assert f"plevel tune --run {path.rsplit('/', 1)[1]} --namespace mine --database URL" in page
+    assert "A service that tunes takes it over by itself" in page
     assert '<span class="badge state-interrupted">interrupted</span>' in httpx.get(f"{own.url}/runs").text

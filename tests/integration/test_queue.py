@@ -442,6 +442,16 @@ def test_live_workers_are_listed_before_those_that_are_gone(scene: Scene) -> Non
         assert [w.id for w in worker_status.statuses(c, 10.0)] == [newest, live, gone]
 
 
+def test_every_live_worker_is_listed_and_the_newest_that_are_silent(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_status, "SILENT", 1)
+    live, *silent, newest = (scene.register(device(f"host-{i}/cpu:0")) for i in range(5))
+    with scene.store.write() as c:
+        c.execute(sa.update(worker).where(worker.c.id.in_(silent)).values(seen_at=now() - 60.0))
+        assert [w.id for w in worker_status.statuses(c, 10.0)] == [newest, live, silent[-1]]
+
+
 def test_every_change_of_state_leaves_an_event(scene: Scene) -> None:
     job_id = scene.enqueue(configs(2))
     worker_id = scene.register()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from strategy.record import RunStatus
 from tests.integration.process import Service
+from tests.integration.scene import request
 
 PAGES = (
     "/", "/runs", "/ops", "/devices", "/foreign", "/networks", "/records", "/models", "/select", "/import",
+    "/tasks", "/tasks/{task}?knob=x&colour=y&first=a&second=b",
 )  # fmt: skip
 
 
@@ -36,10 +39,19 @@ def test_every_route_of_the_api(client: httpx.Client) -> None:
         assert answer.json()["errors"][0]["field"] == "query.tpyo", (method, path)
 
 
+@pytest.fixture(scope="module")
+def task(service: Service) -> int:
+    """The id of a task on record."""
+    run = service.call("POST", "/v1/runs", request(), RunStatus)
+    service.call("POST", f"/v1/runs/{run.id}/cancel", b"", RunStatus)
+    return run.tasks[0].task_id
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_every_page(client: httpx.Client, page: str) -> None:
-    assert client.get(page).status_code == 200
-    answer = client.get(page, params={"tpyo": "1"})
+def test_every_page(client: httpx.Client, page: str, task: int) -> None:
+    path = page.format(task=task)
+    assert client.get(path).status_code == 200
+    answer = client.get(f"{path}{'&' if '?' in path else '?'}tpyo=1")
     assert (answer.status_code, "tpyo" in answer.text) == (422, True)
 
 

@@ -244,7 +244,7 @@ def test_a_model_is_built_into_a_folder_with_a_manifest(
 
 
 def test_a_lock_is_built_as_it_was_written(
-    tmp_path: Path, printed: Callable[..., tuple[int, str, str]]
+    tmp_path: Path, printed: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, lock, folder = tmp_path / "model.toml", tmp_path / "plevel.lock", tmp_path / "libs"
     model.write_text(MODEL.split("[[workloads]]")[1].join(("[[workloads]]", "")))
@@ -260,6 +260,7 @@ def test_a_lock_is_built_as_it_was_written(
     assert entry["implementation"] != "dense_nopack.cpu"
     lock.write_text(Lock(selections=(named,)).write())
     output = tmp_path / "libdense.so"
+    monkeypatch.setenv("PLEVEL_DATABASE", str(tmp_path / "none.db"))  # a lock needs none
     for arguments in (
         ("build", *SMALL, *target, "--lock", str(lock), "-o", str(output)),
         ("build", "--lock", str(lock), "-o", str(folder)),
@@ -273,10 +274,27 @@ def test_a_lock_is_built_as_it_was_written(
         assert all(Path(path).exists() for path in built["files"])
     code, _, err = printed("build", *ANY_M, *target, "--lock", str(lock), "-o", str(output))
     assert (code, "is not in the lock" in err) == (1, True), err
+    for flags in (target, ("--threads", "1"), ("--database", "a.db"), ("--url", "http://farm"), ("-c", "rows=2")):
+        code, _, err = printed("build", "--lock", str(lock), *flags, "-o", str(folder))
+        assert (code, "--lock names " in err, len(err.splitlines())) == (2, True, 1), err
     lock.write_text(Lock(selections=(msgspec.structs.replace(named, version="0.0"),)).write())
     code, _, err = printed("build", "--lock", str(lock), "-o", str(folder))
     assert (code, "the lock has 0.0" in err and "plevel lock" in err) == (1, True), err
     assert not (folder / "manifest.json").exists()
+
+
+def test_a_locked_selection_of_open_sizes_is_built_as_it_was_written(
+    tmp_path: Path, printed: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, lock, folder = tmp_path / "model.toml", tmp_path / "plevel.lock", tmp_path / "libs"
+    model.write_text("[[workloads]]".join(("", MODEL.split("[[workloads]]")[2])))
+    assert printed("lock", str(model), "-t", "llvm -num-cores=1", "-o", str(lock))[0] == 0
+    monkeypatch.setenv("PLEVEL_DATABASE", str(tmp_path / "none.db"))
+    code, _, err = printed("build", "--lock", str(lock), "-o", str(folder))
+    assert code == 0, err
+    (built,) = json.loads((folder / "manifest.json").read_text())["libraries"]
+    (entry,) = json.loads(lock.read_text())["selections"]
+    assert (built["implementation"], built["config"]) == (entry["implementation"], entry["config"])
 
 
 def _candidate(name: str) -> Candidate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sqlite3
@@ -18,9 +19,11 @@ from alembic.runtime.migration import MigrationContext
 
 from service.access import audit, token
 from service.errors import DatabaseError, SchemaError
-from service.store import migration
+from service.formats import Source, read
+from service.records.importer import import_items
+from service.store import catalogue, migration
 from service.store.db import Store, normal_url, show_url
-from service.store.tables import TokenScope, metadata
+from service.store.tables import TokenScope, metadata, target
 from tests.limit import HANG_S
 
 
@@ -118,6 +121,26 @@ def test_a_downgrade_says_what_it_would_delete_before_it_does(url: str, store: S
     assert migration.current(url) == "0002"
     with pytest.raises(SchemaError, match=r"at schema 0002 and cannot be downgraded to '0005', did you mean 0002\?"):
         migration.downgrade(url, "0005")
+
+
+def test_a_downgrade_to_nothing_needs_no_older_schema_that_holds_the_rows(url: str, store: Store) -> None:
+    migration.upgrade(url)
+    log = Path(__file__).parents[1] / "data/formats/autotvm_0_2.log"
+    for namespace in ("default", "other"):
+        import_items(store, read(Source(io.BytesIO(log.read_bytes()), log.name)), namespace=namespace)
+    with store.write() as connection:
+        row = connection.execute(sa.select(target)).first()
+        assert row is not None
+        for model in ("one", "another"):  # the same device with two histories
+            catalogue.put_device(connection, "host/cuda:0", "cuda:0", model, row.id, row.body, {})
+    assert len(migration.find_losses(url, "0001").cannot) >= 3
+    with pytest.raises(SchemaError, match=r"deletes .* records, .*--yes"):
+        migration.downgrade(url, "base")
+    migration.downgrade(url, "base", lose=True)
+    assert migration.current(url) is None
+    with store.read() as connection:
+        assert sa.inspect(connection).get_table_names() == ["alembic_version"]
+    assert migration.upgrade(url) == migration.head()
 
 
 def test_every_count_can_be_asked_of_every_schema(url: str) -> None:

@@ -6,6 +6,7 @@ Where the process does not matter, `called` runs the entry point in this one, wh
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -15,20 +16,25 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
 from msgspec.structs import replace
+from rich.console import Console
 
 from plevel.cli.location import Location
 from plevel.cli.main import app, main
+from plevel.cli.tune_report import again_command, target_text
+from plevel.cli.tune_run import follow_run
 from plevel.client import Client
 from plevel.direct import Direct
 from service.formats import native
 from strategy.op import all_ops
 from strategy.record import RunState, RunStatus, TaskStatus
 from strategy.target import Target
+from strategy.workload_text import EXAMPLE, parse_workload
 from tests.limit import HANG_S
 from tests.port import free_port
 from tests.unit.test_formats_native import FAILED, FULL
@@ -421,8 +427,81 @@ def test_runs_have_a_title_and_an_interrupted_one_a_command(
     )
 
 
+@pytest.mark.parametrize("command", ["runs", "status"])
+def test_an_interrupted_run_of_a_service_goes_on_by_itself(
+    command: str, called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Client, "runs", lambda self, limit: (status(1, "dense(x)", interrupted=True),))
+    monkeypatch.setattr(Client, "workers", lambda self: [])
+    shown = called(command, "--url", "http://farm:8765")
+    assert shown.stdout.splitlines()[-1] == "run 1 waits for a service that tunes; it goes on by itself"
+    assert "plevel tune --run" not in shown.stdout
+
+
+def test_the_command_that_stops_a_run_that_is_no_longer_followed_is_right(
+    called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, said = status(12, "dense(x)", interrupted=False), io.StringIO()
+
+    class Stopped:
+        create_run = staticmethod(lambda request: run)
+
+        def follow(self, run_id: int) -> Any:
+            raise KeyboardInterrupt
+
+    place = Location(url="http://farm:8765", namespace="team")
+    client: Any = Stopped()
+    request: Any = None
+    with pytest.raises(KeyboardInterrupt):
+        follow_run(client, None, request, Console(file=said, width=1000), place)
+    (command,) = re.findall("'plevel (cancel.*)'", said.getvalue())
+    monkeypatch.setattr(Client, "cancel", lambda self, run_id: run)
+    stopped = called(*shlex.split(command))
+    assert stopped.returncode == 0, stopped.stderr
+    assert "run 12" in stopped.stdout
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "cpu", "cpu -num-cores=1", "cpu -libs=", "cpu -thread-pool=openmp", "cuda -arch=sm_90",
+        "llvm -mcpu=znver4 -mattr=-avx512f,+fma -num-cores=8 -model=\"Epyc's\"",
+    ],
+)  # fmt: skip
+def test_the_next_command_of_a_resumed_run_has_a_target_that_is_read(spec: str) -> None:
+    target = Target.parse(spec)
+    workload = parse_workload(EXAMPLE)
+    words = shlex.split(again_command(workload, target_text(target), None, Location(database="sqlite:///a.db")))
+    assert Target.parse(words[words.index("--target") + 1]) == target
+
+
 def test_a_task_that_is_not_there(called: Called) -> None:
     assert_one_line(called("plot", "99"), 1, "task 99 does not exist", "'plevel coverage'")
+
+
+def test_a_curve_has_no_target_to_choose(called: Called) -> None:
+    assert_one_line(called("plot", "12", "--target", "cpu"), 2, "--target: of an operator's heat map only")
+
+
+def test_certificates_without_a_scheduler_are_refused(called: Called, tmp_path: Path) -> None:
+    for flag in ("--tls-ca", "--tls-cert", "--tls-key"):
+        given = ("model", "train", "dense", flag, str(tmp_path / "a.pem"))
+        assert_one_line(called(*given), 2, "--dask: missing", flag)
+
+
+def test_a_scaler_prints_a_json_document_on_each_line(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = tmp_path / "a.toml"
+    profile.write_text('target = "llvm -mcpu=znver4 -num-cores=2"\n')
+    monkeypatch.setattr("plevel.embedded.require_cluster", lambda package: None)
+    monkeypatch.setattr("plevel.pilots.engine.Engine", lambda *given: SimpleNamespace(pilots=tuple))
+    monkeypatch.setattr(Client, "backlog", lambda self: {"llvm/znver4/threads=2": 3})
+    monkeypatch.setattr(Client, "workers", lambda self: [])
+    given = ("--local", str(profile), "--url", "http://farm:8765", "--dry-run", "--json")
+    shown = called("fleet", "scale", *given)
+    (line,) = shown.stdout.splitlines()
+    assert (json.loads(line)["queued"], json.loads(line)["submit"]) == (3, 2)
 
 
 @pytest.mark.parametrize("command", ["tune", "select"])
@@ -598,6 +677,17 @@ def test_no_password_is_shown(given: str, shown: str) -> None:
     assert Location(database=given).shown == shown
 
 
+@pytest.mark.parametrize("flags", [("--target", "cpu"), ("--threads", "1"), ("--device", "a")])
+def test_a_lock_is_compared_on_its_own_targets_and_devices(
+    called: Called, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    model, lock = tmp_path / "model.json", tmp_path / "plevel.lock"
+    model.write_text(json.dumps({"workloads": [{"op": "dense", "inputs": [DATA[1], WEIGHT[1]]}]}))
+    assert called("lock", str(model), "-o", str(lock)).returncode == 0
+    assert called("lock", str(lock), "--check").returncode == 0
+    assert_one_line(called("lock", str(lock), "--check", *flags), 2, "--check", f"leave {flags[0]} out")
+
+
 def test_a_lock_that_cannot_be_written_leaves_the_old_one(
     called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -735,6 +825,14 @@ def test_records_are_shown_with_their_interval_or_their_message(called: Called, 
     shown = called("records").stdout
     assert "1.04 ms" in shown and re.search(r" ±\d\.\d% ", shown), shown
     assert "segfault" in shown and 200 < shown.count("z") < 300
+
+
+def test_tokens_are_listed_with_their_namespaces(called: Called, tmp_path: Path) -> None:
+    place = ("--database", str(tmp_path / "plevel.db"))
+    for name, namespace in (("one", ("--namespace", "team")), ("every", ())):
+        assert called("token", "create", name, "--scope", "read", *namespace, *place).returncode == 0
+    rows = [line.split() for line in called("token", "list", *place).stdout.splitlines()]
+    assert {row[1]: row[3] for row in rows if "read" in row} == {"one": "team", "every": "all"}
 
 
 def test_what_is_done_is_told_as_json(called: Called, tmp_path: Path) -> None:

@@ -123,6 +123,13 @@ def test_a_pod_has_no_rights_that_it_does_not_need(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PODS)
+def test_a_pod_has_no_variables_of_services(name: str) -> None:
+    """Those of the Service `plevel` begin with PLEVEL_, as settings do."""
+    assert "plevel" in {one["metadata"]["name"] for one in of_kind("Service")}
+    assert PODS[name]["spec"]["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("name", PODS)
 def test_a_pod_runs_a_command_that_there_is(name: str) -> None:
     (container,) = PODS[name]["spec"]["containers"]
     command, *options = container["args"]

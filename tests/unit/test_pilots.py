@@ -241,6 +241,7 @@ def test_pods_are_pilots_that_leave_their_log(tmp_path: Path, monkeypatch: pytes
         assert (tmp_path / "pods" / f"{ended}.log").read_text() == f"{ended}\n"
         engine().cancel([waiting])
         assert [p.id for p in engine().pilots()] == [running] == [p.name for p in engine().pilots()]
+        assert there.specs[running]["spec"]["enableServiceLinks"] is False
         (container,) = there.specs[running]["spec"]["containers"]
         assert container["args"][1].strip() == "exec sleep 600"  # the signal that ends a pod reaches its worker
         with pytest.raises(EngineError, match=f'were not cancelled: .*pods "{waiting}" not found'):

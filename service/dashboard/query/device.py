@@ -31,6 +31,7 @@ from service.store.tables import (
 from strategy.record import LEAST_SAMPLES, Phase
 
 PAGE = 50
+QUARANTINED = 20
 SORTS = ("name", "target", "seen", "timing", "trials", "failed", "noise")
 LAST_SEEN = "-seen"
 MAX_REFERENCES = 10_000  # the newest of a device
@@ -43,15 +44,17 @@ def page(
 ) -> list[Any]:  # fmt: skip
     """Devices sorted by one of `SORTS`, imported ones last; one more than a page if there are more.
 
-    `span` restricts when they were last seen. Counts are of records measured here; `here` is True if a worker
-    has registered the device.
+    `span` restricts when they were last seen. Counts are of trials measured here, times with those of calibration
+    kernels; `here` is True if a worker has registered the device.
     """
     at = float(connection.execute(sa.select(now())).scalar_one())
-    last = recent(record.c.device_id, record.c.run_s, record.c.error, record.c.recorded_at)
+    last = recent(*record.c["device_id", "run_s", "error", "recorded_at", "phase"], calibration=True)
+    is_trial = last.c.phase != Phase.REFERENCE.value
     busy = (
         sa.select(
             last.c.device_id, sa.func.sum(last.c.run_s).label("busy_s"),
-            sa.func.count().label("trials"), sa.func.count(last.c.error).label("failed"),
+            sa.func.count().filter(is_trial).label("trials"),
+            sa.func.count(last.c.error).filter(is_trial).label("failed"),
         )
         .where(last.c.recorded_at > at - HOUR_S)
         .group_by(last.c.device_id)
@@ -114,15 +117,15 @@ def page(
     return list(connection.execute(query))
 
 
-def quarantined(connection: sa.Connection, limit: int = 20) -> list[Any]:
-    """Quarantined jobs, the newest first."""
+def quarantined(connection: sa.Connection) -> list[Any]:
+    """The `QUARANTINED` newest quarantined jobs, the newest first; one more if there are more."""
     query = (
         sa.select(job.c.id, job.c.run_id, job.c.reason, job.c.attempts, job.c.finished_at,
                   workload.c.op, workload.c.key)
         .join(workload, workload.c.id == job.c.workload_id)
         .where(job.c.state == JobState.QUARANTINED.value)
         .order_by(job.c.id.desc())
-        .limit(limit)
+        .limit(QUARANTINED + 1)
     )  # fmt: skip
     return list(connection.execute(query))
 

@@ -40,11 +40,12 @@ def head(connection: sa.Connection, model_id: int) -> Any:
     """A model with its evaluation, without its trees; raises `NotFoundError`."""
     row = connection.execute(
         sa.select(
-            *_SMALL, cost_model.c.evaluation, target.c.key.label("target"), now().label("now")
+            *_SMALL, cost_model.c.evaluation, target.c.key.label("target"),
+            target.c.body.label("target_body"), now().label("now"),
         )
         .join(target, target.c.id == cost_model.c.target_id)
         .where(cost_model.c.id == model_id)
-    ).one_or_none()
+    ).one_or_none()  # fmt: skip
     if row is None:
         raise NotFoundError(f"model {model_id} does not exist: /models lists the cost models")
     return row

@@ -16,12 +16,16 @@ from service.records.ranking import of_one_model
 from service.store.tables import best, run_task, target, task, workload
 from strategy.record import Estimate
 
-PAGE = 40
+OPS = 50
+PAGE = 40  # shapes
 MAX_IMPLEMENTATIONS = 24
 
 
-def ops(connection: sa.Connection) -> list[Any]:
-    """Operators on record with counts of their workloads, targets, implementations and times."""
+def ops(connection: sa.Connection, offset: int = 0) -> list[Any]:
+    """Operators on record with counts of their workloads, targets, implementations and times.
+
+    One more than a page of `OPS` if there are more.
+    """
     query = (
         sa.select(
             workload.c.op, sa.func.count(workload.c.id.distinct()).label("workloads"),
@@ -34,7 +38,8 @@ def ops(connection: sa.Connection) -> list[Any]:
         .where(workload.c.op != REFERENCE.op)
         .group_by(workload.c.op)
         .order_by(workload.c.op)
-        .limit(500)
+        .offset(offset)
+        .limit(OPS + 1)
     )  # fmt: skip
     return list(connection.execute(query))
 
@@ -175,7 +180,7 @@ def summarize(judged: Judged) -> list[Summary]:
         if cell.ratio is not None:
             of.measured += 1
             of.worst = max(of.worst or 0.0, cell.ratio)
-    return sorted(found.values(), key=lambda s: (-s.wins, s.implementation))[:MAX_IMPLEMENTATIONS]
+    return sorted(found.values(), key=lambda s: (-s.wins, s.implementation))
 
 
 def plevel_cost(judged: Judged) -> dict[str, Any]:

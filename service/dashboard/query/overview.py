@@ -30,6 +30,8 @@ from strategy.record import LEAST_SAMPLES, Phase
 
 # Ids of records and jobs rise with time, so recent rows are found without an index on instants.
 RECENT = 20_000
+RUNNING = 10
+QUEUE = 20
 HOUR_S = 3600.0
 WEEK_S = 7 * 86_400.0
 NOISY = 0.05  # half an interval's width to the median, of confirmed times
@@ -47,16 +49,23 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     imported_hour: int
 
 
-def recent(*columns: Any) -> Any:
-    """The newest records measured here, as a subquery of these columns."""
+def recent(*columns: Any, calibration: bool = False) -> Any:
+    """The newest records measured here, as a subquery of these columns.
+
+    `calibration` includes calibration kernels, which are no trials.
+    """
     newest = (record.c.job_id.desc(), record.c.entry.desc())  # the order of an index
-    return sa.select(*columns).where(MEASURED_HERE).order_by(*newest).limit(RECENT).subquery()
+    query = sa.select(*columns).where(MEASURED_HERE).order_by(*newest).limit(RECENT)
+    if not calibration:
+        query = query.where(record.c.phase != Phase.REFERENCE.value)
+    return query.subquery()
 
 
 def pulse(connection: sa.Connection) -> Pulse:
     at = float(connection.execute(sa.select(now())).scalar_one())
     last = recent(record.c.recorded_at, record.c.error)
-    minute = sa.cast((at - last.c.recorded_at) / 60, sa.Integer)
+    # PostgreSQL's cast rounds, SQLite's truncates: of milliseconds, it makes no difference.
+    minute = sa.cast((at - last.c.recorded_at) * 1000, sa.BigInteger) // 60_000
     rows = connection.execute(
         sa.select(
             minute.label("minute"), sa.func.count().label("n"),
@@ -84,8 +93,12 @@ def _imported(connection: sa.Connection, since: float) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def running(connection: sa.Connection, limit: int = 10) -> list[Any]:
-    """Live runs, the oldest first, with their first workload and the trials done for them."""
+def count_live(connection: sa.Connection) -> int:
+    return connection.scalar(sa.select(sa.func.count()).where(run.c.state.in_(LIVE))) or 0
+
+
+def running(connection: sa.Connection) -> list[Any]:
+    """The `RUNNING` oldest live runs, with their first workload and the trials done for them."""
     own = sa.select(sa.func.count()).select_from(record).where(
         record.c.run_id == run.c.id, record.c.phase == Phase.SEARCH.value
     )  # fmt: skip
@@ -99,13 +112,16 @@ def running(connection: sa.Connection, limit: int = 10) -> list[Any]:
         .join(target, target.c.id == run.c.target_id)
         .where(run.c.state.in_(LIVE))
         .order_by(run.c.id)
-        .limit(limit)
+        .limit(RUNNING)
     )  # fmt: skip
     return list(connection.execute(query))
 
 
 def queue(connection: sa.Connection, alive_s: float) -> list[Any]:
-    """Open jobs of live runs by target, with the devices alive for each."""
+    """Open jobs of live runs by target, with the devices alive for each.
+
+    The `QUEUE` targets with the most jobs; one more if there are more.
+    """
     devices = (
         sa.select(sa.func.count(worker_device.c.device_id.distinct()))
         .join(worker, worker.c.id == worker_device.c.worker_id)
@@ -123,7 +139,7 @@ def queue(connection: sa.Connection, alive_s: float) -> list[Any]:
         .where(job.c.run_id.in_(sa.select(run.c.id).where(run.c.state.in_(LIVE))))
         .group_by(job.c.target_id, target.c.key)
         .order_by(sa.func.count().desc())
-        .limit(20)
+        .limit(QUEUE + 1)
     )  # fmt: skip
     return list(connection.execute(query))
 

@@ -10,7 +10,9 @@ import sqlalchemy as sa
 from service.dashboard.listing import ALWAYS, Span, order
 from service.errors import NotFoundError
 from service.records.best import standing
+from service.records.filter import Wanted
 from service.store.tables import (
+    advice,
     device,
     environment,
     record,
@@ -73,6 +75,24 @@ class Filter:
         if self.message is not None:
             found.append(record.c.message.contains(self.message, autoescape=True))
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported(Wanted):
+    """A filter of an export, by a device's id: of imported records, often only its model is known."""
+
+    device_id: int | None = None
+
+    @property
+    def conditions(self) -> list[sa.ColumnElement[bool]]:
+        return [*super().conditions, *self._on_device(record)]
+
+    @property
+    def of_advice(self) -> list[sa.ColumnElement[bool]]:
+        return [*super().of_advice, *self._on_device(advice)]
+
+    def _on_device(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
+        return [] if self.device_id is None else [table.c.device_id == self.device_id]
 
 
 @dataclass(frozen=True)
@@ -148,14 +168,6 @@ def _first_since(connection: sa.Connection, at: float, newest: int) -> int:
         else:
             low = row.id + 1
     return low
-
-
-def identity(connection: sa.Connection, device_id: int) -> str | None:
-    """Return the displayed name of a device, None if it does not exist."""
-    found: str | None = connection.scalar(
-        sa.select(device.c.identity).where(device.c.id == device_id)
-    )
-    return found
 
 
 def _rows(ids: Any) -> sa.Select[Any]:

@@ -73,28 +73,28 @@ def tally(connection: sa.Connection, run_id: int) -> list[Any]:
 def progress(
     connection: sa.Connection, run_id: int, request: RunRequest, told: list[Any]
 ) -> dict[str, Any]:
-    """Trials that count for the run, failed ones, and the time of its own records."""
-    own = (
+    """Trials that count for the run, its `own` among them, failed ones, and the time of its own records."""
+    tasks = (
         sa.select(run_task.c.task_id)
         .join(task, task.c.id == run_task.c.task_id)
         .where(run_task.c.run_id == run_id, task.c.space.is_not(None))
     )
-    tunable = set(connection.scalars(own))
+    tunable = set(connection.scalars(tasks))
     searched = [t for t in told if t.phase == Phase.SEARCH.value and t.task_id in tunable]
-    trials = sum(t.standing for t in searched)
+    trials = own = sum(t.standing for t in searched)
     # Counted by the index; records are only read if other runs have tried these tasks.
     known = connection.scalar(
         sa.select(sa.func.count()).select_from(record)
-        .where(record.c.phase == Phase.SEARCH.value, record.c.task_id.in_(own))
+        .where(record.c.phase == Phase.SEARCH.value, record.c.task_id.in_(tasks))
     ) or 0  # fmt: skip
     if known > sum(t.n for t in searched):
         policy_id = catalogue.find_policy(connection, request.search_policy)
         trials = connection.scalar(
             sa.select(sa.func.count()).select_from(record)
-            .where(trials_of(run_id, request, policy_id), record.c.task_id.in_(own))
+            .where(trials_of(run_id, request, policy_id), record.c.task_id.in_(tasks))
         ) or 0  # fmt: skip
     return {
-        "trials": min(trials, request.trials), "records": sum(t.n for t in told),
+        "trials": min(trials, request.trials), "own": own, "records": sum(t.n for t in told),
         "failed": sum(t.n for t in told if t.error is not None),
         "timing_s": sum(t.run_s for t in told),
     }  # fmt: skip

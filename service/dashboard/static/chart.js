@@ -109,6 +109,20 @@
     widths.observe(figure);
   };
 
+  // The choices of a page are in its address, and in the links to its other forms.
+  const choose = (choices, links) => {
+    const write = (address) => {
+      const url = new URL(address);
+      for (const [name, value] of Object.entries(choices))
+        if (value) url.searchParams.set(name, value); else url.searchParams.delete(name);
+      return url.href;
+    };
+    history.replaceState(null, "", write(location));
+    for (const link of links) link.href = write(link.href);
+  };
+  const forms = () => [...document.querySelectorAll("#curves a")];
+  const by = (address) => new URL(address).searchParams.get("by");
+
   // Curves in one chart: all, or the two named by the lists (and the address), with their figures.
   const compare = (section, figure, data) => {
     const lists = [...section.querySelectorAll("select")];
@@ -137,10 +151,8 @@
       list.replaceChildren(new Option("all", ""), ...data.curves.map((c) => new Option(c.name, c.name)));
       if (data.curves.some((c) => c.name === asked.get(list.name))) list.value = asked.get(list.name);
       list.addEventListener("change", () => {
-        const url = new URL(location);
-        if (list.value) url.searchParams.set(list.name, list.value);
-        else url.searchParams.delete(list.name);
-        history.replaceState(null, "", url);
+        // Other groups have curves of other names.
+        choose({ [list.name]: list.value }, forms().filter((link) => by(link.href) === by(location)));
         draw();
       });
     }
@@ -259,24 +271,21 @@
     const data = await load(scatter, section.dataset.points);
     if (!data) return;
     if (!data.points.length) return say(scatter, "Nothing has been timed yet.");
-    const [knob, by] = ["#knob", "#colour"].map((id) => section.querySelector(id));
-    for (const select of [knob, by])
+    const [knob, shade] = ["#knob", "#colour"].map((id) => section.querySelector(id));
+    for (const select of [knob, shade])
       select.replaceChildren(...data.knobs.map((k, i) => new Option(k.name, String(i))));
-    by.value = String(Math.min(1, data.knobs.length - 1));
+    shade.value = String(Math.min(1, data.knobs.length - 1));
     const asked = new URLSearchParams(location.search);
-    for (const [select, name] of [[knob, "knob"], [by, "colour"]]) {
+    for (const [select, name] of [[knob, "knob"], [shade, "colour"]]) {
       const i = data.knobs.findIndex((k) => k.name === asked.get(name));
       if (i >= 0) select.value = String(i);
     }
     section.querySelector("#sampled").textContent = data.points.length < data.total
       ? `${data.points.length} of ${data.total} trials: the fastest, and a regular sample of the others`
       : `${data.total} trials`;
-    const draw = () => keep(scatter, () => drawScatter(scatter, data, +knob.value, +by.value));
-    for (const select of [knob, by]) select.addEventListener("change", () => {
-      const url = new URL(location);
-      url.searchParams.set("knob", data.knobs[+knob.value].name);
-      url.searchParams.set("colour", data.knobs[+by.value].name);
-      history.replaceState(null, "", url);
+    const draw = () => keep(scatter, () => drawScatter(scatter, data, +knob.value, +shade.value));
+    for (const select of [knob, shade]) select.addEventListener("change", () => {
+      choose({ knob: data.knobs[+knob.value].name, colour: data.knobs[+shade.value].name }, forms());
       draw();
     });
     draw();

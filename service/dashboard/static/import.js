@@ -61,15 +61,16 @@
     }
   };
 
-  // MetaSchedule's records refer to lines of the other file: the two are sent in one body.
+  // MetaSchedule's records refer to lines of the other file: the two are sent in one body. Of several pairs, names do
+  // not tell which belong together.
+  const PAIR = ["database_workload.json", "database_tuning_record.json"];
   const grouped = (files) => {
-    const found = new Map([...files].map((f) => [f.name, f]));
-    const pair = ["database_workload.json", "database_tuning_record.json"].map((n) => found.get(n));
-    if (pair.every(Boolean)) {
-      for (const file of pair) found.delete(file.name);
-      found.set("database_tuning_record.json", new Blob([pair[0], "\n", pair[1]]));
-    }
-    return found;
+    const found = [...files].map((f) => [f.name, f]);
+    const pair = PAIR.map((name) => found.filter((f) => f[0] === name));
+    if (!pair.every((alike) => alike.length === 1)) return found;
+    const [[workloads], [records]] = pair;
+    const others = found.filter((f) => f !== workloads && f !== records);
+    return [...others, [PAIR[1], new Blob([workloads[1], "\n", records[1]])]];
   };
 
   let last = Promise.resolve();
