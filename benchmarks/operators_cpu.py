@@ -420,11 +420,11 @@ def _packed_calls(torch: Any, row: Row, attrs: dict[str, Any], tensors: dict[str
     post = (follows[0] if follows else "none", [], "none" if follows == ["gelu"] else "")
     ops = torch.ops.mkldnn
     if row.op == "dense":
-        packed = ops._reorder_linear_weight(weight.to_mkldnn(), x.shape[0])
+        packed = ops._reorder_linear_weight(weight, x.shape[0])
         return {"packed": lambda: ops._linear_pointwise(x, packed, bias, *post)}
     given = [[a] * 2 if isinstance(a := attrs[n], int) else list(a) for n in ("padding", "strides", "dilation")]
     given.append(attrs["groups"])
-    packed = ops._reorder_convolution_weight(weight.to_mkldnn(), *given, list(x.shape))
+    packed = ops._reorder_convolution_weight(weight, *given, list(x.shape))
     forms = {"packed": torch.contiguous_format, "packed, channels last": torch.channels_last}
     images = {name: x.contiguous(memory_format=form) for name, form in forms.items()}
     return {

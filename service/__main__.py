@@ -175,8 +175,11 @@ def _check_mode(settings: Settings) -> None:
         log.warning("other users of this host can open %s (mode %o): restrict it with chmod 600", path, mode)
 
 
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - all addresses of this host, and one for itself
+
+
 def _url(scheme: str, host: str, port: int) -> str:
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    reachable = _ANY.get(host, host)
     return f"{scheme}://[{reachable}]:{port}" if ":" in reachable else f"{scheme}://{reachable}:{port}"
 
 
@@ -208,7 +211,8 @@ class _Server(uvicorn.Server):
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000, 20, 100)
-        print(f"plevel service on {self._url}", flush=True)
+        others = " and this host's other addresses" if settings.host in _ANY else ""
+        print(f"plevel service on {self._url}{others}", flush=True)
         if self._ready_file is not None:
             # Renamed into place, so that readers never see a part of it.
             partial = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")

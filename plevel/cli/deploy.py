@@ -76,6 +76,7 @@ def compile_model(
     from strategy.fault import CompileError
     from strategy.network.graph import NetworkError
     from strategy.select import Reason
+    from strategy.table import show_number
     from workers.sandbox import SandboxError
 
     option.check_out(out)
@@ -116,7 +117,7 @@ def compile_model(
     measured = sum(s.reason in (Reason.MEASURED, Reason.TRANSFERRED) for s in kernels)
     found |= {"kernels": len(kernels), "measured": measured}
     said = (
-        f"{out}: {len(kernels)} kernels, {measured} of them measured; "
+        f"{out}: {show_number(len(kernels), 'kernel')}, {measured} of them measured; "
         f"{made.plan.weight_bytes / 1e6:.1f} MB of weights, {made.plan.arena_bytes / 1e6:.1f} MB of buffers"
     )
     if made.plan.sizes:

@@ -85,7 +85,7 @@ class Progress:
         if self._start is None:
             self._start = (now, status.trials_done)
         begun, done = self._start
-        if status.state != "running" or status.trials_done <= done:
-            return None
+        if status.state != "running" or not done < status.trials_done < status.trials:
+            return None  # what is left once the trials are done is a confirmation of some seconds
         pace_s = (now - begun) / (status.trials_done - done)
         return pace_s * max(0, status.trials - status.trials_done)

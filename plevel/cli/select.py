@@ -71,5 +71,6 @@ def select(
     console.print(f"{answer.workload}  on {answer.target}", markup=False, soft_wrap=True)
     for line in selection_lines(answer):
         console.print(line, markup=False, soft_wrap=True)
-    if policy == "plevel":  # TVM's rule compares mean costs, not the medians of the table
+    # TVM's rule compares mean costs, not the medians of the table; a lock need not have any.
+    if policy == "plevel" and answer.rivals:
         console.print(rival_table(answer))

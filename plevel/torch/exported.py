@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import ml_dtypes
 import torch
@@ -45,10 +46,16 @@ _REFUSED = (ValueError, ArithmeticError, IndexError, TypeError, MemoryError)
 def load_program(path: Path) -> ExportedProgram:
     """The program in a file of `torch.export.save`; raise `NetworkError` if there is none."""
     try:
+        with path.open("rb") as file:
+            if not is_zipfile(file):  # PyTorch would log a traceback of its own
+                raise NetworkError("no exported program, or cut short: write one with torch.export.save")
+    except OSError as error:
+        raise NetworkError(f"cannot be read: {error.strerror}") from error
+    try:
         return torch.export.load(path)
     except Exception as error:
         raise NetworkError(
-            f"{path} is no exported program ({type(error).__name__}): write one with torch.export.save"
+            f"no exported program ({type(error).__name__}): write one with torch.export.save"
         ) from error
 
 

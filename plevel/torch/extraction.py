@@ -19,7 +19,7 @@ from plevel.extraction import (
     has_choice,
     library_workloads,
 )
-from plevel.torch.exported import import_graph
+from plevel.torch.exported import import_graph, load_program
 from plevel.torch.frozen import compile_frozen
 from plevel.torch.merging import find_merged
 from plevel.torch.node import flops, name_of
@@ -146,11 +146,9 @@ def load_model(where: str) -> tuple[Callable[..., Any], Sequence[Any]]:
 
 def _load_exported(path: Path) -> tuple[Callable[..., Any], Sequence[Any]]:
     try:
-        program = torch.export.load(path)
-    except Exception as error:
-        raise ExtractError(
-            f"{path} is no exported program ({type(error).__name__}): write one with torch.export.save"
-        ) from error
+        program = load_program(path)
+    except NetworkError as error:
+        raise ExtractError(f"{path}: {error}") from error
     if program.example_inputs is None:
         raise ExtractError(f"{path} has no example inputs: export the model with inputs")
     args, kwargs = program.example_inputs

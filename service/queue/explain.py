@@ -48,7 +48,9 @@ def explain(
         query = query.where(run.c.namespace == namespace)
     row = connection.execute(query).one_or_none()
     if row is None:
-        raise NotFoundError(f"job {job_id} does not exist: records and the service's log name the jobs")
+        raise NotFoundError(
+            f"job {job_id} does not exist: the logs of workers name jobs, and `plevel runs` says what a run waits for"
+        )
     if row.state == JobState.LEASED:
         reasons = _explain_lease(connection, row)
     elif row.state == JobState.QUEUED:

@@ -194,12 +194,19 @@ def _check_file(path: Path) -> None:
     # WAL mode creates files beside the database, so the folder must be writable too.
     if not os.access(where, os.W_OK) or not os.access(path.parent, os.W_OK):
         raise DatabaseError(
-            f"database {path} is not writable: change its permissions, or name another with --database"
+            f"database {path} is not writable, which SQLite needs to read it, too: change the permissions of it and "
+            "its folder, copy it elsewhere, or ask a lock file (--lock)"
         )
     # Other users of the host must not read tokens' digests and imported texts. SQLite's other files get the
     # same mode.
-    with contextlib.suppress(FileExistsError):
+    try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise DatabaseError(
+            f"database {path} cannot be created ({error.strerror}): name another with --database"
+        ) from error
     if path.stat().st_size:
         with path.open("rb") as file:
             if file.read(16) != b"SQLite format 3\0":

@@ -128,13 +128,26 @@ def test_an_exported_program_has_the_same_workloads(tmp_path: Path):
         ("tests.torch.models", "name package.module:function"),
         ("tests.torch.models:nothing", "no attribute 'nothing'"),
         ("tests.torch.nowhere:f", "No module named"),
-        ("nothing.pt2", "no exported program"),
+        ("nothing.pt2", "nothing.pt2: cannot be read: No such file or directory"),
         ("tests.torch.models:Attention", "should return the model and a tuple of inputs"),
     ],
 )
 def test_what_is_no_model_is_refused_by_name(where: str, said: str):
     with pytest.raises(ExtractError, match=said):
         load_model(where)
+
+
+@pytest.mark.parametrize("kept", [0, 300])
+def test_a_program_that_is_cut_short_is_said_to_be_in_one_line(
+    kept: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    model, inputs = models.transformer()
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(model, inputs), path)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ExtractError, match="no exported program, or cut short: write one with torch.export.save"):
+        load_model(str(path))
+    assert not capfd.readouterr().err  # PyTorch logs a traceback of what it cannot read
 
 
 def test_the_command_writes_what_tune_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -110,6 +110,17 @@ def test_time_left_follows_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "about 20 s left" in out.getvalue()
 
 
+def test_no_time_is_left_for_trials_that_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.0, 20.0, 20.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    console, out = plain()
+    progress = Progress(console)
+    progress.show(run(2))
+    progress.show(run(10))  # the finals take some seconds yet
+    assert "10/10 trials" in out.getvalue()
+    assert "left" not in out.getvalue()
+
+
 def test_what_a_run_waits_for_is_told_at_once_and_once() -> None:
     console, out = plain()
     progress = Progress(console)
