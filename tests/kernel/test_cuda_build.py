@@ -316,7 +316,7 @@ def test_build_for_cuda_says_what_is_missing(
         "cuda -arch=sm_80",
     )
     assert plevel("build", *dense, *output) == 2
-    assert "name one implementation with --implementation" in capsys.readouterr().err
+    assert "name one --implementation" in capsys.readouterr().err
     assert plevel("build", *SOFTMAX[:-1], "cuda", *output) == 2
     assert "write cuda -arch=sm_90" in capsys.readouterr().err
 
