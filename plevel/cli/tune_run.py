@@ -94,6 +94,7 @@ def follow_run(
         return run
     try:
         if embedded is not None:
+            say_what_else_runs(console, client, run, place)
             embedded.start_worker(request.target.threads)
         with Progress(console) as progress:
             for status in (
@@ -111,6 +112,20 @@ def follow_run(
             embedded.check()  # raises with the cause
         raise
     return run
+
+
+def say_what_else_runs(console: Console, client: Client, run: RunStatus, place: location.Location) -> None:
+    """Name the interrupted runs of a database that this host's worker goes on with, too."""
+    from plevel.client import FINISHED
+    from strategy.table import show_number
+
+    for other in client.runs(100):
+        if other.id != run.id and other.state not in FINISHED and other.target.host == run.target.host:
+            console.print(
+                f"Run {other.id}, interrupted at {other.trials_done} of {show_number(other.trials, 'trial')}, goes on "
+                f"beside this one; 'plevel cancel {other.id}{place.address}' stops it, and keeps its measurements.",
+                markup=False, soft_wrap=True,
+            )  # fmt: skip
 
 
 def _say_how_to_go_on(console: Console, run: RunStatus, place: location.Location) -> None:

@@ -38,6 +38,7 @@ def tune(
 
     from plevel.cli.location import locate
     from plevel.cli.progress import Progress
+    from plevel.cli.tune_run import say_what_else_runs
 
     found = extract(model, inputs).workloads
     if not found:
@@ -57,10 +58,12 @@ def tune(
         assert url is not None
         client = stack.enter_context(Client(url, token=token, namespace=read_namespace(None)))
         run = client.create_run(request)
+        console = Console(stderr=True)
         if embedded is not None and run.state != "done":
+            say_what_else_runs(console, client, run, place)
             embedded.start_worker(request.target.threads)
         if report is None:
-            report = stack.enter_context(Progress(Console(stderr=True))).show
+            report = stack.enter_context(Progress(console)).show
         for status in client.follow(run.id):
             run = status
             report(status)

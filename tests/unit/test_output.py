@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import re
 import time
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
 from plevel.cli import output
+from plevel.cli.location import Location
 from plevel.cli.progress import Progress
+from plevel.cli.tune_run import say_what_else_runs
 from strategy.record import Estimate, ModelBest, RunState, RunStatus, TaskStatus
 from strategy.space import Config
 from strategy.target import Target
@@ -210,3 +214,19 @@ def shown(tasks: list[TaskStatus]) -> str:
 )
 def test_durations(seconds: float, shown: str) -> None:
     assert output.show_duration(seconds) == shown
+
+
+def test_interrupted_runs_that_go_on_beside_this_one_are_named() -> None:
+    console, out = plain()
+    elsewhere = Target.parse("cuda -arch=sm_80")
+    runs = (
+        run(2), run(6, id=2), run(10, id=3, state=RunState.DONE), run(0, id=4, target=elsewhere),
+        run(7, id=5, target=TARGET.with_pool("openmp")),
+    )  # fmt: skip
+    place = Location(database="sqlite:////tmp/here.db")
+    say_what_else_runs(console, cast("Any", SimpleNamespace(runs=lambda limit: runs)), run(2), place)
+    assert out.getvalue().splitlines() == [
+        f"Run {number}, interrupted at {done} of 10 trials, goes on beside this one; 'plevel cancel {number} "
+        "--database sqlite:////tmp/here.db' stops it, and keeps its measurements."
+        for number, done in ((2, 6), (5, 7))
+    ]
