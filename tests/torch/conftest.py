@@ -19,6 +19,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"))
             item.add_marker(pytest.mark.filterwarnings("ignore::FutureWarning:torch"))
+            # Of its own modules, which `pytest.warns` emits anew from those of the tests.
+            item.add_marker(pytest.mark.filterwarnings("ignore:`torch.jit"))
             # Inductor's own, where it packs weights of a graph with symbolic sizes.
             item.add_marker(pytest.mark.filterwarnings("ignore:Raw SymInt value"))
 
