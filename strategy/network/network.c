@@ -154,5 +154,6 @@ int __tvm_ffi_main(void *self, const Any *args, int32_t count, Any *result) {
   }
   int failed = _plevel_run(sizes, given);
   if (failed == -1) return _plevel_refuse("there is no memory for the values between its steps");
-  return failed ? -1 : 0;  /* the kernel has said why */
+  /* A kernel has not always said why, such as where a workspace is missing, and its threads say it to themselves. */
+  return failed ? _plevel_refuse("a kernel failed") : 0;
 }

@@ -24,7 +24,7 @@ from strategy.compile.lower import lower
 from strategy.condition import ceildiv, maximum, minimum
 from strategy.expr import Var, call
 from strategy.fault import CompileError
-from strategy.network.library import write_library
+from strategy.network.library import symbol_of, write_library
 from strategy.network.plan import Area, Buffer, Place, Plan, Port, Step
 from strategy.op_strategy import candidates
 from strategy.select import NO_RECORDS, SelectionError
@@ -456,6 +456,30 @@ def test_two_that_write_one_library_at_once_both_succeed(tmp_path: Path, monkeyp
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(place, [made] * 2, [tmp_path / "kept.so"] * 2))
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == dict.fromkeys(("made.so", "kept.so"), "library")
+
+
+def test_a_network_says_that_a_kernel_failed_which_has_not_said_so_itself(tmp_path: Path) -> None:
+    workload, kind = Workload.make("relu", {"data": "float32[4]"}), TensorType((4,), "float32")
+    (tmp_path / "kernel.c").write_text(f"int __tvm_ffi_{symbol_of(workload)}(void) {{ return -1; }}\n")
+    subprocess.run(["cc", "-c", "-fPIC", "kernel.c"], cwd=tmp_path, check=True)
+    (tmp_path / "weights").write_bytes(b"")
+    step = Step(workload, (Buffer(Area.PORT, 0, kind), Buffer(Area.PORT, 1, kind)), 1, (None,))
+    plan = Plan((Port("x", kind, 0),), (Port("y", kind, 0),), (step,), (), (Place((16,), 0),), None)
+    out = tmp_path / "network.so"
+    write_library(
+        plan, out, "network", "a kernel", cpu_target(), objects=[tmp_path / "kernel.o"], weights=tmp_path / "weights"
+    )
+    # An error that is not set ends the process.
+    script = f"""
+import tvm
+tensors = [tvm.runtime.empty((4,), "float32") for _ in range(2)]
+try:
+    tvm.runtime.load_module({str(out)!r})["main"](*tensors)
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.splitlines()[0] == "a kernel failed"
 
 
 @pytest.mark.full
