@@ -1,8 +1,9 @@
 /* Workspaces of kernels, in the place of TVM's: memory that a call frees is there for the next one.
  *
  * A thread keeps the blocks that it took, newest first, until it ends or the library is unloaded, and at most as many
- * bytes as the blocks had that it ever used at once. Memory returned to the system at each call would cost a fault per page at the
- * next: more than the kernel's own time, where its workspace has megabytes. The macro PLEVEL_ALIGNMENT stands before.
+ * bytes as the blocks had that it ever used at once. Memory returned to the system at each call would cost a fault per
+ * page at the next: more than the kernel's own time, where its workspace has megabytes. The macro PLEVEL_ALIGNMENT
+ * stands before.
  */
 #include <pthread.h>
 #include <stddef.h>
@@ -62,8 +63,10 @@ static int workspaces_join(void) {
   Workspaces *own = &workspaces;
   if (own->at) return 1;
   pthread_mutex_lock(&workspaces_lock);
-  if (!workspaces_keyed && !pthread_atfork(NULL, NULL, workspaces_forked))
-    workspaces_keyed = !pthread_key_create(&workspaces_key, workspaces_end);
+  if (!workspaces_keyed && !pthread_key_create(&workspaces_key, workspaces_end)) {
+    workspaces_keyed = !pthread_atfork(NULL, NULL, workspaces_forked);
+    if (!workspaces_keyed) pthread_key_delete(workspaces_key);
+  }
   if (workspaces_keyed && !pthread_setspecific(workspaces_key, own)) {
     if ((own->next = workspaces_of_all)) own->next->at = &own->next;
     own->at = &workspaces_of_all;

@@ -146,6 +146,17 @@ int main(void) {
   return failed | (waitpid(child, &status, 0) != child) | status;
 }
 """
+KEYLESS = KEPT + """
+int main(void) {
+  pthread_key_t key;
+  while (!pthread_key_create(&key, NULL)) continue;
+  int failed = work(2, 1);
+  long before = resident();
+  for (int i = 0; i < 1000000; ++i) workspace_give_back(workspace_take(100));
+  printf("%d %ld", !workspaces.first, resident() - before);
+  return failed;
+}
+"""
 PART = KEPT + "int plevel_work(void) { return work(2, 1); }\n"
 HOST = """
 #include <dlfcn.h>
@@ -203,6 +214,13 @@ def test_a_thread_keeps_its_workspaces_until_it_ends(tmp_path: Path) -> None:
     assert faults < 1024  # one call's pages, of two hundred
     assert resident < 64  # of 640 MB that ended threads had
     assert within and refused and apart
+
+
+def test_without_a_key_nothing_is_kept(tmp_path: Path) -> None:
+    compiled(tmp_path, "program", KEYLESS, "-Wno-unused-function")
+    done = subprocess.run(["./program"], cwd=tmp_path, env=RETURNED, stdout=subprocess.PIPE, text=True, check=True)
+    freed, grown = map(int, done.stdout.split())
+    assert freed and grown < 4  # megabytes
 
 
 def test_an_unloaded_library_leaves_no_workspaces(tmp_path: Path) -> None:
