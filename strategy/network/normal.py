@@ -298,8 +298,7 @@ def _unmasked(normal: _Normal, node: Call) -> Expr | None:
     rows, columns = extents(node.args[0])[2], extents(node.args[1])[2]
     if seen.all():
         return normal.make("attention", *node.args[:3], **given)
-    earlier = np.tri(rows, columns, dtype=bool)
-    if given.get("is_causal") or mask.shape[-2:] != earlier.shape or (seen != earlier).any():
+    if given.get("is_causal") or mask.shape[-2:] != (rows, columns) or (seen != np.tri(rows, columns)).any():
         return None
     # Each query sees a key, beside which the least number counts as much as -infinity.
     if mask.dtype != bool and not (mask[~seen] <= np.finfo(mask.dtype).min).all():

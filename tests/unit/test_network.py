@@ -14,7 +14,7 @@ from strategy.network.graph import Network, NetworkError
 from strategy.network.group import groups, require_twin
 from strategy.network.memory import Life, share
 from strategy.network.normal import extents, normalize
-from strategy.network.size import MOST, make_sizes
+from strategy.network.size import MOST, PROBED, make_sizes
 from strategy.types import TensorType
 
 CHANNELS = 6
@@ -171,6 +171,13 @@ def test_a_constant_mask_that_attention_does_not_need_goes(name: str, causal: bo
     rng = np.random.default_rng(0)
     data = {n: rng.normal(size=(2, 3, 5, 4)) for n in "qkv"}
     np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-6)
+
+
+def test_a_constant_added_to_scores_of_symbolic_sizes_is_no_mask() -> None:
+    q, k = (Var(n, f"float32[1,1,{PROBED},4]") for n in "qk")
+    made = call("attention_bias", q, k, k, Constant(np.full((1, 1, 1, 1), -1, "f")))
+    found = normalize(Network((q, k), {"y": made}, {})).outputs["y"]  # one of their scores has 84 GB
+    assert isinstance(found, Call) and found.op.name == "attention_bias"
 
 
 @pytest.mark.parametrize(("dtype", "by", "expected"), [
