@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -26,7 +26,7 @@ from strategy.target_text import (
     read_words,
 )
 
-__all__ = ["BUILT", "KINDS", "Target", "TargetError", "cpu_target", "pool_of"]
+__all__ = ["BUILT", "KINDS", "Target", "TargetError", "cpu_target"]
 
 KINDS: dict[str, tuple[str, ...]] = {
     "llvm": ("cpu",),
@@ -56,16 +56,19 @@ _ALIASES = {
 }
 # TVM's options that do not affect the code.
 _IGNORED = SWITCHES | frozenset("tag host mfloat-abi runtime executor".split())
-_POOL = "/pool="  # the last part of a key
 POOLS = ("tvm", "openmp")  # that may run the parallel loops of code for processors
-_READ = frozenset("keys device mcpu arch mattr mtriple num-cores thread-pool libs model".split())
+CONSTANTS = ("warm", "cold")  # in the caches at a call, or as far as possible in memory
+# How code is timed: what a key ends with, in this order, where it is not the first.
+_TIMED = {"pool": ("thread-pool", POOLS), "constants": ("constants", CONSTANTS)}
+_BY_DEFAULT = {name: values[0] for name, (_, values) in _TIMED.items()}
+_READ = frozenset("keys device mcpu arch mattr mtriple num-cores thread-pool constants libs model".split())
 
 
 class Target:
     """A target of code generation.
 
-    `key` (kind, architecture, features, threads, thread pool) is its identity in the database; libraries, device
-    model and capability (sizes in bytes, counts) are stored and used, but not part of it.
+    `key` (kind, architecture, features, threads, thread pool, constants) is its identity in the database; libraries,
+    device model and capability (sizes in bytes, counts) are stored and used, but not part of it.
 
     `with target:` makes it the current target of this thread or task, used as the default.
     """
@@ -76,6 +79,7 @@ class Target:
     features: tuple[str, ...]
     threads: int
     pool: str
+    constants: str
     libs: tuple[str, ...]
     model: str
     triple: str
@@ -90,14 +94,16 @@ class Target:
         features: tuple[str, ...] = (),
         threads: int = 1,
         pool: str = POOLS[0],
+        constants: str = CONSTANTS[0],
         libs: tuple[str, ...] = (),
         model: str = "",
         triple: str = "",
         capability: Mapping[str, int] | None = None,
     ) -> None:
         self.__dict__.update(
-            kind=kind, keys=keys, arch=arch, features=features, threads=threads, pool=pool, libs=libs,
-            model=model, triple=triple, capability=MappingProxyType(dict(capability or {})),
+            kind=kind, keys=keys, arch=arch, features=features, threads=threads, pool=pool,
+            constants=constants, libs=libs, model=model, triple=triple,
+            capability=MappingProxyType(dict(capability or {})),
         )  # fmt: skip
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -134,12 +140,11 @@ class Target:
 
     @cached_property
     def key(self) -> str:
-        """The canonical text of kind, architecture, features, threads, and thread pool unless it is TVM's."""
+        """The canonical text of kind, architecture, features, threads, and how it is timed unless as by default."""
         parts = [self.kind, self.arch or "generic", *self.features]
         if not self.is_gpu:
             parts.append(f"threads={self.threads}")
-        if self.pool != POOLS[0]:
-            parts.append(_POOL.strip("/") + self.pool)
+        parts += [f"{name}={value}" for name, value in self._timed.items() if value != _BY_DEFAULT[name]]
         return "/".join(parts)
 
     @cached_property
@@ -205,18 +210,29 @@ class Target:
             raise TargetError(f"threads = {threads}: must be at least 1")
         return Target.parse({**self.to_json(), "num-cores": threads})
 
-    def is_like(self, key: str) -> bool:
-        """Return whether a target's key differs from this one's by the thread pool at most."""
-        return key.partition(_POOL)[0] == self.key.partition(_POOL)[0]
+    @property
+    def _timed(self) -> dict[str, str]:
+        return {"pool": self.pool, "constants": self.constants}
 
-    def with_pool(self, pool: str) -> Target:
-        """This target with its parallel loops on another pool; on OpenMP's without libraries."""
-        return Target.parse({**self.to_json(), "thread-pool": pool})
+    def is_like(self, key: str) -> bool:
+        """Return whether a target's key differs from this one's by how code is timed at most."""
+        return _read_key(key)[0] == _read_key(self.key)[0]
+
+    def otherwise(self, key: str) -> str:
+        """How code is timed for a like target's key, as far as it is otherwise: `thread-pool=tvm, constants=warm`."""
+        timed = _read_key(key)[1]
+        return ", ".join(f"{_TIMED[name][0]}={timed[name]}" for name, own in self._timed.items() if timed[name] != own)
+
+    def in_network(self) -> Target:
+        """This target as a network runs kernels: on OpenMP's threads, constants not in the caches, no libraries."""
+        return Target.parse({**self.to_json(), "thread-pool": "openmp", "constants": "cold"})
 
     @property
     def host(self) -> Target:
-        """The target of the devices that time its code: this one, whatever pool runs its loops."""
-        return self if self.pool == POOLS[0] else self.with_pool(POOLS[0])
+        """The target of the devices that time its code: this one, however they time it."""
+        if self._timed == _BY_DEFAULT:
+            return self
+        return Target.parse(self.to_json() | {option: values[0] for option, values in _TIMED.values()})
 
     def to_tvm(self) -> dict[str, Any]:
         """The dict for `tvm.target.Target` of TVM 0.27."""
@@ -242,8 +258,7 @@ class Target:
         # For kinds with fewer options in TVM.
         if self.threads != 1:
             data["num-cores"] = self.threads
-        if self.pool != POOLS[0]:
-            data["thread-pool"] = self.pool
+        data |= {_TIMED[name][0]: value for name, value in self._timed.items() if value != _BY_DEFAULT[name]}
         if self.features:
             data["mattr"] = list(self.features)
         if self.triple:
@@ -273,9 +288,14 @@ class Target:
         return f"Target({self.key})"
 
 
-def pool_of(key: str) -> str:
-    """The thread pool of a target's key."""
-    return key.partition(_POOL)[2] or POOLS[0]
+@lru_cache
+def _read_key(key: str) -> tuple[str, dict[str, str]]:
+    """A key without its last parts, and what they say."""
+    timed = dict(_BY_DEFAULT)
+    for name in reversed(_TIMED):
+        key, _, value = key.partition(f"/{name}=")
+        timed[name] = value or timed[name]
+    return key, timed
 
 
 # The stack of entered targets, the innermost last, per thread and task.
@@ -317,9 +337,15 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
     model = options.pop("model", base.model)
     if not isinstance(model, str) or len(model) > 200:
         raise TargetError(f"target.model = {model!r:.80}: expected a text of up to 200 characters")
-    pool = options.pop("thread-pool", base.pool)
-    if pool not in POOLS or (pool != POOLS[0] and "cpu" not in base.keys):
-        raise TargetError(f"target.thread-pool = {pool!r:.40}: expected {' or '.join(POOLS)}, of a processor")
+    timed = {}
+    for name, (option, values) in _TIMED.items():
+        timed[name] = options.pop(option, getattr(base, name))
+        if timed[name] not in values:
+            raise TargetError(f"target.{option} = {timed[name]!r:.40}: expected {' or '.join(values)}")
+        if timed[name] != values[0] and "cpu" not in base.keys:
+            raise TargetError(f"target.{option} = {timed[name]!r}: only for processors: leave it out")
+    if timed["constants"] == "cold" and timed["pool"] != "openmp":
+        raise TargetError("target.constants = 'cold': only on OpenMP's threads: add -thread-pool=openmp")
     libs = read_words("libs", options.pop("libs", base.libs))
     target = Target(
         kind=base.kind,
@@ -327,9 +353,9 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
         arch=read_name("arch", arch) if arch else "",
         features=tuple(sorted(set(read_words("mattr", options.pop("mattr", base.features))))),
         threads=read_count("num-cores", options.pop("num-cores", base.threads)),
-        pool=pool,
+        **timed,
         # OpenBLAS has threads of its own, which would take the cores from OpenMP's.
-        libs=tuple(sorted(set(libs))) if pool == POOLS[0] else (),
+        libs=tuple(sorted(set(libs))) if timed["pool"] == POOLS[0] else (),
         model=model,
         triple=read_name("mtriple", triple) if triple else "",
         capability=capability,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from strategy.compile.artefact import Artefact, load
-from strategy.compile.openmp import use_openmp
+from strategy.compile.openmp import Evictor, use_openmp
 from strategy.signature import Argument, Role
 from workers.builder import Built
 from workers.guard import Buffer, Placement, Pool, Span, size_bytes
@@ -21,6 +21,8 @@ from workers.workspace import guarded_workspaces
 # Below this many calls a loop in Python costs less than 0.2 % of a repeat of 2 ms, and saves the
 # evaluator's extra first call.
 _LOOP_IN_C_FROM = 32
+# Of larger constants a call leaves little in the caches; evicting a table of which it reads some rows takes longer.
+_MOST_EVICTED_BYTES = 64 << 20
 
 
 @dataclass
@@ -65,6 +67,7 @@ class Kernel:
 
     Args:
         launcher: of OpenMP's threads (`strategy.compile.openmp`); None for TVM's pool.
+        cold_constants: before each timed call, constants are evicted from the caches; with a launcher only.
         begin: called before each run in guarded memory with the addresses of its buffers.
     """
 
@@ -75,6 +78,7 @@ class Kernel:
         *,
         cache_flush: bool = False,
         launcher: Path | None = None,
+        cold_constants: bool = False,
         begin: Callable[[Sequence[Span]], None] = lambda spans: None,
     ) -> None:
         self.entry = built.entry
@@ -85,6 +89,8 @@ class Kernel:
         self._data = data
         self._cache_flush = cache_flush
         self._launcher = launcher
+        self._cold_constants = cold_constants
+        self._evict: Evictor | None = None
         self._begin = begin
         self._artefact: Artefact | None = None
         self._arguments: list[Any] = []
@@ -178,6 +184,19 @@ class Kernel:
                     self.prepare_s = (self.prepare_s or 0.0) + time.perf_counter() - began
                     self.held_bytes += size_bytes(tensor.shape, str(tensor.dtype))
             self._arguments.append(tensor)
+        if self._cold_constants:
+            self._evict = self._make_evictor()
+
+    def _make_evictor(self) -> Evictor | None:
+        assert self._artefact is not None
+        assert self._launcher is not None
+        constants = [
+            (tensor.data_ptr(), size_bytes(tensor.shape, str(tensor.dtype)))
+            for argument, tensor in zip(self._artefact.arguments, self._arguments, strict=True)
+            if argument.role in (Role.CONSTANT, Role.PREPARED)
+        ]
+        evicted = [(at, size) for at, size in constants if size <= _MOST_EVICTED_BYTES]
+        return Evictor(self._launcher, evicted) if evicted else None
 
     def compare(self) -> None:
         """Compare the outputs of the timed calls with the reference."""
@@ -194,6 +213,8 @@ class Kernel:
         assert self._artefact is not None
         if self._cache_flush:
             return self._measure_cold(calls)
+        if self._evict is not None:
+            return self._measure_evicting(calls, self._evict)
         if calls >= _LOOP_IN_C_FROM:
             import tvm
 
@@ -217,8 +238,20 @@ class Kernel:
         )
         return float(sum(evaluator(*self._arguments).results))
 
+    def _measure_evicting(self, calls: int, evict: Evictor) -> float:
+        """As `measure`, with cold constants; the loop is Python's, as the time to evict must not count."""
+        main, arguments = self._main, self._arguments
+        spent = 0
+        for _ in range(calls):
+            evict()
+            began = time.perf_counter_ns()
+            main(*arguments)
+            spent += time.perf_counter_ns() - began
+        return spent * 1e-9
+
     def release(self) -> None:
         """Free its own buffers."""
+        self._evict = None
         self._arguments.clear()
         self._outputs.clear()
         self._artefact = None

@@ -63,7 +63,9 @@ def serve(channel: Channel) -> None:
     while True:
         session = convert(channel.receive(), Session)
         runner.run(session)
-        channel.send({"end": True, "environment": runner.toolchain() | {"thread_pool": session.job.target.pool}})
+        target = session.job.target
+        timed = {"thread_pool": target.pool, "constants": target.constants}
+        channel.send({"end": True, "environment": runner.toolchain() | timed})
 
 
 class Runner:
@@ -166,6 +168,7 @@ class Runner:
         return Kernel(
             built, data, cache_flush=session.job.policy.cache_flush, begin=begin,
             launcher=None if session.launcher is None else Path(session.launcher),
+            cold_constants=session.job.target.constants == "cold",
         )  # fmt: skip
 
     def _memory_bytes(self, session: Session) -> int:

@@ -85,7 +85,7 @@ def compile_model(
     where = option.read_target(target, threads)
     if where.kind != "llvm":
         raise UsageError(f"--target {where}: models are compiled for processors: use cpu, or llvm -mcpu=…")
-    where = where.with_pool("openmp")
+    where = where.in_network()
     function = f"plevel_{c_word(out.stem.removeprefix('lib'))}" if name is None else name
     if not is_free(function):
         raise UsageError(

@@ -52,7 +52,7 @@ def extract(
     listed = [RunWorkload(workload=w.workload, weight=w.occurrences) for w in found.workloads]
     try:
         with whole(out) as kept:
-            kept.write(write_model(listed, head, "cpu -thread-pool=openmp").encode())
+            kept.write(write_model(listed, head, "cpu -thread-pool=openmp -constants=cold").encode())
     except OSError as error:
         raise CommandError(f"{out} cannot be written: {error.strerror}") from error
     rows = [

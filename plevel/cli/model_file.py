@@ -1,6 +1,6 @@
 """Model files: the workloads of a network with the number of calls of each, in TOML or JSON.
 
-    target = "cpu -thread-pool=openmp"
+    target = "cpu -thread-pool=openmp -constants=cold"
 
     [[workloads]]
     op = "dense"

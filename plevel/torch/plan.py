@@ -111,7 +111,7 @@ class Plan:
 
 def model_target() -> Target:
     """This host with the threads that PyTorch uses, of OpenMP."""
-    return cpu_target().with_threads(torch.get_num_threads()).with_pool("openmp")
+    return cpu_target().with_threads(torch.get_num_threads()).in_network()
 
 
 def make_plan(module: GraphModule, choose: Choose) -> Plan:

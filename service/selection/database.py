@@ -27,7 +27,7 @@ from strategy.op_strategy import Candidate
 from strategy.record import Estimate, convert
 from strategy.select import Advised, History, Level, Measured
 from strategy.space import Config, ConfigSpace
-from strategy.target import Target, pool_of
+from strategy.target import Target
 from strategy.workload import Input, Workload
 
 
@@ -182,7 +182,7 @@ class RecordDatabase:
                 implementation=implementation, version=version, config=made, level=level, target=key,
                 device=(identity or "") if level is Level.DEVICE else "",
                 model=value if scope == Scope.MODEL else "",
-                pool=pool_of(key) if alike and key != own else "",
+                timed=asked.otherwise(key) if alike and key != own else "",
                 estimate=Estimate(median_s, low_s, high_s, samples),
             )
 

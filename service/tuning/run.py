@@ -65,7 +65,7 @@ def create(
         return joined
     target_id = catalogue.put_target(connection, request.target)
     tasks = _put_tasks(connection, planned, target_id, namespace)
-    # Devices have no thread pool: the run and its jobs are queued for the target without.
+    # Devices time in any way: the run and its jobs are queued for the target without one.
     host_id = catalogue.put_target(connection, request.target.host)
     statement = (
         insert(connection, run)

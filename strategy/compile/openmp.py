@@ -1,8 +1,9 @@
-"""OpenMP's threads for the parallel loops of kernels, in the place of TVM's pool."""
+"""Kernels as networks run them: parallel loops on OpenMP's threads, constants not in the caches."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,9 +11,31 @@ from strategy.compile.export import link
 from strategy.fault import CompileError
 
 LAUNCHER = Path(__file__).with_name("openmp.h")
+# All threads evict, so that none sleeps when the kernel is called.
 _SOURCE = """
 #include "openmp.h"
 int plevel_launch(Body body, void *data, int tasks) { return openmp_launch(body, data, tasks); }
+
+#ifdef __x86_64__
+#include <immintrin.h>
+static void evict(const char *line) { _mm_clflush(line); }
+static void finish(void) { _mm_mfence(); }
+#elif defined(__aarch64__)
+static void evict(const char *line) { __asm__ volatile("dc civac, %0" ::"r"(line) : "memory"); }
+static void finish(void) { __asm__ volatile("dsb sy" ::: "memory"); }
+#else
+static void evict(const char *line) { (void)line; }
+static void finish(void) {}
+#endif
+void plevel_evict(const char *const *data, const int64_t *bytes, int count) {
+#pragma omp parallel
+  {
+    for (int i = 0; i < count; ++i)
+#pragma omp for schedule(static) nowait
+      for (int64_t at = 0; at < bytes[i]; at += 64) evict(data[i] + at);
+    finish();
+  }
+}
 """
 _REMEDY = "install a C compiler with OpenMP (Debian: apt install gcc libgomp1), or leave thread-pool=openmp out"
 
@@ -28,6 +51,24 @@ def build_launcher(folder: Path) -> Path:
         return link([f"-I{LAUNCHER.parent}", "launcher.c"], folder)
     except CompileError as error:
         raise CompileError(f"OpenMP's threads cannot be used: {_REMEDY}: {error}") from error
+
+
+class Evictor:
+    """Evicts buffers from the caches, on the launcher's threads.
+
+    On processors other than x86-64 and AArch64, whose programs may not, it evicts nothing.
+
+    Args:
+        buffers: the address and the bytes of each; they must outlive the evictor's calls.
+    """
+
+    def __init__(self, launcher: Path, buffers: Sequence[tuple[int, int]]) -> None:
+        self._function = ctypes.CDLL(str(launcher)).plevel_evict
+        self._data = (ctypes.c_void_p * len(buffers))(*(address for address, _ in buffers))
+        self._bytes = (ctypes.c_int64 * len(buffers))(*(size for _, size in buffers))
+
+    def __call__(self) -> None:
+        self._function(self._data, self._bytes, len(self._data))
 
 
 def use_openmp(kernel: Path, launcher: Path) -> None:

@@ -35,7 +35,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     target: str = ""
     model: str = ""  # the device model, empty if unknown
-    pool: str = ""  # the thread pool, where it is another than the asked target's
+    timed: str = ""  # how, where otherwise than the asked target's: `thread-pool=tvm, constants=warm`
 
 
 class Advised(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,21 +166,25 @@ def current(
     """The best per level and implementation, of records that are not stale.
 
     Times of different device models, or targets, do not compare: of the other device models, the one with the most
-    implementations counts, the first in `measured` on a tie. Nor do those of different thread pools: another pool
-    than the target's counts only where its own has none.
+    implementations counts, the first in `measured` on a tie. Nor do those of different thread pools, or of warm and
+    cold constants: others than the target's count only where it has none, and of those again one kind.
     """
     by_name = {c.implementation: c for c in valid}
     fitting = [
         m for m in measured
         if (c := by_name.get(m.implementation)) is not None and _is_current(c, m)
     ]  # fmt: skip
-    own_pool = any(not m.pool and m.level is not Level.TRANSFERRED for m in fitting)
+    ways: dict[str, set[str]] = {}
+    for m in fitting:
+        if m.level is not Level.TRANSFERRED:
+            ways.setdefault(m.timed, set()).add(m.implementation)
+    way = "" if "" in ways else max(ways, key=lambda w: len(ways[w]), default="")
     best: dict[Level, dict[str, Measured]] = {level: {} for level in Level}
     others: dict[Level, dict[tuple[str, str], dict[str, Measured]]] = {
         Level.TARGET: {}, Level.TRANSFERRED: {}
     }  # fmt: skip
     for m in fitting:
-        if m.pool and own_pool:
+        if m.level is not Level.TRANSFERRED and m.timed != way:
             continue
         of_level = others.get(m.level)
         group = best[m.level] if of_level is None else of_level.setdefault((m.target, m.model), {})

@@ -89,14 +89,14 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return cls(selections=tuple(found[key] for key in sorted(found)))
 
     def find(self, workload: Workload, target: Target) -> Locked:
-        """The selection of a workload on a target, else on the same processor with another thread pool.
+        """The selection of a workload on a target, else on the same processor, timed otherwise.
 
         Raises:
             SelectionError: it is not in the lock.
         """
         found = self._by_key.get(_key(workload, target))
         if found is None and target.kind == "llvm":
-            found = self._by_processor.get(_key(workload, target.with_pool("openmp")))
+            found = self._by_processor.get(_key(workload, target.in_network()))
         if found is None:
             raise SelectionError(
                 f"{workload} on {target} is not in the lock: add it to the model file, and write the lock again"
@@ -110,7 +110,7 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _by_processor(self) -> dict[tuple[str, str], Locked]:
         on_cpu = [e for e in self.selections if e.target.kind == "llvm"]
-        return {_key(e.workload, e.target.with_pool("openmp")): e for e in on_cpu}
+        return {_key(e.workload, e.target.in_network()): e for e in on_cpu}
 
     def write(self) -> str:
         """The file's text."""

@@ -232,9 +232,9 @@ def _explain_measured(
 
 
 def _place(found: Measured | Advised) -> str:
-    """The devices of an evidence's level, and the thread pool if it is not the target's."""
-    pool = f", by threads of the pool {found.pool}" if isinstance(found, Measured) and found.pool else ""
-    return _devices(found) + pool
+    """The devices of an evidence's level, and how it was timed if otherwise than the target's code."""
+    timed = f", timed with {found.timed}" if isinstance(found, Measured) and found.timed else ""
+    return _devices(found) + timed
 
 
 def _devices(found: Measured | Advised) -> str:

@@ -256,7 +256,7 @@ def confirmation(*, hostile: bool = False) -> Confirmation:
     )  # fmt: skip
     return Confirmation(
         key=("b" if hostile else "a") * 32, graph="c" * 32, framework=SCRIPT if hostile else "torch 2.13.0",
-        target=TARGET.with_pool("openmp"), parts=(kept, *left), missed={IMAGE if hostile else "aten.bmm": 0.25},
+        target=TARGET.in_network(), parts=(kept, *left), missed={IMAGE if hostile else "aten.bmm": 0.25},
         steps=(step,), refused=text if hostile else "", before_s=0.04, after_s=0.025,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Times on OpenMP's threads: queued for the same devices as TVM's, kept apart, and preferred for their own."""
+"""Times as in a network: queued for the same devices as others, kept apart, and preferred for their own."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from strategy.select.lock import Lock
 from tests.integration.process import Service
 from tests.integration.scene import CANDIDATES, TARGET, WORKLOAD, drawn
 
-ON_OPENMP = TARGET.with_pool("openmp")
+IN_NETWORK = TARGET.in_network()
 DEVICE = "host-a/cpu:0-1"
 
 
-@pytest.mark.parametrize("first", [TARGET, ON_OPENMP], ids=["tvm", "openmp"])
-def test_selections_prefer_times_of_their_own_pool(url: str, tmp_path, first) -> None:
-    other = ON_OPENMP if first is TARGET else TARGET
+@pytest.mark.parametrize("first", [TARGET, IN_NETWORK], ids=["alone", "in a network"])
+def test_selections_prefer_times_of_their_own_way(url: str, tmp_path, first) -> None:
+    other = IN_NETWORK if first is TARGET else TARGET
     service = Service(url, tmp_path, PLEVEL_AUTH="open")
     try:
-        worker = service.register()  # its device has no pool
+        worker = service.register()  # its device times in any way
 
         def tune(target) -> RunStatus:
             asked = msgspec.structs.replace(drawn(), target=target)
@@ -34,15 +34,15 @@ def test_selections_prefer_times_of_their_own_pool(url: str, tmp_path, first) ->
             for records in (client, direct):
                 own = records.select(WORKLOAD, first, candidates=CANDIDATES, device=DEVICE)
                 assert own.level is Level.DEVICE
-                assert "threads of the pool" not in own.explanation
+                assert "timed with" not in own.explanation
                 borrowed = records.select(WORKLOAD, other, candidates=CANDIDATES, device=DEVICE)
                 assert (borrowed.level, borrowed.implementation) == (Level.DEVICE, own.implementation)
-                assert f"by threads of the pool {first.pool}" in borrowed.explanation
-            assert tune(other).trials_done > 0  # times of the other pool are none of its own
+                assert f"timed with {other.otherwise(first.key)}" in borrowed.explanation
+            assert tune(other).trials_done > 0  # times of the other way are none of its own
             found = client.select(WORKLOAD, other, candidates=CANDIDATES, device=DEVICE)
-            assert "threads of the pool" not in found.explanation
+            assert "timed with" not in found.explanation
             tasks = {t["target"] for t in client.iter_coverage()}
-            assert tasks >= {TARGET.key, ON_OPENMP.key}
+            assert tasks >= {TARGET.key, IN_NETWORK.key}
     finally:
         service.close()
     locked = Lock.make([own])

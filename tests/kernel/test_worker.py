@@ -28,7 +28,7 @@ import tvm
 from strategy.compile.array import empty_tensor, to_tensor
 from strategy.compile.artefact import load
 from strategy.compile.export import link
-from strategy.compile.openmp import LAUNCHER, use_openmp
+from strategy.compile.openmp import LAUNCHER, Evictor, build_launcher, use_openmp
 from strategy.op_strategy import candidates
 from strategy.record import ErrorKind, Job, JobEntry, Phase, Result, TimingPolicy, estimate
 from strategy.select import holds
@@ -36,6 +36,7 @@ from strategy.space import Config
 from strategy.target import Target
 from strategy.types import TensorType
 from strategy.workload import Workload
+from strategy.workload_text import parse_workload
 from workers import cpu, pool, scratch
 from workers.builder import Built
 from workers.builder_pool import BuilderPool, library_name
@@ -569,7 +570,7 @@ def test_every_implementation_of_dense_is_built_checked_and_timed(
         assert abs(result.measured_at - time.time()) < 600
 
 
-ON_OPENMP = TARGET.with_threads(2).with_pool("openmp")
+ON_OPENMP = TARGET.with_threads(2).in_network()
 
 
 def test_kernels_run_on_the_threads_that_the_target_names(
@@ -591,7 +592,7 @@ def test_kernels_run_on_the_threads_that_the_target_names(
         assert len(results) == len(offered)
     assert pools == ["openmp", "tvm", "openmp"]
     bad = hostile_job("good", "hangs", "code_writes_past_end", "good", policy=IMPATIENT)
-    _, found = run(msgspec.structs.replace(bad, target=TARGET.with_pool("openmp")), builders, runner)
+    _, found = run(msgspec.structs.replace(bad, target=TARGET.in_network()), builders, runner)
     assert [found[i].error for i in range(4)] == [None, ErrorKind.RUN_TIMEOUT, ErrorKind.OUT_OF_BOUNDS, None]
 
 
@@ -620,7 +621,7 @@ def test_openmp_that_is_missing_is_said_in_one_line(
     builders: BuilderPool, runner: TimingRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "false")
-    job = msgspec.structs.replace(hostile_job("good"), target=TARGET.with_pool("openmp"))
+    job = msgspec.structs.replace(hostile_job("good"), target=TARGET.in_network())
     _, results = run(job, builders, runner)
     assert results[0].error is ErrorKind.RUNTIME
     assert results[0].message.startswith("OpenMP's threads cannot be used: install a C compiler with OpenMP")
@@ -714,6 +715,43 @@ def test_caches_are_flushed_before_each_call_where_that_is_asked(
         {"number": 100, "repeat": 1},
         {"number": 1, "repeat": 100, "f_preproc": "cache_flush_cpu_non_first_arg"},
     ]
+
+
+def test_constants_alone_are_evicted_before_each_call_of_a_network_s_kernel(
+    builders: BuilderPool, tmp_path: Path
+) -> None:
+    """Counted by a launcher that also writes zeros to what it is told to evict: outputs follow from those."""
+    workload = parse_workload(
+        "dense(data=float32[4,32],weight=float32[16,32]:const)+bias_add(.,bias_add0.bias=float32[16]:const)"
+    )
+    (c,) = (c for c in candidates(workload, ON_OPENMP) if c.implementation == "dense_pack.cpu")
+    job = job_of(workload, [(c.implementation, c.version, c.fallback)])
+    (built,) = builders.build(msgspec.structs.replace(job, target=ON_OPENMP), NEVER)
+    (tmp_path / "counting.c").write_text(
+        f'#include "{LAUNCHER}"\n#include <string.h>\nint count;\n'
+        "int plevel_launch(Body b, void *d, int n) { return openmp_launch(b, d, n); }\n"
+        "void plevel_evict(char *const *data, const int64_t *bytes, int n) {\n"
+        "  for (int i = 0; i < n; ++i) memset(data[i], 0, bytes[i]);\n  ++count;\n}\n"
+    )
+    launcher = link(["counting.c"], tmp_path)
+    inputs = random_inputs(workload, 0)
+    tensors = {name: tvm.runtime.tensor(array) for name, array in inputs.items()}
+    data = Data(inputs, tensors, (np.ones((4, 16), "float32"),), (1e-6,))
+    kernel = Kernel(built, data, launcher=launcher, cold_constants=True)
+    kernel.load()
+    kernel.bind()
+    assert kernel.measure(100) > 0
+    assert ctypes.c_int.in_dll(ctypes.CDLL(str(launcher)), "count").value == 100
+    assert not kernel._outputs[0].numpy().any()  # all constants are zeros
+    np.testing.assert_array_equal(tensors["data"].numpy(), inputs["data"])
+
+
+def test_evicted_buffers_keep_their_values(tmp_path: Path) -> None:
+    drawn = [np.random.default_rng(n).random(n, "float32") for n in (1, 1000, 2_000_003)]
+    kept = [values.copy() for values in drawn]
+    Evictor(build_launcher(tmp_path), [(v.ctypes.data, v.nbytes) for v in drawn])()
+    for values, before in zip(drawn, kept, strict=True):
+        np.testing.assert_array_equal(values, before)
 
 
 def test_a_session_that_repeats_one_checks_nothing_again(

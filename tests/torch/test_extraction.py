@@ -163,7 +163,7 @@ def test_the_command_writes_what_tune_reads(tmp_path: Path, capsys: pytest.Captu
         w["workload"]: w["occurrences"] for w in said["workloads"]
     }
     assert len(read) == 3
-    assert 'target = "cpu -thread-pool=openmp"' in out.read_text().replace("'", '"')
+    assert 'target = "cpu -thread-pool=openmp -constants=cold"' in out.read_text().replace("'", '"')
     assert "not covered: aten.convolution.default" in out.read_text()
     assert 0 < said["covered"] < 1
 

@@ -464,7 +464,7 @@ def test_the_command_that_stops_a_run_that_is_no_longer_followed_is_right(
 @pytest.mark.parametrize(
     "spec",
     [
-        "cpu", "cpu -num-cores=1", "cpu -libs=", "cpu -thread-pool=openmp", "cuda -arch=sm_90",
+        "cpu", "cpu -num-cores=1", "cpu -libs=", "cpu -thread-pool=openmp -constants=cold", "cuda -arch=sm_90",
         "llvm -mcpu=znver4 -mattr=-avx512f,+fma -num-cores=8 -model=\"Epyc's\"",
     ],
 )  # fmt: skip

@@ -39,10 +39,10 @@ def test_a_workload_as_it_is_printed_keeps_its_epilogue(tmp_path: Path) -> None:
     (one,) = read_model(write(tmp_path, f"[[workloads]]\nworkload = '{key}'\nweight = 2\n")).workloads
     assert one.workload.key == key
     assert one.weight == 2
-    again = write(tmp_path, write_model([one], "a network\nof two layers", "cpu -thread-pool=openmp"))
+    again = write(tmp_path, write_model([one], "a network\nof two layers", "cpu -thread-pool=openmp -constants=cold"))
     assert again.read_text().startswith("# a network\n# of two layers\n")
     assert read_model(again).workloads == (one,)
-    assert read_model(again).read_target(None, 1) == cpu_target().with_threads(1).with_pool("openmp")
+    assert read_model(again).read_target(None, 1) == cpu_target().with_threads(1).in_network()
 
 
 def test_the_target_is_the_options_then_the_files_then_this_host(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_interrupted_runs_that_go_on_beside_this_one_are_named() -> None:
     elsewhere = Target.parse("cuda -arch=sm_80")
     runs = (
         run(2), run(6, id=2), run(10, id=3, state=RunState.DONE), run(0, id=4, target=elsewhere),
-        run(7, id=5, target=TARGET.with_pool("openmp")),
+        run(7, id=5, target=TARGET.in_network()),
     )  # fmt: skip
     place = Location(database="sqlite:////tmp/here.db")
     say_what_else_runs(console, cast("Any", SimpleNamespace(runs=lambda limit: runs)), run(2), place)

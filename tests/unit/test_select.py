@@ -300,6 +300,21 @@ def test_times_of_different_models_are_not_compared(level: Level) -> None:
     assert "slow" in answer.explanation
 
 
+def test_times_that_were_taken_in_different_ways_are_not_compared() -> None:
+    known = [plain("a", 10), plain("b", 10)]
+    alone, warm = "thread-pool=tvm, constants=warm", "constants=warm"
+    others = [
+        measure("a", 1.0, timed=alone), measure("a", 6.0, timed=warm), measure("b", 5.0, timed=warm),
+        measure("b", 0.1, level=Level.TRANSFERRED),
+    ]  # fmt: skip
+    answer = choose(workload(8), TARGET, known, others)
+    assert answer.implementation == "b"
+    assert f"on this device, timed with {warm}: 5.00 s" in answer.explanation
+    own = choose(workload(8), TARGET, known, [*others, measure("a", 9.0)])
+    assert own.implementation == "a"
+    assert "timed with" not in own.explanation
+
+
 def test_times_of_different_targets_are_not_compared() -> None:
     known = [plain("a", 10), plain("b", 10)]
     elsewhere = {"level": Level.TRANSFERRED}

@@ -49,6 +49,39 @@ def test_a_target_survives_pickling(target: Target) -> None:
     assert pickle.loads(pickle.dumps(target)) == target
 
 
+def test_a_target_says_how_its_code_is_timed() -> None:
+    alone = Target.parse("llvm -mcpu=znver4 -num-cores=2 -libs=cblas")
+    inside = alone.in_network()
+    assert inside.key == alone.key + "/pool=openmp/constants=cold"
+    assert inside.libs == ()
+    assert inside == Target.parse("llvm -mcpu=znver4 -num-cores=2 -thread-pool=openmp -constants=cold")
+    assert inside == Target.parse(inside.to_json()) == inside.in_network()
+    assert inside.host.key == alone.host.key == alone.key
+    warm = alone.key + "/pool=openmp"
+    for one, key, otherwise in (
+        (alone, alone.key, ""), (alone, inside.key, "thread-pool=openmp, constants=cold"),
+        (inside, alone.key, "thread-pool=tvm, constants=warm"), (inside, warm, "constants=warm"),
+        (alone, warm, "thread-pool=openmp"),
+    ):  # fmt: skip
+        assert one.is_like(key)
+        assert one.otherwise(key) == otherwise
+    assert not inside.is_like("llvm/znver4/threads=4/pool=openmp/constants=cold")
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("cpu -constants=cold", r"target.constants = 'cold': only on OpenMP's threads.*: add -thread-pool=openmp"),
+        ("cpu -thread-pool=openmp -constants=hot", "target.constants = 'hot': expected warm or cold"),
+        ("cuda -arch=sm_90 -constants=cold", "target.constants = 'cold': only for processors: leave it out"),
+        ("cuda -arch=sm_90 -thread-pool=tbb", "target.thread-pool = 'tbb': expected tvm or openmp"),
+    ],
+)
+def test_bad_ways_of_timing(spec: str, said: str) -> None:
+    with pytest.raises(TargetError, match=said):
+        Target.parse(spec)
+
+
 @given(targets, st.integers(1, 64))
 def test_with_threads_changes_the_threads_only(target: Target, threads: int) -> None:
     other = target.with_threads(threads)
