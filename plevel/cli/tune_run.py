@@ -115,15 +115,15 @@ def follow_run(
 
 
 def say_what_else_runs(console: Console, client: Client, run: RunStatus, place: location.Location) -> None:
-    """Name the interrupted runs of a database that this host's worker goes on with, too."""
+    """Name the runs of a database that go on beside this one: another command's, or interrupted ones."""
     from plevel.client import FINISHED
     from strategy.table import show_number
 
     for other in client.runs(100):
         if other.id != run.id and other.state not in FINISHED and other.target.host == run.target.host:
             console.print(
-                f"Run {other.id}, interrupted at {other.trials_done} of {show_number(other.trials, 'trial')}, goes on "
-                f"beside this one; 'plevel cancel {other.id}{place.address}' stops it, and keeps its measurements.",
+                f"Run {other.id}, at {other.trials_done} of {show_number(other.trials, 'trial')}, goes on beside "
+                f"this one; 'plevel cancel {other.id}{place.address}' stops it, and keeps its measurements.",
                 markup=False, soft_wrap=True,
             )  # fmt: skip
 

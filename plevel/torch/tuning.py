@@ -60,7 +60,8 @@ def tune(
         run = client.create_run(request)
         console = Console(stderr=True)
         if embedded is not None and run.state != "done":
-            say_what_else_runs(console, client, run, place)
+            if report is None:
+                say_what_else_runs(console, client, run, place)
             embedded.start_worker(request.target.threads)
         if report is None:
             report = stack.enter_context(Progress(console)).show

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from string import Template
 
@@ -67,6 +68,7 @@ $declarations
 _TYPE = "(void *, const Any *, int32_t, Any *)"
 
 
+@cache
 def common_code() -> str:
     """The code in C that all libraries have in common: workspaces, TVM's hooks, and their arguments."""
     return "".join(files(__package__).joinpath(name).read_text() for name in ("workspace.h", "entry.c"))

@@ -216,7 +216,7 @@ def test_durations(seconds: float, shown: str) -> None:
     assert output.show_duration(seconds) == shown
 
 
-def test_interrupted_runs_that_go_on_beside_this_one_are_named() -> None:
+def test_runs_that_go_on_beside_this_one_are_named() -> None:
     console, out = plain()
     elsewhere = Target.parse("cuda -arch=sm_80")
     runs = (
@@ -226,7 +226,7 @@ def test_interrupted_runs_that_go_on_beside_this_one_are_named() -> None:
     place = Location(database="sqlite:////tmp/here.db")
     say_what_else_runs(console, cast("Any", SimpleNamespace(runs=lambda limit: runs)), run(2), place)
     assert out.getvalue().splitlines() == [
-        f"Run {number}, interrupted at {done} of 10 trials, goes on beside this one; 'plevel cancel {number} "
+        f"Run {number}, at {done} of 10 trials, goes on beside this one; 'plevel cancel {number} "
         "--database sqlite:////tmp/here.db' stops it, and keeps its measurements."
         for number, done in ((2, 6), (5, 7))
     ]
