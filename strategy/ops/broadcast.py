@@ -216,11 +216,14 @@ def _divide_grad(orig: Call, grad: Expr) -> list[Expr]:
 
 
 def _power_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Return [grad y x^(y - 1), grad x^y log(x)]; the latter is 0, its limit, at x = 0."""
+    """Return [grad y x^(y - 1), grad x^y log(x)]: 0 at y = 0, and, as the limit, at x = 0 for y of at least 0."""
     x, y = orig.args
-    ones, zeros = call("ones_like", orig), call("zeros_like", orig)
-    positive = where(greater(x, call("zeros_like", x)), x + zeros, ones)
-    return [grad * y * power(x, y - call("ones_like", y)), grad * orig * call("log", positive)]
+    zeros, none = call("zeros_like", orig), call("zeros_like", y)
+    limit = logical_and(equal(x, call("zeros_like", x)), greater_equal(y, none))
+    return [
+        where(equal(y, none), zeros, grad * y * power(x, y - call("ones_like", y))),
+        where(limit, zeros, grad * orig * call("log", x)),
+    ]
 
 
 def _choice_grad(chosen: Callable[[Call], Expr]) -> Callable[[Call, Expr], list[Expr]]:

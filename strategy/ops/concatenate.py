@@ -195,6 +195,9 @@ def concatenate_grad(orig: Call, grad: Expr) -> list[Expr]:
     if not all(e.is_constant for e in extents[:-1]):
         raise ExprError("the gradient of concatenate needs constant extents along its axis")
     indices = tuple(accumulate(int(e) for e in extents[:-1]))
+    if any(e.is_constant and int(e) == 0 for e in extents):  # split has no empty parts
+        parts_of = pairwise((0, *indices, 2**31 - 1))
+        return [Tuple([call("strided_slice", grad, begin=(a,), end=(b,), axes=(axis,)) for a, b in parts_of])]
     parts = call("split", grad, indices=indices, axis=axis)
     return [Tuple([TupleGetItem(parts, i) for i in range(len(extents))])]
 

@@ -247,7 +247,7 @@ def _check_pad(attrs: PadAttrs, reporter: TypeReporter, data: TensorType) -> Non
     for axis, pair in enumerate(attrs.pad_width):
         if any(pair):
             require_nonempty(reporter, 0, data, [axis])
-        if attrs.pad_mode == "reflect":
+        if attrs.pad_mode == "reflect" and any(pair):
             fits = data.shape[axis] > max(pair)
             reporter.check(fits, 0, f"pad_width {pair} reflects more elements than axis {axis} has behind its edge")
 

@@ -70,6 +70,15 @@ def _split(newshape: Sequence[int], extent: Any, parts: Sequence[int]) -> list[A
     return found
 
 
+def _resolved(attrs: ReshapeAttrs, shape: Sequence[int]) -> list[int]:
+    """The new shape of numbers, with -1 from the extents that are not kept, as a kept one may be 0."""
+    found, kept = attrs.resolve(shape)
+    if -1 in found:
+        left = math.prod(n for i, n in enumerate(shape) if i not in kept)
+        found[found.index(-1)] = left // math.prod(n for n in attrs.given() if n > 0)
+    return found
+
+
 def reshape_rel(types: Sequence[Type], attrs: ReshapeAttrs, reporter: TypeReporter) -> bool:
     """The new shape, which must have as many elements as the input."""
     data = reporter.tensor(0)
@@ -221,7 +230,7 @@ def compute_reshape(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType) -
 @register_reference("reshape")
 def reference_reshape(attrs: ReshapeAttrs, inputs: Sequence[Any]) -> Any:
     data = widened(inputs[0])
-    return data.reshape(attrs.resolve(data.shape)[0])
+    return data.reshape(_resolved(attrs, data.shape))
 
 
 @register_reference("reshape_like")
@@ -247,12 +256,8 @@ def reference_squeeze(attrs: SqueezeAttrs, inputs: Sequence[Any]) -> Any:
 
 @register_shape_func("reshape", False)
 def reshape_shape_func(attrs: ReshapeAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    shape, _ = attrs.resolve(inputs[0])
-    elements = math.prod(inputs[0])
-    if -1 in shape:
-        given = math.prod(n for n in shape if n != -1)
-        shape[shape.index(-1)] = elements // given if given else 0
-    if math.prod(shape) != elements:
+    shape = _resolved(attrs, inputs[0])
+    if math.prod(shape) != math.prod(inputs[0]):
         raise ShapeError(f"{inputs[0]} does not reshape to {attrs.newshape}")
     return [tuple(shape)]
 

@@ -69,7 +69,7 @@ def compute_rotary_embedding(attrs: RotaryEmbeddingAttrs, inputs: Sequence[Any],
     from tvm import te, tirx
 
     data, cos, sin = inputs
-    half = data.shape[3] // 2
+    half = tirx.max(data.shape[3] // 2, 1)  # of vectors without elements nothing is computed
 
     def element(b: Any, h: Any, i: Any, j: Any) -> Any:
         second, pair = (j % 2, j // 2) if attrs.interleaved else (j // half, j % half)

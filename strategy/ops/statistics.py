@@ -11,6 +11,7 @@ from strategy.cpu.elementary import exp
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, register_compute, register_op, register_reference
+from strategy.ops.broadcast import equal, where
 from strategy.ops.reduce import kept, mean, reduced_axes, shared_out
 from strategy.ops.reduce.operator import ReduceAttrs, reduce_relation
 from strategy.order import is_infinite
@@ -163,6 +164,13 @@ def _flow(orig: Call, grad: Expr) -> Expr:
     return shared_out(grad * (x - mean(x, attrs.axis, True, attrs.exclude)), x, axes, attrs.unbiased)
 
 
+def _std_grad(orig: Call, grad: Expr) -> Expr:
+    """The gradient of std; nothing flows through a deviation of 0, as in PyTorch."""
+    deviation = kept(orig, orig)
+    zeros = call("zeros_like", deviation)
+    return _flow(orig, where(equal(deviation, zeros), zeros, grad / deviation))
+
+
 def _bools(name: str) -> Callable[[Any, Any], Any]:
     """The reduction `max` or `min` of bools as integers: TVM cannot join bools over threads of a GPU."""
 
@@ -182,7 +190,7 @@ variance = _register(
 )  # fmt: skip
 std = _register(
     "std", "The standard deviation over axes.", _std, lambda *given: _reference_variance(*given) ** 0.5,
-    lambda orig, grad: _flow(orig, grad / kept(orig, orig)), attrs=VarianceAttrs,
+    _std_grad, attrs=VarianceAttrs,
 )  # fmt: skip
 logsumexp = _register(
     "logsumexp", "log(sum(exp(x))) over axes, computed without overflow.", _logsumexp, _reference_logsumexp,

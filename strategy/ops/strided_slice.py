@@ -54,8 +54,8 @@ class StridedSliceAttrs(Attrs):
         place = axis if self.axes is None else [a % len(shape) for a in self.axes].index(axis)
         begin, end = self.begin[place], self.end[place]
         if self.slice_mode == "size":
-            begin += int(shape[axis]) if begin < 0 else 0
-            end = _END if end == -1 else max(begin, 0) + end
+            begin = max(begin + int(shape[axis]), 0) if begin < 0 else begin
+            end = _END if end == -1 else begin + end
         return begin, end, self.strides[place] if self.strides else 1
 
     def parts(self, shape: Sequence[Any]) -> dict[int, Part]:

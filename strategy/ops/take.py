@@ -47,8 +47,8 @@ def _check(attrs: TakeAttrs, reporter: TypeReporter, data: TensorType, indices: 
         require_shape(reporter, 1, indices.shape[:batch], data.shape[:batch], remedy)
     else:
         reporter.check(not batch, at, f"batch_dims = {batch} needs an axis")
-    for extent in data.shape:
-        reporter.check(extent >= 1, at, "there is nothing to take from an empty tensor")
+    for axis in range(data.ndim) if attrs.axis is None else [attrs.axis % data.ndim]:
+        reporter.check(data.shape[axis] >= 1, at, f"axis {axis} is empty: there is nothing to take")
 
 
 def take_rel(types: Sequence[Type], attrs: TakeAttrs, reporter: TypeReporter) -> bool:

@@ -213,6 +213,10 @@ EMPTY = [
     ("sum", {"data": "float32[3,0]"}, {"axis": [1]}),
     ("transpose", {"data": "int32[0,4]"}, {}),
     ("softmax", {"data": "float32[0,4]"}, {}),
+    ("reshape", {"data": "float32[0,30]"}, {"newshape": [0, 3, -1]}),
+    ("take", {"data": "float32[0,5]", "indices": "int32[2]"}, {"axis": 1}),
+    ("pad", {"data": "float32[0,3,5,5]"}, {"pad_width": [[0, 0], [0, 0], [1, 1], [1, 1]], "pad_mode": "reflect"}),
+    ("rotary_embedding", {"data": "float32[2,2,3,0]", "cos": "float32[3,0]", "sin": "float32[3,0]"}, {}),
 ]
 
 

@@ -64,6 +64,7 @@ from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import expand_dims, reshape, reshape_like, squeeze
 from strategy.ops.scan import cummax, cumprod, cumsum
 from strategy.ops.softmax import log_softmax, softmax
+from strategy.ops.statistics import std
 from strategy.ops.strided_slice import strided_slice
 from strategy.ops.take import take
 from strategy.ops.topk import topk
@@ -148,6 +149,25 @@ def test_broadcast(op, pair):
 @given(pair=broadcasts())
 def test_of_positive_operands(op, pair):
     check(op, pair, 0.5, 2.0)
+
+
+def test_the_gradients_of_power_at_its_ends_are_pytorch_s():
+    """Taken from PyTorch 2.13: x = 0 with y = 0 and y < 0, and a root of a negative number."""
+    x, y = Var("x", "float64[4]"), Var("y", "float64[4]")
+    given = {"x": np.array([0.0, 0.0, -2.0, -2.0]), "y": np.array([0.0, -1.0, 2.0, 0.0])}
+    with np.errstate(all="ignore"):
+        of_x, of_y = evaluate(Tuple(gradient(power(x, y), [x, y])), given)
+    np.testing.assert_array_equal(of_x, [0, -np.inf, -4, 0])
+    np.testing.assert_array_equal(of_y, [0, -np.inf, np.nan, np.nan])
+
+
+def test_nothing_flows_through_a_deviation_of_zero():
+    x = Var("x", "float64[2,3]")
+    with np.errstate(all="ignore"):
+        found = evaluate(gradient(std(x, 1), [x])[0], {"x": np.array([[5.0, 5, 5], [1, 2, 3]])})
+    np.testing.assert_array_equal(found[0], 0)
+    assert np.isfinite(found[1]).all()
+    assert found[1].any()
 
 
 def test_power_of_zero_has_the_limit_for_its_gradient():
@@ -288,6 +308,13 @@ def test_dynamic_slice(begin):
     np.testing.assert_array_equal(found, data[first[0] : first[0] + 1, first[1] : first[1] + 3])
 
 
+def test_a_slice_by_size_from_before_the_axis_begins_with_it():
+    data = np.arange(5.0)
+    for begin, size, right in ((-7, 3, data[:3]), (-7, -1, data), (-6, 5, data), (-2, 2, data[3:])):
+        found = evaluate(strided_slice(Constant(data), (begin,), (size,), slice_mode="size"), {})
+        np.testing.assert_array_equal(found, right)
+
+
 def test_strided_slice_by_size():
     check(lambda x: strided_slice(x, (1, -3), (2, -1), slice_mode="size"), [(4, 5)])
     data = np.arange(20.0).reshape(4, 5)
@@ -425,6 +452,15 @@ def test_global_avg_pool2d():
 def test_concatenate(lengths, axis):
     shapes = [(n, 2) if axis == 0 else (2, n) for n in lengths]
     check(lambda *xs: concatenate(xs, axis), shapes)
+
+
+def test_an_empty_tensor_that_is_joined_has_an_empty_gradient():
+    parts = [Var(name, f"float64[{rows},4]") for name, rows in (("a", 0), ("b", 3), ("c", 0), ("d", 1))]
+    given = {p.name: np.ones(p.tensor_type.concrete_shape) for p in parts}
+    weight = Constant(np.arange(16.0).reshape(4, 4))
+    found = evaluate(Tuple(gradient(multiply(concatenate(parts, 0), weight), parts)), given)
+    for one, right in zip(found, np.split(weight.value, [0, 3, 3]), strict=True):
+        np.testing.assert_array_equal(one, right)
 
 
 def test_concat_of_one_tensor_twice():

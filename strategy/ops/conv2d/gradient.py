@@ -21,11 +21,17 @@ from strategy.op import (
 from strategy.ops.conv2d.operator import DATA, KERNEL, Conv2DAttrs, conv2d, least_flops, permuted
 from strategy.ops.conv2d.pad import pad_zeros
 from strategy.ops.layout_transform import layout_transform
-from strategy.ops.window import windows
+from strategy.ops.window import windowed_extent, windows
 from strategy.pattern import extents_of, in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
-from strategy.type_relation import require_dtype_of, require_float, require_nonempty, require_rank
+from strategy.type_relation import (
+    require_dtype_of,
+    require_float,
+    require_nonempty,
+    require_rank,
+    require_shape,
+)
 from strategy.types import TensorType, Type
 
 
@@ -43,7 +49,20 @@ def _like_rel(types: Sequence[Type], attrs: Conv2DAttrs, reporter: TypeReporter)
     if known[2] is None:
         return False
     reporter.assign(3, known[2])
-    return all(k is not None for k in known)
+    grad = known[0]
+    weight, data = known[1:] if reporter.op.name == "conv2d_backward_data" else reversed(known[1:])
+    if grad is None or weight is None or data is None:
+        return False
+    at = 1 if weight is known[1] else 2
+    reporter.check(weight.shape[0] % attrs.groups == 0, at, f"does not divide into groups = {attrs.groups}")
+    fits = weight.shape[1] * attrs.groups == data.shape[1]
+    reporter.check(fits, at, f"does not fit {reporter.name(3 - at)}, {data}, in groups = {attrs.groups}")
+    sides = zip(attrs.padding[:2], attrs.padding[2:], strict=True)
+    given = zip(data.shape[2:], weight.shape[2:], attrs.strides, attrs.dilation, sides, strict=True)
+    out = [windowed_extent(n, k, stride, dilation, *ends) for n, k, stride, dilation, ends in given]
+    wanted = TensorType((data.shape[0], weight.shape[0], *out), data.dtype)
+    require_shape(reporter, 0, grad.shape, wanted.shape, f"conv2d gives {wanted}")
+    return True
 
 
 (

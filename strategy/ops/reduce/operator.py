@@ -58,6 +58,7 @@ def reduced_axes(attrs: ReduceAttrs, rank: int) -> tuple[int, ...]:
 
 def reduced_shape(attrs: ReduceAttrs, reporter: TypeReporter, data: TensorType) -> list[Dim]:
     """The shape of input 0 without the reduced axes, or with extent 1 there; checks the axes."""
+    reporter.check(data.ndim > 0, 0, "has no axis to reduce: leave the reduction out")
     if attrs.axis is not None:
         named = normal_axes(reporter, 0, attrs.axis, data.ndim)
         some = not attrs.exclude or len(named) < data.ndim
