@@ -146,7 +146,8 @@ class Region:
 
 def _canary(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Fill memory with a unique pattern and return the pattern."""
-    first = next(_serial) * 61 % (len(_NOISE) - mmap.PAGESIZE)
+    # A row is two bytes; one more row for an odd address.
+    first = next(_serial) * 61 % (len(_NOISE) - mmap.PAGESIZE // 2)
     # High bytes of numbers lie at odd addresses.
     odd = memory.ctypes.data % 2
     canary = _NOISE[first:].reshape(-1)[odd : odd + len(memory)]

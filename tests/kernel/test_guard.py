@@ -14,6 +14,7 @@ import tvm
 
 from strategy.compile.artefact import ALIGNMENT
 from strategy.types import DTYPES
+from workers import guard
 from workers.guard import OutOfBoundsError, Placement, Region, allocate, locate
 from workers.reference import numpy_dtype
 
@@ -142,3 +143,13 @@ def test_an_address_is_explained() -> None:
     assert locate(spans, a.begin) is None
     assert locate(spans, 1) is None
     assert isinstance(buffers[0].tensor, tvm.runtime.Tensor)
+
+
+def test_canaries_fill_pages_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AArch64 may have pages of 64 KiB."""
+    monkeypatch.setattr(guard.mmap, "PAGESIZE", 1 << 16)
+    for begin in (0, 1):
+        memory = np.zeros((1 << 16) + begin, np.uint8)[begin:]
+        for _ in range(3):
+            np.testing.assert_array_equal(guard._canary(memory), memory)
+            assert memory.all()
