@@ -13,12 +13,14 @@ import numpy as np
 from plevel.deployment import Deployed
 from strategy.network.plan import Buffer, Port
 from strategy.network.size import extents_at
+from workers.array_file import read_array, write_array
 from workers.fork import Limits
 from workers.network_runner import Array, RunNetwork
 from workers.pool import ask_all
+from workers.reference import epsilon, numpy_dtype
 
 RUN_TIMEOUT_S = 300.0
-TOLERANCE = 1e-3  # of the largest difference, over the largest value of the reference
+TOLERANCE = 1e-3  # of the largest difference, over the largest value of the reference; more for narrower dtypes
 
 
 class ComparisonError(RuntimeError):
@@ -71,7 +73,7 @@ def compare(deployed: Deployed, reference: Reference, sizes: Sequence[int] = ())
 
         inputs = [file(f"input{i}", port) for i, port in enumerate(plan.inputs)]
         for array, value in zip(inputs, reference.inputs, strict=True):
-            np.save(array.path, np.asarray(value, array.dtype, order="C"))
+            write_array(array.path, np.asarray(value, numpy_dtype(array.dtype), order="C"))
         outputs = [file(f"output{i}", port) for i, port in enumerate(plan.outputs)]
         steps = {i: file(f"step{i}", buffer) for i, (_, buffer) in wanted.items()}
         request = RunNetwork(
@@ -83,19 +85,21 @@ def compare(deployed: Deployed, reference: Reference, sizes: Sequence[int] = ())
         if answer != 0:
             raise ComparisonError(f"the library fails: {answer}")
         errors = {
-            name: error_of(np.load(steps[i].path), reference.values[name])
+            name: error_of(read_array(steps[i].path, steps[i].dtype), reference.values[name])
             for i, (name, _) in wanted.items()
             if name is not None
         }
         at_end = [
-            error_of(np.load(a.path), r) for a, r in zip(outputs, reference.outputs, strict=True)
+            error_of(read_array(a.path, a.dtype), r) for a, r in zip(outputs, reference.outputs, strict=True)
         ]
     names = {p.name: e for p, e in zip(plan.outputs, at_end, strict=True)}
     worst = max(errors or names, key=(errors or names).__getitem__)
     found = Comparison(max(at_end), worst, (errors or names)[worst], len(errors))
-    if not found.error <= TOLERANCE:
+    kinds = (buffer.type.dtype for step in plan.steps for buffer in step.buffers)
+    tolerance = max(TOLERANCE, 4 * max(map(epsilon, kinds), default=0.0))
+    if not found.error <= tolerance:
         raise ComparisonError(
-            f"an output differs by {found.error:.1e} of its largest value, and at most {TOLERANCE:.0e} may be; "
+            f"an output differs by {found.error:.1e} of its largest value, and at most {tolerance:.0e} may be; "
             f"the worst value is {found.worst} ({found.worst_error:.1e})"
         )
     return found

@@ -29,6 +29,7 @@ from strategy.select import SelectionError
 from strategy.select.dispatch import DispatchTable
 from strategy.target import Target
 from strategy.workload import Workload
+from workers.array_file import write_array
 from workers.fork import Limits
 from workers.network_builder import BuildKernel, BuildTable, BuiltKernel, Packing
 from workers.pool import ask_all
@@ -155,7 +156,7 @@ def _build_all(
     requests: list[tuple[Limits, BuildKernel | BuildTable]] = []
     for workload, s in selections.items():
         packings = {
-            Packing(n, str(_source(made, node)), str(_packed(made, node, workload, n))): None
+            Packing(n, str(_source(made, node)), node.type.dtype, str(_packed(made, node, workload, n))): None
             for constants in sites[workload]
             for n, node in constants.items()
         }
@@ -204,7 +205,7 @@ def _source(made: Path, node: Constant) -> Path:
     """The file of a constant's array, written once."""
     path = made / f"{id(node.value)}.npy"
     if not path.exists():
-        np.save(path, node.value)
+        write_array(path, node.value)
     return path
 
 

@@ -20,15 +20,17 @@ from strategy.signature import PREPARE, Role, Signature
 from strategy.space import Config
 from strategy.target import Target, cpu_target
 from strategy.workload import Workload
+from workers.array_file import read_array
 from workers.builder import shorten
 from workers.fork import Channel
 
 
 class Packing(msgspec.Struct, frozen=True):
-    """A constant of a workload, in a file of NumPy's, and the file for its packed bytes."""
+    """A constant of a workload, in a file of `write_array`, and the file for its packed bytes."""
 
     argument: str
     source: str
+    dtype: str
     packed: str
 
 
@@ -120,7 +122,6 @@ def _write(lowered: Lowered, request: BuildKernel) -> None:
 
 def _pack(lowered: Lowered, packings: Sequence[Packing]) -> None:
     """Pack on this host, whatever host the kernel is for."""
-    import numpy as np
     import tvm
 
     wanted = [p for p in packings if PREPARE + p.argument in _prepared(lowered)]
@@ -130,7 +131,7 @@ def _pack(lowered: Lowered, packings: Sequence[Packing]) -> None:
     host: Any = replace(lowered, module=tvm.IRModule(functions), target=cpu_target()).compile()
     for packing in wanted:
         argument = next(a for a in lowered.arguments if a.name == packing.argument)
-        packed = host.prepare(argument, tvm.runtime.tensor(np.load(packing.source)))
+        packed = host.prepare(argument, tvm.runtime.tensor(read_array(packing.source, packing.dtype)))
         Path(packing.packed).write_bytes(packed.numpy().tobytes())
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from strategy.record import convert
+from workers.array_file import read_array, write_array
 from workers.fork import Channel
+from workers.reference import numpy_dtype
 
 
 class Array(msgspec.Struct, frozen=True):
-    """An array in a file of NumPy's."""
+    """An array in a file of `write_array`."""
 
     path: str
     dtype: str
@@ -51,17 +52,17 @@ def run(request: RunNetwork) -> int:
     def keep(number: int, output: int) -> None:
         step = request.steps[number]
         if step is not None:
-            found = np.empty(step.shape, step.dtype)
+            found = np.empty(step.shape, numpy_dtype(step.dtype))
             ctypes.memmove(found.ctypes.data, output, found.nbytes)
-            np.save(step.path, found)
+            write_array(step.path, found)
 
     trace = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(keep)
     library[f"{request.function}_trace"](trace)
-    inputs = [np.load(a.path) for a in request.inputs]
-    outputs = [np.empty(a.shape, a.dtype) for a in request.outputs]
+    inputs = [read_array(a.path, a.dtype) for a in request.inputs]
+    outputs = [np.empty(a.shape, numpy_dtype(a.dtype)) for a in request.outputs]
     arrays: list[Any] = [*inputs, *outputs]
     sizes = map(ctypes.c_int64, request.sizes)
     code = int(library[request.function](*sizes, *(ctypes.c_void_p(a.ctypes.data) for a in arrays)))
     for given, array in zip(request.outputs, outputs, strict=True):
-        np.save(Path(given.path), array)
+        write_array(given.path, array)
     return code

@@ -106,7 +106,8 @@ def _dense(reader: Reader, data: Any, weight: Any) -> tuple[Call, ...] | None:
         return None
     if constant(reader.module, weight) is not None:
         return (call("dense", reader.read(data), reader.read(weight, (1, 0))),)
-    if is_call(weight, aten.permute.default) and is_plain(weight.args[0]):
+    turned = is_call(weight, aten.permute.default) and [axis % 2 for axis in weight.args[1]] == [1, 0]
+    if turned and is_plain(weight.args[0]):
         return (call("dense", reader.read(data), reader.read(weight.args[0])),)
     return None
 

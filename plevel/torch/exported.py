@@ -24,7 +24,8 @@ from plevel.torch.aten import OPERATORS
 from plevel.torch.symbol import SYMBOLIC, Binding, find_symbols, known, range_of, resized
 from strategy.expr import Constant, Expr, Tuple, Var
 from strategy.network.graph import Network, NetworkError
-from strategy.network.size import Sizes, make_sizes
+from strategy.network.normal import extents
+from strategy.network.size import PROBED, Sizes, make_sizes
 from strategy.types import DTYPES
 
 aten = torch.ops.aten
@@ -148,6 +149,10 @@ def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network
             continue
         args = torch.fx.map_arg(node.args, lambda n: values[n])
         kwargs = torch.fx.map_arg(node.kwargs, lambda n: values[n])
+        if str(node.target) == "aten.slice.Tensor" and len(args) > 3 and isinstance(node.args[3], int):
+            # A number of the program is no symbolic size, however large.
+            axis = extents(args[0])[args[1]]
+            args = (*args[:3], min(args[3], axis) if axis < PROBED else args[3], *args[4:])
         try:
             values[node] = _call(node, args, kwargs, at)
         except _REFUSED as error:
@@ -279,5 +284,6 @@ def run_program(
     with torch.no_grad():
         if names:
             Keeper(plain.graph_module).run(*inputs)
-        outputs, _ = torch.utils._pytree.tree_flatten(program.module()(*args, **kwargs))
+        # It has a guard against each size that PyTorch would trace anew, where its operators are right, too.
+        outputs, _ = torch.utils._pytree.tree_flatten(program.module(check_guards=False)(*args, **kwargs))
     return Reference(list(map(_array, given)), list(map(_array, outputs)), values)

@@ -204,8 +204,11 @@ def _load(
 
     def call(*inputs: Any) -> tuple[Any, ...]:
         results = tuple(torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in outputs)
-        if function(*(i.data_ptr() for i in inputs), *(r.data_ptr() for r in results)):
-            raise RuntimeError(f"plevel: a kernel of {kept} failed")
+        failed = function(*(i.data_ptr() for i in inputs), *(r.data_ptr() for r in results))
+        if failed == -1:
+            raise MemoryError(f"plevel: no {manifest.arena_bytes} bytes for the values between the steps of {kept}")
+        if failed:
+            raise RuntimeError(f"plevel: {manifest.steps[failed - 1].workload or 'a copy'} failed in {kept}")
         return results
 
     kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)

@@ -90,7 +90,7 @@ def _type(node: Expr, index: int | None) -> TensorType:
 
 
 def _alike(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    return a[:3] == b[:3] and all(map(np.array_equal, a[3], b[3]))
+    return a[:3] == b[:3] and all(np.array_equal(m, t, equal_nan=True) for m, t in zip(a[3], b[3], strict=True))
 
 
 def _may_join(group: Group, call: Call) -> bool:

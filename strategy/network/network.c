@@ -138,7 +138,7 @@ int __tvm_ffi_main(void *self, const Any *args, int32_t count, Any *result) {
       return _plevel_refuse("an argument is no tensor of the type that the header says");
   }
   _plevel_read(tensors, sizes);
-  if (!_plevel_fits(sizes)) return _plevel_refuse("a symbolic size is out of the range that the header says");
+  if (!_plevel_fits(sizes)) return _plevel_refuse("a symbolic size is out of the range that the header says, or makes an empty tensor");
   _plevel_measure(sizes, extents);
   for (int i = 0; i < count; ++i) {
     const Port *port = &_plevel_ports[i];

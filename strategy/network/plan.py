@@ -173,7 +173,8 @@ class _Planner:
             outputs.append(made)
         staged = [self.values[v, None] for v in network.inputs] + outputs
         known = {id(v): v for v in (*self.values.values(), *outputs)}
-        index, places = _place(list(known.values()), network.sizes)
+        sizes = network.sizes and network.sizes.within(v.type for v in known.values())
+        index, places = _place(list(known.values()), sizes)
         offset = dict(zip(known, index, strict=True))
 
         def buffer(found: _Operand) -> Buffer:
@@ -191,7 +192,7 @@ class _Planner:
         ]
         steps = tuple(Step(w, tuple(map(buffer, found)), n, named) for w, found, n, named in drafts)
         return Plan(
-            tuple(ports[:count]), tuple(ports[count:]), steps, tuple(self.weights.values()), places, network.sizes
+            tuple(ports[:count]), tuple(ports[count:]), steps, tuple(self.weights.values()), places, sizes
         )
 
     def _claim_ports(self, count: int) -> set[int]:

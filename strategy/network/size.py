@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from operator import add
@@ -100,6 +100,17 @@ class Sizes:
         for name, probe in zip(self.names, self.probes, strict=True):
             found = found.replace(str(probe), name)
         return found
+
+    def within(self, kinds: Iterable[TensorType]) -> Sizes:
+        """These sizes, the least of each so that extents of such types that depend on it alone are not empty."""
+        lows = list(self.least)
+        for extent in {e for kind in kinds for e in self.encoded(kind) if isinstance(e, Extent)}:
+            used = {i for powers, _ in extent.factors for i, power in enumerate(powers) if power}
+            if len(used) == 1:
+                (i,) = used
+                least = (n for n in range(lows[i], self.sizes[i].high) if extent.at((n,) * len(lows)) > 0)
+                lows[i] = next(least, self.sizes[i].high)
+        return replace(self, sizes=tuple(replace(s, low=low) for s, low in zip(self.sizes, lows, strict=True)))
 
     def samples(self) -> list[tuple[int, ...]]:
         """A few sizes to try a library at: the least, some odd and even ones, and the greatest if it is small."""

@@ -19,8 +19,13 @@ def write_sizes(plan: Plan, extents: list[Extent]) -> list[str]:
         return [f"  const {kind} {s.name} = _sizes[{i}]; (void){s.name};" for i, s in enumerate(sizes)]
 
     within = [f"_sizes[{i}] >= {s.low} && _sizes[{i}] <= {s.high}" for i, s in enumerate(sizes)]
+    within += [f"{extent} > 0" for extent in extents]
     return [
-        f"static int _plevel_fits(const int64_t *_sizes) {{ (void)_sizes; return {' && '.join(within) or '1'}; }}",
+        "static int _plevel_fits(const int64_t *_sizes) {",
+        "  (void)_sizes;",
+        *known("__int128"),
+        f"  return {' && '.join(within) or '1'};",
+        "}",
         "static uint64_t _plevel_arrange(const int64_t *_sizes, uint64_t *_at) {",
         *known("__int128"),  # products of sizes are within it
         "  __int128 _end = 0, _most = 0; (void)_sizes, (void)_at;",

@@ -88,6 +88,14 @@ def test_shared_weights_residuals_and_views():
     assert explain(model)[0].replaced == 5
 
 
+def test_a_permutation_that_changes_nothing_transposes_nothing():
+    x, y = torch.randn(8, 64), torch.randn(64, 64)
+    for product in (lambda x, y: x @ y.permute(0, 1), lambda x, y: x @ y.permute(1, 0)):
+        with torch.inference_mode():
+            close(compiled(product)(x, y), product(x, y))
+        torch._dynamo.reset()
+
+
 def test_a_call_writes_the_buffer_of_inductor_and_copies_what_is_not_aligned():
     from plevel.torch import operation
     from plevel.torch.plan import model_target

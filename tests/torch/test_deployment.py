@@ -290,6 +290,7 @@ def test_one_library_takes_every_batch_and_every_number_of_tokens(
         (lambda x: x @ x.T, 1, "4, 6, 8, 64"),
         (lambda x: (x[:-1] * 2, x[-2:], x[1:-1]), 1, "4, 6, 8, 64"),
         (lambda x, y: torch.cat([x, y]).softmax(0), 2, "4×8, 6×64, 8×4, 64×6"),
+        (lambda x: torch.where(x > 0, x, float("nan")), 1, "4, 6, 8, 64"),
         (lambda x: (x[1:] - x[:-1]).relu()[torch.arange(x.shape[0] - 1) - 1], 1, "4, 6, 8, 64"),
         (lambda x: (x @ x.T).masked_fill(torch.ones(x.shape[0], x.shape[0]).triu(1).bool(), -9.0), 1, "4, 6, 8, 64"),
     ],
@@ -302,6 +303,32 @@ def test_extents_may_be_sums_and_products_of_sizes(
     torch.export.save(torch.export.export(Sized(function), given, dynamic_shapes=dims), tmp_path / "model.pt2")
     assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--verify") == 0
     assert f"agree at sizes {sizes} within" in capsys.readouterr().out
+
+
+def test_a_size_that_makes_an_empty_tensor_is_out_of_range(tmp_path: Path) -> None:
+    """PyTorch's least size is 2, which it says where it means 1, too: at 1 an extent of n - 2 would be none."""
+    program = torch.export.export(
+        Sized(lambda x: x[2:] * 2), (torch.randn(5, 8),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
+    )
+    torch.export.save(program, tmp_path / "model.pt2")
+    assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--verify") == 0
+    assert "n: a symbolic size, from 3 to " in (tmp_path / "model.h").read_text()
+    found: dict[str, type] = {}
+    exec(documented_loader(), found)
+    library = found["Model"](str(tmp_path / "model.so"))
+    x = np.random.default_rng(0).random((3, 8), "float32")
+    np.testing.assert_array_equal(np.asarray(library(x)).reshape(1, 8), x[2:] * 2)
+    with pytest.raises(RuntimeError, match="the model failed"):
+        library(x[:2])
+
+
+def test_a_model_of_bfloat16_is_compiled_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)).bfloat16().eval()
+    path = save(tmp_path / "model.pt2", model, (torch.randn(3, 64).bfloat16(),))
+    assert compile_model(path, "-o", tmp_path / "model.so", "--verify") == 0
+    assert "agree" in capsys.readouterr().out
+    about = json.loads((tmp_path / "model.json").read_text())
+    assert about["steps"][0]["implementation"] != "dense_nopack.cpu", "weights are packed"
 
 
 def test_a_fixed_extent_near_the_number_that_stands_for_a_symbolic_one_stays_fixed(

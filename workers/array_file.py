@@ -1,0 +1,23 @@
+"""Arrays in files, from one process to another: NumPy's own, but that theirs lose bfloat16."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workers.reference import numpy_dtype
+
+_BFLOAT16 = "bfloat16"
+
+
+def write_array(path: str | Path, array: Any) -> None:
+    """Write a contiguous array; the path ends with .npy."""
+    np.save(path, array.view(np.uint16) if array.dtype.name == _BFLOAT16 else array)
+
+
+def read_array(path: str | Path, dtype: str) -> Any:
+    """The array of this dtype that `write_array` wrote."""
+    found = np.load(path)
+    return found.view(numpy_dtype(dtype)) if dtype == _BFLOAT16 else found
