@@ -19,6 +19,18 @@ def count(connection: sa.Connection, run_id: int, workload_id: int) -> int:
     return int(connection.execute(query).scalar_one())
 
 
+def find_models(connection: sa.Connection, task_id: int) -> list[str]:
+    """The device models that timed a task's candidates."""
+    query = (
+        sa.select(device.c.model)
+        .distinct()
+        .join(record, record.c.device_id == device.c.id)
+        .where(record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, record.c.error.is_(None))
+        .order_by(device.c.model)
+    )
+    return list(connection.scalars(query))
+
+
 def find_estimates(
     connection: sa.Connection, run_id: int, tasks: Sequence[int]
 ) -> Collection[dict[str, Estimate]]:

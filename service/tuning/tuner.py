@@ -287,14 +287,18 @@ class Tuner(Background):
                 self._enqueue(connection, tuning, proposal, Phase.CONFIRM, number)
 
     def _finalists(self, connection: Connection, t: TuningTask) -> list[jobs.NewEntry]:
-        ranked = best.pooled(connection, t.id, Scope.TARGET, "", Phase.SEARCH)
+        models = final.find_models(connection, t.id)
+        # Times of different device models do not compare: each has finalists of its own.
+        places = [(Scope.MODEL, m) for m in models] if len(models) > 1 else [(Scope.TARGET, "")]
+        by_place = [best.pooled(connection, t.id, *place, Phase.SEARCH) for place in places]
         # Dropped ones are confirmed too, so that all are compared in the same way.
         most = 1 if t.state is TaskState.DROPPED else FINALISTS
-        configs = {row.config_digest: row.config for row, _ in ranked[:most]}
+        configs = {row.config_digest: row.config for ranked in by_place for row, _ in ranked[:most]}
         if t.search is not None and t.state is not TaskState.DROPPED:
             # The fallback too, so that the answer is never slower than without tuning.
             fallback = t.search.space.fallback.digest
-            configs |= {row.config_digest: row.config for row, _ in ranked if row.config_digest == fallback}
+            timed = [row for ranked in by_place for row, _ in ranked]
+            configs |= {row.config_digest: row.config for row in timed if row.config_digest == fallback}
         # The best of earlier runs, too.
         champion = best.find_champion(connection, t.id)
         if champion is not None:

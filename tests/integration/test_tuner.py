@@ -232,6 +232,23 @@ def test_what_is_uncertain_on_another_device_model_is_not_measured_again(farm: F
     assert farm.phases.count(Phase.CONFIRM) == finals + CONFIRM_SESSIONS
 
 
+def test_each_device_model_has_finalists_of_its_own(farm: Farm) -> None:
+    """On the second model, which is slower, the fastest are those that are the slowest on the first."""
+    farm.go(farm.ask(drawn(trials=20)).id)
+    slower = device("host-b/cpu:0-1", model="Model B")
+    farm.move_to(slower)
+    farm.answer = lambda e: msgspec.structs.replace(timed(e), samples_s=tuple(1 / s for s in timed(e).samples_s))
+    farm.jobs.clear()
+    farm.phases.clear()
+    assert farm.go(farm.ask(drawn(trials=40, force=True)).id).state is RunState.DONE
+    searched, finals = (
+        {(e.implementation, e.config) for entries, p in zip(farm.jobs, farm.phases, strict=True) if p is phase
+         for e in entries}
+        for phase in (Phase.SEARCH, Phase.CONFIRM)
+    )  # fmt: skip
+    assert max((s for s in searched if s[0] == FAST.implementation), key=lambda s: seconds(*s)) in finals
+
+
 def test_a_run_out_of_time_measures_nothing_again(farm: Farm) -> None:
     farm.answer = unsure
     status = farm.ask(request(trials=60, timeout_s=1e-6))
