@@ -21,8 +21,9 @@ from workers.workspace import guarded_workspaces
 # Below this many calls a loop in Python costs less than 0.2 % of a repeat of 2 ms, and saves the
 # evaluator's extra first call.
 _LOOP_IN_C_FROM = 32
-# Of larger constants a call leaves little in the caches; evicting a table of which it reads some rows takes longer.
-_MOST_EVICTED_BYTES = 64 << 20
+_MOST_EVICTED_BYTES = 64 << 20  # of larger constants a call leaves little in the caches
+# Of a sample, to evict: to evict a table takes a thousand times as long as a kernel that reads some of its rows.
+_MOST_EVICTING_S = 0.1
 
 
 @dataclass
@@ -229,7 +230,7 @@ class Kernel:
         return (time.perf_counter_ns() - began) * 1e-9
 
     def _measure_cold(self, calls: int) -> float:
-        """As `time_calls`, with all but the first argument evicted from caches before each call."""
+        """As `measure`, with all but the first argument evicted from caches before each call."""
         assert self._artefact is not None
         import tvm
 
@@ -239,15 +240,22 @@ class Kernel:
         return float(sum(evaluator(*self._arguments).results))
 
     def _measure_evicting(self, calls: int, evict: Evictor) -> float:
-        """As `measure`, with cold constants; the loop is Python's, as the time to evict must not count."""
+        """As `measure`, with cold constants: of fewer calls where they take long to evict.
+
+        The loop is Python's, as the time to evict must not count.
+        """
         main, arguments = self._main, self._arguments
-        spent = 0
-        for _ in range(calls):
+        spent, done, ends = 0, 0, time.monotonic() + _MOST_EVICTING_S
+        while done < calls:
             evict()
             began = time.perf_counter_ns()
             main(*arguments)
             spent += time.perf_counter_ns() - began
-        return spent * 1e-9
+            done += 1
+            # Not of the calls, whose own limit is the caller's.
+            if time.monotonic() - spent * 1e-9 > ends:
+                break
+        return spent * 1e-9 * calls / done
 
     def release(self) -> None:
         """Free its own buffers."""

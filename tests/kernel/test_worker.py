@@ -718,7 +718,7 @@ def test_caches_are_flushed_before_each_call_where_that_is_asked(
 
 
 def test_constants_alone_are_evicted_before_each_call_of_a_network_s_kernel(
-    builders: BuilderPool, tmp_path: Path
+    builders: BuilderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted by a launcher that also writes zeros to what it is told to evict: outputs follow from those."""
     workload = parse_workload(
@@ -743,6 +743,9 @@ def test_constants_alone_are_evicted_before_each_call_of_a_network_s_kernel(
     assert kernel.measure(100) > 0
     assert ctypes.c_int.in_dll(ctypes.CDLL(str(launcher)), "count").value == 100
     assert not kernel._outputs[0].numpy().any()  # all constants are zeros
+    monkeypatch.setattr("workers.kernel._MOST_EVICTING_S", 0.0)
+    assert kernel.measure(1000) > 0
+    assert ctypes.c_int.in_dll(ctypes.CDLL(str(launcher)), "count").value == 101, "it takes too long"
     np.testing.assert_array_equal(tensors["data"].numpy(), inputs["data"])
 
 
