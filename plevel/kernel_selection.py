@@ -40,7 +40,7 @@ def choose_kernel(workload: Workload, target: Target, database: Database, lock: 
     if lock is not None:
         versions = {c.implementation: c.version for c in offered}
         try:
-            locked = lock.find(workload, target)
+            locked = lock.select(workload, target)
         except SelectionError:
             # The lock need not have what turns or pools their images.
             if workload.op == "conv2d" and is_blocked(workload):

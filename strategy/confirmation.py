@@ -54,7 +54,7 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         key: digest of the graph, the kernels, the machine, its threads and the framework's version.
         graph: digest of the graph alone.
         framework: with its version, `torch 2.13.0`.
-        target: the machine's, with the device model, the threads and their pool.
+        target: the machine's, with the device model, the threads, their pool, and where constants are.
         parts: the largest share first.
         missed: shares of the arithmetic without a kernel, by operator.
         steps: the comparisons that decided, in order.

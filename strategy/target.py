@@ -1,4 +1,4 @@
-"""Targets of code generation: kind, architecture, features and threads.
+"""Targets of code generation: kind, architecture, features, threads, and how code is timed.
 
 `Target.parse` reads `cpu` (this host), TVM's dicts, and TVM's legacy strings (`llvm -mcpu=znver4 -num-cores=2`,
 `cuda -arch=sm_90`), which TVM itself no longer reads.
@@ -26,7 +26,7 @@ from strategy.target_text import (
     read_words,
 )
 
-__all__ = ["BUILT", "KINDS", "Target", "TargetError", "cpu_target"]
+__all__ = ["BUILT", "KINDS", "Target", "TargetError", "are_like", "cpu_target"]
 
 KINDS: dict[str, tuple[str, ...]] = {
     "llvm": ("cpu",),
@@ -216,10 +216,10 @@ class Target:
 
     def is_like(self, key: str) -> bool:
         """Return whether a target's key differs from this one's by how code is timed at most."""
-        return _read_key(key)[0] == _read_key(self.key)[0]
+        return are_like(key, self.key)
 
     def otherwise(self, key: str) -> str:
-        """How code is timed for a like target's key, as far as it is otherwise: `thread-pool=tvm, constants=warm`."""
+        """The differences in how code is timed for a like target's key: `thread-pool=tvm, constants=warm`."""
         timed = _read_key(key)[1]
         return ", ".join(f"{_TIMED[name][0]}={timed[name]}" for name, own in self._timed.items() if timed[name] != own)
 
@@ -286,6 +286,11 @@ class Target:
 
     def __repr__(self) -> str:
         return f"Target({self.key})"
+
+
+def are_like(key: str, other: str) -> bool:
+    """Return whether the keys of two targets differ by how code is timed at most."""
+    return _read_key(key)[0] == _read_key(other)[0]
 
 
 @lru_cache

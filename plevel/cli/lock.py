@@ -150,8 +150,17 @@ def _report(locked: Lock, place: location.Location, as_json: bool) -> list[dict[
 
 def _compare(before: Locked, now: Selection) -> dict[str, Any] | None:
     """Return the difference between a selection and the locked one, None if they agree."""
-    own = next((r for r in now.rivals if r.implementation == now.implementation), None)
+    from strategy.select import Level
+
+    own, locked = (
+        next((r for r in of.rivals if r.implementation == of.implementation), None) for of in (now, before)
+    )
     after = None if own is None else own.estimate
+    # Times of another target, such as one that is timed otherwise, or of another device model do not compare.
+    near = (Level.DEVICE, Level.MODEL)
+    alike = own is not None and locked is not None and (
+        locked.target in ("", own.target) and (own.level in near) == (locked.level in near)
+    )  # fmt: skip
     same = (before.implementation, before.version, before.config, before.estimate) == (
         now.implementation, now.version, now.config, after,
     )  # fmt: skip
@@ -162,9 +171,9 @@ def _compare(before: Locked, now: Selection) -> dict[str, Any] | None:
         "locked": _shown(before), "now": _shown(now),
         "locked_s": None if before.estimate is None else before.estimate.median_s,
         "now_s": None if after is None else after.median_s,
-        # An unmeasured selection cannot become worse.
+        # What was not measured so before cannot have become worse.
         "ratio": 0.0 if before.estimate is None
-        else None if after is None else after.median_s / before.estimate.median_s,
+        else None if after is None else after.median_s / before.estimate.median_s if alike else 0.0,
     }  # fmt: skip
 
 
@@ -181,7 +190,7 @@ def _line(change: dict[str, Any]) -> str:
     elif change["now_s"] is None:
         what = "is not measured"
     elif not ratio:
-        what = f"is measured now: {show_seconds(change['now_s'])}"
+        what = f"is measured so now: {show_seconds(change['now_s'])}"
     else:
         what = (
             f"{show_seconds(change['now_s'])}, {ratio:.2f}× the {show_seconds(change['locked_s'])} of the lock"
@@ -194,6 +203,6 @@ def find_locked(locked: Lock | None, workload: Workload, target: Target) -> Lock
     from strategy.select import SelectionError
 
     try:
-        return None if locked is None else locked.find(workload, target)
+        return None if locked is None else locked.select(workload, target)
     except SelectionError as error:
         raise CommandError(f"--lock: {error}") from error

@@ -120,7 +120,7 @@ def say_what_else_runs(console: Console, client: Client, run: RunStatus, place: 
     from strategy.table import show_number
 
     for other in client.runs(100):
-        if other.id != run.id and other.state not in FINISHED and other.target.host == run.target.host:
+        if other.id != run.id and other.state not in FINISHED and other.target.host.key == run.target.host.key:
             console.print(
                 f"Run {other.id}, at {other.trials_done} of {show_number(other.trials, 'trial')}, goes on beside "
                 f"this one; 'plevel cancel {other.id}{place.address}' stops it, and keeps its measurements.",

@@ -99,7 +99,7 @@ class RecordDatabase:
         found: dict[tuple[Any, ...], Advised] = {}
         for r in self._read("advice", workload, self._read_advice):
             key, keys = self._targets.get(r.target_id) or self._target(r.target_id)
-            if key == target.key:
+            if target.is_like(key):
                 level = Level.MODEL if model and r.model == model else Level.TARGET
             elif key.partition("/")[0] == target.kind and not keys.isdisjoint(target.keys):
                 level = Level.TRANSFERRED

@@ -102,7 +102,7 @@ def find_workload_keys(connection: sa.Connection, ids: Collection[int]) -> list[
 
 
 def put_target(connection: sa.Connection, value: Target) -> int:
-    """The row of a target's key, with the keys of all its variants."""
+    """The row of a target's key, with the keys of all its variants, and with libraries once one has them."""
     body = {"keys": list(value.keys), "body": value.to_json()}
     target_id = _one(connection, target, {"key": value.key}, body)
     query = sa.select(target.c["keys"]).where(target.c.id == target_id)
@@ -111,6 +111,11 @@ def put_target(connection: sa.Connection, value: Target) -> int:
         known = connection.execute(query.with_for_update(key_share=True)).scalar_one()
         keys = list(dict.fromkeys([*known, *value.keys]))
         connection.execute(sa.update(target).where(target.c.id == target_id).values(keys=keys))
+    if value.libs:
+        # The first variant may have been without, as the host of a target in a network is.
+        known = connection.execute(sa.select(target.c.body).where(target.c.id == target_id)).scalar_one()
+        if "libs" not in known:
+            connection.execute(sa.update(target).where(target.c.id == target_id).values(body=body["body"]))
     return target_id
 
 

@@ -11,9 +11,10 @@ import sqlalchemy as sa
 
 from service.records.best import standing
 from service.search.transfer import SOURCES, Source
-from service.store.tables import best, record, task, workload
+from service.store.tables import best, record, target, task, workload
 from strategy.record import ErrorKind, Phase, convert
 from strategy.space import Config, ConfigError, ConfigSpace
+from strategy.target import are_like
 from strategy.types import TensorType
 from strategy.workload import Workload
 
@@ -75,20 +76,26 @@ def _enough(source: Source) -> list[Source]:
 def find_champions(connection: sa.Connection, task_id: int) -> list[Config]:
     """The best configurations of other versions of a task, then those of its call with other epilogues.
 
-    On any device, the newest tasks first. If the task's space has them, by value, they are good first trials.
+    Of each, those that were timed as the task is come first, then those that were timed otherwise. On any device,
+    the newest tasks first. If the task's space has them, by value, they are good first trials.
     """
     own = connection.execute(_tasks().where(task.c.id == task_id)).one()
     call = convert(own.body, Workload).anchor.key
+    keys = {row.id: row.key for row in connection.execute(sa.select(target.c.id, target.c.key))}
+    like = [i for i, key in keys.items() if are_like(key, keys[own.target_id])]
     rows = connection.scalars(
         sa.select(best.c.config)
         .join(task, task.c.id == best.c.task_id)
         .join(workload, workload.c.id == task.c.workload_id)
         .where(
-            *(task.c[n] == getattr(own, n) for n in ("target_id", "implementation", "namespace")),
-            task.c.id != task_id,
+            *(task.c[n] == getattr(own, n) for n in ("implementation", "namespace")),
+            task.c.target_id.in_(like), task.c.id != task_id,
             sa.or_(workload.c.key == call, workload.c.key.startswith(f"{call}+", autoescape=True)),
         )
-        .order_by(task.c.workload_id != own.workload_id, task.c.id.desc(), best.c.median_s)
+        .order_by(
+            task.c.workload_id != own.workload_id, task.c.target_id != own.target_id, task.c.id.desc(),
+            best.c.median_s,
+        )
         .limit(MOST_CHAMPIONS)
     )
     return list(dict.fromkeys(map(Config, rows)))

@@ -4,6 +4,7 @@ A table has a row for each satisfiable combination of the strategy's conditions.
 implementations by the geometric mean of their ratios to the best over the concrete shapes on record in its
 range; without shapes on record, by plevel. A table has a JSON form, can be called, and names the shapes it is from.
 """
+# Over 300 lines: one table, from its conditions and the choice in each row to what it says of them.
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     `reason` is `transferred` if all of `shapes` were measured on other targets only. `ratio` has each
     implementation's geometric mean over `shapes` of the ratio of its time to the best, for those measured at
-    the largest number of shapes.
+    the largest number of shapes. `timed` says how those were timed, where otherwise than the target's code.
     """
 
     holds: tuple[bool, ...]
@@ -57,6 +58,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason
     ratio: dict[str, float] = {}
     shapes: tuple[ShapeOnRecord, ...] = ()
+    timed: tuple[str, ...] = ()
 
     @property
     def dissent(self) -> tuple[ShapeOnRecord, ...]:
@@ -123,7 +125,8 @@ class DispatchTable(msgspec.Struct, frozen=True, kw_only=True):
         known = f"{show_number(len(row.shapes), 'shape')} on record" if row.shapes else "no shape on record"
         dissent = len(row.dissent)
         other = f", {dissent} of which select would answer otherwise" if dissent else ""
-        return f"{self._when(row)}: {row.implementation} ({row.reason}; {known}{other})"
+        how = f", timed with {' or with '.join(row.timed)}" if row.timed else ""
+        return f"{self._when(row)}: {row.implementation} ({row.reason}; {known}{how}{other})"
 
     def _when(self, row: Row) -> str:
         pairs = zip(self.conditions, row.holds, strict=True)
@@ -247,7 +250,12 @@ def _row(
         version=winner.version, config=_common_config(winner, medians),
         reason=Reason.TRANSFERRED if levels == {Level.TRANSFERRED} else Reason.MEASURED,
         ratio={name: span.median_s for name, span in spans.items()}, shapes=tuple(shapes),
+        timed=_timed(medians),
     )  # fmt: skip
+
+
+def _timed(found: Sequence[Mapping[str, Measured]]) -> tuple[str, ...]:
+    return tuple(sorted({m.timed for best in found for m in best.values() if m.timed}))
 
 
 def _concrete_row(
@@ -264,9 +272,10 @@ def _concrete_row(
     shorter = ((w, database.measured(w, table.target, device)) for w in shape.shorter)
     answer = choose(shape, table.target, own, measured, shorter=shorter)
     shapes: tuple[ShapeOnRecord, ...] = ()
-    ratio = {}
+    ratio, best_of = {}, []
     if answer.level is not None:
         best = current([c for c in own if is_valid(c, shape)], measured)[answer.level]
+        best_of.append(best)
         medians = {name: m.estimate.median_s for name, m in best.items()}
         shapes = (ShapeOnRecord(dims, medians, answer.implementation),)
         ratio = {name: s / min(medians.values()) for name, s in medians.items()}
@@ -274,7 +283,7 @@ def _concrete_row(
         holds=holds, example=dims,
         valid=tuple(c.implementation for c in own if is_valid(c, shape)),
         implementation=answer.implementation, version=answer.version, config=answer.config,
-        reason=answer.reason, ratio=ratio, shapes=shapes,
+        reason=answer.reason, ratio=ratio, shapes=shapes, timed=_timed(best_of),
     )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     device: str | None = None
     implementation: str
     version: str
+    library: str | None = None
     config: Config
     reason: Reason
     level: Level | None = None
@@ -51,8 +52,8 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         own = (r.estimate for r in self.rivals if r.implementation == self.implementation)
         return next(own, None)
 
-    def measured(self, device: str | None) -> list[Measured]:
-        """Evidence of the selection: the best of each implementation at its level.
+    def measured(self, target: Target, device: str | None) -> list[Measured]:
+        """Evidence of the selection for a like target: the best of each implementation at its level.
 
         For another device than the lock's, its records count at level target.
         """
@@ -61,7 +62,8 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             Measured(
                 implementation=r.implementation, version=r.version, config=r.config,
                 level=r.level if same or r.level is not Level.DEVICE else Level.TARGET,
-                estimate=r.estimate,
+                target=r.target, estimate=r.estimate,
+                timed="" if r.level is Level.TRANSFERRED else target.otherwise(r.target or self.target.key),
             )
             for r in self.rivals
             if r.config is not None and r.level is not None and r.estimate is not None
@@ -88,18 +90,28 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         found = {_key(s.workload, s.target): _locked(s, device) for s in selections}
         return cls(selections=tuple(found[key] for key in sorted(found)))
 
-    def find(self, workload: Workload, target: Target) -> Locked:
-        """The selection of a workload on a target, else on the same processor, timed otherwise.
-
-        Raises:
-            SelectionError: it is not in the lock.
-        """
+    def find(self, workload: Workload, target: Target) -> Locked | None:
+        """The entry of a workload on a target, else on the same processor, timed otherwise."""
         found = self._by_key.get(_key(workload, target))
         if found is None and target.kind == "llvm":
             found = self._by_processor.get(_key(workload, target.in_network()))
+        return found
+
+    def select(self, workload: Workload, target: Target) -> Locked:
+        """As `find`, of a selection that the target can run.
+
+        Raises:
+            SelectionError: it is not in the lock, or calls a library that the target is without.
+        """
+        found = self.find(workload, target)
         if found is None:
             raise SelectionError(
                 f"{workload} on {target} is not in the lock: add it to the model file, and write the lock again"
+            )
+        if found.library is not None and found.library not in target.libs:
+            raise SelectionError(
+                f"{workload} on {target} is not in the lock, whose {found.implementation} for {found.target} calls "
+                f"{found.library}: add this target to it"
             )
         return found
 
@@ -153,10 +165,8 @@ class LockDatabase:
     def measured(
         self, workload: Workload, target: Target, device: str | None
     ) -> Sequence[Measured]:
-        try:
-            return self._lock.find(workload, target).measured(device)
-        except SelectionError:
-            return ()
+        found = self._lock.find(workload, target)
+        return () if found is None else found.measured(target, device)
 
     def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
         return ()  # a lock has the selection itself
@@ -167,8 +177,8 @@ class LockDatabase:
         return [
             (entry.workload, measured)
             for entry in self._lock.selections
-            if entry.target == target
-            and (measured := entry.measured(device))
+            if entry is self._lock.find(entry.workload, target)
+            and (measured := entry.measured(target, device))
             and workload.match(entry.workload) is not None
         ]
 
@@ -180,6 +190,7 @@ def _locked(selection: Selection, device: str | None) -> Locked:
     return Locked(
         workload=selection.workload, target=selection.target, device=device,
         implementation=selection.implementation, version=selection.version,
+        library=next((r.library for r in selection.rivals if r.implementation == selection.implementation), None),
         config=selection.config, reason=selection.reason, level=selection.level,
         explanation=selection.explanation, unmeasured=selection.unmeasured,
         rivals=tuple(r for r in selection.rivals if r.estimate is not None),

@@ -122,10 +122,10 @@ class Scene:
         with store.write() as c:
             run_id = runs.create(c, asked, planning.plan(asked), namespace)
             status = run_status.status(c, run_id, TERMS.alive_s)
-            first = c.execute(
-                sa.text("SELECT workload_id, target_id FROM task WHERE id = :id"),
-                {"id": status.tasks[0].task_id},
-            ).one()
+            query = sa.text(
+                "SELECT task.workload_id, run.target_id FROM task, run WHERE task.id = :task AND run.id = :run"
+            )
+            first = c.execute(query, {"task": status.tasks[0].task_id, "run": run_id}).one()
         tasks = {t.implementation: t.task_id for t in status.tasks}
         return cls(store, run_id, first.workload_id, first.target_id, tasks)
 

@@ -230,7 +230,7 @@ def test_a_lock_is_sorted_and_whole(lock: Path) -> None:
 def test_a_client_falls_back_to_its_lock(lock: Path, service: Service) -> None:
     read = Lock.read(lock.read_bytes())
     with Client("http://127.0.0.1:9", patience_s=0.0, lock=read) as client:
-        assert client.select(dense(8), TARGET) == read.find(dense(8), TARGET).selection()
+        assert client.select(dense(8), TARGET) == read.select(dense(8), TARGET).selection()
         texts = (str(dense(8)), SPEC)
         assert client.select(*texts) == client.select(dense(8), TARGET)
         with pytest.raises(UnreachableError, match="not in the lock"):
@@ -239,7 +239,7 @@ def test_a_client_falls_back_to_its_lock(lock: Path, service: Service) -> None:
             client.select(dense(8), TARGET, policy="tvm")
     stale = LockDatabase(Lock(selections=()))
     with pytest.raises(SelectionError, match="not in the lock"):
-        stale._lock.find(dense(8), TARGET)
+        stale._lock.select(dense(8), TARGET)
     with Client(service.url, lock=Lock(selections=())) as client:
         assert client.select(dense(8), TARGET).reason is Reason.MEASURED
         assert client.select(*texts) == client.select_many([texts])[0] == client.select(dense(8), TARGET)

@@ -14,7 +14,7 @@ from service.tuning.tuning_run import load
 from strategy.op_strategy import Candidate
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.workload import EpilogueStep
-from tests.integration.scene import FAST, WORKLOAD, Scene, configs
+from tests.integration.scene import FAST, TARGET, WORKLOAD, Scene, configs
 from tests.integration.test_sources import asked, measured, shape
 
 BEST = Config({"x": 8, "y": 3})  # by the formula of the scene
@@ -38,6 +38,18 @@ def test_the_best_of_older_versions_newest_first(store: Store) -> None:
     measured(store, asked(WORKLOAD, version(2, x, y)), [Config({"x": 9, "y": 3})])
     assert champions(store, version(3, x, y)) == [Config({"x": 9, "y": 3}), BEST]
     assert champions(store, version(2, x, y)) == [BEST]
+
+
+def test_the_best_that_was_timed_otherwise_comes_behind_the_target_s_own(store: Store) -> None:
+    x, y = Knob("x", range(12)), Knob("y", range(12))
+    inside = TARGET.in_network()
+    warm, own, other = (Config({"x": i, "y": 3}) for i in (8, 7, 6))
+    measured(store, asked(WORKLOAD, FAST), [warm])
+    measured(store, msgspec.structs.replace(asked(WORKLOAD, FAST), target=TARGET.with_threads(7)), [other])
+    measured(store, msgspec.structs.replace(asked(WORKLOAD, version(2, x, y)), target=inside), [own])
+    scene = Scene.make(store, msgspec.structs.replace(asked(WORKLOAD, FAST, force=True), target=inside))
+    with store.read() as c:
+        assert sources.find_champions(c, scene.tasks[FAST.implementation]) == [own, warm]
 
 
 @pytest.mark.parametrize(

@@ -518,6 +518,15 @@ def test_a_value_has_one_row(crowd: Crowd) -> None:
         assert len(set(crowd.at_once(put(n)))) == 1
 
 
+def test_a_target_has_the_libraries_of_a_later_variant(crowd: Crowd) -> None:
+    """A model's run comes before its worker, and asks for the host's target without."""
+    written = Target.parse("llvm -mcpu=later -num-cores=2 -libs=cblas")
+    for value in (written.in_network().host, written, written.in_network().host):
+        with crowd.stores[0].write() as c:
+            body = c.scalar(sa.select(target.c.body).where(target.c.id == catalogue.put_target(c, value)))
+    assert Target.parse(body) == written
+
+
 def test_a_target_gets_all_keys_that_came_at_once(crowd: Crowd) -> None:
     def keyed(n: int, key: str) -> Target:
         return Target.parse({"kind": "llvm", "mcpu": f"z{n}", "keys": ["cpu", key]})

@@ -51,7 +51,7 @@ def measured(
 ) -> int:  # fmt: skip
     """Records of these configurations by a run of its own; its task."""
     scene = Scene.make(store, request)
-    known = device(f"{request.target}/cpu:0-1", request.target)
+    known = device(f"{request.target.host}/cpu:0-1", request.target.host)
     worker = scene.register(known)
     (name,) = scene.tasks
     scene.enqueue(tried, name)

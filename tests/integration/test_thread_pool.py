@@ -46,6 +46,6 @@ def test_selections_prefer_times_of_their_own_way(url: str, tmp_path, first) -> 
     finally:
         service.close()
     locked = Lock.make([own])
-    assert locked.find(WORKLOAD, other).implementation == own.implementation
+    assert locked.select(WORKLOAD, other).implementation == own.implementation
     with pytest.raises(SelectionError, match="not in the lock"):
-        locked.find(WORKLOAD, other.with_threads(7))
+        locked.select(WORKLOAD, other.with_threads(7))

@@ -77,6 +77,20 @@ def test_sizes_of_an_epilogue_are_bound_and_matched_with_the_rest() -> None:
     assert symbolic.match(concrete.anchor) is None
 
 
+def test_a_row_says_how_its_times_were_taken() -> None:
+    class Warm(Records):
+        def measured(self, w: Workload, target: Target, device: str | None) -> Sequence[Measured]:
+            return [msgspec.structs.replace(m, timed="constants=warm") for m in super().measured(w, target, device)]
+
+    offered = [candidate("common", 5), candidate("one", 20, m == 1)]
+    medians = {(8, 64): {"common": 1.0}, (16, 64): {"common": 2.0}}
+    table = dispatch(workload("m"), TARGET, Warm(medians), offered=offered)
+    assert table.row(m=8).timed == ("constants=warm",)
+    assert "2 shapes on record, timed with constants=warm)" in table.explain_row(table.row(m=8))
+    own = dispatch(workload("m"), TARGET, Records(medians), offered=offered)
+    assert "timed with" not in own.explanation
+
+
 def test_libraries_can_be_left_out() -> None:
     types = {"data": "float32[m,64]", "weight": "float32[128,64]"}
     asked = Workload.make("dense", types, constants=["weight"])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+import pytest
+
 from plevel.cli.lock import _compare, _line
 from strategy.op_strategy import Candidate
 from strategy.record import Estimate
-from strategy.select import Level, Measured, Selection, choose, select
+from strategy.select import Level, Measured, Selection, SelectionError, choose, select
 from strategy.select.lock import Lock, LockDatabase
 from strategy.space import Config
 from strategy.target import Target
@@ -33,7 +36,7 @@ AT_DEVICE = selected([measured(n, s, Level.DEVICE) for n, s in (("fast", 1.0), (
 
 
 def test_what_was_not_measured_is_not_measured_in_the_lock() -> None:
-    again = Lock.read(Lock.make([AT_DEVICE]).write()).find(WORKLOAD, TARGET).selection()
+    again = Lock.read(Lock.make([AT_DEVICE]).write()).select(WORKLOAD, TARGET).selection()
     assert again.partial
     assert again.unmeasured == AT_DEVICE.unmeasured == ("new",)
     assert (again.implementation, again.config, again.level) == ("fast", AT_DEVICE.config, Level.DEVICE)
@@ -47,6 +50,50 @@ def test_records_of_one_device_are_not_told_as_those_of_another() -> None:
         symbolic = Workload("made_up", (Input("data", "float32[m,64]"),))
         ((_, found),) = database.instances(symbolic, TARGET, device)
         assert {m.level for m in found} == {level}
+
+
+def test_a_lock_answers_for_a_target_that_is_timed_otherwise_and_says_so() -> None:
+    alone = Target.parse("llvm -mcpu=znver4 -num-cores=2 -libs=cblas")
+    inside = alone.in_network()
+    written = [
+        msgspec.structs.replace(measured("known", 1.0, Level.DEVICE), target=alone.key),
+        msgspec.structs.replace(measured("fast", 2.0, Level.TRANSFERRED), target="llvm/skylake/threads=2"),
+    ]
+    lock = Lock.read(Lock.make([choose(WORKLOAD, alone, OFFERED, written[:1])]).write())
+    answer = select(WORKLOAD, inside, LockDatabase(lock), offered=OFFERED)
+    assert answer.implementation == "known"
+    assert "timed with thread-pool=tvm, constants=warm" in answer.explanation
+    symbolic = Workload("made_up", (Input("data", "float32[m,64]"),))
+    ((_, found),) = LockDatabase(lock).instances(symbolic, inside, None)
+    assert [m.timed for m in found] == ["thread-pool=tvm, constants=warm"]
+    assert LockDatabase(lock).instances(symbolic, alone.with_threads(7), None) == []
+    transferred = Lock.make([choose(WORKLOAD, alone, OFFERED, written[1:])])
+    (other,) = LockDatabase(transferred).measured(WORKLOAD, inside, None)
+    assert (other.timed, other.target) == ("", "llvm/skylake/threads=2")
+
+
+def test_a_target_without_libraries_gets_none_from_a_lock() -> None:
+    alone = Target.parse("llvm -mcpu=znver4 -num-cores=2 -libs=cblas")
+    offered = [*OFFERED, Candidate("vendor", "1.0", 30, library="cblas")]
+    lock = Lock.read(Lock.make([choose(WORKLOAD, alone, offered, [measured("vendor", 1.0, Level.DEVICE)])]).write())
+    assert lock.select(WORKLOAD, alone).implementation == "vendor"
+    with pytest.raises(SelectionError, match="whose vendor for llvm/znver4/threads=2 calls cblas: add this target"):
+        lock.select(WORKLOAD, alone.in_network())
+    # The evidence holds for those that the target has.
+    assert select(WORKLOAD, alone.in_network(), LockDatabase(lock), offered=OFFERED).implementation == "new"
+
+
+def test_times_that_do_not_compare_with_the_locked_ones_are_no_worse() -> None:
+    warm, cold = (
+        msgspec.structs.replace(measured("fast", s, Level.DEVICE), target=key)
+        for s, key in ((1.0, TARGET.key), (2.0, TARGET.in_network().key))
+    )
+    (before,) = Lock.make([selected([warm])]).selections
+    for now, ratio in ((msgspec.structs.replace(warm, estimate=cold.estimate), 2.0), (cold, 0.0)):
+        change = _compare(before, selected([now]))
+        assert change is not None
+        assert change["ratio"] == ratio
+    assert "is measured so now: 2.00 s" in _line(change)
 
 
 def test_another_answer_by_plevel_is_a_change_that_is_no_worse() -> None:

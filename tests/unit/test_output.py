@@ -19,7 +19,7 @@ from strategy.record import Estimate, ModelBest, RunState, RunStatus, TaskStatus
 from strategy.space import Config
 from strategy.target import Target
 
-TARGET = Target.parse("llvm -mcpu=znver4 -num-cores=2")
+TARGET = Target.parse("llvm -mcpu=znver4 -num-cores=2 -libs=cblas")
 
 
 def task(

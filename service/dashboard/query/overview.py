@@ -20,6 +20,7 @@ from service.store.tables import (
     job,
     record,
     run,
+    run_task,
     target,
     task,
     worker,
@@ -102,6 +103,9 @@ def running(connection: sa.Connection) -> list[Any]:
     own = sa.select(sa.func.count()).select_from(record).where(
         record.c.run_id == run.c.id, record.c.phase == Phase.SEARCH.value
     )  # fmt: skip
+    first_task = (
+        sa.select(sa.func.min(run_task.c.task_id)).where(run_task.c.run_id == run.c.id).scalar_subquery()
+    )
     query = (
         sa.select(
             run.c.id, run.c.state, run.c.created_at, target.c.key.label("target"),
@@ -109,7 +113,9 @@ def running(connection: sa.Connection) -> list[Any]:
             run.c.request["workloads"][0]["workload"]["op"].as_string().label("op"),
             own.scalar_subquery().label("done"),
         )
-        .join(target, target.c.id == run.c.target_id)
+        .select_from(run)
+        .outerjoin(task, task.c.id == first_task)
+        .join(target, target.c.id == sa.func.coalesce(task.c.target_id, run.c.target_id))
         .where(run.c.state.in_(LIVE))
         .order_by(run.c.id)
         .limit(RUNNING)

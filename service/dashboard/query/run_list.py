@@ -41,8 +41,10 @@ def page(
             target.c.key.label("target"), workload.c.op, workload.c.key.label("workload"),
             records.label("records"),
         )
-        .join(target, target.c.id == run.c.target_id)
+        .select_from(run)
         .outerjoin(task, task.c.id == first_task)
+        # A run's own is that of the devices that time it, however they do.
+        .join(target, target.c.id == sa.func.coalesce(task.c.target_id, run.c.target_id))
         .outerjoin(workload, workload.c.id == task.c.workload_id)
         .where(*span.conditions(run.c.created_at))
         .order_by(
