@@ -224,7 +224,8 @@ class Client:
             if self._lock is None or policy != "plevel":
                 raise
             try:
-                return self._lock.select(_read_workload(workload), _read_target(target)).selection()
+                asked = _read_target(target)
+                return self._lock.select(_read_workload(workload), asked).selection(asked)
             except SelectionError as error:
                 raise UnreachableError(f"no service answers at {self.url}, and {error}") from error
 

@@ -47,7 +47,7 @@ def choose_kernel(workload: Workload, target: Target, database: Database, lock: 
                 raise
         else:
             if versions.get(locked.implementation) == locked.version:
-                return locked.selection()
+                return locked.selection(target)
     return select(workload, target, database, offered=offered)
 
 

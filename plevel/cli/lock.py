@@ -160,6 +160,7 @@ def _compare(before: Locked, now: Selection) -> dict[str, Any] | None:
     near = (Level.DEVICE, Level.MODEL)
     alike = own is not None and locked is not None and (
         locked.target in ("", own.target) and (own.level in near) == (locked.level in near)
+        and (own.level in near or not locked.target or own.model == locked.model)
     )  # fmt: skip
     same = (before.implementation, before.version, before.config, before.estimate) == (
         now.implementation, now.version, now.config, after,

@@ -56,7 +56,7 @@ def select(
     from plevel.cli.output import make_console, print_json, rival_table, selection_lines
 
     if lock is not None:
-        answer = read_lock(lock).select(workload, where).selection()
+        answer = read_lock(lock).select(workload, where).selection(where)
     else:
         assert place is not None
         with place.connect() as records:

@@ -19,8 +19,8 @@ def count(connection: sa.Connection, run_id: int, workload_id: int) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def find_models(connection: sa.Connection, task_id: int) -> list[str]:
-    """The device models that timed a task's candidates."""
+def find_models(connection: sa.Connection, task_id: int, run_id: int | None = None) -> list[str]:
+    """The device models that timed a task's candidates, or those that did in one run."""
     query = (
         sa.select(device.c.model)
         .distinct()
@@ -28,6 +28,8 @@ def find_models(connection: sa.Connection, task_id: int) -> list[str]:
         .where(record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, record.c.error.is_(None))
         .order_by(device.c.model)
     )
+    if run_id is not None:
+        query = query.where(record.c.run_id == run_id)
     return list(connection.scalars(query))
 
 

@@ -281,15 +281,18 @@ class Tuner(Background):
         why = _why_stopped(tuning, timed_out=timed_out)
         state.begin_finals(connection, tuning.id, why, complete=not timed_out)
         for workload_id, group in tuning.by_workload().items():
-            entries = [e for t in group for e in self._finalists(connection, t)]
+            entries = [e for t in group for e in self._finalists(connection, tuning, t)]
             for number in range(1, CONFIRM_SESSIONS + 1 if entries else 0):
                 proposal = Proposal(workload_id, tuple(entries), jobs.URGENT)
                 self._enqueue(connection, tuning, proposal, Phase.CONFIRM, number)
 
-    def _finalists(self, connection: Connection, t: TuningTask) -> list[jobs.NewEntry]:
+    def _finalists(
+        self, connection: Connection, tuning: TuningRun, t: TuningTask
+    ) -> list[jobs.NewEntry]:
         models = final.find_models(connection, t.id)
-        # Times of different device models do not compare: each has finalists of its own.
-        places = [(Scope.MODEL, m) for m in models] if len(models) > 1 else [(Scope.TARGET, "")]
+        # Times of different device models do not compare: each of this run has finalists of its own.
+        here = (final.find_models(connection, t.id, tuning.id) or models) if len(models) > 1 else []
+        places = [(Scope.MODEL, m) for m in here] or [(Scope.TARGET, "")]
         by_place = [best.pooled(connection, t.id, *place, Phase.SEARCH) for place in places]
         # Dropped ones are confirmed too, so that all are compared in the same way.
         most = 1 if t.state is TaskState.DROPPED else FINALISTS
@@ -356,7 +359,7 @@ class Tuner(Background):
                 doubt.update(*map(doubtful, found))
                 continue
             again = True
-            entries = [e for t in group if t.implementation in names for e in self._finalists(connection, t)]
+            entries = [e for t in group if t.implementation in names for e in self._finalists(connection, tuning, t)]
             proposal = Proposal(workload_id, tuple(entries), jobs.URGENT)
             number = final.count(connection, tuning.id, workload_id) + 1
             self._enqueue(connection, tuning, proposal, Phase.CONFIRM, number)

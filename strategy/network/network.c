@@ -23,6 +23,9 @@ extern const char *const _plevel_weights __attribute__((visibility("hidden")));
 #else
 #define PLEVEL_FAR ".section .rodata\n"
 #endif
+/* Of tvm_ffi, where that calls. */
+extern __attribute__((weak)) void TVMFFIErrorMoveFromRaised(void **error), TVMFFIErrorSetRaised(void *error);
+extern __attribute__((weak)) int TVMFFIObjectDecRef(void *object);
 static void (*_plevel_trace)(int step, const void *output);
 static int _plevel_fits(const int64_t *sizes);
 static uint64_t _plevel_arrange(const int64_t *sizes, uint64_t *places);  /* the arena's bytes, or TOO_MANY */
@@ -154,6 +157,12 @@ int __tvm_ffi_main(void *self, const Any *args, int32_t count, Any *result) {
   }
   int failed = _plevel_run(sizes, given);
   if (failed == -1) return _plevel_refuse("there is no memory for the values between its steps");
+  if (!failed) return 0;
   /* A kernel has not always said why, such as where a workspace is missing, and its threads say it to themselves. */
-  return failed ? _plevel_refuse("a kernel failed") : 0;
+  void *said = NULL;
+  if (&TVMFFIErrorMoveFromRaised && &TVMFFIErrorSetRaised && &TVMFFIObjectDecRef) {
+    TVMFFIErrorMoveFromRaised(&said);
+    if (said) TVMFFIErrorSetRaised(said), TVMFFIObjectDecRef(said);
+  }
+  return said ? -1 : _plevel_refuse("a kernel failed");
 }

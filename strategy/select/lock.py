@@ -62,20 +62,24 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             Measured(
                 implementation=r.implementation, version=r.version, config=r.config,
                 level=r.level if same or r.level is not Level.DEVICE else Level.TARGET,
-                target=r.target, estimate=r.estimate,
+                target=r.target, model=r.model, estimate=r.estimate,
                 timed="" if r.level is Level.TRANSFERRED else target.otherwise(r.target or self.target.key),
             )
             for r in self.rivals
             if r.config is not None and r.level is not None and r.estimate is not None
         ]  # fmt: skip
 
-    def selection(self) -> Selection:
-        """The selection when the lock was written, without unmeasured rivals."""
+    def selection(self, target: Target | None = None) -> Selection:
+        """The selection when the lock was written, without unmeasured rivals; for a like target, how it was timed."""
+        own = next((r for r in self.rivals if r.implementation == self.implementation), None)
+        timed = ""
+        if target is not None and own is not None and own.level is not Level.TRANSFERRED:
+            timed = target.otherwise(own.target or self.target.key)
         return Selection(
             workload=self.workload, target=self.target, implementation=self.implementation,
             version=self.version, config=self.config, reason=self.reason, level=self.level,
-            explanation=self.explanation, partial=bool(self.unmeasured), unmeasured=self.unmeasured,
-            rivals=self.rivals,
+            explanation="; timed with ".join(filter(None, (self.explanation, timed))),
+            partial=bool(self.unmeasured), unmeasured=self.unmeasured, rivals=self.rivals,
         )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
     estimate: Estimate | None = None
     level: Level | None = None
     target: str = ""  # the key of the target that the estimate is of
+    model: str = ""  # its device model, empty if unknown
     predicted_s: float | None = None
 
 
@@ -85,7 +86,7 @@ def rank_rivals(
                 condition=None if c.condition is None else str(c.condition),
                 tunable=c.tunable, library=c.library,
                 config=m.config if m else None, estimate=m.estimate if m else None,
-                level=m.level if m else None, target=m.target if m else "",
+                level=m.level if m else None, target=m.target if m else "", model=m.model if m else "",
                 predicted_s=(predicted or {}).get(c.implementation),
             )
         )  # fmt: skip

@@ -458,9 +458,16 @@ def test_two_that_write_one_library_at_once_both_succeed(tmp_path: Path, monkeyp
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == dict.fromkeys(("made.so", "kept.so"), "library")
 
 
-def test_a_network_says_that_a_kernel_failed_which_has_not_said_so_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("says", "said"), [("", "a kernel failed"), ('(const char *[]){"why"}', "why")])
+def test_a_network_says_that_a_kernel_failed_which_has_not_said_so_itself(
+    says: str, said: str, tmp_path: Path
+) -> None:
     workload, kind = Workload.make("relu", {"data": "float32[4]"}), TensorType((4,), "float32")
-    (tmp_path / "kernel.c").write_text(f"int __tvm_ffi_{symbol_of(workload)}(void) {{ return -1; }}\n")
+    call = f'TVMFFIErrorSetRaisedFromCStrParts("ValueError", {says}, 1);' if says else ""
+    (tmp_path / "kernel.c").write_text(
+        "void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int count);\n"
+        f"int __tvm_ffi_{symbol_of(workload)}(void) {{ {call} return -1; }}\n"
+    )
     subprocess.run(["cc", "-c", "-fPIC", "kernel.c"], cwd=tmp_path, check=True)
     (tmp_path / "weights").write_bytes(b"")
     step = Step(workload, (Buffer(Area.PORT, 0, kind), Buffer(Area.PORT, 1, kind)), 1, (None,))
@@ -479,7 +486,7 @@ except ValueError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout.splitlines()[0] == "a kernel failed"
+    assert done.stdout.splitlines()[0] == said
 
 
 @pytest.mark.full

@@ -63,6 +63,8 @@ def test_a_lock_answers_for_a_target_that_is_timed_otherwise_and_says_so() -> No
     answer = select(WORKLOAD, inside, LockDatabase(lock), offered=OFFERED)
     assert answer.implementation == "known"
     assert "timed with thread-pool=tvm, constants=warm" in answer.explanation
+    told = lock.select(WORKLOAD, inside).selection(inside).explanation
+    assert told.endswith("; timed with thread-pool=tvm, constants=warm")
     symbolic = Workload("made_up", (Input("data", "float32[m,64]"),))
     ((_, found),) = LockDatabase(lock).instances(symbolic, inside, None)
     assert [m.timed for m in found] == ["thread-pool=tvm, constants=warm"]
@@ -76,7 +78,9 @@ def test_a_target_without_libraries_gets_none_from_a_lock() -> None:
     alone = Target.parse("llvm -mcpu=znver4 -num-cores=2 -libs=cblas")
     offered = [*OFFERED, Candidate("vendor", "1.0", 30, library="cblas")]
     lock = Lock.read(Lock.make([choose(WORKLOAD, alone, offered, [measured("vendor", 1.0, Level.DEVICE)])]).write())
-    assert lock.select(WORKLOAD, alone).implementation == "vendor"
+    own = lock.select(WORKLOAD, alone)
+    assert own.implementation == "vendor"
+    assert own.selection(alone).explanation == own.explanation
     with pytest.raises(SelectionError, match="whose vendor for llvm/znver4/threads=2 calls cblas: add this target"):
         lock.select(WORKLOAD, alone.in_network())
     # The evidence holds for those that the target has.
