@@ -95,7 +95,7 @@ def _values(
     elapsed_s = (row.now if ended is None else ended) - row.created_at
     progress = query.progress(connection, run_id, asked, told)
     return {
-        "run": row, "request": asked, "asked": asked.target, "live": row.state in LIVE, "workers": workers,
+        "run": row, "request": asked, "live": row.state in LIVE, "workers": workers,
         "interrupted": is_interrupted(connection, run_id),
         "progress": progress, "tried": query.tried(told),
         "shown": shown, "leaders": leaders, "failures": query.failures(connection, told),

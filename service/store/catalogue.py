@@ -105,17 +105,16 @@ def put_target(connection: sa.Connection, value: Target) -> int:
     """The row of a target's key, with the keys of all its variants, and with libraries once one has them."""
     body = {"keys": list(value.keys), "body": value.to_json()}
     target_id = _one(connection, target, {"key": value.key}, body)
-    query = sa.select(target.c["keys"]).where(target.c.id == target_id)
-    if not set(value.keys) <= set(connection.execute(query).scalar_one()):
+    query = sa.select(*target.c["keys", "body"]).where(target.c.id == target_id)
+    known, written = connection.execute(query).one()
+    if not set(value.keys) <= set(known):
         # Serialise concurrent additions of keys.
-        known = connection.execute(query.with_for_update(key_share=True)).scalar_one()
+        known, written = connection.execute(query.with_for_update(key_share=True)).one()
         keys = list(dict.fromkeys([*known, *value.keys]))
         connection.execute(sa.update(target).where(target.c.id == target_id).values(keys=keys))
-    if value.libs:
+    if value.libs and "libs" not in written:
         # The first variant may have been without, as the host of a target in a network is.
-        known = connection.execute(sa.select(target.c.body).where(target.c.id == target_id)).scalar_one()
-        if "libs" not in known:
-            connection.execute(sa.update(target).where(target.c.id == target_id).values(body=body["body"]))
+        connection.execute(sa.update(target).where(target.c.id == target_id).values(body=body["body"]))
     return target_id
 
 

@@ -181,9 +181,9 @@ class LockDatabase:
         return [
             (entry.workload, measured)
             for entry in self._lock.selections
-            if entry is self._lock.find(entry.workload, target)
+            if workload.match(entry.workload) is not None
+            and entry is self._lock.find(entry.workload, target)
             and (measured := entry.measured(target, device))
-            and workload.match(entry.workload) is not None
         ]
 
     def history(self, workload: Workload) -> Sequence[History]:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from service.dashboard.query.run_list import FIRST_TASK
 from service.queue.fleet import is_alive
 from service.records.best import standing
 from service.records.ranking import of_one_model
@@ -20,7 +21,6 @@ from service.store.tables import (
     job,
     record,
     run,
-    run_task,
     target,
     task,
     worker,
@@ -103,9 +103,6 @@ def running(connection: sa.Connection) -> list[Any]:
     own = sa.select(sa.func.count()).select_from(record).where(
         record.c.run_id == run.c.id, record.c.phase == Phase.SEARCH.value
     )  # fmt: skip
-    first_task = (
-        sa.select(sa.func.min(run_task.c.task_id)).where(run_task.c.run_id == run.c.id).scalar_subquery()
-    )
     query = (
         sa.select(
             run.c.id, run.c.state, run.c.created_at, target.c.key.label("target"),
@@ -114,7 +111,7 @@ def running(connection: sa.Connection) -> list[Any]:
             own.scalar_subquery().label("done"),
         )
         .select_from(run)
-        .outerjoin(task, task.c.id == first_task)
+        .outerjoin(task, task.c.id == FIRST_TASK)
         .join(target, target.c.id == sa.func.coalesce(task.c.target_id, run.c.target_id))
         .where(run.c.state.in_(LIVE))
         .order_by(run.c.id)

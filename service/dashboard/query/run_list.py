@@ -13,6 +13,9 @@ from service.store.tables import LIVE, record, run, run_task, target, task, work
 PAGE = 25
 SORTS = ("run", "target", "budget", "records", "took")
 NEWEST = "-run"
+FIRST_TASK = (
+    sa.select(sa.func.min(run_task.c.task_id)).where(run_task.c.run_id == run.c.id).correlate(run).scalar_subquery()
+)
 
 
 def page(
@@ -20,9 +23,6 @@ def page(
     span: Span = ALWAYS, sort: str = NEWEST, offset: int = 0, size: int = PAGE,
 ) -> list[Any]:  # fmt: skip
     """Matching runs, sorted by one of `SORTS`; one more than a page if there are more."""
-    first_task = (
-        sa.select(sa.func.min(run_task.c.task_id)).where(run_task.c.run_id == run.c.id).scalar_subquery()
-    )
     several = (
         sa.select(sa.func.count(task.c.workload_id.distinct()))
         .join(run_task, run_task.c.task_id == task.c.id)
@@ -42,7 +42,7 @@ def page(
             records.label("records"),
         )
         .select_from(run)
-        .outerjoin(task, task.c.id == first_task)
+        .outerjoin(task, task.c.id == FIRST_TASK)
         # A run's own is that of the devices that time it, however they do.
         .join(target, target.c.id == sa.func.coalesce(task.c.target_id, run.c.target_id))
         .outerjoin(workload, workload.c.id == task.c.workload_id)
