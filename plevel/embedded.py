@@ -42,12 +42,12 @@ def require_service() -> None:
 def require_worker() -> None:
     """Raise `EmbeddedError` if this host cannot build and time: no TVM, or no C compiler."""
     _require("worker", ("tvm",))
-    from workers.builder import find_linker
+    from strategy.compile.export import find_compiler
 
-    if find_linker() is None:
+    if find_compiler() is None:
         raise EmbeddedError(
-            "compiler: no C compiler or linker is on PATH, which a worker needs: "
-            "install gcc or clang (Debian: apt install gcc)"
+            "compiler: no C compiler is on PATH, which a worker needs: "
+            "install gcc or clang (Debian: apt install gcc), or set CC"
         )
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import FrameType
 from typing import get_args
 
+from strategy.compile.export import find_compiler
 from strategy.log import Form, configure
 from strategy.record import Device, decode
-from workers.builder import find_linker
 from workers.builder_pool import Elsewhere
 from workers.client import Client, ServiceError, StoppedError, UnreachableError
 from workers.cpu import DeviceError, assign, describe_device, parse_cores
@@ -200,8 +200,8 @@ def check_host() -> None:
         raise DeviceError(f"workers need Linux, this is {sys.platform}: use a Linux host")
     if find_spec("tvm") is None:
         raise DeviceError("TVM is not installed: pip install 'plevel[worker]'")
-    if find_linker() is None:
-        raise DeviceError("this host has no linker: install binutils or a C compiler")
+    if find_compiler() is None:
+        raise DeviceError("this host has no C compiler: install gcc or clang (Debian: apt install gcc), or set CC")
 
 
 def _version() -> str:

@@ -191,19 +191,12 @@ def _write_object(function: Lowered, file: Path) -> bytes:
     return code
 
 
-def find_linker() -> str | None:
-    """The program that links shared libraries, None if this host has none."""
-    return next(
-        (found for name in ("ld", "ld.lld", "cc", "gcc", "clang") if (found := shutil.which(name))),
-        None,
-    )
-
-
 @cache
 def _linker() -> str:
-    found = find_linker()
+    """The program that links shared libraries."""
+    found = next(filter(None, map(shutil.which, ("ld", "ld.lld", "cc", "gcc", "clang"))), None)
     if found is None:
-        raise CompileError("this host has no linker: install binutils or a C compiler")
+        raise CompileError("this host has no linker: install a C compiler (Debian: apt install gcc)")
     return found
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from workers.builder import find_linker
+from strategy.compile.export import find_compiler
 from workers.cpu import Cores, governor, machine_memory, state
 from workers.drift import DRIFT, time_reference
 
@@ -47,7 +47,7 @@ def examine(cores: Cores, root: Path = Path("/")) -> list[Finding]:
 def _tools() -> Iterator[Finding]:
     for what, there, remedy in (
         ("TVM", find_spec("tvm") is not None, "pip install 'plevel[worker]'"),
-        ("linker", find_linker() is not None, "install binutils or a C compiler"),
+        ("C compiler", find_compiler() is not None, "install gcc or clang (Debian: apt install gcc), or set CC"),
     ):
         yield Finding(
             what=what, found="installed" if there else "missing", remedy="" if there else remedy

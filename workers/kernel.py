@@ -67,6 +67,7 @@ class Kernel:
     """One loaded library with its arguments.
 
     Args:
+        allocator: of workspaces in a check (`workers.workspace`); None for kernels that are not checked.
         launcher: of OpenMP's threads (`strategy.compile.openmp`); None for TVM's pool.
         cold_constants: before each timed call, constants are evicted from the caches; with a launcher only.
         begin: called before each run in guarded memory with the addresses of its buffers.
@@ -78,6 +79,7 @@ class Kernel:
         data: Data,
         *,
         cache_flush: bool = False,
+        allocator: Path | None = None,
         launcher: Path | None = None,
         cold_constants: bool = False,
         begin: Callable[[Sequence[Span]], None] = lambda spans: None,
@@ -89,6 +91,7 @@ class Kernel:
         self._built = built
         self._data = data
         self._cache_flush = cache_flush
+        self._allocator = allocator
         self._launcher = launcher
         self._cold_constants = cold_constants
         self._evict: Evictor | None = None
@@ -131,6 +134,7 @@ class Kernel:
     def _run_guarded(self, placement: Placement) -> list[Array]:
         """The outputs of one run with all buffers at inaccessible pages on one side."""
         assert self._artefact is not None
+        assert self._allocator is not None
         arguments = self._artefact.arguments
         inputs = {
             a.name: self._data.guarded_input(a.name, placement)
@@ -147,7 +151,9 @@ class Kernel:
         used = {b.name: b for b in (*inputs.values(), *taken)}.values()
         spans = [b.span for b in used]
         self._begin(spans)
-        with guarded_workspaces(Path(self._built.path), placement, lambda more: self._begin([*spans, *more])):
+        with guarded_workspaces(
+            Path(self._built.path), self._allocator, placement, lambda more: self._begin([*spans, *more])
+        ):
             for argument, buffer in zip(arguments, taken, strict=True):
                 if argument.preparation is not None:
                     prepare = self._artefact.executable[argument.preparation]

@@ -50,6 +50,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     built: tuple[Built, ...]
     cores: tuple[int, ...]
     memory_bytes: int = 8 * 2**30  # the limit of the child
+    allocator: str | None = None  # of workspaces in a check; none for a GPU
     launcher: str | None = None  # of the threads of the target's pool, if it is not TVM's
     checked: bool = False  # by an earlier session of this job
 
@@ -167,6 +168,7 @@ class Runner:
 
         return Kernel(
             built, data, cache_flush=session.job.policy.cache_flush, begin=begin,
+            allocator=None if session.allocator is None else Path(session.allocator),
             launcher=None if session.launcher is None else Path(session.launcher),
             cold_constants=session.job.target.constants == "cold",
         )  # fmt: skip

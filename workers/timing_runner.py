@@ -23,6 +23,7 @@ from workers.guard import explain
 from workers.runner import Session
 from workers.sandbox import Child, Died, ForkServer, Late, SandboxError
 from workers.scratch import check_room
+from workers.workspace import build_allocator
 
 # OpenBLAS's idle threads spin for 2²⁶ cycles, on cores on which the next kernel of the session runs by then.
 # 2²⁰ cycles outlast any gap between calls of one kernel.
@@ -68,6 +69,7 @@ class TimingRunner:
         self._child: Child | None = None
         self._pool = (0, "")  # threads, and their pool
         self._loaded = 0  # libraries, by the child
+        self._allocator: str | None = None
         self._launcher: str | None = None
 
     def run(
@@ -85,9 +87,10 @@ class TimingRunner:
         Raises:
             Interrupted: `interrupt` was set; finished times are reported.
             ScratchError: the disk is full.
+            SandboxError: nothing can be timed on this host.
         """
         try:
-            self._launcher = _find_launcher(job.target, built)
+            self._find_libraries(job.target, built)
         except CompileError as error:
             for one in built:
                 report(_failed(one, ErrorKind.RUNTIME, str(error)))
@@ -181,7 +184,8 @@ class TimingRunner:
         threads = job.target.threads
         session = Session(
             job=job, built=tuple(entries.values()), cores=self._cores[-threads:],
-            memory_bytes=self._memory_bytes, launcher=self._launcher, checked=checked,
+            memory_bytes=self._memory_bytes, allocator=self._allocator, launcher=self._launcher,
+            checked=checked,
         )  # fmt: skip
         child = self._ready_child(threads, job.target.pool, len(entries))
         limit_s = job.policy.run_timeout_s
@@ -233,6 +237,19 @@ class TimingRunner:
         )  # fmt: skip
         return self._child
 
+    def _find_libraries(self, target: Target, built: Sequence[Built]) -> None:
+        """Find, beside the kernels, what they run on: guarded workspaces, and the target's threads if not TVM's."""
+        self._allocator = self._launcher = None
+        if not built or target.is_gpu:
+            return
+        folder = Path(built[0].path).parent
+        try:
+            self._allocator = _find(folder / "workspace", build_allocator)
+        except CompileError as error:  # of a program that any compiler takes
+            raise SandboxError(f"nothing can be checked on this host: {error}") from error
+        if target.pool == "openmp":
+            self._launcher = _find(folder / "openmp", build_launcher)
+
     def close(self) -> None:
         """End the child."""
         if self._child is not None:
@@ -240,15 +257,12 @@ class TimingRunner:
             self._child = None
 
 
-def _find_launcher(target: Target, built: Sequence[Built]) -> str | None:
-    """The launcher of the target's threads, built once in the folder of libraries; None for TVM's own."""
-    if target.pool != "openmp" or not built:
-        return None
-    folder = Path(built[0].path).parent / "openmp"
+def _find(folder: Path, build: Callable[[Path], Path]) -> str:
+    """A library that is built once in the folder."""
     folder.mkdir(exist_ok=True)
     found = folder / "library.so"
     try:
-        return str(found if found.exists() else build_launcher(folder))
+        return str(found if found.exists() else build(folder))
     except (CompileError, OSError):
         check_room(folder)
         raise

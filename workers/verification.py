@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ from workers.reference import (
     tolerances,
 )
 from workers.sandbox import Died, ForkServer, Late
-from workers.workspace import guarded_workspaces
+from workers.workspace import build_allocator, guarded_workspaces
 
 SIZES = (1, 2, 3, 7, 16, 17, 33, 64, 65, 128)
 _LATE_S = 60.0
@@ -45,6 +46,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     path: str
+    allocator: str  # of `workers.workspace`
     workload: Workload
     parameters: tuple[Parameter, ...]
     sizes: tuple[dict[str, int], ...]  # values of the symbolic dimensions, one mapping per case
@@ -57,25 +59,24 @@ def verify(
 
     Raises:
         VerificationError: it is wrong, accesses memory out of bounds, crashes or exceeds a time limit.
+        CompileError: there is no C compiler, or it failed.
     """
     names = sorted({str(d) for i in workload.inputs for d in i.tensor.shape if not d.is_constant})
     sizes = tuple(dict.fromkeys(names, size) for size in SIZES) if names else ({},)
-    child = server.spawn(Limits(module="workers.verification"))
-    try:
-        child.send(
-            to_json(
-                Request(
-                    path=str(path.resolve()), workload=workload, parameters=tuple(parameters),
-                    sizes=sizes,
-                )
-            )
+    with TemporaryDirectory(prefix="plevel-") as folder:
+        request = Request(
+            path=str(path.resolve()), allocator=str(build_allocator(Path(folder))), workload=workload,
+            parameters=tuple(parameters), sizes=sizes,
         )  # fmt: skip
-        failed = child.receive(_LATE_S)["failed"]
-    except (Died, Late) as error:
-        outside = isinstance(error, Died) and explain(error.note, error.fault)
-        failed = f"{_case(sizes[max(0, child.stage)])}{outside or error}"
-    finally:
-        child.kill()
+        child = server.spawn(Limits(module="workers.verification"))
+        try:
+            child.send(to_json(request))
+            failed = child.receive(_LATE_S)["failed"]
+        except (Died, Late) as error:
+            outside = isinstance(error, Died) and explain(error.note, error.fault)
+            failed = f"{_case(sizes[max(0, child.stage)])}{outside or error}"
+        finally:
+            child.kill()
     if failed:
         raise VerificationError(failed)
     return len(sizes)
@@ -126,7 +127,10 @@ def _run(module: Any, asked: Request, sizes: Mapping[str, int], channel: Channel
         used = {b.name: b for b in (*given.values(), *taken)}.values()
         spans = [b.span for b in used]
         channel.leave(spans)
-        with guarded_workspaces(Path(asked.path), placement, lambda more: channel.leave([*spans, *more])):  # noqa: B023
+        with guarded_workspaces(
+            Path(asked.path), Path(asked.allocator), placement,
+            lambda more: channel.leave([*spans, *more]),  # noqa: B023
+        ):
             for p, buffer in zip(asked.parameters, taken, strict=True):
                 if p.argument.role is Role.PREPARED:
                     module[f"prepare_{p.name}"](given[p.argument.name].tensor, buffer.tensor)

@@ -7,22 +7,31 @@ run is checked. Arrays of less than 1 KiB lie on the stack, where nothing guards
 from __future__ import annotations
 
 import ctypes
-from collections import defaultdict
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from strategy.compile.export import link
 from workers.guard import Buffer, Placement, Span, allocate
 
-_ALLOCATE = ctypes.CFUNCTYPE(
-    ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_int
-)
-_FREE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
+_SOURCE = Path(__file__).with_suffix(".c")
+_MAKE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint64)
+
+
+def build_allocator(folder: Path) -> Path:
+    """The allocator that guarded workspaces need, as a shared library, made in the folder.
+
+    Raises:
+        CompileError: there is no C compiler, or it failed.
+    """
+    shutil.copy(_SOURCE, folder)
+    return link([_SOURCE.name], folder)
 
 
 @contextmanager
 def guarded_workspaces(
-    path: Path, placement: Placement, note: Callable[[Sequence[Span]], None]
+    path: Path, allocator: Path, placement: Placement, note: Callable[[Sequence[Span]], None]
 ) -> Iterator[None]:
     """Guard the workspaces of a loaded library while the context lasts.
 
@@ -32,38 +41,42 @@ def guarded_workspaces(
 
     Args:
         path: of the library.
+        allocator: of `build_allocator`. A process has one such context at a time.
         note: called with all that were made, whenever one more is.
 
     Raises:
         OutOfBoundsError: at the end, where something was written right before or behind one.
+        MemoryError: at the end, where there was no memory for one; the run has failed then.
     """
-    library = ctypes.CDLL(str(path))
-    made: dict[int, Buffer] = {}  # by address
-    free: defaultdict[int, list[int]] = defaultdict(list)  # addresses by size
+    library, ours = ctypes.CDLL(str(path)), ctypes.CDLL(str(allocator))
+    made: list[Buffer] = []
+    refused: list[MemoryError] = []
 
-    # TVM's threads call these, thousands of times a run; a callback of ctypes cannot raise.
-    def allocate_one(kind: int, index: int, size: int, code: int, bits: int) -> int:
+    # A callback of ctypes cannot raise. TVM's threads may each be in one.
+    def make(size: int) -> int | None:
         try:
-            return free[size].pop()
-        except IndexError:
-            pass
-        buffer = allocate("a workspace", (size,), "uint8", placement)
+            buffer = allocate("a workspace", (size,), "uint8", placement)
+        except Exception as error:
+            refused.append(MemoryError(f"no memory for a workspace of {size} bytes: {error}"))
+            return None
         buffer.array[...] = 0xFF
-        made[buffer.pointer] = buffer
-        note([b.span for b in list(made.values())])
+        made.append(buffer)
+        note([b.span for b in list(made)])
         return buffer.pointer
 
-    def free_one(kind: int, index: int, pointer: int) -> int:
-        free[made[pointer].array.nbytes].append(pointer)
-        return 0
-
-    ours = {"Alloc": _ALLOCATE(allocate_one), "Free": _FREE(free_one)}
+    maker = _MAKE(make)
     with ExitStack() as changed:
-        for name, function in ours.items():
+        ours.plevel_begin(maker)
+        changed.callback(ours.plevel_end)
+        for hook, function in (("Alloc", ours.plevel_allocate), ("Free", ours.plevel_free)):
             with suppress(ValueError):  # of a library that allocates nothing
-                pointer = ctypes.c_void_p.in_dll(library, f"__TVMBackend{name}Workspace")
+                pointer = ctypes.c_void_p.in_dll(library, f"__TVMBackend{hook}Workspace")
                 changed.callback(setattr, pointer, "value", pointer.value)
                 pointer.value = ctypes.cast(function, ctypes.c_void_p).value
-        yield
-    for buffer in made.values():
+        try:
+            yield
+        finally:
+            if refused:
+                raise refused[0]
+    for buffer in made:
         buffer.verify()

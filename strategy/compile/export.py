@@ -158,10 +158,15 @@ def merge(rows: Sequence[LibraryRow], prefix: str = "") -> Lowered:
 
 
 def _link(made: Path, path: Path, libraries: Iterable[Path], *, beside: bool) -> None:
-    inputs = ["entry.c", "rows.o"]
+    inputs = ["-fopenmp", "entry.c", "rows.o"]
     for library in libraries:
         inputs += [str(library), f"-Wl,-rpath,{'$ORIGIN' if beside else library.parent}"]
     place(link(inputs, made), path)
+
+
+def find_compiler() -> str | None:
+    """The command of the C compiler, None if this host has none."""
+    return os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 def link(inputs: Sequence[str], folder: Path) -> Path:
@@ -170,13 +175,11 @@ def link(inputs: Sequence[str], folder: Path) -> Path:
     Raises:
         CompileError: there is no C compiler, or it failed.
     """
-    compiler = (
-        os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    )
-    if not compiler:
+    compiler = find_compiler()
+    if compiler is None:
         raise CompileError("no C compiler: install gcc or clang, or set CC")
     made = folder / "library.so"
-    command = [*shlex.split(compiler), "-O2", "-fPIC", "-shared", "-fopenmp", *inputs, "-o", str(made), "-lm"]
+    command = [*shlex.split(compiler), "-O2", "-fPIC", "-shared", *inputs, "-o", str(made), "-lm"]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -48,7 +48,7 @@ def build_launcher(folder: Path) -> Path:
     """
     (folder / "launcher.c").write_text(_SOURCE)
     try:
-        return link([f"-I{LAUNCHER.parent}", "launcher.c"], folder)
+        return link(["-fopenmp", f"-I{LAUNCHER.parent}", "launcher.c"], folder)
     except CompileError as error:
         raise CompileError(f"OpenMP's threads cannot be used: {_REMEDY}: {error}") from error
 

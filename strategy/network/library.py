@@ -138,7 +138,7 @@ def write_library(
         made = Path(folder)
         (made / "network.c").write_text(header + _source(plan, name, target, weights.resolve(), tables))
         (made / "symbols").write_text(_SYMBOLS.format(name=name))
-        sources = ["network.c", *map(str, objects), "-Wl,--version-script=symbols"]
+        sources = ["-fopenmp", "network.c", *map(str, objects), "-Wl,--version-script=symbols"]
         place(link(sources, made), path)
     beside = path.with_suffix(".h")
     beside.write_text(header)

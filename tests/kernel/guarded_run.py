@@ -35,7 +35,7 @@ from workers.reference import (
     reference,
     tolerances,
 )
-from workers.workspace import guarded_workspaces
+from workers.workspace import build_allocator, guarded_workspaces
 
 _CANARY = 0xF5
 
@@ -118,7 +118,7 @@ def loosened(lowered: Lowered) -> Lowered:
     return replace(lowered, module=tvm.IRModule(functions))
 
 
-def failures(request: Request) -> Iterator[str]:
+def failures(request: Request, allocator: Path) -> Iterator[str]:
     """The failures of each placement; empty if there are none."""
     work = request.workload
     target = Target.parse("cpu").with_threads(request.threads)
@@ -131,12 +131,14 @@ def failures(request: Request) -> Iterator[str]:
         placings = Placing if request.full else (Placing.BEGIN, Placing.EXACT)
         for placing, sizes in product(placings, request.sizes):
             path = aligned if request.full and placing is not Placing.EXACT else loose
-            found = forked(lambda: _run(path, work, sizes, placing))  # noqa: B023
+            found = forked(lambda: _run(path, allocator, work, sizes, placing))  # noqa: B023
             if found:
                 yield f"{placing} {sizes or ''}: {found}"
 
 
-def _run(path: Path, symbolic: Workload, sizes: Mapping[str, int], placing: Placing) -> None:
+def _run(
+    path: Path, allocator: Path, symbolic: Workload, sizes: Mapping[str, int], placing: Placing
+) -> None:
     work = symbolic.bind(sizes) if sizes else symbolic
     inputs = random_inputs(work, 3)
     with np.errstate(all="ignore"):
@@ -144,7 +146,7 @@ def _run(path: Path, symbolic: Workload, sizes: Mapping[str, int], placing: Plac
         allowed = tolerances(work, inputs, expected)
     side = Placement.BEGIN if placing is Placing.BEGIN else Placement.END
     artefact = load(path)
-    with guarded_workspaces(path, side, lambda spans: None):
+    with guarded_workspaces(path, allocator, side, lambda spans: None):
         _call(artefact, sizes, inputs, expected, allowed, placing)
 
 
@@ -207,14 +209,16 @@ def serve() -> None:
     """Answer each request on standard input with the list of its failures."""
     with without_torch():  # of whose memory each fork would copy the tables
         import tvm  # noqa: F401
-    for line in sys.stdin.buffer:
-        request = msgspec.json.decode(line, type=Request)
-        try:
-            answer = list(failures(request))
-        except Exception as error:
-            answer = [f"{type(error).__name__}: {error}"]
-        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
-        sys.stdout.buffer.flush()
+    with tempfile.TemporaryDirectory() as folder:
+        allocator = build_allocator(Path(folder))
+        for line in sys.stdin.buffer:
+            request = msgspec.json.decode(line, type=Request)
+            try:
+                answer = list(failures(request, allocator))
+            except Exception as error:
+                answer = [f"{type(error).__name__}: {error}"]
+            sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+            sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

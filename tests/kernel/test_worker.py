@@ -49,6 +49,7 @@ from workers.sandbox import Child, Died, ForkServer, Interrupted, Late, SandboxE
 from workers.scratch import ScratchError
 from workers.timing_runner import TimingRunner
 from workers.turn import Turn
+from workers.workspace import build_allocator
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too
 import hostile
@@ -606,7 +607,7 @@ def test_a_parallel_loop_is_launched_by_openmp(builders: BuilderPool, tmp_path: 
         f'#include "{LAUNCHER}"\nint count;\n'
         "int plevel_launch(Body b, void *d, int n) { ++count; return openmp_launch(b, d, n); }\n"
     )
-    launcher = link([counting.name], tmp_path)
+    launcher = link(["-fopenmp", counting.name], tmp_path)
     kernel = load(Path(built.path))
     use_openmp(Path(built.path), launcher)
     rng = np.random.default_rng(3)
@@ -618,14 +619,25 @@ def test_a_parallel_loop_is_launched_by_openmp(builders: BuilderPool, tmp_path: 
 
 
 def test_openmp_that_is_missing_is_said_in_one_line(
-    builders: BuilderPool, runner: TimingRunner, monkeypatch: pytest.MonkeyPatch
+    builders: BuilderPool, runner: TimingRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CC", "false")
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\ncase "$*" in *-fopenmp*) echo "cannot find -lgomp" >&2; exit 1;; esac\nexec gcc "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
     job = msgspec.structs.replace(hostile_job("good"), target=TARGET.in_network())
     _, results = run(job, builders, runner)
     assert results[0].error is ErrorKind.RUNTIME
     assert results[0].message.startswith("OpenMP's threads cannot be used: install a C compiler with OpenMP")
     assert "\n" not in results[0].message
+
+
+def test_a_compiler_that_compiles_nothing_ends_the_worker_not_its_candidates(
+    builders: BuilderPool, runner: TimingRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(SandboxError, match=r"nothing can be checked on this host: .*set CC for another compiler"):
+        run(hostile_job("good"), builders, runner)
 
 
 def test_packed_weights_of_many_entries_do_not_need_all_their_memory_at_once(
@@ -733,7 +745,7 @@ def test_constants_alone_are_evicted_before_each_call_of_a_network_s_kernel(
         "void plevel_evict(char *const *data, const int64_t *bytes, int n) {\n"
         "  for (int i = 0; i < n; ++i) memset(data[i], 0, bytes[i]);\n  ++count;\n}\n"
     )
-    launcher = link(["counting.c"], tmp_path)
+    launcher = link(["-fopenmp", "counting.c"], tmp_path)
     inputs = random_inputs(workload, 0)
     tensors = {name: tvm.runtime.tensor(array) for name, array in inputs.items()}
     data = Data(inputs, tensors, (np.ones((4, 16), "float32"),), (1e-6,))
@@ -758,9 +770,10 @@ def test_evicted_buffers_keep_their_values(tmp_path: Path) -> None:
 
 
 def test_a_session_that_repeats_one_checks_nothing_again(
-    builders: BuilderPool, monkeypatch: pytest.MonkeyPatch
+    builders: BuilderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[int] = []
+    allocator = str(build_allocator(tmp_path))
     check = Kernel.check
     monkeypatch.setattr("workers.runner.pin_threads", lambda cores, known: None)  # those of this process
     monkeypatch.setattr(Kernel, "check", lambda kernel: (checked.append(kernel.entry), check(kernel)))
@@ -770,7 +783,8 @@ def test_a_session_that_repeats_one_checks_nothing_again(
     with mine, its:
         runner, answers = (Channel(end, mmap.mmap(-1, PROGRESS_BYTES)) for end in (mine, its))
         for again, errors in ((False, {None, "wrong_answer"}), (True, {None, "wrong_answer"})):
-            Runner(runner).run(Session(job=job, built=built, cores=CORES.timing, checked=again))
+            session = Session(job=job, built=built, cores=CORES.timing, allocator=allocator, checked=again)
+            Runner(runner).run(session)
             found = [answers.receive() for _ in range(4)]
             assert {m["result"].get("error") for m in found if "result" in m} == errors  # after timing, too
             assert sum("reference" in m for m in found) == 2

@@ -11,9 +11,10 @@ import pytest
 
 from strategy.compile.openmp import LAUNCHER
 from workers.guard import OutOfBoundsError, Placement, Span
-from workers.workspace import guarded_workspaces
+from workers.workspace import build_allocator, guarded_workspaces
 
 SOURCE = """
+#include <pthread.h>
 #include <stdint.h>
 void* (*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int);
 int (*__TVMBackendFreeWorkspace)(int, int, void*);
@@ -27,6 +28,25 @@ void run(int times, int written) {
         __TVMBackendFreeWorkspace(1, 0, a);
     }
 }
+static void* work(void* given) {
+    long failed = 0, own = (long)given;
+    for (int i = 0; i < 20000; ++i) {
+        long* a = __TVMBackendAllocWorkspace(1, 0, 1024 * (1 + i % 2), 2, 32);
+        for (int j = 0; j < 128; j += 16) a[j] = own;
+        for (int j = 0; j < 128; j += 16) failed += a[j] != own;
+        failed += __TVMBackendFreeWorkspace(1, 0, a) != 0;
+    }
+    return (void*)failed;
+}
+long run_threads(void) {
+    pthread_t threads[4];
+    long failed = 0;
+    void* one;
+    for (long i = 0; i < 4; ++i) pthread_create(&threads[i], 0, work, (void*)i);
+    for (int i = 0; i < 4; ++i) failed += pthread_join(threads[i], &one) + (long)one;
+    return failed;
+}
+int allocate(uint64_t bytes) { return __TVMBackendAllocWorkspace(1, 0, bytes, 2, 32) ? 0 : -1; }
 """
 
 
@@ -37,29 +57,62 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("workspace")
     (folder / "kernel.c").write_text(SOURCE)
     path = folder / "kernel.so"
-    command = [compiler, "-shared", "-fPIC", "-o", str(path), str(folder / "kernel.c")]
+    command = [compiler, "-O2", "-shared", "-fPIC", "-pthread", "-o", str(path), str(folder / "kernel.c")]
     subprocess.run(command, check=True)
     return path
 
 
+@pytest.fixture(scope="module")
+def allocator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_allocator(tmp_path_factory.mktemp("allocator"))
+
+
 @pytest.mark.parametrize("placement", Placement)
-def test_what_was_freed_is_given_out_again(library: Path, placement: Placement) -> None:
+def test_what_was_freed_is_given_out_again(library: Path, allocator: Path, placement: Placement) -> None:
     noted: list[int] = []
 
     def note(spans: list[Span]) -> None:
         noted.append(len(spans))
 
-    with guarded_workspaces(library, placement, note):
+    with guarded_workspaces(library, allocator, placement, note):
         ctypes.CDLL(str(library)).run(1000, 2000)
     assert noted == [1, 2]
 
 
-def test_damage_by_the_first_of_many_uses_is_found(library: Path) -> None:
+def test_damage_by_the_first_of_many_uses_is_found(library: Path, allocator: Path) -> None:
     with (
         pytest.raises(OutOfBoundsError, match="a workspace: 3 bytes"),
-        guarded_workspaces(library, Placement.BEGIN, lambda spans: None),
+        guarded_workspaces(library, allocator, Placement.BEGIN, lambda spans: None),
     ):
         ctypes.CDLL(str(library)).run(10, 2003)
+
+
+def test_no_two_threads_have_the_same_workspace(library: Path, allocator: Path) -> None:
+    noted: list[int] = []
+    with guarded_workspaces(library, allocator, Placement.END, lambda spans: noted.append(len(spans))):
+        assert ctypes.CDLL(str(library)).run_threads() == 0
+    assert 2 <= max(noted) <= 8  # of two sizes, at most one for each thread
+
+
+def test_each_context_has_workspaces_of_its_own(library: Path, allocator: Path) -> None:
+    noted: list[str] = []
+    for placement in Placement:
+        with guarded_workspaces(library, allocator, placement, lambda spans: noted.append(placement)):  # noqa: B023
+            ctypes.CDLL(str(library)).run(10, 2000)
+    assert noted == [p for p in Placement for _ in range(2)]
+
+
+def test_a_workspace_that_there_is_no_memory_for_is_said(library: Path, allocator: Path) -> None:
+    allocate = ctypes.CDLL(str(library)).allocate
+    allocate.argtypes = [ctypes.c_uint64]
+
+    def run() -> None:
+        with guarded_workspaces(library, allocator, Placement.END, lambda spans: None):
+            if allocate(1 << 62):
+                raise RuntimeError("as a kernel says it")
+
+    with pytest.raises(MemoryError, match="no memory for a workspace of 4611686018427387904 bytes"):
+        run()
 
 
 # What a process holds and how often it touched a fresh page, after threads that work, end, and a library that goes.
