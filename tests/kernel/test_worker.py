@@ -622,7 +622,8 @@ def test_openmp_that_is_missing_is_said_in_one_line(
     builders: BuilderPool, runner: TimingRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = tmp_path / "cc"
-    compiler.write_text('#!/bin/sh\ncase "$*" in *-fopenmp*) echo "cannot find -lgomp" >&2; exit 1;; esac\nexec gcc "$@"\n')
+    refusal = 'case "$*" in *-fopenmp*) echo "cannot find -lgomp" >&2; exit 1;; esac'
+    compiler.write_text(f'#!/bin/sh\n{refusal}\nexec gcc "$@"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     job = msgspec.structs.replace(hostile_job("good"), target=TARGET.in_network())
