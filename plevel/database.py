@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from plevel.client import Client, UnreachableError
 from plevel.direct import open_store
 from plevel.environment import read_namespace, read_token
+from service.errors import DatabaseError
 from service.store.namespace import DEFAULT
 from strategy.select import Advised, Evidence, History, Measured, RevisedDatabase
 from strategy.select.lock import Lock, LockDatabase
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from service.store.db import Store
 
 CACHED = 4096  # answers kept, the least recently used dropped first
+REST_S = 30.0  # without a question, after one that nothing answered
 
 
 @contextmanager
@@ -79,12 +82,16 @@ def _reader(store: Store, namespace: str) -> Callable[[Workload, Target, str | N
 
 
 class _Cached:
-    """`strategy.select.Database` that caches the evidence of each workload."""
+    """`strategy.select.Database` that caches the evidence of each workload.
+
+    Once nothing answers, further questions fail at once for a while: a model has tens of them, each of which would
+    wait as long as the first.
+    """
 
     revision = 0  # answers are cached (`strategy.select.RevisedDatabase`)
 
     def __init__(self, ask: Callable[[Workload, Target, str | None], Evidence]) -> None:
-        self._ask = lru_cache(maxsize=CACHED)(ask)
+        self._ask = lru_cache(maxsize=CACHED)(_resting(ask))
 
     def measured(
         self, workload: Workload, target: Target, device: str | None
@@ -105,3 +112,20 @@ class _Cached:
 
 
 _ANY = Target.parse({"kind": "llvm"})  # a history is of all targets
+
+
+def _resting(ask: Callable[[Workload, Target, str | None], Evidence]) -> Callable[..., Evidence]:
+    failed: UnreachableError | DatabaseError | None = None
+    rested_at = 0.0
+
+    def asked(workload: Workload, target: Target, device: str | None) -> Evidence:
+        nonlocal failed, rested_at
+        if failed is not None and time.monotonic() < rested_at:
+            raise failed
+        try:
+            return ask(workload, target, device)
+        except (UnreachableError, DatabaseError) as error:
+            failed, rested_at = error, time.monotonic() + REST_S
+            raise
+
+    return asked

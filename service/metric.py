@@ -57,7 +57,7 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
         self._drift = Histogram(
-            "plevel_drift_ratio", "Ratio of the calibration times after a batch to those before it", buckets=_RATIOS,
+            "plevel_drift_ratio", "Excess of a job's slowest calibration time over the fastest", buckets=_RATIOS,
             registry=registry,
         )  # fmt: skip
         self.imported = Counter(

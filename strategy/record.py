@@ -31,6 +31,8 @@ T = TypeVar("T")
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Tuner = Literal["model", "random"]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Sample = Annotated[float, Meta(gt=0, le=1e9)]  # seconds of a call; the sum of 10,000 is finite
+Instant = Annotated[float, Meta(ge=0, lt=253_402_300_800)]  # seconds since 1970, before the year 10,000
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Id = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # the id of a row, within the database's integers
 
@@ -143,6 +145,18 @@ class Estimate(msgspec.Struct, frozen=True):
         return f"±{self.spread:.1%}"
 
 
+def _check_integers(field: str, value: Any) -> None:
+    """Raise `ValueError` for an integer that neither JSON's readers nor a database take."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            _check_integers(field, inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_integers(field, inner)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{field}: {str(value)[:40]} is beyond 64 bits")
+
+
 def estimate(samples_s: Sequence[float]) -> Estimate:
     """The median of samples with its distribution-free 95 % interval (order statistics).
 
@@ -174,9 +188,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     identity: Name  # 3f2a…/cpu:0-1
     slot: Name  # cpu:0-1, cuda:0
-    model: str  # AMD EPYC 9B45, NVIDIA H200
+    model: Annotated[str, Meta(max_length=500)]  # AMD EPYC 9B45, NVIDIA H200
     target: Target
     fingerprint: dict[str, Any] = {}  # cores, caches, features …
+
+    def __post_init__(self) -> None:
+        _check_integers("fingerprint", self.fingerprint)
 
 
 ALL = "*"
@@ -191,7 +208,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     devices: Annotated[tuple[Device, ...], Meta(min_length=1, max_length=64)]
     # What it can build: operator → implementation → version. The implementation `ALL` stands for all of the
     # operator in any version; no operators at all: everything.
-    operators: dict[str, dict[str, int]] = {}
+    operators: dict[str, dict[str, Id]] = {}
     version: str = ""
 
 
@@ -273,13 +290,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     entry: Count
     error: ErrorKind | None = None
     message: Annotated[str, Meta(max_length=20_000)] = ""
-    samples_s: Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(max_length=10_000)] = ()
+    samples_s: Annotated[tuple[Sample, ...], Meta(max_length=10_000)] = ()
     prepare_s: Seconds | None = None  # packing the constant inputs, once
     build_s: Seconds = 0.0
     check_s: Seconds = 0.0
     run_s: Seconds = 0.0  # time that the device spent on this entry
     code_digest: str = ""
-    measured_at: float = 0.0
+    measured_at: Instant = 0.0
     # Drift of the host over the batch, if above the limit in both attempts: the time is noisy.
     drift: Seconds | None = None
 
@@ -291,11 +308,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
     """Times of the calibration kernel before or after a batch, and the state of the host then."""
 
-    samples_s: Annotated[
-        tuple[Annotated[float, Meta(gt=0)], ...], Meta(min_length=1, max_length=1000)
-    ]
-    measured_at: float
+    samples_s: Annotated[tuple[Sample, ...], Meta(min_length=1, max_length=1000)]
+    measured_at: Instant
     state: dict[str, Any] = {}  # load, frequency, temperature, stolen time
+
+    def __post_init__(self) -> None:
+        _check_integers("state", self.state)
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,6 +325,9 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, Any] = {}  # toolchain, driver, governor
     references: Annotated[tuple[Reference, ...], Meta(max_length=100)] = ()
     done: bool = False
+
+    def __post_init__(self) -> None:
+        _check_integers("environment", self.environment)
 
 
 class ResultsAccepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -377,7 +398,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     confirm_policy: TimingPolicy = CONFIRM_POLICY
     force: bool = False  # tune even what is tuned enough
     priority: Annotated[int, Meta(ge=-10, le=10)] = 0  # the highest goes first; equals take turns
-    max_jobs: Annotated[int, Meta(ge=1)] | None = None  # maximum of concurrently leased jobs
+    max_jobs: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None  # maximum of concurrently leased jobs
     # The URL to which the final RunStatus is POSTed, if the service permits its host.
     webhook: Annotated[str, Meta(max_length=1000)] | None = None
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+
+from strategy.fault import CompileError
 
 _ROOM_BYTES = 4 << 20  # a library has 30 KB, its compiler's temporary files some more
 
@@ -22,3 +25,19 @@ def check_room(folder: Path) -> None:
             file.write(bytes(_ROOM_BYTES))
     except OSError as error:
         raise ScratchError(f"{folder} cannot be written ({error.strerror}): free some space") from error
+
+
+def find_or_build(folder: Path, build: Callable[[Path], Path]) -> str:
+    """The path of a library that is built once, in a folder of its own.
+
+    Raises:
+        ScratchError: the disk is full.
+        CompileError: as `build`.
+    """
+    folder.mkdir(exist_ok=True)
+    found = folder / "library.so"
+    try:
+        return str(found if found.exists() else build(folder))
+    except (CompileError, OSError):
+        check_room(folder)
+        raise

@@ -22,7 +22,7 @@ from workers.fork import Limits
 from workers.guard import explain
 from workers.runner import Session
 from workers.sandbox import Child, Died, ForkServer, Late, SandboxError
-from workers.scratch import check_room
+from workers.scratch import find_or_build
 from workers.workspace import build_allocator
 
 # OpenBLAS's idle threads spin for 2²⁶ cycles, on cores on which the next kernel of the session runs by then.
@@ -244,28 +244,17 @@ class TimingRunner:
             return
         folder = Path(built[0].path).parent
         try:
-            self._allocator = _find(folder / "workspace", build_allocator)
+            self._allocator = find_or_build(folder / "workspace", build_allocator)
         except CompileError as error:  # of a program that any compiler takes
             raise SandboxError(f"nothing can be checked on this host: {error}") from error
         if target.pool == "openmp":
-            self._launcher = _find(folder / "openmp", build_launcher)
+            self._launcher = find_or_build(folder / "openmp", build_launcher)
 
     def close(self) -> None:
         """End the child."""
         if self._child is not None:
             self._child.kill()
             self._child = None
-
-
-def _find(folder: Path, build: Callable[[Path], Path]) -> str:
-    """A library that is built once in the folder."""
-    folder.mkdir(exist_ok=True)
-    found = folder / "library.so"
-    try:
-        return str(found if found.exists() else build(folder))
-    except (CompileError, OSError):
-        check_room(folder)
-        raise
 
 
 def _by_code(built: Sequence[Built]) -> dict[int, list[Built]]:

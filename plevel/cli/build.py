@@ -16,6 +16,7 @@ from plevel.cli.error import CommandError, UsageError
 from plevel.cli.file import whole
 from plevel.cli.lock import find_locked, read_lock
 from plevel.cli.model_file import read_model
+from plevel.cli.verification import verify_library
 
 if TYPE_CHECKING:
     from strategy.compile.entry import LibraryRow
@@ -231,6 +232,8 @@ class _Plan(NamedTuple):
         from strategy.extern import ExternError
         from strategy.fault import CompileError, InstantiationError
 
+        if self.out.suffix == ".h":
+            raise UsageError(f"--out {self.out}: name a file.so: its header stands beside it")
         about: dict[str, Any]
         try:
             if self._is_table:
@@ -246,7 +249,7 @@ class _Plan(NamedTuple):
         except (CompileError, ExternError, InstantiationError) as error:
             raise CommandError(f"{self.workload}: {error}") from error
         if self.verify:
-            about["verified"] = _verify(self.workload, rows, self.out)
+            about["verified"] = verify_library(self.workload, self.target, rows, self.out)
         copies = [self.out.parent / library.name for library in libraries] if self.bundle_libs else []
         return {
             "function": self.name or f"plevel_{c_word(self.workload.op)}",
@@ -279,22 +282,3 @@ class _Plan(NamedTuple):
             raise UsageError(f"--target: {error}") from error
         files = [str(path) for path in artefact.export(self.out)]
         return {"files": files, **described(chosen), "usage": artefact.usage}
-
-
-def _verify(workload: Workload, rows: list[LibraryRow], library: Path) -> int:
-    """Verify a library and return the number of sizes that it was run at; remove it if it fails."""
-    from strategy.compile.entry import Entry
-    from strategy.folder import scratch
-    from workers.sandbox import ForkServer, SandboxError
-    from workers.verification import Parameter, VerificationError, verify
-
-    parameters = [Parameter(p.name, p.argument) for p in Entry("entry", workload, rows).parameters]
-    try:
-        with scratch() as folder, ForkServer(folder) as server:
-            return verify(server, library, workload, parameters)
-    except VerificationError as error:
-        for path in (library, library.with_suffix(".h")):
-            path.unlink(missing_ok=True)
-        raise CommandError(f"--verify: {error}; {library} is removed") from error
-    except SandboxError as error:
-        raise CommandError(f"--verify: {error}") from error

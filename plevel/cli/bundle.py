@@ -11,6 +11,7 @@ import typer
 
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
+from plevel.cli.file import whole
 
 if TYPE_CHECKING:
     from strategy.op_strategy import Candidate
@@ -109,7 +110,8 @@ def make(
         job=job, candidates=tuple(c for c in offered if c.implementation in used),
         built=built, artefacts=artefacts,
     )  # fmt: skip
-    out.write_bytes(seal(Bundle(parts=(part,), made_at=time.time()), secret))
+    with whole(out) as file:
+        file.write(seal(Bundle(parts=(part,), made_at=time.time()), secret))
     good = sum(b.error is None for b in built)
     tell(
         f"wrote {out}: {show_number(good, 'configuration')}; {len(built) - good} could not be built",

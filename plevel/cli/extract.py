@@ -50,11 +50,8 @@ def extract(
         f"the arithmetic of its products{_missed(found)}"
     )
     listed = [RunWorkload(workload=w.workload, weight=w.occurrences) for w in found.workloads]
-    try:
-        with whole(out) as kept:
-            kept.write(write_model(listed, head, "cpu -thread-pool=openmp -constants=cold").encode())
-    except OSError as error:
-        raise CommandError(f"{out} cannot be written: {error.strerror}") from error
+    with whole(out) as kept:
+        kept.write(write_model(listed, head, "cpu -thread-pool=openmp -constants=cold").encode())
     rows = [
         {"workload": w.workload.key, "occurrences": w.occurrences, "share": found.share(w)}
         for w in found.workloads

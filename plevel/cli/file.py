@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from plevel.cli.error import CommandError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a write's errors, which name no file
+
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `path` once it is complete; a device or a pipe itself."""
-    path = path.resolve()  # a link stays one
-    if path.exists() and not path.is_file():
-        with path.open("wb") as file:
-            yield file
-        return
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Open a temporary file that replaces `path` once it is complete; a device or a pipe itself.
+
+    Raises:
+        CommandError: it cannot be written, or the disk is full.
+    """
+    named, path = path, path.resolve()  # a link stays one
+    itself = path.exists() and not path.is_file()
+    part = path if itself else path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
             yield file
-        part.replace(path)
+        if not itself:
+            part.replace(path)
+    except OSError as error:
+        # Others are of what is written, such as a service that is away.
+        if error.filename == str(part) or (error.filename is None and error.errno in _FULL):
+            raise CommandError(f"{named} cannot be written: {error.strerror}") from error
+        raise
     finally:
-        part.unlink(missing_ok=True)
+        if not itself:
+            part.unlink(missing_ok=True)

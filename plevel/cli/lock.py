@@ -68,11 +68,8 @@ def lock(
         found = [records.select(w.workload, where, device=device) for w in wanted.workloads]
     made = Lock.make(found, device)
     assert out is not None
-    try:
-        with whole(out) as kept:
-            kept.write(made.write().encode())
-    except OSError as error:
-        raise CommandError(f"{out} cannot be written: {error.strerror}") from error
+    with whole(out) as kept:
+        kept.write(made.write().encode())
     measured = sum(s.estimate is not None for s in made.selections)
     tell(
         f"{out}: {show_number(len(made.selections), 'selection')}, {measured} of them measured",

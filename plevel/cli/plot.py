@@ -14,6 +14,7 @@ import typer
 
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
+from plevel.cli.file import whole
 
 if TYPE_CHECKING:
     from plevel.client import Client
@@ -218,10 +219,10 @@ def _print(found: Curve | HeatMap) -> None:
 
 def _draw(found: Curve | HeatMap, out: Path) -> None:
     figure = picture(found)
-    try:
-        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
-    except OSError as error:
-        raise CommandError(f"--out {out} cannot be written: {error.strerror}") from error
+    with whole(out) as file:
+        figure.savefig(
+            file, format=out.suffix[1:], metadata={"Date": None} if out.suffix == ".svg" else None
+        )
 
 
 def picture(found: Curve | HeatMap) -> Any:

@@ -71,6 +71,8 @@ def import_files(
             raise UsageError(f"{path}: no such file: name an existing log")
     if rejects is not None and (rejects.is_dir() or not rejects.parent.is_dir()):
         raise UsageError(f"--rejects {rejects}: cannot be written there: name a file in an existing folder")
+    if rejects is not None and any(rejects.exists() and rejects.samefile(path) for path in files):
+        raise UsageError(f"--rejects {rejects}: is one of the logs to read: name another file")
     location.make_database(place)
 
     from plevel.cli.output import follow_reading, make_console, print_json
@@ -78,7 +80,7 @@ def import_files(
 
     totals: dict[str, Any] = {"read": 0, "new": 0, "known": 0, "rejected": 0, "reasons": {}}
     with contextlib.ExitStack() as stack:
-        aside = None if rejects is None else stack.enter_context(rejects.open("w"))
+        aside = None if rejects is None else stack.enter_context(whole(rejects))
         records = stack.enter_context(place.connect())
         stack.enter_context(_seldom_collected())
         for group in grouped(files):
@@ -125,9 +127,9 @@ def _pieces(group: list[Path], advance: Callable[[int], object]) -> Iterator[byt
         joined.close()
 
 
-def _note(aside: IO[str] | None, group: list[Path], found: Mapping[str, Any]) -> None:
+def _note(aside: IO[bytes] | None, group: list[Path], found: Mapping[str, Any]) -> None:
     if aside is not None:
-        aside.write(json.dumps({"file": str(group[-1]), **found}) + "\n")
+        aside.write(json.dumps({"file": str(group[-1]), **found}).encode() + b"\n")
 
 
 def _add(totals: dict[str, Any], summary: Mapping[str, Any]) -> None:
@@ -264,6 +266,8 @@ def _begin(records: Client | Direct, form: str, wanted: Mapping[str, Any]) -> It
 
 def _write_pair(folder: Path, parts: Iterator[bytes]) -> None:
     """Write `database_workload.json`, whose lines begin with a string, and `database_tuning_record.json`."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder} is a file: name a folder for the two files of a database")
     folder.mkdir(parents=True, exist_ok=True)
     rest = b""
     with (

@@ -129,7 +129,8 @@ def tune(
             search_policy=search, confirm_policy=confirm,
         )  # fmt: skip
         _check_implementations(request)
-    several = model is not None or len(request.workloads) > 1
+    # `plevel select` takes no epilogue, and cannot repeat such an answer.
+    several = model is not None or len(request.workloads) > 1 or bool(request.workloads[0].workload.epilogue)
     from plevel.cli.output import make_console, print_json
 
     # With --json, messages for people go to stderr.

@@ -168,7 +168,12 @@ def _load_function(where: str) -> tuple[Callable[..., Any], Sequence[Any]]:
         function = getattr(import_module(place), name)
     except (ImportError, AttributeError) as error:
         raise ExtractError(f"{where}: {error}") from error
-    found = function()
+    except Exception as error:
+        raise ExtractError(f"{where}: its import raised {type(error).__name__}: {error}") from error
+    try:
+        found = function()
+    except Exception as error:
+        raise ExtractError(f"{where}() raised {type(error).__name__}: {error}") from error
     if not (isinstance(found, tuple) and len(found) == 2 and callable(found[0])):
         raise ExtractError(
             f"{where}() gives {type(found).__name__}: it should return the model and a tuple of inputs"

@@ -55,9 +55,10 @@ class Actor:
     def check(self, needed: TokenScope) -> None:
         """Raise `ForbiddenError` if this is not allowed."""
         if needed not in self.scopes and TokenScope.ADMIN not in self.scopes:
+            wanted = " ".join(f"--scope {scope}" for scope in sorted({*self.scopes, needed}))
             raise ForbiddenError(
                 f"token {self.name!r} has scope {', '.join(sorted(self.scopes))}, this request needs "
-                f"{needed}: use another token, or create one with `plevel token create NAME --scope {needed}`"
+                f"{needed}: use another token, or create one with `plevel token create NAME {wanted}`"
             )
 
     def enter(self, namespace: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Annotated
 
 import msgspec
@@ -14,6 +15,7 @@ from service.api.wire import describe, reply
 from service.context import Context, Ctx
 from service.errors import InvalidError
 from service.formats import Format, FormatError, Rejected
+from service.formats.source import GZIP, Stream
 from service.records.importer import import_items
 from service.records.reading_message import Order
 from service.records.small_import import Arrived, Upload
@@ -95,14 +97,13 @@ async def import_records(
     order = Order(name, format, None if target is None else Target.parse(target), device_model)
     length = request.headers.get("content-length", "")
     small = length.isascii() and length.isdigit() and int(length) <= SMALL
-    if small:
-        upload = Upload(
-            data=await request.body(), actor=who, order=order, namespace=within, shown=rejects
-        )
+    data = await request.body() if small else b""
+    if small and not data.startswith(GZIP):  # packed, it may be many records
+        upload = Upload(data=data, actor=who, order=order, namespace=within, shown=rejects)
         arrived = await context.small_imports.put(upload)
     else:
         arrived = await to_thread.run_sync(
-            _store, context, _Upload(request), who, order, within, rejects,
+            _store, context, io.BytesIO(data) if small else _Upload(request), who, order, within, rejects,
             limiter=context.imports,
         )  # fmt: skip
     context.metrics.imported.inc(arrived.summary.new)
@@ -120,7 +121,7 @@ async def import_records(
 
 
 def _store(
-    context: Context, upload: _Upload, who: Actor, order: Order, namespace: str, shown: int
+    context: Context, upload: Stream, who: Actor, order: Order, namespace: str, shown: int
 ) -> Arrived:
     """Import a large log, batch by batch as it arrives."""
     rejects: list[Rejected] = []

@@ -56,6 +56,9 @@ class Joined:
             self._open = None
 
 
+GZIP = b"\x1f\x8b\x08"  # the beginning of a packed log
+
+
 class Stream(Protocol):
     """A readable byte stream: an open file, an upload, several files as one."""
 
@@ -104,7 +107,7 @@ class Source:
         self._stream = stream
         self._fault: Rejected | None = None
         first = read_fully(stream, CHUNK)
-        packed = first[:3] == b"\x1f\x8b\x08"
+        packed = first.startswith(GZIP)
         self._chunks = _gathered(self._unpacked(first)) if packed else self._plain(first)
         self.head = next(self._chunks, b"").removeprefix(b"\xef\xbb\xbf")
         self.ended_openly = False

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from service.records.best import standing
 from service.search.features import Digits
 from service.search.predictor import Floats, Trials
+from service.store.catalogue import code_version, code_versions
 from service.store.namespace import DEFAULT
 from service.store.sql import among
 from service.store.tables import record, task, workload
@@ -106,12 +107,7 @@ def _read_tasks(connection: sa.Connection, op: str, target_id: int) -> Iterator[
     """Pages of an operator's tasks on a target, of the newest version of each implementation's code."""
     ours = (workload.c.op == op, task.c.target_id == target_id, task.c.namespace == DEFAULT)
     join = task.join(workload, workload.c.id == task.c.workload_id)
-    seen = connection.execute(
-        sa.select(*task.c["implementation", "version"], sa.func.max(task.c.id).label("id"))
-        .select_from(join).where(*ours).group_by(task.c.implementation, task.c.version)
-    ).all()  # fmt: skip
-    # An import of an old log has the highest id, and not the highest version.
-    newest = {t.implementation: _code(t.version) for t in sorted(seen, key=lambda t: (_rank(t.version), t.id))}
+    newest = code_versions(connection, op, target_id, DEFAULT)
     columns = "id", "workload_id", "implementation", "version", "space", "space_digest"
     after = 0
     while True:
@@ -125,15 +121,16 @@ def _read_tasks(connection: sa.Connection, op: str, target_id: int) -> Iterator[
         if not page:
             return
         after = page[-1].id
-        yield {t.id: t for t in page if _code(t.version) == newest[t.implementation]}
+        # One may have come since.
+        yield {t.id: t for t in page if code_version(t.version) == newest.get(t.implementation)}
 
 
 def _doubt(samples_s: Sequence[float]) -> float:
-    """Half the width of the interval of a median, as a difference of logarithms."""
+    """The larger distance of a median to an end of its interval, as a difference of logarithms."""
     if not samples_s:
         return 0.0
     found = estimate(samples_s)
-    return math.log(found.high_s / found.low_s) / 2
+    return math.log(max(found.high_s / found.median_s, found.median_s / found.low_s))
 
 
 def _trials(one: Any, rows: Iterable[tuple[Any, float, float]]) -> Trials | None:
@@ -156,16 +153,6 @@ def _space(one: Any) -> ConfigSpace:
             _spaces.clear()
         found = _spaces[one.space_digest] = convert(one.space, ConfigSpace)
     return found
-
-
-def _rank(version: str) -> int:
-    """The place of a version among others; that of another tool, which is no number, comes first."""
-    code = _code(version)
-    return int(code) if code.isdecimal() else -1
-
-
-def _code(version: str) -> str:
-    return version.partition(".")[0]
 
 
 def _digits(

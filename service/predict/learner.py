@@ -30,7 +30,9 @@ from service.predict.spool import Spool, split
 from service.predict.training import OWNER, TOLD, Model, Told, check, put, show, temporary_root
 from service.search.booster import ROUNDS
 from service.search.predictor import Predictor, Ranking
+from service.store.catalogue import code_versions
 from service.store.db import Store
+from service.store.namespace import DEFAULT
 from service.store.sql import now
 from service.store.tables import cost_model, record, target
 from strategy.folder import scratch
@@ -104,7 +106,8 @@ class _Training:
         if base is not None:
             with self._store.read() as connection:
                 counted = count_trials(connection, *self._records, base.lineage.newest)
-            reason = base.refuse(counted)
+                versions = code_versions(connection, *self._records, DEFAULT)
+            reason = base.refuse(counted, versions)
             found = self._update(base, counted) if reason is None else reason
             if isinstance(found, dict):
                 return found
@@ -113,7 +116,7 @@ class _Training:
 
     def _train(self, said: str) -> dict[str, Any]:
         with self._store.read() as connection:
-            newest = _newest_record(connection)
+            newest, versions = _newest_record(connection), code_versions(connection, *self._records, DEFAULT)
             spool = self._spool(connection)
         check(*self._name, len(spool.places))
         places = sorted(spool.places)
@@ -128,6 +131,7 @@ class _Training:
         lineage = Lineage(
             held_below=held_below, newest=newest, records=spool.rows, full_records=spool.rows,
             full_accuracy=evaluated["accuracy"], updates=0, said=said,
+            versions=versions,
         )  # fmt: skip
         return {
             "records": spool.rows, "workloads": len(places), "columns": columns, "trees": trees,
@@ -139,7 +143,7 @@ class _Training:
         known = base.lineage
         step = max(1, counted.before // max(counted.after, LEAST_OLD))
         with self._store.read() as connection:
-            newest = _newest_record(connection)
+            newest, versions = _newest_record(connection), code_versions(connection, *self._records, DEFAULT)
             old = sa.or_(record.c.id > known.newest, record.c.id % step == 0)
             spool = self._spool(connection, old)
         lacking = base.lacks(spool.layout)
@@ -159,7 +163,7 @@ class _Training:
         total = counted.before + counted.after
         lineage = msgspec.structs.replace(
             known, newest=newest, records=total, updates=known.updates + 1,
-            said=f"version {base.version}, updated with {counted.after:,} new records",
+            said=f"version {base.version}, updated with {counted.after:,} new records", versions=versions,
         )  # fmt: skip
         return {
             "records": total, "workloads": counted.workloads, "columns": columns, "trees": trees,

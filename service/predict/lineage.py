@@ -7,6 +7,8 @@ trainings together take a multiple of the time of the last.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from service.predict.evidence import Counted
@@ -30,6 +32,7 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
         full_records, full_accuracy: those of the last training from nothing.
         updates: the number of updates since.
         said: the same for people.
+        versions: of each implementation's code, whose records it was trained on.
     """
 
     held_below: float
@@ -39,6 +42,7 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     full_accuracy: float
     updates: int
     said: str
+    versions: dict[str, str] = {}
 
 
 class Base(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,9 +59,12 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
         skipped = {i for i in range(MOST_EXTENTS) if extent_name(i) not in self.columns}
         return Layout(self.columns, frozenset(skipped))
 
-    def refuse(self, counted: Counted) -> str | None:
+    def refuse(self, counted: Counted, versions: Mapping[str, str]) -> str | None:
         """The reason for training from nothing, empty where it goes without saying; None to update this model."""
         known, total = self.lineage, counted.before + counted.after
+        changed = [name for name, code in known.versions.items() if versions.get(name) != code]
+        if changed:
+            return f"the code of {', '.join(sorted(changed))} has changed since version {self.version}"
         if total < LEAST_UPDATED or not counted.after:
             return ""
         if counted.before < LEAST_LEFT * known.records:

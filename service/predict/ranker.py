@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from service.store.catalogue import code_version
 from service.store.tables import cost_model
 from service.store.tables import target as target_table
 from strategy.op_strategy import Candidate
@@ -42,7 +43,12 @@ class ModelRanker:
         if row is None or row.accuracy < LEAST_ACCURACY or not workload.is_constant:
             return []
         predictor = self._load(row)
-        if not all(predictor.covers(c.implementation) for c in valid):
+        # Times of another version of the code are stale, in a model as on record.
+        versions = (row.lineage or {}).get("versions", {})
+        if any(
+            not predictor.covers(c.implementation) or versions.get(c.implementation) != code_version(c.version)
+            for c in valid
+        ):
             return []
         found = []
         for c in valid:
@@ -59,7 +65,7 @@ class ModelRanker:
         """The newest model's row, None if there is none."""
         if (op, target_key) not in self._newest:
             self._newest[op, target_key] = self._connection.execute(
-                sa.select(*cost_model.c["id", "accuracy", "sigma_log", "columns", "digest"])
+                sa.select(*cost_model.c["id", "accuracy", "sigma_log", "columns", "digest", "lineage"])
                 .join(target_table, target_table.c.id == cost_model.c.target_id)
                 .where(cost_model.c.op == op, target_table.c.key == target_key)
                 .order_by(cost_model.c.version.desc())

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from service.predict import process, training
 from service.store.background import Background
+from service.store.catalogue import code_versions
 from service.store.db import Store
 from service.store.namespace import DEFAULT
 from service.store.sql import among
@@ -125,12 +126,18 @@ def _live_runs(connection: sa.Connection) -> set[int]:
 def _is_due(connection: sa.Connection, op: str, target_key: str) -> bool:
     """Return whether there are enough records for a model, and enough new ones since the newest."""
     found = training.count(connection, op, target_key)
-    seen = connection.scalar(
-        sa.select(cost_model.c.records)
+    last = connection.execute(
+        sa.select(*cost_model.c["records", "lineage", "target_id"])
         .join(target, target.c.id == cost_model.c.target_id)
         .where(cost_model.c.op == op, target.c.key == target_key)
         .order_by(cost_model.c.version.desc())
         .limit(1)
-    )
+    ).one_or_none()
+    if last is None:
+        seen = 0
+    else:  # one whose code has changed answers nothing
+        known = (last.lineage or {}).get("versions", {})
+        now = code_versions(connection, op, last.target_id, DEFAULT)
+        seen = 0 if any(now.get(name) != code for name, code in known.items()) else last.records
     enough: bool = found.workloads >= training.LEAST_WORKLOADS
-    return enough and found.records >= GROWTH * (seen or 0)
+    return enough and found.records >= GROWTH * seen

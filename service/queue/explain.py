@@ -66,7 +66,9 @@ def _explain_lease(connection: sa.Connection, row: Any) -> list[str]:
         .join(worker, worker.c.id == lease.c.worker_id)
         .join(device, device.c.id == lease.c.device_id)
         .where(lease.c.job_id == row.id, lease.c.ended_at.is_(None))
-    ).one()
+    ).one_or_none()
+    if held is None:  # it ended after the job was read
+        return ["its lease has just ended: ask again"]
     doing = "timing" if held.timing else "building"
     since_s, left_s = held.now - held.created_at, held.expires_at - held.now
     who = f"worker {held.worker_id} ({held.name}) has been {doing} it on {held.identity}"

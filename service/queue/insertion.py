@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,8 +28,9 @@ def insert_job(
         detail: the detail of the event.
     """
     fresh = {
-        "state": JobState.QUEUED, "turn": 0.0, "attempts": 0, "fence": 0, "available_at": now(),
-        "created_at": now(),
+        "state": JobState.QUEUED, "turn": 0.0, "attempts": 0, "available_at": now(), "created_at": now(),
+        # Random: after a restore, ids of jobs and leases come again, and a lease of before would be taken for another.
+        "fence": secrets.randbits(52),
     }  # fmt: skip
     job_id: int = connection.execute(
         sa.insert(job).values(**{**fresh, **values}).returning(job.c.id)

@@ -53,7 +53,7 @@ def enqueue(
             task.c.id.in_({e.task_id for e in entries})
         )
     ).all()
-    needs = {"op": op, "versions": {v.implementation: _code_version(v.version) for v in versions}}
+    needs = {"op": op, "versions": {v.implementation: catalogue.code_version(v.version) for v in versions}}
     job_id = insertion.insert_job(
         connection,
         {
@@ -98,17 +98,12 @@ def _turn(connection: sa.Connection, run_id: int, target_id: int) -> float:
     return max(last or 0.0, first or 0.0)
 
 
-def _code_version(version: str) -> str:
-    """The declared integer of a version such as `2.1a2b3c4d`, which the worker must have."""
-    return version.partition(".")[0]
-
-
-def cancel(connection: sa.Connection, run_id: int) -> None:
+def cancel(connection: sa.Connection, run_id: int, reason: str = "its run was cancelled") -> None:
     """Cancel a run's queued jobs; leased ones are cancelled when their leases end."""
     rows = connection.execute(
         sa.update(job)
         .where(job.c.run_id == run_id, job.c.state == JobState.QUEUED)
-        .values(state=JobState.CANCELLED, reason="its run was cancelled", finished_at=now())
+        .values(state=JobState.CANCELLED, reason=reason, finished_at=now())
         .returning(job.c.id)
     ).all()
     for row in rows:

@@ -33,9 +33,15 @@ def report(connection: sa.Connection, one: Report, terms: retry.Terms) -> Result
     sent = one.results
     ended = connection.execute(
         sa.select(lease).where(
-            lease.c.id == one.lease_id, lease.c.token == sent.token, lease.c.end_reason == "done"
+            lease.c.id == one.lease_id, lease.c.token == sent.token,
+            lease.c.end_reason.in_(("done", "unfinished") if sent.done else ("done",)),
         )
-    ).one_or_none()
+    ).one_or_none()  # fmt: skip
+    if ended is not None and ended.end_reason == "unfinished":  # its open entries are another lease's now
+        return ResultsAccepted(
+            accepted=0, known=len({r.entry for r in sent.results}),
+            cancelled=retry.is_cancelled(connection, ended.job_id),
+        )  # fmt: skip
     held = ended or touch(connection, one.lease_id, sent.token, terms)
     fleet.see(connection, [held.worker_id], terms.alive_s)
     entries = _entries(connection, held.job_id, sent)

@@ -37,6 +37,13 @@ MAX_BACKOFF_S = 30.0
 LOST = ("expired", "unfinished")  # end reasons that count against the job
 
 
+# The states of runs whose jobs are not queued again, with the reason for the jobs.
+ABANDONED: dict[str, str] = {
+    RunState.CANCELLED: "its run was cancelled",
+    RunState.FAILED: "its run failed",
+}
+
+
 @dataclass(frozen=True)
 class Terms:
     """The term of a lease without renewal, and the time for which a worker counts as alive, in seconds."""
@@ -46,9 +53,9 @@ class Terms:
 
 
 def is_cancelled(connection: sa.Connection, job_id: int) -> bool:
-    """Return whether the job's run is cancelled."""
+    """Return whether the job's run was cancelled, or failed."""
     query = sa.select(run.c.state).join(job, job.c.run_id == run.c.id).where(job.c.id == job_id)
-    return bool(connection.execute(query).scalar_one() == RunState.CANCELLED)
+    return connection.execute(query).scalar_one() in ABANDONED
 
 
 def end_lease(connection: sa.Connection, lease_id: int, reason: str) -> None:
@@ -110,8 +117,8 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
     state = connection.execute(
         sa.select(run.c.state).where(run.c.id == row.run_id).with_for_update(read=True)
     ).scalar_one()
-    if state == RunState.CANCELLED:
-        _close(connection, row, JobState.CANCELLED, "its run was cancelled")
+    if state in ABANDONED:
+        _close(connection, row, JobState.CANCELLED, ABANDONED[state])
         return
     attempts = row.attempts + (blame is not None)
     if blame is not None and attempts >= MAX_ATTEMPTS and _is_guilty(connection, row, terms):
@@ -191,7 +198,7 @@ def close_done(connection: sa.Connection, jobs: Sequence[int]) -> set[int]:
         connection, JobState.DONE.value,
         [{"run_id": r.run_id, "job_id": r.id, "worker_id": None, "detail": {}} for r in rows],
     )  # fmt: skip
-    return {r.id for r in rows if r.state == RunState.CANCELLED}
+    return {r.id for r in rows if r.state in ABANDONED}
 
 
 def _close(connection: sa.Connection, row: Any, state: JobState, reason: str) -> None:

@@ -25,7 +25,7 @@ class KnownIds:
         # By namespace and key: task, variant, target.
         self._tasks: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._targets: dict[str, tuple[int, int]] = {}  # by the digest of the JSON: target, variant
-        self._devices: dict[str, int] = {}
+        self._devices: dict[bytes, int] = {}  # by the whole description: an identity may get another
         self._models: dict[str, int] = {}  # devices of which only the model is known
         self._environments: dict[bytes, int] = {}
         self._policies: dict[TimingPolicy, int] = {}
@@ -102,7 +102,7 @@ class KnownIds:
         given = item.device
         if given is not None:
             return _remembered(
-                self._devices, given.identity, lambda: _put_device(connection, given)
+                self._devices, encode(given), lambda: _put_device(connection, given)
             )
         if not item.device_model:
             return None

@@ -146,7 +146,7 @@ class Predictor:
     def rank(self, trials: Sequence[Trials]) -> Ranking:
         """The ranking accuracy on these trials, which should be held out."""
         rng = np.random.default_rng(0)
-        right = pairs = 0
+        right, pairs = 0.0, 0
         residuals: list[Floats] = []
         by_workload: dict[str, list[tuple[Floats, Floats, Floats]]] = {}
         for t in trials:
@@ -156,12 +156,17 @@ class Predictor:
         for found in by_workload.values():
             told, doubt, predicted = (np.concatenate(part) for part in zip(*found, strict=True))
             residuals.append(told - predicted)
-            a, b = rng.integers(len(told), size=(2, MOST_PAIRS))
+            n = len(told)
+            if n * (n - 1) // 2 <= MOST_PAIRS:
+                a, b = np.triu_indices(n, 1)  # each once
+            else:
+                a, b = rng.integers(n, size=(2, MOST_PAIRS))
             apart = np.abs(told[a] - told[b]) > np.maximum(doubt[a] + doubt[b], np.log(ALIKE))
             a, b = a[apart], b[apart]
-            right += int(((told[a] < told[b]) == (predicted[a] < predicted[b])).sum())
+            agree = (told[a] < told[b]) == (predicted[a] < predicted[b])
+            right += float(np.where(predicted[a] == predicted[b], 0.5, agree).sum())
             pairs += len(a)
-        sigma = float(np.concatenate(residuals).std()) if residuals else 0.0
+        sigma = float(np.sqrt(np.mean(np.concatenate(residuals) ** 2))) if residuals else 0.0
         return Ranking(right / max(pairs, 1), pairs, len(by_workload), sigma)
 
     def importance(self) -> list[tuple[str, float]]:

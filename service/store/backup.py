@@ -26,6 +26,8 @@ def backup(store: Store, path: Path) -> int:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with store.read() as connection:
+            # BEGIN alone takes no snapshot, without which each commit of others restarts the copy.
+            connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar()
             source = connection.connection.driver_connection
             assert isinstance(source, sqlite3.Connection)
             os.close(os.open(part, os.O_CREAT | os.O_EXCL, 0o600))

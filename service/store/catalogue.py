@@ -256,3 +256,25 @@ def _fill_spaces(connection: sa.Connection, spaces: Mapping[int, Any]) -> None:
         connection.execute(
             sa.update(task).where(task.c.id == task_id).values(space=spaces[task_id])
         )
+
+
+def code_version(version: str) -> str:
+    """The declared integer of a version such as `2.1a2b3c4d`, which the worker must have."""
+    return version.partition(".")[0]
+
+
+def code_versions(connection: sa.Connection, op: str, target_id: int, namespace: str) -> dict[str, str]:
+    """The newest version on record of the code of each of an operator's implementations on a target."""
+    seen = connection.execute(
+        sa.select(*task.c["implementation", "version"], sa.func.max(task.c.id).label("id"))
+        .join(workload, workload.c.id == task.c.workload_id)
+        .where(workload.c.op == op, task.c.target_id == target_id, task.c.namespace == namespace)
+        .group_by(task.c.implementation, task.c.version)
+    ).all()
+
+    def place(one: Any) -> tuple[int, int]:
+        code = code_version(one.version)
+        return (int(code) if code.isdecimal() else -1), one.id  # another tool's, which is no number, comes first
+
+    # An import of an old log has the highest id, and not the highest version.
+    return {one.implementation: code_version(one.version) for one in sorted(seen, key=place)}

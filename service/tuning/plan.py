@@ -28,9 +28,16 @@ class Planned:
 def plan(request: RunRequest) -> list[Planned]:
     """Resolve a request to candidates; raises `InvalidError` that names the field at fault."""
     planned = []
+    offered: dict[str, None] = {}  # of all workloads
     for i, asked in enumerate(request.workloads):
         field = f"workloads[{i}]"
-        planned.append(_plan_one(asked, request, field))
+        planned.append(_plan_one(asked, request, field, offered))
+    for name in request.implementations or ():
+        if name not in offered:
+            raise InvalidError(
+                f"implementations: no workload has {name!r:.80} on {request.target}{suggest(name, offered)}; "
+                f"they have: {', '.join(offered)}"
+            )
     keys = [p.workload.key for p in planned]
     for i, key in enumerate(keys):
         if key in keys[:i]:
@@ -38,7 +45,9 @@ def plan(request: RunRequest) -> list[Planned]:
     return planned
 
 
-def _plan_one(asked: RunWorkload, request: RunRequest, field: str) -> Planned:
+def _plan_one(
+    asked: RunWorkload, request: RunRequest, field: str, offered: dict[str, None]
+) -> Planned:
     wanted, known = known_candidates(
         asked.workload, request.target, asked.candidates, f"{field}.workload"
     )
@@ -50,16 +59,16 @@ def _plan_one(asked: RunWorkload, request: RunRequest, field: str) -> Planned:
     names = [c.implementation for c in known]
     if len(set(names)) != len(names):
         raise InvalidError(f"{field}.candidates: an implementation is listed twice: list each once")
-    for name in request.implementations or ():
-        if name not in names:
-            raise InvalidError(
-                f"implementations: {wanted.op} has no {name!r:.80} on {request.target}{suggest(name, names)}; "
-                f"it has: {', '.join(names)}"
-            )
-    valid = [
-        c for c in known
-        if holds(c, wanted) and c.implementation in (request.implementations or names)
-    ]  # fmt: skip
+    offered |= dict.fromkeys(names)
+    named = request.implementations or names
+    if not set(named) & set(names):
+        missed = " or ".join(f"{n!r:.80}" for n in named)
+        near = suggest(named[0], names) if len(named) == 1 else ""
+        raise InvalidError(
+            f"implementations: {wanted.op} has no {missed} on {request.target}{near}; "
+            f"it has: {', '.join(names)}"
+        )
+    valid = [c for c in known if holds(c, wanted) and c.implementation in named]
     if not valid:
         raise InvalidError(
             f"{field}: no implementation of {wanted.op} is valid for {wanted} on {request.target}"

@@ -36,22 +36,40 @@ def enqueue_due(connection: sa.Connection, after_s: float, alive_s: float) -> li
         after_s: the wait after the end of a run, in seconds.
         alive_s: seconds for which a worker counts as alive after a heartbeat.
     """
-    # A concurrent service skips the locked run; finals that it has enqueued in between are found by the second
-    # query, under the lock.
     wanted = _due(after_s, alive_s)
-    due = connection.execute(wanted.with_for_update(of=run, skip_locked=True, key_share=True)).first()
-    if due is None or connection.execute(wanted.where(run.c.id == due.id)).first() is None:
-        return []
+    seen: list[int] = []
+    while True:
+        left = wanted.where(run.c.id.not_in(seen))
+        due = connection.execute(left.with_for_update(of=run, skip_locked=True, key_share=True)).first()
+        if due is None:
+            return []
+        seen.append(due.id)
+        # A concurrent service skips the locked run; finals that it has enqueued in between are found by the second
+        # query, under the lock.
+        if connection.execute(wanted.where(run.c.id == due.id)).first() is None:
+            continue
+        # No worker that is alive may be able to build this one.
+        if made := _enqueue(connection, due, alive_s):
+            return made
+
+
+def _enqueue(connection: sa.Connection, due: Any, alive_s: float) -> list[int]:
+    """Enqueue a run's finals that a live worker can build; return the new jobs."""
     able = connection.scalars(
         sa.select(worker.c.operators)
         .join(worker_device, worker_device.c.worker_id == worker.c.id)
         .where(worker_device.c.target_id == due.target_id, fleet.is_alive(alive_s))
     ).all()
+    child = job.alias()
     finals = connection.execute(
         sa.select(job)
-        .where(job.c.run_id == due.id, _IS_FINAL, job.c.state == JobState.DONE, job.c.parent_id.is_(None))
+        .where(
+            job.c.run_id == due.id, _IS_FINAL, job.c.state == JobState.DONE, job.c.parent_id.is_(None),
+            # The entries of a split one are with its children.
+            ~sa.exists().where(child.c.run_id == job.c.run_id, child.c.parent_id == job.c.id),
+        )
         .order_by(job.c.id)
-    )
+    )  # fmt: skip
     # The first final has all finalists; later ones may have only the uncertain ones.
     first: dict[int, Any] = {}
     for final in finals:

@@ -275,7 +275,9 @@ def trials_of(run_id: int, request: RunRequest, policy_id: int | None) -> sa.Col
     of_search = sa.and_(record.c.phase == Phase.SEARCH.value, standing())
     if request.force:
         return sa.and_(of_search, record.c.run_id == run_id)
-    return sa.and_(of_search, sa.or_(record.c.policy_id == policy_id, record.c.run_id == run_id))
+    # Imported records may have this policy; they are another farm's trials, and have no run.
+    same = sa.and_(record.c.policy_id == policy_id, record.c.run_id.is_not(None))
+    return sa.and_(of_search, sa.or_(same, record.c.run_id == run_id))
 
 
 def request_of(connection: sa.Connection, run_id: int, namespace: str) -> RunRequest:

@@ -120,7 +120,7 @@ class Tuner(Background):
                     if not self._ownership.lasts(connection, run_id):
                         continue
                     runs.finish(connection, run_id, RunState.FAILED, message)
-                    jobs.cancel(connection, run_id)
+                    jobs.cancel(connection, run_id, "its run failed")
                 self.changed.notify()
         if expired or self._remeasure():
             self.queued.notify()
@@ -254,7 +254,7 @@ class Tuner(Background):
             for p in proposals:
                 self._enqueue(connection, tuning, p, Phase.SEARCH)
             if timed_out:
-                jobs.cancel(connection, tuning.id)
+                jobs.cancel(connection, tuning.id, "its run reached its time limit")
             ended = not proposals and not jobs.open_jobs(connection, tuning.id)
             if ended:
                 self._confirm(connection, tuning, timed_out=timed_out)

@@ -45,6 +45,7 @@ class TuningTask:
     cursor: int = 0  # the id of the last absorbed record
     best_s: float | None = None
     told: int = 0  # absorbed trials, including failures and configurations outside of the search
+    chance: int = 0  # absorbed trials whose failure says nothing of the configuration
     pending: int = 0
     taught: int = 0  # records of the run's other workloads when its sources were read
     bests_s: list[float | None] = field(default_factory=list)  # the best after each absorbed trial
@@ -54,7 +55,7 @@ class TuningTask:
         search = self.search
         assert search is not None
         return budget.Arm(
-            trials=self.told + self.pending, told=self.told, best_s=self.best_s,
+            trials=self.told + self.pending, told=self.told - self.chance, best_s=self.best_s,
             lower_bound_s=search.lower_bound_s,
             gain=None if lead_s is None else search.expected_gain(lead_s),
             exhausted=search.exhausted or self.state is TaskState.EXHAUSTED,
@@ -191,6 +192,7 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
             t.bests_s.append(t.best_s)
             # Cancelled and mistimed trials are not caused by the configuration.
             chance = r.error in (ErrorKind.CANCELLED, ErrorKind.IMPLAUSIBLE)
+            t.chance += chance
             if t.search is not None and not chance:
                 t.search.tell(Config(r.config), r.median_s)
         t.pending = 0

@@ -109,6 +109,13 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """
         found = self.find(workload, target)
         if found is None:
+            others = {e.target for e in self.selections if e.workload == workload}
+            if others:
+                on = "; ".join(sorted(f"{t} ({t.model})" if t.model else str(t) for t in others))
+                raise SelectionError(
+                    f"{workload} on {target} ({target.model or 'no model'}) is not in the lock, which has it for {on}: "
+                    "select for that target, or write a lock for this one"
+                )
             raise SelectionError(
                 f"{workload} on {target} is not in the lock: add it to the model file, and write the lock again"
             )

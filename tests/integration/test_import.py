@@ -228,6 +228,14 @@ def test_devices_are_told_apart_and_models_are_shared(store: Store) -> None:
     assert [(r.device, r.device_model) for r in out] == [(place, ""), (None, "Model A")]
 
 
+def test_an_identity_with_another_description_is_another_device(store: Store) -> None:
+    before, now = (
+        Device(identity="m/cuda:0", slot="cuda:0", model=model, target=TARGET) for model in ("Model A", "Model B")
+    )
+    import_items(store, [made(1, (3.0,), device=before), made(2, (2.0,), device=now)])
+    assert {k[2]: v[2] for k, v in bests(store).items() if k[1] == "model"} == {"Model A": 3.0, "Model B": 2.0}
+
+
 def test_an_interrupted_import_leaves_whole_batches_and_is_run_again(store: Store) -> None:
     rows = [made(i) for i in range(50)]
 

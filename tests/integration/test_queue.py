@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +19,21 @@ from service.queue import report as reporting
 from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import event, job, job_entry, lease, worker
-from strategy.record import ALL, ErrorKind, Renewal, Renewed, Report, Result, Results, encode
+from strategy.record import (
+    ALL,
+    ErrorKind,
+    Reference,
+    Renewal,
+    Renewed,
+    Report,
+    Result,
+    Results,
+    RunRequest,
+    RunState,
+    WireError,
+    convert,
+    encode,
+)
 from tests.integration.scene import (
     FAST,
     OTHER_TARGET,
@@ -27,6 +43,7 @@ from tests.integration.scene import (
     configs,
     device,
     failed,
+    request,
     seconds,
     timed,
 )
@@ -415,6 +432,67 @@ def test_a_cancelled_run_is_told_to_its_workers(scene: Scene) -> None:
     assert scene.report(held, [timed(held.job.entries[0])], done=True).cancelled
     assert scene.states() == ["cancelled", "cancelled"]
     assert len(scene.records()) == 1
+
+
+def test_jobs_of_a_run_that_failed_are_not_queued_again(scene: Scene) -> None:
+    from service.tuning import run as runs
+
+    scene.enqueue(configs(2))
+    scene.enqueue(configs(2))
+    held = scene.leased(scene.register())
+    with scene.store.write() as c:
+        runs.finish(c, scene.run_id, RunState.FAILED, "the tuner failed")
+        jobs.cancel(c, scene.run_id, "its run failed")
+    assert renew(scene, held.id, held.token).cancelled
+    scene.lose(held)
+    assert scene.states() == ["cancelled", "cancelled"]
+    with scene.store.read() as c:
+        assert set(c.scalars(sa.select(job.c.reason))) == {"its run failed"}
+
+
+def test_the_report_that_ended_a_lease_unfinished_may_come_again(scene: Scene) -> None:
+    scene.enqueue(configs(3))
+    held = scene.leased(scene.register())
+    sent = [timed(e) for e in held.job.entries[:2]]
+    first = scene.report(held, sent)
+    again = scene.report(held, sent)
+    assert (first.accepted, again.accepted, again.known) == (2, 0, 2)
+    assert len(scene.records()) == 2
+    with scene.store.read() as c:
+        assert c.scalar(sa.select(sa.func.count()).select_from(event).where(event.c.kind == "late")) == 0
+
+
+def test_a_lease_of_before_a_restore_is_not_one_of_after_it(scene: Scene) -> None:
+    """Ids of jobs and leases come again then, tokens do not."""
+    worker_id = scene.register()
+    fences = set()
+    for _ in range(3):
+        scene.enqueue(configs(1))
+        held = scene.leased(worker_id)
+        fences.add(held.token)
+        scene.report(held, [timed(e) for e in held.job.entries])
+    assert len(fences) == 3
+    assert min(fences) > 1000
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"environment": {"a": [{"b": 2**64}]}}, "environment"),
+        ({"environment": {"x": -(2**63) - 1}}, "environment"),
+    ],
+)
+def test_integers_beyond_64_bits_are_refused_by_name(values: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field}: -?[0-9]+ is beyond 64 bits"):
+        Results(token=1, session="s", results=(), **values)
+    with pytest.raises(ValueError, match="state: 1[0-9]+ is beyond"):
+        Reference(samples_s=(1.0,), measured_at=1.0, state={"load": 10**30})
+    with pytest.raises(WireError, match="max_jobs"):
+        convert({**json.loads(encode(request())), "max_jobs": 2**64}, RunRequest)
+    with pytest.raises(WireError, match="samples_s"):
+        convert({"entry": 0, "samples_s": [1e308, 1e308]}, Result)
+    with pytest.raises(WireError, match="measured_at"):
+        convert({"entry": 0, "samples_s": [1.0], "measured_at": 1e300}, Result)
 
 
 def test_a_result_has_a_time_or_an_error_never_both() -> None:

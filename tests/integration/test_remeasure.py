@@ -119,6 +119,33 @@ def test_only_where_a_worker_can_build_it(scene: Scene, operators: dict[str, dic
     assert look(scene) == []
 
 
+def test_a_run_that_no_worker_can_build_leaves_the_others_their_turn(scene: Scene) -> None:
+    worker_id = scene.register()
+    measure(scene, (worker_id, "host-a/cpu:0-1"))
+    other = Scene.make(scene.store)
+    measure(other, (worker_id, "host-a/cpu:0-1"))
+    with scene.store.write() as c:
+        needs = '{"op":"filter","versions":{"' + FAST.implementation + '":7}}'
+        c.execute(sa.update(job).where(job.c.run_id == scene.run_id).values(needs=needs))
+        c.execute(sa.update(worker).values(operators={"filter": {FAST.implementation: 1}}))
+    (job_id,) = look(scene)
+    with scene.store.read() as c:
+        assert c.scalar(sa.select(job.c.run_id).where(job.c.id == job_id)) == other.run_id
+
+
+def test_finals_that_were_split_are_left_out(scene: Scene) -> None:
+    worker_id = scene.register()
+    scene.enqueue(FINALS, phase=Phase.CONFIRM)
+    for _ in range(2):
+        scene.lose(scene.leased(worker_id))
+    while (held := scene.lease(worker_id)) is not None:
+        scene.report(held, [timed(e) for e in held.job.entries])
+    with scene.store.write() as c:
+        runs.finish(c, scene.run_id, RunState.DONE, "done")
+    pass_time(scene)
+    assert look(scene) == []
+
+
 @pytest.mark.parametrize(("after_s", "jobs"), [(DAY_S, 1), (0.0, 0)])
 def test_the_tuner_looks(scene: Scene, after_s: float, jobs: int) -> None:
     place = scene.register(), "host-a/cpu:0-1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from service.records.retention import Doubtful, Purged, prune
 from service.selection.database import RecordDatabase
 from service.store.backup import backup
 from service.store.db import Store
-from service.store.tables import advice, advice_tombstone, purge, record, tombstone
+from service.store.tables import advice, advice_tombstone, purge, record, run, tombstone
 from service.store.tables import network as network_table
 from service.tuning import run_status
 from strategy.confirmation import Confirmation
@@ -228,6 +229,26 @@ def test_a_backup_is_whole_and_can_be_used(sqlite_copy: str, tmp_path: Path) -> 
     with sqlite3.connect(copy) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
+
+
+def test_a_backup_is_not_begun_again_by_commits(
+    sqlite_copy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(sqlite_copy)
+    aged(store)
+    with store.write() as connection:
+        connection.exec_driver_sql("CREATE TABLE bulk AS SELECT zeroblob(20000000) AS x")
+    monkeypatch.setattr("service.store.backup.PAGES", 1)
+    with ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(backup, store, tmp_path / "copy.db")
+        commits = 0
+        while not copying.done():
+            with store.write() as connection:
+                connection.execute(sa.update(run).values(message=f"{commits}"))
+            commits += 1
+            assert commits < 1000, "each commit begins it again"
+    assert copying.result() > 0
+    store.close()
 
 
 def test_postgresql_is_backed_up_by_its_own_tools(postgres_copy: str, tmp_path: Path) -> None:

@@ -139,6 +139,17 @@ def test_trials_of_the_run_itself_are_no_source(store: Store) -> None:
     assert len(own.configs) == 9
 
 
+def test_imported_records_are_no_trials_though_they_have_the_policy(store: Store) -> None:
+    measured(store, asked(WORKLOAD), configs(9))
+    scene = Scene.make(store, asked(WORKLOAD, trials=20))
+    with store.write() as c:
+        c.execute(sa.update(record).values(run_id=None, job_id=None, entry=None))
+    with store.read() as c:
+        for policy in (c.scalar(sa.select(record.c.policy_id).limit(1)), None):
+            counted = runs.trials_of(scene.run_id, asked(WORKLOAD, trials=20), policy)
+            assert c.scalar(sa.select(sa.func.count()).select_from(record).where(counted)) == 0
+
+
 def test_purged_records_are_no_source(store: Store) -> None:
     measured(store, asked(shape(32, 32)), configs(12))
     assert len(found(store, asked(WORKLOAD))) == 1

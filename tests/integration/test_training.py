@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from plevel.cli.main import app
 from plevel.client import Client, ServiceError
 from service.errors import InvalidError, NotFoundError
-from service.predict import evidence, learner, process, training
+from service.predict import evidence, learner, process, trainer, training
 from service.predict.ranker import LEAST_ACCURACY, ModelRanker
 from service.predict.trainer import Trainer
 from service.selection.database import RecordDatabase
@@ -130,6 +130,21 @@ def test_a_model_is_trained_on_the_greatest_version_not_on_the_one_recorded_last
     with store.read() as c:
         target_id = c.scalar(sa.select(task.c.target_id).limit(1))
         assert evidence.count_trials(c, "filter", target_id, 0) == (0, 2 * len(list(SPACE)), 2)
+
+
+def test_a_model_of_older_code_does_not_answer_and_is_due_again(store: Store) -> None:
+    measure(store, SHAPES[:5])
+    learner.train(store, "filter", TARGET.key)
+    with store.read() as c:
+        assert not trainer._is_due(c, "filter", TARGET.key)
+    newer = tuple(msgspec.structs.replace(one, version=f"2.{SPACE.digest}") for one in (TILED, PLAIN))
+    assert ask(store, shape(512, 40)).reason is Reason.PREDICTED
+    assert ask(store, shape(512, 40), newer).reason is Reason.PLEVEL
+    measure(store, SHAPES[:5], offered=newer)  # no more than the model was trained on
+    with store.read() as c:
+        assert trainer._is_due(c, "filter", TARGET.key)
+    learner.train(store, "filter", TARGET.key)
+    assert ask(store, shape(512, 40), newer).reason is Reason.PREDICTED
 
 
 def test_a_model_below_the_bar_does_not_answer(store: Store) -> None:

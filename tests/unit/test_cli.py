@@ -24,11 +24,13 @@ import typer
 from msgspec.structs import replace
 from rich.console import Console
 
+from plevel.cli.error import CommandError
+from plevel.cli.file import whole
 from plevel.cli.location import Location
 from plevel.cli.main import app, main
 from plevel.cli.tune_report import again_command, target_text
 from plevel.cli.tune_run import follow_run
-from plevel.client import Client
+from plevel.client import Client, UnreachableError
 from plevel.direct import Direct
 from service.formats import native
 from strategy.op import all_ops
@@ -686,6 +688,44 @@ def test_a_lock_is_compared_on_its_own_targets_and_devices(
     assert called("lock", str(model), "-o", str(lock)).returncode == 0
     assert called("lock", str(lock), "--check").returncode == 0
     assert_one_line(called("lock", str(lock), "--check", *flags), 2, "--check", f"leave {flags[0]} out")
+
+
+def test_a_log_is_not_emptied_as_its_own_rejects(called: Called, tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("no log\n")
+    done = called("import", str(log), "--rejects", str(tmp_path / "." / "a.log"), "--database", str(tmp_path / "x.db"))
+    assert_one_line(done, 2, "is one of the logs to read: name another file")
+    assert log.read_text() == "no log\n"
+
+
+def test_rejects_of_an_import_that_failed_are_kept(called: Called, tmp_path: Path) -> None:
+    log, rejects = tmp_path / "a.log", tmp_path / "rejects"
+    log.write_text("no log\n")
+    rejects.write_text("of before\n")
+    done = called("import", str(log), "--rejects", str(rejects), "--url", "http://127.0.0.1:9")
+    assert done.returncode == 1
+    assert rejects.read_text() == "of before\n"
+
+
+def test_a_disk_that_is_full_names_the_file(tmp_path: Path) -> None:
+    def write(error: OSError) -> None:
+        with whole(tmp_path / "x.json") as file:
+            file.write(b"{")
+            raise error
+
+    with pytest.raises(CommandError, match=r"x\.json cannot be written: No space"):
+        write(OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(UnreachableError):  # an OSError, too: what is written could not be had
+        write(UnreachableError("no service answers"))
+    with pytest.raises(CommandError, match=r"none/x cannot be written: No such file"), whole(tmp_path / "none" / "x"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_library_is_not_written_over_by_its_header(called: Called, tmp_path: Path) -> None:
+    done = called("build", *DENSE, "-o", str(tmp_path / "libdense.h"))
+    assert_one_line(done, 2, "name a file.so: its header stands beside it")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_that_cannot_be_written_leaves_the_old_one(

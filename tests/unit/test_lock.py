@@ -74,6 +74,12 @@ def test_a_lock_answers_for_a_target_that_is_timed_otherwise_and_says_so() -> No
     assert (other.timed, other.target) == ("", "llvm/skylake/threads=2")
 
 
+def test_a_lock_names_the_targets_that_it_has_a_workload_for() -> None:
+    lock = Lock.make([AT_DEVICE], None)
+    with pytest.raises(SelectionError, match=r"is not in the lock, which has it for .*znver4.*: select"):
+        lock.select(WORKLOAD, Target.parse("llvm -mcpu=znver5"))
+
+
 def test_a_target_without_libraries_gets_none_from_a_lock() -> None:
     alone = Target.parse("llvm -mcpu=znver4 -num-cores=2 -libs=cblas")
     offered = [*OFFERED, Candidate("vendor", "1.0", 30, library="cblas")]

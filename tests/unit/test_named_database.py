@@ -145,3 +145,26 @@ def test_the_user_s_own_file_may_still_be_missing(called: Called) -> None:
 def test_a_library_s_caller_is_told_too(tmp_path: Path) -> None:
     with pytest.raises(UnreachableError, match="no such file"), plevel_database(tmp_path / "no.db"):
         pass
+
+
+def test_a_service_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from plevel import database
+
+    asked: list[int] = []
+
+    def away(*given: object) -> None:
+        asked.append(1)
+        raise UnreachableError("no service answers")
+
+    now = 0.0
+    monkeypatch.setattr(database.time, "monotonic", lambda: now)
+    found = database._Cached(away)  # type: ignore[arg-type]
+    for rows in range(1, 4):
+        workload = Workload.make("softmax", {"data": f"float32[{rows},64]"})
+        with pytest.raises(UnreachableError):
+            found.measured(workload, TARGET, None)
+    assert len(asked) == 1
+    now = database.REST_S + 1
+    with pytest.raises(UnreachableError):
+        found.measured(workload, TARGET, None)
+    assert len(asked) == 2

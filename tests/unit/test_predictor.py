@@ -49,6 +49,16 @@ def test_it_ranks_shapes_that_it_has_not_seen(predictor: Predictor) -> None:
     assert ranking.sigma_log < 0.3
 
 
+def test_a_bias_is_part_of_the_error_and_each_pair_counts_once(predictor: Predictor) -> None:
+    few = trials(*SHAPES[-1])
+    chosen = np.arange(4) * 9
+    predicted = predictor.predict(few.workload, few.implementation, SPACE, few.digits[chosen])
+    biased = Trials(few.workload, few.implementation, SPACE, few.digits[chosen], predicted + np.log(3.0))
+    ranking = predictor.rank([biased])
+    assert ranking.pairs <= 6
+    assert ranking.sigma_log == pytest.approx(np.log(3.0))
+
+
 def test_times_of_two_implementations_compare(predictor: Predictor) -> None:
     m, k = SHAPES[-1]
     digits = trials(m, k).digits
