@@ -19,8 +19,11 @@ from service.queue import claim, fleet, retry
 from service.queue.place import Ask, Place, find_place
 from service.store import event
 from service.store.sql import among, now
-from service.store.tables import lease
+from service.store.tables import LIVE, lease, run
 from strategy.record import Lease, Renewed
+
+_ANY_LIMITED = sa.select(run.c.id).where(run.c.state.in_(LIVE), run.c.max_jobs.is_not(None)).limit(1)
+_LIMITS = 0x6C696D69  # an advisory lock of PostgreSQL
 
 
 def lease_many(
@@ -35,6 +38,9 @@ def lease_many(
         for each request its leases, or its error: `NotFoundError` for an unregistered worker,
         `InvalidError` for a device that the worker did not register.
     """
+    # A claim counts its run's leased jobs, and cannot see those of another service's claim that is under way.
+    if connection.dialect.name != "sqlite" and connection.scalar(_ANY_LIMITED) is not None:
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LIMITS)))
     # Lock workers before leases, as `leave` does, against deadlocks.
     known = fleet.heartbeat(connection, {a.worker_id for a in asks}, terms.alive_s)
     retry.expire(connection, terms)

@@ -426,6 +426,19 @@ def test_finals_are_looked_at_again_once(crowd: Crowd) -> None:
             jobs.cancel(c, scene.run_id)
 
 
+def test_services_together_keep_the_maximum_of_a_run(crowd: Crowd) -> None:
+    for seed in range(ROUNDS):
+        scene = Scene.make(crowd.stores[0], drawn(seed=seed, max_jobs=1))
+        for n in range(3):
+            scene.enqueue(configs(3)[n : n + 1])
+        asks = [Ask(scene.register(device(f"host-{n}/cpu:0")), f"host-{n}/cpu:0") for n in range(3)]
+        answers = crowd.at_once(*(lambda c, a=a: leasing.lease_many(c, [a], TERMS)[0] for a in asks))
+        assert sum(len(found) for found in answers if isinstance(found, list)) == 1
+        with crowd.stores[0].write() as c:
+            runs.cancel(c, scene.run_id)
+            c.execute(sa.update(lease).where(lease.c.ended_at.is_(None)).values(ended_at=now(), end_reason="done"))
+
+
 # The fleet
 
 
