@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import sqlalchemy as sa
 
+from service.records import best
 from service.records.best import standing
 from service.search.features import Digits
 from service.search.predictor import Floats, Trials
@@ -34,17 +35,20 @@ def read_trials(
 ) -> Iterator[tuple[int, Trials]]:
     """The successful records of an operator on a target, by their task's id, which pages of one task share.
 
+    Without those of configurations of which a later check found a wrong answer.
+
     Args:
         wanted: further conditions on `record`.
     """
     rows = (
-        sa.select(record.c.task_id, record.c.config, record.c.median_s)
+        sa.select(*record.c["task_id", "config", "median_s", "config_digest"])
         .where(among(record.c.task_id), *RAN, *wanted)
         .order_by(record.c.task_id)
         .execution_options(yield_per=PAGE)
     )
     for tasks in _read_tasks(connection, op, target_id):
-        found = connection.execute(rows, {"ids": sorted(tasks)})
+        wrong = best.refuted(connection, tasks)
+        found = (r for r in connection.execute(rows, {"ids": sorted(tasks)}) if not wrong or (r[0], r[3]) not in wrong)
         for task_id, group in groupby(found, key=lambda r: r[0]):
             while page := [(r[1], r[2], 0.0) for r in islice(group, PAGE)]:
                 trials = _trials(tasks[task_id], page)

@@ -45,11 +45,10 @@ class ModelRanker:
         predictor = self._load(row)
         # Times of another version of the code are stale, in a model as on record.
         versions = (row.lineage or {}).get("versions", {})
-        if any(
-            not predictor.covers(c.implementation) or versions.get(c.implementation) != code_version(c.version)
-            for c in valid
-        ):
-            return []
+        for c in valid:
+            known = predictor.covers(workload, c.implementation)
+            if not known or versions.get(c.implementation) != code_version(c.version):
+                return []
         found = []
         for c in valid:
             config, log_s = predictor.best(workload, c.implementation, c.space)

@@ -84,6 +84,14 @@ def stood(when: float, of: sa.Table = record) -> list[sa.ColumnElement[bool]]:
     return [of.c.recorded_at <= when, ~purged.where(purge.c.at <= when).exists()]
 
 
+def refuted(connection: sa.Connection, tasks: Collection[int]) -> set[tuple[int, str]]:
+    """The configurations, with their tasks, of which a check found a wrong answer: their times do not count."""
+    query = sa.select(record.c.task_id, record.c.config_digest).distinct()
+    wrong = record.c.error.in_([k.value for k in REFUTING])
+    rows = connection.execute(query.where(among(record.c.task_id), wrong, standing()), {"ids": sorted(tasks)})
+    return {(r.task_id, r.config_digest) for r in rows}
+
+
 def lock(connection: sa.Connection, tasks: Iterable[int]) -> None:
     """Lock tasks, so that rows shared by devices are derived by one transaction at a time.
 

@@ -34,7 +34,7 @@ class Description:
         constant |= {extent_name(i): float(np.log2(d)) for i, d in extents.items()}
         constant |= {f"constant {i}": float(x.constant) for i, x in enumerate(workload.inputs)}
         constant["epilogue"] = float(len(workload.epilogue))
-        constant |= {f"attribute {n}": float(v) for n, v in workload.attrs.items() if is_number(v)}
+        constant |= _numbers(workload) | dict.fromkeys(kinds_of(workload), 1.0)
         self._constant = constant
         self._features = None if space is None else _features(space)
         knobs = self._features.names if self._features else ()
@@ -55,6 +55,26 @@ class Description:
             parts.append(self._features.matrix(digits))
         parts += [table[digits[:, i]] for i, table in self._tables.items()]
         return np.concatenate(parts, axis=1, dtype=np.float32)
+
+
+def kinds_of(workload: Workload) -> list[str]:
+    """The columns of what has no order: dtypes, and attributes that are words, such as layouts.
+
+    A model knows nothing of workloads with others than it was trained on.
+    """
+    words = [f"attribute {n} {v}" for n, v in workload.attrs.items() if isinstance(v, str)]
+    return [*(f"dtype {i} {x.tensor.dtype}" for i, x in enumerate(workload.inputs)), *words]
+
+
+def _numbers(workload: Workload) -> dict[str, float]:
+    """Attributes that are numbers, or several, such as strides."""
+    found = {}
+    for name, value in workload.attrs.items():
+        if is_number(value):
+            found[f"attribute {name}"] = float(value)
+        elif isinstance(value, list | tuple):
+            found |= {f"attribute {name} {i}": float(v) for i, v in enumerate(value) if is_number(v)}
+    return found
 
 
 @lru_cache(maxsize=256)

@@ -21,6 +21,7 @@ from service.search.description import (
     Layout,
     Survey,
     extent_name,
+    kinds_of,
 )
 from service.search.features import Digits, Matrix
 from service.search.pool import Candidates
@@ -139,9 +140,9 @@ class Predictor:
         config = Config({k.name: k.values[d] for k, d in zip(space.knobs, digits, strict=True)})
         return config, float(log_s.min())
 
-    def covers(self, implementation: str) -> bool:
-        """True if it was trained on records of this implementation."""
-        return f"is {implementation}" in self._place
+    def covers(self, workload: Workload, implementation: str) -> bool:
+        """True if it was trained on records of this implementation, of these dtypes and layouts."""
+        return all(name in self._place for name in (f"is {implementation}", *kinds_of(workload)))
 
     def rank(self, trials: Sequence[Trials]) -> Ranking:
         """The ranking accuracy on these trials, which should be held out."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
+from service.records import best
 from service.search.child import CostModel
 from service.search.search import Search
 from service.store import catalogue
@@ -177,9 +178,12 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
         )
     ).all()
     reported: set[tuple[int, int]] = set()
+    # The finals of an earlier run may have found a wrong answer, where its search had a time.
+    fresh = [t.id for t in tuning.tasks if not t.cursor]
+    wrong = best.refuted(connection, fresh) if fresh else set()
     for t in tuning.tasks:
         rows = connection.execute(
-            sa.select(*record.c["id", "job_id", "entry", "config", "error", "median_s"])
+            sa.select(*record.c["id", "job_id", "entry", "config", "error", "median_s", "config_digest"])
             .where(counted, record.c.task_id == t.id, record.c.id > t.cursor)
             .order_by(record.c.id)
         ).all()
@@ -187,14 +191,15 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
             reported.add((r.job_id, r.entry))
             t.cursor = r.id
             t.told += 1
-            if r.median_s is not None:
-                t.best_s = min(r.median_s, t.best_s or r.median_s)
+            median_s = None if (t.id, r.config_digest) in wrong else r.median_s
+            if median_s is not None:
+                t.best_s = min(median_s, t.best_s or median_s)
             t.bests_s.append(t.best_s)
             # Cancelled and mistimed trials are not caused by the configuration.
             chance = r.error in (ErrorKind.CANCELLED, ErrorKind.IMPLAUSIBLE)
             t.chance += chance
             if t.search is not None and not chance:
-                t.search.tell(Config(r.config), r.median_s)
+                t.search.tell(Config(r.config), median_s)
         t.pending = 0
     by_id = {t.id: t for t in tuning.tasks}
     for e in under_way:

@@ -17,18 +17,19 @@ from plevel.client import Client, ServiceError
 from service.errors import InvalidError, NotFoundError
 from service.predict import evidence, learner, process, trainer, training
 from service.predict.ranker import LEAST_ACCURACY, ModelRanker
+from service.predict.spool import split
 from service.predict.trainer import Trainer
 from service.selection.database import RecordDatabase
 from service.store.db import Store
 from service.store.tables import LIVE, audit, cost_model, run, task
 from service.tuning import run as runs
 from strategy.op_strategy import Candidate
-from strategy.record import JobEntry, Result, RunRequest, RunState, RunWorkload
+from strategy.record import ErrorKind, JobEntry, Phase, Result, RunRequest, RunState, RunWorkload
 from strategy.select import Reason, Selection, select
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.workload import Input, Workload
 from tests.integration.process import Start
-from tests.integration.scene import OTHER_TARGET, TARGET, Scene
+from tests.integration.scene import OTHER_TARGET, TARGET, Scene, failed
 from tests.limit import HANG_S
 
 pytestmark = pytest.mark.in_turn("url")
@@ -147,8 +148,27 @@ def test_a_model_of_older_code_does_not_answer_and_is_due_again(store: Store) ->
     assert ask(store, shape(512, 40), newer).reason is Reason.PREDICTED
 
 
+def test_times_of_what_a_later_check_refuted_are_not_learned(store: Store) -> None:
+    measure(store, SHAPES[:1], offered=(TILED,))
+    wrong = next(iter(SPACE))
+    scene = Scene.make(store, RunRequest(
+        workloads=(RunWorkload(workload=shape(*SHAPES[0]), candidates=(TILED,)),), target=TARGET, force=True
+    ))  # fmt: skip
+    scene.enqueue([wrong], phase=Phase.CONFIRM)
+    held = scene.leased(scene.register())
+    with store.read() as c:
+        target_id = c.scalar(sa.select(task.c.target_id).limit(1))
+        before = sum(len(t.log_s) for _, t in evidence.read_trials(c, "filter", target_id))
+    scene.report(held, [failed(0, ErrorKind.WRONG_ANSWER)])
+    with store.read() as c:
+        (_, found), = evidence.read_trials(c, "filter", target_id)
+        assert len(found.log_s) == before - 1 == len(list(SPACE)) - 1
+        assert SPACE.digits(wrong) not in {tuple(row) for row in found.digits}
+
+
 def test_a_model_below_the_bar_does_not_answer(store: Store) -> None:
-    measure(store, SHAPES, upside_down=range(0, len(SHAPES), 2))
+    held_out = min(range(len(SHAPES)), key=lambda i: split(shape(*SHAPES[i])))
+    measure(store, SHAPES, upside_down=[held_out])  # unlike all that it is trained on
     model = learner.train(store, "filter", TARGET.key)
     assert model.accuracy < LEAST_ACCURACY
     assert not model.answers

@@ -32,6 +32,7 @@ from service.tuning.tuner import CONFIRM_SESSIONS, FINALISTS, MORE_SESSIONS, Tun
 from strategy.op_strategy import Candidate
 from strategy.record import (
     Device,
+    ErrorKind,
     JobEntry,
     Phase,
     Report,
@@ -639,3 +640,24 @@ def test_what_is_reported_while_a_run_is_read_is_not_missed(store: Store, model:
             tuning_run.absorb(c, tuning)
     assert t.told == 2
     assert t.search is not None and not set(t.search.ask(SPACE.count() or 0)) & set(configs(2))
+
+
+def test_a_time_that_the_finals_of_an_earlier_run_refuted_leads_no_search(store: Store, model: CostModel) -> None:
+    earlier = Scene.make(store, request(trials=20))
+    good, wrong = sorted(configs(2), key=lambda c: -seconds(FAST.implementation, c))
+    for found, phase in (([good, wrong], Phase.SEARCH), ([wrong], Phase.CONFIRM)):
+        earlier.enqueue(found, phase=phase)
+        held = earlier.leased(earlier.register())
+        final = phase is Phase.CONFIRM
+        earlier.report(held, [failed(0, ErrorKind.WRONG_ANSWER)] if final else [timed(e) for e in held.job.entries])
+    with store.write() as c:
+        runs.finish(c, earlier.run_id, RunState.DONE, "done")
+    later = Scene.make(store, request(trials=40))
+    with store.read() as c:
+        tuning = tuning_run.load(c, later.run_id, model)
+        tuning_run.absorb(c, tuning)
+    (t,) = (t for t in tuning.tasks if t.id == later.tasks[FAST.implementation])
+    assert t.told == 2
+    assert t.best_s == pytest.approx(seconds(FAST.implementation, good))
+    assert t.search is not None
+    assert t.search.best_s == pytest.approx(t.best_s)

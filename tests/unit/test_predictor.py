@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from service.predict.evaluation import MOST_POINTS, evaluate
-from service.search.description import CHUNK
+from service.search.description import CHUNK, Description
 from service.search.predictor import Predictor, Trials
 from strategy.space import ConfigSpace, Knob, knob
 from strategy.workload import Input, Workload
@@ -65,8 +65,22 @@ def test_times_of_two_implementations_compare(predictor: Predictor) -> None:
     fast = predictor.predict(workload(m, k), "mul_tiled.cpu", SPACE, digits)
     slow = predictor.predict(workload(m, k), "mul_plain.cpu", SPACE, digits)
     assert np.abs(slow - fast - np.log(3.0)).max() < 0.4
-    assert predictor.covers("mul_plain.cpu")
-    assert not predictor.covers("mul_vendor.cpu")
+    asked = workload(m, k)
+    assert predictor.covers(asked, "mul_plain.cpu")
+    assert not predictor.covers(asked, "mul_vendor.cpu")
+    halves = Workload("mul", (Input("a", f"bfloat16[{m},{k}]"), Input("b", f"bfloat16[8,{k}]", constant=True)))
+    assert not predictor.covers(halves, "mul_plain.cpu")
+    assert not predictor.covers(Workload("mul", asked.inputs, {"layout": "NHWC"}), "mul_plain.cpu")
+
+
+def test_strides_tell_workloads_apart() -> None:
+    inputs = (Input("data", "float32[1,8,16,16]"), Input("weight", "float32[8,8,3,3]", constant=True))
+    one, two = (
+        Description(Workload("conv2d", inputs, {"strides": [s, s]}), "conv2d_direct.cpu", None, ()) for s in (1, 2)
+    )
+    assert one.names == two.names
+    digits = np.zeros((1, 0), np.int32)
+    assert (one.matrix(digits) != two.matrix(digits)).sum() == 2
 
 
 def test_a_ranking_upside_down_counts_as_wrong(predictor: Predictor) -> None:
