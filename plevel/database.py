@@ -121,7 +121,7 @@ def _resting(ask: Callable[[Workload, Target, str | None], Evidence]) -> Callabl
     def asked(workload: Workload, target: Target, device: str | None) -> Evidence:
         nonlocal failed, rested_at
         if failed is not None and time.monotonic() < rested_at:
-            raise failed
+            raise failed.with_traceback(None)  # which would grow with each
         try:
             return ask(workload, target, device)
         except (UnreachableError, DatabaseError) as error:

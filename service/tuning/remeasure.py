@@ -20,6 +20,7 @@ from strategy.record import Phase, RunState
 AFTER_ALL = 10_000  # a priority: below all other jobs
 OTHER_INPUTS = 100  # added to a final's seed: more than a run has finals, each with inputs of its own
 QUIET_S = 60.0  # without a run on the target before finals are repeated
+MOST_SEEN = 100  # runs that one look tries, of which no live worker may be able to build any
 WINDOWS = 30  # runs that ended more than this many waits ago are skipped
 
 
@@ -38,11 +39,11 @@ def enqueue_due(connection: sa.Connection, after_s: float, alive_s: float) -> li
     """
     wanted = _due(after_s, alive_s)
     seen: list[int] = []
-    while True:
+    while len(seen) < MOST_SEEN:
         left = wanted.where(run.c.id.not_in(seen))
         due = connection.execute(left.with_for_update(of=run, skip_locked=True, key_share=True)).first()
         if due is None:
-            return []
+            break
         seen.append(due.id)
         # A concurrent service skips the locked run; finals that it has enqueued in between are found by the second
         # query, under the lock.
@@ -51,6 +52,7 @@ def enqueue_due(connection: sa.Connection, after_s: float, alive_s: float) -> li
         # No worker that is alive may be able to build this one.
         if made := _enqueue(connection, due, alive_s):
             return made
+    return []
 
 
 def _enqueue(connection: sa.Connection, due: Any, alive_s: float) -> list[int]:
@@ -85,7 +87,7 @@ _IS_FINAL = job.c.phase == Phase.CONFIRM.value
 
 
 def _due(after_s: float, alive_s: float) -> sa.Select[Any]:
-    """Select the due run that ended first."""
+    """Select the due run that ended last: after an upgrade, that of the versions that workers have."""
     of_run = sa.select(job.c.id).where(job.c.run_id == run.c.id, _IS_FINAL)
     devices = (
         sa.select(sa.func.count(lease.c.device_id.distinct()))
@@ -108,7 +110,7 @@ def _due(after_s: float, alive_s: float) -> sa.Select[Any]:
             ~of_run.where(job.c.created_at > run.c.finished_at).exists(),
             devices == 1,
         )
-        .order_by(run.c.finished_at)
+        .order_by(run.c.finished_at.desc())
         .limit(1)
     )  # fmt: skip
 

@@ -126,11 +126,11 @@ def test_a_run_that_no_worker_can_build_leaves_the_others_their_turn(scene: Scen
     measure(other, (worker_id, "host-a/cpu:0-1"))
     with scene.store.write() as c:
         needs = '{"op":"filter","versions":{"' + FAST.implementation + '":7}}'
-        c.execute(sa.update(job).where(job.c.run_id == scene.run_id).values(needs=needs))
+        c.execute(sa.update(job).where(job.c.run_id == other.run_id).values(needs=needs))
         c.execute(sa.update(worker).values(operators={"filter": {FAST.implementation: 1}}))
     (job_id,) = look(scene)
     with scene.store.read() as c:
-        assert c.scalar(sa.select(job.c.run_id).where(job.c.id == job_id)) == other.run_id
+        assert c.scalar(sa.select(job.c.run_id).where(job.c.id == job_id)) == scene.run_id
 
 
 def test_finals_that_were_split_are_left_out(scene: Scene) -> None:
