@@ -300,6 +300,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.record:
         return 0 if record_all(given.log, given.seconds) else 3
+    if given.time and not Log(given.log).samples:
+        parser.error(f"--time: {given.log} has none of this machine, and would replace all that is kept: --record first")
     found = unpack(FILE)
     if given.study:
         study(found)
