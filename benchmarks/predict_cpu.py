@@ -301,7 +301,7 @@ def main() -> int:
     if given.record:
         return 0 if record_all(given.log, given.seconds) else 3
     if given.time and not Log(given.log).samples:
-        parser.error(f"--time: {given.log} has none of this machine, and would replace all that is kept: --record first")
+        parser.error(f"--time: {given.log} has none of this machine, and would replace all kept: --record first")
     found = unpack(FILE)
     if given.study:
         study(found)
