@@ -39,7 +39,8 @@ from strategy.target import Target
 from strategy.workload import Workload
 from workers.builder import Built
 from workers.builder_pool import BuilderPool
-from workers.cpu import assign, machine_memory, parse_cores, timing_lock
+from workers.cgroup import machine_memory
+from workers.cpu import assign, parse_cores, timing_lock
 from workers.sandbox import ForkServer
 from workers.timing_runner import TimingRunner
 

@@ -191,7 +191,8 @@ def _tune_as_peer(trials: int, threads: int) -> float:
 def order_agreement(workload: Workload, target: Target, count: int, seed: int) -> float:
     """Kendall's tau between the search's medians and those of one interleaved confirmation."""
     from workers.builder_pool import BuilderPool
-    from workers.cpu import assign, machine_memory, parse_cores
+    from workers.cgroup import machine_memory
+    from workers.cpu import assign, parse_cores
     from workers.sandbox import ForkServer
     from workers.timing_runner import TimingRunner
 

@@ -119,6 +119,7 @@ class BuilderPool:
         self._kept: dict[str, Built] = {}  # by name of the library, the least recent first
         self._changed = threading.Condition()  # of all that follows
         self._waiting: deque[_Task] = deque()
+        self._writing: set[str] = set()  # names of libraries that children build
         self._sent: list[_Task] = []  # to the cluster, the oldest first
         self._usual_s = 0.0  # the time of an entry on the cluster
         self._closed = False
@@ -188,8 +189,11 @@ class BuilderPool:
                 with self._await_turn(slot) as mine:
                     # Take a task only under the lock: another slot may have taken it by then.
                     task = self._take(slot) if mine else None
-                    if task is not None:
-                        self._finish(task, self._build(slot, task))
+                    if task is not None and self._claim(task):
+                        try:
+                            self._finish(task, self._build(slot, task))
+                        finally:
+                            self._unclaim(task)
             except BaseException as error:
                 with self._changed:
                     failed = [task] if task is not None else list(self._waiting)
@@ -242,6 +246,20 @@ class BuilderPool:
                 self._waiting.remove(task)
             return task
 
+    def _claim(self, task: _Task) -> bool:
+        """Be the only one to write a library; return False if another job's build of it has answered the task."""
+        with self._changed:
+            self._changed.wait_for(lambda: task.name not in self._writing)
+            if self._recall(task):
+                return False
+            self._writing.add(task.name)
+            return True
+
+    def _unclaim(self, task: _Task) -> None:
+        with self._changed:
+            self._writing.remove(task.name)
+            self._changed.notify_all()
+
     def _build(self, slot: _Slot, task: _Task) -> Built | None:
         if task.interrupt.is_set():
             return None
@@ -282,21 +300,24 @@ class BuilderPool:
             if task not in self._sent:
                 return
             self._sent.remove(task)
-            try:
-                artefact = order.result()
-                path = self._directory / task.name
-                artefact.save(path)
-                built = msgspec.structs.replace(
-                    artefact.built, entry=task.entry.index, path="" if artefact.built.error else str(path)
-                )
-            except Exception:  # the cluster has said why
-                task.here = True
-                self._waiting.appendleft(task)
-                self._changed.notify_all()
-                return
-            took_s = time.monotonic() - task.sent_at
-            self._usual_s += 0.2 * (took_s - self._usual_s)
-        self._finish(task, built)
+            if not self._recall(task):  # another job's build of it may have come first
+                try:
+                    artefact = order.result()
+                    if task.name in self._writing:
+                        raise FileExistsError(task.name)
+                    path = self._directory / task.name
+                    artefact.save(path)
+                    built = msgspec.structs.replace(
+                        artefact.built, entry=task.entry.index, path="" if artefact.built.error else str(path)
+                    )
+                except Exception:  # the cluster has said why, or a child builds the same for another job
+                    task.here = True
+                    self._waiting.appendleft(task)
+                    self._changed.notify_all()
+                    return
+                took_s = time.monotonic() - task.sent_at
+                self._usual_s += 0.2 * (took_s - self._usual_s)
+                self._finish(task, built)
         self._send()
 
     # Libraries

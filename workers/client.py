@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -85,6 +86,7 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
+        self.shown = re.sub(r"(?<=://)[^/@]*@", "", self.url)  # without a password, for messages
         self._stop = stop
         self._rng = rng or random.Random()
         headers = {"accept": "application/json"}
@@ -161,17 +163,17 @@ class Client:
         except httpx.RequestError as error:
             reason = str(error) or type(error).__name__
             raise UnreachableError(
-                f"the service at {self.url} is not reachable: {reason}"
+                f"the service at {self.shown} is not reachable: {reason}"
             ) from error
         if answer.status_code >= 400:
-            raise _refusal(self.url, path, answer)
+            raise _refusal(self.shown, path, answer)
         if kind is None:
             return None  # type: ignore[return-value]
         try:
             return decode(answer.content, kind)
         except WireError as error:
             raise ServiceError(
-                f"{self.url}{path} sent an answer that is no {kind.__name__} ({error}): check that it "
+                f"{self.shown}{path} sent an answer that is no {kind.__name__} ({error}): check that it "
                 "is a plevel service of the same version"
             ) from error
 

@@ -126,16 +126,6 @@ def machine_id() -> str:
     return _read(Path("/etc/machine-id")) or _read(Path("/var/lib/dbus/machine-id")) or socket.gethostname()
 
 
-def machine_memory() -> int:
-    """Bytes of memory that this host, or the control group of this process, has."""
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        limit = _read(Path("/sys/fs/cgroup") / name)
-        if limit.isdecimal():
-            most = min(most, int(limit))
-    return most
-
-
 def describe_device(cores: Cores, threads: int) -> Device:
     """The device to register: this host's target with `threads` threads, on these cores."""
     target: Target = cpu_target().with_threads(threads)
@@ -226,8 +216,8 @@ def _installed(package: str) -> str:
 def timing_lock(stop: Callable[[], bool] = lambda: False, cores: Sequence[int] | None = None) -> Iterator[bool]:
     """Hold this host's timing lock, and exclude builds on some cores, by all daemons, whatever their user.
 
-    Locks of a file in a folder shared by all users, which end with their process. Containers on one CPU do not share
-    the file: give each container its own cores.
+    Locks of a file in a folder shared by all users, which end with their process. Containers on one CPU
+    share it if each mounts the host's folder.
 
     Args:
         stop: polled while waiting; if it returns true, the lock is not acquired.

@@ -137,7 +137,7 @@ class Daemon:
                 self._registered = self._client.register(self._info, patience_s)
                 log.info(
                     "%s registered with %s: %s, timing on cores %s, building on %s",
-                    self._info.name, self._client.url, self._device.target,
+                    self._info.name, self._client.shown, self._device.target,
                     self._cores.timing, self._cores.building,
                 )  # fmt: skip
                 self._serve(server, folder)
@@ -281,7 +281,6 @@ class Daemon:
         except ScratchError as error:
             self._await_room(held, error)
             return
-        self._room_pause_s = FIRST_PAUSE_S
         if held.ended.is_set():
             self._holdings.leave(held)
             return
@@ -321,6 +320,7 @@ class Daemon:
                         batch.taken.set()
                         since = self._spend("asking the service", since)
                         self._time_batch(batch, runner)
+                        self._room_pause_s = FIRST_PAUSE_S
                         since = self._spend("loading and reporting", since)
                         self._longest_s = max(self._longest_s, since - batch.leased_at)
             except ScratchError as error:

@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 
 from strategy.compile.export import find_compiler
-from workers.cpu import Cores, governor, machine_memory, state
+from workers.cgroup import group_limits, machine_memory
+from workers.cpu import Cores, governor, state
 from workers.drift import DRIFT, time_reference
 
 _SYS = Path("/sys/devices/system")
@@ -74,12 +75,12 @@ def _settings(root: Path) -> Iterator[Finding]:
         what="clock source", found=clock or "unknown",
         remedy=f"reading it is slow: boot with clocksource={_GOOD_CLOCKS[0]}" if slow else "",
     )  # fmt: skip
-    quota = _read(root, "../../fs/cgroup/cpu.max").partition(" ")[0]
-    limited = quota not in ("", "max")
+    quotas = (limit.partition(" ")[0] for limit in group_limits("cpu", "cpu.max", root))
+    quota = next((quota for quota in quotas if quota != "max"), "")
     yield Finding(
-        what="quota", found=f"{quota} µs a period" if limited else "none",
+        what="quota", found=f"{quota} µs a period" if quota else "none",
         remedy="processes are throttled when it is spent: assign whole cores (cpuset) instead"
-        if limited else "",
+        if quota else "",
     )  # fmt: skip
 
 

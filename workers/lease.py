@@ -88,9 +88,11 @@ class Holdings:
         results: Sequence[Result] = (),
     ) -> None:
         """Report a job as done, with its last results."""
-        with self._lock:
-            self._held.pop(held.lease.id, None)
-        self._put(held, tuple(results), environment=environment, references=references, done=True)
+        try:  # it may wait for room on the disk: the lease is renewed meanwhile
+            self._put(held, tuple(results), environment=environment, references=references, done=True)
+        finally:
+            with self._lock:
+                self._held.pop(held.lease.id, None)
 
     def leave(self, held: Held) -> None:
         """End a lease whose work stopped before its end."""

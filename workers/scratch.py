@@ -34,10 +34,10 @@ def find_or_build(folder: Path, build: Callable[[Path], Path]) -> str:
         ScratchError: the disk is full.
         CompileError: as `build`.
     """
-    folder.mkdir(exist_ok=True)
     found = folder / "library.so"
     try:
+        folder.mkdir(exist_ok=True)
         return str(found if found.exists() else build(folder))
     except (CompileError, OSError):
-        check_room(folder)
+        check_room(folder.parent)
         raise

@@ -115,11 +115,11 @@ class Spool:
             path.unlink(missing_ok=True)
 
     def refuse(self, paths: list[Path]) -> None:
-        """Move results that the service will never accept aside, for inspection."""
+        """Move results that the service will never accept aside, for inspection; raise `OSError` if that fails."""
         refused = self._base.parent / "refused"
         refused.mkdir(exist_ok=True)
         for path in paths:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError):
                 path.rename(refused / f"{self._own.name}-{path.name}")
         keep_newest(refused, REFUSED_BYTES)
 

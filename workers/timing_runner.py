@@ -160,8 +160,8 @@ class TimingRunner:
                         f"the runner left entries {sorted(entries)} of job {job.id} out"
                     )
                 continue
-            # A failure before the first entry is of the shared inputs and reference.
-            guilty = {blamed: entries[blamed]} if blamed in entries else dict(entries)
+            # A failure before the first entry is of the shared inputs and reference; one after a result of none.
+            guilty = {i: one for i, one in entries.items() if blamed < 0 or i == blamed}
             for index, one in guilty.items():
                 del entries[index]
                 if _may_be_innocent(error) and not alone and len(guilty) == 1:

@@ -72,7 +72,7 @@ def _list_local(provider: Any) -> Iterator[Pilot]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().split(b"\0")
-            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            parent = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
         except OSError:  # it has ended
             continue
         if words[0] == b"bash" and len(words) > 1 and words[1].endswith(b".sh"):

@@ -177,6 +177,14 @@ class Authority:
         if left < 1:
             raise TooManyError(f"more than {self._rate:g} requests per second of this token: wait a second")
 
+    def check_guesses(self, peer: object) -> None:
+        """Raise `TooManyError` if an address has spent its rate on wrong tokens, before another is looked up."""
+        now = time.monotonic()
+        with self._lock:
+            at, left = self._spent.get(peer, (now, 2 * self._rate))
+        if left + (now - at) * self._rate < 1:
+            raise TooManyError(f"more than {self._rate:g} wrong tokens per second of this address: wait a second")
+
     @contextlib.contextmanager
     def attend(self, actor: Actor, hang_up: HangUp) -> Iterator[None]:
         """Call `hang_up` if the request's token is revoked or expires while it is being answered."""

@@ -80,6 +80,7 @@ class Guard:
             if self._authority.remembers(authorization):
                 actor = self._authority.identify(authorization, peer, host)
             else:
+                self._authority.check_guesses(peer)
                 actor = await run_in_threadpool(self._authority.identify, authorization, peer, host)
         except UnauthorizedError:
             self._authority.spend(peer)

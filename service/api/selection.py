@@ -146,11 +146,11 @@ def choose_many(
             workloads.append(problem_of(error, f"requests[{i}] of a batch"))
     answers = []
     with context.store.read() as connection:
-        together = [w for w in workloads if isinstance(w, Workload)]
-        databases = {
-            at: RecordDatabase(connection, together, at, within)
-            for at in {q.as_of for q in body.requests}
-        }
+        together: dict[float | None, list[Workload]] = {q.as_of: [] for q in body.requests}
+        for question, asked in zip(body.requests, workloads, strict=True):
+            if isinstance(asked, Workload):
+                together[question.as_of].append(asked)
+        databases = {at: RecordDatabase(connection, some, at, within) for at, some in together.items()}
         for i, (question, asked) in enumerate(zip(body.requests, workloads, strict=True)):
             if isinstance(asked, Problem):
                 answers.append(BatchAnswer(problem=asked))

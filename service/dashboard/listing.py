@@ -74,4 +74,6 @@ def order(sort: str, columns: Mapping[str, Any]) -> sa.UnaryExpression[Any]:
     """The ORDER BY of a query; rows without a value come last in either direction."""
     column = columns[sort.removeprefix("-")]
     found: sa.UnaryExpression[Any] = sa.desc(column) if sort.startswith("-") else sa.asc(column)
+    if getattr(column, "primary_key", False):  # never NULL; no index of PostgreSQL is in the order DESC NULLS LAST
+        return found
     return found.nulls_last()

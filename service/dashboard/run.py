@@ -26,7 +26,7 @@ from service.store.sql import now
 from service.store.tables import LIVE
 from service.tuning import plan as planning
 from service.tuning import run as runs
-from service.tuning import run_status
+from service.tuning import run_status, webhook
 from service.tuning.ownership import find_interrupted, is_interrupted
 from strategy.record import RunState
 
@@ -126,7 +126,10 @@ async def follow(context: Ctx, run_id: RunId) -> Response:
 
     def look() -> tuple[Any, ...]:
         with context.store.read() as connection:
-            return query.version(connection, run_id)
+            seen = query.version(connection, run_id)
+            target_id = query.head(connection, run_id).target_id
+            workers = fleet.count_alive(connection, target_id, context.settings.alive_s)
+            return (*seen, workers, is_interrupted(connection, run_id))
 
     await run_in_threadpool(look)  # 404 before the stream begins
     headers = {**HEADERS, "x-accel-buffering": "no"}
@@ -168,6 +171,8 @@ def run_again(context: Ctx, who: Who, run_id: RunId) -> Response:
     planned = planning.plan(asked)
     with context.store.write() as connection:
         new = runs.create(connection, asked, planned, before.namespace)
+        if asked.webhook is not None:
+            webhook.subscribe(connection, new, asked.webhook)  # its address is checked when it is sent
         audit.note(connection, who, "run.create", run=new, trials=asked.trials)
     context.changed.notify()
     return RedirectResponse(f"/runs/{new}", 303)

@@ -16,6 +16,7 @@ from service.dashboard.workload_text import FAULTS, read_workload
 from service.errors import InvalidError
 from service.selection import candidate
 from service.selection.database import RecordDatabase
+from service.store.namespace import DEFAULT
 from strategy.op import find_op
 from strategy.op_strategy import Candidate
 from strategy.select import Level, Selection, current, select
@@ -66,7 +67,7 @@ def select_each(
     for i, asked in workloads.items():
         try:
             workload = candidate.normal(asked)
-            offered = _offered(connection, workload, target)
+            offered = _offered(connection, workload, target, namespace)
             known = candidate.gather(
                 database, workload, target, offered, foreign=False, field="workload"
             )
@@ -77,12 +78,12 @@ def select_each(
 
 
 def _offered(
-    connection: sa.Connection, workload: Workload, target: Target
+    connection: sa.Connection, workload: Workload, target: Target, namespace: str
 ) -> list[Candidate] | None:
     """Candidates on record of an operator that is not installed."""
     if find_op(workload.op) is not None:
         return None
-    return query.candidates_on_record(connection, workload, target)
+    return query.candidates_on_record(connection, workload, target, namespace)
 
 
 def _answer(
@@ -94,7 +95,7 @@ def _answer(
     if device is not None and not query.has_device(connection, device):
         raise InvalidError(f"device: {device!r:.80} is not on record: /devices lists the devices")
     database = RecordDatabase(connection)
-    offered = _offered(connection, workload, target)
+    offered = _offered(connection, workload, target, DEFAULT)
     known = candidate.gather(
         database, workload, target, offered, foreign=policy == "tvm", field="workload"
     )

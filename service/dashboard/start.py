@@ -85,7 +85,7 @@ def _read_target(connection: sa.Connection, text: str) -> tuple[Target | None, d
 
 
 def _read_trials(text: str, faults: dict[str, str]) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:20]) <= MOST_TRIALS):
+    if not (text.isascii() and text.isdigit() and len(text) <= 20 and 1 <= int(text) <= MOST_TRIALS):
         faults["trials"] = f"trials: {text!r:.40} is invalid: enter a whole number from 1 to {MOST_TRIALS}"
         return 1
     return int(text)

@@ -137,7 +137,10 @@ def list_kernels(
     """A page of the kernels of one tool, or of all; of one namespace, or of all."""
     query = select_tasks(tool, namespace).where(has_results(device_model))
     if kernel is not None:
-        query = query.where(task.c.implementation.endswith(f":{kernel}", autoescape=True))
+        name, end = task.c.implementation, f":{kernel}"
+        # SQLite's LIKE ignores case, which the names of kernels do not.
+        exact = sa.func.substr(name, sa.func.length(name) - (len(end) - 1)) == end
+        query = query.where(name.endswith(end, autoescape=True), exact)
     if cursor is not None:
         query = query.where(task.c.id < cursor)
     tasks = connection.execute(query.order_by(task.c.id.desc()).limit(limit + 1)).all()

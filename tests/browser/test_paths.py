@@ -11,8 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from service.store.db import Store
+from service.store.sql import now
 from service.store.tables import run as run_table
-from service.store.tables import run_task, task
+from service.store.tables import run_task, task, worker
 from service.tuning import run as runs
 from service.tuning import run_status
 from strategy.record import RunState, RunWorkload
@@ -65,6 +66,31 @@ def test_a_live_run_follows_its_records_and_can_be_cancelled(visit, seeded: Site
     page.wait_for_selector(".state-cancelled")
     with farm.store.read() as c:
         assert run_status.status(c, run_id, 60.0).state == RunState.CANCELLED
+    visitor.check()
+
+
+def test_a_live_run_is_shown_anew_once_a_message_is_closed_and_as_its_workers_come_and_go(
+    visit, seeded: Site, fresh_run
+) -> None:
+    run_id, farm = fresh_run
+    visitor = visit(seeded)
+    page = visitor.page
+    with farm.store.write() as c:
+        c.execute(sa.update(worker).values(ended_at=now()))
+    visitor.open(f"/runs/{run_id}")
+    page.wait_for_selector("text=is alive")
+    with farm.store.write() as c:
+        c.execute(sa.update(worker).values(ended_at=None, seen_at=now()))
+    page.wait_for_selector("text=is alive", state="detached")
+    page.evaluate(
+        "document.getElementById('live').insertAdjacentHTML('beforeend', '<details open id=message>…</details>')"
+    )
+    with farm.store.write() as c:
+        runs.cancel(c, run_id)
+    page.wait_for_timeout(1500)
+    assert page.locator(".state-cancelled").count() == 0
+    page.evaluate("document.getElementById('message').open = false")
+    page.wait_for_selector(".state-cancelled")
     visitor.check()
 
 

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.dashboard import run as run_page
+from service.dashboard.listing import order
 from service.dashboard.query import device as device_query
 from service.dashboard.query import model as model_query
 from service.dashboard.query import op as op_query
@@ -22,6 +23,7 @@ from service.dashboard.query import record as record_query
 from service.dashboard.query import run as run_query
 from service.dashboard.query import run_list
 from service.dashboard.query import task as task_query
+from service.dashboard.start import _read_trials
 from service.dashboard.view import op_url
 from service.predict import learner
 from service.records import log_page
@@ -309,3 +311,66 @@ def test_what_was_never_measured_is_predicted_on_the_page_too(seeded: Site, tmp_
     assert '<span class="badge">predicted</span>' in page
     assert "dots" in shown
     assert "Importance of features" in shown
+
+
+@pytest.mark.in_turn("filled")
+def test_targets_and_namespaces_are_kept_apart(filled: tuple[Store, str, dict[str, int]]) -> None:
+    store = filled[0]
+    with contextlib.suppress(_Undo), store.write() as c:
+        timed = c.execute(
+            sa.select(task, best.c.scope_value).join(best, best.c.task_id == task.c.id)
+            .where(best.c.scope == "model", task.c.namespace == "default").limit(1)
+        ).one()  # fmt: skip
+        op = c.scalar(sa.select(workload.c.op).where(workload.c.id == timed.workload_id))
+        before = task_query.head(c, timed.id)
+        siblings = task_query.siblings(c, before)
+        cells = op_query.judge(c, op, timed.target_id, before.model)
+        values = {"key": "llvm/apart", "keys": [], "body": {}}
+        elsewhere = c.scalar(sa.insert(target).values(values).returning(target.c.id))
+        columns = [n for n in task.c.keys() if n != "id"]  # noqa: SIM118
+        for change in ({"target_id": elsewhere}, {"namespace": "apart"}):
+            copy = {n: getattr(timed, n) for n in columns} | change
+            new = c.scalar(sa.insert(task).values(copy).returning(task.c.id))
+            of = c.execute(sa.select(best).where(best.c.task_id == timed.id)).mappings().all()
+            for row in of:
+                model = "A model of its own" if "target_id" in change else row["scope_value"]
+                changed = {"task_id": new, "median_s": 1e-9, "scope_value": model}
+                c.execute(sa.insert(best).values({**{k: v for k, v in row.items() if k != "id"}, **changed}))
+        after = task_query.head(c, timed.id)
+        assert (after.model, after.median_s) == (before.model, before.median_s)
+        assert task_query.siblings(c, after) == siblings
+        assert op_query.judge(c, op, timed.target_id, before.model) == cells
+        raise _Undo
+
+
+@pytest.mark.in_turn("filled")
+def test_a_runs_failures_are_by_kind_and_implementation(filled: tuple[Store, str, dict[str, int]]) -> None:
+    store = filled[0]
+    with store.read() as c:
+        for run_id in c.scalars(sa.select(run_task.c.run_id).distinct()).all():
+            told = run_query.tally(c, run_id)
+            failures = run_query.failures(c, [t for one in told for t in [one] * 3])
+            assert len({(f["error"], f["implementation"]) for f in failures}) == len(failures)
+            assert sum(f["n"] for f in failures) == 3 * sum(t.standing for t in told if t.error is not None)
+
+
+@pytest.mark.in_turn("filled")
+def test_a_message_is_found_in_either_case(filled: tuple[Store, str, dict[str, int]]) -> None:
+    with filled[0].read() as c:
+        message = c.scalar(sa.select(record.c.message).where(record.c.message.regexp_match("[a-z]")).limit(1))
+        assert message is not None
+        word = next(w for w in message.split() if w.isalpha())
+        found = [record_query.page(c, record_query.Filter(message=w)).rows for w in (word.lower(), word.upper())]
+    assert [r.id for r in found[0]] == [r.id for r in found[1]] != []
+
+
+def test_a_list_in_the_order_of_its_ids_is_read_by_their_index() -> None:
+    assert str(order("-record", {"record": record.c.id})) == "record.id DESC"
+    assert str(order("-at", {"at": record.c.recorded_at})) == "record.recorded_at DESC NULLS LAST"
+
+
+@pytest.mark.parametrize("text", ["0" * 19 + "199999999999", "1" * 5000, "0", "²"])
+def test_a_budget_out_of_bounds_is_a_fault_of_its_field(text: str) -> None:
+    faults: dict[str, str] = {}
+    _read_trials(text, faults)
+    assert faults["trials"].startswith("trials: ")

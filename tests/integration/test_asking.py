@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 import sqlalchemy as sa
@@ -18,6 +19,7 @@ from plevel.cli.main import main
 from plevel.direct import connect
 from service.formats import ImportedRecord, Task
 from service.records.importer import import_items
+from service.selection.database import RecordDatabase
 from service.store.db import Store
 from service.store.tables import record
 from strategy.op_strategy import candidates
@@ -28,6 +30,8 @@ from strategy.select.lock import Lock, LockDatabase, LockError
 from strategy.target import Target
 from strategy.workload import Workload
 from tests.integration.process import Service, Start
+from tests.limit import HANG_S
+from tests.serve import serve
 
 SPEC = "llvm -mcpu=znver4 -num-cores=2"
 TARGET = Target.parse(SPEC)
@@ -157,6 +161,21 @@ def test_as_of_over_http(service: Service) -> None:
     answers = service.http.post("/v1/select:batch", json={"requests": asked}).json()["answers"]
     assert [a["selection"]["reason"] for a in answers] == ["measured", "plevel", "measured"]
     assert answers[0]["selection"]["config"] == answers[2]["selection"]["config"]
+
+
+def test_a_batch_reads_each_time_s_own_workloads(sqlite_copy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    class Counted(RecordDatabase):
+        def __init__(self, connection: Any, together: Any, *rest: Any) -> None:
+            read.append(len(together))
+            super().__init__(connection, together, *rest)
+
+    monkeypatch.setattr("service.api.selection.RecordDatabase", Counted)
+    with serve(sqlite_copy) as place:
+        asked = [question(8 * i, as_of=float(i)) for i in range(1, 9)]
+        answers = httpx.post(f"{place}/v1/select:batch", json={"requests": asked}, timeout=HANG_S).json()["answers"]
+    assert len(answers) == len(read) == sum(read) == 8
 
 
 def test_what_was_never_measured_is_tuned_once(start: Start, sqlite_copy: str) -> None:

@@ -355,6 +355,23 @@ def test_the_rate_of_one_token_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
     assert spent() == 5
 
 
+def test_an_address_that_guesses_is_refused_before_its_next_guess_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch, url: str, secrets: dict[str, str]
+) -> None:
+    looked_up: list[str | None] = []
+    identify = Authority.identify
+
+    def count(self: Authority, authorization: str | None, peer: str | None, host: str) -> Any:
+        looked_up.append(authorization)
+        return identify(self, authorization, peer, host)
+
+    monkeypatch.setattr(Authority, "identify", count)
+    with serve(url, rate=1.0) as place, httpx.Client(base_url=place, timeout=HANG_S) as client:
+        answers = [client.get("/v1/runs", headers=bearer(f"guess {i}")).status_code for i in range(50)]
+    assert answers[0] == 401 and answers[-1] == 429
+    assert answers.count(401) <= len(looked_up) < 25
+
+
 def test_too_many_requests_are_told_to_wait(url: str, secrets: dict[str, str]) -> None:
     with serve(url, rate=0.001) as place, httpx.Client(base_url=place, timeout=HANG_S) as client:
         answer = client.get("/v1/runs", headers=bearer(secrets["read"]))

@@ -161,3 +161,8 @@ def _holder(url: str, services: list[Service]) -> Service:
         pytest.fail("no service tunes the run")
     finally:
         store.close()
+
+
+def test_workers_of_one_host_share_its_timing_lock(compose: dict[str, Any]) -> None:
+    for name in ("worker", "worker-gpu"):
+        assert "/run/lock:/run/lock" in compose[name]["volumes"], name

@@ -319,6 +319,17 @@ def test_a_service_tells_it_after_a_restart(url: str, start: Start, receiver: Re
     assert (status.id, status.state) == (run.id, RunState.CANCELLED)
 
 
+def test_a_run_that_is_asked_for_again_tells_its_end_too(url: str, start: Start, receiver: Receiver) -> None:
+    service = start(url, PLEVEL_WEBHOOK_HOSTS="127.0.0.1", PLEVEL_POLL_S="0.05")
+    run = service.call("POST", "/v1/runs", request(webhook=receiver.url), RunStatus)
+    service.call("POST", f"/v1/runs/{run.id}/cancel", None, RunStatus)
+    assert decode(receiver.take().body, RunStatus).id == run.id
+    again = service.http.post(f"/runs/{run.id}/again")
+    new = int(again.headers["location"].rsplit("/", 1)[1])
+    service.call("POST", f"/v1/runs/{new}/cancel", None, RunStatus)
+    assert decode(receiver.take().body, RunStatus).id == new
+
+
 def test_the_command_line_names_a_webhook(
     sqlite_copy: str, start: Start, receiver: Receiver, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -396,6 +396,16 @@ def test_what_was_built_is_not_built_again(builders: BuilderPool, runner: Timing
     assert results[0].error is None and results[1].error is ErrorKind.WRONG_ANSWER
 
 
+def test_two_jobs_at_once_build_the_same_library_once(server: ForkServer, tmp_path: Path) -> None:
+    pool = BuilderPool(server, CORES.building, tmp_path, 2**30, children=2)
+    with ThreadPoolExecutor(2) as threads:
+        both = list(threads.map(lambda _: pool.build(hostile_job("slow"), NEVER), range(2)))
+    (one,), (other,) = sorted(both, key=lambda built: built[0].build_s)
+    assert one.build_s == 0 < other.build_s
+    assert one.path == other.path and Path(one.path).exists()
+    pool.close()
+
+
 def test_a_core_that_times_builds_only_while_it_does_not(server: ForkServer, tmp_path: Path) -> None:
     elsewhere = (max(CORES.all) + 1,)  # no such core, which does not matter while it may not build
     turn = Turn((*CORES.timing, *elsewhere))

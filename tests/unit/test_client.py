@@ -42,6 +42,7 @@ from workers.client import (
     UnknownWorkerError,
     UnreachableError,
 )
+from workers.lease import Holdings
 from workers.spool import Sender, Spool
 
 URL = "http://service.test"
@@ -492,3 +493,53 @@ print(spool.first()[0].lease_id)
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert done.stdout.split("\n") == ["File too large", "1", ""], done.stderr
+
+
+def test_a_lease_is_renewed_until_its_last_results_are_on_disk(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = httpx.Response(200, content=encode(ResultsAccepted(accepted=1, known=0)))
+    client = Client(URL, threading.Event(), transport=httpx.MockTransport(lambda request: answer))
+    holdings = Holdings(client, spool)
+    held = holdings.add(LEASE)
+    put, renewed = spool.put, []
+
+    def put_later(one: Report) -> None:
+        renewed.append(holdings.all() == [held])
+        if len(renewed) < 3:
+            raise OSError(28, "No space left on device")
+        put(one)
+
+    monkeypatch.setattr(spool, "put", put_later)
+    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
+    holdings.finish(held, {})
+    assert renewed == [True] * 3
+    assert holdings.all() == []
+    holdings.close()
+
+
+def test_refused_results_that_cannot_be_moved_are_tried_again_after_a_pause(
+    tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Semaphore(0)
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        asked.release()
+        return httpx.Response(422, json={"detail": "no"})
+
+    client = Client(URL, threading.Event(), transport=httpx.MockTransport(refuse))
+    (tmp_path / "refused" / f"{spool._own.name}-{1:012d}.json").mkdir(parents=True)  # in the file's place
+    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 3600.0)
+    sender = Sender(client, spool, lambda lease_id, answer: None, lambda lease_id: None)
+    sender.put(report(5, 0, done=True))
+    assert asked.acquire(timeout=HANG_S)
+    assert not asked.acquire(timeout=0.2)
+    sender.close(0.1)
+    assert not spool.empty
+
+
+def test_a_password_in_the_url_is_in_no_message() -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(403, json={"detail": "no"}))
+    client = Client("https://me:SECRET@farm.test/", threading.Event(), transport=transport)
+    with pytest.raises(ServiceError) as refused:
+        client.heartbeat(1)
+    assert "SECRET" not in str(refused.value)
+    assert client.shown == "https://farm.test"

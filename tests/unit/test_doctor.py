@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.test_cli import plevel
 from workers import doctor
+from workers.cgroup import machine_memory
 from workers.cpu import Cores, assign, parse_cores
 
 
@@ -41,13 +42,26 @@ def test_a_host_with_everything_wrong(tmp_path: Path) -> None:
         tmp_path, cpu__cpu0__cpufreq__scaling_governor="powersave", cpu__cpufreq__boost="1",
         clocksource__clocksource0__current_clocksource="hpet",
     )  # fmt: skip
-    (root / "sys/fs/cgroup").mkdir(parents=True)
-    (root / "sys/fs/cgroup/cpu.max").write_text("150000 100000\n")
+    (root / "sys/fs/cgroup/build.slice/plevel.service").mkdir(parents=True)
+    (root / "sys/fs/cgroup/build.slice/plevel.service/cpu.max").write_text("max 100000\n")
+    (root / "sys/fs/cgroup/build.slice/cpu.max").write_text("150000 100000\n")
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("0::/build.slice/plevel.service\n")
     found = {f.what: f for f in doctor._settings(root)}
     assert all(f.remedy for f in found.values())
     assert "performance" in found["governor"].remedy
     assert "cpufreq/boost" in found["turbo"].remedy
     assert found["quota"].found == "150000 µs a period"
+
+
+def test_the_memory_is_that_of_the_smallest_control_group(tmp_path: Path) -> None:
+    for name, limit in {"job_7/step_0/memory.max": "max", "job_7/memory.max": str(16 << 20)}.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{limit}\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/job_7\n0::/job_7/step_0\n")
+    assert machine_memory(tmp_path) == 16 << 20
 
 
 def test_a_host_that_tells_nothing_is_no_fault(tmp_path: Path) -> None:

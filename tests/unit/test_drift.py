@@ -110,6 +110,27 @@ def run(
     return {r.entry: r for r in results}, conditions
 
 
+class DyingAfterResult(Child):
+    """Dies once, after the result of entry 0 and before the next entry begins."""
+
+    died = False
+
+    def receive(self, stage_s: float, interrupt: threading.Event, *, first_s: float) -> Any:
+        if self.stage == 0 and not self.died:
+            self.died = True
+            raise Died(6, 0, "")
+        message = super().receive(stage_s, interrupt, first_s=first_s)
+        self.stage = message.get("result", {}).get("entry", self.stage)
+        return message
+
+
+def test_a_death_after_a_result_is_no_other_entrys(tmp_path: Path) -> None:
+    child = DyingAfterResult([1.0] * 20, {})
+    results, _ = run(child, built(tmp_path, "a", "b", "c"))
+    assert [results[i].error for i in range(3)] == [None] * 3
+    assert child.sessions == [[0, 1, 2], [1, 2]]
+
+
 def test_a_quiet_batch_is_timed_once(tmp_path: Path) -> None:
     child = Child([1.0, 1.04], {})
     results, conditions = run(child, built(tmp_path, "a", "b"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import getpass
 import itertools
 import os
+import shutil
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from plevel.client import UnreachableError
-from plevel.pilots.engine import Engine, EngineError, Pilot
+from plevel.pilots.engine import Engine, EngineError, Pilot, _list_local
 from plevel.pilots.scaler import Backlog, Bounds, Plan, Scaler, plan
 from tests.pods import Pods
 
@@ -292,3 +294,15 @@ def test_a_service_that_is_away_changes_nothing() -> None:
     farm.fails = UnreachableError("no service answers at http://farm")
     assert not scaler.step()
     assert len(farm.jobs) == 1 and "trying again in 30 s" in farm.said[-1]
+
+
+def test_a_process_whose_name_is_cut_inside_a_letter_is_passed_over(tmp_path: Path) -> None:
+    program = tmp_path / "fourteen_bytesé"  # Linux keeps 15 of a name's bytes
+    shutil.copy("/bin/sleep", program)
+    with subprocess.Popen([program, "60"]) as process:
+        try:
+            name = Path(f"/proc/{process.pid}/stat").read_bytes()
+            assert b"fourteen_bytes\xc3)" in name
+            assert all(pilot.name != program.name for pilot in _list_local(None))
+        finally:
+            process.kill()

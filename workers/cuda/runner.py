@@ -15,7 +15,7 @@ import numpy as np
 from strategy.record import convert
 from strategy.workload import Workload
 from workers.builder import Built
-from workers.cpu import machine_memory
+from workers.cgroup import machine_memory
 from workers.cuda.kernel import CudaKernel, Driver
 from workers.cuda.library import CudaError, describe_library
 from workers.fork import Channel

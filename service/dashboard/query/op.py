@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from service.errors import NotFoundError
 from service.records.log import REFERENCE
 from service.records.ranking import of_one_model
+from service.store.namespace import DEFAULT
 from service.store.tables import best, run_task, target, task, workload
 from strategy.record import Estimate
 
@@ -109,14 +110,14 @@ Judged = dict[int, dict[str, Cell]]
 def judge(connection: sa.Connection, op: str, target_id: int, model: str) -> Judged:
     """Each workload's implementations in their newest version, marked by both rules.
 
-    Times are of one device model, as those of several do not compare.
+    Times are of one device model and one namespace, as those of several do not compare.
 
     Records of runs here are preferred to imported ones, whatever their age.
     """
     tuned_here = sa.exists().where(run_task.c.task_id == task.c.id)
     rows = connection.execute(
         sa.select(
-            *task.c["id", "workload_id", "implementation", "version", "plevel"],
+            *task.c["id", "workload_id", "implementation", "version", "plevel", "namespace"],
             *best.c["median_s", "low_s", "high_s", "samples"],
         )
         .join(workload, workload.c.id == task.c.workload_id)
@@ -126,9 +127,16 @@ def judge(connection: sa.Connection, op: str, target_id: int, model: str) -> Jud
     )  # fmt: skip
     # The last of each name stays.
     return {
-        workload_id: _compare({t.implementation: t for t in tasks}.values())
+        workload_id: _compare({t.implementation: t for t in _of_one_namespace(list(tasks))}.values())
         for workload_id, tasks in groupby(rows, key=lambda t: t.workload_id)
     }
+
+
+def _of_one_namespace(tasks: list[Any]) -> list[Any]:
+    """Tasks of the default namespace, else of the last task's, as times of two may not compare."""
+    names = {t.namespace for t in tasks}
+    chosen = DEFAULT if DEFAULT in names else tasks[-1].namespace
+    return [t for t in tasks if t.namespace == chosen]
 
 
 def _compare(tasks: Iterable[Any]) -> dict[str, Cell]:

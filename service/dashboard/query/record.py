@@ -73,7 +73,7 @@ class Filter:
         elif self.error is not None:
             found.append(record.c.error == self.error)
         if self.message is not None:
-            found.append(record.c.message.contains(self.message, autoescape=True))
+            found.append(record.c.message.icontains(self.message, autoescape=True))
         return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from service.errors import NotFoundError
 from service.records.best import standing
 from service.records.ranking import measured_on, of_one_model
 from service.store import catalogue
-from service.store.sql import now
+from service.store.sql import among, now
 from service.store.tables import TaskState, best, record, run, run_task, target, task, workload
 from service.tuning.run import trials_of, unknown_run
 from strategy.record import Phase, RunRequest, convert
@@ -36,7 +37,7 @@ def head(connection: sa.Connection, run_id: int) -> Any:
 
 
 def version(connection: sa.Connection, run_id: int) -> tuple[Any, ...]:
-    """The run's state, with a value that changes whenever its page would; raise `NotFoundError`."""
+    """The run's state, with values that change with its records and tasks; raise `NotFoundError`."""
     newest = sa.select(sa.func.max(record.c.id)).where(record.c.run_id == run_id).scalar_subquery()
     states = (
         sa.select(sa.func.count())
@@ -44,9 +45,7 @@ def version(connection: sa.Connection, run_id: int) -> tuple[Any, ...]:
         .where(run_task.c.run_id == run_id, run_task.c.state != TaskState.ACTIVE.value)
         .scalar_subquery()
     )
-    row = connection.execute(
-        sa.select(run.c.state, newest, states).where(run.c.id == run_id)
-    ).one_or_none()
+    row = connection.execute(sa.select(run.c.state, newest, states).where(run.c.id == run_id)).one_or_none()
     if row is None:
         raise unknown_run(run_id)
     return tuple(row)
@@ -240,8 +239,12 @@ def leaders(connection: sa.Connection, run_id: int, workload_id: int) -> list[An
 def failures(connection: sa.Connection, told: list[Any]) -> list[Any]:
     """Failures by kind and implementation, with the newest of each."""
     found = [t for t in told if t.error is not None and t.standing]
-    found.sort(key=lambda t: (-t.standing, t.last_id))
-    counts = {t.last_id: t.standing for t in found[:30]}
+    named = sa.select(task.c.id, task.c.implementation).where(among(task.c.id))
+    of = {r.id: r.implementation for r in connection.execute(named, {"ids": [t.task_id for t in found]})}
+    groups: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    for t in found:
+        groups[t.error, of[t.task_id]].append(t)
+    counts = {max(t.last_id for t in group): sum(t.standing for t in group) for group in groups.values()}
     rows = connection.execute(
         sa.select(
             record.c.id, record.c.error, task.c.implementation,
@@ -250,9 +253,7 @@ def failures(connection: sa.Connection, told: list[Any]) -> list[Any]:
         .join(task, task.c.id == record.c.task_id)
         .where(record.c.id.in_(list(counts)))
     )  # fmt: skip
-    return sorted(
-        ({**r._mapping, "n": counts[r.id]} for r in rows), key=lambda f: (-f["n"], f["id"])
-    )
+    return sorted(({**r._mapping, "n": counts[r.id]} for r in rows), key=lambda f: (-f["n"], f["id"]))
 
 
 def curves(connection: sa.Connection, run_id: int, workload_id: int) -> list[Curve]:

@@ -54,9 +54,9 @@ def has_device(connection: sa.Connection, identity: str) -> bool:
 
 
 def candidates_on_record(
-    connection: sa.Connection, asked: Workload, on: Target
+    connection: sa.Connection, asked: Workload, on: Target, namespace: str
 ) -> list[Candidate] | None:
-    """The newest version of each implementation that was tuned for the workload on the target.
+    """The newest version of each implementation that was tuned in a namespace for the workload on the target.
 
     None if there is none.
     """
@@ -64,7 +64,7 @@ def candidates_on_record(
         sa.select(sa.func.max(task.c.id))
         .join(workload, workload.c.id == task.c.workload_id)
         .join(target, target.c.id == task.c.target_id)
-        .where(workload.c.digest == asked.digest, target.c.key == on.key)
+        .where(workload.c.digest == asked.digest, target.c.key == on.key, task.c.namespace == namespace)
         .group_by(task.c.implementation)
     )
     rows = connection.execute(sa.select(task).where(task.c.id.in_(newest)).order_by(task.c.id))

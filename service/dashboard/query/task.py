@@ -67,7 +67,10 @@ def head(connection: sa.Connection, task_id: int) -> Any:
     Raises:
         NotFoundError: it does not exist.
     """
-    model = next(iter(choose(connection, [task_id]).values()), "")
+    place = connection.execute(
+        sa.select(*task.c["workload_id", "target_id", "namespace"]).where(task.c.id == task_id)
+    ).one_or_none()
+    model = "" if place is None else choose(connection, [task_id]).get(tuple(place), "")
     row = connection.execute(
         sa.select(
             task, sa.literal(model).label("model"), workload.c.op, workload.c.key.label("workload"),
@@ -91,13 +94,20 @@ def _best_on(model: str) -> sa.ColumnElement[bool]:
     return sa.and_(best.c.task_id == task.c.id, best.c.scope_value == model, of_one_model())
 
 
+def of_same_place(row: Any) -> sa.ColumnElement[bool]:
+    """The condition on `task` that one has the workload, target and namespace of a row."""
+    return sa.and_(
+        task.c.workload_id == row.workload_id, task.c.target_id == row.target_id, task.c.namespace == row.namespace
+    )
+
+
 def siblings(connection: sa.Connection, row: Any) -> list[Any]:
-    """Tasks of the same workload and target, with their best on the task's device model."""
+    """Tasks of the same workload, target and namespace, with their best on the task's device model."""
     query = (
         sa.select(task.c.id, task.c.implementation, task.c.version, task.c.plevel, best.c.median_s)
         .select_from(task)
         .outerjoin(best, _best_on(row.model))
-        .where(task.c.workload_id == row.workload_id, task.c.target_id == row.target_id)
+        .where(of_same_place(row))
         .order_by(best.c.median_s.is_(None), best.c.median_s, task.c.id)
         .limit(100)
     )
@@ -179,8 +189,7 @@ def curves(connection: sa.Connection, row: Any, by: By) -> list[Curve]:
     if by == "version":
         versions = connection.execute(
             sa.select(task.c.id, task.c.version)
-            .where(task.c.workload_id == row.workload_id, task.c.target_id == row.target_id,
-                   task.c.implementation == row.implementation)
+            .where(of_same_place(row), task.c.implementation == row.implementation)
             .order_by(task.c.id.desc()).limit(MAX_CURVES)
         ).all()  # fmt: skip
         names = {v.id: f"version {v.version}" for v in versions}

@@ -12,9 +12,19 @@
     source.addEventListener("end", () => { source.close(); changed(); });
     window.addEventListener("pagehide", () => source.close());
   }
-  // Do not redraw while a message is open: the next change after it is closed does.
+  // Do not redraw while a message is open, but once it is closed.
+  let missed = false;
   document.addEventListener("htmx:beforeSwap", (event) => {
     const target = event.detail.target;
-    if (target.id === "live" && target.querySelector("details[open]")) event.detail.shouldSwap = false;
+    if (target.id === "live" && target.querySelector("details[open]")) {
+      event.detail.shouldSwap = false;
+      missed = true;
+    }
   });
+  document.addEventListener("toggle", () => {
+    const shown = document.getElementById("live");
+    if (!missed || !shown || shown.querySelector("details[open]")) return;
+    missed = false;
+    shown.dispatchEvent(new Event("plevel:change"));
+  }, true);  // captured, as it does not bubble
 })();
