@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -59,6 +60,8 @@ class Field:
     def check(self, owner: str, value: Any) -> Any:
         """Return `value` in this field's normal form (lists become tuples); raise `AttrsError`."""
         value = _frozen(value)
+        if value in ("inf", "-inf") and float in _alternatives(self.type):
+            value = float(value)  # as `to_json` writes it, as JSON has no infinity
         if not _is_a(value, self.type):
             raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: expected {self.type_name}")
         if value is None:
@@ -197,4 +200,6 @@ class Attrs:
 
 
 def _listed(value: Any) -> Any:
+    if isinstance(value, float) and math.isinf(value):
+        return str(value)
     return [_listed(v) for v in value] if isinstance(value, tuple) else value

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from strategy.condition import Clause, Expr, ExpressionError
 from strategy.config import Config, ConfigError, SpaceError, Value
 from strategy.knob import Knob, KnobKind, divisors, knob, reorder, split
@@ -299,7 +301,10 @@ class ConfigSpace:
         return hashlib.sha256(text).hexdigest()[:8]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ConfigSpace) and self.to_json() == other.to_json()
+        # As text: in Python, True == 1.
+        if not isinstance(other, ConfigSpace):
+            return False
+        return msgspec.json.encode(self.to_json()) == msgspec.json.encode(other.to_json())
 
     def __hash__(self) -> int:
         return hash(self.digest)

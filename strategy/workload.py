@@ -89,6 +89,10 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         names = [i.name for i in self.inputs]
         if len(set(names)) != len(names):
             raise WorkloadError(f"{self.op}: two inputs have the same name: {', '.join(names)}")
+        known = {i.name: i for i in self.inputs}
+        for given in (o for step in self.epilogue for o in step.operands if o is not None):
+            if known.setdefault(given.name, given).type != given.type:
+                raise WorkloadError(f"{self.op}: {known[given.name]} and {given} have the same name: rename one")
 
     @classmethod
     def make(
@@ -227,7 +231,8 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         """
         return {
             f"{i.name}.shape[{axis}]": d.value if d.is_constant else d
-            for i in self.inputs
+            for i in self.operands
+            if i is not None
             for axis, d in enumerate(i.tensor.shape)
         }
 
@@ -251,7 +256,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     @cached_property
     def is_constant(self) -> bool:
         """Return whether every dimension is known."""
-        return all(i.tensor.is_constant for i in self.inputs)
+        return all(i.tensor.is_constant for i in self.operands if i is not None)
 
     def bind(self, dims: Mapping[str, int]) -> Workload:
         """The workload with symbols replaced by sizes."""

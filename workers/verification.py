@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from strategy.record import convert, to_json
+from strategy.select.combination import satisfiable
 from strategy.signature import Argument, Role
 from strategy.workload import Workload
 from workers.fork import Channel, Limits
@@ -61,8 +62,7 @@ def verify(
         VerificationError: it is wrong, accesses memory out of bounds, crashes or exceeds a time limit.
         CompileError: there is no C compiler, or it failed.
     """
-    names = sorted({str(d) for i in workload.inputs for d in i.tensor.shape if not d.is_constant})
-    sizes = tuple(dict.fromkeys(names, size) for size in SIZES) if names else ({},)
+    sizes = _sizes(workload)
     with TemporaryDirectory(prefix="plevel-") as folder:
         request = Request(
             path=str(path.resolve()), allocator=str(build_allocator(Path(folder))), workload=workload,
@@ -80,6 +80,19 @@ def verify(
     if failed:
         raise VerificationError(failed)
     return len(sizes)
+
+
+def _sizes(workload: Workload) -> tuple[dict[str, int], ...]:
+    """Values of the symbolic dimensions that the library takes, one mapping per case."""
+    if workload.is_constant:
+        return ({},)
+    names, assumed = sorted(workload.symbols), workload.assumptions
+    alike = [dict.fromkeys(names, size) for size in SIZES]
+    found = tuple(sizes for sizes in alike if assumed.evaluate(sizes))
+    found = found or tuple(example for (held,), example in satisfiable([assumed], names) if held)
+    if not found:
+        raise VerificationError(f"no sizes were found for which {assumed} holds: verify it at sizes of your own")
+    return found
 
 
 def serve(channel: Channel) -> None:

@@ -249,9 +249,12 @@ def _parameters(
         for a in row.lowered.arguments:
             own = a if a.role in (Role.OUTPUT, Role.PREPARED) else msgspec.structs.replace(a, type=types[a.name])
             p = found.setdefault(identity(row, a), Parameter(a.name, own, i))
-            if p.argument.tensor.is_constant and not a.tensor.is_constant:
-                # A row may be for one size only: the entry has the dimensions that are symbolic in another.
-                found[identity(row, a)] = Parameter(a.name, a, p.row)
+            if a.role is Role.OUTPUT:
+                # A row may fix dimensions: the entry has those that are symbolic in any row.
+                mine, other = p.argument.tensor, a.tensor
+                shape = [e if d.is_constant else d for d, e in zip(mine.shape, other.shape, strict=True)]
+                general = msgspec.structs.replace(p.argument, type=str(TensorType(shape, mine.dtype)))
+                found[identity(row, a)] = Parameter(p.name, general, p.row)
     ordered = sorted(found.items(), key=lambda item: item[1].argument.role is Role.OUTPUT)
     wanted = [p.name + ("_packed" if p.argument.role is Role.PREPARED else "") for _, p in ordered]
     names = c_names(wanted, [c_name(d) for d in dims])

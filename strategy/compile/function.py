@@ -14,7 +14,7 @@ import msgspec
 
 from strategy.compile.array import RunError, bind, checked, empty_tensor, to_tensor
 from strategy.compile.artefact import Artefact
-from strategy.compile.fusion import Operand, resolve
+from strategy.compile.fusion import Operand, peel, resolve
 from strategy.expr import Call, Constant, Expr, Tuple, Var, free_vars, post_order, substitute
 from strategy.extern import load_library
 from strategy.select import Reason, Selection
@@ -107,6 +107,7 @@ class CompiledFunction:
         return self._result(self.expr, values)
 
     def _result(self, node: Expr, values: Mapping[Operand, Any]) -> Any:
+        node = peel(node)
         if isinstance(node, Tuple):
             return tuple(self._result(f, values) for f in node.fields)
         if isinstance(node.checked_type, TupleType):

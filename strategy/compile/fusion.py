@@ -151,14 +151,19 @@ def describe(
 
 def resolve(node: Expr) -> Operand:
     """The node whose value contains that of `node`: for a tuple's entry, the tuple."""
-    if isinstance(node, TupleGetItem):
-        if isinstance(node.tuple_value, Tuple):
-            return resolve(node.tuple_value.fields[node.index])
-        return node.tuple_value, node.index
-    return node, None
+    node = peel(node)
+    return (peel(node.tuple_value), node.index) if isinstance(node, TupleGetItem) else (node, None)
+
+
+def peel(node: Expr) -> Expr:
+    """The node itself; for an entry of a `Tuple`, that entry."""
+    while isinstance(node, TupleGetItem) and isinstance(whole := peel(node.tuple_value), Tuple):
+        node = whole.fields[node.index]
+    return node
 
 
 def _entries(node: Expr) -> Sequence[Operand]:
+    node = peel(node)
     if isinstance(node, Tuple):
         return [resolve(f) for f in node.fields]
     kind = node.checked_type

@@ -13,6 +13,7 @@ from strategy.condition import SpecializedCondition
 
 EXACT_LIMIT = 2**20  # a single dimension is enumerated up to here
 GRID_LIMIT = 200_000  # points tried over several dimensions
+TRIED = 1000  # points of one combination, of which one must hold beyond 64 bits, too
 
 
 def satisfiable(
@@ -20,8 +21,9 @@ def satisfiable(
 ) -> Iterator[tuple[tuple[bool, ...], dict[str, int]]]:
     """The combinations of truth values that positive integers attain, each with an example.
 
-    Exact for conditions over one dimension up to `EXACT_LIMIT` and near the constants beyond it. Over several
-    dimensions the values near every constant are combined, so that rare combinations may be missed.
+    Exact for conditions over one dimension up to `EXACT_LIMIT`, but for quotients of quotients, and near the
+    constants beyond it. Over several dimensions the values near every constant are combined, so that rare
+    combinations may be missed.
     """
     if not conditions:
         yield (), dict.fromkeys(dims, 1)
@@ -36,18 +38,21 @@ def satisfiable(
     size = next(iter(grid.values())).size if grid else 1
     truth = np.stack([np.broadcast_to(c.evaluate(grid), (size,)) for c in conditions])
     codes = (truth.astype(np.int64) << np.arange(len(conditions))[:, None]).sum(axis=0)
-    for first in np.unique(codes, return_index=True)[1]:
-        yield (
-            tuple(bool(t) for t in truth[:, first]),
-            dict.fromkeys(dims, 1) | {name: int(column[first]) for name, column in grid.items()},
-        )
+    for code in np.unique(codes):
+        for at in np.flatnonzero(codes == code)[:TRIED]:
+            example = dict.fromkeys(dims, 1) | {name: int(column[at]) for name, column in grid.items()}
+            holds = tuple(bool(t) for t in truth[:, at])
+            # Products beyond 64 bits wrap around in arrays, but not in Python.
+            if holds == tuple(bool(c.evaluate(example)) for c in conditions):
+                yield holds, example
+                break
 
 
 def _constants(node: Any) -> Iterator[int]:
     if isinstance(node, list):
         yield from itertools.chain.from_iterable(_constants(x) for x in node[1:])
-    elif isinstance(node, int) and not isinstance(node, bool):
-        yield abs(node)
+    elif isinstance(node, int | float) and not isinstance(node, bool):
+        yield abs(int(node))
 
 
 def _interesting(constants: Sequence[int], exact: int) -> list[int]:

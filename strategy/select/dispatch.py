@@ -163,13 +163,16 @@ def dispatch(
         workload=workload, target=target, dims=symbols, conditions=conditions, rows=(), candidates=usable
     )
     by_combination: dict[tuple[bool, ...], list[_Instance]] = {}
+    assumed = workload.assumptions
     for shape, found in database.instances(workload, target, device):
         binding = workload.match(shape)
-        if binding is not None:
+        if binding is not None and assumed.evaluate(binding):
             measured = found if offered is not None else _of_all(usable, shape, target, found)
             holds = tuple(bool(c.evaluate(binding)) for c in conditions)
             by_combination.setdefault(holds, []).append((binding, shape, measured))
-    examples = dict(satisfiable(conditions, symbols))
+    assuming = {holds[:-1]: e for holds, e in satisfiable((*conditions, assumed), symbols) if holds[-1]}
+    # The search may miss what is assumed, and is then over all sizes.
+    examples = assuming or dict(satisfiable(conditions, symbols))
     for holds, instances in by_combination.items():
         examples.setdefault(holds, instances[0][0])
     rows = []

@@ -18,7 +18,7 @@ from strategy.compile.array import RunError
 from strategy.compile.function import CompiledFunction, SymbolicFunction
 from strategy.compile.fusion import describe, fuse
 from strategy.compile.lower import Lowered
-from strategy.expr import Constant, Expr, Tuple, Var, const
+from strategy.expr import Constant, Expr, Tuple, TupleGetItem, Var, const
 from strategy.extern import find_library, load_library
 from strategy.gradient import gradient
 from strategy.inference import infer_type
@@ -541,3 +541,23 @@ def test_bfloat16_arrays_are_taken_wherever_they_lie():
         data = memory[start : start + 35].reshape(5, 7)
         data[...] = np.arange(-17, 18).reshape(5, 7)
         np.testing.assert_array_equal(function(data).astype("float32"), np.maximum(data.astype("float32"), 0))
+
+
+def test_a_dimension_of_an_epilogue_alone_is_bound_by_the_call(engine):
+    graph = relu(Var("x", "float32[m,3]")) * Var("scale", "float32[n]")
+    function = engine.compile(graph, TARGET)
+    x, scale = values((4, 3), (3,))
+    np.testing.assert_allclose(function(x, scale), np.maximum(x, 0) * scale, rtol=1e-6)
+
+
+def test_entries_of_tuples_may_be_tuples(engine):
+    x = Var("x", "float32[8]")
+    (a,) = values((8,))
+    nested = Tuple([topk(x, k=2)[0].tuple_value, x])
+    first = TupleGetItem(nested, 0)
+    highest = np.sort(a)[:-3:-1]
+    for graph, expected in (
+        (first, highest), (Tuple([TupleGetItem(nested, 1), first]), a),
+        (Tuple([relu(TupleGetItem(first, 0))]), np.maximum(highest, 0)),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(engine.compile(graph, TARGET)(a)[0], expected)

@@ -21,7 +21,7 @@ from strategy.compile import compile as compile_graph
 from strategy.compile.entry import LibraryRow
 from strategy.compile.export import export_library, place, table_rows, vendor_libraries
 from strategy.compile.lower import lower
-from strategy.condition import ceildiv, maximum, minimum
+from strategy.condition import SpecializedCondition, ceildiv, maximum, minimum
 from strategy.expr import Var, call
 from strategy.fault import CompileError
 from strategy.network.library import symbol_of, write_library
@@ -31,7 +31,7 @@ from strategy.select import NO_RECORDS, SelectionError
 from strategy.select.dispatch import dispatch
 from strategy.target import Target, cpu_target
 from strategy.types import Dim, TensorType
-from strategy.workload import Workload
+from strategy.workload import EpilogueStep, Input, Workload
 from tests.limit import HANG_S
 from workers.guard import allocate
 
@@ -141,6 +141,42 @@ def test_an_extent_that_types_assume_is_checked_at_the_call(tmp_path: Path, firs
         np.testing.assert_array_equal(output, lhs + 1 if h == 4 else 77)
         x, y = (Var(i.name, i.type) for i in workload.inputs)
         np.testing.assert_array_equal(compile_graph(call("add", x, y), TARGET)(lhs, rhs), lhs + 1)
+
+
+def test_an_extent_of_an_epilogue_is_checked_at_the_call_too(tmp_path: Path) -> None:
+    steps = [EpilogueStep("bias_add", (None, Input("bias", "float32[n]")), {"axis": 1})]
+    workload = Workload.make("relu", {"data": "float32[4,3]"}, epilogue=steps)
+    assert not workload.is_constant
+    table = dispatch(workload, TARGET, NO_RECORDS)
+    with pytest.raises(SelectionError, match="n == 3 does not hold"):
+        table.row(n=1)
+    assert all(table.row(**row.example) is row for row in table.rows)
+    header = export_library(workload, table_rows(table), tmp_path / "librelu.so").read_text()
+    assert "needs n == 3, and fails otherwise" in header
+    library = ctypes.CDLL(str(tmp_path / "librelu.so"))
+    data = filled(np.random.default_rng(0), (4, 3))
+    for n in (1, 3):
+        bias, output = allocate("bias", (n,), "float32").array, aligned((4, 3))
+        bias[:], output[:] = 1, 77
+        pointers = [ctypes.c_void_p(a.ctypes.data) for a in (data, bias, output)]
+        assert bool(library.plevel_relu(ctypes.c_int64(n), *pointers)) == (n == 1)
+        np.testing.assert_array_equal(output, np.maximum(data, 0) + 1 if n == 3 else 77)
+
+
+def test_a_row_pinned_in_one_of_two_dimensions_leaves_the_other_rows_theirs(tmp_path: Path) -> None:
+    workload, one = Workload.make("relu", {"data": "float32[m,n]"}), SpecializedCondition(Dim("m") == 1)
+    rows = [
+        LibraryRow(lower(workload.bind({"m": 1}), TARGET, "broadcast.cpu"), (one,), ()),
+        LibraryRow(lower(workload, TARGET, "broadcast.cpu"), (), (one,)),
+    ]
+    header = export_library(workload, rows, tmp_path / "librelu.so").read_text()
+    assert "float32[m,n]" in header and "float32[1,n]" not in header
+    library = ctypes.CDLL(str(tmp_path / "librelu.so"))
+    for m in (1, 5):
+        data, output = filled(np.random.default_rng(0), (m, 6)), aligned((m, 6))
+        pointers = [ctypes.c_void_p(a.ctypes.data) for a in (data, output)]
+        assert library.plevel_relu(ctypes.c_int64(m), ctypes.c_int64(6), *pointers) == 0
+        np.testing.assert_array_equal(output, np.maximum(data, 0))
 
 
 def _nth_packed(declared: list[str], name: str) -> int:

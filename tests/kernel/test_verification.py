@@ -45,6 +45,20 @@ def test_a_dispatch_table_is_run_at_many_sizes(server: ForkServer, tmp_path: Pat
     assert check(server, tmp_path, workload, rows) == len(SIZES)
 
 
+@pytest.mark.parametrize(
+    ("op", "types", "cases"),
+    [
+        ("add", {"lhs": "float32[4,3]", "rhs": "float32[h,3]"}, 1),
+        ("add", {"lhs": "float32[n,3]", "rhs": "float32[h,3]"}, len(SIZES)),
+    ],
+)
+def test_a_library_is_run_at_sizes_that_it_takes(
+    server: ForkServer, tmp_path: Path, op: str, types: dict[str, str], cases: int
+) -> None:
+    workload = Workload.make(op, types)
+    assert check(server, tmp_path, workload, table_rows(dispatch(workload, TARGET, NO_RECORDS))) == cases
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("deed", "words"),

@@ -187,6 +187,35 @@ def test_conditions_that_one_size_of_several_dimensions_meets_have_rows(
         assert tuple(bool(c.evaluate(example)) for c in conditions) == holds_
 
 
+def test_products_beyond_64_bits_make_no_combination() -> None:
+    conditions = [SpecializedCondition(m <= 16), SpecializedCondition(m * n > 16)]
+    found = dict(satisfiable(conditions, ("m", "n")))
+    assert found.keys() == {(True, True), (True, False), (False, True)}
+    for held, example in found.items():
+        assert tuple(bool(c.evaluate(example)) for c in conditions) == held
+
+
+def test_sizes_between_fractions_have_rows() -> None:
+    found = dict(satisfiable([SpecializedCondition(m > 1000.5), SpecializedCondition(m > 1010.5)], ["m"]))
+    assert found.keys() == {(False, False), (True, False), (True, True)}
+
+
+def test_records_of_sizes_that_a_table_refuses_are_no_evidence() -> None:
+    sums = Workload.make("add", {"lhs": "float32[m,768]", "rhs": "float32[n,768]"})
+    own = [candidate("common", 5), candidate("other", 4)]
+
+    class Broadcast(Records):
+        def instances(
+            self, w: Workload, target: Target, device: str | None
+        ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
+            shape = Workload.make("add", {"lhs": "float32[128,768]", "rhs": "float32[1,768]"})
+            return [(shape, self.measured(shape, target, device))]
+
+    table = dispatch(sums, TARGET, Broadcast({(128, 768): {"other": 1e-6, "common": 2e-6}}), offered=own)
+    assert [row.reason for row in table.rows] == [Reason.PLEVEL]
+    assert table.row(**table.rows[0].example) is table.rows[0]
+
+
 def test_a_dimension_without_conditions_does_not_make_another_inexact() -> None:
     found = dict(satisfiable([SpecializedCondition(m * 7 % 1000 == 321)], ("k", "m", "n")))
     assert found.keys() == {(True,), (False,)}

@@ -449,3 +449,9 @@ def test_a_value_of_another_type_is_another_value() -> None:
     mixed = Knob("level", [1, "fast", 2.0])
     assert mixed.has(1) and mixed.has("fast") and mixed.has(2.0)
     assert not any(mixed.has(value) for value in (True, 1.0, 2))
+
+
+def test_equal_spaces_have_one_digest() -> None:
+    numbers, flags = ConfigSpace([Knob("u", [0, 1])]), ConfigSpace([Knob("u", [False, True])])
+    assert numbers != flags
+    assert numbers == ConfigSpace([Knob("u", [0, 1])])

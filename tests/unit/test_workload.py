@@ -23,6 +23,7 @@ from strategy.types import (
     TypeSyntaxError,
 )
 from strategy.workload import EpilogueStep, Input, Workload, WorkloadError
+from strategy.workload_text import parse_workload
 
 entries = st.integers(0, MAX_DIM) | st.sampled_from(["m", "n", "batch_size", "_x1"])
 tensors = st.builds(TensorType, st.lists(entries, max_size=5), st.sampled_from(sorted(DTYPES)))
@@ -299,6 +300,25 @@ def test_what_types_assume_of_symbolic_extents(op, inputs, attrs, assumed, unifi
     assert found == [assumed] * (assumed != "always")
     assert unified in str(workload.unified)
     assert not workload.bind({"h": 1, "w": 1}).assumptions.clauses
+
+
+def test_operands_of_one_name_have_one_type():
+    same = Input("data", "float32[8,16]")
+    steps = [EpilogueStep("add", (None, same))]
+    assert Workload.make("relu", [same], epilogue=steps).epilogue[0].operands[1] == same
+    steps = [EpilogueStep("add", (None, Input("data", "float32[16]")))]
+    with pytest.raises(WorkloadError, match="have the same name: rename one"):
+        Workload.make("relu", [same], epilogue=steps)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), 0.5])
+def test_infinite_attributes_come_back(value):
+    attrs = {"pad_width": [[1, 0]], "pad_value": value}
+    workload = Workload.make("pad", {"data": "float32[2]"}, attrs)
+    for read in (parse_workload(workload.key), decode(encode(workload), Workload)):
+        assert read == workload
+        assert read.attrs["pad_value"] == workload.attrs["pad_value"]
+        assert read.attr_node.pad_value == value
 
 
 def test_an_epilogue_assumes_too():
