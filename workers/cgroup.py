@@ -1,4 +1,4 @@
-"""What the control groups of this process leave it, in containers, steps of SLURM and units of systemd."""
+"""Limits of the control groups of this process, in containers, steps of SLURM and units of systemd."""
 
 from __future__ import annotations
 

@@ -86,6 +86,8 @@ def compile_model(
     if where.kind != "llvm":
         raise UsageError(f"--target {where}: models are compiled for processors: use cpu, or llvm -mcpu=…")
     where = where.in_network()
+    if verify and not _is_own(where):
+        raise UsageError(f"--verify: {where} is another processor than this one: leave it out, and verify there")
     function = f"plevel_{c_word(out.stem.removeprefix('lib'))}" if name is None else name
     if not is_free(function):
         raise UsageError(
@@ -133,13 +135,18 @@ def compile_model(
     tell(said, found, as_json=as_json)
 
 
+def _is_own(target: Target) -> bool:
+    """Return whether this host runs code for a target."""
+    from strategy.target import cpu_target
+
+    return target.is_like(cpu_target().with_threads(target.threads).key)
+
+
 def _unready(target: Target, imported: Imported) -> str:
     """The reason why a library is not run unless that is asked for; empty where there is none."""
     from importlib.util import find_spec
 
-    from strategy.target import cpu_target
-
-    if not target.is_like(cpu_target().with_threads(target.threads).key):
+    if not _is_own(target):
         return "it is for another processor"
     if imported.framework == "onnx" and find_spec("onnxruntime") is None:
         return "ONNX Runtime is not installed; --verify takes ONNX's own reference, which is slow"

@@ -74,7 +74,7 @@ class _Listener:
             )
         with self._reporter.spared():
             self._reporter.report({
-                **_where(), "tool": "triton", "kernel": fn.__name__, "attrs": {"key": list(key)},
+                **_where(), "tool": "triton", "kernel": fn.__name__, "attrs": {"key": [_plain(v) for v in key]},
                 "version": _source(fn),
                 # What Triton read from its own cache is reported without a date, so that it is stored once.
                 "measured_at": 0.0 if cache_hit else time.time(),
@@ -154,7 +154,12 @@ def _key(tuner: Autotuner, arguments: Mapping[str, Any]) -> list[Any]:
     own = {k: v for k, v in arguments.items() if k in tuner.arg_names}
     key = [own[k] for k in tuner.keys if k in own]
     key += [str(v.dtype) for v in own.values() if hasattr(v, "dtype")]
-    return [v if isinstance(v, bool | int | float | str) or v is None else str(v) for v in key]
+    return [_plain(v) for v in key]
+
+
+def _plain(value: Any) -> bool | int | float | str | None:
+    """A value of a key as JSON has it, others as their text."""
+    return value if isinstance(value, bool | int | float | str) or value is None else str(value)
 
 
 def _text(config: Mapping[str, Any]) -> str:

@@ -235,14 +235,18 @@ def _call(
 
 
 def _agree(found: Sequence[Any], expected: Sequence[Any]) -> bool:
-    """Compare real outputs by their norm, counts and truths by the share that differs: rounding may turn a maximum."""
+    """Compare numbers by their norm, counts and truths by the share that differs: rounding may turn a maximum."""
     return all(
-        _close(a.double(), b.double())
-        if b.is_floating_point()
+        _close(_real(a).double(), _real(b).double())
+        if b.is_floating_point() or b.is_complex()
         else (a != b).sum().item() <= TOLERANCE * b.numel()
         for a, b in zip(found, expected, strict=True)
-        if isinstance(b, torch.Tensor) and not b.is_complex()
+        if isinstance(b, torch.Tensor)
     )
+
+
+def _real(x: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -61,7 +61,8 @@ def extract(model: Callable[..., Any], inputs: Sequence[Any]) -> Extraction:
     try:
         torch._inductor.config.freezing = True
         with torch.inference_mode():
-            torch.compile(model, backend=backend, dynamic=False)(*inputs)
+            # Apart from other entries: of eight on one function, Dynamo compiles no more.
+            torch.compile(model, backend=backend, dynamic=False, isolate_recompiles=True)(*inputs)
     except Exception as error:
         raise ExtractError(
             f"the model cannot be traced: {type(error).__name__}: {' '.join(str(error).split())[:500]}"

@@ -81,7 +81,8 @@ def steps(start: Any, stop: Any, step: Any, dtype: str) -> Expr:
         return Constant(np.arange(start, stop, step).astype(dtype))
     if max(abs(start), abs(step)) >= PROBED:
         raise NetworkError(f"numbers from {start}, which depends on a symbolic size: plevel counts from fixed ones")
-    count = len(range(start, stop, step)) if isinstance(stop, int) else math.ceil((stop - start) / step)
+    whole = all(isinstance(n, int) for n in (start, stop, step))
+    count = len(range(start, stop, step)) if whole else math.ceil((stop - start) / step)
     places = call("cumsum", filled(1, (count,), "int64"), axis=0, exclusive=True)
     scaled: Expr = places if dtype == "int64" else call("cast", places, dtype=dtype)
     return call("add", call("multiply", scaled, number(step, scaled)), number(start, scaled))
@@ -303,11 +304,14 @@ def take_slice(x: Expr, axis: int, start: int | None, end: int | None, step: int
 def _take_symbolic(x: Expr, axis: int, taken: range) -> Expr:
     """A part of an axis, where its extent or the end of the part may be symbolic."""
     extent = extents(x)[axis]
+    if taken.step < 0:  # forwards in what is turned
+        turned = call("reverse", x, axis=axis)
+        return take_slice(turned, axis, extent - 1 - taken.start, extent - 1 - taken.stop, -taken.step)
     if taken.start >= PROBED and taken.step == 1:  # counted from the end
         turned = call("reverse", x, axis=axis)
         found = take_slice(turned, axis, extent - taken.stop, extent - taken.start)
         return found if len(taken) == 1 else call("reverse", found, axis=axis)
-    if taken.start >= PROBED or taken.step < 1:
+    if taken.start >= PROBED:
         raise NetworkError(f"every {taken.step} elements from {taken.start} of an axis with a symbolic size")
     open_ended = taken.stop == extent
     if taken.start or taken.step > 1 or taken.stop < PROBED:

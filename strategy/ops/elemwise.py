@@ -371,7 +371,8 @@ def compute_clip(attrs: ClipAttrs, inputs: Sequence[Any], out_type: Type) -> lis
     from tvm import te, tirx, topi
 
     data = inputs[0]
-    low, high = (tirx.const(int(b) if b.is_integer() else b, data.dtype) for b in (attrs.a_min, attrs.a_max))
+    whole = str(data.dtype).startswith(("int", "uint"))  # others' bounds may be integers beyond 64 bits
+    low, high = (tirx.const(int(b) if whole else b, data.dtype) for b in (attrs.a_min, attrs.a_max))
     return [
         te.compute(data.shape, lambda *i: at_most(at_least(data(*i), low), high), name="clip", tag=topi.tag.ELEMWISE)
     ]

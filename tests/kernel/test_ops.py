@@ -93,6 +93,7 @@ CASES = [
     ("abs", {"data": "float32[13,129]"}, {}),
     ("abs", {"data": "int16[7]"}, {}),
     ("clip", {"data": "float32[130,7]"}, {"a_min": -0.25, "a_max": 0.5}),
+    ("clip", {"data": "float32[130,7]"}, {"a_min": -1e30, "a_max": 3.4028234663852886e38}),
     ("clip", {"data": "int8[130]"}, {"a_min": -3, "a_max": 4}),
     *((op, {"lhs": "int8[50,7]", "rhs": "int8[7]"}, {}) for op in ("not_equal", "less", "less_equal", "greater_equal")),
     ("minimum", {"lhs": "float64[5,1]", "rhs": "float64[7]"}, {}),

@@ -570,6 +570,12 @@ def test_infinities_and_nan_agree_with_themselves_alone():
     assert not any(agree(*values) for values in wrong)
 
 
+def test_complex_outputs_are_compared():
+    expected = torch.fft.fft(torch.arange(8.0))
+    assert confirmation._agree([expected * 1.00001], [expected])
+    assert not confirmation._agree([expected.conj()], [expected])
+
+
 def test_a_graph_is_timed_anew_where_that_is_asked_for_and_what_was_kept_of_it_goes(
     whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -367,6 +367,9 @@ def test_a_library_is_run_unless_it_is_for_another_processor_or_that_is_refused(
     with pytest.raises(SystemExit):
         main(["compile", str(path), "-o", str(out), "--target", "llvm -mcpu=haswell"])
     assert "not verified: it is for another processor" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["compile", str(path), "-o", str(out), "--target", "llvm -mcpu=haswell", "--verify"])
+    assert "is another processor than this one" in capsys.readouterr().err and out.exists()
 
 
 class Named(nn.Module):

@@ -57,6 +57,7 @@ COMPUTED = {
     "bools and numbers": (lambda b: [*comparisons(b, 2), *comparisons(b, 0.5), b + 2, b * 0.5], COUNTS > 0),
     "integers promoted": (lambda i: (i + 0.5, 0.5 - i, i * 1.0, torch.where(i > 1, i, 0.5)), COUNTS),
     "alpha": (lambda x, i: (torch.add(x, i, alpha=0.5), torch.sub(i, x, alpha=3), torch.add(i, i, alpha=3)), X, COUNTS),
+    "long ranges": (lambda i: (torch.arange(0, 300_000, 0.5), torch.arange(0.5, 300_000), i + 1), COUNTS),
     "numbers as tensors": (lambda i: (i + torch.full((8,), 3), i + torch.arange(0, 4, 0.5)), COUNTS),
     "a part longer than its axis": (lambda x: (x[:, :1_000_000] * 2, x[-1_000_000:] * 2), X),
     "vectors": (lambda x, y: (x @ y, x @ y[:, None], y[None] @ x), X[0], X[1]),

@@ -218,3 +218,18 @@ def test_products_of_one_operand_are_also_offered_as_one():
     assert f'attention({heads}){{"is_causal":true}}' in causal
     masked = keys(extract(decoder, (x, torch.zeros(2, 1, 1, 12))))
     assert f"attention_bias({heads},bias=float32[2,1,1,12])" in masked
+
+
+def test_extracting_many_times_leaves_dynamo_able_to_compile():
+    model = torch.nn.Linear(8, 8).eval()
+    for batch in range(2, 12):
+        assert len(extract(model, (torch.zeros(batch, 8),)).workloads) == 1
+    reached = []
+
+    def backend(module, inputs):
+        reached.append(module)
+        return module.forward
+
+    with torch.inference_mode():
+        torch.compile(model, backend=backend)(torch.zeros(3, 8))
+    assert reached

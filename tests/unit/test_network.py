@@ -257,3 +257,12 @@ def test_buffers_that_are_never_alive_together_share_a_place():
     found = share(lives)
     assert found[0] == found[2]
     assert len({found[0], found[1], found[3]}) == 3
+
+
+@pytest.mark.parametrize("step", [-1, -2, -7])
+def test_a_long_axis_is_taken_backwards(step: int) -> None:
+    x = Var("x", "float32[1,300001]")
+    given = np.arange(300_001, dtype=np.float32)[None]
+    for start, end in ((None, None), (290_500, None), (-3, None)):
+        taken = layer.take_slice(x, 1, start, end, step)
+        np.testing.assert_array_equal(evaluate(taken, {"x": given}), given[0, slice(start, end, step)])

@@ -70,8 +70,9 @@ LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     ),
     SpecializedCondition: st.builds(
         lambda n: SpecializedCondition(Dim("m") > n, (Dim("n") == 1) | (Dim("m") < 9)), st.integers(0, 99)),
-    Input: st.builds(Input, st.sampled_from(["data", "weight", "x.0"]),
-        st.sampled_from(["float32[8,m]", "int8[]"]), st.booleans()),
+    Input: st.builds(  # those of one name have one type
+        lambda named, constant: Input(*named, constant),
+        st.sampled_from([("data", "float32[8,m]"), ("weight", "int8[]"), ("x.0", "float32[8,m]")]), st.booleans()),
     str: st.text(max_size=20),
     int: st.integers(-(2**63), 2**63 - 1),
     float: st.floats(allow_nan=False, allow_infinity=False),
