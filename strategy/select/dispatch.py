@@ -29,8 +29,8 @@ from strategy.target import Target
 from strategy.workload import Workload
 
 MAX_CONDITIONS = 12
-_Instance = tuple[dict[str, int], Workload, Sequence[Measured]]
-"""Values of the dimensions, the workload of that size, and its measurements."""
+_Instance = tuple[dict[str, int], Workload, Sequence[Measured], str]
+"""Values of the dimensions, the workload of that size, its measurements, and what `select` answers for it."""
 
 
 class ShapeOnRecord(msgspec.Struct, frozen=True):
@@ -166,10 +166,12 @@ def dispatch(
     assumed = workload.assumptions
     for shape, found in database.instances(workload, target, device):
         binding = workload.match(shape)
-        if binding is not None and assumed.evaluate(binding):
-            measured = found if offered is not None else _of_all(usable, shape, target, found)
+        own = known if offered is not None else candidates(shape, target, libraries=libraries)
+        if binding is not None and assumed.evaluate(binding) and any(is_valid(c, shape) for c in own):
+            measured = found if offered is not None else _of_all(usable, own, found)
+            selected = choose(shape, target, own, found).implementation
             holds = tuple(bool(c.evaluate(binding)) for c in conditions)
-            by_combination.setdefault(holds, []).append((binding, shape, measured))
+            by_combination.setdefault(holds, []).append((binding, shape, measured, selected))
     assuming = {holds[:-1]: e for holds, e in satisfiable((*conditions, assumed), symbols) if holds[-1]}
     # The search may miss what is assumed, and is then over all sizes.
     examples = assuming or dict(satisfiable(conditions, symbols))
@@ -187,13 +189,13 @@ def dispatch(
 
 
 def _of_all(
-    usable: Sequence[Candidate], shape: Workload, target: Target, measured: Sequence[Measured]
+    usable: Sequence[Candidate], concrete: Sequence[Candidate], measured: Sequence[Measured]
 ) -> list[Measured]:
     """The measurements of one size under the versions of the symbolic candidates.
 
     A version contains its space's digest, and the spaces of one size and of symbols differ.
     """
-    own = {c.implementation: c.version for c in candidates(shape, target)}
+    own = {c.implementation: c.version for c in concrete}
     versions = {(c.implementation, own.get(c.implementation)): c.version for c in usable}
     return [
         msgspec.structs.replace(m, version=versions.get((m.implementation, m.version), m.version))
@@ -225,14 +227,14 @@ def _row(
         )
     unconditional = [msgspec.structs.replace(c, condition=None) for c in valid]
     shapes, medians, levels = [], [], set()
-    for binding, shape, measured in sorted(found, key=lambda f: sorted(f[0].items())):
+    for binding, shape, measured, selected in sorted(found, key=lambda f: sorted(f[0].items())):
         answer = choose(shape, table.target, unconditional, measured)
         if answer.level is not None:
             best = current(valid, measured)[answer.level]
             medians.append(best)
             levels.add(answer.level)
             times = {name: m.estimate.median_s for name, m in best.items()}
-            shapes.append(ShapeOnRecord(binding, times, answer.implementation))
+            shapes.append(ShapeOnRecord(binding, times, selected))
     names = tuple(c.implementation for c in valid)
     if not medians:
         winner = max(valid, key=lambda c: c.plevel)

@@ -216,6 +216,34 @@ def test_records_of_sizes_that_a_table_refuses_are_no_evidence() -> None:
     assert table.row(**table.rows[0].example) is table.rows[0]
 
 
+def test_a_shape_on_record_shows_the_answer_of_select_for_it() -> None:
+    symbolic = Workload.make("relu", {"data": "float32[m,768]"})
+    concrete = symbolic.bind({"m": 128})
+    own = {c.implementation: c for c in candidates(concrete, TARGET)}
+    everywhere = {c.implementation for c in candidates(symbolic, TARGET) if c.symbolic}
+    only = next(name for name in own if name not in everywhere)
+
+    class Both(Records):
+        def measured(self, w: Workload, target: Target, device: str | None) -> Sequence[Measured]:
+            return [
+                Measured(
+                    implementation=c.implementation, version=c.version, config=c.fallback, level=Level.TARGET,
+                    estimate=Estimate(s, s * 0.99, s * 1.01, 20),
+                )
+                for c in own.values() for s in [1e-6 if c.implementation == only else 2e-6]
+            ]  # fmt: skip
+
+        def instances(
+            self, w: Workload, target: Target, device: str | None
+        ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
+            return [(concrete, self.measured(concrete, target, device))]
+
+    (row,) = dispatch(symbolic, TARGET, Both({})).rows
+    (shape,) = row.shapes
+    assert shape.selected == select(concrete, TARGET, Both({})).implementation == only != row.implementation
+    assert row.dissent == (shape,)
+
+
 def test_a_dimension_without_conditions_does_not_make_another_inexact() -> None:
     found = dict(satisfiable([SpecializedCondition(m * 7 % 1000 == 321)], ("k", "m", "n")))
     assert found.keys() == {(True,), (False,)}
