@@ -220,11 +220,18 @@ def _array(tensor: Any) -> Any:
     found = tensor.detach().contiguous().cpu()
     if found.dtype == torch.bfloat16:
         return found.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return found.numpy()
+    try:
+        return found.numpy()
+    except TypeError as error:
+        raise NetworkError(f"a weight is of {_dtype(found)}, which plevel has no kernels for") from error
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _type(node: Any, value: torch.Tensor, at: Binding) -> str:
-    dtype = str(value.dtype).removeprefix("torch.")
+    dtype = _dtype(value)
     if dtype not in DTYPES:
         raise NetworkError(f"{node.name} is of {dtype}, which plevel has no kernels for")
     return f"{dtype}[{','.join(str(known(n, at)) for n in value.shape)}]"

@@ -44,7 +44,7 @@ def read_layer_norm(reader: Any, last: Node) -> tuple[Call, ...] | None:
     both = (variance, 0), (mean, 1)
     if not all(is_call(n, operator.getitem) and n.args == (of, place) for n, place in both):
         return None
-    if not (is_call(of, aten.var_mean.correction) and of.args[0] is data and _is_last(of.args[1], data)):
+    if not (is_call(of, aten.var_mean.correction) and of.args[0] is data and _is_last((*of.args, None)[1], data)):
         return None
     if of.kwargs.get("correction") != 0 or not of.kwargs.get("keepdim"):
         return None
@@ -76,7 +76,7 @@ def _root(node: Any) -> tuple[Any, float, tuple[Node, ...]]:
     if not is_call(node, aten.rsqrt.default):
         return None, 0.0, ()
     total = node.args[0]
-    if not is_call(total, aten.add.Tensor, aten.add.Scalar) or not isinstance(total.args[1], float):
+    if not is_call(total, aten.add.Tensor, aten.add.Scalar) or total.kwargs or not isinstance(total.args[1], float):
         return None, 0.0, ()
     return total.args[0], total.args[1], (total,)
 
@@ -90,6 +90,8 @@ def _is_reduced(node: Any, target: Any, of: Any) -> bool:
 
 
 def _is_last(axes: Any, data: Node) -> bool:
+    if not isinstance(axes, list | tuple):
+        return False  # None is all axes
     return is_plain(data) and list(axes) in ([-1], [len(extents(data)) - 1])
 
 

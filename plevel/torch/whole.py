@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
 from plevel.deployment import Draft, draft
@@ -37,6 +38,7 @@ from strategy.target import Target
 _FUNCTION = "plevel_graph"
 # A graph's text says all of what these do; a user's own function may have changed behind its name.
 _KNOWN = ("torch", "_operator", "builtins", "math")
+_OPERATORS = ("aten", "prims")
 
 
 class StaleError(Exception):
@@ -243,9 +245,12 @@ def _prefix(module: GraphModule, inputs: Sequence[Any], target: Target) -> str:
 
 
 def _owner(node: torch.fx.Node) -> str:
-    """The package of the function that a node calls; of others PyTorch."""
+    """The package of the function that a node calls, or an operator's namespace; of others PyTorch."""
     if node.op != "call_function":
         return "torch"
+    if isinstance(node.target, OpOverload | OpOverloadPacket):
+        namespace = str(node.target).partition(".")[0]
+        return "torch" if namespace in _OPERATORS else namespace
     of: Any = getattr(node.target, "__objclass__", node.target)
     return str(getattr(of, "__module__", "")).partition(".")[0]
 

@@ -28,7 +28,7 @@ from plevel.torch.frozen import compile_frozen
 from plevel.torch.plan import graph_digest, model_target
 from plevel.torch.store import folder
 from plevel.torch.verdict import Verdict, read_verdict, write_verdict
-from plevel.torch.whole import StaleError, draft_whole
+from plevel.torch.whole import StaleError, _prefix, draft_whole
 from service.store import migration
 from strategy.confirmation import Confirmation
 from strategy.network.graph import NetworkError
@@ -329,6 +329,42 @@ def test_norms_and_softmax_are_one_family_that_replaces_only_where_it_is_timed(r
         "softmax(data=float32[2,12,48])",
     }
     assert [len(s.workloads) for s in report.verdict.steps] == [1, 3]
+
+
+@pytest.mark.parametrize("over", ["a constant", "all", "alpha"])
+def test_what_is_nearly_a_norm_is_none(ratios, over: str) -> None:
+    class Norm(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(33, 33)
+            self.gamma = torch.nn.Parameter(torch.ones(33))
+
+        def forward(self, x):
+            x = self.linear(x)
+            squares = x.pow(2).mean(None if over == "all" else -1, keepdim=True)
+            return x * torch.rsqrt(torch.add(squares, 0.5, alpha=2 if over == "alpha" else 1)) * self.gamma
+
+    torch.manual_seed(0)
+    model, x = Norm().eval(), torch.randn(5, 33)
+    ratios += [[0.9] * 9] * 3
+    with torch.inference_mode():
+        found = torch.compile(model, backend=plevel)(x)
+        torch.testing.assert_close(found, model(x), atol=1e-5, rtol=1e-5)
+    keys = [row.workload.key for report in explain(model) for row in report.rows]
+    assert any(k.startswith("rms_norm") for k in keys) == (over == "a constant")
+
+
+def test_a_users_own_operator_may_change_behind_its_name() -> None:
+    with torch.library._scoped_library("plevel_test", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeImplicitAutograd")
+
+        def twice(x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.plevel_test.twice(x)
+
+        graph = torch.fx.symbolic_trace(twice)
+        with pytest.raises(NetworkError, match="twice, which is not PyTorch's own"):
+            _prefix(graph, (torch.ones(3),), model_target())
 
 
 def test_products_of_one_operand_are_merged_where_that_wins(ratios):

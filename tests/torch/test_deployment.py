@@ -355,6 +355,17 @@ def test_a_wrong_value_is_found_and_named_and_the_library_removed(
     assert not list(tmp_path.glob("model.[shj]*"))
 
 
+def test_results_that_vary_are_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path / "model.pt2", nn.Linear(16, 8).eval(), (torch.randn(3, 16),))
+    errors = [0.25]
+    monkeypatch.setattr(comparison, "error_of", lambda *_: errors.pop() if errors else 0.0)
+    assert compile_model(path, "-o", tmp_path / "model.so") == 1
+    assert "a second run agreed: its results vary" in capsys.readouterr().err
+    assert not list(tmp_path.glob("model.[shj]*"))
+
+
 def test_a_library_is_run_unless_it_is_for_another_processor_or_that_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

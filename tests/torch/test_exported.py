@@ -33,6 +33,7 @@ X = torch.linspace(-4, 4, 32).view(4, 8)
 ODD = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 1e38, 1e-3, -1.0, -0.9999999])
 IMAGE = torch.linspace(-1, 1, 2 * 4 * 6 * 6).view(2, 4, 6, 6).sin()
 COUNTS = torch.arange(32).view(4, 8) % 3
+HALVED = torch.ones(8).to(torch.float8_e4m3fn)
 BYTES, SCALES = (torch.arange(1024) % 251 - 125).to(torch.int8).view(16, 64), torch.arange(1, 17).bfloat16()
 
 
@@ -239,6 +240,7 @@ REFUSED = {
     "dropout_p": (lambda q: scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.ones(1, 2, 4, 8)),
     "its output 1 is used": (lambda x: max_pool2d(x, 2, return_indices=True), torch.ones(1, 2, 4, 4)),
     "complex64": (lambda x: x + torch.ones(8, dtype=torch.complex64), X),
+    "a weight is of float8_e4m3fn": (lambda x: x * HALVED.float(), X),
     "bits of integers": (lambda i: i & 3, COUNTS),
     "rounding_mode 'trunc'": (lambda i: torch.div(i, 2, rounding_mode="trunc"), COUNTS),
     "output_size \\(0, 2\\) has no pixels": (lambda x: adaptive_avg_pool2d(x, (0, 2)), IMAGE),
