@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,22 +14,22 @@ import onnx.numpy_helper
 import onnx.shape_inference
 
 from plevel.comparison import Reference, make_inputs
+from plevel.onnx.constant import compute
 from plevel.onnx.file import Symbols
 from plevel.onnx.operator import OPERATORS, Node
+from plevel.onnx.types import known_types, read_type
 from strategy.expr import Constant, Expr, Tuple, Var
 from strategy.network.graph import Network, NetworkError
 from strategy.network.plan import Port
-from strategy.network.size import MOST, NAMES, PROBED, make_sizes
+from strategy.network.size import MOST, NAMES, PROBED, Sizes, make_sizes
 from strategy.types import DTYPES, TensorType
 
-FOLDED = 1 << 28  # elements of a constant that is computed
 _OF_TYPES = frozenset({"Shape", "Size"})  # constant, whatever their input is
 # Drawn anew at each call; a Dropout is left to its operator.
 _RANDOM = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 })  # fmt: skip
-_OF_SIZES = frozenset({"ConstantOfShape", "Expand", "Range"})
-_SHOWN = 1024  # elements of a constant that may say how large an output is
+_OF_SIZES = frozenset({"ConstantOfShape", "Expand", "Range", "Slice"})
 
 @dataclass(frozen=True)
 class Unknown:
@@ -39,18 +39,20 @@ class Unknown:
     outputs: tuple[TensorType, ...]
 
 
-def import_model(model: Any, *, inferred: Any = None, symbolic: bool = False) -> tuple[Network, tuple[Unknown, ...]]:
+def import_model(
+    model: Any, *, inferred: Any = None, sizes: Sizes | None = None
+) -> tuple[Network, tuple[Unknown, ...]]:
     """The network of a checked model, and the nodes that it leaves out.
 
     Args:
         inferred: the model with the types of its values: what is left out is then an input of the rest. Without
             it, nothing may be left out.
-        symbolic: whether large extents stand for symbolic sizes.
+        sizes: those that large extents stand for.
 
     Raises:
         NetworkError: operators that plevel has none for, all at once; what one cannot compute; a missing value.
     """
-    return _Importer(model, inferred, symbolic).network()
+    return _Importer(model, inferred, sizes).network()
 
 
 def import_symbolic(model: Any, symbols: Symbols) -> Network:
@@ -69,7 +71,7 @@ def import_symbolic(model: Any, symbols: Symbols) -> Network:
     for sizes in make_sizes([(1, MOST)] * len(names), fixed):
         symbols.bind(sizes.probes)
         try:
-            found.append(replace(import_model(model, symbolic=True)[0], sizes=sizes))
+            found.append(import_model(model, sizes=sizes)[0])
         except NetworkError as error:
             listed = ", ".join(f"{n} is {name}" for n, name in zip(sizes.names, names, strict=True))
             raise NetworkError(f"{sizes.shown(error)}; {listed}: give sizes with --dim") from error
@@ -77,13 +79,14 @@ def import_symbolic(model: Any, symbols: Symbols) -> Network:
 
 
 class _Importer:
-    def __init__(self, model: Any, inferred: Any, symbolic: bool) -> None:
-        self.symbolic = symbolic
+    def __init__(self, model: Any, inferred: Any, sizes: Sizes | None) -> None:
+        self.sizes = sizes
+        self.limits: list[tuple[int, int]] = []
         self.graph = model.graph
         self.opsets = {o.domain or "ai.onnx": o.version for o in model.opset_import}
         self.values: dict[str, Expr] = {}
         self.unsized: set[str] = set()
-        self.inferred = None if inferred is None else _types(inferred.graph)
+        self.inferred = None if inferred is None else known_types(inferred.graph)
         self.unknown: list[Unknown] = []
         self.left: list[Var] = []
         self.read: dict[str, Expr] = {}
@@ -96,13 +99,17 @@ class _Importer:
         inputs = []
         for given in self.graph.input:
             if given.name not in self.values:
-                inputs.append(Var(given.name, _type(given)))
+                inputs.append(Var(given.name, read_type(given)))
                 self.values[given.name] = inputs[-1]
         for node in self.graph.node:
             self._add(node)
         outputs = {o.name: self._value(o.name, "the model's outputs") for o in self.graph.output}
         names = {value: name for name, value in self.values.items() if not isinstance(value, Tuple)}
-        return Network((*inputs, *self.left), self.read | outputs, names), tuple(self.unknown)
+        try:
+            sizes = self.sizes and self.sizes.limited(self.limits)
+        except ValueError as error:
+            raise NetworkError(str(error)) from error
+        return Network((*inputs, *self.left), self.read | outputs, names, sizes), tuple(self.unknown)
 
     def _refuse_unknown(self) -> None:
         known = {"", *(tensor.name for tensor in self.graph.initializer)}  # at compile time
@@ -134,7 +141,7 @@ class _Importer:
                 if function is None:
                     self._leave(node)
                     return
-                found = function(Node(node, self.opsets, symbolic=self.symbolic), *args)
+                found = function(Node(node, self.opsets, self.sizes, self.limits), *args)
                 made = list(found) if isinstance(found, tuple) else [found]
                 for value in made:
                     if value is not None:
@@ -164,29 +171,13 @@ class _Importer:
         if node.op_type in _RANDOM or not _is_standard(node):
             return None
         large = (x.size and np.abs(x).max() >= PROBED for x in arrays if x is not None)
-        if self.symbolic and node.op_type in _OF_SIZES and any(large):
+        if self.sizes is not None and node.op_type in _OF_SIZES and any(large):
             return None  # its output's extents may be symbolic
         if any(a.HasField("g") or a.graphs for a in node.attribute):
             return None
-        from onnx.reference import ReferenceEvaluator
-
         given = {n: x for n, x in zip(node.input, arrays, strict=True) if x is not None}
-        graph = onnx.helper.make_graph(
-            [node], "constant",
-            [_info(n, onnx.helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for n, x in given.items()],
-            [_info(n, 0) for n in node.output if n],
-        )  # fmt: skip
-        opsets = [onnx.helper.make_opsetid("" if d == "ai.onnx" else d, v) for d, v in self.opsets.items()]
-        model = onnx.helper.make_model(graph, opset_imports=opsets)
-        model.graph.initializer.extend(onnx.numpy_helper.from_array(x, n) for n, x in given.items() if x.size <= _SHOWN)
-        if _size(model, node.output) > FOLDED:
-            raise NetworkError(f"a constant of more than {FOLDED} elements")
-        try:
-            found = ReferenceEvaluator(model).run(None, given)
-        except Exception as error:
-            raise NetworkError(f"it cannot be computed: {type(error).__name__}: {error}") from error
-        left = iter(found)
-        return [_constant(np.asarray(next(left)), name) if name else None for name in node.output]
+        left = iter(compute(node, given, self.opsets, self.sizes))
+        return [_constant(next(left), name) if name else None for name in node.output]
 
     def _leave(self, node: Any) -> None:
         """Leave a node out: its outputs are inputs of what follows, and its inputs are outputs."""
@@ -206,19 +197,6 @@ class _Importer:
             self.left.append(Var(name, kind))
             self.values[name] = self.left[-1]
         self.unknown.append(Unknown(node, tuple(types)))
-
-
-def _info(name: str, kind: int, shape: Sequence[int] | None = None) -> Any:
-    return onnx.helper.make_tensor_value_info(name, kind, shape)
-
-
-def _size(model: Any, names: Iterable[str]) -> int:
-    """The elements of values, as far as their types can be inferred."""
-    try:
-        graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    except (onnx.shape_inference.InferenceError, RuntimeError) as error:
-        raise NetworkError(f"its size cannot be inferred: {error}") from error
-    return sum(kind.size for name, kind in _types(graph).items() if name in names)
 
 
 def _name(node: Any) -> str:
@@ -243,27 +221,6 @@ def _constant(array: Any, name: str) -> Constant:
     return Constant(np.asarray(array, order="C"))
 
 
-def _type(value: Any) -> str:
-    kind = value.type.tensor_type
-    if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
-        raise NetworkError(f"{value.name!r:.80} is no tensor of known rank")
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
-    if dtype not in DTYPES:
-        raise NetworkError(f"{value.name!r:.80} is of {dtype}, which plevel has no kernels for")
-    return f"{dtype}[{','.join(str(d.dim_value) for d in kind.shape.dim)}]"
-
-
-def _types(graph: Any) -> dict[str, TensorType]:
-    """The known types of a graph's values."""
-    found = {}
-    for value in (*graph.value_info, *graph.output):
-        dims = value.type.tensor_type.shape.dim
-        known = value.type.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in dims)
-        if known and value.type.tensor_type.elem_type:
-            found[value.name] = TensorType.parse(_type(value))
-    return found
-
-
 def run_model(model: Any, wanted: Sequence[str]) -> Reference:
     """The values of a model's outputs and of the `wanted` names, on random inputs.
 
@@ -272,7 +229,7 @@ def run_model(model: Any, wanted: Sequence[str]) -> Reference:
     from importlib.util import find_spec
 
     known = {t.name for t in model.graph.initializer}
-    ports = [Port(v.name, TensorType.parse(_type(v)), 0) for v in model.graph.input if v.name not in known]
+    ports = [Port(v.name, TensorType.parse(read_type(v)), 0) for v in model.graph.input if v.name not in known]
     inputs = make_inputs(ports)
     given = {p.name: array for p, array in zip(ports, inputs, strict=True)}
     outputs = [o.name for o in model.graph.output]

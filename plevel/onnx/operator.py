@@ -15,22 +15,26 @@ from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
+from strategy.network.size import MOST, Extent, Sizes
 
 Operator = Callable[..., Any]
 OPERATORS: dict[str, Operator] = {}
 
 
 class Node:
-    """A node's attributes, the version of its operator set, and whether the model has symbolic sizes.
+    """A node's attributes, the version of its operator set, and the model's symbolic sizes if it has any.
 
-    `count` is the number of its outputs, unnamed ones included.
+    `count` is the number of its outputs, unnamed ones included. To `limits` a node adds pairs of extents, of which the
+    first must be at most the second, whatever the sizes.
     """
 
-    def __init__(self, node: Any, opsets: Mapping[str, int], *, symbolic: bool = False) -> None:
+    def __init__(
+        self, node: Any, opsets: Mapping[str, int], sizes: Sizes | None, limits: list[tuple[int, int]]
+    ) -> None:
         self._attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         self.version = opsets.get(node.domain or "ai.onnx", 1)
         self.count = len(node.output)
-        self.symbolic = symbolic
+        self.sizes, self.limits = sizes, limits
 
     def get(self, name: str, default: Any = None) -> Any:
         found = self._attributes.get(name, default)
@@ -610,8 +614,24 @@ def _slice(node: Node, x: Expr, *given: Expr | None) -> Expr:
     for axis, start, end, step in zip(axes, starts or [], ends or [], steps or [1] * len(axes), strict=True):
         extent = extents(x)[axis]
         first = max(start, -extent) if step < 0 else start  # backwards from before the beginning it begins there
-        x = layer.take_slice(x, axis, first, end if node.symbolic else min(end, extent), step)
+        x = layer.take_slice(x, axis, first, _end(node, first, end, extent, step), step)
     return x
+
+
+def _end(node: Node, start: int, end: int, extent: int, step: int) -> int:
+    """The end of a part of an axis; with symbolic sizes, it and the start are within the axis at every call."""
+    if node.sizes is None:
+        return min(end, extent)
+    of, first, last = (isinstance(node.sizes.encode(abs(n)), Extent) for n in (extent, start, end))
+    if (first and not of) or (last and (step < 0 or end < 0)):
+        raise NetworkError(f"a part of an axis of {extent} from {start} to {end} by {step}")
+    if of and start:
+        node.limits.append((start + 1 if start > 0 else -start, extent))
+    if not (of or last) or end >= MOST:
+        return min(end, extent)
+    if end >= 0:
+        node.limits.append((extent, end) if of and end > extent else (end, extent))
+    return end
 
 
 @_register("Split")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -76,7 +77,7 @@ class Sizes:
 
     def encode(self, extent: int) -> int | Extent:
         """An extent of the network's types as it depends on the sizes."""
-        return self._extent(_decode(extent, self.probes) or (((), extent),))
+        return self._extent(self._terms(extent))
 
     def bytes(self, kind: TensorType, each: int) -> int | Extent:
         """The bytes of a tensor, of elements of so many."""
@@ -85,6 +86,9 @@ class Sizes:
         for extent in self.encoded(kind):
             found = _multiply(found, ((none, extent),) if isinstance(extent, int) else extent.factors)
         return self._extent(found)
+
+    def _terms(self, extent: int) -> _Terms:
+        return _decode(extent, self.probes) or (((0,) * len(self.probes), extent),)
 
     def _extent(self, terms: _Terms) -> int | Extent:
         if any(any(powers) for powers, _ in terms):
@@ -111,6 +115,40 @@ class Sizes:
                 least = (n for n in range(lows[i], self.sizes[i].high) if extent.at((n,) * len(lows)) > 0)
                 lows[i] = next(least, self.sizes[i].high)
         return replace(self, sizes=tuple(replace(s, low=low) for s, low in zip(self.sizes, lows, strict=True)))
+
+    def limited(self, pairs: Iterable[tuple[int, int]]) -> Sizes:
+        """These sizes, within bounds at which the first extent of each pair is at most the second.
+
+        Raises:
+            ValueError: none are left; two sizes would have to be compared at each call.
+        """
+        found = self
+        for small, large in pairs:
+            terms = self._terms(large), _multiply(self._terms(small), (((0,) * len(self.probes), -1),))
+            gap = Extent(self.names, _add(*terms))
+            used = {i for powers, _ in gap.factors for i, power in enumerate(powers) if power}
+            shown = f"a part of an axis of {self.encode(large)} that reaches to {self.encode(small)}"
+            if len(used) > 1 and any(factor < 0 for _, factor in gap.factors):
+                raise ValueError(f"{shown}: which is greater depends on the call")
+            if len(used) == 1:
+                found = found._bounded(gap, used.pop())
+            if gap.at(found.least) < 0:
+                raise ValueError(f"{shown} at least")
+        return found
+
+    def _bounded(self, gap: Extent, place: int) -> Sizes:
+        """These sizes, one of them within bounds at which the gap, which depends on it alone, is not negative."""
+        own = self.sizes[place]
+        within = range(own.low, own.high + 1)
+
+        def holds(n: int) -> bool:
+            return gap.at((n,) * len(self.sizes)) >= 0
+
+        if not holds(own.low):
+            own = replace(own, low=within[min(bisect_left(within, True, key=holds), len(within) - 1)])
+        elif not holds(own.high):
+            own = replace(own, high=within[bisect_left(within, True, key=lambda n: not holds(n)) - 1])
+        return replace(self, sizes=(*self.sizes[:place], own, *self.sizes[place + 1 :]))
 
     def samples(self) -> list[tuple[int, ...]]:
         """A few sizes to try a library at: the least, some odd and even ones, and the greatest if it is small."""

@@ -18,6 +18,8 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from plevel.cli.main import main  # noqa: E402
 from plevel.cli.model_file import read_model  # noqa: E402
+from plevel.onnx.file import read_model as read_onnx  # noqa: E402
+from plevel.onnx.network import import_model, import_symbolic  # noqa: E402
 
 SAMPLE = Path(__file__).parents[1] / "data" / "model.onnx"  # of make_onnx.py
 
@@ -116,6 +118,110 @@ def test_a_fixed_extent_near_the_number_that_stands_for_a_symbolic_one_stays_fix
     assert "agree at sizes 1, 3, 8, 64 within" in capsys.readouterr().out
     inputs = json.loads((tmp_path / "tables.json").read_text())["inputs"]
     assert [i["shape"] for i in inputs] == [["n"], [311_000]]
+
+
+def of_sizes(tmp_path: Path, *nodes: Any, extents: tuple[Any, ...] = ("n", 4), **weights: Any) -> Path:
+    """A model of x, and of integers and tables by their names."""
+    graph = helper.make_graph(
+        list(nodes), "sizes", [helper.make_tensor_value_info("x", TensorProto.FLOAT, extents)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["height", "width"])],
+        [numpy_helper.from_array(np.asarray(w), name) for name, w in weights.items()],
+    )  # fmt: skip
+    path = tmp_path / "sizes.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+TABLE = np.arange(48, dtype="float32").reshape(12, 4)
+EXTENT = [helper.make_node("Shape", ["x"], ["shape"], end=1)]
+PARTS: dict[str, tuple[list[Any], dict[str, Any], list[int]]] = {
+    "of a table": (
+        [*EXTENT, helper.make_node("Slice", ["table", "zero", "shape"], ["rows"]),
+         helper.make_node("Add", ["x", "rows"], ["y"])],
+        {"table": TABLE}, [1, 12],
+    ),
+    "of a computed axis": (
+        [*EXTENT, helper.make_node("MatMul", ["table", "square"], ["made"]),
+         helper.make_node("Slice", ["made", "zero", "shape"], ["rows"]),
+         helper.make_node("Add", ["x", "rows"], ["y"])],
+        {"table": TABLE, "square": np.eye(4, dtype="float32")}, [1, 12],
+    ),
+    "up to a number": (
+        [helper.make_node("Slice", ["x", "zero", "few"], ["y"])], {"few": np.array([3])}, [3, 2**31 - 1],
+    ),
+    "from a number on": (
+        [helper.make_node("Slice", ["x", "few", "open"], ["y"])],
+        {"few": np.array([3]), "open": np.array([2**63 - 1])}, [4, 2**31 - 1],
+    ),
+    "up to a large number": (
+        [helper.make_node("Slice", ["table", "zero", "far"], ["rows"]),
+         helper.make_node("MatMul", ["x", "turned"], ["product"]),
+         helper.make_node("Slice", ["product", "zero", "far", "one"], ["wide"]),
+         helper.make_node("ReduceSum", ["rows"], ["sum"], keepdims=0),
+         helper.make_node("Add", ["wide", "sum"], ["y"])],
+        {"table": TABLE, "far": np.array([1_000_000]), "one": np.array([1]), "turned": TABLE.T}, [1, 2**31 - 1],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_of_an_axis_bounds_the_sizes(name: str, tmp_path: Path) -> None:
+    nodes, weights, bounds = PARTS[name]
+    model, symbols = read_onnx(of_sizes(tmp_path, *nodes, zero=np.array([0]), **weights), {})
+    network = import_symbolic(model, symbols)
+    assert network.sizes is not None
+    (size,) = network.sizes.within(v.tensor_type for v in network.outputs.values()).sizes
+    assert [size.low, size.high] == bounds
+
+
+def test_a_part_of_a_table_is_right_within_the_bounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes, weights, _ = PARTS["of a table"]
+    path, out = of_sizes(tmp_path, *nodes, zero=np.array([0]), **weights), tmp_path / "sizes.so"
+    assert call("compile", path, "-o", out, "--threads", "1", "--verify") == 0, capsys.readouterr().err
+    assert "agree at sizes 1, 3, 8, 12 within" in capsys.readouterr().out
+    assert json.loads(out.with_suffix(".json").read_text())["sizes"] == {"n": {"low": 1, "high": 12}}
+
+
+LOST: dict[str, list[Any]] = {
+    "lesser": [helper.make_node("Min", ["shape", "few"], ["end"])],
+    "greater": [helper.make_node("Max", ["shape", "few"], ["end"])],
+    "compared": [
+        helper.make_node("Less", ["shape", "few"], ["less"]),
+        helper.make_node("Where", ["less", "shape", "few"], ["end"]),
+    ],
+    "quotient": [
+        helper.make_node("Div", ["few", "shape"], ["none"]), helper.make_node("Add", ["none", "few"], ["end"]),
+    ],
+    "half precision": [
+        helper.make_node("Cast", ["shape"], ["half"], to=TensorProto.FLOAT16),
+        helper.make_node("IsInf", ["half"], ["infinite"]),
+        helper.make_node("Where", ["infinite", "few", "shape"], ["end"]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_what_a_number_makes_of_a_symbolic_size_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = of_sizes(
+        tmp_path, *EXTENT, *LOST[name], helper.make_node("Slice", ["table", "zero", "end"], ["rows"]),
+        helper.make_node("ReduceSum", ["rows"], ["sum"], keepdims=0), helper.make_node("Add", ["x", "sum"], ["y"]),
+        zero=np.array([0]), few=np.array([6]), table=TABLE,
+    )  # fmt: skip
+    assert call("compile", path, "-o", tmp_path / "sizes.so") == 2
+    said = capsys.readouterr().err
+    assert "something else of a symbolic size than a sum of products of sizes" in said
+    assert "n is n: give sizes with --dim" in said
+    import_model(read_onnx(path, {"n": 3})[0])
+
+
+def test_a_part_that_compares_two_sizes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = helper.make_node("Shape", ["x"], ["other"], start=1)
+    part = helper.make_node("Slice", ["x", "zero", "other"], ["y"])
+    path = of_sizes(tmp_path, other, part, extents=("rows", "columns"), zero=np.array([0]))
+    assert call("compile", path, "-o", tmp_path / "sizes.so") == 2
+    assert "which is greater depends on the call" in capsys.readouterr().err
 
 
 def small(*nodes: Any, weight: Any = None, size: Any = 4) -> Any:

@@ -1,0 +1,98 @@
+"""Nodes of constants, computed by ONNX's own reference; numbers among them may stand for symbolic sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+import onnx.shape_inference
+
+from plevel.onnx.types import known_types
+from strategy.network.graph import NetworkError
+from strategy.network.size import Extent, Sizes
+
+FOLDED = 1 << 28  # elements of a constant that is computed
+_SHOWN = 1024  # elements of a constant that may say how large an output is
+_TRIED = ((1, 1, 1), (2, 3, 5), (7, 5, 3))  # equal, smaller and greater than each other, below most numbers
+
+Given = Mapping[str, np.ndarray]
+
+
+def compute(node: Any, given: Given, opsets: Mapping[str, int], sizes: Sizes | None) -> list[np.ndarray]:
+    """The outputs of a node, unnamed ones left out.
+
+    Args:
+        given: its inputs.
+        sizes: those that large numbers of the inputs may stand for.
+
+    Raises:
+        NetworkError: an output that is too large or of unknown size; what the reference refuses; one that depends on
+            a symbolic size otherwise than as a sum of products of sizes, such as the lesser of a size and a number.
+    """
+    found = _run(node, given, opsets)
+    if sizes is not None and any(_is_symbolic(array, sizes) for array in given.values()):
+        for values in (tried[: len(sizes.probes)] for tried in _TRIED):
+            actual = _run(node, {name: _at(array, sizes, values) for name, array in given.items()}, opsets)
+            if not all(map(np.array_equal, (_at(array, sizes, values) for array in found), actual)):
+                raise NetworkError("it makes something else of a symbolic size than a sum of products of sizes")
+    return found
+
+
+def _run(node: Any, given: Given, opsets: Mapping[str, int]) -> list[np.ndarray]:
+    from onnx.reference import ReferenceEvaluator
+
+    graph = onnx.helper.make_graph(
+        [node], "constant",
+        [_info(n, onnx.helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for n, x in given.items()],
+        [_info(n, 0) for n in node.output if n],
+    )  # fmt: skip
+    imports = [onnx.helper.make_opsetid("" if d == "ai.onnx" else d, v) for d, v in opsets.items()]
+    model = onnx.helper.make_model(graph, opset_imports=imports)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(x, n) for n, x in given.items() if x.size <= _SHOWN)
+    if _size(model, node.output) > FOLDED:
+        raise NetworkError(f"a constant of more than {FOLDED} elements")
+    try:
+        with np.errstate(all="ignore"):  # infinities and NaN are values
+            return [np.asarray(array) for array in ReferenceEvaluator(model).run(None, dict(given))]
+    except Exception as error:
+        raise NetworkError(f"it cannot be computed: {type(error).__name__}: {error}") from error
+
+
+def _is_symbolic(array: np.ndarray, sizes: Sizes) -> bool:
+    return array.size <= _SHOWN and any(isinstance(_encode(v, sizes), Extent) for v in array.reshape(-1).tolist())
+
+
+def _at(array: np.ndarray, sizes: Sizes, values: Sequence[int]) -> np.ndarray:
+    """A constant as it is at these values of the sizes."""
+    if not _is_symbolic(array, sizes):
+        return array
+    found = [_encode(value, sizes) for value in array.reshape(-1).tolist()]
+    each = [
+        (-extent.at(values) if value < 0 else extent.at(values)) if isinstance(extent, Extent) else value
+        for value, extent in zip(array.reshape(-1).tolist(), found, strict=True)
+    ]
+    return np.array(each, array.dtype).reshape(array.shape)
+
+
+def _encode(value: Any, sizes: Sizes) -> int | Extent | None:
+    """The size that a number, or its opposite, stands for; None where it is no whole one."""
+    if isinstance(value, float) and not value.is_integer():
+        return None
+    return sizes.encode(abs(int(value))) if isinstance(value, int | float) else None
+
+
+def _info(name: str, kind: int, shape: Sequence[int] | None = None) -> Any:
+    return onnx.helper.make_tensor_value_info(name, kind, shape)
+
+
+def _size(model: Any, names: Sequence[str]) -> int:
+    """The elements of values, as far as their types can be inferred."""
+    try:
+        graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    except (onnx.shape_inference.InferenceError, RuntimeError) as error:
+        raise NetworkError(f"its size cannot be inferred: {error}") from error
+    return sum(kind.size for name, kind in known_types(graph).items() if name in names)

@@ -1,0 +1,32 @@
+"""Types of a model's values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx.helper
+
+from strategy.network.graph import NetworkError
+from strategy.types import DTYPES, TensorType
+
+
+def read_type(value: Any) -> str:
+    """A value's type as text; raise `NetworkError` where it has no known rank, or a dtype without kernels."""
+    kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
+        raise NetworkError(f"{value.name!r:.80} is no tensor of known rank")
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+    if dtype not in DTYPES:
+        raise NetworkError(f"{value.name!r:.80} is of {dtype}, which plevel has no kernels for")
+    return f"{dtype}[{','.join(str(d.dim_value) for d in kind.shape.dim)}]"
+
+
+def known_types(graph: Any) -> dict[str, TensorType]:
+    """The known types of a graph's values."""
+    found = {}
+    for value in (*graph.value_info, *graph.output):
+        dims = value.type.tensor_type.shape.dim
+        known = value.type.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in dims)
+        if known and value.type.tensor_type.elem_type:
+            found[value.name] = TensorType.parse(read_type(value))
+    return found
