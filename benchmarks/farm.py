@@ -215,7 +215,11 @@ def report_of(leases: list[Held]) -> bytes:
 
 
 class Trips:
-    """Observations of simulated workers between two moments, since they do not all begin at once."""
+    """Observations of simulated workers between two moments, since they do not all begin at once.
+
+    Jobs count where they end, trips where they begin: else the rate would lack those under way at either end,
+    and slow ones from the latencies.
+    """
 
     def __init__(self, since: float, until: float) -> None:
         self.since = since
@@ -226,8 +230,9 @@ class Trips:
 
     def add(self, began: float, leased: float, jobs: int) -> None:
         ended = time.perf_counter()
-        if began >= self.since and ended <= self.until:
+        if self.since <= ended <= self.until:
             self.jobs += jobs
+        if self.since <= began < self.until:
             self.leases_s.append(leased - began)
             self.reports_s.append(ended - leased)
 

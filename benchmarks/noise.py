@@ -311,7 +311,7 @@ def show_path(path: Bench, sessions: int) -> None:
     quiet, times = rank(path, jobs)
     with compiling(path.cores.building):
         loaded, busy = rank(path, jobs)
-    moved = statistics.median(b / q - 1 for q, b in zip(times, busy, strict=True))
+    moved = statistics.median(abs(b / q - 1) for q, b in zip(times, busy, strict=True))
     rows: list[list[Cell]] = [
         ["median of one kernel through the whole path", (statistics.median(through), "s"), None],
         ["width of the middle 90 % of its medians", (spread(through), "%"), None],

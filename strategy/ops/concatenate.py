@@ -258,15 +258,17 @@ def split(data: Expr, indices: int | Sequence[int], axis: int = 0) -> tuple[Expr
         The parts, one more than there are indices.
 
     Raises:
-        ExprError: the extent is not divided by the number of parts.
+        ExprError: data has no such axis, or its extent is not divided by the number of parts.
     """
     if isinstance(indices, int):
         kind = data.tensor_type
-        extent = kind.shape[axis]
-        if indices < 1 or not extent.is_constant or int(extent) % indices:
-            raise ExprError(f"split: axis {axis} of {kind} has no {indices} equal parts: name where each begins")
+        if not -kind.ndim <= axis < kind.ndim:
+            raise ExprError(f"split: axis {axis} is not one of {kind}: give one from {-kind.ndim} to {kind.ndim - 1}")
         if indices == 1:
             return (data,)
+        extent = kind.shape[axis]
+        if indices < 1 or not extent.is_constant or int(extent) < indices or int(extent) % indices:
+            raise ExprError(f"split: axis {axis} of {kind} has no {indices} equal parts: name where each begins")
         indices = range(int(extent) // indices, int(extent), int(extent) // indices)
     parts = call("split", data, indices=tuple(indices), axis=axis)
     return tuple(TupleGetItem(parts, i) for i in range(len(indices) + 1))

@@ -473,6 +473,15 @@ def test_split_into_equal_parts():
         split(Var("x", "float64[2,6]"), 4, axis=1)
 
 
+def test_split_of_an_axis_without_equal_parts():
+    empty = Var("x", "float64[2,0]")
+    with pytest.raises(ExprError, match=r"axis 1 of float64\[2,0\] has no 4 equal parts"):
+        split(empty, 4, axis=1)
+    assert split(empty, 1, axis=1) == (empty,)
+    with pytest.raises(ExprError, match=r"axis 2 is not one of float64\[2,0\]: give one from -2 to 1"):
+        split(empty, 4, axis=2)
+
+
 def test_split_of_which_a_part_is_unused():
     def middle(x: Expr) -> Expr:
         _, part, last = split(x, (1, 3), axis=1)
