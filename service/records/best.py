@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from service.store import catalogue
 from service.store.sql import among, given_table, put_rows, values_of
 from service.store.tables import (
     Scope,
@@ -53,7 +54,6 @@ _CONFIGS = sa.select(*record.c["id", "config", "config_digest"]).where(among(rec
 _TEXTS = sa.select(record.c.id, sa.cast(record.c.config, sa.Text()).label("config")).where(
     among(record.c.id)
 )
-_DEVICES = sa.select(device.c.id, device.c.model, device.c.slot).where(among(device.c.id))
 
 
 class Change(NamedTuple):
@@ -177,12 +177,12 @@ def _places(connection: sa.Connection, changed: Iterable[Change]) -> dict[Place,
     """The rows that may change, each with the records that may change it."""
     changed = list(changed)
     ids = {c.device_id for c in changed if c.device_id is not None}
-    rows = connection.execute(_DEVICES, {"ids": ids}) if ids else ()
+    devices = catalogue.find_devices(connection, ids)
     scopes: dict[int | None, list[tuple[Scope, str]]] = {None: [(Scope.TARGET, "")]}
-    for row in rows:
-        scopes[row.id] = [(Scope.MODEL, row.model), (Scope.TARGET, "")]
-        if row.slot:  # a device, not only a model's name
-            scopes[row.id].append((Scope.DEVICE, str(row.id)))
+    for device_id in ids:
+        scopes[device_id] = [(Scope.MODEL, devices[device_id].model), (Scope.TARGET, "")]
+        if devices[device_id].slot:  # a device, not only a model's name
+            scopes[device_id].append((Scope.DEVICE, str(device_id)))
     places: dict[Place, list[Change]] = {}
     for change in changed:
         for scope, value in scopes[change.device_id]:

@@ -19,7 +19,7 @@ from service.records.batch import COLUMNS, Batch
 from service.records.known_id import MAX_KNOWN, KnownIds
 from service.store.db import Store
 from service.store.namespace import DEFAULT, key_within
-from service.store.sql import insert, put_rows
+from service.store.sql import add_rows, insert, put_rows
 from service.store.tables import advice, attachment, record
 
 BATCH = 4000  # records at most
@@ -161,8 +161,7 @@ class Importer:
                 connection, _ADVICE, advised, "(identity) DO NOTHING", clock=advice.c.recorded_at
             )
         if whole:
-            # Without a name of the key, which a partitioned table has only in its partitions.
-            put_rows(connection, COLUMNS, whole, "DO NOTHING", clock=record.c.recorded_at)
+            add_rows(connection, COLUMNS, whole, record.c.recorded_at)
             best.refresh(connection, [best.Change(*_changed(row)) for row in whole])
             tvm_history.lower(connection, [_attempt(row) for row in whole if row[_MEAN] is not None])
         return frozenset(rows)

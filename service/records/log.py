@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import msgspec
@@ -16,8 +15,8 @@ from service.records import best, tvm_history
 from service.records.origin import find_owners, identify
 from service.store import catalogue
 from service.store.row_cache import recall
-from service.store.sql import among, insert_for, now
-from service.store.tables import EntryState, device, job_entry, record, task
+from service.store.sql import among, now, put_rows
+from service.store.tables import EntryState, job_entry, record, task
 from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table
 from strategy.op_strategy import Candidate
@@ -51,8 +50,7 @@ def append(
     """
     pending = {(e.job_id, e.entry): e for e in entries if e.state == EntryState.PENDING}
     best.lock(connection, {entry.task_id for entry in pending.values()})
-    devices = connection.execute(_IDENTITIES, {"ids": {h.device_id for h in leases.values()}})
-    where = {row.id: row.identity for row in devices}
+    devices = catalogue.find_devices(connection, {h.device_id for h in leases.values()})
     environments = recall(
         connection, "environment", {_environment_key(r.results) for r in reports}, _put_environments
     )
@@ -65,7 +63,7 @@ def append(
                 continue
             stored.append(entry)
             results.append(result)
-            places.append(where[held.device_id])
+            places.append(devices[held.device_id].identity)
             held_by.append({
                 "lease_id": held.id, "worker_id": held.worker_id, "device_id": held.device_id,
                 "environment_id": environments[_environment_key(sent)], "session": sent.session,
@@ -87,9 +85,6 @@ def append(
     )  # fmt: skip
 
 
-_IDENTITIES = sa.select(device.c.id, device.c.identity).where(among(device.c.id))
-
-
 def _environment_key(sent: Results) -> bytes:
     return orjson.dumps(sent.environment, option=orjson.OPT_SORT_KEYS)
 
@@ -105,9 +100,7 @@ def append_references(connection: sa.Connection, held: Any, sent: Results) -> No
     """
     (owner, origin), = find_owners(connection, {held.job_id}).values()
     environment_id = catalogue.put_environment(connection, sent.environment)
-    where = connection.execute(
-        sa.select(device.c.identity).where(device.c.id == held.device_id)
-    ).scalar_one()
+    where = catalogue.find_devices(connection, {held.device_id})[held.device_id].identity
     workload_id = catalogue.put_workload(connection, REFERENCE)
     task_id = catalogue.put_task(
         connection, workload_id, owner.target_id, REFERENCE_KERNEL, None, origin.namespace
@@ -166,7 +159,7 @@ def _store(
         targets.append(origin.target)
     identify(connection, rows, targets, where)
     # A conflicting row is the same record, inserted concurrently.
-    connection.execute(_insertion(connection.dialect.name), rows)
+    put_rows(connection, _COLUMNS, [_values(row) for row in rows], "DO NOTHING", record.c.recorded_at)
     connection.execute(_DONE, {"ids": [e.id for e in entries]})
     return rows
 
@@ -200,9 +193,19 @@ def _believed(result: Result, least_s: float) -> Result:
 _DONE = sa.update(job_entry).where(among(job_entry.c.id)).values(state=EntryState.DONE)
 
 
-@cache
-def _insertion(dialect: str) -> sa.Insert:
-    return insert_for(dialect, record).values(recorded_at=now()).on_conflict_do_nothing()
+_COLUMNS = tuple(
+    record.c[
+        "identity", "source", "run_id", "task_id", "job_id", "entry", "policy_id", "phase", "seed", "config",
+        "config_digest", "error", "message", "samples_s", "median_s", "mean_s", "prepare_s", "build_s", "check_s",
+        "run_s", "code_digest", "measured_at", "extra", "lease_id", "worker_id", "device_id", "environment_id",
+        "session", "variant_id",
+    ]
+)  # fmt: skip
+
+
+def _values(row: dict[str, Any]) -> tuple[Any, ...]:
+    texts = {name: orjson.dumps(row[name]).decode() for name in ("config", "samples_s")}
+    return tuple(texts.get(c.name, row.get(c.name)) for c in _COLUMNS)
 
 
 def _described(owner: Any, entry: Any, result: Result) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import sqlalchemy as sa
 
 from service.formats.entry import Task as ImportedTask
 from service.store.namespace import DEFAULT, key_within
-from service.store.sql import insert, now, values_table
+from service.store.row_cache import recall
+from service.store.sql import among, insert, now, values_table
 from service.store.tables import (
     attachment,
     device,
@@ -205,6 +206,18 @@ def put_device(
         "fingerprint": dict(fingerprint), "created_at": now(), "seen_at": now(),
     }  # fmt: skip
     return _one(connection, device, {"identity": identity, "digest": digest_of(described)}, values)
+
+
+def find_devices(connection: sa.Connection, ids: Collection[int]) -> Mapping[int, Any]:
+    """The identity, device model and slot of devices by id."""
+    return recall(connection, "device", ids, _find_devices)
+
+
+_DEVICES = sa.select(*device.c["id", "identity", "model", "slot"]).where(among(device.c.id))
+
+
+def _find_devices(connection: sa.Connection, ids: Collection[int]) -> dict[int, Any]:
+    return {row.id: row for row in connection.execute(_DEVICES, {"ids": ids})}
 
 
 _TASK = ("workload_id", "target_id", "implementation", "version", "space_digest", "namespace")

@@ -13,6 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+_COPIED = 100  # rows from which COPY, which is three round trips, takes less time
 _ROWS = 100  # per statement on SQLite: a tenth faster than single rows; more gain nothing
 
 
@@ -85,12 +86,7 @@ def _postgresql_among(element: among, compiler: Any, **kw: Any) -> str:
 
 def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
     """An INSERT with `on_conflict_do_…`, in the connection's dialect."""
-    return insert_for(connection.dialect.name, table)
-
-
-def insert_for(dialect: str, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    """As `insert`, by the dialect's name, for statements that are built once."""
-    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
 
 
 def values_table(
@@ -134,7 +130,7 @@ def put_rows(
     connection: sa.Connection,
     columns: Sequence[sa.Column[Any]],
     rows: Sequence[Sequence[Any]],
-    on_conflict: str,
+    on_conflict: str | None,
     clock: sa.Column[Any] | None = None,
 ) -> None:
     """Insert many rows into a table with few statements.
@@ -143,23 +139,63 @@ def put_rows(
         connection: the transaction.
         columns: columns of one table, in the order of the values; JSON values are text.
         rows: the values.
-        on_conflict: the text after ON CONFLICT.
+        on_conflict: the text after ON CONFLICT; None makes a conflict an error.
         clock: one more column, set to the time of the database.
     """
     into, row, source = _insertion(connection.dialect, tuple(columns), clock)
+    conflict = "" if on_conflict is None else f" ON CONFLICT {on_conflict}"
     if connection.dialect.name == "sqlite":
         for begin in range(0, len(rows), _ROWS):
             some = rows[begin : begin + _ROWS]
             values = ", ".join([row] * len(some))
             connection.exec_driver_sql(
-                f"{into} VALUES {values} ON CONFLICT {on_conflict}",
+                f"{into} VALUES {values}{conflict}",
                 tuple(itertools.chain.from_iterable(some)),
             )
         return
     named = [f"c{i}" for i in range(len(columns))]
     data = [dict(zip(named, row, strict=True)) for row in rows]
     text = orjson.dumps(data, default=bytes.hex).decode()
-    connection.exec_driver_sql(f"{into} {source} ON CONFLICT {on_conflict}", (text,))
+    connection.exec_driver_sql(f"{into} {source}{conflict}", (text,))
+
+
+def add_rows(
+    connection: sa.Connection, columns: Sequence[sa.Column[Any]], rows: Sequence[Sequence[Any]], clock: sa.Column[Any]
+) -> None:
+    """As `put_rows`, of rows that are known to be new: on PostgreSQL by COPY, in three quarters of the time.
+
+    Raises:
+        IntegrityError: one of them is there already.
+    """
+    if connection.dialect.name == "sqlite" or len(rows) < _COPIED:
+        put_rows(connection, columns, rows, None, clock)
+        return
+    at = connection.scalar(sa.select(now()))
+    names = ", ".join([*(c.name for c in columns), clock.name])
+    text = "".join(["\t".join([*map(_copied, row), repr(at)]) + "\n" for row in rows])
+    statement = f"COPY {columns[0].table.name} ({names}) FROM STDIN"
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    errors = connection.dialect.loaded_dbapi.Error
+    try:
+        with driver.cursor() as cursor, cursor.copy(statement) as copy:
+            copy.write(text.encode())
+    except errors as error:  # SQLAlchemy has no COPY, so it does not translate its errors
+        raise sa.exc.DBAPIError.instance(
+            statement, None, error, errors, connection_invalidated=driver.closed, dialect=connection.dialect
+        ) from error
+
+
+_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
+
+
+def _copied(value: Any) -> str:
+    """A value in COPY's text format."""
+    if value is None:
+        return r"\N"
+    if isinstance(value, str):
+        return value.translate(_ESCAPES) if "\\" in value or not value.isprintable() else value
+    return rf"\\x{value.hex()}" if isinstance(value, bytes) else repr(value)
 
 
 @cache

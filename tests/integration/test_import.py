@@ -36,11 +36,13 @@ from service.formats import (
     read,
 )
 from service.records import exporter
+from service.records.batch import COLUMNS
 from service.records.filter import Wanted
 from service.records.importer import import_items
 from service.selection.database import RecordDatabase
 from service.store import migration
 from service.store.db import Store
+from service.store.sql import add_rows
 from service.store.tables import attachment, best, device, record, task
 from strategy.record import REFUTING, Device, ErrorKind, Phase, estimate
 from strategy.select import Level, Selection, select
@@ -276,6 +278,29 @@ def test_imports_at_the_same_time_agree(store: Store) -> None:
     assert sum(s.new for s in done) == count(store) == len({r.identity for r in rows})
     of_ours = {k[1:]: v[:3] for k, v in bests(store).items() if k[0][0] == FAST.implementation}
     assert of_ours == expected_best(rows[:120])
+
+
+@pytest.mark.parametrize("count", [3, 150], ids=["few", "many"])
+def test_texts_come_back_whatever_they_hold(store: Store, count: int) -> None:
+    texts = ["", "\t", "\\", r"\N", r"\.", "a\nb\r\n", r"\x00 \t", "é\u2028🙂", '"quoted" {json}', "\x7f\x1b[0m"]
+    rows = [
+        made(i, (), error=ErrorKind.RUNTIME, message=f"{texts[i % len(texts)]}{i}", worker=texts[i % len(texts)])
+        for i in range(count)
+    ]
+    assert import_items(store, rows).new == count
+    assert {(r.message, r.origin_worker) for r in table(store, record)} == {(r.message, r.worker or None) for r in rows}
+
+
+@pytest.mark.parametrize("count", [3, 150], ids=["few", "many"])
+def test_a_row_that_is_there_is_the_databases_error(store: Store, count: int) -> None:
+    import_items(store, [made(i) for i in range(count)])
+    stored = [tuple(r._mapping[c.name] for c in COLUMNS) for r in table(store, record)]
+    as_text = [tuple(json.dumps(v) if isinstance(v, (dict, list)) else v for v in row) for row in stored]
+    with pytest.raises(sa.exc.IntegrityError) as raised, store.write() as c:
+        add_rows(c, COLUMNS, as_text, record.c.recorded_at)
+    if not store.is_sqlite:
+        assert getattr(raised.value.orig, "sqlstate", None) == "23505"
+    assert len(table(store, record)) == count
 
 
 def test_what_a_database_cannot_keep_is_put_aside(store: Store) -> None:
