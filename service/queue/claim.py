@@ -1,4 +1,4 @@
-"""Claims: the queued jobs that a device gets, and their wire form.
+"""Claims: the queued jobs that a device gets.
 
 A claim is one conditional UPDATE, correct by itself on SQLite and PostgreSQL: of two claims of a job,
 the second finds it no longer queued. Functions run in the caller's transaction.
@@ -15,23 +15,8 @@ import sqlalchemy as sa
 
 from service.queue import rule
 from service.queue.place import Place
-from service.store.row_cache import recall
 from service.store.sql import among
-from service.store.tables import (
-    EntryState,
-    JobState,
-    job,
-    job_entry,
-    run,
-    task,
-    timing_policy,
-    worker_device,
-    workload,
-)
-from strategy.record import Job, JobEntry, Phase, TimingPolicy, convert
-from strategy.space import Config
-from strategy.target import Target
-from strategy.workload import Workload
+from service.store.tables import JobState, job, worker_device
 
 TOGETHER = 3  # requests from which a joint claim takes fewer statements
 NEXT = 200  # jobs at the head of a queue whose requirements are scanned
@@ -233,59 +218,3 @@ def _special() -> sa.Select[Any]:
 @cache
 def _claim_plain() -> sa.sql.dml.ReturningUpdate[Any]:
     return _taking(_head().where(~_IS_SPECIAL).with_for_update(skip_locked=True, key_share=True))
-
-
-_ENTRIES = (
-    sa.select(*job_entry.c["job_id", "entry", "task_id", "config", "best_s"])
-    .where(among(job_entry.c.job_id), job_entry.c.state == EntryState.PENDING)
-    .order_by(job_entry.c.job_id, job_entry.c.entry)
-)
-
-
-def wire_jobs(connection: sa.Connection, claimed: Sequence[Any]) -> dict[int, Job]:
-    """The wire form of claimed jobs with their open entries, by id."""
-    rows = connection.execute(_ENTRIES, {"ids": [c.id for c in claimed]}).all()
-    tasks = recall(connection, "implementation", {r.task_id for r in rows}, _find_implementations)
-    workloads = recall(connection, "workload", {c.workload_id for c in claimed}, _find_workloads)
-    targets = recall(connection, "run target", {c.run_id for c in claimed}, _find_targets)
-    policies = recall(connection, "policy", {c.policy_id for c in claimed}, _find_policies)
-    entries: dict[int, list[JobEntry]] = {}
-    for r in rows:
-        implementation, version = tasks[r.task_id]
-        entries.setdefault(r.job_id, []).append(
-            JobEntry(
-                index=r.entry, task_id=r.task_id, implementation=implementation, version=version,
-                config=Config(r.config), best_s=r.best_s,
-            )
-        )  # fmt: skip
-    return {
-        c.id: Job(
-            id=c.id, run_id=c.run_id, workload=workloads[c.workload_id], target=targets[c.run_id],
-            phase=Phase(c.phase), policy=policies[c.policy_id], seed=c.seed, attempt=c.attempts + 1,
-            entries=tuple(entries.get(c.id, ())),
-        )
-        for c in claimed
-    }  # fmt: skip
-
-
-def _find_implementations(
-    connection: sa.Connection, ids: Collection[int]
-) -> dict[int, tuple[str, str]]:
-    query = sa.select(task.c.id, task.c.implementation, task.c.version).where(among(task.c.id))
-    return {r.id: (r.implementation, r.version) for r in connection.execute(query, {"ids": ids})}
-
-
-def _find_workloads(connection: sa.Connection, ids: Collection[int]) -> dict[int, Workload]:
-    query = sa.select(workload.c.id, workload.c.body).where(among(workload.c.id))
-    return {r.id: convert(r.body, Workload) for r in connection.execute(query, {"ids": ids})}
-
-
-def _find_targets(connection: sa.Connection, ids: Collection[int]) -> dict[int, Target]:
-    """The targets of runs as requested: libraries and cache sizes are not part of a target's key."""
-    query = sa.select(run.c.id, run.c.request["target"].label("target")).where(among(run.c.id))
-    return {r.id: Target.parse(r.target) for r in connection.execute(query, {"ids": ids})}
-
-
-def _find_policies(connection: sa.Connection, ids: Collection[int]) -> dict[int, TimingPolicy]:
-    query = sa.select(timing_policy.c.id, timing_policy.c.body).where(among(timing_policy.c.id))
-    return {r.id: convert(r.body, TimingPolicy) for r in connection.execute(query, {"ids": ids})}

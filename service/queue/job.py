@@ -24,7 +24,7 @@ URGENT, NORMAL = 0, 10  # priorities: the lowest is leased first
 
 @dataclass(frozen=True)
 class NewEntry:
-    """A configuration to enqueue; `best_s` is the best median of its task so far."""
+    """A configuration to enqueue; `best_s` is the best median of its task in its run so far."""
 
     task_id: int
     config: Config

@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.errors import DeviceBusyError, LeaseLostError, ServiceError
-from service.queue import claim, fleet, retry
+from service.queue import claim, fleet, retry, wire_form
 from service.queue.place import Ask, Place, find_place
 from service.store import event
 from service.store.sql import among, now
@@ -123,7 +123,7 @@ def _make_leases(
             for _, place, row in taken
         ],
     )  # fmt: skip
-    jobs = claim.wire_jobs(connection, [row for _, _, row in taken])
+    jobs = wire_form.wire_jobs(connection, [(row, place.model) for _, place, row in taken])
     for i, _, row in taken:
         answer = answers[i]
         assert isinstance(answer, list)

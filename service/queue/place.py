@@ -39,6 +39,7 @@ class Place:
     worker_id: int
     device_id: int
     identity: str
+    model: str
     target_id: int
     operators: Operators
     token_id: int | None
@@ -67,7 +68,7 @@ def find_place(connection: sa.Connection, ask: Ask) -> Place:
 
 
 _PLACES = (
-    sa.select(worker_device, device.c.identity, worker.c.operators, worker.c.token_id)
+    sa.select(worker_device, *device.c["identity", "model"], worker.c.operators, worker.c.token_id)
     .join(device, device.c.id == worker_device.c.device_id)
     .join(worker, worker.c.id == worker_device.c.worker_id)
     .where(among(worker.c.id))
@@ -80,7 +81,7 @@ def _find_places(
     rows = connection.execute(_PLACES, {"ids": {worker_id for worker_id, _ in keys}})
     return {
         (r.worker_id, r.identity): Place(
-            r.worker_id, r.device_id, r.identity, r.target_id, r.operators, r.token_id
+            r.worker_id, r.device_id, r.identity, r.model, r.target_id, r.operators, r.token_id
         )
         for r in rows
     }

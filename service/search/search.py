@@ -127,6 +127,13 @@ class Search:
         self._pending.pop(key, None)
         self._told[key] = lower(self._told.get(key, math.nan), seconds)
 
+    def skip(self, config: Mapping[str, object]) -> None:
+        """Note that a configuration was timed where times do not compare: it is not proposed again."""
+        key = self._key(config)
+        if key is not None:
+            self._candidates.take(key)
+            self._pending.pop(key, None)
+
     def avoid(self, configs: Iterable[Mapping[str, object]]) -> None:
         """Mark configurations as pending: they are not proposed again."""
         for config in configs:

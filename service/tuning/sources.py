@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from service.records.best import standing
 from service.search.transfer import SOURCES, Source
-from service.store.tables import best, record, target, task, workload
+from service.store.tables import best, device, record, target, task, workload
 from strategy.record import ErrorKind, Phase, convert
 from strategy.space import Config, ConfigError, ConfigSpace
 from strategy.target import are_like
@@ -31,18 +32,20 @@ _ANOTHER_VERSION, _ANOTHER_TARGET, _ANOTHER_ATTRIBUTE, _ANOTHER_RANK = 0.1, 1.0,
 
 
 def find_sources(
-    connection: sa.Connection, task_id: int, counted: sa.ColumnElement[bool]
+    connection: sa.Connection, task_id: int, counted: sa.ColumnElement[bool], device_model: str
 ) -> list[Source]:
     """Sources of transfer learning for a task, the most similar first.
 
     They are records of the same implementation in this namespace, imported ones of that name included: of the
     task itself if they do not count as trials, of its other versions, and of other epilogues, targets and shapes.
+    Each device model's are a source of their own, as its times do not compare with others'.
     Up to `SOURCES` of this shape come first, then up to `SHAPES` others.
 
     Args:
         connection: the database.
         task_id: the task to tune.
         counted: the condition on records that count as trials.
+        device_model: the device model whose times the search is told.
     """
     own = connection.execute(_tasks().where(task.c.id == task_id)).one()
     asked = convert(own.body, Workload)
@@ -56,21 +59,37 @@ def find_sources(
         .limit(MOST_TASKS)
     ).all()  # fmt: skip
     here: list[Source] = []
-    shapes: list[Source] = []
+    shapes: list[list[Source]] = []
     theirs = {r.id: convert(r.body, Workload) for r in related}
     for relative in sorted(related, key=lambda r: (_distance(asked, theirs[r.id], own, r), -r.id)):
         if relative.has_space and _is_another_shape(asked, theirs[relative.id]):
             if len(shapes) < SHAPES:
-                shapes += _enough(_read_shape(connection, theirs[relative.id], relative))
+                found = _enough(_read_shape(connection, theirs[relative.id], relative, device_model))
+                shapes += [found] if found else []
         elif len(here) < SOURCES:
-            mine = counted if relative.id == task_id else None
+            mine = sa.and_(counted, device.c.model == device_model) if relative.id == task_id else None
             rows = _read(connection, relative.id, MOST_RECORDS, mine)
-            here += _enough(Source([Config(r.config) for r in rows], [r.median_s for r in rows]))
-    return here + shapes
+            here += _enough(
+                Source([Config(r.config) for r in group], [r.median_s for r in group])
+                for _, group in _by_model(rows, device_model)
+            )
+    return here[:SOURCES] + [source for found in shapes for source in found]
 
 
-def _enough(source: Source) -> list[Source]:
-    return [source] if len(source.configs) >= LEAST_RECORDS else []
+def place_name(target_id: int, device_model: str) -> str:
+    """The name of a target and a device model, by which a search tells where times are from."""
+    return f"{target_id} {device_model}".strip()
+
+
+def _enough(sources: Iterable[Source]) -> list[Source]:
+    return [source for source in sources if len(source.configs) >= LEAST_RECORDS]
+
+
+def _by_model(rows: Sequence[Any], first: str) -> Iterator[tuple[str, list[Any]]]:
+    """Records by device model, that of the search first, then those with the most records."""
+    models = Counter(r.model or "" for r in rows)
+    for model in sorted(models, key=lambda m: (m != first, -models[m], m)):
+        yield model, [r for r in rows if (r.model or "") == model]
 
 
 def find_champions(connection: sa.Connection, task_id: int) -> list[Config]:
@@ -117,7 +136,8 @@ def _read(
     connection: sa.Connection, task_id: int, most: int, counted: sa.ColumnElement[bool] | None = None
 ) -> Sequence[Any]:
     query = (
-        sa.select(record.c.config, record.c.median_s)
+        sa.select(record.c.config, record.c.median_s, device.c.model)
+        .outerjoin(device, device.c.id == record.c.device_id)
         .where(
             record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, standing(),
             sa.or_(record.c.error.is_(None), record.c.error.not_in(_CHANCE)),
@@ -131,18 +151,19 @@ def _read(
     return connection.execute(query).all()
 
 
-def _read_shape(connection: sa.Connection, of: Workload, one: Any) -> Source:
-    """Records of another shape, without those outside of its space."""
+def _read_shape(connection: sa.Connection, of: Workload, one: Any, device_model: str) -> Iterator[Source]:
+    """Records of another shape, without those outside of its space, by device model."""
     found = connection.execute(sa.select(task.c.space).where(task.c.id == one.id)).scalar_one()
     space = convert(found, ConfigSpace)
-    configs, seconds = [], []
-    for row in _read(connection, one.id, MOST_OF_SHAPE):
-        config = Config(row.config)
-        with contextlib.suppress(ConfigError):
-            space.digits(config)
-            configs.append(config)
-            seconds.append(row.median_s)
-    return Source(configs, seconds, of, str(one.target_id), space)
+    for model, rows in _by_model(_read(connection, one.id, MOST_OF_SHAPE), device_model):
+        configs, seconds = [], []
+        for row in rows:
+            config = Config(row.config)
+            with contextlib.suppress(ConfigError):
+                space.digits(config)
+                configs.append(config)
+                seconds.append(row.median_s)
+        yield Source(configs, seconds, of, place_name(one.target_id, model), space)
 
 
 def _is_another_shape(asked: Workload, other: Workload) -> bool:

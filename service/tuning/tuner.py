@@ -143,6 +143,9 @@ class Tuner(Background):
                 self._runs[run_id] = tuning_run.load(connection, run_id, self.model)
             tuning = self._runs[run_id]
             tuning_run.absorb(connection, tuning)
+            if tuning.is_overtaken:
+                tuning = self._runs[run_id] = tuning_run.load(connection, run_id, self.model)
+                tuning_run.absorb(connection, tuning)
             row = state.read_state(connection, run_id)
             open_jobs = jobs.open_jobs(connection, run_id)
             devices = fleet.count_alive(connection, tuning.target_id, self.settings.alive_s)

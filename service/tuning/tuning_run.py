@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,12 +17,14 @@ from service.store.tables import (
     EntryState,
     JobState,
     TaskState,
+    device,
     job,
     job_entry,
     record,
     run,
     run_task,
     task,
+    worker_device,
     workload,
 )
 from service.tuning import budget
@@ -34,7 +37,7 @@ from strategy.workload import Workload
 
 @dataclass
 class TuningTask:
-    """The tuner's state of a task of a live run."""
+    """The tuner's state of a task of a live run; its times are those of the run's device model."""
 
     id: int
     implementation: str
@@ -47,16 +50,17 @@ class TuningTask:
     best_s: float | None = None
     told: int = 0  # absorbed trials, including failures and configurations outside of the search
     chance: int = 0  # absorbed trials whose failure says nothing of the configuration
+    elsewhere: int = 0  # absorbed trials that were timed on another device model
     pending: int = 0
     taught: int = 0  # records of the run's other workloads when its sources were read
-    bests_s: list[float | None] = field(default_factory=list)  # the best after each absorbed trial
+    bests_s: list[float | None] = field(default_factory=list)  # the best after each absorbed trial, without those
 
     def arm(self, lead_s: float | None) -> budget.Arm:
         """The task's state for the budget, relative to the lowest time of its workload."""
         search = self.search
         assert search is not None
         return budget.Arm(
-            trials=self.told + self.pending, told=self.told - self.chance, best_s=self.best_s,
+            trials=self.told + self.pending, told=self.told - self.chance - self.elsewhere, best_s=self.best_s,
             lower_bound_s=search.lower_bound_s,
             gain=None if lead_s is None else search.expected_gain(lead_s),
             exhausted=search.exhausted or self.state is TaskState.EXHAUSTED,
@@ -77,15 +81,28 @@ def arms_of(group: Sequence[TuningTask]) -> tuple[list[budget.Arm], float | None
 
 @dataclass
 class TuningRun:
-    """The tuner's state of a live run, which can be rebuilt from the database."""
+    """The tuner's state of a live run, which can be rebuilt from the database.
+
+    Attributes:
+        device_model: the device model whose times are compared, the one with most trials when the run was loaded. Those
+            of others are sources of transfer learning.
+        timed: trials with a time, by device model.
+    """
 
     id: int
     request: RunRequest
     target_id: int
     policy_id: int
     tasks: list[TuningTask]
+    device_model: str = ""
+    timed: Counter[str] = field(default_factory=Counter)
     reference_done: bool = False
     changed: list[TuningTask] = field(default_factory=list)
+
+    @property
+    def is_overtaken(self) -> bool:
+        """True if another device model has more than twice as many trials: the run is to be loaded again."""
+        return max(self.timed.values(), default=0) > 2 * self.timed[self.device_model]
 
     def by_workload(self) -> dict[int, list[TuningTask]]:
         grouped: dict[int, list[TuningTask]] = {}
@@ -107,6 +124,7 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
     ).all()
     policy_id = catalogue.find_policy(connection, request.search_policy)
     counted = runs.trials_of(run_id, request, policy_id)
+    device_model = _find_model(connection, row.target_id, [r.id for r in rows], counted)
     tasks = []
     for r in rows:
         search = None
@@ -115,10 +133,10 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
             space = convert(r.space, ConfigSpace)
             champions = relative.find_champions(connection, r.id)
             if request.tuner == "model":
-                sources = relative.find_sources(connection, r.id, counted)
+                sources = relative.find_sources(connection, r.id, counted, device_model)
                 search = Search(
                     space, seed, model, sources, first=champions,
-                    workload=convert(r.body, Workload), target=str(r.target_id),
+                    workload=convert(r.body, Workload), target=relative.place_name(r.target_id, device_model),
                 )  # fmt: skip
             else:
                 search = Search(space, seed, first=champions)
@@ -138,20 +156,45 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
         .limit(1)
     )
     return TuningRun(
-        run_id, request, row.target_id, -1 if policy_id is None else policy_id, tasks,
+        run_id, request, row.target_id, -1 if policy_id is None else policy_id, tasks, device_model,
         reference_done=referenced is not None,
     )  # fmt: skip
 
 
+def _find_model(
+    connection: sa.Connection, target_id: int, tasks: Sequence[int], counted: sa.ColumnElement[bool]
+) -> str:
+    """The device model with most of the trials; without any, that of the newest device of the target."""
+    model = sa.func.coalesce(device.c.model, "")
+    found = connection.scalar(
+        sa.select(model)
+        .select_from(record)
+        .outerjoin(device, device.c.id == record.c.device_id)
+        .where(counted, record.c.task_id.in_(tasks), record.c.error.is_(None))
+        .group_by(model)
+        .order_by(sa.func.count().desc(), model)
+        .limit(1)
+    )
+    if found is None:
+        found = connection.scalar(
+            sa.select(device.c.model)
+            .join(worker_device, worker_device.c.device_id == device.c.id)
+            .where(worker_device.c.target_id == target_id)
+            .order_by(device.c.seen_at.desc(), device.c.id.desc())
+            .limit(1)
+        )
+    return found or ""
+
+
 def teach(store: Store, tuning: TuningRun, t: TuningTask) -> None:
-    """Give a search the records of the run's other workloads as sources of transfer learning.
+    """Give a search the records of the run's other workloads and device models as sources of transfer learning.
 
     They are read again whenever their number has doubled.
     """
     others = sum(
-        o.told
+        o.told if o.workload_id != t.workload_id else o.elsewhere
         for o in tuning.tasks
-        if o.implementation == t.implementation and o.workload_id != t.workload_id
+        if o.implementation == t.implementation
     )
     if t.search is None or tuning.request.tuner != "model":
         return
@@ -160,7 +203,7 @@ def teach(store: Store, tuning: TuningRun, t: TuningTask) -> None:
     t.taught = others
     counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
     with store.read() as connection:
-        t.search.teach(relative.find_sources(connection, t.id, counted))
+        t.search.teach(relative.find_sources(connection, t.id, counted, tuning.device_model))
 
 
 def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
@@ -183,7 +226,11 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
     wrong = best.refuted(connection, fresh) if fresh else set()
     for t in tuning.tasks:
         rows = connection.execute(
-            sa.select(*record.c["id", "job_id", "entry", "config", "error", "median_s", "config_digest"])
+            sa.select(
+                *record.c["id", "job_id", "entry", "config", "error", "median_s", "config_digest"],
+                sa.func.coalesce(device.c.model, "").label("model"),
+            )
+            .outerjoin(device, device.c.id == record.c.device_id)
             .where(counted, record.c.task_id == t.id, record.c.id > t.cursor)
             .order_by(record.c.id)
         ).all()
@@ -192,6 +239,12 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
             t.cursor = r.id
             t.told += 1
             median_s = None if (t.id, r.config_digest) in wrong else r.median_s
+            tuning.timed[r.model] += r.error is None
+            if median_s is not None and r.model != tuning.device_model:
+                t.elsewhere += 1
+                if t.search is not None:
+                    t.search.skip(Config(r.config))
+                continue
             if median_s is not None:
                 t.best_s = min(median_s, t.best_s or median_s)
             t.bests_s.append(t.best_s)

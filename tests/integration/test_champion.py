@@ -82,7 +82,7 @@ def test_then_those_of_the_call_with_other_epilogues(store: Store) -> None:
         (task_id,) = scene.tasks.values()
         assert [found["x"] for found in sources.find_champions(c, task_id)] == [5, 6, 7]
         # Their knobs mean the same: only another shape is learnt from by its dimensions.
-        read = sources.find_sources(c, task_id, sa.false())
+        read = sources.find_sources(c, task_id, sa.false(), "Model A")
     assert [len(s.configs) for s in read if s.workload is None] == [8]
     assert [s.workload for s in read if s.workload] == [shape(64, 128)]
 

@@ -152,7 +152,7 @@ def test_what_a_worker_measures_goes_where_its_run_is(store: Store) -> None:
             for name in (OTHER, DEFAULT)
         ]
         found = [
-            (len(sources.find_sources(c, i, sa.false())), len(sources.find_champions(c, i)))
+            (len(sources.find_sources(c, i, sa.false(), "Model A")), len(sources.find_champions(c, i)))
             for i in places
         ]
     assert found == [(1, 1), (0, 0)]

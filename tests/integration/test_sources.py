@@ -68,7 +68,7 @@ def found(store: Store, request: RunRequest) -> list[Source]:
     with store.read() as c:
         (task_id,) = scene.tasks.values()
         counted = runs.trials_of(scene.run_id, msgspec.structs.replace(request, force=True), None)
-        return relative.find_sources(c, task_id, counted)
+        return relative.find_sources(c, task_id, counted, "Model A")
 
 
 def test_the_most_alike_come_first(store: Store) -> None:
@@ -134,9 +134,29 @@ def test_trials_of_the_run_itself_are_no_source(store: Store) -> None:
     with store.read() as c:
         policy = c.scalar(sa.select(record.c.policy_id).limit(1))
         counted = runs.trials_of(scene.run_id, asked(WORKLOAD, trials=20), policy)
-        assert relative.find_sources(c, task_id, counted) == []
-        (own,) = relative.find_sources(c, task_id, sa.false())
+        assert relative.find_sources(c, task_id, counted, "Model A") == []
+        (own,) = relative.find_sources(c, task_id, sa.false(), "Model A")
     assert len(own.configs) == 9
+
+
+def test_each_device_model_is_a_source_of_its_own(store: Store) -> None:
+    for workload in (WORKLOAD, shape(96, 96)):
+        for model in ("Model B", "Model A"):
+            scene = Scene.make(store, asked(workload, force=True))
+            known = device(f"{model}/cpu:0-1", model=model)
+            worker = scene.register(known)
+            scene.enqueue(configs(9 if model == "Model A" else 12), FAST.implementation)
+            held = scene.leased(worker, known.identity)
+            scene.report(held, [timed(e) for e in held.job.entries])
+    scene = Scene.make(store, asked(WORKLOAD, force=True))
+    (task_id,) = scene.tasks.values()
+    with store.read() as c:
+        read = relative.find_sources(c, task_id, sa.false(), "Model A")
+        trials = relative.find_sources(c, task_id, sa.true(), "Model A")
+    assert [(len(s.configs), s.workload is None) for s in read] == [(9, True), (12, True), (9, False), (12, False)]
+    assert len({s.target for s in read[2:]}) == 2
+    # Trials of another device model are a source beside the search's own.
+    assert [len(s.configs) for s in trials] == [12, 9, 12]
 
 
 def test_imported_records_are_no_trials_though_they_have_the_policy(store: Store) -> None:

@@ -250,6 +250,61 @@ def test_each_device_model_has_finalists_of_its_own(farm: Farm) -> None:
     assert max((s for s in searched if s[0] == FAST.implementation), key=lambda s: seconds(*s)) in finals
 
 
+def test_times_of_different_device_models_are_not_compared(farm: Farm) -> None:
+    """Two models take jobs of both implementations, the second of which takes ten times as long."""
+    places = device(), device("host-b/cpu:0-1", model="Model B")
+    status = farm.ask(drawn(trials=64))
+    told: dict[str, list[tuple[float | None, float]]] = {p.model: [] for p in places}
+    best_s: dict[str, dict[str, float]] = {p.model: {} for p in places}
+    for turn in range(1000):
+        farm.tuner.step()
+        if farm.status(status.id).state is not RunState.RUNNING:
+            break
+        place = places[turn % 4 in (1, 2)]
+        farm.move_to(place)
+        factor = 1.0 if place is places[0] else 10.0
+
+        def answer(e: JobEntry, factor: float = factor) -> Result:
+            result = timed(e)
+            return msgspec.structs.replace(result, samples_s=tuple(factor * s for s in result.samples_s))
+
+        farm.answer = answer
+        if farm.work():
+            known = best_s[place.model]
+            for e in farm.jobs[-1]:
+                if e.best_s is not None:
+                    told[place.model].append((e.best_s, known[e.implementation]))
+            for e in farm.jobs[-1]:
+                took = factor * seconds(e.implementation, e.config)
+                known[e.implementation] = min(took, known.get(e.implementation, took))
+    # Workers are told what to beat on their own device model.
+    assert all(len(found) > 4 for found in told.values())
+    assert all(given >= known * 0.999 for found in told.values() for given, known in found)
+    tuning = farm.tuner._runs[status.id]
+    assert tuning.timed.keys() == {p.model for p in places}
+    for t in tuning.tasks:
+        if t.search is not None:
+            assert t.best_s == pytest.approx(best_s[tuning.device_model][t.implementation])
+            assert t.search.best_s == pytest.approx(t.best_s)
+            assert t.elsewhere > 0
+
+
+def test_a_run_turns_to_the_device_model_that_times_most(farm: Farm) -> None:
+    status = farm.ask(request(trials=48))
+    farm.go(status.id, 2)
+    assert farm.tuner._runs[status.id].device_model == "Model A"
+    farm.move_to(device("host-b/cpu:0-1", model="Model B"))
+    farm.go(status.id, 5)
+    tuning = farm.tuner._runs[status.id]
+    assert tuning.device_model == "Model B"
+    # What the first has timed is a source, and not tried again.
+    farm.go(status.id)
+    searched = [(e.implementation, e.config)
+                for entries, phase in zip(farm.jobs, farm.phases, strict=True)
+                for e in entries if phase is Phase.SEARCH]  # fmt: skip
+    assert len(searched) == len(set(searched)) == 49
+
+
 def test_a_run_out_of_time_measures_nothing_again(farm: Farm) -> None:
     farm.answer = unsure
     status = farm.ask(request(trials=60, timeout_s=1e-6))
