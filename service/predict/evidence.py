@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from service.search.predictor import Floats, Trials
 from service.store.catalogue import code_version, code_versions
 from service.store.namespace import DEFAULT
 from service.store.sql import among
-from service.store.tables import record, task, workload
+from service.store.tables import device, record, task, workload
 from strategy.record import Phase, convert, estimate
 from strategy.space import ConfigSpace
 from strategy.workload import Workload
@@ -28,6 +29,34 @@ MOST_SPACES = 256  # in memory
 MOST_RANKED = 200_000  # records that the accuracy is computed from
 
 RAN = (record.c.error.is_(None), record.c.phase != Phase.REFERENCE.value, standing())
+
+
+class DeviceModel(NamedTuple):
+    """A device model whose records a model is trained on, and the number of models that have any."""
+
+    name: str  # empty where the device is unknown, as of some imported records
+    of: int
+
+    @property
+    def condition(self) -> sa.ColumnElement[bool]:
+        """The condition on `record`."""
+        named = record.c.device_id.in_(sa.select(device.c.id).where(device.c.model == self.name))
+        return named if self.name else sa.or_(named, record.c.device_id.is_(None))
+
+
+def find_device_model(connection: sa.Connection, op: str, target_id: int) -> DeviceModel:
+    """The device model with the most records of an operator on a target: times of different ones do not compare."""
+    counted = (
+        sa.select(record.c.device_id, sa.func.count())
+        .where(among(record.c.task_id), *RAN)
+        .group_by(record.c.device_id)
+    )
+    names = {row.id: row.model for row in connection.execute(sa.select(device.c.id, device.c.model))}
+    records: Counter[str] = Counter()
+    for tasks in _read_tasks(connection, op, target_id):
+        for device_id, count in connection.execute(counted, {"ids": sorted(tasks)}):
+            records[names.get(device_id, "")] += count
+    return DeviceModel(max(sorted(records), key=lambda name: records[name], default=""), len(records))
 
 
 def read_trials(
@@ -57,14 +86,19 @@ def read_trials(
 
 
 def read_held_out(
-    connection: sa.Connection, op: str, target_id: int, is_held: Callable[[Workload], bool]
+    connection: sa.Connection, op: str, target_id: int, wanted: Sequence[sa.ColumnElement[bool]],
+    is_held: Callable[[Workload], bool],
 ) -> list[Trials]:
-    """Records of held-out workloads, with the uncertainty of their times: at most `MOST_RANKED`, evenly."""
+    """Records of held-out workloads, with the uncertainty of their times: at most `MOST_RANKED`, evenly.
+
+    Args:
+        wanted: further conditions on `record`.
+    """
     pages = (tasks.values() for tasks in _read_tasks(connection, op, target_id))
     held = [t for page in pages for t in page if is_held(convert(t.body, Workload))]
     counted = (
         sa.select(record.c.task_id, sa.func.count())
-        .where(among(record.c.task_id), *RAN)
+        .where(among(record.c.task_id), *RAN, *wanted)
         .group_by(record.c.task_id)
     )
     counts = {row[0]: row[1] for row in connection.execute(counted, {"ids": [t.id for t in held]})}
@@ -75,7 +109,7 @@ def read_held_out(
         if step:
             rows = connection.execute(
                 sa.select(*record.c["config", "median_s", "samples_s"]).where(
-                    record.c.task_id == one.id, record.c.id % step == 0, *RAN
+                    record.c.task_id == one.id, record.c.id % step == 0, *RAN, *wanted
                 )
             )
             found.append(_trials(one, ((r.config, r.median_s, _doubt(r.samples_s)) for r in rows)))
@@ -83,19 +117,24 @@ def read_held_out(
 
 
 class Counted(NamedTuple):
-    """The training data on record: records up to some id and after it, and all their workloads."""
+    """The training data on record: records up to some id and after it, and all their workloads.
+
+    Workloads that differ in their epilogues count as one, as they are held out together.
+    """
 
     before: int
     after: int
     workloads: int
 
 
-def count_trials(connection: sa.Connection, op: str, target_id: int, record_id: int) -> Counted:
+def count_trials(
+    connection: sa.Connection, op: str, target_id: int, record_id: int, wanted: Sequence[sa.ColumnElement[bool]]
+) -> Counted:
     """Count what `read_trials` reads."""
     old = sa.func.sum(sa.case((record.c.id <= record_id, 1), else_=0))
     counted = (
         sa.select(record.c.task_id, sa.func.count().label("all"), old.label("old"))
-        .where(among(record.c.task_id), *RAN)
+        .where(among(record.c.task_id), *RAN, *wanted)
         .group_by(record.c.task_id)
     )
     total = before = 0
@@ -103,7 +142,7 @@ def count_trials(connection: sa.Connection, op: str, target_id: int, record_id: 
     for tasks in _read_tasks(connection, op, target_id):
         for row in connection.execute(counted, {"ids": sorted(tasks)}):
             total, before = total + row.all, before + row.old
-            workloads.add(tasks[row.task_id].workload_id)
+            workloads.add(convert(tasks[row.task_id].body, Workload).anchor.key)
     return Counted(before, total - before, len(workloads))
 
 

@@ -23,7 +23,13 @@ import xgboost
 
 from service.errors import InvalidError, NotFoundError
 from service.predict.evaluation import evaluate
-from service.predict.evidence import Counted, count_trials, read_held_out, read_trials
+from service.predict.evidence import (
+    Counted,
+    count_trials,
+    find_device_model,
+    read_held_out,
+    read_trials,
+)
 from service.predict.forest import MOVE, LocalForest
 from service.predict.lineage import LEAST_OLD, TOLERANCE, UPDATE_ROUNDS, Base, Lineage
 from service.predict.spool import Spool, split
@@ -95,6 +101,9 @@ class _Training:
     ) -> None:  # fmt: skip
         self._store = store
         self._records = op, target_id
+        with store.read() as connection:
+            self._device_model = find_device_model(connection, op, target_id)
+        self._wanted = [self._device_model.condition]
         self._name = op, target_key
         self._folder = folder
         self._told = told
@@ -105,9 +114,9 @@ class _Training:
         said = "trained from nothing"
         if base is not None:
             with self._store.read() as connection:
-                counted = count_trials(connection, *self._records, base.lineage.newest)
+                counted = count_trials(connection, *self._records, base.lineage.newest, self._wanted)
                 versions = code_versions(connection, *self._records, DEFAULT)
-            reason = base.refuse(counted, versions)
+            reason = base.refuse(counted, versions, self._device_model.name)
             found = self._update(base, counted) if reason is None else reason
             if isinstance(found, dict):
                 return found
@@ -130,8 +139,8 @@ class _Training:
             trees = forest.grow("training", everything=True, start=None, rounds=ROUNDS)
         lineage = Lineage(
             held_below=held_below, newest=newest, records=spool.rows, full_records=spool.rows,
-            full_accuracy=evaluated["accuracy"], updates=0, said=said,
-            versions=versions,
+            full_accuracy=evaluated["accuracy"], updates=0, said=said + self._said_of,
+            versions=versions, device_model=self._device_model.name,
         )  # fmt: skip
         return {
             "records": spool.rows, "workloads": len(places), "columns": columns, "trees": trees,
@@ -163,16 +172,22 @@ class _Training:
         total = counted.before + counted.after
         lineage = msgspec.structs.replace(
             known, newest=newest, records=total, updates=known.updates + 1,
-            said=f"version {base.version}, updated with {counted.after:,} new records", versions=versions,
+            said=f"version {base.version}, updated with {counted.after:,} new records{self._said_of}",
+            versions=versions,
         )  # fmt: skip
         return {
             "records": total, "workloads": counted.workloads, "columns": columns, "trees": trees,
             "tested": tested, "lineage": to_json(lineage), **evaluated,
         }  # fmt: skip
 
+    @property
+    def _said_of(self) -> str:
+        name, of = self._device_model
+        return f"; on records of {name or 'an unknown device'}, the most of {of} device models" if of > 1 else ""
+
     def _spool(self, connection: sa.Connection, *wanted: sa.ColumnElement[bool]) -> Spool:
         spool = Spool(self._folder)
-        for task_id, trials in read_trials(connection, *self._records, wanted):
+        for task_id, trials in read_trials(connection, *self._records, [*self._wanted, *wanted]):
             spool.add(task_id, trials)
             self._told(f"reading: {spool.rows:,} records")
         spool.flush()
@@ -181,7 +196,7 @@ class _Training:
     def _evaluate(self, columns: str, tested: bytes, held_below: float) -> dict[str, Any]:
         self._told("ranking the held-out workloads")
         with self._store.read() as connection:
-            held = read_held_out(connection, *self._records, lambda w: split(w) < held_below)
+            held = read_held_out(connection, *self._records, self._wanted, lambda w: split(w) < held_below)
         model = Predictor.load(columns, tested)
         return {**_ranked(model.rank(held)), "evaluation": to_json(evaluate(model, held))}
 

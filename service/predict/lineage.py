@@ -33,6 +33,7 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
         updates: the number of updates since.
         said: the same for people.
         versions: of each implementation's code, whose records it was trained on.
+        device_model: the device model whose records it was trained on; None: of all, by an earlier version of plevel.
     """
 
     held_below: float
@@ -43,6 +44,7 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     updates: int
     said: str
     versions: dict[str, str] = {}
+    device_model: str | None = None
 
 
 class Base(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,12 +61,15 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
         skipped = {i for i in range(MOST_EXTENTS) if extent_name(i) not in self.columns}
         return Layout(self.columns, frozenset(skipped))
 
-    def refuse(self, counted: Counted, versions: Mapping[str, str]) -> str | None:
+    def refuse(self, counted: Counted, versions: Mapping[str, str], device_model: str) -> str | None:
         """The reason for training from nothing, empty where it goes without saying; None to update this model."""
         known, total = self.lineage, counted.before + counted.after
         changed = [name for name, code in known.versions.items() if versions.get(name) != code]
         if changed:
             return f"the code of {', '.join(sorted(changed))} has changed since version {self.version}"
+        if known.device_model != device_model:
+            theirs = "all device models" if known.device_model is None else known.device_model or "an unknown device"
+            return f"version {self.version} was trained on records of {theirs}"
         if total < LEAST_UPDATED or not counted.after:
             return ""
         if counted.before < LEAST_LEFT * known.records:

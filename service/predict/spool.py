@@ -42,8 +42,11 @@ _parts = msgspec.msgpack.Decoder(_Part)
 
 
 def split(workload: Workload) -> float:
-    """The place of a workload in [0, 1), by which it is held out or not: the same in each training."""
-    return int.from_bytes(hashlib.sha256(workload.key.encode()).digest()[:6], "big") / 2**48
+    """The place of a workload in [0, 1), by which it is held out or not: the same in each training.
+
+    And the same for all its epilogues: a model that knows one of them knows the others' order, too.
+    """
+    return int.from_bytes(hashlib.sha256(workload.anchor.key.encode()).digest()[:6], "big") / 2**48
 
 
 class Spool:
@@ -58,7 +61,7 @@ class Spool:
         self._task_id: int | None = None
         self.parts: list[Path] = []
         self.rows = 0
-        self.places: set[float] = set()  # of workloads, by `split`
+        self.places: set[float] = set()  # of workloads without their epilogues, by `split`
 
     @property
     def layout(self) -> Layout:

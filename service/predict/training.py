@@ -49,7 +49,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """The amount of training data on record for an operator on a target."""
+    """The training data on record for an operator on a target, of one device model.
+
+    Workloads that differ in their epilogues count as one.
+    """
 
     op: str
     target: str
@@ -59,12 +62,13 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 def count(connection: sa.Connection, op: str, target_key: str) -> Known:
     """Count the records that a model of an operator on a target would be trained on, and their workloads."""
-    from service.predict.evidence import count_trials  # which needs NumPy
+    from service.predict.evidence import count_trials, find_device_model  # which need NumPy
 
     target_id = connection.scalar(sa.select(target.c.id).where(target.c.key == target_key))
     if target_id is None:
         return Known(op=op, target=target_key, records=0, workloads=0)
-    found = count_trials(connection, op, target_id, 0)
+    wanted = [find_device_model(connection, op, target_id).condition]
+    found = count_trials(connection, op, target_id, 0, wanted)
     return Known(op=op, target=target_key, records=found.before + found.after, workloads=found.workloads)
 
 
@@ -81,8 +85,8 @@ def check(op: str, target_key: str, workloads: int) -> None:
     """Raise `InvalidError` if there are too few workloads for a model."""
     if workloads < LEAST_WORKLOADS:
         raise InvalidError(
-            f"{op} on {target_key}: {workloads} workloads on record, at least {LEAST_WORKLOADS} are "
-            "needed: tune more shapes"
+            f"{op} on {target_key}: {workloads} workloads on record, not counting epilogues, at least "
+            f"{LEAST_WORKLOADS} are needed: tune more shapes"
         )
 
 

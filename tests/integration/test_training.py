@@ -24,12 +24,21 @@ from service.store.db import Store
 from service.store.tables import LIVE, audit, cost_model, run, task
 from service.tuning import run as runs
 from strategy.op_strategy import Candidate
-from strategy.record import ErrorKind, JobEntry, Phase, Result, RunRequest, RunState, RunWorkload
+from strategy.record import (
+    Device,
+    ErrorKind,
+    JobEntry,
+    Phase,
+    Result,
+    RunRequest,
+    RunState,
+    RunWorkload,
+)
 from strategy.select import Reason, Selection, select
 from strategy.space import Config, ConfigSpace, Knob
-from strategy.workload import Input, Workload
+from strategy.workload import EpilogueStep, Input, Workload
 from tests.integration.process import Start
-from tests.integration.scene import OTHER_TARGET, TARGET, Scene, failed
+from tests.integration.scene import OTHER_TARGET, TARGET, Scene, device, failed
 from tests.limit import HANG_S
 
 pytestmark = pytest.mark.in_turn("url")
@@ -60,21 +69,23 @@ def seconds(workload: Workload, implementation: str, config: Config) -> float:
 
 def measure(
     store: Store, shapes: Sequence[tuple[int, int]], *, upside_down: Sequence[int] = (),
-    offered: tuple[Candidate, ...] = (TILED, PLAIN),
+    offered: tuple[Candidate, ...] = (TILED, PLAIN), place: Device | None = None,
+    epilogue: tuple[EpilogueStep, ...] = (),
 ) -> None:  # fmt: skip
     """Records of the whole space of all offered, for each shape; of some the slowest is the fastest."""
+    place = place or device()
     for i, one in enumerate(shapes):
-        workload = shape(*one)
+        workload = msgspec.structs.replace(shape(*one), epilogue=epilogue)
         asked = RunRequest(
             workloads=(RunWorkload(workload=workload, candidates=offered),),
             target=TARGET,
             force=True,
         )
         scene = Scene.make(store, asked)
-        worker = scene.register()
+        worker = scene.register(place)
         for name in scene.tasks:
             scene.enqueue(list(SPACE), name)
-            held = scene.leased(worker)
+            held = scene.leased(worker, place.identity)
 
             def timed(
                 e: JobEntry, workload: Workload = workload, flip: bool = i in upside_down
@@ -111,6 +122,37 @@ def test_a_model_answers_for_what_was_never_measured(store: Store) -> None:
         assert ModelRanker(c).rank(unseen, OTHER_TARGET, (TILED, PLAIN)) == []
 
 
+def test_a_model_is_of_the_device_model_with_the_most_records(store: Store) -> None:
+    """On the other model, the slowest configurations are the fastest."""
+    measure(store, SHAPES)
+    other = device("host-b/cpu:0-1", model="Model B")
+    measure(store, SHAPES[:6], place=other, upside_down=range(6))
+    model = learner.train(store, "filter", TARGET.key)
+    assert (model.records, model.workloads) == (len(SHAPES) * 2 * len(list(SPACE)), len(SHAPES))
+    assert model.accuracy > LEAST_ACCURACY
+    assert model.lineage == "trained from nothing; on records of Model A, the most of 2 device models"
+    assert ask(store, shape(512, 40)).implementation == TILED.implementation
+    measure(store, [*SHAPES[6:], (80, 48)], place=other, upside_down=range(2))
+    model = learner.train(store, "filter", TARGET.key)
+    assert (model.records, model.workloads) == (8 * 2 * len(list(SPACE)), 8)
+    assert model.lineage == (
+        "trained from nothing: version 1 was trained on records of Model A; on records of Model B, the most of 2 "
+        "device models"
+    )
+
+
+def test_epilogues_of_a_call_are_held_out_together(store: Store) -> None:
+    relu, tanh = ((EpilogueStep(name, (None,)),) for name in ("relu", "tanh"))
+    for epilogue in ((), relu, tanh):
+        measure(store, SHAPES[:5], offered=(TILED,), epilogue=epilogue)
+    model = learner.train(store, "filter", TARGET.key)
+    # One call is held out, with its three epilogues, none of which is trained on.
+    assert (model.workloads, model.held_out) == (5, 3)
+    assert split(shape(1, 2)) == split(msgspec.structs.replace(shape(1, 2), epilogue=relu))
+    with store.read() as c:
+        assert training.known(c, "filter", TARGET.key).workloads == 5
+
+
 def test_versions_count_and_the_newest_answers(store: Store) -> None:
     measure(store, SHAPES[:5])
     first, second = (learner.train(store, "filter", TARGET.key) for _ in range(2))
@@ -130,7 +172,7 @@ def test_a_model_is_trained_on_the_greatest_version_not_on_the_one_recorded_last
         measure(store, SHAPES, offered=(old,))
     with store.read() as c:
         target_id = c.scalar(sa.select(task.c.target_id).limit(1))
-        assert evidence.count_trials(c, "filter", target_id, 0) == (0, 2 * len(list(SPACE)), 2)
+        assert evidence.count_trials(c, "filter", target_id, 0, ()) == (0, 2 * len(list(SPACE)), 2)
 
 
 def test_a_model_of_older_code_does_not_answer_and_is_due_again(store: Store) -> None:
@@ -287,7 +329,7 @@ def test_a_service_trains_what_it_is_asked_for(store: Store, url: str, start: St
 
 def test_too_few_workloads_are_refused(store: Store) -> None:
     measure(store, SHAPES[:4])
-    with pytest.raises(InvalidError, match="4 workloads on record, at least 5"):
+    with pytest.raises(InvalidError, match="4 workloads on record, not counting epilogues, at least 5"):
         process.train_apart(store, "filter", TARGET.key)
     with pytest.raises(NotFoundError, match="no records: tune"):
         learner.train(store, "filter", OTHER_TARGET.key)
