@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from strategy.op_strategy import Candidate
 from strategy.record import Estimate, WireError, convert, to_json
 from strategy.select.evidence import Advised, History, Level, Measured
 from strategy.select.selection import Reason, Rival, Selection
@@ -178,6 +179,14 @@ class LockDatabase:
     ) -> Sequence[Measured]:
         found = self._lock.find(workload, target)
         return () if found is None else found.measured(target, device)
+
+    def kept(self, workload: Workload, target: Target, valid: Sequence[Candidate]) -> Selection | None:
+        """The lock's selection, None if its implementation or its version is not among the candidates."""
+        found = self._lock.find(workload, target)
+        versions = {c.implementation: c.version for c in valid}
+        if found is None or versions.get(found.implementation) != found.version:
+            return None
+        return found.selection(target)
 
     def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
         return ()  # a lock has the selection itself

@@ -24,6 +24,7 @@ from strategy.select.evidence import (
     current,
     doubtful,
 )
+from strategy.select.lock import LockDatabase
 from strategy.select.selection import Reason, Selection, rank_rivals
 from strategy.select.validity import valid_candidates
 from strategy.table import show_seconds
@@ -54,9 +55,13 @@ def select(
     shorter = ((w, database.measured(w, target, device)) for w in workload.shorter)
     tools = any(c.foreign for c in known)
     advised = database.advised(workload, target, device) if tools else ()
-    return choose(
+    found = choose(
         workload, target, known, database.measured(workload, target, device), ranker, shorter, advised
     )
+    if found.reason is Reason.PLEVEL and isinstance(database, LockDatabase):
+        # A lock has no evidence of what was not measured for the workload itself, but the selection.
+        return database.kept(workload, target, valid_candidates(workload, target, known)) or found
+    return found
 
 
 def choose(

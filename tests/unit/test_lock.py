@@ -10,11 +10,20 @@ import pytest
 from plevel.cli.lock import _compare, _line
 from strategy.op_strategy import Candidate
 from strategy.record import Estimate
-from strategy.select import Level, Measured, Selection, SelectionError, choose, select
+from strategy.select import (
+    Level,
+    Measured,
+    Prediction,
+    Reason,
+    Selection,
+    SelectionError,
+    choose,
+    select,
+)
 from strategy.select.lock import Lock, LockDatabase
 from strategy.space import Config
 from strategy.target import Target
-from strategy.workload import Input, Workload
+from strategy.workload import EpilogueStep, Input, Workload
 
 TARGET = Target.parse("llvm -mcpu=znver4 -num-cores=2")
 WORKLOAD = Workload("made_up", (Input("data", "float32[8,64]"),))
@@ -40,6 +49,29 @@ def test_what_was_not_measured_is_not_measured_in_the_lock() -> None:
     assert again.partial
     assert again.unmeasured == AT_DEVICE.unmeasured == ("new",)
     assert (again.implementation, again.config, again.level) == ("fast", AT_DEVICE.config, Level.DEVICE)
+
+
+def test_what_was_selected_without_measurements_is_selected_again() -> None:
+    """By advice, a cost model, or measurements of the call with a shorter epilogue, of which a lock has none."""
+    class Model:
+        def rank(self, workload: Workload, target: Target, valid: Sequence[Candidate]) -> list[Prediction]:
+            return [
+                Prediction(implementation=c.implementation, config=Config({"tile": 8}), median_s=s, sigma_log=0.1)
+                for s, c in enumerate(OFFERED, 1)
+            ]
+
+    relu = msgspec.structs.replace(WORKLOAD, epilogue=(EpilogueStep("relu", (None,)),))
+    of_call = [measured("fast", 1.0, Level.DEVICE)]
+    for before in (
+        choose(WORKLOAD, TARGET, OFFERED, (), Model()), choose(relu, TARGET, OFFERED, (), None, [(WORKLOAD, of_call)]),
+    ):
+        database = LockDatabase(Lock.read(Lock.make([before]).write()))
+        again = select(before.workload, TARGET, database, offered=OFFERED)
+        assert (again.implementation, again.config, again.reason) == ("fast", before.config, before.reason)
+        assert again.explanation == before.explanation
+        # Its code has changed since: a configuration of before may mean something else.
+        newer = [msgspec.structs.replace(OFFERED[0], version="2.0"), *OFFERED[1:]]
+        assert select(before.workload, TARGET, database, offered=newer).reason is Reason.PLEVEL
 
 
 def test_records_of_one_device_are_not_told_as_those_of_another() -> None:
