@@ -37,18 +37,23 @@ class ModelRanker:
 
     def rank(
         self, workload: Workload, target: Target, valid: Sequence[Candidate]
-    ) -> list[Prediction]:
-        """Predictions, the fastest first; empty if the model does not cover all candidates."""
+    ) -> list[Prediction] | str:
+        """Predictions, the fastest first, empty without a model; the reason if it does not cover all candidates."""
         row = self._find(workload.op, target.key)
-        if row is None or row.accuracy < LEAST_ACCURACY or not workload.is_constant:
+        if row is None or not workload.is_constant:
             return []
+        model = f"version {row.version} of the cost model"
+        if row.accuracy < LEAST_ACCURACY:
+            return f"{model} ranks {row.accuracy:.2f} of held-out pairs as measured, less than {LEAST_ACCURACY}"
         predictor = self._load(row)
         # Times of another version of the code are stale, in a model as on record.
         versions = (row.lineage or {}).get("versions", {})
-        for c in valid:
-            known = predictor.covers(workload, c.implementation)
-            if not known or versions.get(c.implementation) != code_version(c.version):
-                return []
+        unknown = [c.implementation for c in valid if not predictor.covers(workload, c.implementation)]
+        if unknown:
+            return f"{model} has seen no such records of {', '.join(unknown)}"
+        stale = [c.implementation for c in valid if versions.get(c.implementation) != code_version(c.version)]
+        if stale:
+            return f"{model} was trained on other code of {', '.join(stale)}: train it again"
         found = []
         for c in valid:
             config, log_s = predictor.best(workload, c.implementation, c.space)
@@ -64,7 +69,7 @@ class ModelRanker:
         """The newest model's row, None if there is none."""
         if (op, target_key) not in self._newest:
             self._newest[op, target_key] = self._connection.execute(
-                sa.select(*cost_model.c["id", "accuracy", "sigma_log", "columns", "digest", "lineage"])
+                sa.select(*cost_model.c["id", "version", "accuracy", "sigma_log", "columns", "digest", "lineage"])
                 .join(target_table, target_table.c.id == cost_model.c.target_id)
                 .where(cost_model.c.op == op, target_table.c.key == target_key)
                 .order_by(cost_model.c.version.desc())

@@ -155,8 +155,8 @@ class Ranker(Protocol):
 
     def rank(
         self, workload: Workload, target: Target, valid: Sequence[Candidate]
-    ) -> Sequence[Prediction]:
-        """Predictions, the fastest first; empty if the model does not cover the candidates."""
+    ) -> Sequence[Prediction] | str:
+        """Predictions, the fastest first, empty without a model; or the reason why the model gives none."""
         ...
 
 

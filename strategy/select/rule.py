@@ -113,8 +113,8 @@ def choose(
             f"without a time of {advice.source}'s, {_place(advice)}",
             rivals=rank_rivals(known, valid, {}),
         )  # fmt: skip
-    predictions = [] if ranker is None else list(ranker.rank(workload, target, valid))
-    if predictions:
+    predictions = () if ranker is None else ranker.rank(workload, target, valid)
+    if predictions and not isinstance(predictions, str):
         first = predictions[0]
         winner = next(c for c in valid if c.implementation == first.implementation)
         predicted = {p.implementation: p.median_s for p in predictions}
@@ -126,10 +126,11 @@ def choose(
             rivals=rank_rivals(known, valid, {}, predicted),
         )  # fmt: skip
     winner = max(valid, key=lambda c: c.plevel)
+    refused = f"{predictions}; " if isinstance(predictions, str) else ""
     return Selection(
         workload=workload, target=target, implementation=winner.implementation,
         version=winner.version, config=winner.fallback, reason=Reason.PLEVEL, level=None,
-        explanation=f"nothing is measured for this workload on {target}; {winner.implementation} has "
+        explanation=f"nothing is measured for this workload on {target}; {refused}{winner.implementation} has "
         f"the highest plevel ({winner.plevel}) of {len(valid)} valid, with its fallback configuration",
         rivals=rank_rivals(known, valid, {}),
     )  # fmt: skip

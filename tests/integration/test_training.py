@@ -182,7 +182,12 @@ def test_a_model_of_older_code_does_not_answer_and_is_due_again(store: Store) ->
         assert not trainer._is_due(c, "filter", TARGET.key)
     newer = tuple(msgspec.structs.replace(one, version=f"2.{SPACE.digest}") for one in (TILED, PLAIN))
     assert ask(store, shape(512, 40)).reason is Reason.PREDICTED
-    assert ask(store, shape(512, 40), newer).reason is Reason.PLEVEL
+    stale = ask(store, shape(512, 40), newer)
+    assert stale.reason is Reason.PLEVEL
+    assert (
+        f"version 1 of the cost model was trained on other code of {TILED.implementation}, {PLAIN.implementation}: "
+        f"train it again; {PLAIN.implementation} has the highest plevel"
+    ) in stale.explanation
     measure(store, SHAPES[:5], offered=newer)  # no more than the model was trained on
     with store.read() as c:
         assert trainer._is_due(c, "filter", TARGET.key)
@@ -214,7 +219,9 @@ def test_a_model_below_the_bar_does_not_answer(store: Store) -> None:
     model = learner.train(store, "filter", TARGET.key)
     assert model.accuracy < LEAST_ACCURACY
     assert not model.answers
-    assert ask(store, shape(512, 40)).reason is Reason.PLEVEL
+    answer = ask(store, shape(512, 40))
+    assert answer.reason is Reason.PLEVEL
+    assert f"ranks {model.accuracy:.2f} of held-out pairs as measured, less than 0.85" in answer.explanation
 
 
 def test_an_implementation_that_it_does_not_know_leaves_the_answer_to_the_plevel(
