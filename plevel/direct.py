@@ -51,7 +51,10 @@ def connect(
 
 @contextmanager
 def open_store(database: str) -> Generator[Store | None, None, None]:
-    """Open the database's store; None if the file does not exist, which is not created."""
+    """Open the database's store; None if the file does not exist, which is not created.
+
+    An SQLite file that this user cannot write is opened to read it.
+    """
     from plevel.embedded import require_service, sqlite_path
 
     path = sqlite_path(database)
@@ -60,11 +63,11 @@ def open_store(database: str) -> Generator[Store | None, None, None]:
         return
     require_service()
     from service.store import migration
-    from service.store.db import Store
+    from service.store.db import Store, may_write
 
     with _told():
         migration.check(database)
-        store = Store(database)
+        store = Store(database, read_only=path is not None and not may_write(path))
         try:
             yield store
         finally:

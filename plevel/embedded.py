@@ -69,7 +69,7 @@ class Embedded:
     """A service over `database` and, once `start_worker` is called, a worker: a context manager.
 
     Args:
-        database: an SQLAlchemy URL. A missing folder of an SQLite file is created.
+        database: an SQLAlchemy URL.
         logs: the folder for log files; default: this user's state directory.
 
     Raises:
@@ -267,10 +267,20 @@ def sqlite_path(database: str) -> Path | None:
 
 
 def make_folder(database: str) -> None:
-    """Create the folder of an SQLite file; raise `EmbeddedError` if that fails."""
+    """Create the folder of this user's own SQLite file; raise `EmbeddedError` if that fails.
+
+    Another file's folder must exist: its name may be mistyped.
+    """
+    from platformdirs import user_data_path
+
     path = sqlite_path(database)
-    if path is None:
+    if path is None or path.parent.is_dir():
         return
+    if path.parent != user_data_path("plevel", appauthor=False):
+        raise EmbeddedError(
+            f"database {path} cannot be created: there is no folder {path.parent}: create it, or name another "
+            "with --database"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -244,11 +244,12 @@ def _used(where: str, work: Callable[[Store], T]) -> T:
     """Check the database's schema, and return the result of `work` on it."""
 
     def ask(url: str) -> T:
-        from service.store import migration
-        from service.store.db import Store
+        from plevel.embedded import sqlite_path
+        from service.store import db, migration
 
         migration.check(url)
-        store = Store(url)
+        path = sqlite_path(url)
+        store = db.Store(url, read_only=path is not None and not db.may_write(path))
         try:
             return work(store)
         finally:

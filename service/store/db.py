@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import orjson
+import platformdirs
 import sqlalchemy as sa
 
 from service.errors import DatabaseError, InvalidError, OverloadedError
@@ -74,7 +76,8 @@ class Store:
 
     Args:
         url: the database; a missing SQLite file is created.
-        read_only: open it without changing it, as it may be another program's.
+        read_only: open it without changing it, as it may be another program's. It may then be an SQLite file that this
+            user cannot write, or in such a folder.
     """
 
     def __init__(self, url: str, *, read_only: bool = False) -> None:
@@ -84,12 +87,14 @@ class Store:
         self._writing: contextlib.AbstractContextManager[Any] = (
             threading.Lock() if self.is_sqlite else contextlib.nullcontext()
         )
+        self._read_only = read_only
+        source = self.url
         options: dict[str, Any] = {
             "json_serializer": lambda value: orjson.dumps(value).decode(),
             "json_deserializer": orjson.loads,
         }
         if self.is_sqlite:
-            _check_file(Path(str(self.url.database)))
+            source = _check_file(Path(str(self.url.database)), read_only=read_only)
             # More prepared statements than Python's default of 128.
             connect = {"check_same_thread": False, "timeout": 60.0, "cached_statements": 512}
             options |= {"connect_args": connect}
@@ -99,7 +104,7 @@ class Store:
             }  # fmt: skip
         # Last in, first out: the most recent connection has most statements prepared and rows cached.
         try:
-            self.engine = sa.create_engine(self.url, pool_use_lifo=True, **options)
+            self.engine = sa.create_engine(source, pool_use_lifo=True, **options)
         except ModuleNotFoundError as error:
             raise DatabaseError(
                 f"PostgreSQL needs {error.name}, which is not installed: pip install 'plevel[postgres]'"
@@ -124,7 +129,12 @@ class Store:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        """A transaction that writes."""
+        """A transaction that writes; raise `DatabaseError` if the store is read-only."""
+        if self._read_only:
+            raise DatabaseError(
+                f"database {show_url(self.url)} is not writable for this user: change the permissions of it and its "
+                "folder, or copy it elsewhere"
+            )
         with _translated(), self._writing, self._begin() as connection:
             yield connection
 
@@ -180,23 +190,26 @@ def _translated() -> Iterator[None]:
         raise DatabaseError("the database does not answer: all connections are waiting for it") from error
 
 
-def _check_file(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DatabaseError(
-            f"database {path} is not writable: its folder cannot be created ({error.strerror}): "
-            "name another with --database"
-        ) from error
+def may_write(path: Path) -> bool:
+    """Return whether this user can write an SQLite file, which needs its folder, too, for its write-ahead log."""
+    where = path if path.exists() else path.parent
+    return os.access(where, os.W_OK) and os.access(path.parent, os.W_OK)
+
+
+def _check_file(path: Path, *, read_only: bool) -> sa.URL:
+    """Check an SQLite file, create it if it is missing and may be, and return the URL to open it by."""
     if path.is_dir():
         raise DatabaseError(f"database {path} is a folder: name a file in it")
-    where = path if path.exists() else path.parent
-    # WAL mode creates files beside the database, so the folder must be writable too.
-    if not os.access(where, os.W_OK) or not os.access(path.parent, os.W_OK):
-        raise DatabaseError(
-            f"database {path} is not writable, which SQLite needs to read it, too: change the permissions of it and "
-            "its folder, copy it elsewhere, or ask a lock file (--lock)"
-        )
+    _check_folder(path)
+    url = sa.URL.create("sqlite", database=str(path))
+    if not may_write(path):
+        if not (read_only and path.exists()):
+            raise DatabaseError(
+                f"database {path} is not writable: change the permissions of it and its folder, or copy it elsewhere"
+            )
+        # Without a log, nobody has it open: it needs no files beside it, which this user cannot create.
+        how = {"mode": "ro"} if path.with_name(f"{path.name}-wal").exists() else {"immutable": "1"}
+        url = sa.URL.create("sqlite", database=f"file:{quote(str(path.absolute()))}", query={**how, "uri": "true"})
     # Other users of the host must not read tokens' digests and imported texts. SQLite's other files get the
     # same mode.
     try:
@@ -207,10 +220,31 @@ def _check_file(path: Path) -> None:
         raise DatabaseError(
             f"database {path} cannot be created ({error.strerror}): name another with --database"
         ) from error
-    if path.stat().st_size:
+    try:
         with path.open("rb") as file:
-            if file.read(16) != b"SQLite format 3\0":
+            if path.stat().st_size and file.read(16) != b"SQLite format 3\0":
                 raise DatabaseError(f"database {path} is not an SQLite file: name another")
+    except OSError as error:
+        raise DatabaseError(f"database {path} cannot be read ({error.strerror}): change its permissions") from error
+    return url
+
+
+def _check_folder(path: Path) -> None:
+    """Create the folder of this user's own database; another must exist, as its name may be mistyped."""
+    if path.parent.is_dir():
+        return
+    if path.parent != Path(platformdirs.user_data_dir("plevel")):
+        raise DatabaseError(
+            f"database {path} cannot be created: there is no folder {path.parent}: create it, or name another "
+            "with --database"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DatabaseError(
+            f"database {path} is not writable: its folder cannot be created ({error.strerror}): "
+            "name another with --database"
+        ) from error
 
 
 _PRAGMAS = (

@@ -344,7 +344,7 @@ def test_health(service: Service) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_said() -> None:
-    assert "not writable" in refused("--database", "/proc/nowhere/p.db", "--port", "0")
+    assert "there is no folder /proc/nowhere" in refused("--database", "/proc/nowhere/p.db", "--port", "0")
 
 
 def test_an_old_schema_is_said_where_migrating_is_off(tmp_path: Path) -> None:

@@ -137,6 +137,16 @@ def test_a_missing_file_is_one_line(
     assert not missing.exists()
 
 
+@pytest.mark.parametrize("name", MAKING)
+def test_a_missing_folder_is_one_line(name: str, called: Called, tmp_path: Path) -> None:
+    missing = tmp_path / "typo" / "x.db"
+    done = called(*arguments_of(name, tmp_path), "--database", f"sqlite:///{missing}")
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert f"there is no folder {missing.parent}: create it, or name another" in line
+    assert not missing.parent.exists()
+
+
 def test_the_user_s_own_file_may_still_be_missing(called: Called) -> None:
     assert called("select", *DENSE).returncode == 0
     assert called("records").returncode == 0
