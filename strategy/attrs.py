@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import math
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -16,6 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Self, Union, dataclass_transform
 
 from strategy.suggestion import suggest
+
+# Numbers that `to_json` writes as text: JSON has no infinity, and PostgreSQL's JSON no sign of zero.
+_WRITTEN = ("inf", "-inf", "-0.0")
 
 
 class AttrsError(ValueError):
@@ -60,8 +62,8 @@ class Field:
     def check(self, owner: str, value: Any) -> Any:
         """Return `value` in this field's normal form (lists become tuples); raise `AttrsError`."""
         value = _frozen(value)
-        if value in ("inf", "-inf") and float in _alternatives(self.type):
-            value = float(value)  # as `to_json` writes it, as JSON has no infinity
+        if value in _WRITTEN and float in _alternatives(self.type):
+            value = float(value)
         if not _is_a(value, self.type):
             raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: expected {self.type_name}")
         if value is None:
@@ -173,11 +175,8 @@ class Attrs:
 
     def to_json(self) -> dict[str, Any]:
         """The attributes that differ from their defaults, so that new attributes keep old keys."""
-        return {
-            name: _listed(getattr(self, name))
-            for name, declared in self._fields.items()
-            if getattr(self, name) != declared.default
-        }
+        found = {name: _listed(getattr(self, name)) for name in self._fields}
+        return {name: value for name, value in found.items() if value != _listed(self._fields[name].default)}
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
@@ -189,7 +188,7 @@ class Attrs:
         return tuple(getattr(self, name) for name in self._fields)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self._values() == other._values()
+        return type(self) is type(other) and _listed(self._values()) == _listed(other._values())
 
     def __hash__(self) -> int:
         return hash((type(self), self._values()))
@@ -200,6 +199,6 @@ class Attrs:
 
 
 def _listed(value: Any) -> Any:
-    if isinstance(value, float) and math.isinf(value):
+    if isinstance(value, float) and str(value) in _WRITTEN:
         return str(value)
     return [_listed(v) for v in value] if isinstance(value, tuple) else value

@@ -129,3 +129,20 @@ def test_numpy_scalars_are_numbers(value):
 def test_numpy_scalars_of_another_kind_are_refused(size):
     with pytest.raises(AttrsError, match="expected tuple"):
         PoolAttrs(size=(size, 3))
+
+
+def test_the_sign_of_a_zero_is_kept():
+    class FillAttrs(Attrs):
+        value: float = field(0.0, "What is filled in")
+        other: float = field(1.0, "Another")
+
+    negative = FillAttrs(value=-0.0, other=-0.0)
+    written = negative.to_json()
+    # As text: PostgreSQL's numbers have no negative zero.
+    assert json.loads(json.dumps(written)) == {"value": "-0.0", "other": "-0.0"}
+    read = FillAttrs.from_json(written)
+    assert [str(v) for v in (read.value, read.other)] == ["-0.0", "-0.0"]
+    assert read == negative
+    assert FillAttrs(value=-0.0) != FillAttrs() == FillAttrs(value=0.0)
+    assert FillAttrs(other=-0.0) != FillAttrs(other=0.0)
+    assert FillAttrs().to_json() == {}
