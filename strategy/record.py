@@ -467,6 +467,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     finished_at: float | None = None
     timing_s: float = 0.0  # part of the wall time that devices spent timing
+    idle_s: float = 0.0  # part of it in interruptions: a minute or more in which no worker had a job of it
     workers: int = 0  # live workers for this target
     interrupted: bool = False  # its service has ended before it
     message: str = ""  # the reason of its end, or what it is waiting for

@@ -56,8 +56,10 @@ def _ending(run: RunStatus) -> str:
 
     spent = ""
     if run.finished_at is not None and run.timing_s > 0:
-        took = show_duration(run.finished_at - run.created_at)
+        took = show_duration(run.finished_at - run.created_at - run.idle_s)
         spent = f" in {took}, {show_duration(run.timing_s)} of them timing"
+        if run.idle_s:
+            spent += f", beside interruptions of {show_duration(run.idle_s)}"
     return f"run        {run.id} is {run.state}{spent}: {run.message or 'no reason given'}"
 
 

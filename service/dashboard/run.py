@@ -92,6 +92,7 @@ def _values(
     leaders = [] if shown is None else query.leaders(connection, run_id, shown)
     workers = fleet.count_alive(connection, row.target_id, context.settings.alive_s)
     ended = row.finished_at
+    idle_s = run_status.idle_s(connection, row)
     elapsed_s = (row.now if ended is None else ended) - row.created_at
     progress = query.progress(connection, run_id, asked, told)
     return {
@@ -99,8 +100,8 @@ def _values(
         "interrupted": is_interrupted(connection, run_id),
         "progress": progress, "tried": query.tried(told),
         "shown": shown, "leaders": leaders, "failures": query.failures(connection, told),
-        "elapsed_s": elapsed_s,
-        "left_s": time_left_s(elapsed_s, progress["own"], asked.trials - progress["trials"]),
+        "elapsed_s": elapsed_s, "idle_s": idle_s, "worked_s": elapsed_s - idle_s,
+        "left_s": time_left_s(elapsed_s - idle_s, progress["own"], asked.trials - progress["trials"]),
         "flops": run_status.flops_of(leaders[0].workload) if leaders else None,
         "several_models": len({row.model for row in leaders if row.model}) > 1,
     }  # fmt: skip

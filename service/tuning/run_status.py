@@ -12,19 +12,22 @@ from service.records import ranking
 from service.records.ranking import Ranked
 from service.store import catalogue
 from service.store.namespace import DEFAULT
-from service.store.tables import LIVE, record, run, run_task, task, workload
+from service.store.sql import now
+from service.store.tables import LIVE, job, lease, record, run, run_task, task, workload
 from service.tuning.ownership import is_interrupted
 from service.tuning.run import trials_of, unknown_run
 from strategy.op import find_op
 from strategy.record import Phase, RunRequest, RunState, RunStatus, TaskStatus, convert
 from strategy.workload import Workload
 
+INTERRUPTION_S = 60.0  # from which a pause of a run is an interruption
+
 
 def status(
     connection: sa.Connection, run_id: int, alive_s: float, namespace: str | None = None
 ) -> RunStatus:
     """The status of a run, of any namespace if none is given; raise `NotFoundError`."""
-    query = sa.select(run).where(run.c.id == run_id)
+    query = sa.select(run, now().label("now")).where(run.c.id == run_id)
     if namespace is not None:
         query = query.where(run.c.namespace == namespace)
     row = connection.execute(query).one_or_none()
@@ -54,9 +57,32 @@ def status(
     return RunStatus(
         id=run_id, state=RunState(row.state), target=request.target, trials=request.trials,
         trials_done=min(done, request.trials), created_at=row.created_at,
-        finished_at=row.finished_at, timing_s=float(timing_s or 0.0), workers=workers,
-        interrupted=interrupted, message=message, tasks=tuple(tasks),
+        finished_at=row.finished_at, timing_s=float(timing_s or 0.0),
+        idle_s=idle_s(connection, row), workers=workers, interrupted=interrupted, message=message, tasks=tuple(tasks),
     )  # fmt: skip
+
+
+def idle_s(connection: sa.Connection, row: Any) -> float:
+    """The seconds of a run's interruptions: pauses of a minute or more in which no worker had a job of it.
+
+    Args:
+        row: the run, with the database's time as `now`.
+    """
+    held = connection.execute(
+        sa.select(*lease.c["created_at", "ended_at", "expires_at"])
+        .join(job, job.c.id == lease.c.job_id)
+        .where(job.c.run_id == row.id)
+        .order_by(lease.c.created_at)
+    ).all()
+    end = row.now if row.finished_at is None else row.finished_at
+    idle, until = 0.0, row.created_at
+    for one in (*held, None):
+        gap = min(end if one is None else one.created_at, end) - until
+        idle += gap if gap >= INTERRUPTION_S else 0.0
+        if one is not None:
+            # The lease of a worker that was lost is ended when a service next looks.
+            until = max(until, min(one.expires_at, one.expires_at if one.ended_at is None else one.ended_at))
+    return idle
 
 
 def _task_statuses(connection: sa.Connection, run_id: int, request: RunRequest) -> list[TaskStatus]:

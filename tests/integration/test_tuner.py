@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
+from plevel.cli.tune_report import _ending
 from service.queue import fleet
 from service.queue import job as queue
 from service.queue import report as reporting
@@ -21,7 +22,7 @@ from service.selection.database import RecordDatabase
 from service.settings import Settings
 from service.store.db import Store
 from service.store.sql import now
-from service.store.tables import LIVE, TaskState, job, job_entry, run, run_task, worker
+from service.store.tables import LIVE, TaskState, job, job_entry, lease, run, run_task, worker
 from service.store.wakeup import Wakeup
 from service.tuning import plan as planning
 from service.tuning import run as runs
@@ -474,6 +475,23 @@ def test_an_interrupted_run_is_taken_up_by_the_next(farm: Farm) -> None:
              zip(farm.jobs, farm.phases, strict=True)
              for e in entries if phase is Phase.SEARCH and e.config]  # fmt: skip
     assert len(tried) == len(set(tried)) == 40
+
+
+def test_interruptions_do_not_count_as_time_of_the_run(farm: Farm) -> None:
+    status = farm.ask(drawn(trials=40))
+    assert farm.go(status.id, 4).idle_s == 0
+    with farm.store.write() as c:  # it is three hours later
+        for table, names in ((lease, ("created_at", "expires_at", "ended_at")), (run, ("created_at",))):
+            c.execute(sa.update(table).values({name: table.c[name] - 10_800 for name in names}))
+        # The worker was killed, which is noticed now.
+        last = sa.select(sa.func.max(lease.c.id)).scalar_subquery()
+        c.execute(sa.update(lease).where(lease.c.id == last).values(ended_at=now(), expires_at=now() - 10_790))
+    status = farm.go(status.id)
+    assert status.state is RunState.DONE
+    assert 10_700 < status.idle_s <= 10_800
+    assert status.finished_at is not None
+    assert status.finished_at - status.created_at - status.idle_s < 300
+    assert " of them timing, beside interruptions of 2:59 h: " in _ending(msgspec.structs.replace(status, timing_s=1.0))
 
 
 def test_hopeless_implementations_are_dropped_and_named(farm: Farm) -> None:
