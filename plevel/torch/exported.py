@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 import plevel.torch.aten_movement  # noqa: F401  # registers its operators
 from plevel.comparison import Reference
 from plevel.torch.aten import OPERATORS
-from plevel.torch.symbol import SYMBOLIC, Binding, find_symbols, known, range_of, resized
+from plevel.torch.symbol import SYMBOLIC, Binding, find_symbols, known, limited, range_of, resized
 from strategy.expr import Constant, Expr, Tuple, Var
 from strategy.network.graph import Network, NetworkError
 from strategy.network.normal import extents
@@ -159,7 +159,7 @@ def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network
             raise NetworkError(f"{node.name} ({node.target}): {error}") from error
         if isinstance(values[node], Expr) and not isinstance(values[node], Tuple):
             names[values[node]] = node.name
-    return Network(tuple(inputs), _outputs(plain, values), names, sizes)
+    return Network(tuple(inputs), _outputs(plain, values), names, sizes and limited(sizes, plain, at))
 
 
 def _nodes(program: ExportedProgram, kind: str) -> list[Any]:

@@ -9,7 +9,7 @@ import torch
 from torch.export import ExportedProgram
 
 from strategy.network.graph import NetworkError
-from strategy.network.size import MOST, NAMES
+from strategy.network.size import MOST, NAMES, Sizes
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Binding = Mapping[Any, int]
@@ -56,6 +56,31 @@ def known(size: Any, at: Binding) -> Any:
     found = size.node.expr.subs(at)
     kinds: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
     return kinds[type(size)](found)
+
+
+def _reached(node: Any, at: Binding) -> list[tuple[int, int]]:
+    """The places that a part of a symbolic axis reaches to, with that axis, where the part itself is of a fixed extent.
+
+    PyTorch clips the part of a shorter axis, but not its type.
+    """
+    kind, place = str(node.target), node.args[1] if len(node.args) > 1 else 0
+    if kind not in ("aten.slice.Tensor", "aten.select.int"):
+        return []
+    one = kind == "aten.select.int"
+    whole = node.args[0].meta["val"].shape[place]
+    if not isinstance(whole, SYMBOLIC) or not (one or isinstance(node.meta["val"].shape[place], int)):
+        return []
+    # The index of an element is one before the end of it.
+    places = [n + one if n >= 0 else -n for n in node.args[2:4] if isinstance(n, int)]
+    return [(n, known(whole, at)) for n in places if 0 < n < MOST]
+
+
+def limited(sizes: Sizes, program: ExportedProgram, at: Binding) -> Sizes:
+    """The sizes within bounds at which parts of a fixed extent are within their axes; raise `NetworkError` for none."""
+    try:
+        return sizes.limited(pair for node in program.graph.nodes for pair in _reached(node, at))
+    except ValueError as error:
+        raise NetworkError(str(error)) from error
 
 
 def resized(x: torch.Tensor, like: torch.Tensor, at: Binding) -> torch.Tensor:

@@ -255,3 +255,19 @@ def test_what_is_not_computed_is_refused_by_name(message: str) -> None:
     called, *inputs = REFUSED[message]
     with pytest.raises(NetworkError, match=message):
         import_program(torch.export.export(Calls(called), tuple(inputs)))
+
+
+@pytest.mark.parametrize(
+    ("function", "least"),
+    [
+        (lambda x: x[:2] * 2, 2), (lambda x: x[-3:-1] * 2, 3), (lambda x: x[1:5] * 2, 5), (lambda x: x[3] * 2, 4),
+        (lambda x: x[-2] * 2, 2), (lambda x: x[:1] * 2, 1), (lambda x: x[::1] * 2, 1),
+    ],
+)  # fmt: skip
+def test_parts_of_an_axis_bound_its_size(function, least: int) -> None:
+    sizes = {0: torch.export.Dim.AUTO}
+    program = torch.export.export(Calls(function), (X.repeat(2, 1),), dynamic_shapes=((sizes,),), strict=False)
+    network, _ = import_program(program)
+    assert network.sizes is not None
+    (size,) = network.sizes.sizes
+    assert size.low == least
