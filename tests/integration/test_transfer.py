@@ -172,7 +172,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_command_line_makes_a_database_and_fills_it(call: Callable[..., str], tmp_path: Path) -> None:
-    database = str(tmp_path / "new" / "p.db")
+    database = str(tmp_path / "p.db")
     rejects = tmp_path / "rejects"
     bad = tmp_path / "bad.log"
     bad.write_bytes(LOG.read_bytes() + b'{"input": [], "result": [\n')
