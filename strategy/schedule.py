@@ -12,6 +12,7 @@ from strategy.space import Config
 from strategy.target import Target
 
 STAGE = "plevel.stage"
+VIEW = "plevel.view"  # marks what only reads another tensor in another order, and is inlined
 
 
 class ScheduleError(ValueError):

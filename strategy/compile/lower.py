@@ -247,9 +247,12 @@ def _transform_function(source: Any, packed: Any, target: Target) -> Any:
     from tvm import s_tir, te
 
     from strategy.cuda.schedule import bind_flat
-    from strategy.schedule import lanes_of
+    from strategy.schedule import VIEW, lanes_of
 
     schedule = s_tir.Schedule(te.create_prim_func([source, packed], index_dtype_override="int64"))
+    for block in schedule.get_child_blocks(schedule.get_sblock("root")):
+        if VIEW in schedule.get(block).annotations:
+            schedule.compute_inline(block)
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
         if target.is_gpu:
             bind_flat(schedule, schedule.get_loops(block))

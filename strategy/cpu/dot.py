@@ -7,16 +7,20 @@ one operation on the broadcast word.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from strategy.attrs import Attrs
 from strategy.target import Target
 
 
 @dataclass(frozen=True)
 class Dot:
-    """An instruction of a processor's `feature`, by LLVM's name, and its dtypes."""
+    """An instruction of a processor's `feature`, by LLVM's name, and its dtypes.
+
+    `offset` is taken from each number of a weight when it is packed: an instruction takes weights with a sign.
+    """
 
     feature: str
     intrinsic: str
@@ -24,6 +28,7 @@ class Dot:
     data: str
     weight: str
     sums: str
+    offset: int = 0
 
     @property
     def group(self) -> int:
@@ -34,32 +39,55 @@ class Dot:
         """The number that is added to data of `dtype` before it is multiplied."""
         return {("int8", "uint8"): 128, ("uint8", "int8"): -128}.get((dtype, self.data), 0)
 
+    def zero_points(self, attrs: Attrs, dtype: str) -> tuple[int, int]:
+        """The numbers of the data, of `dtype`, and of the packed weight that stand for zero."""
+        of_data, of_weight = (getattr(attrs, f"{name}_zero_point", 0) for name in ("input", "kernel"))
+        return of_data + self.shift(dtype), of_weight - self.offset
+
+    def pack(self, number: Any) -> Any:
+        """A number of a weight as it is packed."""
+        from tvm import tirx
+
+        if self.offset:
+            return (number.astype("int32") - self.offset).astype("int8")
+        return number if self.packed == self.weight else tirx.reinterpret(self.packed, number)
+
     @property
     def packed(self) -> str:
         """The dtype of a packed weight: the bits of bfloat16, as TVM widens what a function keeps of it."""
         return "int8" if self.weight == "int8" else "uint16"
 
+    @property
+    def kept(self) -> str:
+        """The dtype of a copy of the data."""
+        return self.data if self.sums == "int32" else self.packed
+
     def number(self, packed: Any) -> Any:
-        """A number of a packed weight, in the dtype of the sums."""
+        """A number of a packed weight, or of a copy of the data, in the dtype of the sums."""
         from tvm import tirx
 
         if self.packed != self.weight:
             packed = tirx.reinterpret(self.weight, packed)
         return packed.astype(self.sums)
 
-    def product(self, data: Any, weight: Any) -> Any:
-        """The sum of the products of the neighbours in two words, an int32 each, in the dtype of the sums."""
+    def numbers(self, word: Any, dtype: str) -> list[Any]:
+        """The neighbours in a word, an int32, that are of `dtype`, in the dtype of the sums."""
         from tvm import tirx
 
-        def number(word: Any, place: int, dtype: str) -> Any:
+        def number(place: int) -> Any:
             high = 32 - 32 // self.group * (place + 1)  # bits above it
             up = word << high if high else word
             if self.sums == "float32":
                 return tirx.reinterpret("float32", word & -(1 << 16) if place else up)
             return up >> 24 if dtype == "int8" else word >> (24 - high) & 255
 
-        numbers = [number(data, t, self.data) * number(weight, t, self.weight) for t in range(self.group)]
-        return sum(numbers[1:], numbers[0])
+        return [number(place) for place in range(self.group)]
+
+    def product(self, data: Any, weight: Any) -> Any:
+        """The sum of the products of the neighbours in two words, in the dtype of the sums."""
+        numbers = zip(self.numbers(data, self.data), self.numbers(weight, self.weight), strict=True)
+        first, *more = [x * y for x, y in numbers]
+        return sum(more, first)
 
     @property
     def source(self) -> str:
@@ -92,19 +120,21 @@ _DOTS = (
 
 def find_dot(target: Target, weight: str) -> Dot | None:
     """The target's instruction for weights of a dtype, None without one."""
-    return next((d for d in _DOTS if d.weight == weight and target.has(d.feature)), None)
+    signed = "int8" if weight == "uint8" else weight
+    found = next((d for d in _DOTS if d.weight == signed and target.has(d.feature)), None)
+    return replace(found, offset=128) if found is not None and signed != weight else found
 
 
 def use_dot(sch: Any, dot: Dot, dtype: str, task: Any, lane: Any) -> None:
     """Replace the loop over lanes, with that over neighbours in it, by the instruction, for data of `dtype`."""
     sch.annotate(task, "pragma_import_llvm", dot.source)
-    sch.tensorize(lane, _intrinsic(dot, dtype))
+    sch.tensorize(lane, _intrinsic(replace(dot, offset=0), dtype))
 
 
 def use_dot_of_words(sch: Any, dot: Dot, task: Any, lane: Any) -> None:
     """Replace the loop over lanes by the instruction, for a word of the weight and a vector of the data's."""
     sch.annotate(task, "pragma_import_llvm", dot.source)
-    sch.tensorize(lane, _intrinsic_of_words(dot))
+    sch.tensorize(lane, _intrinsic_of_words(replace(dot, offset=0)))
 
 
 @cache
@@ -151,7 +181,8 @@ def _intrinsic(dot: Dot, dtype: str) -> str:
     from tvm.s_tir import TensorIntrin
 
     lanes, group, shift = dot.lanes, dot.group, dot.shift(dtype)
-    number = f"T.cast(A[vk], '{dot.sums}')" + (f" + {shift}" if shift else "")
+    kept = f"T.reinterpret(A[vk], dtype='{dot.data}')" if dtype == "uint16" else "A[vk]"
+    number = f"T.cast({kept}, '{dot.sums}')" + (f" + {shift}" if shift else "")
     word = f"T.reinterpret(A.vload([0], '{dtype}x{group}'), dtype='int32')"
     if shift:
         word = f"T.bitwise_xor({word}, T.int32({0x80808080 - 2**32}))"

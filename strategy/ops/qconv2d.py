@@ -22,7 +22,7 @@ from strategy.op import (
     register_strategy,
 )
 from strategy.op_strategy import OpStrategy
-from strategy.ops.conv2d import depthwise, direct, dot
+from strategy.ops.conv2d import depthwise, direct, dot, dot_nhwc
 from strategy.ops.conv2d.layout import in_any_layout
 from strategy.ops.conv2d.operator import (
     DATA,
@@ -107,15 +107,24 @@ qconv2d_strategy = GenericFunc("qconv2d_strategy")
 
 
 @qconv2d_strategy.register("cpu")
-@in_any_layout
 def qconv2d_strategy_cpu(
     attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> OpStrategy:
     """The implementations for processors."""
+    strategy = _in_any_layout(attrs, inputs, out_type, target)
+    dot_nhwc.add(strategy, attrs, inputs, "qconv2d_nhwc_dot.cpu", 14, target)
+    return strategy
+
+
+@in_any_layout
+def _in_any_layout(
+    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> OpStrategy:
+    """The implementations of NCHW, and those of them that go with any layout."""
     strategy = OpStrategy()
     strategy.add_implementation(compute, schedule_plain_cpu, "qconv2d_nchw.cpu", 5)
-    if not depthwise.is_depthwise(attrs, inputs) and not getattr(attrs, "kernel_zero_point", 0):
-        dot.add(strategy, inputs, "qconv2d_nchw_dot.cpu", 14, target)
+    if not depthwise.is_depthwise(attrs, inputs):
+        dot.add(strategy, attrs, inputs, "qconv2d_nchw_dot.cpu", 14, target)
     return strategy
 
 

@@ -101,7 +101,7 @@ def _add_dot(
     strategy: OpStrategy, attrs: QDenseAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> None:
     instruction = dot.dot_of(inputs, target)
-    if instruction is not None and attrs.kernel_zero_point == 0:
+    if instruction is not None:
         dot.add(strategy, instruction, "qdense_dot.cpu", 14)
 
 

@@ -29,7 +29,7 @@ def product(data: str, weight: str, constant: bool = True, epilogue: Any = (), *
 
 
 def convolution(data: str, weight: str, constant: bool = True, epilogue: Any = (), **attrs: Any) -> Workload:
-    op = "qconv2d" if weight.startswith("int8") else "conv2d"
+    op = "qconv2d" if weight.startswith(("int8", "uint8")) else "conv2d"
     constants = ["weight"] if constant else []
     return Workload.make(op, {"data": data, "weight": weight}, attrs, constants, epilogue)
 
@@ -65,39 +65,54 @@ def dot_space(workload: Workload) -> tuple[str, Any]:
     return name, found[name]
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("kind", ["bfloat16", "uint8", "int8"])
+KINDS = [
+    ("bfloat16", "bfloat16"), ("uint8", "int8"), ("int8", "int8"), ("uint8", "uint8"), ("int8", "uint8"),
+]  # fmt: skip
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("kind", "weight"), KINDS)
 @settings(max_examples=4)
 @given(
     m=st.sampled_from([1, 3, 16, 37]), n=st.sampled_from([1, 16, 50]), groups=st.sampled_from([1, 2, 9, 32]),
-    zero_point=st.sampled_from([0, 100]), constant=st.booleans(), seed=st.integers(0, 2**32),
+    zeros=st.sampled_from([(0, 0), (100, 0), (0, -5), (100, 120)]), constant=st.booleans(), seed=st.integers(0, 2**32),
 )  # fmt: skip
-def test_any_configuration_of_any_shape(m, n, groups, kind, zero_point, constant, seed):
-    k = groups * 4
-    attrs = {} if kind == "bfloat16" else {"input_zero_point": zero_point}
-    weight = "bfloat16" if kind == "bfloat16" else "int8"
-    workload = product(f"{kind}[{m},{k}]", f"{weight}[{n},{k}]", constant, **attrs)
+def test_any_configuration_of_any_shape(m, n, groups, kind, weight, zeros, constant, seed):
+    workload = product(f"{kind}[{m},{groups * 4}]", f"{weight}[{n},{groups * 4}]", constant, **points(kind, zeros))
     name, space = dot_space(workload)
     check(workload, name, space.sample(random.Random(seed), 1)[0])
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("kind", ["bfloat16", "uint8", "int8"])
+def points(kind: str, zeros: tuple[int, int]) -> dict[str, int]:
+    """The zero points of 8-bit integers."""
+    return {} if kind == "bfloat16" else dict(zip(("input_zero_point", "kernel_zero_point"), zeros, strict=True))
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(("kind", "weight"), KINDS)
 @settings(max_examples=4)
 @given(
-    channels=st.sampled_from([3, 8, 9]), out=st.sampled_from([1, 17]), window=st.sampled_from([1, 3]),
-    image=st.tuples(st.integers(4, 9), st.integers(4, 20)), batch=st.integers(1, 2), groups=st.integers(1, 2),
-    attrs=st.fixed_dictionaries({"strides": st.sampled_from([1, 2]), "padding": st.sampled_from([0, [1, 0, 2, 1]])}),
-    zero_point=st.sampled_from([0, 100]), constant=st.booleans(), seed=st.integers(0, 2**32),
+    channels=st.sampled_from([3, 8, 9]), out=st.sampled_from([1, 17]), window=st.sampled_from([(1, 1), (3, 3), (2, 5)]),
+    image=st.tuples(st.integers(4, 9), st.integers(6, 20)), batch=st.integers(1, 2), groups=st.integers(1, 2),
+    attrs=st.fixed_dictionaries({
+        "strides": st.sampled_from([1, 2]), "padding": st.sampled_from([0, [1, 0, 2, 1]]),
+        "dilation": st.sampled_from([1, 1, [2, 1]]), "kernel_layout": st.sampled_from(["OIHW", "HWIO", "OHWI"]),
+    }),
+    zeros=st.sampled_from([(0, 0), (100, 0), (0, -5), (100, 120)]), constant=st.booleans(), seed=st.integers(0, 2**32),
 )  # fmt: skip
 def test_any_configuration_of_any_convolution(
-    kind, channels, out, window, image, batch, groups, attrs, zero_point, constant, seed
+    layout, kind, weight, channels, out, window, image, batch, groups, attrs, zeros, constant, seed
 ):
-    data = f"{kind}[{batch},{channels * groups},{image[0]},{image[1]}]"
-    weight = f"{'bfloat16' if kind == 'bfloat16' else 'int8'}[{out * groups},{channels},{window},{window}]"
-    attrs = {**attrs, "groups": groups, **({} if kind == "bfloat16" else {"input_zero_point": zero_point})}
-    workload = convolution(data, weight, constant, **attrs)
+    attrs = {**attrs, "groups": groups, "data_layout": layout, **points(kind, zeros)}
+    of_weight = dict(zip("OIHW", (out * groups, channels, *window), strict=True))
+    of_data = dict(zip("NCHW", (batch, channels * groups, *image), strict=True))
+    shapes = [",".join(str(found[axis]) for axis in order) for found, order in (
+        (of_data, layout), (of_weight, attrs["kernel_layout"]),
+    )]  # fmt: skip
+    workload = convolution(f"{kind}[{shapes[0]}]", f"{weight}[{shapes[1]}]", constant, **attrs)
     name, space = dot_space(workload)
+    assert layout.lower() in name
     check(workload, name, space.sample(random.Random(seed), 1)[0])
 
 
@@ -116,6 +131,8 @@ def test_a_convolution_of_signed_integers_and_one_of_an_unknown_batch():
     workload = Workload.make("conv2d", {"data": "int8[1,6,5,9]", "weight": "int8[5,6,3,3]"}, attrs)
     check(workload, dot_space(workload)[0])
     assert dot_space(convolution("bfloat16[n,6,5,9]", "bfloat16[5,6,3,3]"))[0] == "conv2d_nchw_dot.cpu"
+    both_unsigned = Workload.make("conv2d", {"data": "uint8[1,6,5,9]", "weight": "uint8[5,6,3,3]"}, attrs)
+    check(both_unsigned, dot_space(both_unsigned)[0])
 
 
 @pytest.mark.parametrize("transpose_b", [False, True])
@@ -147,8 +164,12 @@ def test_an_epilogue_joins_the_integer_product(ops):
         check(workload, name)
     attrs = {"input_zero_point": -7, "padding": 1}
     image = convolution("int8[1,6,5,9]", "int8[7,6,3,3]", epilogue=steps(7, *ops, axis=1), **attrs)
-    for _, implementation in evaluate(image, TARGET):
-        check(image, implementation.name)
+    last = convolution(
+        "int8[1,5,9,6]", "int8[7,3,3,6]", epilogue=steps(7, *ops), data_layout="NHWC", kernel_layout="OHWI", **attrs
+    )  # fmt: skip
+    for found in (image, last):
+        for _, implementation in evaluate(found, TARGET):
+            check(found, implementation.name)
 
 
 def test_edges_of_an_image_are_packed_and_requantised_by_vectors():
@@ -165,7 +186,9 @@ def test_the_instruction_is_used_where_the_target_has_it():
         for kind, opcode in (("bfloat16", real), ("int8", integer), ("uint8", integer)):
             weight = "bfloat16" if kind == "bfloat16" else "int8"
             image = convolution(f"{kind}[1,16,8,8]", f"{weight}[32,16,3,3]")
-            for workload, name in ((product(f"{kind}[8,64]", f"{weight}[32,64]"), "dot"), (image, "nchw_dot")):
+            last = convolution(f"{kind}[1,8,8,16]", f"{weight}[32,16,3,3]", data_layout="NHWC")
+            dense = product(f"{kind}[8,64]", f"{weight}[32,64]")
+            for workload, name in ((dense, "dot"), (image, "nchw_dot"), (last, "nhwc_dot")):
                 code = lower(workload, target, f"{workload.op}_{name}.cpu").compile(checks=False)
                 assert opcode in code.executable.mod.inspect_source("s")
 
@@ -180,7 +203,8 @@ def test_elsewhere_it_is_not_offered(spec):
             assert any(i.name.endswith("_dot.cpu") for _, i in evaluate(workload, target)) == offered
     for workload in (
         product("int8[8,62]", "int8[32,62]"), convolution("int8[1,8,8,8]", "int8[8,1,3,3]", groups=8),
-        convolution("int8[1,8,8,8]", "int8[8,8,3,3]", kernel_zero_point=1),
+        convolution("int8[1,8,8,8]", "int8[8,8,3,3]", input_zero_point=200),
+        convolution("uint8[1,8,8,8]", "int8[8,3,3,8]", input_zero_point=-1, data_layout="NHWC", kernel_layout="OHWI"),
     ):  # fmt: skip
         assert not any(i.name.endswith("_dot.cpu") for _, i in evaluate(workload, ZEN4))
 
@@ -189,7 +213,9 @@ def test_elsewhere_it_is_not_offered(spec):
 def test_a_tenth_of_the_space_is_valid(m):
     for kind, weight in (("bfloat16", "bfloat16"), ("uint8", "int8")):
         image = convolution(f"{kind}[1,64,{m},{m}]", f"{weight}[64,64,3,3]", padding=1)
-        for workload, name in ((product(f"{kind}[{m},768]", f"{weight}[3072,768]"), "dot"), (image, "nchw_dot")):
+        last = convolution(f"{kind}[1,{m},{m},64]", f"{weight}[64,64,3,3]", padding=1, data_layout="NHWC")
+        dense = product(f"{kind}[{m},768]", f"{weight}[3072,768]")
+        for workload, name in ((dense, "dot"), (image, "nchw_dot"), (last, "nhwc_dot")):
             spaces = {c.implementation: c.space for c in candidates(workload, ZEN4)}
             space = spaces[f"{workload.op}_{name}.cpu"]
             size = np.prod([len(k.values) for k in space.knobs])

@@ -30,6 +30,7 @@ from strategy.ops.conv2d import (
     depthwise_blocked,
     direct,
     dot,
+    dot_nhwc,
     gradient,
     im2col,
     pointwise,
@@ -55,6 +56,8 @@ def conv2d_strategy_cpu(
 ) -> OpStrategy:
     """conv2d cpu strategy."""
     strategy = _in_any_layout(attrs, inputs, out_type, target)
+    if inputs[0].dtype in ("bfloat16", "int8", "uint8"):
+        dot_nhwc.add(strategy, attrs, inputs, "conv2d_nhwc_dot.cpu", 14, target)
     floats = out_type.dtype in ("float32", "float64") and inputs[0].dtype == out_type.dtype
     if block_of(attrs.result_layout) == 1 or attrs.data_layout == "NHWC" or not floats:
         return strategy
@@ -89,7 +92,7 @@ def _in_any_layout(
     data, weight = inputs
     # Tiles are counted when the code is made: what they divide must be known then.
     if not depthwise.is_depthwise(attrs, inputs) and data.dtype in ("bfloat16", "int8", "uint8"):
-        dot.add(strategy, inputs, "conv2d_nchw_dot.cpu", 14, target)
+        dot.add(strategy, attrs, inputs, "conv2d_nchw_dot.cpu", 14, target)
     known = all(d.is_constant for d in (data.shape[1], *weight.shape))
     if not known or data.dtype not in ("float32", "float64") or out_type.dtype != data.dtype:
         return strategy

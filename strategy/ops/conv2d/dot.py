@@ -5,7 +5,7 @@ neighbouring channels of a group as a lane takes at a time, of bfloat16 two, of 
 into words once, together with its padding, and its windows unfold words or read them in place; windows of one pixel
 make words themselves.
 A zero point of the data, and what the instruction adds to it, is taken off by the sums of the weight's rows, which
-are one word more of channels in the packed weight.
+are one word more of channels in the packed weight; one of the weight, by the sums of windows.
 """
 
 from __future__ import annotations
@@ -32,23 +32,32 @@ _CHECKED = Knob("checked", (False,))
 
 
 def add(
-    strategy: OpStrategy, inputs: Sequence[TensorType], name: str, plevel: int, target: Target
+    strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], name: str, plevel: int, target: Target
 ) -> None:
-    """Add the implementation to a strategy where the target has an instruction for the dtypes.
+    """Add the implementation to a strategy where the target has an instruction for the convolution."""
+    dot = dot_of(attrs, inputs, target)
+    if dot is not None:
+        strategy.add_implementation(
+            partial(compute, dot), partial(schedule, dot), name, plevel, version=3,
+            space=partial(space, dot), prepare=partial(prepare, dot),
+        )  # fmt: skip
 
-    A group of few channels would leave a part of each word empty; all but the batch must be known.
+
+def dot_of(attrs: Conv2DAttrs, inputs: Sequence[TensorType], target: Target) -> Dot | None:
+    """The target's instruction for a convolution of types in NCHW and OIHW, None without one.
+
+    A group of few channels would leave a part of each word empty; all but the batch must be known; and the zero point
+    must be a number of the data, as it is padded.
     """
     data, weight = inputs
     dot = find_dot(target, weight.dtype)
     known = all(d.is_constant for d in (*data.shape[1:], *weight.shape))
     if dot is None or not known or (data.dtype == "bfloat16") != (dot.data == "bfloat16"):
-        return
-    if int(weight.shape[1]) * 2 <= dot.group:
-        return
-    strategy.add_implementation(
-        partial(compute, dot), partial(schedule, dot), name, plevel, version=3,
-        space=partial(space, dot), prepare=partial(prepare, dot),
-    )  # fmt: skip
+        return None
+    least, most = (-128, 127) if data.dtype == "int8" else (0, 255)
+    if not least <= getattr(attrs, "input_zero_point", 0) <= most:
+        return None
+    return dot if int(weight.shape[1]) * 2 > dot.group else None
 
 
 def space(
@@ -65,7 +74,7 @@ def prepare(
     dot: Dot, attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config
 ) -> dict[int, Callable[[Any], Any]]:
     """The weight is packed into tiles [ceil(o / rows), words, kh, kw, rows], with its rows' sums where they count."""
-    has_sums = bool(_zero_point(dot, attrs, inputs[0].dtype))
+    has_sums = bool(dot.zero_points(attrs, inputs[0].dtype)[0])
 
     def pack(weight: Any) -> Any:
         from tvm import te, tirx
@@ -74,14 +83,14 @@ def prepare(
         words = _words(dot, channels)
 
         def word(o: Any, c: Any, y: Any, x: Any) -> Any:
-            return _word(dot, channels, c, lambda channel: weight[o, channel, y, x])
+            return _word(dot, channels, c, lambda channel: dot.pack(weight[o, channel, y, x]))
 
         shape = (out_channels, words + has_sums, height, width)
         if not has_sums:
             return pack_rows(integer(config, "rows"), attrs.groups)(te.compute(shape, word, name="words"))
         r, s, t = (te.reduce_axis((0, extent)) for extent in (channels, height, width))
         sums = te.compute(
-            (out_channels,), lambda o: te.sum(weight[o, r, s, t].astype("int32"), axis=[r, s, t]),
+            (out_channels,), lambda o: te.sum(dot.pack(weight[o, r, s, t]).astype("int32"), axis=[r, s, t]),
             name="weight_sums", attrs=stage("weight_sums"),
         )  # fmt: skip
         with_sums = te.compute(
@@ -100,20 +109,20 @@ def compute(
 
     data, weight = inputs
     channels, shift = int(data.shape[1]) // attrs.groups, dot.shift(str(data.dtype))
-    zero_point, words = _zero_point(dot, attrs, str(data.dtype)), _words(dot, channels)
+    (of_data, of_weight), words = dot.zero_points(attrs, str(data.dtype)), _words(dot, channels)
     geometry = replace(Geometry.of_tensors(attrs, data, weight, out_type), channels=words)
     kernel_h, kernel_w, out_h, out_w = geometry.kernel_h, geometry.kernel_w, geometry.out_h, geometry.out_w
     rows, width, window = integer(config, "rows"), integer(config, "width"), kernel_h * kernel_w
     top, left, bottom, _ = attrs.padding
     height, across = (int(extent) for extent in data.shape[2:])
     padded_w = padded_width(attrs, across, kernel_w)
-    signs = tirx.const(0x80808080 - 2**32, "int32")
+    signs, zero = tirx.const(0x80808080 - 2**32, "int32"), getattr(attrs, "input_zero_point", 0) & 255
     # What is unfolded beyond the last pixel, to whole panels, is not stored.
     lines = -(-round_up(geometry.pixels, width) // out_w)
 
     def word(n: Any, c: Any, h: Any, w: Any) -> Any:
         y, x, group = h - top, w - left, c // words * channels
-        found = _word(dot, channels, c % words, lambda channel: data[n, group + channel, y, x])
+        found = _word(dot, channels, c % words, lambda channel: data[n, group + channel, y, x], zero)
         right = padded_w - left - across
         tests = [
             test
@@ -121,7 +130,6 @@ def compute(
             if needed
         ]
         if tests:
-            zero = getattr(attrs, "input_zero_point", 0) & 255
             padding = tirx.const(int.from_bytes(bytes([zero] * 4), "little", signed=True), "int32")
             found = tirx.if_then_else(tirx.all(*tests), found, padding)
         return found ^ signs if shift else found
@@ -140,11 +148,11 @@ def compute(
     r, own = te.reduce_axis((0, geometry.depth), name="r"), geometry.out_channels
     tiles_of_group = -(-own // rows)
 
-    def of_weight(g: Any, o: Any, c: Any, y: Any, x: Any) -> Any:
+    def packed_number(g: Any, o: Any, c: Any, y: Any, x: Any) -> Any:
         return weight[g * tiles_of_group + o // rows, c, y, x, o % rows]
 
     def term(n: Any, g: Any, o: Any, p: Any) -> Any:
-        packed = of_weight(g, o, r // window, r // kernel_w % kernel_h, r % kernel_w)
+        packed = packed_number(g, o, r // window, r // kernel_w % kernel_h, r % kernel_w)
         return te.sum(dot.product(columns[n, g, r, p // out_w, p % out_w], packed), axis=r)
 
     tiles = te.compute(
@@ -154,12 +162,27 @@ def compute(
         attrs=stage("tiles"),
     )
 
-    total = tiles
-    if zero_point:
-        total = te.compute(
-            tiles.shape, lambda n, g, o, p: tiles[n, g, o, p] - zero_point * of_weight(g, o, words, 0, 0),
-            name="total", attrs=stage("total"),
-        )  # fmt: skip
+    total, windows = tiles, None
+    if of_weight:
+        k = te.reduce_axis((0, geometry.depth), name="k")
+
+        def of_window(n: Any, g: Any, p: Any) -> Any:
+            numbers = dot.numbers(columns[n, g, k, p // out_w, p % out_w], dot.data)
+            return te.sum(sum(numbers[1:], numbers[0]), axis=k)
+
+        windows = te.compute(
+            (geometry.batch, attrs.groups, lines * out_w), of_window, name="window_sums", attrs=stage("window_sums")
+        )
+    zeros = geometry.depth * dot.group * of_data
+
+    def less_zeros(n: Any, g: Any, o: Any, p: Any) -> Any:
+        found = tiles[n, g, o, p]
+        if of_data:
+            found = found - of_data * packed_number(g, o, words, 0, 0)
+        return found - of_weight * (windows[n, g, p] - zeros) if windows is not None else found
+
+    if of_data or of_weight:
+        total = te.compute(tiles.shape, less_zeros, name="total", attrs=stage("total"))
     return [
         te.compute(
             (geometry.batch, attrs.groups * own, out_h, out_w),
@@ -184,14 +207,8 @@ def _words(dot: Dot, channels: int) -> int:
     return -(-channels // dot.group)
 
 
-def _zero_point(dot: Dot, attrs: Conv2DAttrs, dtype: str) -> int:
-    """The number that is in each number of the data as the instruction gets it, and is not meant."""
-    zero_point: int = getattr(attrs, "input_zero_point", 0)
-    return zero_point + dot.shift(dtype)
-
-
-def _word(dot: Dot, channels: int, word: Any, read: Callable[[Any], Any]) -> Any:
-    """A word of the numbers that `read` has for its channels, zeros beyond the last."""
+def _word(dot: Dot, channels: int, word: Any, read: Callable[[Any], Any], zero: int = 0) -> Any:
+    """A word of the numbers that `read` has for its channels, and of the bits of `zero` beyond the last."""
     from tvm import tirx
 
     bits, last = 32 // dot.group, channels % dot.group or dot.group
@@ -199,7 +216,7 @@ def _word(dot: Dot, channels: int, word: Any, read: Callable[[Any], Any]) -> Any
     def number(place: int) -> Any:
         channel = word * dot.group + place
         found = tirx.reinterpret(f"uint{bits}", read(channel)).astype("int32")
-        found = found if place < last else tirx.if_then_else(channel < channels, found, 0)
+        found = found if place < last else tirx.if_then_else(channel < channels, found, zero)
         return found << bits * place if place else found
 
     return reduce(or_, map(number, range(dot.group)))

@@ -218,6 +218,11 @@ def schedule_columns(
         schedule_split(sch, stages["split"], padded, lanes)
     elif padded is not None:
         schedule_padding(sch, padded, lanes)
+    if "window_sums" in stages:
+        if config["o_block"]:
+            sch.parallel(sch.fuse(*sch.get_loops(stages["window_sums"])[:2]))
+        else:
+            sch.compute_at(stages["window_sums"], task, preserve_unit_loops=True)
     if config["in_place"]:
         sch.compute_inline(columns)
     else:

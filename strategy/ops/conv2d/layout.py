@@ -14,6 +14,7 @@ from typing import Any
 from strategy.layout import block_of, laid_out_view, plain_type, plain_view
 from strategy.op_strategy import OpImplementation, OpStrategy
 from strategy.ops.conv2d.operator import DATA, KERNEL, Conv2DAttrs, permuted, permuted_type
+from strategy.schedule import VIEW
 from strategy.target import Target
 from strategy.types import TensorType
 
@@ -97,5 +98,6 @@ def plain_weight(attrs: Conv2DAttrs, weight: Any) -> Any:
         return weight
     back = [KERNEL.index(axis) for axis in given]
     return te.compute(
-        permuted(weight.shape, given, KERNEL), lambda *i: weight(*(i[n] for n in back)), name="permuted"
-    )
+        permuted(weight.shape, given, KERNEL), lambda *i: weight(*(i[n] for n in back)), name="permuted",
+        attrs={VIEW: "permuted"},
+    )  # fmt: skip

@@ -2,7 +2,8 @@
 
 As `dense_pack.cpu`, with a weight packed for the instruction: [panel, k / group, width, group], where a group is the
 neighbours along k that a lane takes at a time. A zero point of the data, and what the instruction adds to it, is taken
-off by the sums of the weight's rows, whose bytes are one step more of k in the packed weight.
+off by the sums of the weight's rows, whose bytes are one step more of k in the packed weight; one of the weight, by the
+sums of the data's rows.
 """
 
 from __future__ import annotations
@@ -126,8 +127,7 @@ def prepare(
         def number(*place: Any) -> Any:
             *entry, panel, step, lane, neighbour = place
             column, row = panel * width + lane, step * group + neighbour
-            read = weight[(*entry, column, row) if is_transposed else (*entry, row, column)]
-            read = read if weight.dtype == dot.packed else tirx.reinterpret(dot.packed, read)
+            read = dot.pack(weight[(*entry, column, row) if is_transposed else (*entry, row, column)])
             return read if n % width == 0 else tirx.if_then_else(column < n, read, zero)
 
         if dot.sums != "int32":
@@ -135,13 +135,13 @@ def prepare(
             return te.compute(shape, number, name="panels", attrs=stage("panels"))
         r = te.reduce_axis((0, k), name="r")
         sums = te.compute(
-            (n,), lambda j: te.sum(weight[j, r].astype("int32"), axis=r), name="sums", attrs=stage("sums")
+            (n,), lambda j: te.sum(dot.pack(weight[j, r]).astype("int32"), axis=r), name="sums", attrs=stage("sums")
         )
 
         def number_or_byte(panel: Any, step: Any, lane: Any, place: Any) -> Any:
             flat = lane * group + place  # the bytes of a number are `width` apart
             column = panel * width + flat % width
-            byte = (sums[column] >> (flat // width * 8)).astype(weight.dtype)
+            byte = (sums[column] >> (flat // width * 8)).astype(dot.packed)
             byte = byte if n % width == 0 else tirx.if_then_else(column < n, byte, zero)
             return tirx.if_then_else(step < steps, number(panel, step, lane, place), byte)
 
@@ -163,7 +163,7 @@ def compute(
     n, steps, group = int(out_type.shape[-1]), int(k) // dot.group, dot.group
     rows, width = integer(config, "rows"), integer(config, "width")
     row, shift = clamped_row(m), dot.shift(str(data.dtype))
-    zero_point = getattr(attrs, "input_zero_point", 0) + shift
+    of_data, of_weight = dot.zero_points(attrs, str(data.dtype))
     r, t = te.reduce_axis((0, steps), name="r"), te.reduce_axis((0, group), name="t")
 
     def entry(tensor: Any, place: Sequence[Any]) -> list[Any]:
@@ -184,14 +184,21 @@ def compute(
         flat = place * width + j % width
         return weight[j // width, steps, flat // group, flat % group].astype("uint8").astype("int32") << place * 8
 
-    total = tiles
-    if zero_point:
-        total = te.compute(
-            tiles.shape,
-            lambda i, j: tiles[i, j] - zero_point * sum((byte(j, place) for place in range(1, 4)), byte(j, 0)),
-            name="total",
-            attrs=stage("total"),
+    total, row_sums = tiles, None
+    if of_weight:
+        c, zero = te.reduce_axis((0, k), name="c"), of_data - shift
+        row_sums = te.compute(
+            (m,), lambda i: te.sum(data[i, c].astype(dot.sums) - zero, axis=c), name="row_sums", attrs=stage("row_sums")
         )
+
+    def less_zeros(i: Any, j: Any) -> Any:
+        found = tiles[i, j]
+        if of_data:
+            found = found - of_data * sum((byte(j, place) for place in range(1, 4)), byte(j, 0))
+        return found - of_weight * row_sums[row(i)] if row_sums is not None else found
+
+    if of_data or of_weight:
+        total = te.compute(tiles.shape, less_zeros, name="total", attrs=stage("total"))
     return [te.compute((*batch, m, n), lambda *i: total(*i).astype(out_type.dtype), name="dense")]
 
 
@@ -201,7 +208,7 @@ def schedule(dot: Dot, attrs: Attrs, outs: Outs, target: Target, config: Config)
     stages = find_stages(sch)
     output = join_epilogue(sch)
     tiles = stages["tiles"]
-    for name in ("sums", "panels"):
+    for name in ("sums", "panels", "row_sums"):
         if name in stages:
             outer = sch.get_loops(stages[name])
             sch.parallel(sch.fuse(*outer[:2]) if name == "panels" else outer[0])

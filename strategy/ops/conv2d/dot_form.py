@@ -1,0 +1,146 @@
+"""Forms of an image in NHWC and of a weight for dot-product instructions: words of neighbouring channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strategy.cpu.dot import Dot
+from strategy.ops.conv2d.layout import plain_weight
+from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.pointwise import leaves_pixels
+from strategy.schedule import integer, stage
+from strategy.space import Config
+from strategy.types import TensorType
+
+
+@dataclass(frozen=True)
+class Form:
+    """How windows of `kernel_w` columns are read, and by which instruction.
+
+    Attributes:
+        is_flat: outputs read the pixel at their own place alone, so tiles may go over lines.
+        in_rows: a window's row is read as it lies, as one pixel of many channels: few channels fill no word, but those
+            of several pixels do. What a word has beyond the row is multiplied by zero, so it must be a finite number.
+    """
+
+    dot: Dot
+    is_flat: bool
+    in_rows: bool
+    channels: int
+    kernel_w: int
+
+    @classmethod
+    def of(cls, dot: Dot, attrs: Conv2DAttrs, weight: TensorType) -> Form:
+        """The form for a weight of OIHW."""
+        _, channels, *window = weight.concrete_shape
+        finite = dot.sums == "int32" or channels * window[1] % dot.group == 0
+        in_rows = channels % dot.group > 0 and attrs.groups == 1 and attrs.dilation[1] == 1 and finite
+        return cls(dot, leaves_pixels(attrs) and window == [1, 1], in_rows, channels, window[1])
+
+    @property
+    def length(self) -> int:
+        """Numbers of the image that lie together and are summed."""
+        return self.channels * (self.kernel_w if self.in_rows else 1)
+
+    @property
+    def words(self) -> int:
+        return -(-self.length // self.dot.group)
+
+    @property
+    def stored(self) -> int:
+        """Numbers of a pixel's group in a copy of the image."""
+        return self.channels if self.in_rows else self.words * self.dot.group
+
+    def reach(self, attrs: Conv2DAttrs) -> int:
+        """Columns of the image that the row of a window reads."""
+        if self.in_rows:
+            return -(-self.words * self.dot.group // self.channels)
+        return (self.kernel_w - 1) * attrs.dilation[1] + 1
+
+
+def prepare(
+    form: Form, attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config
+) -> dict[int, Callable[[Any], Any]]:
+    """The weight is packed into panels [g * ceil(o / width), kh, kw, words, width, group], of integers with its sums.
+
+    The bytes of a sum are `width` apart, in one word more of the window's first place.
+    """
+    dot, words = form.dot, form.words
+    width, group = integer(config, "width"), dot.group
+    has_sums = bool(dot.zero_points(attrs, inputs[0].dtype)[0])
+
+    def pack(given: Any) -> Any:
+        from tvm import te, tirx
+
+        weight = plain_weight(attrs, given)
+        out_channels, channels, kernel_h, kernel_w = (int(extent) for extent in weight.shape)
+        own = out_channels // attrs.groups
+        panels, zero = -(-own // width), tirx.const(0, dot.packed)
+        r, s, t = (te.reduce_axis((0, extent)) for extent in (channels, kernel_h, kernel_w))
+
+        def within(panel: Any, lane: Any, read: Callable[[Any], Any]) -> Any:
+            """What `read` has for the output channel of a lane, zero beyond the last."""
+            o = panel % panels * width + lane
+            found = read(panel // panels * own + o)
+            return found if own % width == 0 else tirx.if_then_else(o < own, found, zero)
+
+        def number(panel: Any, y: Any, x: Any, word: Any, lane: Any, place: Any) -> Any:
+            at = word * group + place
+
+            def read(o: Any) -> Any:
+                window = (at % channels, y, at // channels) if form.in_rows else (at, y, x)
+                return dot.pack(weight[(o, *window)])
+
+            found = within(panel, lane, read)
+            return found if form.length % group == 0 else tirx.if_then_else(at < form.length, found, zero)
+
+        shape = (attrs.groups * panels, kernel_h, 1 if form.in_rows else kernel_w, words, width, group)
+        if not has_sums:
+            return te.compute(shape, number, name="panels", attrs=stage("panels"))
+        sums = te.compute(
+            (out_channels,), lambda o: te.sum(dot.pack(weight[o, r, s, t]).astype("int32"), axis=[r, s, t]),
+            name="sums", attrs=stage("sums"),
+        )  # fmt: skip
+
+        def number_or_byte(panel: Any, y: Any, x: Any, word: Any, lane: Any, place: Any) -> Any:
+            flat = lane * group + place
+            byte = within(panel, flat % width, lambda o: (sums[o] >> (flat // width * 8)).astype(dot.packed))
+            return tirx.if_then_else(word < words, number(panel, y, x, word, lane, place), byte)
+
+        shape = (*shape[:3], words + 1, *shape[4:])
+        return te.compute(shape, number_or_byte, name="panels", attrs=stage("panels"))
+
+    return {1: pack}
+
+
+def copied(form: Form, attrs: Conv2DAttrs, data: Any, columns: int) -> Any:
+    """The padded lines [n, h, w * g * stored] of the numbers that the instruction takes, of at least some `columns`."""
+    from tvm import te, tirx
+
+    dot, channels, wide = form.dot, form.channels, form.stored
+    batch, height, width, _ = data.shape[0], *(int(extent) for extent in data.shape[1:])
+    shift, pixel, (top, left, bottom, right) = dot.shift(str(data.dtype)), wide * attrs.groups, attrs.padding
+    right = max(right, columns - left - width)
+    zero = dot.zero_points(attrs, str(data.dtype))[0] if dot.sums == "int32" else 0
+
+    def number(n: Any, y: Any, place: Any) -> Any:
+        h, w, inner = y - top, place // pixel - left, place % pixel
+        channel = inner if wide == channels else inner // wide * channels + inner % wide
+        found = data[n, h, w, channel]
+        if str(data.dtype) != dot.kept:
+            found = tirx.reinterpret(dot.kept, found)
+        if shift:
+            found = found ^ tirx.const(128 if dot.data == "uint8" else -128, dot.data)
+        tests = [
+            test
+            for test, needed in (
+                (h >= 0, top), (h < height, bottom), (place >= left * pixel, left),
+                (place < (left + width) * pixel, right), (inner % wide < channels, wide > channels),
+            ) if needed
+        ]  # fmt: skip
+        return tirx.if_then_else(tirx.all(*tests), found, tirx.const(zero, dot.kept)) if tests else found
+
+    shape = (batch, height + top + bottom, (left + width + right) * pixel)
+    return te.compute(shape, number, name="copied", attrs=stage("copied"))

@@ -1,0 +1,263 @@
+"""`conv2d_nhwc_dot.cpu`, `qconv2d_nhwc_dot.cpu`: images [n, h, w, c], and a dot-product instruction.
+
+The channels of a pixel lie together, so neighbours are read where they lie and broadcast to all lanes, which hold
+output channels. A word is the channels that a lane takes at a time, or numbers of a window's row where channels are few.
+A tile is `rows` pixels of a line × `width` channels; where windows are of one pixel, it may go over lines. An image is
+copied where it is padded, where the channels of a group end within a word, and, if it pays, where the instruction takes
+numbers of the other sign. Zero points are taken off by sums of the weight's rows and of windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from strategy.cpu.dot import Dot, use_dot
+from strategy.cpu.tile import (
+    ROWS,
+    VECTORS,
+    accumulators,
+    best_tile_of,
+    block_knob,
+    largest_divisor,
+    register_constraint,
+    round_up,
+    up_to,
+    whole_blocks,
+)
+from strategy.layout import plain_type
+from strategy.op_strategy import OpStrategy
+from strategy.ops.conv2d.dot import dot_of
+from strategy.ops.conv2d.dot_form import Form, copied, prepare
+from strategy.ops.conv2d.layout import plain_inputs
+from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, split_groups
+from strategy.schedule import Outs, find_stages, integer, stage, vectorize
+from strategy.space import Config, ConfigSpace, Knob
+from strategy.target import Target
+from strategy.types import TensorType
+
+_LAYOUT = "NHWC"
+_WINDOW = Knob("window", ["unrolled", "rows", "loops"])
+
+
+def add(
+    strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], name: str, plevel: int, target: Target
+) -> None:
+    """Add the implementation to a strategy of images in NHWC where the target has an instruction for them."""
+    if (attrs.data_layout, attrs.result_layout) != (_LAYOUT, _LAYOUT):
+        return
+    data, weight = plain_inputs(attrs, inputs)
+    dot = dot_of(attrs, (data, weight), target)
+    if dot is None:
+        return
+    form = Form.of(dot, attrs, weight)
+    strategy.add_implementation(
+        partial(compute, form), partial(schedule, form), name, plevel,
+        space=partial(space, form), prepare=partial(prepare, form),
+    )  # fmt: skip
+
+
+def space(
+    form: Form, attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> ConfigSpace:
+    """Tile of `rows` pixels × `width` channels, unrolling over the window and words, tasks, and the copy."""
+    geometry = Geometry.of(plain_inputs(attrs, inputs), plain_type(out_type, _LAYOUT))
+    dot, words = form.dot, form.words
+    lanes, o = dot.lanes, geometry.out_channels
+    across = geometry.pixels if form.is_flat else geometry.out_w
+    widths = tuple(v * lanes for v in VECTORS if v == 1 or (v - 1) * lanes < o)
+    high, wide = up_to("rows", ROWS, 2 * across), Knob("width", widths, "layout")
+    needed = any(attrs.padding) or geometry.channels % dot.group > 0
+    choices = (True,) if needed else (False, True) if dot.shift(inputs[0].dtype) else (False,)
+
+    def parts(rows: Any) -> int:
+        """What tasks share: lines, or tiles where these may go over lines."""
+        return int(-(-across // rows)) if form.is_flat else int(geometry.out_h)
+
+    def fallback() -> dict[str, Any]:
+        rows, width = best_tile_of(across, o, lanes, target.vector_registers, target.multiply_adds)
+        panels, count = -(-o // width) * geometry.groups * int(geometry.batch), parts(rows)
+        shared = panels < 2 * target.threads
+        return {
+            "rows": rows,
+            "width": width,
+            "window": "rows",
+            "unroll": largest_divisor((1, 2, 4), words, max(1, 4 // geometry.kernel_w)),
+            "o_block": 1,
+            "p_block": largest_divisor(BLOCKS, count, -(-count // target.threads) if shared else count),
+            "inner": "pixels",
+            "copied": choices[-1],
+        }
+
+    return ConfigSpace(
+        [
+            wide,
+            high,
+            _WINDOW,
+            Knob("unroll", [u for u in (1, 2, 4, 8) if words % u == 0]),
+            block_knob("o_block", BLOCKS, o, wide),
+            Knob("p_block", [b for b in BLOCKS if any(parts(r) % b == 0 for r in high.values)]),
+            INNER,
+            Knob("copied", choices),
+        ],
+        [
+            register_constraint(target.vector_registers, lanes),
+            whole_blocks(o, "width", "o_block"),
+            *([whole_blocks(across, "rows", "p_block")] if form.is_flat else []),
+        ],
+        derived={"accumulators": accumulators(lanes)},
+        fallback=fallback,
+    )
+
+
+def compute(
+    form: Form, attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """The sums of whole tiles [n, g, h, w, o], [n, g, p, o] if flat, less the zero points' shares."""
+    from tvm import te, tirx
+
+    data, weight = inputs
+    _, out_h, out_w, out_channels = (int(d) if d.is_constant else 0 for d in out_type.shape)
+    dot, is_flat, channels, words = form.dot, form.is_flat, form.channels, form.words
+    batch, own, dtype = data.shape[0], out_channels // attrs.groups, str(data.dtype)
+    kernel_h, rows, width = int(weight.shape[1]), integer(config, "rows"), integer(config, "width")
+    (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
+    lines, across = ((), out_h * out_w) if is_flat else ((out_h,), out_w)
+    image, stored, shift = data, channels, dot.shift(dtype)
+    if config["copied"]:
+        columns = 0 if is_flat else (round_up(across, rows) - 1) * stride_w + form.reach(attrs)
+        image, stored, shift = copied(form, attrs, data, columns), form.stored, 0
+    of_data, of_weight = dot.zero_points(attrs, dtype)
+    panels = -(-own // width)
+    y, x = te.reduce_axis((0, kernel_h), name="y"), te.reduce_axis((0, int(weight.shape[2])), name="x")
+    r, t = te.reduce_axis((0, words), name="r"), te.reduce_axis((0, dot.group), name="t")
+
+    def read(n: Any, h: Any, w: Any, channel: Any) -> Any:
+        """A number of the image in the dtype of the sums, before the instruction's shift."""
+        if config["copied"]:
+            return dot.number(image[n, h, w * stored * attrs.groups + channel])
+        return image[n, h, w, channel].astype(dot.sums)
+
+    def pixel(place: Sequence[Any]) -> tuple[Any, Any]:
+        """The line and column where a window begins; for places beyond the last, which are not stored, some inside."""
+        *line, p = place
+        if across % rows and not (config["copied"] and not is_flat):
+            p = tirx.min(p, across - 1)
+        if is_flat:
+            return p // out_w, p % out_w
+        return line[0] * stride_h, p * stride_w
+
+    def panel_of(g: Any, o: Any) -> Any:
+        return g * panels + o // width
+
+    def term(n: Any, g: Any, *place: Any) -> Any:
+        *at, o = place
+        h, w = pixel(at)
+        number = read(n, h + y * dilation_h, w + x * dilation_w, g * stored + r * dot.group + t)
+        number = number + shift if shift else number
+        return te.sum(number * dot.number(weight[panel_of(g, o), y, x, r, o % width, t]), axis=[y, x, r, t])
+
+    shape = (batch, attrs.groups, *lines, round_up(across, rows), round_up(own, width))
+    total = tiles = te.compute(shape, term, name="tiles", attrs=stage("tiles"))
+    windows = None
+    if of_weight:
+        zero = of_data - shift
+        k = te.reduce_axis((0, channels), name="k")
+        height, columns = int(image.shape[1]), int(image.shape[2]) // (stored * attrs.groups if config["copied"] else 1)
+        pixels = te.compute(
+            (batch, height, columns, attrs.groups),
+            lambda n, h, w, g: te.sum(read(n, h, w, g * stored + k) - zero, axis=k),
+            name="pixel_sums", attrs=stage("pixel_sums"),
+        )  # fmt: skip
+        s, c = te.reduce_axis((0, kernel_h), name="s"), te.reduce_axis((0, form.kernel_w), name="c")
+
+        def of_window(n: Any, g: Any, *place: Any) -> Any:
+            h, w = pixel(place)
+            return te.sum(pixels[n, h + s * dilation_h, w + c * dilation_w, g], axis=[s, c])
+
+        windows = te.compute(shape[:-1], of_window, name="window_sums", attrs=stage("window_sums"))
+
+    def byte(g: Any, o: Any, place: int) -> Any:
+        flat = place * width + o % width
+        found = weight[panel_of(g, o), 0, 0, words, flat // dot.group, flat % dot.group]
+        return found.astype("uint8").astype("int32") << place * 8
+
+    def less_zeros(n: Any, g: Any, *place: Any) -> Any:
+        *at, o = place
+        found = tiles[(n, g, *place)]
+        if of_data:
+            found = found - of_data * sum((byte(g, o, i) for i in range(1, 4)), byte(g, o, 0))
+        return found - of_weight * windows[(n, g, *at)] if windows is not None else found
+
+    if of_data or of_weight:
+        total = te.compute(shape, less_zeros, name="total", attrs=stage("total"))
+
+    def out(n: Any, h: Any, w: Any, o: Any) -> Any:
+        place = (h * out_w + w,) if is_flat else (h, w)
+        return total[(n, o // own, *place, o % own)].astype(out_type.dtype)
+
+    return [te.compute((batch, out_h, out_w, out_channels), out, name="conv2d")]
+
+
+def schedule(form: Form, attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Tasks of panels × pixels in parallel; in each, one register tile after the other."""
+    dot, out_w = form.dot, int(outs.tensors[0].shape[2])
+    sch, output = split_groups(
+        outs, attrs.groups, lambda h, w: (h * out_w + w,) if form.is_flat else (h, w), _LAYOUT
+    )
+    stages = find_stages(sch)
+    for name in ("sums", "panels", "pixel_sums", "window_sums"):
+        if name in stages:
+            outer = sch.get_loops(stages[name])
+            sch.parallel(sch.fuse(*outer[:2]) if len(outer) > 4 else outer[0])
+    tiles = stages["tiles"]
+    anchor = stages.get("total", tiles)
+    for block in dict.fromkeys((tiles, anchor)):
+        sch.set_scope(block, 0, "local")
+    steps = sch.get_loops(anchor)[-4:] if anchor is tiles else []
+    n, g, *line, p, o = sch.get_loops(anchor)[: -4 if steps else None]
+    tile, rows = sch.split(p, [None, integer(config, "rows")])
+    p_task, *p_tile = sch.split(*(line or [tile]), [None, integer(config, "p_block")])
+    p_tile += [tile] if line else []
+    o_task, panel, columns = sch.split(o, [None, integer(config, "o_block"), integer(config, "width")])
+    inner = (panel, *p_tile) if config["inner"] == "pixels" else (*p_tile, panel)
+    sch.reorder(n, g, o_task, p_task, *inner, rows, columns, *steps)
+    sch.reverse_compute_at(output, inner[-1], preserve_unit_loops=True)
+    if anchor is not tiles:
+        sch.compute_at(tiles, inner[-1], preserve_unit_loops=True)
+    task = sch.fuse(n, g, o_task, p_task)
+    sch.parallel(task)
+    for block in (output,) if anchor is tiles else (output, anchor):
+        *_, out_rows, out_columns = sch.get_loops(block)
+        vectorize(sch, out_columns, dot.lanes)
+        sch.unroll(out_rows)
+    if "copied" in stages:
+        batch, row, numbers = sch.get_loops(stages["copied"])
+        _, vector = sch.split(numbers, [None, target.vector_bytes * dot.group // 4])
+        sch.vectorize(vector)
+        sch.parallel(sch.fuse(batch, row))
+    _schedule_tile(sch, dot, tiles, config)
+    use_dot(sch, dot, _dtype(dot, outs, config), task, sch.get_loops(tiles)[-2])
+    return sch
+
+
+def _dtype(dot: Dot, outs: Outs, config: Config) -> str:
+    """The dtype of the numbers that tiles read."""
+    return dot.kept if config["copied"] else str(outs.args[0].dtype)
+
+
+def _schedule_tile(sch: Any, dot: Dot, tiles: Any, config: Config) -> None:
+    rows, columns, y, x, words, group = sch.get_loops(tiles)[-6:]
+    vectors, lane = sch.split(columns, [None, dot.lanes])
+    outer, inner = sch.split(words, [None, integer(config, "unroll")])
+    sch.reorder(y, x, outer, inner, rows, vectors, lane, group)
+    unrolled = {"unrolled": (y, x), "rows": (x,), "loops": ()}[str(config["window"])]
+    for loop in (*unrolled, inner, rows, vectors):
+        sch.unroll(loop)
+    start = sch.decompose_reduction(tiles, y)
+    *_, start_rows, start_vectors, start_lane = sch.get_loops(start)
+    sch.vectorize(start_lane)
+    sch.unroll(start_rows)
+    sch.unroll(start_vectors)
