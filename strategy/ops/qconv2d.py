@@ -22,7 +22,7 @@ from strategy.op import (
     register_strategy,
 )
 from strategy.op_strategy import OpStrategy
-from strategy.ops.conv2d import depthwise, direct, dot, dot_nhwc
+from strategy.ops.conv2d import depthwise, depthwise_nhwc, direct, dot, dot_nhwc
 from strategy.ops.conv2d.layout import in_any_layout
 from strategy.ops.conv2d.operator import (
     DATA,
@@ -74,6 +74,7 @@ def qconv2d_rel(types: Sequence[Type], attrs: QConv2DAttrs, reporter: TypeReport
     .example({"data": "uint8[1,6,9,8]", "weight": "int8[21,6,3,3]"}, {"padding": 1, "input_zero_point": 3})
     .example({"data": "int8[2,8,5,7]", "weight": "int8[6,4,1,1]"}, {"groups": 2, "strides": 2})
     .example({"data": "int8[1,4,6,9]", "weight": "int8[4,1,3,3]"}, {"groups": 4, "kernel_zero_point": -2})
+    .example({"data": "uint8[1,6,9,8]", "weight": "uint8[21,6,3,3]"}, {"padding": 1, "kernel_zero_point": 128})
     .example(
         {"data": "uint8[1,6,9,3]", "weight": "int8[3,3,3,4]"},
         {"padding": 1, "input_zero_point": 128, "data_layout": "NHWC", "kernel_layout": "HWIO"},
@@ -113,6 +114,7 @@ def qconv2d_strategy_cpu(
     """The implementations for processors."""
     strategy = _in_any_layout(attrs, inputs, out_type, target)
     dot_nhwc.add(strategy, attrs, inputs, "qconv2d_nhwc_dot.cpu", 14, target)
+    depthwise_nhwc.add(strategy, attrs, inputs, "depthwise_qconv2d_nhwc.cpu", 15)
     return strategy
 
 
@@ -125,6 +127,8 @@ def _in_any_layout(
     strategy.add_implementation(compute, schedule_plain_cpu, "qconv2d_nchw.cpu", 5)
     if not depthwise.is_depthwise(attrs, inputs):
         dot.add(strategy, attrs, inputs, "qconv2d_nchw_dot.cpu", 14, target)
+    else:
+        depthwise.add(strategy, attrs, inputs, "depthwise_qconv2d_nchw.cpu")
     return strategy
 
 

@@ -42,6 +42,11 @@ EXAMPLES[LAST_SPATIAL] = (
     "float32[2,12,11,6]", "float32[3,3,3,38]",
     {"padding": 1, "strides": [1, 2], "groups": 2, "data_layout": "NHWC", "kernel_layout": "HWIO"},
 )
+LAST_DEPTHWISE = "depthwise_conv2d_nhwc.cpu"
+EXAMPLES[LAST_DEPTHWISE] = (
+    "float32[2,12,21,37]", "float32[3,3,1,37]",
+    {"padding": 1, "strides": 2, "groups": 37, "data_layout": "NHWC", "kernel_layout": "HWIO"},
+)
 BLOCKED, BLOCKED_SPATIAL = "conv2d_nchwc.cpu", "conv2d_nchwc_spatial_pack.cpu"
 BLOCKED_DEPTHWISE = "depthwise_conv2d_nchwc.cpu"
 BLOCKED_F2, BLOCKED_F4 = "conv2d_nchwc_winograd_2x2.cpu", "conv2d_nchwc_winograd_4x4.cpu"
@@ -119,7 +124,10 @@ CASES = [
     ("float32[1,9,8,4]", "float32[3,3,1,8]",
      {"groups": 4, "data_layout": "NHWC", "kernel_layout": "HWIO"}, {LAST}),
     ("float32[2,16,9,8]", "float32[6,3,3,16]", {"padding": 1, "kernel_layout": "OHWI"}, {*GENERAL, F2, F4}),
-    ("int8[1,8,8,3]", "int8[3,3,3,4]",
+    ("float64[2,9,8,5]", "float64[2,3,1,5]",
+     {"groups": 5, "padding": [1, 0, 2, 1], "strides": [1, 2], "data_layout": "NHWC", "kernel_layout": "HWIO"},
+     {LAST, LAST_DEPTHWISE}),
+    ("int16[1,8,8,3]", "int16[3,3,3,4]",
      {"out_dtype": "int32", "data_layout": "NHWC", "kernel_layout": "HWIO"}, {LAST}),
     ("float32[1,3,13,11]", "float32[24,3,3,3]",
      {"strides": 2, "padding": 1, "out_layout": "NCHW8c"}, {BLOCKED, BLOCKED_SPATIAL}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,14 @@ def test_any_configuration_of_any_shape(m, n, groups, kind, weight, zeros, const
     check(workload, name, space.sample(random.Random(seed), 1)[0])
 
 
+def laid_out_shapes(attrs: dict[str, Any], data: Sequence[int], weight: Sequence[int]) -> list[str]:
+    """The extents of data of NCHW and of a weight of OIHW in the layouts of attributes."""
+    return [
+        ",".join(str(extents[plain.index(axis)]) for axis in attrs[f"{name}_layout"])
+        for name, plain, extents in (("data", "NCHW", data), ("kernel", "OIHW", weight))
+    ]
+
+
 def points(kind: str, zeros: tuple[int, int]) -> dict[str, int]:
     """The zero points of 8-bit integers."""
     return {} if kind == "bfloat16" else dict(zip(("input_zero_point", "kernel_zero_point"), zeros, strict=True))
@@ -105,15 +114,45 @@ def test_any_configuration_of_any_convolution(
     layout, kind, weight, channels, out, window, image, batch, groups, attrs, zeros, constant, seed
 ):
     attrs = {**attrs, "groups": groups, "data_layout": layout, **points(kind, zeros)}
-    of_weight = dict(zip("OIHW", (out * groups, channels, *window), strict=True))
-    of_data = dict(zip("NCHW", (batch, channels * groups, *image), strict=True))
-    shapes = [",".join(str(found[axis]) for axis in order) for found, order in (
-        (of_data, layout), (of_weight, attrs["kernel_layout"]),
-    )]  # fmt: skip
+    shapes = laid_out_shapes(attrs, (batch, channels * groups, *image), (out * groups, channels, *window))
     workload = convolution(f"{kind}[{shapes[0]}]", f"{weight}[{shapes[1]}]", constant, **attrs)
     name, space = dot_space(workload)
     assert layout.lower() in name
     check(workload, name, space.sample(random.Random(seed), 1)[0])
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(("kind", "weight"), KINDS)
+@settings(max_examples=4)
+@given(
+    channels=st.sampled_from([2, 16, 37]), window=st.sampled_from([(3, 3), (2, 5)]),
+    image=st.tuples(st.integers(4, 9), st.integers(6, 20)), batch=st.integers(1, 2),
+    attrs=st.fixed_dictionaries({
+        "strides": st.sampled_from([1, 2]), "padding": st.sampled_from([0, [1, 0, 2, 1]]),
+        "dilation": st.sampled_from([1, 1, [2, 1]]), "kernel_layout": st.sampled_from(["OIHW", "HWIO", "OHWI"]),
+    }),
+    zeros=st.sampled_from([(0, 0), (100, 0), (0, -5), (100, 120)]), constant=st.booleans(), seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_any_configuration_of_any_depthwise_convolution(
+    layout, kind, weight, channels, window, image, batch, attrs, zeros, constant, seed
+):
+    attrs = {**attrs, "groups": channels, "data_layout": layout, **points(kind, zeros)}
+    shapes = laid_out_shapes(attrs, (batch, channels, *image), (channels, 1, *window))
+    workload = convolution(f"{kind}[{shapes[0]}]", f"{weight}[{shapes[1]}]", constant, **attrs)
+    name = f"depthwise_{workload.op}_{layout.lower()}.cpu"
+    (space,) = (c.space for c in candidates(workload, TARGET) if c.implementation == name)
+    check(workload, name, space.sample(random.Random(seed), 1)[0])
+
+
+def test_depthwise_sums_that_float32_does_not_hold_are_left_to_the_plain_loop():
+    for zero, window, offered in ((0, 21, True), (0, 23, False), (-100, 19, True), (-100, 20, False)):
+        for layout in ("NCHW", "NHWC"):
+            attrs = {"data_layout": layout, "kernel_layout": "OIHW", "groups": 2, "input_zero_point": zero}
+            data, weight = laid_out_shapes(attrs, (1, 2, 30, 30), (2, 1, window, window))
+            workload = convolution(f"uint8[{data}]", f"int8[{weight}]", **attrs)
+            names = {i.name for _, i in evaluate(workload, ZEN4)}
+            assert (f"depthwise_qconv2d_{layout.lower()}.cpu" in names) == offered
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "uint8"])

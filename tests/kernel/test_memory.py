@@ -78,6 +78,18 @@ def cases() -> Iterator[Workload]:
             "2,3,5,1,8", "24,1,3,3", constant, groups=24, strides=3, dilation=[1, 2], padding=[1, 2, 0, 3],
             data_layout="NCHW8c",
         )  # fmt: skip
+        yield convolution("1,7,13,5", "3,3,1,5", constant, groups=5, data_layout="NHWC", kernel_layout="HWIO")
+        for kind, of_weight, op in (("bfloat16", "bfloat16", "conv2d"), ("int8", "uint8", "qconv2d")):
+            zeros = {"input_zero_point": 7, "kernel_zero_point": 3} if op == "qconv2d" else {}
+            last = {"data_layout": "NHWC", "kernel_layout": "OHWI", **zeros}
+            for data, weight, attrs in (
+                ("1,7,13,3", "5,3,3,3", last), ("2,5,7,8", "17,1,1,8", last), ("1,9,8,12", "6,3,2,6", last | {"groups": 2}),
+                ("1,11,5,6", "3,3,3,6", last | {"padding": [1, 0, 2, 1], "strides": 2}),
+                ("1,7,13,21", "21,3,3,1", last | {"groups": 21, "padding": 1}),
+                ("1,3,7,13", "5,3,3,3", zeros), ("1,5,7,13", "5,1,3,3", zeros | {"groups": 5, "padding": 1, "strides": 2}),
+            ):  # fmt: skip
+                inputs = {"data": f"{kind}[{data}]", "weight": f"{of_weight}[{weight}]"}
+                yield Workload.make(op, inputs, attrs, ["weight"] if constant else [])
         for m, n, k in ((1, 1, 1), (1, 131, 67), (13, 37, 29), (37, 1, 5), (2, 16, 1)):
             inputs = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
             yield Workload.make("dense", inputs, {}, ["weight"] if constant else [])

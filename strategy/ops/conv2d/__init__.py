@@ -5,10 +5,12 @@
     conv2d_nchw_spatial_pack.cpu   output channels in the lanes, nothing unfolded
     conv2d_nchw_1x1.cpu            windows of one pixel: a product of what lies there, or is gathered
     conv2d_nchw_dot.cpu            bfloat16 and 8-bit integers by dot-product instructions, windows unfolded
+    conv2d_nhwc_dot.cpu            the same of NHWC, nothing unfolded
     conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride
     depthwise_conv2d_nchw.cpu      as many groups as channels
 
-In NHWC there are the first and the third, as conv2d_nhwc.cpu and conv2d_nhwc_spatial_pack.cpu. With blocks of channels
+In NHWC there are the first and the third, as conv2d_nhwc.cpu and conv2d_nhwc_spatial_pack.cpu, and
+depthwise_conv2d_nhwc.cpu. With blocks of channels
 there are conv2d_nchwc.cpu, of one group conv2d_nchwc_spatial_pack.cpu, conv2d_nchwc_winograd_2x2.cpu and …_4x4.cpu, and
 depthwise_conv2d_nchwc.cpu. Any order of the weight's axes goes with each. A symbolic batch goes with all but winograd's
 and those with blocks, and an image of any size with conv2d_nchw_spatial_pack.cpu.
@@ -28,6 +30,7 @@ from strategy.ops.conv2d import (
     blocked,
     depthwise,
     depthwise_blocked,
+    depthwise_nhwc,
     direct,
     dot,
     dot_nhwc,
@@ -47,6 +50,8 @@ from strategy.types import TensorType
 
 __all__ = ["Conv2DAttrs", "conv2d", "conv2d_strategy", "gradient"]
 
+_NARROW = ("bfloat16", "int8", "uint8")
+
 conv2d_strategy: GenericFunc = get_native_generic_func("conv2d_strategy")
 
 
@@ -56,9 +61,11 @@ def conv2d_strategy_cpu(
 ) -> OpStrategy:
     """conv2d cpu strategy."""
     strategy = _in_any_layout(attrs, inputs, out_type, target)
-    if inputs[0].dtype in ("bfloat16", "int8", "uint8"):
-        dot_nhwc.add(strategy, attrs, inputs, "conv2d_nhwc_dot.cpu", 14, target)
     floats = out_type.dtype in ("float32", "float64") and inputs[0].dtype == out_type.dtype
+    if inputs[0].dtype in _NARROW or floats:
+        depthwise_nhwc.add(strategy, attrs, inputs, "depthwise_conv2d_nhwc.cpu", 15)
+    if inputs[0].dtype in _NARROW:
+        dot_nhwc.add(strategy, attrs, inputs, "conv2d_nhwc_dot.cpu", 14, target)
     if block_of(attrs.result_layout) == 1 or attrs.data_layout == "NHWC" or not floats:
         return strategy
     data, weight = plain_inputs(attrs, inputs)
@@ -91,8 +98,11 @@ def _in_any_layout(
     strategy.add_implementation(direct.compute, schedule_plain_cpu, name="conv2d_nchw.cpu", plevel=5)
     data, weight = inputs
     # Tiles are counted when the code is made: what they divide must be known then.
-    if not depthwise.is_depthwise(attrs, inputs) and data.dtype in ("bfloat16", "int8", "uint8"):
-        dot.add(strategy, attrs, inputs, "conv2d_nchw_dot.cpu", 14, target)
+    if data.dtype in _NARROW:
+        if not depthwise.is_depthwise(attrs, inputs):
+            dot.add(strategy, attrs, inputs, "conv2d_nchw_dot.cpu", 14, target)
+        else:
+            depthwise.add(strategy, attrs, inputs, "depthwise_conv2d_nchw.cpu")
     known = all(d.is_constant for d in (data.shape[1], *weight.shape))
     if not known or data.dtype not in ("float32", "float64") or out_type.dtype != data.dtype:
         return strategy
@@ -101,10 +111,7 @@ def _in_any_layout(
             _add_spatial_pack(strategy)
         return strategy
     if depthwise.is_depthwise(attrs, inputs):
-        strategy.add_implementation(
-            depthwise.compute, depthwise.schedule, "depthwise_conv2d_nchw.cpu", 15,
-            version=3, space=depthwise.space,
-        )  # fmt: skip
+        depthwise.add(strategy, attrs, inputs, "depthwise_conv2d_nchw.cpu")
     else:
         _add_products(strategy, attrs, data, weight)
     return strategy

@@ -1,15 +1,17 @@
-"""`depthwise_conv2d_nchw.cpu`: each output channel sees one input channel, so nothing sums over them.
+"""`depthwise_conv2d_nchw.cpu`, `depthwise_qconv2d_nchw.cpu`: each output channel sees one input channel.
 
-Vectors lie along a row of the image; the sums of `rows` × `width` pixels stay in registers over the
-window, whose weights are broadcast.
+Nothing sums over channels. Vectors lie along a row of the image; the sums of `rows` × `width` pixels stay in registers
+over the window, whose weights are broadcast. bfloat16 and 8-bit integers are widened to float32, whose sums of such
+integers are exact, where the image is padded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.cpu.tile import accumulator, largest_divisor, round_up, up_to
+from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
 from strategy.schedule import (
@@ -39,6 +41,64 @@ def is_depthwise(attrs: Conv2DAttrs, inputs: Sequence[TensorType]) -> bool:
     return attrs.groups > 1 and (inputs[0].shape[1] == attrs.groups).decide() is True
 
 
+def add(strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], name: str) -> None:
+    """Add the implementation to a strategy; all but the batch must be known, and sums of integers be exact."""
+    data, weight = inputs
+    if all(d.is_constant for d in (*data.shape[1:], *weight.shape)) and is_exact(attrs, data, weight):
+        strategy.add_implementation(
+            compute, schedule, name, 15, version=3, space=space,
+            prepare=prepare if data.dtype != accumulator(data.dtype) else None,
+        )  # fmt: skip
+
+
+def is_exact(attrs: Conv2DAttrs, data: TensorType, weight: TensorType) -> bool:
+    """Return whether float32 holds the sums of integers of these types in NCHW and OIHW; floats are rounded anyway."""
+    bounds = {"int8": (-128, 127), "uint8": (0, 255)}
+    if data.dtype not in bounds:
+        return True
+    most = int(weight.shape[2]) * int(weight.shape[3])
+    for kind, name in ((data, "input"), (weight, "kernel")):
+        most *= max(abs(bound - getattr(attrs, f"{name}_zero_point", 0)) for bound in bounds[kind.dtype])
+    return most <= 1 << 24
+
+
+def widened(attrs: Conv2DAttrs, data: Any) -> Any:
+    """The TE tensor without its zero point, in the dtype of the sums where it is narrower."""
+    from tvm import te
+
+    dtype = str(data.dtype)
+    if dtype == accumulator(dtype):
+        return data
+    zero_point = getattr(attrs, "input_zero_point", 0)
+    return te.compute(data.shape, lambda *i: _wide(data(*i), dtype, zero_point), name="widened")
+
+
+def widened_weight(attrs: Conv2DAttrs, number: Any, dtype: str) -> Any:
+    """A number of a weight of `dtype` as `widened` has one of the data."""
+    return _wide(number, dtype, getattr(attrs, "kernel_zero_point", 0))
+
+
+def _wide(number: Any, dtype: str, zero_point: int) -> Any:
+    if dtype in ("int8", "uint8"):
+        number = number.astype("int32") - zero_point
+    return number.astype(accumulator(dtype))
+
+
+def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
+    """The weight is widened."""
+    dtype = inputs[1].dtype
+
+    def pack(weight: Any) -> Any:
+        from tvm import te
+
+        return te.compute(
+            weight.shape, lambda *i: widened_weight(attrs, weight(*i), dtype), name="wide_weight",
+            attrs=stage("wide_weight"),
+        )  # fmt: skip
+
+    return {1: pack}
+
+
 def space(
     attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
@@ -49,10 +109,10 @@ def space(
     its rows only, or none.
     """
     channels, out_h, out_w = map(int, out_type.shape[1:])
-    full = lanes_of(target, inputs[0].dtype)
+    full = lanes_of(target, accumulator(inputs[0].dtype))
     lanes = tuple([x for x in (full // 4, full // 2, full) if x >= 1])
     wide = max(1, -(-out_w // full))
-    image_bytes = int(inputs[0].shape[2]) * int(inputs[0].shape[3]) * dtype_bytes(inputs[0].dtype)
+    image_bytes = int(inputs[0].shape[2]) * int(inputs[0].shape[3]) * dtype_bytes(accumulator(inputs[0].dtype))
     in_cache = image_bytes < target.capability.get("l1d_bytes", 32 * 1024)
 
     def fallback() -> dict[str, Any]:
@@ -106,7 +166,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     top, left, bottom, right = attrs.padding
     bottom = max(bottom, (height - 1) * stride_h + (kernel_h - 1) * dilation_h + 1 - int(data.shape[2]) - top)
     right = max(right, (width - 1) * stride_w + (kernel_w - 1) * dilation_w + 1 - int(data.shape[3]) - left)
-    padded = pad_zeros(data, (top, left, bottom, right))
+    padded = pad_zeros(widened(attrs, data), (top, left, bottom, right))
     y = te.reduce_axis((0, kernel_h), name="y")
     x = te.reduce_axis((0, kernel_w), name="x")
     wide = accumulator(dtype)
@@ -125,7 +185,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     return [
         te.compute(
             (batch, out_channels, out_h, out_w),
-            lambda n, o, h, w: tiles[n, o, h, w].astype(dtype),
+            lambda n, o, h, w: tiles[n, o, h, w].astype(out_type.dtype),
             name="depthwise_conv2d",
         )
     ]
@@ -138,6 +198,8 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     output = join_epilogue(sch)
     tiles, padded = stages["tiles"], stages.get("padded")
     lanes = integer(config, "lanes")
+    if "wide_weight" in stages:
+        sch.parallel(sch.get_loops(stages["wide_weight"])[0])
     sch.set_scope(tiles, 0, "local")
     n, o, h, w, y, x = sch.get_loops(tiles)
     h_tile, rows = sch.split(h, [None, integer(config, "rows")])
@@ -149,7 +211,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     if padded is not None and config["pad"] == "inline":
         sch.compute_inline(padded)
     elif padded is not None:
-        full = lanes_of(target, str(outs.args[0].dtype))
+        full = lanes_of(target, accumulator(str(outs.args[0].dtype)))
         if config["pad"] in ("task", "tile"):
             sch.compute_at(padded, channel if config["pad"] == "task" else h_tile, preserve_unit_loops=True)
             _, lane = sch.split(sch.get_loops(padded)[-1], [None, full])

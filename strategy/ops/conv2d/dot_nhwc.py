@@ -1,8 +1,8 @@
 """`conv2d_nhwc_dot.cpu`, `qconv2d_nhwc_dot.cpu`: images [n, h, w, c], and a dot-product instruction.
 
 The channels of a pixel lie together, so neighbours are read where they lie and broadcast to all lanes, which hold
-output channels. A word is the channels that a lane takes at a time, or numbers of a window's row where channels are few.
-A tile is `rows` pixels of a line × `width` channels; where windows are of one pixel, it may go over lines. An image is
+output channels. A word is the channels that a lane takes at a time, or numbers of a window's row where they are few. A
+tile is `rows` pixels of a line × `width` channels; where windows are of one pixel, it may go over lines. An image is
 copied where it is padded, where the channels of a group end within a word, and, if it pays, where the instruction takes
 numbers of the other sign. Zero points are taken off by sums of the weight's rows and of windows.
 """

@@ -186,6 +186,10 @@ def convolved(
     .example({"data": "float16[1,16,8,8]", "weight": "float16[4,16,3,3]"})
     .example({"data": "float16[1,16,8,8]", "weight": "float16[4,16,3,3]"}, {"out_dtype": "float32"})
     .example({"data": "bfloat16[1,6,9,7]", "weight": "bfloat16[21,6,3,3]"}, {"padding": 1})
+    .example(
+        {"data": "bfloat16[1,9,7,6]", "weight": "bfloat16[21,3,3,6]"},
+        {"padding": 1, "data_layout": "NHWC", "kernel_layout": "OHWI"},
+    )
 )
 
 
