@@ -17,7 +17,7 @@ Groups of rows, float32, batch 1 (weights and biases are constant):
 - attention: the whole of it, of prompts and of one new token, and what stands around it in LLaMA.
 - epilogues: products with what BERT-base and ResNet-50 put after them, tuned and timed as one function.
 - narrow: products and convolutions in float32, bfloat16, and 8-bit integers with zero points, requantised (PyTorch's
-  quantised linear and conv2d).
+  quantised linear and conv2d), those of images [n, h, w, c] and depthwise ones too.
 - memory: operators that memory bounds, at sizes of BERT-base and ResNet-50.
 - chains: elementwise operators with what follows them, softmax with scale and mask, pooling of [n, h, w, c].
 - images: transposed convolutions, resizing, adaptive pooling and pixel shuffle, at sizes of U-Net, FPN and ESPCN.
@@ -258,6 +258,15 @@ GROUPS = {
             (_conv2d, 3, 224, 64, 7, 2),
         )
         for dtype in ("float32", "bfloat16", "int8")
+    ] + [
+        _conv2d(*extents, last=True, dtype=dtype)
+        for extents in ((64, 56, 64, 3), (256, 14, 256, 3), (1024, 14, 256, 1), (3, 224, 64, 7, 2))
+        for dtype in ("bfloat16", "int8")
+    ] + [
+        _conv2d(*extents, last=last, dtype=dtype)
+        for extents in ((144, 56, 144, 3, 1, 144), (384, 14, 384, 3, 1, 384))
+        for last in (False, True)
+        for dtype in ("float32", "bfloat16", "int8")
     ],
     "memory": [
         *(_plain("softmax", shape) for shape in ((12, 128, 128), (12, 384, 384), (1, 1000), (64, 1000))),
@@ -406,7 +415,7 @@ def _torch_calls(row: Row, threads: int, _best: dict[str, Any]) -> dict[str, Cal
         calls[name] = lambda frozen=frozen, inputs=inputs: frozen(*inputs)
     if row.op in ("conv2d", "max_pool2d") and is_image and not row.after and row.dtype == "float32":
         calls["mkldnn"] = _mkldnn_call(torch, row, attrs, tensors)
-    if row.op in ("conv2d", "dense") and "data_layout" not in row.attrs:
+    if row.op in ("conv2d", "dense"):
         calls |= _packed_calls(torch, row, attrs, tensors)
     return calls
 
@@ -424,13 +433,21 @@ def _packed_calls(torch: Any, row: Row, attrs: dict[str, Any], tensors: dict[str
         return {"packed": lambda: ops._linear_pointwise(x, packed, bias, *post)}
     given = [[a] * 2 if isinstance(a := attrs[n], int) else list(a) for n in ("padding", "strides", "dilation")]
     given.append(attrs["groups"])
-    packed = ops._reorder_convolution_weight(weight, *given, list(x.shape))
     forms = {"packed": torch.contiguous_format, "packed, channels last": torch.channels_last}
+    if "data_layout" in row.attrs:
+        x, weight = _plain_views(x, weight)
+        del forms["packed"]
+    packed = ops._reorder_convolution_weight(weight, *given, list(x.shape))
     images = {name: x.contiguous(memory_format=form) for name, form in forms.items()}
     return {
         name: lambda image=image: ops._convolution_pointwise(image, packed, bias, *given, *post)
         for name, image in images.items()
     }
+
+
+def _plain_views(x: Any, weight: Any) -> tuple[Any, Any]:
+    """An image of NHWC as a channels-last one of NCHW, and its weight of HWIO as OIHW."""
+    return x.permute(_FIRST), weight.permute(3, 2, 0, 1).contiguous()
 
 
 def _quantized_calls(torch: Any, row: Row, data: Any, weight: Any) -> dict[str, Call]:
@@ -442,6 +459,8 @@ def _quantized_calls(torch: Any, row: Row, data: Any, weight: Any) -> dict[str, 
     if row.op == "conv2d":
         given = [*([row.attrs[name]] * 2 for name in ("strides", "padding", "dilation")), row.attrs["groups"]]
         pack, operator = quantized.conv2d_prepack, quantized.conv2d
+        if "data_layout" in row.attrs:
+            data, weight = _plain_views(data, weight)
         data = data.contiguous(memory_format=torch.channels_last)
     for engine in torch.backends.quantized.supported_engines:
         if engine not in ("none", "qnnpack"):

@@ -83,10 +83,12 @@ def cases() -> Iterator[Workload]:
             zeros = {"input_zero_point": 7, "kernel_zero_point": 3} if op == "qconv2d" else {}
             last = {"data_layout": "NHWC", "kernel_layout": "OHWI", **zeros}
             for data, weight, attrs in (
-                ("1,7,13,3", "5,3,3,3", last), ("2,5,7,8", "17,1,1,8", last), ("1,9,8,12", "6,3,2,6", last | {"groups": 2}),
+                ("1,7,13,3", "5,3,3,3", last), ("2,5,7,8", "17,1,1,8", last),
+                ("1,9,8,12", "6,3,2,6", last | {"groups": 2}),
                 ("1,11,5,6", "3,3,3,6", last | {"padding": [1, 0, 2, 1], "strides": 2}),
                 ("1,7,13,21", "21,3,3,1", last | {"groups": 21, "padding": 1}),
-                ("1,3,7,13", "5,3,3,3", zeros), ("1,5,7,13", "5,1,3,3", zeros | {"groups": 5, "padding": 1, "strides": 2}),
+                ("1,3,7,13", "5,3,3,3", zeros),
+                ("1,5,7,13", "5,1,3,3", zeros | {"groups": 5, "padding": 1, "strides": 2}),
             ):  # fmt: skip
                 inputs = {"data": f"{kind}[{data}]", "weight": f"{of_weight}[{weight}]"}
                 yield Workload.make(op, inputs, attrs, ["weight"] if constant else [])

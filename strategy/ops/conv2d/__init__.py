@@ -8,12 +8,12 @@
     conv2d_nhwc_dot.cpu            the same of NHWC, nothing unfolded
     conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride
     depthwise_conv2d_nchw.cpu      as many groups as channels
+    depthwise_conv2d_nhwc.cpu      the same of NHWC, where each channel gives one
 
-In NHWC there are the first and the third, as conv2d_nhwc.cpu and conv2d_nhwc_spatial_pack.cpu, and
-depthwise_conv2d_nhwc.cpu. With blocks of channels
-there are conv2d_nchwc.cpu, of one group conv2d_nchwc_spatial_pack.cpu, conv2d_nchwc_winograd_2x2.cpu and …_4x4.cpu, and
-depthwise_conv2d_nchwc.cpu. Any order of the weight's axes goes with each. A symbolic batch goes with all but winograd's
-and those with blocks, and an image of any size with conv2d_nchw_spatial_pack.cpu.
+In NHWC there are also the first and the third, as conv2d_nhwc.cpu and conv2d_nhwc_spatial_pack.cpu. With blocks of
+channels there are conv2d_nchwc.cpu, of one group conv2d_nchwc_spatial_pack.cpu, conv2d_nchwc_winograd_2x2.cpu and
+…_4x4.cpu, and depthwise_conv2d_nchwc.cpu. Any order of the weight's axes goes with each. A symbolic batch goes with all
+but winograd's and those with blocks, and an image of any size with conv2d_nchw_spatial_pack.cpu.
 """
 
 from __future__ import annotations
