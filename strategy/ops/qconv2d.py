@@ -79,6 +79,10 @@ def qconv2d_rel(types: Sequence[Type], attrs: QConv2DAttrs, reporter: TypeReport
         {"data": "uint8[1,6,9,3]", "weight": "int8[3,3,3,4]"},
         {"padding": 1, "input_zero_point": 128, "data_layout": "NHWC", "kernel_layout": "HWIO"},
     )
+    .example(
+        {"data": "uint8[1,6,9,20]", "weight": "int8[20,3,3,1]"},
+        {"padding": 1, "groups": 20, "input_zero_point": 128, "data_layout": "NHWC", "kernel_layout": "OHWI"},
+    )
 )
 
 

@@ -167,6 +167,10 @@ def convolved(
         {"data": "float32[1,6,9,3]", "weight": "float32[3,3,3,4]"},
         {"padding": 1, "data_layout": "NHWC", "kernel_layout": "HWIO"},
     )
+    .example(
+        {"data": "float32[1,6,9,20]", "weight": "float32[3,3,1,20]"},
+        {"padding": 1, "groups": 20, "data_layout": "NHWC", "kernel_layout": "HWIO"},
+    )
     .example({"data": "float32[1,3,6,9]", "weight": "float32[4,3,3,3]"}, {"kernel_layout": "OHWI"})
     .example(
         {"data": "float32[1,2,8,9,8]", "weight": "float32[16,16,3,3]"}, {"padding": 1, "data_layout": "NCHW8c"}
