@@ -129,10 +129,11 @@ def copied(form: Form, attrs: Conv2DAttrs, data: Any, columns: int) -> Any:
         h, w, inner = y - top, place // pixel - left, place % pixel
         channel = inner if wide == channels else inner // wide * channels + inner % wide
         found = data[n, h, w, channel]
-        if str(data.dtype) != dot.kept:
-            found = tirx.reinterpret(dot.kept, found)
         if shift:
-            found = found ^ tirx.const(128 if dot.data == "uint8" else -128, dot.data)
+            # Of unsigned numbers, whose sum may wrap around: vectors of an exclusive or have no masks.
+            found = (found if str(data.dtype) == "uint8" else tirx.reinterpret("uint8", found)) + tirx.const(128, "uint8")
+        if dot.kept != (str(data.dtype) if not shift else "uint8"):
+            found = tirx.reinterpret(dot.kept, found)
         tests = [
             test
             for test, needed in (
