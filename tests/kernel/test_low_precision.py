@@ -155,6 +155,17 @@ def test_depthwise_sums_that_float32_does_not_hold_are_left_to_the_plain_loop():
             assert (f"depthwise_qconv2d_{layout.lower()}.cpu" in names) == offered
 
 
+def test_a_word_is_loaded_for_several_instructions_where_a_cycle_begins_two():
+    image = convolution("uint8[1,1024,14,14]", "int8[256,1024,1,1]")
+    widths = {}
+    for arch in ("znver4", "znver5"):
+        target = Target.parse(f"llvm -mcpu={arch} -num-cores=2")
+        (space,) = (c.space for c in candidates(image, target) if c.implementation == "qconv2d_nchw_dot.cpu")
+        assert space
+        widths[arch] = space.fallback["width"]
+    assert widths == {"znver4": 16, "znver5": 32}
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "uint8"])
 def test_words_of_few_channels_are_read_in_place(kind):
     weight = "bfloat16" if kind == "bfloat16" else "int8"

@@ -67,7 +67,7 @@ def space(
     geometry = Geometry.of(inputs, out_type)
     geometry = replace(geometry, channels=_words(dot, geometry.channels))
     unroll = Knob("unroll", sorted(u for u in {*UNROLL, geometry.kernel_w} if geometry.depth % u == 0))
-    return space_of_columns(geometry, "int32", unroll, _CHECKED, target)
+    return space_of_columns(geometry, "int32", unroll, _CHECKED, target, of_words=True)
 
 
 def prepare(

@@ -66,9 +66,9 @@ def space(
 
 
 def space_of_columns(
-    geometry: Geometry, dtype: str, unroll: Knob, checked: Knob, target: Target
+    geometry: Geometry, dtype: str, unroll: Knob, checked: Knob, target: Target, *, of_words: bool = False
 ) -> ConfigSpace:
-    """The space of a product with columns of `dtype`."""
+    """The space of a product with columns of `dtype`, which may be words for dot-product instructions."""
     lanes, o = lanes_of(target, dtype), geometry.out_channels
     column_bytes = geometry.depth * geometry.out_w * dtype_bytes(dtype)
     high, wide = up_to("rows", ROWS, 2 * o, "layout"), width_knob(lanes, geometry.pixels)
@@ -95,6 +95,8 @@ def space_of_columns(
 
         rows, width = best_tile_of(o, geometry.pixels, lanes, target.vector_registers, target.multiply_adds)
         narrow = best_tile_of(o, 2 * lanes, lanes, target.vector_registers, target.multiply_adds)
+        if of_words and width == lanes < geometry.pixels and target.multiply_adds > 1:
+            rows, width = narrow  # one vector would load a word for each instruction, of which a cycle begins two
         if not in_cache(width) and in_cache(narrow[1]):
             rows, width = narrow  # narrow panels end where rows of the image do more often
         fitting = in_cache(width)
