@@ -17,7 +17,7 @@ from strategy.types import TensorType
 
 @dataclass(frozen=True)
 class Form:
-    """How windows of `kernel_w` columns are read, and by which instruction.
+    """The way in which windows of `kernel_w` columns are read, and the instruction.
 
     Attributes:
         is_flat: outputs read the pixel at their own place alone, so tiles may go over lines.
@@ -81,7 +81,7 @@ def prepare(
         r, s, t = (te.reduce_axis((0, extent)) for extent in (channels, kernel_h, kernel_w))
 
         def within(panel: Any, lane: Any, read: Callable[[Any], Any]) -> Any:
-            """What `read` has for the output channel of a lane, zero beyond the last."""
+            """The number that `read` has for the output channel of a lane, zero beyond the last."""
             o = panel % panels * width + lane
             found = read(panel // panels * own + o)
             return found if own % width == 0 else tirx.if_then_else(o < own, found, zero)
@@ -131,8 +131,8 @@ def copied(form: Form, attrs: Conv2DAttrs, data: Any, columns: int) -> Any:
         found = data[n, h, w, channel]
         if shift:
             # Of unsigned numbers, whose sum may wrap around: vectors of an exclusive or have no masks.
-            found = (found if str(data.dtype) == "uint8" else tirx.reinterpret("uint8", found)) + tirx.const(128, "uint8")
-        if dot.kept != (str(data.dtype) if not shift else "uint8"):
+            found = tirx.reinterpret("uint8", found) + tirx.const(128, "uint8")
+        if shift or str(data.dtype) != dot.kept:
             found = tirx.reinterpret(dot.kept, found)
         tests = [
             test

@@ -73,7 +73,7 @@ def space(
     choices = (True,) if needed else (False, True) if dot.shift(inputs[0].dtype) else (False,)
 
     def parts(rows: Any) -> int:
-        """What tasks share: lines, or tiles where these may go over lines."""
+        """The number of lines that tasks share, or of tiles where these may go over lines."""
         return int(-(-across // rows)) if form.is_flat else int(geometry.out_h)
 
     def fallback() -> dict[str, Any]:
