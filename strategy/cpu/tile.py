@@ -201,11 +201,22 @@ def _tiles(registers: int, multiply_adds: int) -> list[tuple[int, int, float, fl
     found = []
     for rows, vectors in itertools.product(ROWS, VECTORS):
         if rows * vectors + vectors + 1 <= registers:
-            # A multiply-add has a latency of four cycles; a load that is not hidden costs a part of a cycle, more
-            # from the second-level cache.
-            ideal = rows * vectors / multiply_adds
-            found.append((rows, vectors, ideal, max(ideal, 4) + 0.1 * rows + 0.3 * vectors))
+            found.append((rows, vectors, *_cycles(rows, vectors, multiply_adds)))
     return found
+
+
+def _cycles(rows: int, vectors: int, multiply_adds: int) -> tuple[float, float]:
+    """The cycles of a step of a tile: those of its sums, and all."""
+    # A multiply-add has a latency of four cycles; a load that is not hidden costs a part of a cycle, more
+    # from the second-level cache.
+    ideal = rows * vectors / multiply_adds
+    return ideal, max(ideal, 4) + 0.1 * rows + 0.3 * vectors
+
+
+def tile_share(m: int, rows: int, vectors: int, multiply_adds: int) -> float:
+    """The share of a processor's multiply-adds that a tile reaches whose vectors are whole, over m rows."""
+    ideal, cycles = _cycles(rows, vectors, multiply_adds)
+    return m / int(round_up(m, rows)) * ideal / cycles
 
 
 def largest_divisor(offered: Sequence[int], extent: int, most: int) -> int:
