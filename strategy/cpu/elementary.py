@@ -42,6 +42,12 @@ _LOG1P = (
     -3.318411337e-03, 2.020431188e-02, -5.766393705e-02, 1.068050477e-01, -1.535536679e-01, 1.969539050e-01,
     -2.495858552e-01, 3.333051115e-01, -4.999993276e-01,
 )  # fmt: skip
+# log(1 + f) for √½ ≤ 1 + f < √2 is f - f² / 2 + f³ P(f); from Cephes (S. L. Moshier), logf.
+_LOG = (
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
+    2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
+_ROOT_OF_HALF = 0x3F3504F3  # the bits of √½
 
 
 def exp(x: Any) -> Any:
@@ -50,13 +56,33 @@ def exp(x: Any) -> Any:
 
     if str(x.ty.dtype) != "float32":
         return tirx.exp(x)
-    bounded = _clamp(x, -104.0, 89.0)  # beyond, the result is 0 or infinity
-    n = tirx.floor(bounded * _number(_LOG2E) + _number(0.5))
-    r = bounded - n * _number(_LN2[0]) - n * _number(_LN2[1])
-    power = _polynomial(_EXP, r) * r * r + r + _number(1.0)
-    exponent = tirx.Cast("int32", n)
+    power, exponent = _power(_clamp(x, -104.0, 89.0))  # beyond, the result is 0 or infinity
     half = exponent >> 1  # in two steps, as 2ⁿ may be out of range although the product is not
     return power * _power_of_two(half) * _power_of_two(exponent - half)
+
+
+def exp_of_difference(x: Any) -> Any:
+    """The exponential of a number that is not positive, as a term of a sum with a 1: e⁻⁸⁷ at least."""
+    from tvm import tirx
+
+    if str(x.ty.dtype) != "float32":
+        return tirx.exp(x)
+    power, exponent = _power(tirx.Select(x < _number(-87.0), _number(-87.0), x))
+    return power * _power_of_two(exponent)
+
+
+def log_of_sum(x: Any) -> Any:
+    """The natural logarithm of a number that is at least 1, or NaN."""
+    from tvm import tirx
+
+    if str(x.ty.dtype) != "float32":
+        return tirx.log(x)
+    bits = tirx.reinterpret("int32", x)
+    exponent = (bits - _ROOT_OF_HALF) >> 23
+    f = tirx.reinterpret("float32", bits - (exponent << 23)) - _number(1.0)
+    e = tirx.Cast("float32", exponent)
+    rest = _polynomial(_LOG, f) * f * f * f + e * _number(_LN2[1]) - f * f * _number(0.5)
+    return tirx.Select(x < _number(float("inf")), rest + f + e * _number(_LN2[0]), x)
 
 
 def tanh(x: Any) -> Any:
@@ -100,6 +126,15 @@ def _number(value: float) -> Any:
     from tvm import tirx
 
     return tirx.const(value, "float32")
+
+
+def _power(x: Any) -> tuple[Any, Any]:
+    """The exponential as a number around 1 times a power of two, of which the exponent."""
+    from tvm import tirx
+
+    n = tirx.floor(x * _number(_LOG2E) + _number(0.5))
+    r = x - n * _number(_LN2[0]) - n * _number(_LN2[1])
+    return _polynomial(_EXP, r) * r * r + r + _number(1.0), tirx.Cast("int32", n)
 
 
 def _clamp(x: Any, low: float, high: float) -> Any:

@@ -197,6 +197,8 @@ CASES = [
      {"strides": 2, "padding": 1, "output_padding": 1, "groups": 3}),
     ("conv2d_transpose", {"data": "float32[1,2,4,3]", "weight": "float32[2,3,1,2]"},
      {"strides": [2, 3], "output_padding": [1, 1]}),
+    ("conv2d_transpose", {"data": "float32[1,5,3,16]", "weight": "float32[5,3,2,2]"}, {"strides": 2}),
+    ("conv2d_transpose", {"data": "float32[2,4,2,19]", "weight": "float32[4,3,3,4]"}, {"strides": [3, 4], "groups": 2}),
 ]  # fmt: skip
 
 
@@ -324,6 +326,22 @@ def test_elementary_functions_over_their_whole_range(op):
         np.testing.assert_allclose(out.numpy(), expected.astype("float32"), rtol=5e-7, atol=absolute)
 
 
+@pytest.mark.parametrize(("rows", "least"), [(3, 1e-7), (1000, 90)])
+def test_logarithms_of_sums_over_their_whole_range(rows, least):
+    import tvm
+
+    # Of each column, some numbers are equal, and the others smaller: by any difference, or so much that sums are exact.
+    equal = np.arange(rows)[:, None] <= np.arange(1333) % rows
+    data = np.where(equal, 0, -np.geomspace(least, 300, 1333)) + np.geomspace(1e-3, 1e3, 1333)
+    data = np.roll(data.astype("float32"), 1, 0)
+    work = make("log_softmax", {"data": f"float32[{rows},1333]"}, {"axis": 0})
+    artefact = lower(work, TARGET, "log_softmax_column.cpu").compile(checks=False)
+    out = tvm.runtime.tensor(np.full_like(data, 77))
+    artefact.main(tvm.runtime.tensor(data), out)
+    (expected,) = reference(work, {"data": data})
+    np.testing.assert_allclose(out.numpy(), expected, rtol=5e-7, atol=3e-7)
+
+
 def test_chains_and_a_value_used_twice():
     steps = [
         EpilogueStep("sigmoid", (None,)),
@@ -385,6 +403,7 @@ OF_ODD = [
     ("max", {"axis": [0]}), ("max", {"axis": [1]}), ("min", {"axis": [0]}), ("min", {"axis": [1]}),
     ("argmax", {"axis": [1]}), ("argmin", {"axis": [0]}), ("relu", {}), ("clip", {"a_min": -1, "a_max": 0.5}),
     ("argsort", {}), ("argsort", {"is_ascend": False}), ("softmax", {}), ("log_softmax", {}),
+    ("log_softmax", {"axis": 0}),
     *(("topk", {"k": k, "is_ascend": a}) for k in (1, 5) for a in (True, False)),
 ]  # fmt: skip
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from strategy.cpu.elementary import exp
+from strategy.cpu.elementary import exp, exp_of_difference, log_of_sum
 from strategy.cpu.loop import allocate, fill, written
 from strategy.cpu.row import PARALLEL_BYTES
 from strategy.op_strategy import OpStrategy
@@ -106,8 +106,10 @@ def _loops(logarithm: bool, attrs: SoftmaxAttrs, inputs: Sequence[Any], out: Any
             with script.serial(0, extent // unroll) as outer, script.unroll(0, unroll) as inner:
                 step(outer * unroll + inner)
 
+        power = exp_of_difference if logarithm else exp
+
         def add(j: Any) -> None:
-            each(lambda x: fill(powers, x, exp(read(j, x) - largest[x])))
+            each(lambda x: fill(powers, x, power(read(j, x) - largest[x])))
             if not logarithm:
                 each(lambda x: write(j, x, powers[x]))
             each(lambda x: fill(total, x, total[x] + powers[x]))
@@ -122,7 +124,7 @@ def _loops(logarithm: bool, attrs: SoftmaxAttrs, inputs: Sequence[Any], out: Any
         each(lambda x: fill(total, x, zero))
         pass_over(lambda j: each(lambda x: fill(largest, x, tirx.max(largest[x], read(j, x)))))
         pass_over(add)
-        each(lambda x: fill(total, x, tirx.log(total[x]) if logarithm else tirx.const(1, dtype) / total[x]))
+        each(lambda x: fill(total, x, log_of_sum(total[x]) if logarithm else tirx.const(1, dtype) / total[x]))
         pass_over(lambda j: each(lambda x: finish(j, x)))
 
     with IRBuilder() as builder:
@@ -161,7 +163,7 @@ def _add(name: str) -> None:
         if axis < data.ndim - 1 and all(_reads_vectors(data, bias, axis) for bias in biases):
             strategy.add_implementation(
                 partial(compute, name == "log_softmax"), schedule_extern_cpu, f"{name}_column.cpu", 12, space=space,
-                symbolic=False,
+                symbolic=False, version=2 if name == "log_softmax" else 1,
             )  # fmt: skip
 
     register_cpu_implementations(name, add)
