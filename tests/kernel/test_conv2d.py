@@ -189,8 +189,10 @@ def test_the_sums_of_a_fallback_stay_in_registers(arch):
     lowered = lower(workload, Target.parse(f"llvm -mcpu={arch}"), SPATIAL)
     source = lowered.compile(checks=False).executable.mod.inspect_source("s")
     code = source[source.index("\nmain_compute_") : source.index("\nprepare_weight_compute_")]
-    assert "vfmadd" in code
-    assert not re.findall(r"vfmadd.*\(%rsp|vmov\w+\s+[^%\n]*\(%rsp[^%\n]*\), %[yz]mm", code)
+    loop = code[code.rindex("\n.L", 0, code.index("vfmadd")) : code.rindex("vfmadd")]
+    assert not re.findall(r"vfmadd.*\(%rsp", code)
+    # A finished tile is turned by shuffles, which may take more registers than there are.
+    assert not re.findall(r"vmov\w+\s+[^%\n]*\(%rsp[^%\n]*\), %[yz]mm", loop)
 
 
 def test_a_tile_follows_the_multiply_adds_of_a_processor():

@@ -25,6 +25,7 @@ from strategy.cpu.tile import (
     whole_blocks,
     width_knob,
 )
+from strategy.cpu.turn import turn, turned_width
 from strategy.layout import plain
 from strategy.ops.conv2d.operator import DATA, Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
@@ -144,10 +145,15 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     shape = (geometry.batch, geometry.groups, *lines, round_up(pixels, rows), round_up(own, width))
     tiles = te.compute(shape, term, name="tiles", attrs=stage("tiles"))
     kept = te.compute(shape, lambda *place: tiles[place], name="kept", attrs=stage("kept"))
+    *outer, high, deep = shape
+    turned = te.compute(
+        (*outer, deep, high), lambda *place: kept[(*place[:-2], place[-1], place[-2])], name="turned",
+        attrs=stage("turned"),
+    )  # fmt: skip
 
     def out(n: Any, o: Any, h: Any, w: Any) -> Any:
-        line = (h, w) if any_size else (h * out_w + w,)
-        return kept[(n, o // own, *line, o % own)].astype(dtype)
+        *line, p = (h, w) if any_size else (h * out_w + w,)
+        return turned[(n, o // own, *line, o % own, p)].astype(dtype)
 
     full = (geometry.batch, geometry.groups * own, geometry.out_h, out_w)
     return [te.compute(full, out, name="conv2d")]
@@ -175,14 +181,27 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     o_task, panel, columns = sch.split(o, [None, integer(config, "o_block"), integer(config, "width")])
     inner = (panel, p_tile) if config["inner"] == "pixels" else (p_tile, panel)
     sch.reorder(n, g, *line, o_task, p_task, *inner, rows, columns)
+    turned = stages["turned"]
+    if layout != DATA or integer(config, "rows") == 1:
+        sch.compute_inline(turned)
+    else:
+        sch.reverse_compute_at(turned, inner[1], preserve_unit_loops=True)
     sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
     sch.compute_at(tiles, inner[1], preserve_unit_loops=True)
-    sch.parallel(sch.fuse(n, g, *line, o_task, p_task))
+    task = sch.fuse(n, g, *line, o_task, p_task)
+    sch.parallel(task)
     sch.set_scope(tiles, 0, "local")
     vectorize(sch, columns, lanes)
     sch.unroll(rows)
     if layout != DATA:
         vectorize(sch, sch.get_loops(output)[-1], lanes)
+    elif integer(config, "rows") > 1:
+        panel, column = sch.split(sch.get_loops(turned)[-2], [None, lanes])
+        sch.unroll(panel)
+        turn(sch, task, column, 5 if any_size else 4, integer(config, "rows"), lanes, str(outs.args[0].dtype))
+        *_, out_o, out_p = sch.get_loops(output)
+        vectorize(sch, out_p, min(turned_width(integer(config, "rows"), lanes), lanes))
+        sch.unroll(out_o)
     _schedule_tile(sch, tiles, lanes, str(config["window"]))
     return sch
 
