@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 _TYPES = {"float32": "float", "float64": "double"}
+_BYTES = {"float": 4, "double": 8}
 
 
 def turned_width(rows: int, lanes: int) -> int:
@@ -19,7 +20,7 @@ def turned_width(rows: int, lanes: int) -> int:
 
 
 def turn(sch: Any, task: Any, column: Any, rank: int, rows: int, lanes: int, dtype: str) -> None:
-    """Replace the loops from `column` on, of `lanes` columns and `rows`, that write a transposed tile by shuffles.
+    """Replace the loops from `column` on, of `lanes` columns and two `rows` or more, that write them transposed.
 
     Args:
         task: a loop around.
@@ -36,59 +37,45 @@ def _symbol(rows: int, lanes: int, dtype: str) -> str:
 @cache
 def _source(rows: int, lanes: int, dtype: str) -> str:
     """LLVM code of a function of (tile, its stride, turned tile, its stride)."""
-    kind = _TYPES[dtype]
-    code: list[str] = []
-    for first in range(0, rows, lanes):
-        code += _turn_part(first, min(rows - first, lanes), lanes, kind)
-    lines = "\n".join(f"  {line}" for line in code)
-    return "\n".join([
-        f"define linkonce_odr hidden i32 @{_symbol(rows, lanes, dtype)}(ptr %a, i64 %s, ptr %b, i64 %t) "
-        "alwaysinline nounwind {",
-        lines, "  ret i32 0", "}", "",
-    ])  # fmt: skip
+    parts = (_turn_part(first, min(rows - first, lanes), lanes, _TYPES[dtype]) for first in range(0, rows, lanes))
+    lines = "\n".join(f"  {line}" for part in parts for line in part)
+    name = _symbol(rows, lanes, dtype)
+    return f"""
+define linkonce_odr hidden i32 @{name}(ptr %a, i64 %s, ptr %b, i64 %t) alwaysinline nounwind {{
+{lines}
+  ret i32 0
+}}
+"""
 
 
 def _turn_part(first: int, rows: int, lanes: int, kind: str) -> list[str]:
-    """Load `rows` vectors from row `first` on, turn them, and store them."""
-    high, size, vector = _ceil_power(rows), {"float": 4, "double": 8}[kind], f"<{lanes} x {kind}>"
-    code, names = [], []
-    for row in range(rows):
-        at = f"%r{first + row}"
+    """Load the `rows` from `first` on, at most `lanes`, turn them, and store them."""
+    vector, high = f"<{lanes} x {kind}>", _ceil_power(rows)
+    code, names = [], [f"%r{first + row}" for row in range(rows)]
+    for row, name in enumerate(names, first):
         code += [
-            f"{at}o = mul i64 %s, {first + row}", f"{at}p = getelementptr {kind}, ptr %a, i64 {at}o",
-            f"{at} = load {vector}, ptr {at}p, align {size}",
+            f"{name}.o = mul i64 %s, {row}", f"{name}.p = getelementptr {kind}, ptr %a, i64 {name}.o",
+            f"{name} = load {vector}, ptr {name}.p, align {_BYTES[kind]}",
         ]  # fmt: skip
-        names.append(at)
     names += ["poison"] * (high - rows)
-    step = 0
-    span = 1
-    while span < lanes:
-        found = []
+    for step in range(lanes.bit_length() - 1 if high > 1 else 0):
+        before, names = names, []
         for odd in (0, 1):
             mask = ", ".join(f"i32 {2 * lane + odd}" for lane in range(lanes))
-            for k in range(0, max(high, 2), 2):
-                after = names[k + 1] if high > 1 else "poison"
-                name = f"%f{first}s{step}o{odd}k{k}"
-                code.append(f"{name} = shufflevector {vector} {names[k]}, {vector} {after}, <{lanes} x i32> <{mask}>")
-                found.append(name)
-        names, step, span = found, step + 1, span * 2
-    return code + _store_part(first, rows, lanes, kind, names)
-
-
-def _store_part(first: int, rows: int, lanes: int, kind: str, names: list[str]) -> list[str]:
-    high, size = _ceil_power(rows), {"float": 4, "double": 8}[kind]
-    code, part = [], f"<{high} x {kind}>"
+            for i in range(0, high, 2):
+                name = f"%s{first}.{step}.{odd}.{i}"
+                pair = f"{vector} {before[i]}, {vector} {before[i + 1]}"
+                code.append(f"{name} = shufflevector {pair}, <{lanes} x i32> <{mask}>")
+                names.append(name)
     for lane in range(lanes):
-        at = f"%f{first}c{lane}"
-        begin = lane * high % lanes
-        mask = ", ".join(f"i32 {begin + i}" for i in range(high))
-        vector = f"<{lanes} x {kind}>"
+        vector_of, begin = divmod(lane * high, lanes)
+        mask, name = ", ".join(f"i32 {begin + i}" for i in range(high)), f"%c{first}.{lane}"
         code += [
-            f"{at} = shufflevector {vector} {names[lane * high // lanes]}, {vector} poison, <{high} x i32> <{mask}>",
-            f"{at}o = mul i64 %t, {lane}", f"{at}q = getelementptr {kind}, ptr %b, i64 {at}o",
-            f"{at}p = getelementptr {kind}, ptr {at}q, i64 {first}",
+            f"{name} = shufflevector {vector} {names[vector_of]}, {vector} poison, <{high} x i32> <{mask}>",
+            f"{name}.o = mul i64 %t, {lane}", f"{name}.b = add i64 {name}.o, {first}",
+            f"{name}.p = getelementptr {kind}, ptr %b, i64 {name}.b",
+            f"store <{high} x {kind}> {name}, ptr {name}.p, align {_BYTES[kind]}",
         ]  # fmt: skip
-        code.append(f"store {part} {at}, ptr {at}p, align {size}")
     return code
 
 
@@ -128,5 +115,5 @@ def main(a: T.handle, b: T.handle) -> None:
         ))
 """
     name = f"{_symbol(rows, lanes, dtype)}_{rank}"
-    TensorIntrin.register(name, script.from_source(head + meaning, {"T": tirx}), script.from_source(head + code, {"T": tirx}))
+    TensorIntrin.register(name, *(script.from_source(head + part, {"T": tirx}) for part in (meaning, code)))
     return name

@@ -183,6 +183,33 @@ def test_windows_of_few_channels_are_read_in_place():
     assert not space_of(make("float32[1,64,56,56]", "float32[64,64,3,3]", {"padding": 1}), IM2COL).fallback["in_place"]
 
 
+def test_a_task_splits_the_rows_that_it_reads():
+    workload = make("float32[1,3,64,64]", "float32[32,3,6,6]", {"strides": 2, "padding": 2})
+    space = space_of(workload, IM2COL)
+    assert space.fallback["in_place"]
+    code = lower(workload, TARGET, IM2COL).module["main"].script()
+    assert code.count("T.parallel(") == 1
+    # Tasks that share pixels do not each split them.
+    shared = {**space.fallback, "o_block": 1}
+    assert lower(workload, TARGET, IM2COL, shared).module["main"].script().count("T.parallel(") == 2
+    for config in (space.fallback, shared):
+        check(workload, IM2COL, config)
+
+
+@pytest.mark.parametrize(
+    ("image", "weight", "stride", "chosen"),
+    [
+        ("227,227", "96,3,11,11", 4, SPATIAL), ("224,224", "768,3,16,16", 16, SPATIAL),
+        ("224,224", "64,3,7,7", 2, IM2COL), ("224,224", "96,3,4,4", 4, IM2COL), ("300,300", "64,3,3,3", 1, IM2COL),
+    ],
+)  # fmt: skip
+def test_what_is_chosen_untuned_for_a_first_layer(image, weight, stride, chosen):
+    workload = make(f"float32[1,3,{image}]", f"float32[{weight}]", {"strides": stride, "padding": int(stride == 2) * 3})
+    target = Target.parse("llvm -mcpu=znver4")
+    found = [c for c in candidates(workload, target) if c.condition is None or c.condition.decide()]
+    assert max(found, key=lambda c: c.plevel).implementation == chosen
+
+
 @pytest.mark.parametrize("arch", ["znver4", "haswell"])
 def test_the_sums_of_a_fallback_stay_in_registers(arch):
     workload = make("float32[1,16,28,28]", "float32[96,16,3,3]", {"padding": 1})

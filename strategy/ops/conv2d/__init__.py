@@ -18,6 +18,7 @@ but winograd's and those with blocks, and an image of any size with conv2d_nchw_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -45,12 +46,14 @@ from strategy.ops.conv2d.layout import in_any_layout, plain_inputs
 from strategy.ops.conv2d.operator import Conv2DAttrs, conv2d
 from strategy.ops.conv2d.transform import F2, F4, Transform
 from strategy.pattern import schedule_plain_cpu
+from strategy.schedule import lanes_of
 from strategy.target import Target
 from strategy.types import TensorType
 
 __all__ = ["Conv2DAttrs", "conv2d", "conv2d_strategy", "gradient"]
 
 _NARROW = ("bfloat16", "int8", "uint8")
+_LONG = 128  # terms of a sum from which a spatial pack is chosen untuned over copied columns
 
 conv2d_strategy: GenericFunc = get_native_generic_func("conv2d_strategy")
 
@@ -113,18 +116,23 @@ def _in_any_layout(
     if depthwise.is_depthwise(attrs, inputs):
         depthwise.add(strategy, attrs, inputs, "depthwise_conv2d_nchw.cpu")
     else:
-        _add_products(strategy, attrs, data, weight)
+        lanes = lanes_of(target, data.dtype)
+        _add_products(strategy, attrs, data, weight, in_place=int(out_type.shape[3]) % lanes == 0)
     return strategy
 
 
 def _add_products(
-    strategy: OpStrategy, attrs: Conv2DAttrs, data: TensorType, weight: TensorType
+    strategy: OpStrategy, attrs: Conv2DAttrs, data: TensorType, weight: TensorType, *, in_place: bool
 ) -> None:
+    """Add im2col, which may read columns `in_place`, and what takes the place of it."""
     # Over few channels sums are short, and turning the tiles of a spatial pack takes as long, as do winograd's
     # transforms; and over few channels of a group its lanes are idle. On a tie the first is taken.
     few = int(weight.shape[1]) < 8 or (attrs.groups > 1 and int(weight.shape[0]) < 16 * attrs.groups)
+    # Over a large window they are long, and copying its columns takes as long as turning.
+    long = attrs.groups == 1 and math.prod(weight.concrete_shape[1:]) >= _LONG
+    unfolds = few and (in_place or not long)
     strategy.add_implementation(
-        im2col.compute, im2col.schedule, "conv2d_nchw_im2col.cpu", 11 if few else 10, version=2,
+        im2col.compute, im2col.schedule, "conv2d_nchw_im2col.cpu", 11 if unfolds else 10, version=3,
         space=im2col.space, prepare=im2col.prepare,
     )  # fmt: skip
     _add_spatial_pack(strategy)
@@ -151,7 +159,7 @@ def _add_products(
 
 def _add_spatial_pack(strategy: OpStrategy) -> None:
     strategy.add_implementation(
-        spatial_pack.compute, spatial_pack.schedule, "conv2d_nchw_spatial_pack.cpu", 11, version=3,
+        spatial_pack.compute, spatial_pack.schedule, "conv2d_nchw_spatial_pack.cpu", 11, version=4,
         space=spatial_pack.space, prepare=spatial_pack.prepare,
     )  # fmt: skip
 

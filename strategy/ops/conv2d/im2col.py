@@ -19,6 +19,7 @@ from strategy.cpu.tile import (
     best_tile_of,
     largest_divisor,
     register_constraint,
+    tile_share,
     up_to,
     width_knob,
 )
@@ -113,8 +114,10 @@ def space_of_columns(
         }
 
     def in_place() -> dict[str, Any]:
-        best = [best_tile_of(o, w, lanes, target.vector_registers, target.multiply_adds) for w in whole]
-        rows, width = max(((r, w) for r, w in best if w in whole), key=lambda t: (t[0] * t[1], t[0]))
+        rows, width = max(
+            ((r, w) for w in whole for r in ROWS if high.has(r) and (r + 1) * w < target.vector_registers * lanes),
+            key=lambda t: tile_share(o, t[0], t[1] // lanes, target.multiply_adds),
+        )
         return {
             "rows": rows,
             "width": width,
@@ -216,10 +219,6 @@ def schedule_columns(
     if config["checked"]:
         sch.compute_inline(padded)
         padded = None
-    if "split" in stages:
-        schedule_split(sch, stages["split"], padded, lanes)
-    elif padded is not None:
-        schedule_padding(sch, padded, lanes)
     if "window_sums" in stages:
         if config["o_block"]:
             sch.parallel(sch.fuse(*sch.get_loops(stages["window_sums"])[:2]))
@@ -227,7 +226,13 @@ def schedule_columns(
             sch.compute_at(stages["window_sums"], task, preserve_unit_loops=True)
     if config["in_place"]:
         sch.compute_inline(columns)
-    else:
+    if "split" in stages:
+        # A task with all channels splits the rows that it reads, which stay in its cache.
+        alone = config["in_place"] and not config["o_block"]
+        schedule_split(sch, stages["split"], padded, lanes, task if alone else None)
+    elif padded is not None:
+        schedule_padding(sch, padded, lanes)
+    if not config["in_place"]:
         if config["o_block"]:
             n, g, k, *_ = sch.get_loops(columns)
             sch.parallel(sch.fuse(n, g, k))

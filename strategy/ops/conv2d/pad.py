@@ -103,14 +103,17 @@ def schedule_padding(sch: Any, padded: Any, lanes: int) -> None:
     sch.parallel(sch.fuse(n, c))
 
 
-def schedule_split(sch: Any, split: Any, padded: Any, lanes: int) -> None:
-    """Pad a row and split it, rows in parallel; `padded` is None without padding."""
-    n, c, y, *_ = sch.get_loops(split)
+def schedule_split(sch: Any, split: Any, padded: Any, lanes: int, task: Any = None) -> None:
+    """Pad a row and split it, in a `task` the rows it reads, else all in parallel; `padded` is None without padding."""
+    if task is not None:
+        sch.compute_at(split, task, preserve_unit_loops=True)
+    n, c, y, *_ = sch.get_loops(split)[-5:]
     if padded is not None:
         sch.compute_at(padded, y, preserve_unit_loops=True)
         copy_by_vectors(sch, padded, lanes)
     copy_by_vectors(sch, split, lanes)
-    sch.parallel(sch.fuse(n, c, y))
+    if task is None:
+        sch.parallel(sch.fuse(n, c, y))
 
 
 def copy_by_vectors(sch: Any, block: Any, lanes: int) -> None:

@@ -81,22 +81,28 @@ def space(
     lanes = lanes_of(target, out_type.dtype)
     geometry = _Geometry.of(attrs, inputs[0].concrete_shape, int(out_type.shape[1]), lanes)
     numbers, across = geometry.numbers, attrs.strides[1]
-    high = Knob("rows", [r for r in ROWS if r % across == 0 and r < 2 * numbers], "layout")
-    wide = Knob("vectors", [v for v in VECTORS if geometry.vectors % v == 0])
-    parts = Knob("parts", [p for p in _PARTS if p * min(high.values) <= numbers] or [1], "layout")
+    heights = [r for r in ROWS if r % across == 0 and r < 2 * numbers]
+    widths = [v for v in VECTORS if geometry.vectors % v == 0]
+    parts = [p for p in _PARTS if p * heights[0] <= numbers] or [1]
 
     def fallback() -> dict[str, Any]:
         rows, vectors = max(
-            ((r, v) for r in high.values for v in wide.values if (r + 1) * v < target.vector_registers),
+            ((r, v) for r in heights for v in widths if (r + 1) * v < target.vector_registers),
             key=lambda t: tile_share(numbers, t[0], t[1], target.multiply_adds),
         )
         panels = geometry.vectors // vectors * geometry.lines * geometry.batch * geometry.groups
         # Each of few tasks reads a part of the weight only, for all pixels.
-        few = panels < 8 * target.threads and parts.has(target.threads)
+        few = panels < 8 * target.threads and target.threads in parts
         return {"rows": rows, "vectors": vectors, "unroll": 1, "parts": target.threads if few else 1, "copied": True}
 
     return ConfigSpace(
-        [high, wide, up_to("unroll", (1, 2, 4, 8), geometry.depth), parts, Knob("copied", (False, True))],
+        [
+            Knob("rows", heights, "layout"),
+            Knob("vectors", widths),
+            up_to("unroll", (1, 2, 4, 8), geometry.depth),
+            Knob("parts", parts, "layout"),
+            Knob("copied", (False, True)),
+        ],
         [knob("rows") * knob("vectors") + knob("vectors") + 1 <= target.vector_registers],
         derived={"accumulators": knob("rows") * knob("vectors")},
         fallback=fallback,

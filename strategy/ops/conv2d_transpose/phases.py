@@ -153,7 +153,7 @@ def _add(
     if known and out_type.dtype in ("float32", "float64"):
         phases = _Phases.of(attrs, inputs, out_type)
         _add_by_phases(strategy, im2col, phases, "conv2d_transpose_im2col.cpu", 12, 3)
-        _add_by_phases(strategy, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 4)
+        _add_by_phases(strategy, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 5)
 
 
 def _add_by_phases(
