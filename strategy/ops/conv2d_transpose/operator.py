@@ -98,6 +98,7 @@ def conv2d_transpose_rel(types: Sequence[Type], attrs: Conv2DTransposeAttrs, rep
         {"data": "float32[2,4,5,3]", "weight": "float32[4,3,3,2]"},
         {"strides": [2, 3], "padding": [1, 0], "output_padding": [1, 2], "groups": 2},
     )
+    .example({"data": "float32[1,3,2,17]", "weight": "float32[3,4,2,2]"}, {"strides": 2})
 )
 
 
