@@ -76,6 +76,20 @@ class Anchor:
     node: Node
     calls: tuple[Call, ...]
 
+    @property
+    def shape(self) -> tuple[Extent, ...]:
+        """The shape of the calls' output, which has the node's elements."""
+        return shape_of(self.node)
+
+
+def shape_of(node: Node) -> tuple[Extent, ...]:
+    """The shape in which a product is computed: lines that are convolved are images of one row."""
+    return _image(extents(node)) if is_call(node, aten.convolution.default) else extents(node)
+
+
+def _image(shape: tuple[Extent, ...]) -> tuple[Extent, ...]:
+    return (*shape[:2], 1, shape[2]) if len(shape) == 3 else shape
+
 
 def find_anchor(reader: Reader, node: Node) -> Anchor | None:
     """The product that a node computes; None for other nodes, and for products that plevel has no operator for."""
@@ -148,17 +162,17 @@ def _same_elements(node: Any) -> Any:
 
 def _convolution(reader: Reader, node: Node) -> tuple[Call, ...] | None:
     data, weight, bias, strides, padding, dilation, transposed, _, groups = node.args
-    if transposed or not (is_plain(data) and is_plain(weight)) or len(extents(weight)) != 4:
+    if transposed or not (is_plain(data) and is_plain(weight)) or len(extents(weight)) not in (3, 4):
         return None
-    if groups != 1 and not groups == extents(data)[1] == extents(weight)[0]:
-        return None  # only a direct form, far from the fastest there is
+    lifted = 4 - len(extents(weight))
     found = call(
-        "conv2d", reader.read(data), reader.read(weight), strides=tuple(strides),
-        padding=(*padding, *padding), dilation=tuple(dilation), groups=groups,
+        "conv2d", *(reader.read_as(v, _image(extents(v))) for v in (data, weight)),
+        strides=(1,) * lifted + tuple(strides), padding=((0,) * lifted + tuple(padding)) * 2,
+        dilation=(1,) * lifted + tuple(dilation), groups=groups,
     )  # fmt: skip
     if bias is None:
         return (found,)
-    return _biased(reader, (found,), bias, extents(node)) if is_plain(bias) else None
+    return _biased(reader, (found,), bias, shape_of(node)) if is_plain(bias) else None
 
 
 def _attention(reader: Reader, node: Node) -> tuple[Call, ...] | None:

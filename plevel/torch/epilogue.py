@@ -37,7 +37,7 @@ def extend(reader: Reader, anchor: Anchor, claimed: set[Node]) -> tuple[tuple[Ca
     while True:
         seen = through_reshapes(node)
         found = find_activation(calls[-1], seen) or _scaled(reader, calls[-1], seen)
-        found = found or _binary(reader, calls[-1], seen, extents(anchor.node))
+        found = found or _binary(reader, calls[-1], seen, anchor.shape)
         if found is None or found[1] in claimed:
             return calls, node
         calls, node = (*calls, found[0]), found[1]

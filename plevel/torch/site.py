@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
-from plevel.torch.anchor import Reader, find_anchor
+from plevel.torch.anchor import Reader, find_anchor, shape_of
 from plevel.torch.epilogue import extend
 from plevel.torch.node import Extent, Origin, extents
 from strategy.compile.fusion import Group, describe
@@ -53,7 +53,7 @@ def make_site(
 ) -> Site:
     workload, operands = describe(Group(list(calls)))
     sources = {name: reader.sources[expr] for name, (expr, _) in operands.items()}
-    shape = extents(anchors[0])
+    shape = shape_of(anchors[0])
     if len(anchors) > 1:
         shape = *shape[:-1], sum(int(extents(node)[-1]) for node in anchors)
     symbols = {name: extent for extent, name in reader.names.items()}

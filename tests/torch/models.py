@@ -43,6 +43,31 @@ def convolutions() -> tuple[nn.Module, tuple[Any, ...]]:
     return layers.eval(), (torch.randn(1, 3, 20, 20),)
 
 
+class Lines(nn.Module):
+    """Convolutions of one dimension: strided, dilated with the input added, and in groups."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(channels, 16, 5, stride=2, padding=2)
+        self.second = nn.Conv1d(16, 16, 3, padding=2, dilation=2)
+        self.third = nn.Conv1d(16, 8, 3, groups=4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.gelu(self.first(x))
+        return self.third(self.second(y) + y)
+
+
+def grouped() -> tuple[nn.Module, tuple[Any, ...]]:
+    """Convolutions of groups of several channels, with more channels than groups, of one pixel, and of lines."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(
+        nn.Conv2d(16, 32, 3, padding=1, groups=4, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.Conv2d(32, 64, 3, stride=2, groups=32), nn.SiLU(),
+        nn.Conv2d(64, 48, 1, groups=8), nn.Flatten(2), Lines(48),
+    )  # fmt: skip
+    return layers.eval(), (torch.randn(2, 16, 15, 13),)
+
+
 class Activations(nn.Module):
     """A product before each activation and number, as PyTorch has it and as people write it."""
 

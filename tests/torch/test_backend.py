@@ -56,13 +56,23 @@ def test_products_are_replaced_and_the_numbers_stay(make):
     finally:
         torch.set_default_dtype(torch.float32)
     (report,) = explain(model)
-    replaced = {"transformer": 6, "convolutions": 3, "activations": 13, "decoder": 7}[make.__name__]
+    replaced = {"transformer": 6, "convolutions": 4, "activations": 13, "decoder": 7}[make.__name__]
     assert report.replaced == replaced
     single = [row for row in report.rows if row.implementation]
     assert str(report).count("highest plevel") == len(single)
     # Products are merged where that was timed or measured, and softmax is replaced where it was timed.
     left = {models.transformer: 1, models.decoder: 2}.get(make, 0)
     assert len(report.rows) - len(single) == left
+
+
+def test_convolutions_of_groups_and_of_lines_are_replaced():
+    model, inputs = models.grouped()
+    with torch.inference_mode():
+        close(compiled(model)(*inputs), model(*inputs))
+    (report,) = explain(model)
+    assert report.replaced == 6
+    listed = ("[32,4,3,3]", "[64,1,3,3]", "[48,8,1,1]", "[16,48,1,5]", "[16,16,1,3]", "[8,4,1,3]")
+    assert all(weight in str(report) for weight in listed)
 
 
 class Shared(torch.nn.Module):
@@ -274,16 +284,18 @@ def test_attention_over_any_batch_and_number_of_tokens():
 
 def test_a_convolution_of_all_batch_sizes():
     torch.manual_seed(7)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.Hardswish()).eval()
+    layers = [torch.nn.Conv2d(4, 16, 3, groups=2), torch.nn.Hardswish(), torch.nn.Flatten(2), torch.nn.Conv1d(16, 8, 3)]
+    model = torch.nn.Sequential(*layers).eval()
     function = compiled(model)
     with torch.inference_mode():
         for batch in (2, 3):
-            x = torch.randn(batch, 3, 12, 12)
+            x = torch.randn(batch, 4, 12, 12)
             torch._dynamo.mark_dynamic(x, 0)
             close(function(x), model(x))
     (report,) = explain(model)
-    assert report.replaced == 1
-    assert "float32[m,3,12,12]" in str(report)
+    assert report.replaced == 2
+    assert "float32[m,4,12,12]" in str(report)
+    assert "float32[m,16,1,100]" in str(report)
 
 
 def test_a_graph_that_is_traced_again_is_no_error(monkeypatch: pytest.MonkeyPatch):
