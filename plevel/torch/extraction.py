@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch.fx import GraphModule
 
@@ -53,7 +54,7 @@ def extract(model: Callable[..., Any], inputs: Sequence[Any]) -> Extraction:
         except Exception as error:
             if not _is_read(error):
                 raise
-            graphs.append(_rest(module, given, graphs[-1]))
+            graphs[-1] = _with_library(module, given, graphs[-1])
         eager: Callable[..., Any] = module.forward
         return eager  # the rest of the model may be in further graphs
 
@@ -80,17 +81,28 @@ def _is_read(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _rest(module: GraphModule, inputs: Sequence[Any], known: Extraction) -> Extraction:
-    """The other workloads of a graph's library in which there is something to tune; none where it has no library."""
+def _with_library(module: GraphModule, inputs: Sequence[Any], known: Extraction) -> Extraction:
+    """A graph's workloads with those that its library has beside them; as they are where it has no library.
+
+    A library computes what its sites leave out, such as transposed convolutions, as products of its own form.
+    """
     try:
         network = import_graph(module, inputs)
         times, blocked = library_workloads(network), blocked_workloads(network)
     except NetworkError:
-        return Extraction((), ())
+        return known
     sites = {w.workload for w in known.workloads}
-    others = {w: n for w, n in times.items() if w.op not in PRODUCTS and w not in sites} | blocked
-    found = [Extracted(w, n, 0) for w, n in others.items() if has_choice(w)]
+    others = {w: n for w, n in times.items() if w not in sites and (w.op in PRODUCTS or has_choice(w))}
+    found = [*known.workloads, *(Extracted(w, n, _flops(w, sites)) for w, n in others.items())]
+    found += [Extracted(w, n, 0) for w, n in blocked.items() if has_choice(w)]
     return Extraction(tuple(found), ())
+
+
+def _flops(workload: Workload, sites: Iterable[Workload]) -> int:
+    """The operations of a product of a library; none of one that has a site, with another epilogue."""
+    own = {msgspec.structs.replace(site, epilogue=()) for site in sites}
+    is_other = workload.op not in PRODUCTS or msgspec.structs.replace(workload, epilogue=()) in own
+    return 0 if is_other else workload.flops or 0
 
 
 def extract_graph(module: GraphModule) -> Extraction:
