@@ -13,7 +13,7 @@ import typer
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 from plevel.cli.tune_report import again_command, report, report_model, target_text
-from plevel.cli.tune_run import connection, follow_run
+from plevel.cli.tune_run import connection, follow_run, missing_worker
 
 if TYPE_CHECKING:
     from strategy.record import RunRequest, RunWorkload
@@ -104,6 +104,8 @@ def tune(
             "--webhook: needs a service whose PLEVEL_WEBHOOK_HOSTS lists the host: name the service "
             "with --url"
         )
+    if wait and place.url is None:
+        raise UsageError("--wait: there is no service to wait for a worker of: name it with --url")
     option.check_choice("--tuner", tuner, ("model", "random"))
     least_gain = None if until_gain is None else option.read_share(
         "--until-gain", until_gain, lambda share: 0 < share < 1
@@ -135,7 +137,11 @@ def tune(
 
     # With --json, messages for people go to stderr.
     console = make_console(stderr=as_json)
-    with _interruptible(), connection(place, request.target, wait=wait) as (client, embedded):
+    with _interruptible(), connection(place, request.target) as (client, embedded):
+        if embedded is None and (missing := missing_worker(client, request.target)):
+            if not wait:
+                raise CommandError(f"--target: {missing}, or queue the run with --wait")
+            console.print(f"The run waits: {missing}.", markup=False, soft_wrap=True)
         final = follow_run(client, embedded, request, console, place)
         answers = [client.select(w.workload, request.target) for w in request.workloads]
     if as_json:

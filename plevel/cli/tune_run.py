@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from plevel.cli import location
-from plevel.cli.error import CommandError, UsageError
+from plevel.cli.error import CommandError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def connection(
-    place: location.Location, target: Target, *, wait: bool
-) -> Iterator[tuple[Client, Embedded | None]]:
+def connection(place: location.Location, target: Target) -> Iterator[tuple[Client, Embedded | None]]:
+    """A client of the place's service, or of one that runs in this process' children for its database.
+
+    Raises:
+        CommandError: it would run here, and this machine is no such target.
+        EmbeddedError: it would run here, and an extra is missing.
+    """
     from plevel.client import Client
     from plevel.environment import read_namespace, read_token
 
@@ -30,14 +34,10 @@ def connection(
     with ExitStack() as stack:
         if place.url is not None:
             client = stack.enter_context(Client(place.url, token=read_token(), namespace=namespace))
-            if not wait:
-                _require_worker(client, target, place.url)
             yield client, None
             return
         from plevel.embedded import Embedded, require_service, require_worker
 
-        if wait:
-            raise UsageError("--wait: there is no service to wait for a worker of: name it with --url")
         _require_host(target)
         require_service()
         require_worker()
@@ -63,19 +63,20 @@ def _require_host(target: Target) -> None:
         )
 
 
-def _require_worker(client: Client, target: Target, url: str) -> None:
+def missing_worker(client: Client, target: Target) -> str:
+    """The reason why a run would wait at a service, and what to do; empty where a live worker serves the target."""
     offered = {
         device["target"]
         for worker in client.workers() if worker["alive"]
         for device in worker["devices"]
     }  # fmt: skip
-    if target.host.key not in offered:
-        found = (f"alive are: {', '.join(sorted(offered))}" if offered else "no worker is alive")
-        raise CommandError(
-            f"--target: no worker for {target} at {url} ({found}): start one with "
-            f"'plevel worker --url {url} --threads {target.threads}' on such a machine, or queue "
-            "the run with --wait"
-        )
+    if target.host.key in offered:
+        return ""
+    found = f"alive are: {', '.join(sorted(offered))}" if offered else "no worker is alive"
+    return (
+        f"no worker for {target} at {client.url} ({found}): start one with "
+        f"'plevel worker --url {client.url} --threads {target.threads}' on such a machine"
+    )
 
 
 def follow_run(
@@ -84,7 +85,14 @@ def follow_run(
     request: RunRequest,
     console: Console,
     place: location.Location,
+    report: Callable[[RunStatus], None] | None = None,
 ) -> RunStatus:
+    """The end of a run, whose statuses are shown on the console, or given to `report`.
+
+    Raises:
+        CommandError: the service has been away for an hour.
+        EmbeddedError: the service or the worker of this process has died.
+    """
     from plevel.cli.follower import follow
     from plevel.cli.progress import Progress
     from plevel.client import FINISHED, UnreachableError
@@ -96,12 +104,13 @@ def follow_run(
         if embedded is not None:
             say_what_else_runs(console, client, run, place)
             embedded.start_worker(request.target.threads)
-        with Progress(console) as progress:
+        with ExitStack() as stack:
+            show = report or stack.enter_context(Progress(console)).show
             for status in (
                 follow(client, run.id, place, console) if embedded is None else client.follow(run.id)
             ):
                 run = status
-                progress.show(status)
+                show(status)
                 if embedded is not None:
                     embedded.check()
     except KeyboardInterrupt:

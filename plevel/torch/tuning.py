@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
-from plevel.client import Client
-from plevel.embedded import Embedded, require_worker
-from plevel.environment import read_namespace, read_token
 from plevel.torch.extraction import ExtractError, extract
 from plevel.torch.plan import model_target
 from strategy.record import RunRequest, RunStatus, RunWorkload
@@ -20,6 +17,7 @@ def tune(
     *,
     trials: int = 128,
     database: str | None = None,
+    wait: bool = False,
     report: Callable[[RunStatus], None] | None = None,
 ) -> RunStatus:
     """Tunes the workloads of a model's call with these inputs, each as often as it occurs; the run's end.
@@ -28,17 +26,19 @@ def tune(
         trials: of all workloads together; the budget goes where most time can be saved.
         database: a service (`http://…`), or a database or SQLite file, for which a service and a worker
             run on this machine until it is done. As `plevel tune` finds it where not given.
+        wait: whether the run is queued at a service where no live worker serves this machine's target, with a warning.
         report: called with the run's status as it goes on; without it standard error shows the progress.
 
     Raises:
         ExtractError: the model cannot be traced, or has nothing to tune.
+        CommandError: no live worker of the service serves this machine's target, and `wait` is false.
         ServiceError, UnreachableError, EmbeddedError: as `plevel tune`.
     """
     from rich.console import Console
 
+    from plevel.cli.error import CommandError
     from plevel.cli.location import locate
-    from plevel.cli.progress import Progress
-    from plevel.cli.tune_run import say_what_else_runs
+    from plevel.cli.tune_run import connection, follow_run, missing_worker
 
     found = extract(model, inputs).workloads
     if not found:
@@ -49,25 +49,10 @@ def tune(
     )  # fmt: skip
     is_service = database is not None and database.startswith(("http://", "https://"))
     place = locate(database, None) if is_service else locate(None, database, makes=True)
-    with ExitStack() as stack:
-        embedded, url, token = None, place.url, read_token()
-        if place.database is not None:
-            require_worker()
-            embedded = stack.enter_context(Embedded(place.database))
-            url, token = embedded.url, None
-        assert url is not None
-        client = stack.enter_context(Client(url, token=token, namespace=read_namespace(None)))
-        run = client.create_run(request)
-        console = Console(stderr=True)
-        if embedded is not None and run.state != "done":
-            if report is None:
-                say_what_else_runs(console, client, run, place)
-            embedded.start_worker(request.target.threads)
-        if report is None:
-            report = stack.enter_context(Progress(console)).show
-        for status in client.follow(run.id):
-            run = status
-            report(status)
-            if embedded is not None:
-                embedded.check()
-    return run
+    with connection(place, request.target) as (client, embedded):
+        if embedded is None and (missing := missing_worker(client, request.target)):
+            if not wait:
+                raise CommandError(f"{missing}, or queue the run with wait=True")
+            warnings.warn(f"plevel: the run waits: {missing}", stacklevel=2)
+        console = Console(stderr=True, quiet=report is not None)
+        return follow_run(client, embedded, request, console, place, report)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
+from plevel.cli.error import CommandError
+from plevel.client import Client
 from plevel.database import plevel_database
 from plevel.torch import explain, tune
 from plevel.torch.backend import plevel
@@ -58,3 +61,25 @@ def test_a_database_that_is_not_there_falls_back(tmp_path: Path):
     model, inputs = models.Block(24, 48).eval(), (torch.randn(16, 24),)
     with pytest.warns(UserWarning, match="left to Inductor: UnreachableError: .*no such file"):
         assert reasons(model, inputs, database=tmp_path / "none.db") == []
+
+
+def test_a_service_without_a_worker_for_the_target_is_an_error_unless_the_run_is_to_wait(service) -> None:
+    model, inputs = models.Block(16, 48).eval(), (torch.randn(16, 16),)
+    missing = re.escape(f"no worker for {model_target()} at {service.url} (") + ".*start one with 'plevel worker --url"
+    with pytest.raises(CommandError, match=f"{missing}.* or queue the run with wait=True"):
+        tune(model, inputs, database=service.url)
+    with Client(service.url) as client:
+        before = {run.id for run in client.runs()}
+
+    class Seen(Exception):
+        pass
+
+    def leave(run) -> None:
+        assert run.workers == 0
+        with Client(service.url) as client:
+            client.cancel(run.id)
+        raise Seen(run.id)
+
+    with pytest.warns(UserWarning, match=f"the run waits: {missing}"), pytest.raises(Seen) as seen:
+        tune(model, inputs, database=service.url, wait=True, report=leave)
+    assert seen.value.args[0] not in before
