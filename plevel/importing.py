@@ -24,11 +24,11 @@ class ExtraError(RuntimeError):
     """A package that reads a kind of file is not installed; the message names the extra."""
 
 
-def import_model(path: Path, dims: Mapping[str, int]) -> Imported:
+def import_model(path: Path, dims: Mapping[str, int | tuple[int, str]]) -> Imported:
     """The model in a file of `torch.export.save` (`.pt2`), or in an ONNX file.
 
     Args:
-        dims: sizes for the symbolic ones of an ONNX file.
+        dims: sizes for the symbolic ones of an ONNX file, or factors of other symbols.
 
     Raises:
         NetworkError: the file cannot be read, or has what plevel has no operator for.
@@ -45,14 +45,15 @@ def import_model(path: Path, dims: Mapping[str, int]) -> Imported:
 
 def _import_program(path: Path) -> Imported:
     require("torch", "torch")
-    from plevel.torch.exported import import_program, load_program, run_program
+    from plevel.torch.exported import import_program, run_program
+    from plevel.torch.program import load_program
 
     program = load_program(path)
     network, plain = import_program(program)
     return Imported(network, "torch", lambda wanted, sizes: run_program(program, plain, wanted, sizes))
 
 
-def _import_onnx(path: Path, dims: Mapping[str, int]) -> Imported:
+def _import_onnx(path: Path, dims: Mapping[str, int | tuple[int, str]]) -> Imported:
     require("onnx", "onnx")
     from plevel.onnx.file import read_model
     from plevel.onnx.network import import_symbolic, run_model

@@ -66,7 +66,7 @@ def extract(
     )
 
 
-def _extract(model: str, sizes: dict[str, int]) -> Extraction:
+def _extract(model: str, sizes: dict[str, int | tuple[int, str]]) -> Extraction:
     import sys
 
     from plevel.extraction import ExtractError

@@ -242,20 +242,21 @@ def read_target(spec: str, threads: int | None, name: str = "--target") -> Targe
 Dims = Annotated[
     list[str] | None,
     typer.Option(
-        "--dim", metavar="NAME=SIZE", help="A symbolic size of an ONNX model's inputs; repeatable.",
-        show_default=False,
+        "--dim", metavar="NAME=SIZE|NAME=FACTOR*SYMBOL", show_default=False,
+        help="A symbolic size of an ONNX model's inputs, or of what it is a multiple; repeatable.",
     ),
 ]  # fmt: skip
 
 
-def read_dims(given: Sequence[str] | None) -> dict[str, int]:
-    """The sizes of `--dim`, by name."""
+def read_dims(given: Sequence[str] | None) -> dict[str, int | tuple[int, str]]:
+    """The sizes of `--dim` by name: numbers, or factors of symbols."""
     found = {}
     for text in given or ():
-        name, equals, size = text.rpartition("=")
-        if not equals or not name or not size.isdecimal() or not 0 < int(size[:20]) < 2**31:
-            raise UsageError(f"--dim {text!r:.80}: write it as batch=1")
-        found[name] = int(size)
+        name, _, size = text.rpartition("=")
+        number, times, symbol = size.partition("*")
+        if not (name and number.isdecimal() and 0 < int(number[:20]) < 2**31 and (symbol.isidentifier() or not times)):
+            raise UsageError(f"--dim {text!r:.80}: write it as batch=1, or as height=32*h for any multiple of 32")
+        found[name] = (int(number), symbol) if times else int(number)
     return found
 
 

@@ -19,7 +19,7 @@ from plevel.extraction import (
     has_choice,
     library_workloads,
 )
-from plevel.onnx.file import read_model
+from plevel.onnx.file import Dims, read_model
 from plevel.onnx.network import Unknown, import_model
 from strategy.network.graph import NetworkError
 from strategy.network.group import PRODUCTS
@@ -27,7 +27,7 @@ from strategy.network.group import PRODUCTS
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 
 
-def extract(path: Path, dims: Mapping[str, int]) -> Extraction:
+def extract(path: Path, dims: Dims) -> Extraction:
     """The workloads of a model in a file; what plevel has no operator for is left out, and counted.
 
     Raises:

@@ -16,11 +16,12 @@ from strategy.network.graph import NetworkError
 MAX_BYTES = 2**31 - 1  # of a protobuf message
 
 
-def read_model(path: Path, dims: Mapping[str, int]) -> tuple[Any, Symbols]:
-    """A checked model with its external data, and those of its inputs' symbolic sizes that have no number yet.
+Dims = Mapping[str, int | tuple[int, str]]
+"""Sizes by the names that a model has for them: numbers, or factors of symbolic sizes."""
 
-    Args:
-        dims: sizes by the names that the model has for them.
+
+def read_model(path: Path, dims: Dims) -> tuple[Any, Symbols]:
+    """A checked model with its external data, and those of its inputs' symbolic sizes that have no number yet.
 
     Raises:
         NetworkError: the file cannot be read, is damaged, names data outside of its folder, has none of these
@@ -50,9 +51,9 @@ def read_model(path: Path, dims: Mapping[str, int]) -> tuple[Any, Symbols]:
 
 @dataclass(frozen=True)
 class Symbols:
-    """The symbolic sizes of a model's inputs: their places in it, by name."""
+    """The symbolic sizes of a model's inputs: their places in it by name, each with the factor that it has there."""
 
-    places: Mapping[str, Sequence[Any]]
+    places: Mapping[str, Sequence[tuple[Any, int]]]
 
     def require_none(self) -> None:
         """Raise `NetworkError` where there are any."""
@@ -62,8 +63,8 @@ class Symbols:
     def bind(self, values: Sequence[int]) -> None:
         """Put numbers in the place of the sizes, in the order of their names."""
         for dims, value in zip(self.places.values(), values, strict=True):
-            for dim in dims:
-                dim.dim_value = value  # in place of the name
+            for dim, factor in dims:
+                dim.dim_value = factor * value  # in place of the name
 
 
 def _short(error: Exception) -> str:
@@ -97,9 +98,9 @@ def _check_external(tensor: Any, folder: Path) -> None:
         raise NetworkError(f"{tensor.name}: {location!r:.80} is shorter than its data")
 
 
-def _fix_sizes(graph: Any, dims: Mapping[str, int]) -> Symbols:
+def _fix_sizes(graph: Any, dims: Dims) -> Symbols:
     """Put sizes in the place of symbols in the inputs; forget what the file says of values behind them."""
-    symbols: dict[str, list[Any]] = {}
+    symbols: dict[str, list[tuple[Any, int]]] = {}
     known = {tensor.name for tensor in graph.initializer}
     unused = dict(dims)
     for given in graph.input:
@@ -108,13 +109,15 @@ def _fix_sizes(graph: Any, dims: Mapping[str, int]) -> Symbols:
         for axis, dim in enumerate(given.type.tensor_type.shape.dim):
             if dim.HasField("dim_value") and dim.dim_value > 0:
                 continue
-            if not dim.dim_param:
+            name = dim.dim_param
+            if not name:
                 raise NetworkError(f"input {given.name!r} has no size at axis {axis}: export it with sizes")
-            if dim.dim_param not in dims:
-                symbols.setdefault(dim.dim_param, []).append(dim)
-                continue
-            unused.pop(dim.dim_param, None)
-            dim.dim_value = dims[dim.dim_param]  # in place of the name
+            unused.pop(name, None)
+            size = dims.get(name, (1, name))
+            if isinstance(size, int):
+                dim.dim_value = size  # in place of the name
+            else:
+                symbols.setdefault(size[1], []).append((dim, size[0]))
     if unused:
         raise NetworkError(f"--dim {', '.join(unused)}: no input has such a symbolic size")
     del graph.value_info[:]

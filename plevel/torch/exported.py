@@ -8,9 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
 
 import ml_dtypes
 import torch
@@ -42,22 +40,6 @@ _CLAIMS = (
     aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default,
 )  # fmt: skip
 _REFUSED = (ValueError, ArithmeticError, IndexError, TypeError, MemoryError)
-
-
-def load_program(path: Path) -> ExportedProgram:
-    """The program in a file of `torch.export.save`; raise `NetworkError` if there is none."""
-    try:
-        with path.open("rb") as file:
-            if not is_zipfile(file):  # PyTorch would log a traceback of its own
-                raise NetworkError("no exported program, or cut short: write one with torch.export.save")
-    except OSError as error:
-        raise NetworkError(f"cannot be read: {error.strerror}") from error
-    try:
-        return torch.export.load(path)
-    except Exception as error:
-        raise NetworkError(
-            f"no exported program ({type(error).__name__}): write one with torch.export.save"
-        ) from error
 
 
 def import_graph(module: GraphModule, inputs: Sequence[Any]) -> Network:

@@ -20,10 +20,11 @@ from plevel.extraction import (
     has_choice,
     library_workloads,
 )
-from plevel.torch.exported import import_graph, load_program
+from plevel.torch.exported import import_graph
 from plevel.torch.frozen import compile_frozen
 from plevel.torch.merging import find_merged
 from plevel.torch.node import flops, name_of
+from plevel.torch.program import load_program
 from plevel.torch.site import find_sites
 from strategy.network.graph import NetworkError
 from strategy.network.group import PRODUCTS

@@ -34,7 +34,7 @@ def find_symbols(program: ExportedProgram) -> tuple[Any, ...]:
             if polynomial is None or not all(c.is_Integer for c in polynomial.coeffs()):
                 raise NetworkError(
                     f"axis {axis} of {node.name} has the symbolic size {expression}, and a library takes sums of "
-                    "products of sizes: export the model with this one fixed"
+                    "products of sizes: export the model with this one fixed, or as a multiple, such as 32 * Dim('h')"
                 )
     if len(symbols) > len(NAMES):
         listed = ", ".join(map(str, symbols))

@@ -58,7 +58,8 @@ def require_twin(found: Sequence[Group], sizes: Sizes, others: Sequence[Group], 
             name = (mine or theirs)[0]
             raise NetworkError(
                 f"an attribute or a constant of {name} depends on a symbolic size, and a library has fixed ones: "
-                "compile the model with fixed sizes, once for each that matters"
+                "compile the model with fixed sizes, once for each that matters, or with a multiple of a size where "
+                "strides divide it"
             )
 
 

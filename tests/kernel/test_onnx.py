@@ -100,6 +100,36 @@ def test_a_library_takes_every_size_that_has_a_name(tmp_path: Path, capsys: pyte
     assert [o["shape"] for o in manifest["outputs"]] == [["n", "m", "m"]]
 
 
+def test_strides_divide_pictures_of_which_a_size_is_a_factor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], strides=[2, 2], pads=[1] * 4),
+        helper.make_node("MaxPool", ["a"], ["y"], kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
+    ]
+    weight = numpy_helper.from_array(random.standard_normal((8, 3, 3, 3)).astype("float32"), "w")
+    picture = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, "height", "width"])
+    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8, "down", "across"])
+    graph = helper.make_graph(nodes, "strided", [picture], [made], [weight])
+    path, out = tmp_path / "strided.onnx", tmp_path / "strided.so"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    compiled = ("compile", path, "-o", out, "--threads", "2", "--dim", "batch=1")
+    assert call(*compiled) == 2
+    assert "or with a multiple of a size where strides divide it" in capsys.readouterr().err
+    assert call(*compiled, "--dim", "height=4*side", "--dim", "width=8*side", "--verify") == 0
+    assert "agree at sizes 1, 3, 8, 64 within" in capsys.readouterr().out
+    manifest = json.loads(out.with_suffix(".json").read_text())
+    assert manifest["inputs"][0]["shape"] == [1, 3, "4*n", "8*n"]
+    assert manifest["outputs"][0]["shape"] == [1, 8, "n", "2*n"]
+    for size in ("4*", "*side", "0*side", "-2*side", "4*1", "4*a*b"):
+        assert call(*compiled, "--dim", f"height={size}") == 2
+        assert "write it as batch=1, or as height=32*h for any multiple of 32" in capsys.readouterr().err
+    # Workloads are of fixed sizes.
+    assert call("extract", path, "-o", tmp_path / "m.toml", "--dim", "height=4*side") == 2
+    assert "an input has the symbolic size 'batch'" in capsys.readouterr().err
+
+
 def test_a_fixed_extent_near_the_number_that_stands_for_a_symbolic_one_stays_fixed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -305,6 +305,48 @@ def test_extents_may_be_sums_and_products_of_sizes(
     assert f"agree at sizes {sizes} within" in capsys.readouterr().out
 
 
+class Strided(nn.Module):
+    """Strides over a picture, in convolutions with windows and without, and in pools, and a mean of what is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.same = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, 1, 1)
+        self.down, self.short = nn.Conv2d(16, 32, 3, 2, 1, groups=2), nn.Conv2d(16, 32, 1, 2)
+        self.largest, self.mean = nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2)
+
+    def forward(self, x):
+        y = self.largest(self.stem(x).relu())
+        y = y + self.same(y)
+        y = self.mean((self.down(y) + self.short(y)).relu())
+        return y, y.mean((2, 3))
+
+
+def test_strides_divide_pictures_of_which_a_size_is_a_factor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    model, dim = Strided().eval(), torch.export.Dim
+    sizes = ({2: 16 * dim("height", max=9), 3: 32 * dim("width", max=7)},)
+    program = torch.export.export(model, (torch.randn(2, 3, 64, 96),), dynamic_shapes=sizes)
+    torch.export.save(program, tmp_path / "model.pt2")
+    assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--verify") == 0
+    assert "agree at sizes 1×7, 3×1, 8×3, 9×7 within" in capsys.readouterr().out
+    about = json.loads((tmp_path / "model.json").read_text())
+    assert about["inputs"][0]["shape"] == [2, 3, "16*n", "32*m"]
+    assert about["outputs"][0]["shape"] == [2, 32, "n", "2*m"]
+    found: dict[str, type] = {}
+    exec(documented_loader(), found)
+    library = found["Model"](str(tmp_path / "model.so"))
+    for height, width in ((1, 1), (9, 7), (2, 5)):
+        x = torch.randn(2, 3, 16 * height, 32 * width)
+        for mine, theirs in zip(library(x.numpy()), model(x), strict=True):
+            np.testing.assert_allclose(mine, theirs.detach().numpy(), rtol=1e-4, atol=1e-4)
+    with pytest.raises(RuntimeError, match="the model failed"):
+        library(np.zeros((2, 3, 16 * 10, 32)))
+    with pytest.raises(AssertionError):
+        library(np.zeros((2, 3, 40, 32)))  # no multiple
+
+
 def test_a_size_that_makes_an_empty_tensor_is_out_of_range(tmp_path: Path) -> None:
     """PyTorch's least size is 2, which it says where it means 1, too: at 1 an extent of n - 2 would be none."""
     program = torch.export.export(
