@@ -15,6 +15,7 @@ from plevel.cli.lock import read_lock
 
 if TYPE_CHECKING:
     from plevel.deployment import Deployed
+    from plevel.faster import Faster
     from plevel.importing import Imported
     from strategy.target import Target
 
@@ -70,6 +71,7 @@ def compile_model(
     from plevel.comparison import ComparisonError
     from plevel.deployment import deploy
     from plevel.embedded import require_worker
+    from plevel.faster import Faster, deploy_faster
     from plevel.importing import ExtraError, import_model
     from plevel.kernel_selection import make_chooser, open_records
     from strategy.compile.c_text import c_word, is_free
@@ -108,11 +110,16 @@ def compile_model(
         with open_records(database or lock_path) as records:
             imported = import_model(model, sizes)
             choose = make_chooser(where, records, locked)
-            made = deploy(imported.network, where, choose, out, name=function, about=model.name)
+            given = imported.network, where, choose, out
+            if verify is not False and _is_own(where):
+                chosen = deploy_faster(*given, name=function, about=model.name)
+            else:
+                chosen = Faster(deploy(*given, name=function, about=model.name))
     except NetworkError as error:
         raise UsageError(f"{model}: {error}") from error
     except (CompileError, ExtraError, SandboxError) as error:
         raise CommandError(f"{model}: {error}") from error
+    made = chosen.deployed
     files = [made.library, made.header, made.manifest]
     found: dict[str, Any] = {"function": function, "files": [str(f) for f in files]}
     kernels = [s for s in made.description.steps if s.workload is not None]
@@ -125,6 +132,7 @@ def compile_model(
     if made.plan.sizes:
         listed = ", ".join(f"{s.name} from {s.low} to {s.high}" for s in made.plan.sizes.sizes)
         said += f" at the least sizes: {listed}"
+    said += _say_layouts(chosen, found)
     try:
         said += _verify(made, where, imported, found, thorough=verify) if verify is not False else ""
     except (ComparisonError, NetworkError, SandboxError) as error:
@@ -133,6 +141,20 @@ def compile_model(
         remedy = "" if verify else "; --no-verify keeps it as it is"
         raise CommandError(f"verification: {error}; {out} is removed{remedy}") from error
     tell(said, found, as_json=as_json)
+
+
+def _say_layouts(chosen: Faster, found: dict[str, Any]) -> str:
+    """Return a line about the layouts of images, if libraries of both were timed."""
+    if chosen.failure:
+        return f"\nimages are in blocked layouts, which could not be timed beside NCHW: {chosen.failure}"
+    ratio = chosen.ratio
+    if ratio is None:
+        return ""
+    found["layouts"] = {"kept": "blocked" if chosen.is_blocked else "NCHW", "ratio": ratio}
+    timed = f"{ratio.median_s:.2f} ({ratio.low_s:.2f} to {ratio.high_s:.2f}) of the time of NCHW"
+    if chosen.is_blocked:
+        return f"\nimages are in blocked layouts: a call takes {timed}"
+    return f"\nimages stay in NCHW: in blocked layouts a call takes {timed}"
 
 
 def _is_own(target: Target) -> bool:

@@ -15,9 +15,10 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from torch import nn
 
-from plevel import comparison
+from plevel import comparison, deployment, faster, kernel_selection
 from plevel.cli.main import main
 from strategy.compile.c_text import c_names
+from strategy.record import Estimate, estimate
 from tests.docs.page import ROOT, read_blocks
 from tests.limit import HANG_S
 from tests.torch import models
@@ -428,6 +429,46 @@ def test_a_library_is_run_unless_it_is_for_another_processor_or_that_is_refused(
 class Named(nn.Module):
     def forward(self, output, given, int64_t, a_b_2):
         return output, given * int64_t + a_b_2
+
+
+@pytest.mark.parametrize("ratio", [0.8, 1.2])
+def test_blocked_layouts_stay_where_the_library_of_nchw_is_slower(
+    ratio: float, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(chosen: kernel_selection.Chosen) -> float:
+        return 0.1 if '_layout":"NCHW' in chosen.workload.key else 2.0  # transforms, too
+
+    def estimated(samples: list[float]) -> Estimate:
+        timed.extend(samples)
+        return estimate([ratio] * 9)
+
+    timed: list[float] = []
+    monkeypatch.setattr(deployment, "measured_s", seconds)
+    monkeypatch.setattr(faster, "estimate", estimated)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 1)).eval()
+    path, out = save(tmp_path / "model.pt2", model, (torch.randn(1, 16, 9, 9),)), tmp_path / "model.so"
+    assert compile_model(path, "-o", out) == 0
+    said = capsys.readouterr().out
+    blocked, stay = "images are in blocked layouts:", "images stay in NCHW: in blocked layouts"
+    times = f"{ratio:.2f} ({ratio:.2f} to {ratio:.2f}) of the time of NCHW"
+    assert f"{blocked if ratio < 1 else stay} a call takes {times}" in said
+    assert "its outputs agree within" in said
+    assert len(timed) >= 7 and min(timed) > 0
+    assert {f.name for f in tmp_path.iterdir()} == {"model.pt2", "model.so", "model.h", "model.json"}
+
+    def is_blocked() -> bool:
+        about = json.loads((tmp_path / "model.json").read_text())
+        return any('_layout":"NCHW' in step["workload"] for step in about["steps"])
+
+    assert is_blocked() == (ratio < 1)
+    timed.clear()
+    assert compile_model(path, "-o", out, "--no-verify") == 0
+    assert not timed and "of the time of NCHW" not in capsys.readouterr().out
+    assert is_blocked()
+    monkeypatch.setattr(faster, "TIME_TIMEOUT_S", 0.0)
+    assert compile_model(path, "-o", out) == 0
+    assert "images are in blocked layouts, which could not be timed beside NCHW: " in capsys.readouterr().out
 
 
 def test_inputs_and_the_library_may_have_any_name(tmp_path: Path) -> None:
