@@ -130,7 +130,7 @@ def copied(form: Form, attrs: Conv2DAttrs, data: Any, columns: int) -> Any:
         channel = inner if wide == channels else inner // wide * channels + inner % wide
         found = data[n, h, w, channel]
         if shift:
-            # Of unsigned numbers, whose sum may wrap around: vectors of an exclusive or have no masks.
+            # Of unsigned numbers, whose sum may wrap around.
             found = tirx.reinterpret("uint8", found) + tirx.const(128, "uint8")
         if shift or str(data.dtype) != dot.kept:
             found = tirx.reinterpret(dot.kept, found)
