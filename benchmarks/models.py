@@ -96,6 +96,7 @@ MODELS: dict[str, Callable[[], Made]] = {
     "resnet18": partial(vision, "resnet18"),
     "resnet50": partial(vision, "resnet50"),
     "resnet50-8": partial(vision, "resnet50", 8),
+    "resnext50": partial(vision, "resnext50_32x4d"),
     "mobilenet-v2": partial(vision, "mobilenet_v2"),
     "efficientnet-b0": partial(vision, "efficientnet_b0"),
     "llama-128": partial(llama, 128),
