@@ -25,7 +25,7 @@ from service.store.tables import advice, attachment, record
 BATCH = 4000  # records at most
 BATCH_BYTES = 8 << 20  # approximate size in memory
 TRIES = 5  # of a batch that conflicts with another transaction
-_CROSSED = ("40P01", "40001")  # PostgreSQL: deadlock, serialization failure
+_CROSSED = ("40P01", "40001", "23505")  # PostgreSQL: deadlock, serialization failure, a row that has come meanwhile
 
 _place = [c.name for c in COLUMNS].index
 _changed = operator.itemgetter(*map(_place, best.Change._fields))
@@ -127,8 +127,7 @@ class Importer:
                 break
             except BaseException as error:
                 self._ids.forget()  # those of rows that were rolled back
-                state = getattr(getattr(error.__cause__, "orig", None), "sqlstate", None)
-                if state not in _CROSSED or attempt == TRIES - 1:
+                if _state(error) not in _CROSSED or attempt == TRIES - 1:
                     raise
         self._ids.forget(MAX_KNOWN)
         return new
@@ -165,6 +164,12 @@ class Importer:
             best.refresh(connection, [best.Change(*_changed(row)) for row in whole])
             tvm_history.lower(connection, [_attempt(row) for row in whole if row[_MEAN] is not None])
         return frozenset(rows)
+
+
+def _state(error: BaseException) -> str | None:
+    """The SQLSTATE of a database's error, which may be translated."""
+    found = (getattr(getattr(e, "orig", None), "sqlstate", None) for e in (error, error.__cause__))
+    return next((s for s in found if s is not None), None)
 
 
 def _put_attachments(connection: sa.Connection, given: Sequence[Attachment], where: str) -> None:

@@ -16,7 +16,7 @@ from service.records.origin import find_owners, identify
 from service.store import catalogue
 from service.store.row_cache import recall
 from service.store.sql import among, now, put_rows
-from service.store.tables import EntryState, job_entry, record, task
+from service.store.tables import EntryState, device, job_entry, record, task
 from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table
 from strategy.op_strategy import Candidate
@@ -50,7 +50,8 @@ def append(
     """
     pending = {(e.job_id, e.entry): e for e in entries if e.state == EntryState.PENDING}
     best.lock(connection, {entry.task_id for entry in pending.values()})
-    devices = catalogue.find_devices(connection, {h.device_id for h in leases.values()})
+    devices = connection.execute(_IDENTITIES, {"ids": {h.device_id for h in leases.values()}})
+    where = {row.id: row.identity for row in devices}
     environments = recall(
         connection, "environment", {_environment_key(r.results) for r in reports}, _put_environments
     )
@@ -63,7 +64,7 @@ def append(
                 continue
             stored.append(entry)
             results.append(result)
-            places.append(devices[held.device_id].identity)
+            places.append(where[held.device_id])
             held_by.append({
                 "lease_id": held.id, "worker_id": held.worker_id, "device_id": held.device_id,
                 "environment_id": environments[_environment_key(sent)], "session": sent.session,
@@ -85,6 +86,9 @@ def append(
     )  # fmt: skip
 
 
+_IDENTITIES = sa.select(device.c.id, device.c.identity).where(among(device.c.id))
+
+
 def _environment_key(sent: Results) -> bytes:
     return orjson.dumps(sent.environment, option=orjson.OPT_SORT_KEYS)
 
@@ -100,7 +104,9 @@ def append_references(connection: sa.Connection, held: Any, sent: Results) -> No
     """
     (owner, origin), = find_owners(connection, {held.job_id}).values()
     environment_id = catalogue.put_environment(connection, sent.environment)
-    where = catalogue.find_devices(connection, {held.device_id})[held.device_id].identity
+    where = connection.execute(
+        sa.select(device.c.identity).where(device.c.id == held.device_id)
+    ).scalar_one()
     workload_id = catalogue.put_workload(connection, REFERENCE)
     task_id = catalogue.put_task(
         connection, workload_id, owner.target_id, REFERENCE_KERNEL, None, origin.namespace

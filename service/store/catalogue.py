@@ -209,11 +209,11 @@ def put_device(
 
 
 def find_devices(connection: sa.Connection, ids: Collection[int]) -> Mapping[int, Any]:
-    """The identity, device model and slot of devices by id."""
+    """The device model and slot of devices by id, which never change, as identities do (`plevel fleet rename`)."""
     return recall(connection, "device", ids, _find_devices)
 
 
-_DEVICES = sa.select(*device.c["id", "identity", "model", "slot"]).where(among(device.c.id))
+_DEVICES = sa.select(*device.c["id", "model", "slot"]).where(among(device.c.id))
 
 
 def _find_devices(connection: sa.Connection, ids: Collection[int]) -> dict[int, Any]:

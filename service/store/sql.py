@@ -179,7 +179,7 @@ def add_rows(
     errors = connection.dialect.loaded_dbapi.Error
     try:
         with driver.cursor() as cursor, cursor.copy(statement) as copy:
-            copy.write(text.encode())
+            copy.write(text)  # encoded as the connection is
     except errors as error:  # SQLAlchemy has no COPY, so it does not translate its errors
         raise sa.exc.DBAPIError.instance(
             statement, None, error, errors, connection_invalidated=driver.closed, dialect=connection.dialect

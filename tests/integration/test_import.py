@@ -35,6 +35,7 @@ from service.formats import (
     native,
     read,
 )
+from service.queue import fleet
 from service.records import exporter
 from service.records.batch import COLUMNS
 from service.records.filter import Wanted
@@ -51,11 +52,13 @@ from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.workload import Input, Workload
 from tests.integration.scene import FAST, TARGET, WORKLOAD, Scene, configs, timed
+from tests.integration.scene import device as describe
 
 pytestmark = pytest.mark.in_turn("url")
 
 DATA = Path(__file__).parents[1] / "data" / "formats"
 FILES = sorted(p.name for p in DATA.iterdir() if p.name != "database_tuning_record.json")
+HOST = "host-a/cpu:0-1"
 REAL = os.environ.get("PLEVEL_TEST_DATA", "")
 SPACE = ConfigSpace([Knob("x", range(12)), Knob("y", range(12))])
 
@@ -269,6 +272,24 @@ def test_a_batch_that_fails_leaves_nothing_behind(
     assert import_items(store, [made(1)]).new == 1
 
 
+def test_a_batch_that_meets_a_row_of_another_transaction_is_stored_again(
+    postgres_copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from service.records import importer
+
+    store, known, asked = Store(postgres_copy), importer._known, []
+
+    def late(connection: sa.Connection, table: sa.Table, identities: Any) -> frozenset[bytes]:
+        asked.append(table)
+        return frozenset() if len(asked) == 1 else known(connection, table, identities)
+
+    rows = [made(i) for i in range(150)]
+    import_items(store, rows[:100])
+    monkeypatch.setattr(importer, "_known", late)
+    assert (import_items(store, rows).new, count(store), len(asked)) == (50, 150, 2)
+    store.close()
+
+
 def test_imports_at_the_same_time_agree(store: Store) -> None:
     rows = [made(i % 40, (1.0 + i,), measured_at=float(i), seed=i % 3) for i in range(120)]
     rows += records_of(items_of("autotvm_0_2.log"))
@@ -356,6 +377,34 @@ def test_what_was_measured_here_is_known_when_it_comes_back(store: Store, other:
     with other.read() as c:
         answer = select(WORKLOAD, TARGET, RecordDatabase(c), offered=(FAST,))
     assert answer.reason is Why.MEASURED
+
+
+def test_what_a_renamed_device_measured_is_known_when_it_comes_back(store: Store) -> None:
+    scene = Scene.make(store)
+    new = "host-b/cpu:0-1"
+
+    def measure(tried: list[Config], identity: str) -> None:
+        scene.enqueue(tried)
+        held = scene.leased(scene.register(describe(identity)), identity)
+        scene.report(held, [timed(e) for e in held.job.entries])
+
+    measure(configs(3), HOST)
+    with store.write() as c:
+        fleet.rename(c, HOST, new)
+    measure(configs(7)[3:], new)
+    items = list(native.read(Source(io.BytesIO(b"".join(exporter.export(store, "native"))))))
+    measured = [i for i in records_of(items) if i.config_key in {c.key for c in configs(7)[3:]}]
+    assert import_items(store, measured).known == len(measured) == 4
+
+
+@pytest.mark.parametrize("count", [3, 150], ids=["few", "many"])
+def test_texts_are_encoded_as_the_connection_is(url: str, count: int) -> None:
+    store = Store(url if url.startswith("sqlite") else f"{url}&client_encoding=LATIN1")
+    import_items(store, [made(i, worker="é°ü") for i in range(count)])
+    store.close()
+    reader = Store(url)
+    assert {r.origin_worker for r in table(reader, record)} == {"é°ü"}
+    reader.close()
 
 
 def test_attempts_that_nobody_can_tell_apart_are_all_kept(store: Store) -> None:
