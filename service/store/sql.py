@@ -170,7 +170,7 @@ def add_rows(
     if connection.dialect.name == "sqlite" or len(rows) < _COPIED:
         put_rows(connection, columns, rows, None, clock)
         return
-    at = connection.scalar(sa.select(now()))
+    at = connection.scalar(sa.select(now().label("at")))
     names = ", ".join([*(c.name for c in columns), clock.name])
     text = "".join(["\t".join([*map(_copied, row), repr(at)]) + "\n" for row in rows])
     statement = f"COPY {columns[0].table.name} ({names}) FROM STDIN"

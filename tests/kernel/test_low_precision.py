@@ -145,6 +145,24 @@ def test_any_configuration_of_any_depthwise_convolution(
     check(workload, name, space.sample(random.Random(seed), 1)[0])
 
 
+@pytest.mark.parametrize(("kind", "zero"), [("uint8", 255), ("uint8", 128), ("int8", -128), ("int8", -1)])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("channels", [3, 7])
+def test_zero_points_at_the_ends_fill_words(kind, zero, layout, channels):
+    attrs = {"data_layout": layout, "kernel_layout": "OIHW", "padding": 1, "input_zero_point": zero}
+    data, weight = laid_out_shapes(attrs, (1, channels, 7, 7), (8, channels, 3, 3))
+    workload = convolution(f"{kind}[{data}]", f"int8[{weight}]", **attrs)
+    name, _ = dot_space(workload)
+    check(workload, name)
+
+
+def test_sums_of_int64_that_int32_does_not_hold_are_left_to_the_plain_loop():
+    for channels, offered in ((3669, True), (3671, False)):
+        inputs = {"data": f"uint8[1,{channels},3,3]", "weight": f"uint8[2,{channels},3,3]"}
+        names = {i.name for _, i in evaluate(Workload.make("conv2d", inputs, {"out_dtype": "int64"}), ZEN4)}
+        assert ("conv2d_nchw_dot.cpu" in names) == offered
+
+
 def test_depthwise_sums_that_float32_does_not_hold_are_left_to_the_plain_loop():
     for zero, window, offered in ((0, 21, True), (0, 23, False), (-100, 19, True), (-100, 20, False)):
         for layout in ("NCHW", "NHWC"):

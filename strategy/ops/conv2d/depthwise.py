@@ -8,6 +8,7 @@ integers are exact, where the image is padded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from strategy.cpu.tile import accumulator, largest_divisor, round_up, up_to
@@ -53,13 +54,18 @@ def add(strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], 
 
 def is_exact(attrs: Conv2DAttrs, data: TensorType, weight: TensorType) -> bool:
     """Return whether float32 holds the sums of integers of these types in NCHW and OIHW; floats are rounded anyway."""
-    bounds = {"int8": (-128, 127), "uint8": (0, 255)}
-    if data.dtype not in bounds:
-        return True
-    most = int(weight.shape[2]) * int(weight.shape[3])
+    return data.dtype not in _BOUNDS or largest_sum(attrs, data, weight) <= 1 << 24
+
+
+def largest_sum(attrs: Conv2DAttrs, data: TensorType, weight: TensorType) -> int:
+    """The largest magnitude of a sum of products of 8-bit integers, without their zero points."""
+    most = prod(weight.concrete_shape[1:])
     for kind, name in ((data, "input"), (weight, "kernel")):
-        most *= max(abs(bound - getattr(attrs, f"{name}_zero_point", 0)) for bound in bounds[kind.dtype])
-    return most <= 1 << 24
+        most *= max(abs(bound - getattr(attrs, f"{name}_zero_point", 0)) for bound in _BOUNDS[kind.dtype])
+    return most
+
+
+_BOUNDS = {"int8": (-128, 127), "uint8": (0, 255)}
 
 
 def widened(attrs: Conv2DAttrs, data: Any) -> Any:

@@ -19,6 +19,7 @@ from typing import Any
 from strategy.cpu.dot import Dot, find_dot, use_dot_of_words
 from strategy.cpu.tile import round_up
 from strategy.op_strategy import OpStrategy
+from strategy.ops.conv2d.depthwise import largest_sum
 from strategy.ops.conv2d.im2col import UNROLL, schedule_columns, space_of_columns
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import padded_width, read_windows
@@ -38,7 +39,7 @@ def add(
     dot = dot_of(attrs, inputs, target)
     if dot is not None:
         strategy.add_implementation(
-            partial(compute, dot), partial(schedule, dot), name, plevel, version=3,
+            partial(compute, dot), partial(schedule, dot), name, plevel, version=4,
             space=partial(space, dot), prepare=partial(prepare, dot),
         )  # fmt: skip
 
@@ -46,8 +47,8 @@ def add(
 def dot_of(attrs: Conv2DAttrs, inputs: Sequence[TensorType], target: Target) -> Dot | None:
     """The target's instruction for a convolution of types in NCHW and OIHW, None without one.
 
-    A group of few channels would leave a part of each word empty; all but the batch must be known; and the zero point
-    must be a number of the data, as it is padded.
+    A group of few channels would leave a part of each word empty; all but the batch must be known; the zero point must
+    be a number of the data, as words are filled and images padded with it; and int32 must hold sums of int64.
     """
     data, weight = inputs
     dot = find_dot(target, weight.dtype)
@@ -56,6 +57,8 @@ def dot_of(attrs: Conv2DAttrs, inputs: Sequence[TensorType], target: Target) -> 
         return None
     least, most = (-128, 127) if data.dtype == "int8" else (0, 255)
     if not least <= getattr(attrs, "input_zero_point", 0) <= most:
+        return None
+    if attrs.out_dtype == "int64" and largest_sum(attrs, data, weight) >= 1 << 31:
         return None
     return dot if int(weight.shape[1]) * 2 > dot.group else None
 
@@ -216,7 +219,8 @@ def _word(dot: Dot, channels: int, word: Any, read: Callable[[Any], Any], zero: 
     def number(place: int) -> Any:
         channel = word * dot.group + place
         found = tirx.reinterpret(f"uint{bits}", read(channel)).astype("int32")
-        found = found if place < last else tirx.if_then_else(channel < channels, found, zero)
-        return found << bits * place if place else found
+        found = found << bits * place if place else found
+        beyond = (zero << bits * place ^ 1 << 31) - (1 << 31)
+        return found if place < last else tirx.if_then_else(channel < channels, found, tirx.const(beyond, "int32"))
 
     return reduce(or_, map(number, range(dot.group)))

@@ -37,7 +37,8 @@ class Form:
         _, channels, *window = weight.concrete_shape
         finite = dot.sums == "int32" or channels * window[1] % dot.group == 0
         in_rows = channels % dot.group > 0 and attrs.groups == 1 and attrs.dilation[1] == 1 and finite
-        return cls(dot, leaves_pixels(attrs) and window == [1, 1], in_rows, channels, window[1])
+        is_flat = leaves_pixels(attrs) and window == [1, 1]
+        return cls(dot, is_flat, in_rows and not is_flat, channels, window[1])
 
     @property
     def length(self) -> int:

@@ -182,7 +182,9 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     inner = (panel, p_tile) if config["inner"] == "pixels" else (p_tile, panel)
     sch.reorder(n, g, *line, o_task, p_task, *inner, rows, columns)
     turned = stages["turned"]
-    if layout != DATA or integer(config, "rows") == 1:
+    # A block with a condition, of tiles that tasks may not have, is no intrinsic.
+    shuffles = layout == DATA and integer(config, "rows") > 1 and not (any_size and integer(config, "p_block") > 1)
+    if not shuffles:
         sch.compute_inline(turned)
     else:
         sch.reverse_compute_at(turned, inner[1], preserve_unit_loops=True)
@@ -195,7 +197,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     sch.unroll(rows)
     if layout != DATA:
         vectorize(sch, sch.get_loops(output)[-1], lanes)
-    elif integer(config, "rows") > 1:
+    elif shuffles:
         panel, column = sch.split(sch.get_loops(turned)[-2], [None, lanes])
         sch.unroll(panel)
         turn(sch, task, column, 5 if any_size else 4, integer(config, "rows"), lanes, str(outs.args[0].dtype))

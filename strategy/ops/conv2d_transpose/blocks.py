@@ -151,7 +151,7 @@ def compute(
     def pixel(n: Any, g: Any, c: Any, line: Any, vector: Any, lane: Any) -> Any:
         place = vector * lanes + lane
         channel = g * depth + c
-        if lines == 1:
+        if width % lanes == 0:
             return data[n, channel, place // width, place % width]
         return tirx.if_then_else(place < width, data[n, channel, line, place], tirx.const(0, dtype))
 
