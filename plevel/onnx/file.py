@@ -57,8 +57,13 @@ class Symbols:
 
     def require_none(self) -> None:
         """Raise `NetworkError` where there are any."""
-        for name in self.places:
-            raise NetworkError(f"an input has the symbolic size {name!r}: give it with --dim {name}=1")
+        for symbol, ((dim, factor), *_) in self.places.items():
+            name = dim.dim_param
+            if (name, 1) == (symbol, factor):
+                raise NetworkError(f"an input has the symbolic size {name!r}: give it with --dim {name}=1")
+            raise NetworkError(
+                f"an input's size {name!r} is {factor}*{symbol}: give it a number, such as --dim {name}={7 * factor}"
+            )
 
     def bind(self, values: Sequence[int]) -> None:
         """Put numbers in the place of the sizes, in the order of their names."""
@@ -98,6 +103,26 @@ def _check_external(tensor: Any, folder: Path) -> None:
         raise NetworkError(f"{tensor.name}: {location!r:.80} is shorter than its data")
 
 
+def _size(name: str, dims: Dims) -> tuple[int | tuple[int, str], list[str]]:
+    """A size, by the number of what it is a multiple of where that is given too; and the names that it depends on.
+
+    Raises:
+        NetworkError: names depend on each other.
+    """
+    factor, used = 1, [name]
+    while used[-1] in dims:
+        size = dims[used[-1]]
+        if isinstance(size, int):
+            return factor * size, used
+        factor *= size[0]
+        if size[1] == used[-1]:  # a multiple of its own name
+            break
+        if size[1] in used:
+            raise NetworkError(f"--dim {', '.join(used)}: multiples of each other: give one of them a number")
+        used.append(size[1])
+    return (factor, used[-1]), used
+
+
 def _fix_sizes(graph: Any, dims: Dims) -> Symbols:
     """Put sizes in the place of symbols in the inputs; forget what the file says of values behind them."""
     symbols: dict[str, list[tuple[Any, int]]] = {}
@@ -112,8 +137,9 @@ def _fix_sizes(graph: Any, dims: Dims) -> Symbols:
             name = dim.dim_param
             if not name:
                 raise NetworkError(f"input {given.name!r} has no size at axis {axis}: export it with sizes")
-            unused.pop(name, None)
-            size = dims.get(name, (1, name))
+            size, used = _size(name, dims)
+            for n in used:
+                unused.pop(n, None)
             if isinstance(size, int):
                 dim.dim_value = size  # in place of the name
             else:

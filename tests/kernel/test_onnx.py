@@ -130,6 +130,33 @@ def test_strides_divide_pictures_of_which_a_size_is_a_factor(
     assert "an input has the symbolic size 'batch'" in capsys.readouterr().err
 
 
+def test_workloads_are_of_a_multiple_whose_size_is_given_as_a_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weight = numpy_helper.from_array(np.ones((8, 3, 3, 3), "float32"), "w")
+    picture = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, "height", "width"])
+    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8, "down", "across"])
+    node = helper.make_node("Conv", ["x", "w"], ["y"], strides=[2, 2], pads=[1] * 4)
+    graph = helper.make_graph([node], "strided", [picture], [made], [weight])
+    path = tmp_path / "strided.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    extracted = ("extract", path, "-o", tmp_path / "m.toml", "--dim", "batch=1", "--dim", "width=32")
+    assert call(*extracted, "--dim", "height=4*side") == 2
+    said = capsys.readouterr().err
+    assert "an input's size 'height' is 4*side: give it a number, such as --dim height=28" in said
+    assert call(*extracted, "--dim", "height=4*side", "--dim", "height=28") == 0
+    of_number = (tmp_path / "m.toml").read_text()
+    assert "float32[1,3,28,32]" in of_number
+    assert call(*extracted, "--dim", "height=4*side", "--dim", "side=7") == 0
+    assert (tmp_path / "m.toml").read_text() == of_number
+    assert call(*extracted, "--dim", "height=2*side", "--dim", "side=2*part", "--dim", "part=7") == 0
+    assert (tmp_path / "m.toml").read_text() == of_number
+    assert call(*extracted, "--dim", "height=2*side", "--dim", "side=2*height") == 2
+    assert "--dim height, side: multiples of each other" in capsys.readouterr().err
+    assert call(*extracted, "--dim", "height=28", "--dim", "side=7") == 2
+    assert "--dim side: no input has such a symbolic size" in capsys.readouterr().err
+
+
 def test_a_fixed_extent_near_the_number_that_stands_for_a_symbolic_one_stays_fixed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
