@@ -649,6 +649,11 @@ def _split(node: Node, x: Expr, given: Expr | None = None) -> tuple[Expr, ...]:
 @_register("Gather")
 def _gather(node: Node, x: Expr, indices: Expr) -> Expr:
     axis = node.get("axis", 0)
+    if isinstance(indices, Constant) and indices.value.size and node.sizes is not None:
+        whole = extents(x)[axis]
+        if isinstance(node.sizes.encode(whole), Extent):
+            outermost = int(indices.value.min()), int(indices.value.max())
+            node.limits += [(n + 1 if n >= 0 else -n, whole) for n in outermost]
     if isinstance(indices, Constant) and indices.value.size == 1:
         at = int(indices.value.reshape(())) % extents(x)[axis]
         taken, shape = layer.take_slice(x, axis, at, at + 1), list(extents(x))

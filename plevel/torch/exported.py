@@ -141,7 +141,7 @@ def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network
             raise NetworkError(f"{node.name} ({node.target}): {error}") from error
         if isinstance(values[node], Expr) and not isinstance(values[node], Tuple):
             names[values[node]] = node.name
-    return Network(tuple(inputs), _outputs(plain, values), names, sizes and limited(sizes, plain, at))
+    return Network(tuple(inputs), _outputs(plain, values), names, sizes and limited(sizes, plain, at, values))
 
 
 def _nodes(program: ExportedProgram, kind: str) -> list[Any]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 
+from strategy.expr import Expr, Var, post_order
 from strategy.network.graph import NetworkError
-from strategy.network.size import MOST, NAMES, Sizes
+from strategy.network.size import MOST, NAMES, PROBED, Sizes
+from strategy.reference import evaluate
+from strategy.types import TensorType
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Binding = Mapping[Any, int]
 """The values of symbols."""
+_INDEXED = ("aten.index.Tensor", "aten.index_select.default", "aten.gather.default", "aten.scatter_add.default")
 
 
 def find_symbols(program: ExportedProgram) -> tuple[Any, ...]:
@@ -58,27 +63,59 @@ def known(size: Any, at: Binding) -> Any:
     return kinds[type(size)](found)
 
 
-def _reached(node: Any, at: Binding) -> list[tuple[int, int]]:
-    """The places that a part of a symbolic axis reaches to, with that axis, where the part itself is of a fixed extent.
+def _reached(node: Any, at: Binding, values: Mapping[Any, Any]) -> list[tuple[int, int]]:
+    """The places that parts of symbolic axes reach to, with those axes, where the parts are of fixed extents.
 
-    PyTorch clips the part of a shorter axis, but not its type.
+    PyTorch clips a part of a shorter axis, but not its type, and refuses an index beyond the axis.
     """
+    shape = getattr(node.args[0].meta.get("val"), "shape", ()) if node.args and hasattr(node.args[0], "meta") else ()
+    found = []
+    for axis, places in _read(node, values):
+        if shape and isinstance(shape[axis], SYMBOLIC):
+            # One behind the element, or so many from the end.
+            found += [(reach, known(shape[axis], at)) for n in places if 0 < (reach := n + 1 if n >= 0 else -n) < MOST]
+    return found
+
+
+def _read(node: Any, values: Mapping[Any, Any]) -> Iterator[tuple[int, Sequence[int]]]:
+    """The axes of a node's first operand of which it reads fixed elements, each with its outermost ones."""
     kind, place = str(node.target), node.args[1] if len(node.args) > 1 else 0
-    if kind not in ("aten.slice.Tensor", "aten.select.int"):
-        return []
-    one = kind == "aten.select.int"
-    whole = node.args[0].meta["val"].shape[place]
-    if not isinstance(whole, SYMBOLIC) or not (one or isinstance(node.meta["val"].shape[place], int)):
-        return []
-    # The index of an element is one before the end of it.
-    places = [n + one if n >= 0 else -n for n in node.args[2:4] if isinstance(n, int)]
-    return [(n, known(whole, at)) for n in places if 0 < n < MOST]
+    if kind == "aten.select.int":
+        yield place, node.args[2:3] if isinstance(node.args[2], int) else ()
+    elif kind == "aten.slice.Tensor":
+        extent = node.meta["val"].shape[place]
+        start, end, step = (*node.args[2:5], None, None, None)[:3]
+        if not isinstance(extent, int):
+            return
+        if (start is None or (isinstance(start, int) and start >= 0)) and extent and isinstance(step or 1, int):
+            yield place, [(start or 0) + (extent - 1) * (step or 1)]
+        else:
+            yield place, [n if n < 0 else n - 1 for n in (start, end) if isinstance(n, int)]
+    elif kind in _INDEXED:
+        indices: Iterable[Any] = enumerate(node.args[1]) if kind == _INDEXED[0] else [(place, node.args[2])]
+        for axis, index in indices:
+            numbers = None if index is None else _numbers(values[index])
+            if numbers is not None and numbers.size:
+                yield axis, [int(numbers.min()), int(numbers.max())]
 
 
-def limited(sizes: Sizes, program: ExportedProgram, at: Binding) -> Sizes:
-    """The sizes within bounds at which parts of a fixed extent are within their axes; raise `NetworkError` for none."""
+def _numbers(index: Expr) -> np.ndarray | None:
+    """The values of an index that depends on no input."""
+    for node in post_order(index):
+        kind = node.checked_type
+        if isinstance(node, Var) or (isinstance(kind, TensorType) and kind.size >= PROBED):
+            return None
+    return np.asarray(evaluate(index, {}))
+
+
+def limited(sizes: Sizes, program: ExportedProgram, at: Binding, values: Mapping[Any, Any]) -> Sizes:
+    """The sizes within bounds at which parts of a fixed extent are within their axes; raise `NetworkError` for none.
+
+    Args:
+        values: the expressions of the program's nodes.
+    """
     try:
-        return sizes.limited(pair for node in program.graph.nodes for pair in _reached(node, at))
+        return sizes.limited(pair for node in program.graph.nodes for pair in _reached(node, at, values))
     except ValueError as error:
         raise NetworkError(str(error)) from error
 

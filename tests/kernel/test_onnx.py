@@ -206,6 +206,15 @@ PARTS: dict[str, tuple[list[Any], dict[str, Any], list[int]]] = {
     "up to a number": (
         [helper.make_node("Slice", ["x", "zero", "few"], ["y"])], {"few": np.array([3])}, [3, 2**31 - 1],
     ),
+    "the element of a number": (
+        [helper.make_node("Gather", ["x", "few"], ["y"])], {"few": np.array(3)}, [4, 2**31 - 1],
+    ),
+    "the elements of numbers": (
+        [helper.make_node("Gather", ["x", "few"], ["y"])], {"few": np.array([1, 4, -2])}, [5, 2**31 - 1],
+    ),
+    "elements from the end": (
+        [helper.make_node("Gather", ["x", "few"], ["y"])], {"few": np.array([0, -3])}, [3, 2**31 - 1],
+    ),
     "from a number on": (
         [helper.make_node("Slice", ["x", "few", "open"], ["y"])],
         {"few": np.array([3]), "open": np.array([2**63 - 1])}, [4, 2**31 - 1],

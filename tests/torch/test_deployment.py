@@ -365,6 +365,39 @@ def test_a_size_that_makes_an_empty_tensor_is_out_of_range(tmp_path: Path) -> No
         library(x[:2])
 
 
+@pytest.mark.parametrize(
+    ("function", "least"),
+    [
+        (lambda x: x[:2:2] * 2, 1),
+        (lambda x: x[:2] * 2, 2),
+        (lambda x: x[torch.tensor([0, 4])] * 2, 5),
+        (lambda x: x[torch.tensor([0, 2]) + 2] * 2, 5),
+        (lambda x: x[torch.tensor([0, -4])] * 2, 4),
+        (lambda x: x[torch.tensor([0, 3]), torch.tensor([7, 1])] * 2, 4),
+        (lambda x: x.index_select(0, torch.tensor([4, 1])) * 2, 5),
+        (lambda x: x.gather(0, torch.tensor([[0, 5, 1, 0, 0, 2, 0, 0]])) * 2, 6),
+        (lambda x: x[:, torch.tensor([0, 4])][0] * 2, 1),
+        (lambda x: x[torch.arange(x.shape[0]) - 1] * 2, 1),
+    ],
+)
+def test_a_size_at_which_an_element_that_is_read_is_none_is_out_of_range(function, least: int, tmp_path: Path) -> None:
+    """Where PyTorch clips, so does the library; where it refuses an index, the size is refused."""
+    program = torch.export.export(
+        Sized(function), (torch.randn(9, 8),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
+    )
+    torch.export.save(program, tmp_path / "model.pt2")
+    assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--verify") == 0
+    assert f"n: a symbolic size, from {least} to " in (tmp_path / "model.h").read_text()
+    found: dict[str, type] = {}
+    exec(documented_loader(), found)
+    library = found["Model"](str(tmp_path / "model.so"))
+    x = torch.randn(least, 8)
+    np.testing.assert_array_equal(library(x.numpy())[0], function(x).numpy())
+    if least > 1:
+        with pytest.raises(RuntimeError, match="the model failed"):
+            library(x[:-1].numpy())
+
+
 def test_a_model_of_bfloat16_is_compiled_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)).bfloat16().eval()
     path = save(tmp_path / "model.pt2", model, (torch.randn(3, 64).bfloat16(),))
