@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from plevel.deployment import Deployed, draft
 from plevel.kernel_selection import Choose
-from strategy.network.graph import Network
+from strategy.fault import CompileError
+from strategy.network.graph import Network, NetworkError
 from strategy.network.plan import Port
 from strategy.record import Estimate, estimate
 from strategy.target import Target
@@ -19,7 +20,7 @@ from workers.fork import Limits
 from workers.network_runner import Array
 from workers.network_timer import TimeNetworks
 from workers.pool import ask_all
-from workers.sandbox import Died, Late
+from workers.sandbox import Died, Late, SandboxError
 
 TIME_TIMEOUT_S = 300.0
 
@@ -42,21 +43,20 @@ class Faster(NamedTuple):
 def deploy_faster(network: Network, target: Target, choose: Choose, path: Path, *, name: str, about: str) -> Faster:
     """Write a network's library as `deploy` does, of NCHW where blocked layouts that records chose are no faster.
 
-    Both run in a child, in turns, on random inputs.
+    Both run in a child, in turns, on random inputs. Blocked layouts stay where NCHW cannot be built or timed.
 
     Raises:
-        NetworkError, CompileError: as `draft` and `Draft.write`.
-        SandboxError: no children can be started.
+        NetworkError, CompileError, SandboxError: as `draft` and `Draft.write`, of the first library.
     """
     found = draft(network, target, choose)
     made = found.write(path, name=name, about=about)
     if not found.has_measured_blocks:  # else they are as fast as was measured of other networks
         return Faster(made)
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
-        plain = draft(network, target, choose, blocks=False).write(Path(folder) / path.name, name=name, about=about)
         try:
+            plain = draft(network, target, choose, blocks=False).write(Path(folder) / path.name, name=name, about=about)
             ratio = _time(plain, made)
-        except (Died, Late) as error:
+        except (NetworkError, CompileError, SandboxError, Died, Late) as error:  # what is at `path` is complete
             return Faster(made, is_blocked=True, failure=str(error))
         if ratio.high_s < 1:
             return Faster(made, ratio, is_blocked=True)

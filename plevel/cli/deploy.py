@@ -144,9 +144,10 @@ def compile_model(
 
 
 def _say_layouts(chosen: Faster, found: dict[str, Any]) -> str:
-    """Return a line about the layouts of images, if libraries of both were timed."""
+    """Return a line about the layouts of images, if libraries of both were to be timed."""
     if chosen.failure:
-        return f"\nimages are in blocked layouts, which could not be timed beside NCHW: {chosen.failure}"
+        found["layouts"] = {"kept": "blocked", "failure": chosen.failure}
+        return f"\nimages are in blocked layouts, which could not be compared with NCHW: {chosen.failure}"
     ratio = chosen.ratio
     if ratio is None:
         return ""

@@ -91,7 +91,7 @@ def test_nchw_takes_the_place_of_blocked_layouts_that_are_slower(
 
 
 @pytest.mark.parametrize(
-    ("plain", "reason"), [(Work(FEW, code=3), "a library fails with 3")]
+    ("plain", "reason"), [(Work(FEW, fails="no linker"), "no linker"), (Work(FEW, code=3), "a library fails with 3")]
 )
 def test_a_library_of_nchw_that_cannot_be_had_or_run_leaves_the_blocked_one(
     plain: Work, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -501,7 +501,11 @@ def test_blocked_layouts_stay_where_the_library_of_nchw_is_slower(
     assert is_blocked()
     monkeypatch.setattr(faster, "TIME_TIMEOUT_S", 0.0)
     assert compile_model(path, "-o", out) == 0
-    assert "images are in blocked layouts, which could not be timed beside NCHW: " in capsys.readouterr().out
+    assert "images are in blocked layouts, which could not be compared with NCHW: " in capsys.readouterr().out
+    assert compile_model(path, "-o", out, "--json") == 0
+    layouts = json.loads(capsys.readouterr().out)["layouts"]
+    assert layouts["kept"] == "blocked"
+    assert layouts["failure"]
 
 
 def test_inputs_and_the_library_may_have_any_name(tmp_path: Path) -> None:
