@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from plevel.client import Client, ServiceError, UnreachableError
+    from plevel.client import Client, NoWorkerError, ServiceError, UnreachableError
     from plevel.database import plevel_database
     from plevel.embedded import Embedded, EmbeddedError
 
 __all__ = [
-    "Client", "Embedded", "EmbeddedError", "ServiceError", "UnreachableError", "__version__",
+    "Client", "Embedded", "EmbeddedError", "NoWorkerError", "ServiceError", "UnreachableError", "__version__",
     "plevel_database",
 ]  # fmt: skip
 
 _HOMES = {
     "Client": "plevel.client",
+    "NoWorkerError": "plevel.client",
     "ServiceError": "plevel.client",
     "UnreachableError": "plevel.client",
     "plevel_database": "plevel.database",

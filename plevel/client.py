@@ -54,6 +54,10 @@ class ServiceError(RuntimeError):
         self.errors = tuple(errors)
 
 
+class NoWorkerError(RuntimeError):
+    """No live worker of the service serves the target; the message says which are alive, and what to do."""
+
+
 class NoSelectionError(ServiceError, SelectionError):
     """No implementation is valid; also a `SelectionError`, which a local selection raises."""
 

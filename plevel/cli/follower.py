@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from plevel.cli.error import CommandError
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -24,7 +22,7 @@ def follow(client: Client, run_id: int, place: Location, console: Console) -> It
     """A run's statuses as `Client.follow` yields them; wait for a service that is away.
 
     Raises:
-        CommandError: the service has been away for `AWAY_S`.
+        UnreachableError: the service has been away for `AWAY_S`.
     """
     from plevel.client import ServiceError, UnreachableError
 
@@ -47,8 +45,8 @@ def follow(client: Client, run_id: int, place: Location, console: Console) -> It
                 since = time.monotonic()
                 say(f"{place.shown} does not answer; trying again (run {run_id} continues there)")
             elif time.monotonic() - since > AWAY_S:
-                raise CommandError(
+                raise UnreachableError(
                     f"{place.shown} has not answered for {AWAY_S / 60:g} minutes: start it, and repeat the "
-                    f"command to follow run {run_id}"
+                    f"command or the call to follow run {run_id}"
                 ) from error
         time.sleep(PAUSE_S)

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from plevel.cli import location
-from plevel.cli.error import CommandError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,8 +22,7 @@ def connection(place: location.Location, target: Target) -> Iterator[tuple[Clien
     """A client of the place's service, or of one that runs in this process' children for its database.
 
     Raises:
-        CommandError: it would run here, and this machine is no such target.
-        EmbeddedError: it would run here, and an extra is missing.
+        EmbeddedError: it would run here, and this machine is no such target, or an extra is missing.
     """
     from plevel.client import Client
     from plevel.environment import read_namespace, read_token
@@ -47,17 +45,18 @@ def connection(place: location.Location, target: Target) -> Iterator[tuple[Clien
 
 
 def _require_host(target: Target) -> None:
+    from plevel.embedded import EmbeddedError
     from strategy.table import show_number
     from strategy.target import cpu_target
 
     host = cpu_target().with_threads(target.threads)
     if not host.is_like(target.key):
-        raise CommandError(
+        raise EmbeddedError(
             f"--target: this machine ({host}) cannot run {target}: name a service "
             "with such a worker, with --url"
         )
     if target.threads > cpu_target().threads:
-        raise CommandError(
+        raise EmbeddedError(
             f"--threads {target.threads}: more than the {show_number(cpu_target().threads, 'core')} that "
             "can be used here: give fewer"
         )
@@ -90,7 +89,7 @@ def follow_run(
     """The end of a run, whose statuses are shown on the console, or given to `report`.
 
     Raises:
-        CommandError: the service has been away for an hour.
+        UnreachableError: the service has been away for an hour.
         EmbeddedError: the service or the worker of this process has died.
     """
     from plevel.cli.follower import follow

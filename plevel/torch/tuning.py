@@ -31,14 +31,18 @@ def tune(
 
     Raises:
         ExtractError: the model cannot be traced, or has nothing to tune.
-        CommandError: no live worker of the service serves this machine's target, and `wait` is false.
-        ServiceError, UnreachableError, EmbeddedError: as `plevel tune`.
+        NoWorkerError: no live worker of the service serves this machine's target, and `wait` is false.
+        UnreachableError: no service answers, one that followed the run has been away for an hour, or the environment
+            names no place of records.
+        ServiceError: the service refuses the request.
+        EmbeddedError: the service or the worker of this machine does not start, or dies.
     """
     from rich.console import Console
 
     from plevel.cli.error import CommandError
     from plevel.cli.location import locate
     from plevel.cli.tune_run import connection, follow_run, missing_worker
+    from plevel.client import NoWorkerError, UnreachableError
 
     found = extract(model, inputs).workloads
     if not found:
@@ -48,11 +52,14 @@ def tune(
         target=model_target(), trials=trials,
     )  # fmt: skip
     is_service = database is not None and database.startswith(("http://", "https://"))
-    place = locate(database, None) if is_service else locate(None, database, makes=True)
+    try:
+        place = locate(database, None) if is_service else locate(None, database, makes=True)
+    except CommandError as error:
+        raise UnreachableError(str(error)) from error
     with connection(place, request.target) as (client, embedded):
         if embedded is None and (missing := missing_worker(client, request.target)):
             if not wait:
-                raise CommandError(f"{missing}, or queue the run with wait=True")
+                raise NoWorkerError(f"{missing}, or queue the run with wait=True")
             warnings.warn(f"plevel: the run waits: {missing}", stacklevel=2)
         console = Console(stderr=True, quiet=report is not None)
         return follow_run(client, embedded, request, console, place, report)

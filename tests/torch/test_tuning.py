@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
-from plevel.cli.error import CommandError
-from plevel.client import Client
+from plevel.cli import follower
+from plevel.client import Client, NoWorkerError, UnreachableError
 from plevel.database import plevel_database
 from plevel.torch import explain, tune
 from plevel.torch.backend import plevel
@@ -66,7 +66,7 @@ def test_a_database_that_is_not_there_falls_back(tmp_path: Path):
 def test_a_service_without_a_worker_for_the_target_is_an_error_unless_the_run_is_to_wait(service) -> None:
     model, inputs = models.Block(16, 48).eval(), (torch.randn(16, 16),)
     missing = re.escape(f"no worker for {model_target()} at {service.url} (") + ".*start one with 'plevel worker --url"
-    with pytest.raises(CommandError, match=f"{missing}.* or queue the run with wait=True"):
+    with pytest.raises(NoWorkerError, match=f"{missing}.* or queue the run with wait=True"):
         tune(model, inputs, database=service.url)
     with Client(service.url) as client:
         before = {run.id for run in client.runs()}
@@ -83,3 +83,28 @@ def test_a_service_without_a_worker_for_the_target_is_an_error_unless_the_run_is
     with pytest.warns(UserWarning, match=f"the run waits: {missing}"), pytest.raises(Seen) as seen:
         tune(model, inputs, database=service.url, wait=True, report=leave)
     assert seen.value.args[0] not in before
+
+
+def test_a_service_that_stays_away_or_is_misnamed_is_an_error_of_the_client(
+    service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = models.Block(16, 40).eval(), (torch.randn(16, 16),)
+    followed = []
+
+    def lose(client: Client, run_id: int):
+        followed.append(run_id)
+        raise UnreachableError("no service answers")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "follow", lose)
+        patch.setattr(follower, "AWAY_S", -1.0)
+        patch.setattr(follower, "PAUSE_S", 0.0)
+        said = f"{re.escape(service.url)} has not answered for .*: start it, and repeat the command or the call"
+        with pytest.warns(UserWarning, match="the run waits"), pytest.raises(UnreachableError, match=said):
+            tune(model, inputs, database=service.url, wait=True, report=lambda run: None)
+    assert followed == followed[:1] * 2
+    with Client(service.url) as client:
+        client.cancel(followed[0])
+    monkeypatch.setenv("PLEVEL_URL", "farm:8765")
+    with pytest.raises(UnreachableError, match="expected http://host:port"):
+        tune(model, inputs)

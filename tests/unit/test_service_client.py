@@ -14,7 +14,6 @@ import pytest
 from rich.console import Console
 
 from plevel.cli import follower
-from plevel.cli.error import CommandError
 from plevel.cli.location import Location
 from plevel.client import Client, ServiceError, UnreachableError
 from service.app import create_app
@@ -267,7 +266,7 @@ def test_a_command_waits_for_a_service_that_is_away_and_goes_on() -> None:
 @pytest.mark.usefixtures("at_once")
 def test_a_command_does_not_wait_for_a_service_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower, "AWAY_S", -1.0)
-    with pytest.raises(CommandError, match="command to follow run 7"):
+    with pytest.raises(UnreachableError, match="repeat the command or the call to follow run 7"):
         followed(_Service([2]))
 
 
