@@ -63,7 +63,8 @@ def open_store(database: str) -> Generator[Store | None, None, None]:
         return
     require_service()
     from service.store import migration
-    from service.store.db import Store, may_write
+    from service.store.db import Store
+    from service.store.foreign import may_write
 
     with _told():
         migration.check(database)

@@ -245,11 +245,11 @@ def _used(where: str, work: Callable[[Store], T]) -> T:
 
     def ask(url: str) -> T:
         from plevel.embedded import sqlite_path
-        from service.store import db, migration
+        from service.store import db, foreign, migration
 
         migration.check(url)
         path = sqlite_path(url)
-        store = db.Store(url, read_only=path is not None and not db.may_write(path))
+        store = db.Store(url, read_only=path is not None and not foreign.may_write(path))
         try:
             return work(store)
         finally:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import orjson
 import platformdirs
@@ -19,6 +18,7 @@ import sqlalchemy as sa
 
 from service.errors import DatabaseError, InvalidError, OverloadedError
 from service.store import row_cache
+from service.store.foreign import ForeignFile, may_write, real_path
 
 Connection = sa.Connection
 
@@ -88,23 +88,31 @@ class Store:
             threading.Lock() if self.is_sqlite else contextlib.nullcontext()
         )
         self._read_only = read_only
+        self._foreign: ForeignFile | None = None
         source = self.url
         options: dict[str, Any] = {
             "json_serializer": lambda value: orjson.dumps(value).decode(),
             "json_deserializer": orjson.loads,
         }
         if self.is_sqlite:
-            source = _check_file(Path(str(self.url.database)), read_only=read_only)
+            path = Path(str(self.url.database))
+            _check_file(path, read_only=read_only)
+            source = sa.URL.create("sqlite", database=str(path))
             # More prepared statements than Python's default of 128.
             connect = {"check_same_thread": False, "timeout": 60.0, "cached_statements": 512}
-            options |= {"connect_args": connect}
+            if may_write(path):
+                options |= {"connect_args": connect, "pool_use_lifo": True}
+            else:
+                self._foreign = ForeignFile(path, connect)
+                options |= {"creator": self._foreign.connect, "poolclass": sa.pool.NullPool}
         else:
             options |= {
                 "pool_size": 16, "max_overflow": 32, "pool_timeout": 10.0, "connect_args": _PATIENCE,
+                "pool_use_lifo": True,
             }  # fmt: skip
         # Last in, first out: the most recent connection has most statements prepared and rows cached.
         try:
-            self.engine = sa.create_engine(source, pool_use_lifo=True, **options)
+            self.engine = sa.create_engine(source, **options)
         except ModuleNotFoundError as error:
             raise DatabaseError(
                 f"PostgreSQL needs {error.name}, which is not installed: pip install 'plevel[postgres]'"
@@ -123,8 +131,11 @@ class Store:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """A transaction that only reads."""
-        with _translated(), self.engine.begin() as connection:
+        """A transaction that only reads; raise `DatabaseError` if another program changed the file meanwhile."""
+        whole: contextlib.AbstractContextManager[None] = (
+            contextlib.nullcontext() if self._foreign is None else self._foreign.reading()
+        )
+        with _translated(), whole, self.engine.begin() as connection:
             yield connection
 
     @contextlib.contextmanager
@@ -190,30 +201,19 @@ def _translated() -> Iterator[None]:
         raise DatabaseError("the database does not answer: all connections are waiting for it") from error
 
 
-def may_write(path: Path) -> bool:
-    """Return whether this user can write an SQLite file, which needs its folder, too, for its write-ahead log."""
-    where = path if path.exists() else path.parent
-    return os.access(where, os.W_OK) and os.access(path.parent, os.W_OK)
-
-
-def _check_file(path: Path, *, read_only: bool) -> sa.URL:
-    """Check an SQLite file, create it if it is missing and may be, and return the URL to open it by."""
+def _check_file(path: Path, *, read_only: bool) -> None:
+    """Check an SQLite file, and create it if it is missing and may be."""
     if path.is_dir():
         raise DatabaseError(f"database {path} is a folder: name a file in it")
     _check_folder(path)
-    url = sa.URL.create("sqlite", database=str(path))
-    if not may_write(path):
-        if not (read_only and path.exists()):
-            raise DatabaseError(
-                f"database {path} is not writable: change the permissions of it and its folder, or copy it elsewhere"
-            )
-        # Without a log, nobody has it open: it needs no files beside it, which this user cannot create.
-        how = {"mode": "ro"} if path.with_name(f"{path.name}-wal").exists() else {"immutable": "1"}
-        url = sa.URL.create("sqlite", database=f"file:{quote(str(path.absolute()))}", query={**how, "uri": "true"})
+    if not may_write(path) and not (read_only and path.exists()):
+        raise DatabaseError(
+            f"database {path} is not writable: change the permissions of it and its folder, or copy it elsewhere"
+        )
     # Other users of the host must not read tokens' digests and imported texts. SQLite's other files get the
     # same mode.
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(real_path(path), os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         pass
     except OSError as error:
@@ -226,7 +226,6 @@ def _check_file(path: Path, *, read_only: bool) -> sa.URL:
                 raise DatabaseError(f"database {path} is not an SQLite file: name another")
     except OSError as error:
         raise DatabaseError(f"database {path} cannot be read ({error.strerror}): change its permissions") from error
-    return url
 
 
 def _check_folder(path: Path) -> None:

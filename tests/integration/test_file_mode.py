@@ -7,6 +7,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from service.store.backup import backup
 from service.store.db import Store
 from service.store.tables import workload
 from tests.integration.process import Start
+from tests.limit import HANG_S
 
 
 @pytest.fixture
@@ -71,25 +74,38 @@ def foreign(sqlite_copy: str) -> Iterator[Path]:
 
 def as_nobody(work: Callable[[str], None], url: str) -> None:
     """Run as a user who cannot write the files of this one."""
+    child = _child(work, url)
+    child.join()
+    assert child.exitcode == 0
 
+
+def _child(work: Callable[..., None], *args: object) -> ForkProcess:
     def run() -> None:
         if os.geteuid() == 0:
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
-        work(url)
+        work(*args)
 
     child = multiprocessing.get_context("fork").Process(target=run)
     child.start()
-    child.join()
-    assert child.exitcode == 0
+    return child
+
+
+def add(store: Store, digest: str) -> None:
+    with store.write() as c:
+        c.execute(sa.insert(workload).values(digest=digest, key="k", op="o", body={}))
+
+
+def count(c: sa.Connection) -> int:
+    return c.scalar(sa.select(sa.func.count()).select_from(workload)) or 0
 
 
 def _read(url: str) -> None:
     with open_store(url) as store:
         assert store is not None
         with store.read() as c:
-            assert c.scalar(sa.select(sa.func.count()).select_from(workload)) == 0
+            assert count(c) == 0
         with pytest.raises(DatabaseError, match="is not writable for this user: change the permissions"), store.write():
             pass
 
@@ -117,6 +133,136 @@ def test_a_database_that_its_owner_writes_is_read_by_others(foreign: Path) -> No
         (foreign.parent / name).chmod(0o644)
     as_nobody(_read, f"sqlite:///{foreign}")
     assert [p.name for p in foreign.parent.iterdir()] == made
+    store.close()
+
+
+def _read_as_it_changes(url: str, turn: Connection, other: Connection) -> None:
+    """Answer each message with the number of rows, or the error, in one store; the file changes meanwhile."""
+    other.close()
+    with open_store(url) as store:
+        assert store is not None
+        while turn.recv() != "end":
+            try:
+                with store.read() as c:
+                    turn.send(count(c))
+                    turn.recv()
+                    turn.send(count(c))
+            except DatabaseError as error:
+                turn.send(str(error))
+            else:
+                turn.send("")
+
+
+def test_what_the_owner_writes_later_is_seen_and_a_torn_read_is_told(foreign: Path) -> None:
+    """The owner opens, writes and closes the file between transactions of a reader, and during one."""
+    for path in (foreign.parent, foreign):
+        path.chmod(0o755)
+    here, there = multiprocessing.Pipe()
+    child = _child(_read_as_it_changes, f"sqlite:///{foreign}", there, here)
+    there.close()  # so that neither waits for the other if that fails
+
+    def ask(meanwhile: Callable[[], None]) -> list[object]:
+        here.send("read")
+        first = take()
+        meanwhile()
+        here.send("again")
+        found = [first, take()]
+        return found if isinstance(found[1], str) else [*found, take()]
+
+    def take() -> object:
+        assert here.poll(HANG_S)
+        return here.recv()
+
+    def write(digest: str) -> None:
+        store = Store(str(foreign))
+        add(store, digest)
+        store.close()  # which writes the log's changes into the file
+
+    with here:
+        assert ask(lambda: None) == [0, 0, ""]
+        write("a")
+        assert ask(lambda: None) == [1, 1, ""]
+        assert ask(lambda: write("b"))[-1] == f"database {foreign} was changed while it was read: ask again"
+        assert ask(lambda: None) == [2, 2, ""]
+        store = Store(str(foreign))  # now with a log, by which each transaction sees one state
+        add(store, "c")
+        assert ask(lambda: add(store, "d")) == [3, 3, ""]
+        assert ask(lambda: None) == [4, 4, ""]
+        here.send("end")
+    child.join()
+    assert child.exitcode == 0
+    store.close()
+
+
+def _told_as_damaged(url: str) -> None:
+    malformed = pytest.raises(DatabaseError, match=r"cannot be read \(database disk image is malformed\): ask again")
+    with malformed, Store(url, read_only=True).read() as c:
+        count(c)
+
+
+def test_a_damaged_file_that_cannot_be_written_is_told_in_one_line(foreign: Path) -> None:
+    foreign.chmod(0o644)
+    with foreign.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 4096 * 40)
+    foreign.chmod(0o444)
+    as_nobody(_told_as_damaged, str(foreign))
+
+
+def _told_of_the_log(url: str) -> None:
+    told = pytest.raises(DatabaseError, match=r"has changes in its log a #b.db-wal.*: copy it with its log to a folder")
+    with told, Store(url, read_only=True).read() as c:
+        count(c)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_copy_with_its_log_and_without_its_index_is_told(foreign: Path, linked: bool) -> None:
+    """Also where a link leads to it, as the log is beside the file itself."""
+    foreign.parent.chmod(0o755)
+    store = Store(str(foreign), read_only=False)
+    add(store, "a")
+    log = foreign.with_name(f"{foreign.name}-wal").read_bytes()
+    store.close()
+    for suffix in ("-wal", "-shm"):
+        assert not foreign.with_name(foreign.name + suffix).exists()
+    foreign.with_name(f"{foreign.name}-wal").write_bytes(log)
+    foreign.with_name(f"{foreign.name}-wal").chmod(0o444)
+    foreign.parent.chmod(0o555)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o777)  # a link there could have a log beside it
+        link = Path(folder) / "link.db"
+        link.symlink_to(foreign)
+        as_nobody(_told_of_the_log, str(link if linked else foreign))
+        assert [p.name for p in Path(folder).iterdir()] == ["link.db"]
+    # An empty one has no changes.
+    foreign.parent.chmod(0o755)
+    foreign.with_name(f"{foreign.name}-wal").write_bytes(b"")
+    foreign.parent.chmod(0o555)
+    as_nobody(_see_one, str(foreign))
+
+
+def _see_one(url: str) -> None:
+    with Store(url, read_only=True).read() as c:
+        assert count(c) == 1
+
+
+def _see_one_and_no_file_beside(url: str) -> None:
+    _see_one(url)
+    assert len(list(Path(url).parent.iterdir())) == 1
+
+
+def test_the_log_beside_a_linked_file_is_read(foreign: Path) -> None:
+    for path in (foreign.parent, foreign):
+        path.chmod(0o755)
+    store = Store(str(foreign))
+    add(store, "a")  # which is in the log only
+    for path in foreign.parent.iterdir():
+        path.chmod(0o644)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o777)
+        link = Path(folder) / "link.db"
+        link.symlink_to(foreign)
+        as_nobody(_see_one_and_no_file_beside, str(link))
     store.close()
 
 
