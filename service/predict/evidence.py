@@ -46,17 +46,27 @@ class DeviceModel(NamedTuple):
 
 def find_device_model(connection: sa.Connection, op: str, target_id: int) -> DeviceModel:
     """The device model with the most records of an operator on a target: times of different ones do not compare."""
+    return count_most(connection, op, target_id)[0]
+
+
+def count_most(connection: sa.Connection, op: str, target_id: int) -> tuple[DeviceModel, int, int]:
+    """The device model of `find_device_model`, and the numbers of its records and of their workloads."""
     counted = (
-        sa.select(record.c.device_id, sa.func.count())
+        sa.select(*record.c["task_id", "device_id"], sa.func.count().label("n"))
         .where(among(record.c.task_id), *RAN)
-        .group_by(record.c.device_id)
+        .group_by(record.c.task_id, record.c.device_id)
     )
     names = {row.id: row.model for row in connection.execute(sa.select(device.c.id, device.c.model))}
     records: Counter[str] = Counter()
+    workloads: dict[str, set[str]] = {}
     for tasks in _read_tasks(connection, op, target_id):
-        for device_id, count in connection.execute(counted, {"ids": sorted(tasks)}):
-            records[names.get(device_id, "")] += count
-    return DeviceModel(max(sorted(records), key=lambda name: records[name], default=""), len(records))
+        keys = {t.id: convert(t.body, Workload).anchor.key for t in tasks.values()}
+        for row in connection.execute(counted, {"ids": sorted(tasks)}):
+            name = names.get(row.device_id, "")
+            records[name] += row.n
+            workloads.setdefault(name, set()).add(keys[row.task_id])
+    most = max(sorted(records), key=lambda name: records[name], default="")
+    return DeviceModel(most, len(records)), records[most], len(workloads.get(most, ()))
 
 
 def read_trials(

@@ -125,7 +125,7 @@ def _live_runs(connection: sa.Connection) -> set[int]:
 
 def _is_due(connection: sa.Connection, op: str, target_key: str) -> bool:
     """Return whether there are enough records for a model, and enough new ones since the newest."""
-    found = training.count(connection, op, target_key)
+    found, device_model = training.count(connection, op, target_key)
     last = connection.execute(
         sa.select(*cost_model.c["records", "lineage", "target_id"])
         .join(target, target.c.id == cost_model.c.target_id)
@@ -135,9 +135,10 @@ def _is_due(connection: sa.Connection, op: str, target_key: str) -> bool:
     ).one_or_none()
     if last is None:
         seen = 0
-    else:  # one whose code has changed answers nothing
-        known = (last.lineage or {}).get("versions", {})
+    else:  # one whose code has changed answers nothing; one of another device model has seen no record of this one
+        lineage = last.lineage or {}
         now = code_versions(connection, op, last.target_id, DEFAULT)
-        seen = 0 if any(now.get(name) != code for name, code in known.items()) else last.records
+        changed = any(now.get(name) != code for name, code in lineage.get("versions", {}).items())
+        seen = 0 if changed or lineage.get("device_model") != device_model else last.records
     enough: bool = found.workloads >= training.LEAST_WORKLOADS
     return enough and found.records >= GROWTH * seen

@@ -60,23 +60,22 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     workloads: int
 
 
-def count(connection: sa.Connection, op: str, target_key: str) -> Known:
-    """Count the records that a model of an operator on a target would be trained on, and their workloads."""
-    from service.predict.evidence import count_trials, find_device_model  # which need NumPy
+def count(connection: sa.Connection, op: str, target_key: str) -> tuple[Known, str]:
+    """Count the records that a model of an operator on a target would be trained on, and name their device model."""
+    from service.predict.evidence import count_most  # which needs NumPy
 
     target_id = connection.scalar(sa.select(target.c.id).where(target.c.key == target_key))
     if target_id is None:
-        return Known(op=op, target=target_key, records=0, workloads=0)
-    wanted = [find_device_model(connection, op, target_id).condition]
-    found = count_trials(connection, op, target_id, 0, wanted)
-    return Known(op=op, target=target_key, records=found.before + found.after, workloads=found.workloads)
+        return Known(op=op, target=target_key, records=0, workloads=0), ""
+    device_model, records, workloads = count_most(connection, op, target_id)
+    return Known(op=op, target=target_key, records=records, workloads=workloads), device_model.name
 
 
 def known(connection: sa.Connection, op: str, target_key: str) -> Known:
     """Count the training data of a model; raise as `train` does if there is too little."""
     if connection.scalar(sa.select(target.c.id).where(target.c.key == target_key)) is None:
         raise NotFoundError(f"target {target_key}: no records: tune the operator on it first")
-    found = count(connection, op, target_key)
+    found, _ = count(connection, op, target_key)
     check(op, target_key, found.workloads)
     return found
 

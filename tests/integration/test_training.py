@@ -132,7 +132,12 @@ def test_a_model_is_of_the_device_model_with_the_most_records(store: Store) -> N
     assert model.accuracy > LEAST_ACCURACY
     assert model.lineage == "trained from nothing; on records of Model A, the most of 2 device models"
     assert ask(store, shape(512, 40)).implementation == TILED.implementation
+    with store.read() as c:
+        assert not trainer._is_due(c, "filter", TARGET.key)
     measure(store, [*SHAPES[6:], (80, 48)], place=other, upside_down=range(2))
+    # Not a quarter more than the model was trained on, but of another device model.
+    with store.read() as c:
+        assert trainer._is_due(c, "filter", TARGET.key)
     model = learner.train(store, "filter", TARGET.key)
     assert (model.records, model.workloads) == (8 * 2 * len(list(SPACE)), 8)
     assert model.lineage == (
