@@ -20,7 +20,8 @@ class Arm:
     """State of one tunable implementation of a workload.
 
     Attributes:
-        trials: finished and pending ones; `told` has only the former.
+        trials: finished and pending ones; `told` has those of the former by which it is judged.
+        elsewhere: successes on other device models, whose times are not compared.
         lower_bound_s: the lowest time that its model considers possible.
         gain: the share of the workload's lowest time that one trial is expected to save; None
             without a model.
@@ -28,6 +29,7 @@ class Arm:
 
     trials: int = 0
     told: int = 0
+    elsewhere: int = 0
     best_s: float | None = None
     lower_bound_s: float | None = None
     gain: float | None = None
@@ -102,6 +104,8 @@ def hopeless(arm: Arm, lead_s: float | None, arms_share: int) -> str | None:
     if arm.best_s is None:
         if arm.told < ALL_FAILED:
             return None
+        if arm.elsewhere:
+            return f"all of its {arm.told} trials on the run's device model failed; {arm.elsewhere} on others succeeded"
         return f"all of its {arm.told} trials failed"
     if lead_s is None or arm.lower_bound_s is None:
         return None

@@ -51,6 +51,7 @@ class TuningTask:
     told: int = 0  # absorbed trials, including failures and configurations outside of the search
     chance: int = 0  # absorbed trials whose failure says nothing of the configuration
     elsewhere: int = 0  # absorbed trials that were timed on another device model
+    failed_elsewhere: int = 0  # absorbed trials that failed there, by their own fault
     pending: int = 0
     taught: int = 0  # records of the run's other workloads when its sources were read
     bests_s: list[float | None] = field(default_factory=list)  # the best after each absorbed trial, without those
@@ -60,12 +61,18 @@ class TuningTask:
         search = self.search
         assert search is not None
         return budget.Arm(
-            trials=self.told + self.pending, told=self.told - self.chance - self.elsewhere, best_s=self.best_s,
+            trials=self.told + self.pending, told=self._compared, elsewhere=self.elsewhere, best_s=self.best_s,
             lower_bound_s=search.lower_bound_s,
             gain=None if lead_s is None else search.expected_gain(lead_s),
             exhausted=search.exhausted or self.state is TaskState.EXHAUSTED,
             dropped=self.state is TaskState.DROPPED,
         )  # fmt: skip
+
+    @property
+    def _compared(self) -> int:
+        """The trials by which it is judged: failures on other device models only while it has no success there."""
+        own = self.told - self.chance - self.elsewhere
+        return own - self.failed_elsewhere if self.elsewhere else own
 
     @property
     def earlier_best_s(self) -> float | None:
@@ -251,6 +258,7 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
             # Cancelled and mistimed trials are not caused by the configuration.
             chance = r.error in (ErrorKind.CANCELLED, ErrorKind.IMPLAUSIBLE)
             t.chance += chance
+            t.failed_elsewhere += median_s is None and not chance and r.model != tuning.device_model
             if t.search is not None and not chance:
                 t.search.tell(Config(r.config), median_s)
         t.pending = 0

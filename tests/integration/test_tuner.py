@@ -290,6 +290,44 @@ def test_times_of_different_device_models_are_not_compared(farm: Farm) -> None:
             assert t.elsewhere > 0
 
 
+def test_failures_on_another_device_model_do_not_count_where_there_are_successes(farm: Farm) -> None:
+    """The second model takes all jobs of one implementation, three of four of whose configurations fail there."""
+    places = device(), device("host-b/cpu:0-1", model="Model B")
+    status = farm.ask(drawn(trials=100))
+    names = {t.task_id: t.implementation for t in status.tasks}
+    following = (
+        sa.select(job_entry.c.task_id)
+        .join(job, job.c.id == job_entry.c.job_id)
+        .where(job.c.state == "queued")
+        .order_by(*job.c["priority", "turn", "id"])
+        .limit(1)
+    )
+
+    def answer(e: JobEntry) -> Result:
+        return failed(e.index) if e.implementation == SLOW.implementation and e.config["x"] % 4 else timed(e)
+
+    farm.answer = answer
+    for _ in range(1000):
+        farm.tuner.step()
+        with farm.store.read() as c:
+            task_id = c.scalar(following)
+        if task_id is None or Phase.CONFIRM in farm.phases:
+            break
+        farm.move_to(places[names[task_id] == SLOW.implementation])
+        farm.work()
+        tuning = farm.tuner._runs[status.id]
+        assert tuning.device_model == "Model A"
+    (slow,) = (t for t in tuning.tasks if t.implementation == SLOW.implementation)
+    assert (slow.state, slow.best_s) == (TaskState.ACTIVE, None)
+    assert slow.elsewhere > 0
+    assert slow.failed_elsewhere > 25
+    assert slow.arm(None).told == 0
+    assert "dropped" not in farm.go(status.id).message
+    # Without a success there, failures of any device model say the same.
+    slow.elsewhere = 0
+    assert slow.arm(None).told > 25
+
+
 def test_a_run_turns_to_the_device_model_that_times_most(farm: Farm) -> None:
     status = farm.ask(request(trials=48))
     farm.go(status.id, 2)

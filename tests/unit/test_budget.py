@@ -89,6 +89,9 @@ def test_who_is_hopeless() -> None:
 def test_who_only_fails_is_given_up_after_a_while() -> None:
     assert hopeless(Arm(trials=ALL_FAILED, told=ALL_FAILED), 1.0, 8) == "all of its 16 trials failed"
     assert hopeless(Arm(trials=8, told=8), 1.0, 8) is None
+    assert hopeless(Arm(trials=ALL_FAILED + 3, told=ALL_FAILED, elsewhere=3), 1.0, 8) == (
+        "all of its 16 trials on the run's device model failed; 3 on others succeeded"
+    )
 
 
 def test_closed_ones_get_nothing() -> None:
