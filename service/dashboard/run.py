@@ -92,7 +92,7 @@ def _values(
     leaders = [] if shown is None else query.leaders(connection, run_id, shown)
     workers = fleet.count_alive(connection, row.target_id, context.settings.alive_s)
     ended = row.finished_at
-    idle_s = run_status.idle_s(connection, row)
+    idle_s = run_status.idle_s(connection, [run_id]).get(run_id, 0.0)
     elapsed_s = (row.now if ended is None else ended) - row.created_at
     progress = query.progress(connection, run_id, asked, told)
     return {

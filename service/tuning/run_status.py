@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,7 +13,7 @@ from service.records import ranking
 from service.records.ranking import Ranked
 from service.store import catalogue
 from service.store.namespace import DEFAULT
-from service.store.sql import now
+from service.store.sql import among, now
 from service.store.tables import LIVE, job, lease, record, run, run_task, task, workload
 from service.tuning.ownership import is_interrupted
 from service.tuning.run import trials_of, unknown_run
@@ -27,12 +28,17 @@ def status(
     connection: sa.Connection, run_id: int, alive_s: float, namespace: str | None = None
 ) -> RunStatus:
     """The status of a run, of any namespace if none is given; raise `NotFoundError`."""
-    query = sa.select(run, now().label("now")).where(run.c.id == run_id)
+    query = sa.select(run).where(run.c.id == run_id)
     if namespace is not None:
         query = query.where(run.c.namespace == namespace)
     row = connection.execute(query).one_or_none()
     if row is None:
         raise unknown_run(run_id)
+    return _status(connection, row, alive_s, idle_s(connection, [run_id]).get(run_id, 0.0))
+
+
+def _status(connection: sa.Connection, row: Any, alive_s: float, idle: float) -> RunStatus:
+    run_id = row.id
     request = convert(row.request, RunRequest)
     tasks = _task_statuses(connection, run_id, request)
     done = sum(t.trials for t in tasks if t.tunable)
@@ -58,31 +64,43 @@ def status(
         id=run_id, state=RunState(row.state), target=request.target, trials=request.trials,
         trials_done=min(done, request.trials), created_at=row.created_at,
         finished_at=row.finished_at, timing_s=float(timing_s or 0.0),
-        idle_s=idle_s(connection, row), workers=workers, interrupted=interrupted, message=message, tasks=tuple(tasks),
+        idle_s=idle, workers=workers, interrupted=interrupted, message=message, tasks=tuple(tasks),
     )  # fmt: skip
 
 
-def idle_s(connection: sa.Connection, row: Any) -> float:
-    """The seconds of a run's interruptions: pauses of a minute or more in which no worker had a job of it.
+def idle_s(connection: sa.Connection, ids: Sequence[int]) -> dict[int, float]:
+    """The seconds of runs' interruptions: pauses of a minute or more in which no worker had a job of the run.
 
-    Args:
-        row: the run, with the database's time as `now`.
+    Waiting for a first worker is none. Runs without any are left out.
     """
-    held = connection.execute(
-        sa.select(*lease.c["created_at", "ended_at", "expires_at"])
-        .join(job, job.c.id == lease.c.job_id)
-        .where(job.c.run_id == row.id)
-        .order_by(lease.c.created_at)
-    ).all()
-    end = row.now if row.finished_at is None else row.finished_at
-    idle, until = 0.0, row.created_at
-    for one in (*held, None):
-        gap = min(end if one is None else one.created_at, end) - until
-        idle += gap if gap >= INTERRUPTION_S else 0.0
-        if one is not None:
-            # The lease of a worker that was lost is ended when a service next looks.
-            until = max(until, min(one.expires_at, one.expires_at if one.ended_at is None else one.ended_at))
-    return idle
+    return {row.run_id: row.idle_s for row in connection.execute(_IDLE, {"ids": ids})}
+
+
+def _sum_gaps() -> sa.Select[Any]:
+    """The sums of the gaps between leases of runs, the last of which ends with the run, or now."""
+    asked = (
+        sa.select(run.c.id, sa.func.coalesce(run.c.finished_at, now()).label("end")).where(among(run.c.id)).cte("asked")
+    )
+    # The lease of a worker that was lost is ended when a service next looks.
+    until = sa.case((lease.c.ended_at < lease.c.expires_at, lease.c.ended_at), else_=lease.c.expires_at)
+    begun = sa.case((lease.c.created_at < asked.c.end, lease.c.created_at), else_=asked.c.end)
+    held = (
+        sa.select(asked.c.id.label("run_id"), begun.label("begun"), until.label("until"))
+        .join_from(asked, job, job.c.run_id == asked.c.id)
+        .join(lease, lease.c.job_id == job.c.id)
+        .union_all(sa.select(asked.c.id, asked.c.end, asked.c.end))
+        .subquery()
+    )
+    before = sa.func.max(held.c.until).over(partition_by=held.c.run_id, order_by=held.c.begun, rows=(None, -1))
+    gaps = sa.select(held.c.run_id, (held.c.begun - before).label("gap_s")).subquery()
+    return (
+        sa.select(gaps.c.run_id, sa.func.sum(gaps.c.gap_s).label("idle_s"))
+        .where(gaps.c.gap_s >= INTERRUPTION_S)
+        .group_by(gaps.c.run_id)
+    )
+
+
+_IDLE = _sum_gaps()
 
 
 def _task_statuses(connection: sa.Connection, run_id: int, request: RunRequest) -> list[TaskStatus]:
@@ -155,10 +173,8 @@ def recent(
     connection: sa.Connection, limit: int, alive_s: float, namespace: str = DEFAULT
 ) -> list[RunStatus]:
     """The runs of a namespace, the newest first."""
-    ids = connection.scalars(
-        sa.select(run.c.id)
-        .where(run.c.namespace == namespace)
-        .order_by(run.c.id.desc())
-        .limit(limit)
+    rows = connection.execute(
+        sa.select(run).where(run.c.namespace == namespace).order_by(run.c.id.desc()).limit(limit)
     ).all()
-    return [status(connection, i, alive_s) for i in ids]
+    idle = idle_s(connection, [row.id for row in rows])
+    return [_status(connection, row, alive_s, idle.get(row.id, 0.0)) for row in rows]

@@ -517,6 +517,9 @@ def test_an_interrupted_run_is_taken_up_by_the_next(farm: Farm) -> None:
 
 def test_interruptions_do_not_count_as_time_of_the_run(farm: Farm) -> None:
     status = farm.ask(drawn(trials=40))
+    with farm.store.write() as c:  # its first worker came after an hour
+        c.execute(sa.update(run).values(created_at=run.c.created_at - 3600))
+    assert farm.status(status.id).idle_s == 0
     assert farm.go(status.id, 4).idle_s == 0
     with farm.store.write() as c:  # it is three hours later
         for table, names in ((lease, ("created_at", "expires_at", "ended_at")), (run, ("created_at",))):
@@ -528,7 +531,20 @@ def test_interruptions_do_not_count_as_time_of_the_run(farm: Farm) -> None:
     assert status.state is RunState.DONE
     assert 10_700 < status.idle_s <= 10_800
     assert status.finished_at is not None
-    assert status.finished_at - status.created_at - status.idle_s < 300
+    assert status.finished_at - status.created_at - status.idle_s < 3900
+    # All listed runs' are asked at once.
+    asked: list[str] = []
+    sa.event.listen(farm.store.engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
+    other = farm.ask(drawn(trials=8, force=True))
+    asked.clear()
+    with farm.store.read() as c:
+        listed = run_status.recent(c, 10, 60.0)
+    assert [(s.id, s.idle_s) for s in listed] == [(other.id, 0.0), (status.id, status.idle_s)]
+    assert sum("FROM lease" in text or "JOIN lease" in text for text in asked) == 1
+    with farm.store.write() as c:  # a lease that ends before an earlier one leaves no gap
+        first = sa.select(sa.func.min(lease.c.id)).scalar_subquery()
+        c.execute(sa.update(lease).where(lease.c.id == first).values(ended_at=now() + 1, expires_at=now() + 1))
+    assert farm.status(status.id).idle_s == 0
     assert " of them timing, beside interruptions of 2:59 h: " in _ending(msgspec.structs.replace(status, timing_s=1.0))
 
 
