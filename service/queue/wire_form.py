@@ -13,7 +13,9 @@ from service.store.tables import (
     EntryState,
     Scope,
     best,
+    device,
     job_entry,
+    record,
     run,
     task,
     timing_policy,
@@ -34,6 +36,14 @@ _ENTRIES = (
 _BESTS = sa.select(*best.c["task_id", "scope_value", "median_s"]).where(
     among(best.c.task_id), best.c.scope == Scope.MODEL.value
 )
+_TIMED = (
+    sa.select(*record.c["task_id", "median_s"], device.c.model)
+    .join(device, device.c.id == record.c.device_id)
+    .where(
+        among(record.c.task_id), record.c.phase == Phase.SEARCH.value,
+        record.c.median_s.in_(sa.bindparam("times_s", expanding=True)),
+    )
+)  # fmt: skip
 
 
 def wire_jobs(connection: sa.Connection, claimed_for: Sequence[tuple[Any, str]]) -> dict[int, Job]:
@@ -41,7 +51,8 @@ def wire_jobs(connection: sa.Connection, claimed_for: Sequence[tuple[Any, str]])
     claimed = [row for row, _ in claimed_for]
     models = {row.id: model for row, model in claimed_for}
     rows = connection.execute(_ENTRIES, {"ids": [c.id for c in claimed]}).all()
-    bests_s = _find_bests(connection, {r.task_id for r in rows if r.best_s is not None})
+    asked = {(r.task_id, models[r.job_id], r.best_s) for r in rows if r.best_s is not None}
+    to_beat_s = _find_to_beat(connection, asked)
     tasks = recall(connection, "implementation", {r.task_id for r in rows}, _find_implementations)
     workloads = recall(connection, "workload", {c.workload_id for c in claimed}, _find_workloads)
     targets = recall(connection, "run target", {c.run_id for c in claimed}, _find_targets)
@@ -52,7 +63,7 @@ def wire_jobs(connection: sa.Connection, claimed_for: Sequence[tuple[Any, str]])
         entries.setdefault(r.job_id, []).append(
             JobEntry(
                 index=r.entry, task_id=r.task_id, implementation=implementation, version=version,
-                config=Config(r.config), best_s=_to_beat(r.best_s, bests_s.get((r.task_id, models[r.job_id]))),
+                config=Config(r.config), best_s=to_beat_s.get((r.task_id, models[r.job_id], r.best_s)),
             )
         )  # fmt: skip
     return {
@@ -65,21 +76,35 @@ def wire_jobs(connection: sa.Connection, claimed_for: Sequence[tuple[Any, str]])
     }  # fmt: skip
 
 
-def _find_bests(connection: sa.Connection, tasks: Collection[int]) -> dict[tuple[int, str], float]:
-    """The best times of tasks on each device model."""
-    rows = connection.execute(_BESTS, {"ids": tasks}) if tasks else ()
-    return {(r.task_id, r.scope_value): r.median_s for r in rows}
+_Asked = tuple[int, str, float]  # a task, the device model that is to time it, and the best time of the task's run
 
 
-def _to_beat(best_s: float | None, here_s: float | None) -> float | None:
-    """The time that a trial is compared with, None for none: another device model's would not be comparable.
+def _find_to_beat(connection: sa.Connection, asked: Collection[_Asked]) -> dict[_Asked, float]:
+    """The times that trials are compared with, none where the device model has no time of the task.
 
-    Args:
-        best_s: the run's, on any device model.
-        here_s: the best on the device model that times.
+    On the device model that the run's best was timed on, it is that, as the record of an earlier run may be of a time
+    when the device was faster as a whole. On another, it is the best time of that model.
     """
-    # The slower, as the record of an earlier run may be of a time when the device was faster as a whole.
-    return None if best_s is None or here_s is None else max(best_s, here_s)
+    if not asked:
+        return {}
+    bests_s: dict[int, dict[str, float]] = {}
+    for row in connection.execute(_BESTS, {"ids": {task_id for task_id, _, _ in asked}}):
+        bests_s.setdefault(row.task_id, {})[row.scope_value] = row.median_s
+    own = _find_own(connection, [a for a in asked if len(bests_s.get(a[0], ())) > 1])
+    return {
+        (task_id, model, best_s): best_s if len(found) == 1 or (task_id, model, best_s) in own else found[model]
+        for task_id, model, best_s in asked
+        if model in (found := bests_s.get(task_id, {}))
+    }
+
+
+def _find_own(connection: sa.Connection, asked: Collection[_Asked]) -> set[_Asked]:
+    """Those whose run's best was timed on their device model."""
+    if not asked:
+        return set()
+    ids, times_s = {task_id for task_id, _, _ in asked}, {best_s for _, _, best_s in asked}
+    rows = connection.execute(_TIMED, {"ids": ids, "times_s": list(times_s)})
+    return {(row.task_id, row.model, row.median_s) for row in rows}.intersection(asked)
 
 
 def _find_implementations(
