@@ -181,12 +181,12 @@ class LockDatabase:
         return () if found is None else found.measured(target, device)
 
     def kept(self, workload: Workload, target: Target, valid: Sequence[Candidate]) -> Selection | None:
-        """The lock's selection, None if its implementation or its version is not among the candidates."""
+        """The lock's selection, for the asked target; None if its implementation or version is not a candidate."""
         found = self._lock.find(workload, target)
         versions = {c.implementation: c.version for c in valid}
         if found is None or versions.get(found.implementation) != found.version:
             return None
-        return found.selection(target)
+        return msgspec.structs.replace(found.selection(target), target=target)
 
     def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
         return ()  # a lock has the selection itself

@@ -69,6 +69,10 @@ def test_what_was_selected_without_measurements_is_selected_again() -> None:
         again = select(before.workload, TARGET, database, offered=OFFERED)
         assert (again.implementation, again.config, again.reason) == ("fast", before.config, before.reason)
         assert again.explanation == before.explanation
+        inside = TARGET.in_network()  # the same processor, timed otherwise
+        other = select(before.workload, inside, database, offered=OFFERED)
+        assert (other.implementation, other.reason, other.target) == ("fast", before.reason, inside)
+        assert (inside != TARGET) and again.target == TARGET
         # Its code has changed since: a configuration of before may mean something else.
         newer = [msgspec.structs.replace(OFFERED[0], version="2.0"), *OFFERED[1:]]
         assert select(before.workload, TARGET, database, offered=newer).reason is Reason.PLEVEL
