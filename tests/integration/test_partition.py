@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from service.records import retention
 from service.records.importer import import_items
 from service.records.retention import Doubtful
+from service.store import sql
 from service.store.db import Store
 from service.store.tables import record, tombstone
 from tests.integration.scene import Scene, configs, timed
@@ -101,6 +102,28 @@ def test_a_thin_partition_keeps_the_best(store: Store, admin: psycopg.Connection
     assert spread(store)["record_open"] == 20
     tables = admin.execute("SELECT count(*) FROM pg_inherits WHERE inhparent = 'record'::regclass").fetchone()
     assert tables == (2,)
+
+
+def test_many_records_at_once_are_copied_into_the_partition_that_takes_them(
+    store: Store, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+    text_of = sql._copied
+    monkeypatch.setattr(sql, "_copied", lambda value: (copied.append(1), text_of(value))[1])
+    import_items(store, records(0, 50))
+    partition(admin, "record_2026_01")
+    assert not copied
+    many = records(1, 300)
+    assert len(many) > sql._COPIED
+    summary = import_items(store, many)
+    assert (summary.new, summary.known) == (300, 0) and copied
+    assert spread(store) == {"record_2026_01": 50, "record_open": 300}
+    summary = import_items(store, [*many, *records(2, 200)])
+    assert (summary.new, summary.known) == (200, 300)
+    assert spread(store) == {"record_2026_01": 50, "record_open": 500}
+    with store.read() as c:
+        ids = c.scalars(sa.select(record.c.id).order_by(record.c.recorded_at, record.c.id)).all()
+    assert list(ids) == sorted(ids) and len(set(ids)) == 550
 
 
 def test_a_month_has_one_partition(store: Store, admin: psycopg.Connection[Any]) -> None:
