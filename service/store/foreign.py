@@ -60,7 +60,7 @@ class ForeignFile:
         return DatabaseError(f"database {self._path} was changed while it was read: ask again")
 
     def _stat(self) -> tuple[int, ...]:
-        """What differs after a change of the file."""
+        """The marks of the file, which differ after a change of it."""
         try:
             found = real_path(self._path).stat()
         except OSError:
