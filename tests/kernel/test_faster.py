@@ -62,7 +62,7 @@ def deploy(monkeypatch: pytest.MonkeyPatch, path: Path, *, blocked: Work, plain:
 
 
 def is_kept(work: Work, made: faster.Faster, path: Path) -> bool:
-    """Whether what lies at the path are a library's files, and nothing else."""
+    """Return whether a library's files lie at the path, and nothing else."""
     files = {path, path.with_suffix(".h"), path.with_suffix(".json")}
     assert set(path.parent.iterdir()) == files
     assert {made.deployed.library, made.deployed.header, made.deployed.manifest} == files

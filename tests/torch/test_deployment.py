@@ -381,7 +381,7 @@ def test_a_size_that_makes_an_empty_tensor_is_out_of_range(tmp_path: Path) -> No
     ],
 )
 def test_a_size_at_which_an_element_that_is_read_is_none_is_out_of_range(function, least: int, tmp_path: Path) -> None:
-    """Where PyTorch clips, so does the library; where it refuses an index, the size is refused."""
+    """A library clips where PyTorch does, and refuses a size where PyTorch refuses an index."""
     program = torch.export.export(
         Sized(function), (torch.randn(9, 8),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
     )
