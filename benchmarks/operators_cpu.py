@@ -22,6 +22,7 @@ Groups of rows, float32, batch 1 (weights and biases are constant):
 - chains: elementwise operators with what follows them, softmax with scale and mask, pooling of [n, h, w, c].
 - images: transposed convolutions, resizing, adaptive pooling and pixel shuffle, at sizes of U-Net, FPN and ESPCN.
 - axes: softmax along other axes than the last, scans of one long row, sorts, and norms of groups.
+- held-out: layers of networks that no other group has, by which selection is judged.
 
 Each implementation is tuned for `--trials` trials; what is selected and the best of each are then
 timed in turns with PyTorch. Its module is traced and frozen, or what Inductor calls: oneDNN's product by a weight
@@ -313,6 +314,16 @@ GROUPS = {
         _plain("group_norm", (1, 512, 32, 32), (512,), (512,), num_groups=32),
         _plain("instance_norm", (1, 64, 128, 128), (64,), (64,)),
         _plain("instance_norm", (1, 256, 32, 32), (256,), (256,)),
+    ],
+    "held-out": [
+        _conv2d(128, 56, 256, 3), _conv2d(512, 14, 512, 3), _conv2d(128, 28, 32, 3), _conv2d(64, 96, 64, 3),
+        _conv2d(64, 55, 16, 1), _conv2d(40, 28, 240, 1), _conv2d(480, 14, 80, 1), _conv2d(116, 28, 116, 1),
+        _conv2d(256, 20, 512, 3, 2), _conv2d(48, 80, 96, 3, 2), _conv2d(192, 28, 192, 3, groups=8),
+        _conv2d(512, 19, 1024, 3, dilation=6), _conv2d(240, 28, 240, 5, 1, 240), _conv2d(96, 56, 96, 7, 1, 96),
+        *(_dense(m, n, k) for m, n, k in (
+            (7, 1000, 2048), (50, 512, 512), (77, 2048, 512), (197, 768, 3072), (333, 1024, 1024), (5, 4096, 4096),
+            (64, 1000, 1280), (24, 640, 2560),
+        )),
     ],
 }  # fmt: skip
 

@@ -329,12 +329,13 @@ def _save(rows: Sequence[Mapping[str, Any]], variant: str, rounds: int) -> None:
     save(
         {
             "workload": "", "selected": "", "plevel": "s", "GFLOP/s": "", "PyTorch": "s", "ratio": "×",
-            "the others": "",
+            "fastest / selected": "×", "the others": "",
         },
         [
             (
                 row["layer"], _short(row["selected"]), row["selected_s"],
                 round(row["flops"] / row["selected_s"] * 1e-9) if row["flops"] else None, row["torch_s"], row["ratio"],
+                min(row["times_s"].values()) / row["selected_s"],
                 ", ".join(
                     f"{_short(name)} {seconds * 1e6:.0f} µs"
                     for name, seconds in sorted(row["times_s"].items(), key=lambda item: item[1])
