@@ -142,6 +142,13 @@ class OpStrategy:
                 result._add(condition, found)
         return result
 
+    def joined(self, other: OpStrategy) -> OpStrategy:
+        """The implementations of both, this one's first."""
+        result = self.changed(lambda found: found)
+        for condition, implementation in other:
+            result._add(condition, implementation)
+        return result
+
     def raised(self, by: int) -> OpStrategy:
         """The same implementations, with versions raised by a number."""
         return self.changed(lambda found: replace(found, version=found.version + by))

@@ -14,6 +14,9 @@ _AVX2 = frozenset(
 # Vectors of 512 bits are two halves here, or take both units.
 _ONE_MULTIPLY_ADD = frozenset("znver4 cannonlake icelake-client tigerlake rocketlake".split())
 _BF16 = frozenset("cooperlake sapphirerapids emeraldrapids graniterapids graniterapids-d znver4 znver5".split())
+# A dot product of bfloat16 there takes as long as four multiply-adds of float32, for twice the work of one: measured on
+# emeraldrapids, the others have the same cores or their successors.
+SLOW_BF16 = frozenset("sapphirerapids emeraldrapids graniterapids graniterapids-d".split())
 # By LLVM's name of the feature.
 _INSTRUCTIONS = {
     "avx512bf16": _BF16,

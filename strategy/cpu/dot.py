@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.processor import SLOW_BF16
 from strategy.target import Target
 
 
@@ -123,6 +124,11 @@ def find_dot(target: Target, weight: str) -> Dot | None:
     signed = "int8" if weight == "uint8" else weight
     found = next((d for d in _DOTS if d.weight == signed and target.has(d.feature)), None)
     return replace(found, offset=128) if found is not None and signed != weight else found
+
+
+def outpaces(target: Target, data: str) -> bool:
+    """Return whether an instruction for data of a dtype is faster than multiply-adds of float32 on the target."""
+    return data != "bfloat16" or target.arch not in SLOW_BF16
 
 
 def use_dot(sch: Any, dot: Dot, dtype: str, task: Any, lane: Any) -> None:

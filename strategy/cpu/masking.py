@@ -26,6 +26,15 @@ _ELEMENTWISE = frozenset(
     for name in "exp fabs floor log nearbyint pow reinterpret round sqrt".split()
 )
 _CHOICE = "plevel.choice"
+_SAME = "plevel_same"
+# LLVM (to 22 at least) makes a store of one lane, if the mask is constant and the value narrowed to it, one of the wide
+# value: beyond the lane, and the buffer. So it must not see that a mask of integers is constant.
+_NOT_CONSTANT = f"""
+define linkonce_odr hidden i32 @{_SAME}(i32 %x) alwaysinline nounwind {{
+  %r = call i32 asm "", "=r,0"(i32 %x)
+  ret i32 %r
+}}
+"""
 _FAR = 4  # maximum number of vectors of a shuffled load
 
 
@@ -63,7 +72,7 @@ def _know_loops(function: Any) -> Any:
 
 def _masked(loop: Any, analyzer: Any) -> Any:
     """The loop as a masked statement, or itself."""
-    from tvm import tirx
+    from tvm import ir, tirx
 
     if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(loop.extent, tirx.IntImm):
         return loop
@@ -74,7 +83,9 @@ def _masked(loop: Any, analyzer: Any) -> Any:
         body = body.then_case
     if not isinstance(body, tirx.BufferStore):
         return loop
-    lanes = _Lanes(loop.loop_var, int(loop.extent), analyzer)
+    # Floats need no care: see `_NOT_CONSTANT`.
+    hidden = not str(body.buffer.dtype).startswith("float")
+    lanes = _Lanes(loop.loop_var, int(loop.extent), analyzer, hidden=hidden)
     scalar = [c for c in conditions if not lanes.varies(c)]
     try:
         bounds = [lanes.mask(c) for c in conditions if lanes.varies(c)]
@@ -86,6 +97,10 @@ def _masked(loop: Any, analyzer: Any) -> Any:
             statement = lanes.store(body, bounds)
     except _NotVectorizable:
         return loop
+    if lanes.declared:
+        statement = tirx.SeqStmt([*lanes.declared, statement])
+    if _calls(statement, _SAME):
+        statement = tirx.AttrStmt(loop.loop_var, "pragma_import_llvm", ir.StringImm(_NOT_CONSTANT), statement)
     for condition in reversed(scalar):
         statement = tirx.IfThenElse(condition, statement, None)
     return statement
@@ -152,10 +167,12 @@ def _is_if_then_else(call: Any) -> bool:
 class _Lanes:
     """A vector loop's variable, with the vector forms of expressions over it."""
 
-    def __init__(self, variable: Any, count: int, analyzer: Any) -> None:
+    def __init__(self, variable: Any, count: int, analyzer: Any, *, hidden: bool) -> None:
+        self.hidden = hidden  # masks of a constant lane, from LLVM
         self.variable = variable
         self.count = count
         self.analyzer = analyzer
+        self.declared: list[Any] = []  # views of buffers that the vector form reads
 
     def varies(self, expression: Any) -> bool:
         """True if the expression differs between lanes."""
@@ -213,22 +230,33 @@ class _Lanes:
         if kind in (tirx.LE, tirx.GT):
             first = first + 1
         # Comparing lanes instead of indices needs only 32 bits.
+        several = kind in (tirx.LT, tirx.LE) and self._are_several(first)
         first = tirx.min(first, self.count)
+        if self.hidden and not several:
+            first = tirx.call_pure_extern("int32", _SAME, first.astype("int32"))
         ramp = tirx.Ramp(tirx.const(0, "int32"), 1, self.count)
         if kind in (tirx.LT, tirx.LE):
             return ramp < tirx.Broadcast(first.astype("int32"), self.count)
         return ramp >= tirx.Broadcast(tirx.max(first, 0).astype("int32"), self.count)
 
+    def _are_several(self, left: Any) -> bool:
+        """True if `left` lanes, where they are fewer than a vector, are never one."""
+        known = self.analyzer.modular_set(left)
+        return known.coeff % self.count == 0 and known.base % self.count != 1
+
     def store(self, store: Any, bounds: list[Any]) -> Any:
         from tvm import tirx
 
-        if len(store.indices) != 1 or (bounds and str(store.buffer.dtype) == "bfloat16"):
+        if len(store.indices) != 1:
             raise _NotVectorizable
         index = tirx.Ramp(self.base(store.indices[0]), 1, self.count)
-        value = self.vector(store.value, bounds)
         if not bounds:
-            return tirx.BufferStore(store.buffer, value, [index])
-        return tirx.Evaluate(tirx.op.masked_store(store.buffer, value, index, _all(bounds)))
+            return tirx.BufferStore(store.buffer, self.vector(store.value, bounds), [index])
+        if _is_bfloat16(store.buffer):
+            buffer, value = self._words(store.buffer), self._rounded(store.value, bounds)
+        else:
+            buffer, value = store.buffer, self.vector(store.value, bounds)
+        return tirx.Evaluate(tirx.op.masked_store(buffer, value, index, _all(bounds)))
 
     def vector(self, expression: Any, bounds: list[Any]) -> Any:
         """The expression over all lanes; loads touch only the lanes within `bounds`."""
@@ -249,7 +277,9 @@ class _Lanes:
         if isinstance(expression, pairs):
             return type(expression)(again(expression.a), again(expression.b))
         if isinstance(expression, tirx.Cast):
-            dtype = str(expression.ty.dtype)
+            dtype, value = str(expression.ty.dtype), expression.value
+            if bounds and dtype == "float32" and isinstance(value, ir.TensorLoad) and _is_bfloat16(value.source):
+                return self._widened(value, bounds)
             return tirx.Cast(f"{dtype}x{self.count}", again(expression.value))
         if isinstance(expression, tirx.Select):
             return self._select(expression, again)
@@ -291,7 +321,7 @@ class _Lanes:
         from tvm import tirx
 
         # TVM legalises bfloat16 after this pass, and has no masked loads of it.
-        if len(load.indices) != 1 or (bounds and str(load.source.dtype) == "bfloat16"):
+        if len(load.indices) != 1 or (bounds and _is_bfloat16(load.source)):
             raise _NotVectorizable
         try:
             base = self.base(load.indices[0])
@@ -304,6 +334,38 @@ class _Lanes:
             return tirx.BufferLoad(load.source, [index])
         dtype = str(load.source.dtype)
         return tirx.op.masked_load(f"{dtype}x{self.count}", load.source, index, _all(bounds))
+
+    def _words(self, buffer: Any) -> Any:
+        """A view of a buffer of bfloat16 as words: of those TVM has masked loads and stores."""
+        from tvm import tirx
+
+        words = tirx.decl_buffer(buffer.shape, "uint16", f"{buffer.name}_words", scope=buffer.scope())
+        self.declared.append(tirx.DeclBuffer(words, data=tirx.buffer_data(buffer)))
+        return words
+
+    def _widened(self, load: Any, bounds: list[Any]) -> Any:
+        """A masked load of bfloat16 as float32, whose upper half it is."""
+        from tvm import tirx
+
+        found = self._load(tirx.BufferLoad(self._words(load.source), load.indices), bounds)
+        upper = tirx.LShift(tirx.Cast(f"uint32x{self.count}", found), self._all_lanes(16))
+        return tirx.call_intrin(f"float32x{self.count}", "tirx.reinterpret", upper)
+
+    def _rounded(self, value: Any, bounds: list[Any]) -> Any:
+        """The words of a float32 rounded to bfloat16, to the nearest and to even on a tie, as TVM does."""
+        from tvm import tirx
+
+        if not isinstance(value, tirx.Cast) or str(value.value.ty.dtype) != "float32":
+            raise _NotVectorizable
+        bits = tirx.call_intrin(f"uint32x{self.count}", "tirx.reinterpret", self.vector(value.value, bounds))
+        odd = tirx.BitwiseAnd(tirx.RShift(bits, self._all_lanes(16)), self._all_lanes(1))
+        rounded = tirx.RShift(tirx.Add(tirx.Add(bits, self._all_lanes(0x7FFF)), odd), self._all_lanes(16))
+        return tirx.Cast(f"uint16x{self.count}", rounded)
+
+    def _all_lanes(self, number: int) -> Any:
+        from tvm import tirx
+
+        return tirx.Broadcast(tirx.const(number, "uint32"), self.count)
 
     def _reads_within(self, expression: Any) -> bool:
         """True if all that the expression reads provably lies in its buffers."""
@@ -362,6 +424,10 @@ class _Lanes:
         return nowhere if result is None else result
 
 
+def _is_bfloat16(buffer: Any) -> bool:
+    return str(buffer.dtype) == "bfloat16"
+
+
 def _choose(condition: Any, inside: Any, outside: Any) -> Any:
     """`inside` in the lanes that satisfy the condition; opaque to TVM's passes if it has masked loads.
 
@@ -379,16 +445,22 @@ def _choose(condition: Any, inside: Any, outside: Any) -> Any:
 
 
 def _has_masked_load(expression: Any) -> bool:
+    return _calls(expression, "tirx.masked_load")
+
+
+def _calls(code: Any, name: str) -> bool:
+    """True if the code has a call of an operator, or of a function outside of TVM."""
     from tvm import ir
     from tvm_ffi import structural_walk
 
     found: list[bool] = []
 
     def look(call: Any) -> None:
-        if _name(call) == "tirx.masked_load":
+        first = call.args[0] if len(call.args) else None
+        if _name(call) == name or (isinstance(first, ir.StringImm) and first.value == name):
             found.append(True)
 
-    structural_walk(expression, [(ir.Call, look)])
+    structural_walk(code, [(ir.Call, look)])
     return bool(found)
 
 

@@ -141,7 +141,15 @@ CASES = [
     ("float32[1,2,9,8,8]", "float32[5,16,3,3]", {"data_layout": "NCHW8c", "out_layout": "NHWC"}, {BLOCKED}),
     ("int8[1,1,8,8,8]", "int8[8,8,3,3]", {"out_dtype": "int32", "data_layout": "NCHW8c"}, {BLOCKED}),
     ("int32[1,3,8,8]", "int32[4,3,3,3]", {}, {DIRECT}),
-    ("float16[1,64,8,8]", "float16[8,64,3,3]", {"padding": 1}, {DIRECT}),
+    ("float16[1,64,8,8]", "float16[8,64,3,3]", {"padding": 1}, {*GENERAL, F2, F4}),
+    ("float16[2,12,6,9]", "float16[10,6,1,1]", {"groups": 2}, {*GENERAL, POINTWISE}),
+    ("float16[1,16,7,7]", "float16[33,16,1,1]", {"strides": 2, "out_dtype": "float32"}, {*GENERAL, POINTWISE}),
+    ("float16[2,4,9,8]", "float16[8,1,3,3]", {"groups": 4, "padding": 1}, {DIRECT, DEPTHWISE}),
+    ("float16[2,7,9,5]", "float16[3,2,5,19]", {"padding": [1, 0, 2, 1], "data_layout": "NHWC", "kernel_layout": "HWIO"},
+     {LAST, LAST_SPATIAL}),
+    ("float16[1,9,8,5]", "float16[3,3,1,5]",
+     {"groups": 5, "data_layout": "NHWC", "kernel_layout": "HWIO"}, {LAST, LAST_DEPTHWISE}),
+    ("float16[1,4,8,8]", "float16[8,4,3,3]", {"out_dtype": "float64"}, {DIRECT}),
 ]  # fmt: skip
 
 

@@ -317,3 +317,50 @@ def test_data_of_8_bits_go_through_the_instruction():
         workload = Workload.make("matmul_nbits", inputs, {"accuracy_level": level}, ["weight", "scales"])
         code = lower(workload, ZEN4, "matmul_nbits_panel.cpu").compile(checks=False)
         assert ("vpdpbusd" in code.executable.mod.inspect_source("s")) == (level == 4)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@settings(max_examples=6)
+@given(
+    shape=st.sampled_from(["1,17,19,19;21,17,3,3", "2,6,9,40;34,3,3,3", "1,20,7,9;37,20,1,1", "1,3,23,21;9,3,7,7"]),
+    padding=st.integers(0, 2), stride=st.integers(1, 2), last=st.booleans(), seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_narrow_floats_by_the_implementations_of_float32(dtype, shape, padding, stride, last, seed):
+    data, weight = (list(map(int, part.split(","))) for part in shape.split(";"))
+    attrs = {"padding": padding, "strides": stride, "groups": data[1] // weight[1]}
+    if last:
+        data, weight = [data[i] for i in (0, 2, 3, 1)], [weight[i] for i in (2, 3, 1, 0)]
+        attrs |= {"data_layout": "NHWC", "kernel_layout": "HWIO"}
+    workload = convolution(f"{dtype}{data}".replace(" ", ""), f"{dtype}{weight}".replace(" ", ""), **attrs)
+    found = [c for c in candidates(workload, TARGET) if c.condition is None or c.condition.decide()]
+    tunable = [c for c in found if c.space is not None]
+    assert any("spatial_pack" in c.implementation for c in tunable)
+    for candidate in tunable:
+        assert candidate.space is not None
+        (config,) = candidate.space.sample(random.Random(seed), 1)
+        check(workload, candidate.implementation, config)
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_products_of_two_narrow_floats_by_the_implementation_of_float32(dtype, transpose):
+    y = "3,37,50" if transpose else "3,50,37"
+    shapes = {"x": f"{dtype}[3,13,50]", "y": f"{dtype}[{y}]"}
+    workload = Workload.make("batch_matmul", shapes, {"transpose_b": transpose})
+    check(workload, "batch_matmul_pack.cpu")
+
+
+def test_slow_instructions_are_not_chosen_untuned():
+    def chosen(workload: Workload, arch: str) -> str:
+        found = candidates(workload, Target.parse(f"llvm -mcpu={arch} -num-cores=2"))
+        valid = [c for c in found if c.condition is None or c.condition.decide()]
+        return max(valid, key=lambda c: c.plevel).implementation
+
+    dense = product("bfloat16[128,768]", "bfloat16[3072,768]")
+    conv2d = convolution("bfloat16[1,64,56,56]", "bfloat16[64,64,3,3]", padding=1)
+    batch_matmul = Workload.make("batch_matmul", {"x": "bfloat16[3,64,64]", "y": "bfloat16[3,64,64]"})
+    for workload in (dense, conv2d, batch_matmul):
+        assert "dot" in chosen(workload, "znver4")
+        assert "dot" not in chosen(workload, "emeraldrapids")
+    assert chosen(conv2d, "znver3") == "conv2d_nchw_winograd_4x4.cpu"  # which has no instruction

@@ -92,6 +92,13 @@ def cases() -> Iterator[Workload]:
             data_layout="NCHW8c",
         )  # fmt: skip
         yield convolution("1,7,13,5", "3,3,1,5", constant, groups=5, data_layout="NHWC", kernel_layout="HWIO")
+        for kind in ("bfloat16", "float16"):
+            for data, weight, attrs in (
+                ("2,16,11,13", "7,16,3,3", {"padding": 1}), ("2,5,7,9", "21,5,1,1", {}), ("1,3,7,13", "5,3,5,5", {}),
+                ("1,6,5,17", "9,3,1,1", {"groups": 2, "strides": 2}),
+            ):  # fmt: skip
+                inputs = {"data": f"{kind}[{data}]", "weight": f"{kind}[{weight}]"}
+                yield Workload.make("conv2d", inputs, attrs, ["weight"] if constant else [])
         for kind, of_weight, op in (("bfloat16", "bfloat16", "conv2d"), ("int8", "uint8", "qconv2d")):
             zeros = {"input_zero_point": 7, "kernel_zero_point": 3} if op == "qconv2d" else {}
             last = {"data_layout": "NHWC", "kernel_layout": "OHWI", **zeros}
@@ -110,6 +117,8 @@ def cases() -> Iterator[Workload]:
             yield Workload.make("dense", inputs, {}, ["weight"] if constant else [])
     for batch, m, n, k in ((1, 1, 1, 1), (2, 3, 5, 7), (3, 17, 33, 13), (1, 37, 1, 53)):
         yield Workload.make("batch_matmul", {"x": f"float32[{batch},{m},{k}]", "y": f"float32[{batch},{n},{k}]"})
+    for kind in ("bfloat16", "float16"):
+        yield Workload.make("batch_matmul", {"x": f"{kind}[3,17,13]", "y": f"{kind}[3,33,13]"})
     for op in ("softmax", "log_softmax", "layer_norm", "sum", "max", "mean", "cumsum", "argmax"):
         for shape in ("1,1", "16,5", "7,131", "131,7"):
             columns = shape.partition(",")[2]
@@ -193,6 +202,30 @@ def test_what_was_outside(
     found = there[implementation]
     (config, *_) = points(work, found, random.Random(0), 0)
     assert not check(work, implementation, config if config is None else Config({**config, **changes}))
+
+
+def one_behind() -> Iterator[Workload]:
+    """Results narrower than what they are computed in, with one number behind the last whole vector."""
+    for shape in ("17", "3,17"):
+        for wide, narrow in (
+            ("int32", "int8"), ("int32", "uint16"), ("int64", "int32"), ("float32", "bfloat16"), ("float32", "float16"),
+        ):  # fmt: skip
+            yield Workload.make("cast", {"data": f"{wide}[{shape}]"}, {"dtype": narrow})
+        inputs = {"data": f"float32[{shape}]", "output_scale": "float32[]", "output_zero_point": "int32[]"}
+        yield Workload.make("quantize", inputs, {"out_dtype": "uint8"})
+    yield Workload.make(
+        "conv2d", {"data": "bfloat16[1,17,19,19]", "weight": "bfloat16[3,17,3,3]"}, {}, constants=["weight"]
+    )
+    yield Workload.make("qconv2d", {"data": "uint8[1,5,19,19]", "weight": "int8[5,1,3,3]"}, {"groups": 5})
+
+
+@pytest.mark.parametrize("work", list(one_behind()), ids=str)
+def test_the_one_number_behind_the_vectors_is_stored_alone(check: Check, work: Workload) -> None:
+    wrong = []
+    for found in offered(work):
+        (config,) = points(work, found, random.Random(0), 0)
+        wrong += check(work, found.name, config)
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.sample(8)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from strategy.cpu import widened
+from strategy.cpu.dot import outpaces
 from strategy.generic_func import GenericFunc, get_native_generic_func
 from strategy.op import register_strategy
 from strategy.op_strategy import OpStrategy
@@ -34,16 +36,19 @@ def batch_matmul_strategy_cpu(
     strategy.add_implementation(compute_batch_matmul, schedule_plain_cpu, "batch_matmul.cpu", 5)
     # Tiles are counted when the code is made; the entries of the batch may be when it runs.
     tiled = all(d.is_constant for kind in inputs for d in kind.shape[1:])
-    if tiled and inputs[0].dtype == out_type.dtype in ("float32", "float64"):
-        strategy.add_implementation(
+    narrow = widened.takes(inputs, out_type)
+    if tiled and (narrow or inputs[0].dtype == out_type.dtype in ("float32", "float64")):
+        packed = OpStrategy()
+        packed.add_implementation(
             pack.compute, pack.schedule, "batch_matmul_pack.cpu", 15, version=2,
             space=pack.space, prepare=pack.prepare,
         )  # fmt: skip
+        strategy = strategy.joined(packed.changed(widened.widen) if narrow else packed)
     constant = all(d.is_constant for kind in inputs for d in kind.shape)
     if constant and not attrs.transpose_a and inputs[0].dtype == "bfloat16":
         instruction = dot.dot_of(inputs, target)
         if instruction is not None:
-            dot.add(strategy, instruction, "batch_matmul_dot.cpu", 15)
+            dot.add(strategy, instruction, "batch_matmul_dot.cpu", 16 if outpaces(target, "bfloat16") else 9)
     if constant and inputs[0].dtype == out_type.dtype == "float32" and "cblas" in target.libs:
         # Few rows do not pay for packing y.
         few = attrs.transpose_b and int(out_type.shape[1]) < 8

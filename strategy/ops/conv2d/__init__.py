@@ -23,10 +23,13 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from strategy.condition import SpecializedCondition
+from strategy.cpu import widened
+from strategy.cpu.dot import outpaces
+from strategy.cpu.tile import accumulator
 from strategy.generic_func import GenericFunc, get_native_generic_func
 from strategy.layout import block_of
 from strategy.op import register_strategy
-from strategy.op_strategy import OpStrategy
+from strategy.op_strategy import OpImplementation, OpStrategy
 from strategy.ops.conv2d import (
     blocked,
     depthwise,
@@ -52,7 +55,7 @@ from strategy.types import TensorType
 
 __all__ = ["Conv2DAttrs", "conv2d", "conv2d_strategy", "gradient"]
 
-_NARROW = ("bfloat16", "int8", "uint8")
+_NARROW = ("bfloat16", "float16", "int8", "uint8")
 _LONG = 128  # terms of a sum from which a spatial pack is chosen untuned over copied columns
 
 conv2d_strategy: GenericFunc = get_native_generic_func("conv2d_strategy")
@@ -68,7 +71,8 @@ def conv2d_strategy_cpu(
     if inputs[0].dtype in _NARROW or floats:
         depthwise_nhwc.add(strategy, attrs, inputs, "depthwise_conv2d_nhwc.cpu", 15)
     if inputs[0].dtype in _NARROW:
-        dot_nhwc.add(strategy, attrs, inputs, "conv2d_nhwc_dot.cpu", 14, target)
+        level = 14 if outpaces(target, inputs[0].dtype) else 9
+        dot_nhwc.add(strategy, attrs, inputs, "conv2d_nhwc_dot.cpu", level, target)
     if block_of(attrs.result_layout) == 1 or attrs.data_layout == "NHWC" or not floats:
         return strategy
     data, weight = plain_inputs(attrs, inputs)
@@ -103,22 +107,31 @@ def _in_any_layout(
     # Tiles are counted when the code is made: what they divide must be known then.
     if data.dtype in _NARROW:
         if not depthwise.is_depthwise(attrs, inputs):
-            dot.add(strategy, attrs, inputs, "conv2d_nchw_dot.cpu", 14, target)
+            level = 14 if outpaces(target, data.dtype) else 9
+            dot.add(strategy, attrs, inputs, "conv2d_nchw_dot.cpu", level, target)
         else:
             depthwise.add(strategy, attrs, inputs, "depthwise_conv2d_nchw.cpu")
     known = all(d.is_constant for d in (data.shape[1], *weight.shape))
-    if not known or data.dtype not in ("float32", "float64") or out_type.dtype != data.dtype:
-        return strategy
-    if not all(d.is_constant for d in data.shape[2:]):
-        if not depthwise.is_depthwise(attrs, inputs):
-            _add_spatial_pack(strategy)
+    narrow = widened.takes(inputs, out_type)
+    if not known or not (narrow or data.dtype == out_type.dtype in ("float32", "float64")):
         return strategy
     if depthwise.is_depthwise(attrs, inputs):
-        depthwise.add(strategy, attrs, inputs, "depthwise_conv2d_nchw.cpu")
+        if data.dtype not in _NARROW and all(d.is_constant for d in data.shape[2:]):
+            depthwise.add(strategy, attrs, inputs, "depthwise_conv2d_nchw.cpu")
+        return strategy
+    found = OpStrategy()
+    if all(d.is_constant for d in data.shape[2:]):
+        lanes = lanes_of(target, accumulator(data.dtype))
+        _add_products(found, attrs, data, weight, in_place=int(out_type.shape[3]) % lanes == 0)
     else:
-        lanes = lanes_of(target, data.dtype)
-        _add_products(strategy, attrs, data, weight, in_place=int(out_type.shape[3]) % lanes == 0)
-    return strategy
+        _add_spatial_pack(found)
+    return strategy.joined(found.changed(_widened) if narrow else found)
+
+
+def _widened(found: OpImplementation) -> OpImplementation:
+    # A spatial pack broadcasts each number of the image as often as there are panels and places in a window.
+    copied = found.name == "conv2d_nchw_spatial_pack.cpu"
+    return widened.widen(found, lambda attrs: copied and not any(attrs.padding))
 
 
 def _add_products(

@@ -15,6 +15,7 @@ from strategy.condition import ceildiv, maximum
 from strategy.cpu.tile import (
     ROWS,
     VECTORS,
+    accumulator,
     accumulators,
     best_tile_of,
     largest_divisor,
@@ -200,7 +201,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
 
 def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of rows of the image × channels in parallel; each makes its columns, or all are made before."""
-    lanes = lanes_of(target, str(outs.args[0].dtype))
+    lanes = lanes_of(target, accumulator(str(outs.args[0].dtype)))
     return schedule_columns(attrs, outs, config, lanes)[0]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from strategy.attrs import Attrs
 from strategy.cpu.tile import (
     ROWS,
+    accumulator,
     accumulators,
     best_tile_of,
     block_knob,
@@ -106,7 +107,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
 def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of channels × pixels in parallel; in each, one register tile after the other."""
     o_block, p_block = integer(config, "o_block"), integer(config, "p_block")
-    lanes = lanes_of(target, str(outs.args[0].dtype))
+    lanes = lanes_of(target, accumulator(str(outs.args[0].dtype)))
     sch, stages, *_ = schedule_product(outs, config, attrs.groups, o_block, p_block, lanes)
     if "padded" in stages:
         schedule_padding(sch, stages["padded"], lanes)

@@ -168,7 +168,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     any_size, out_w = not all(isinstance(extent, tirx.IntImm) for extent in image), image[1] // outs.phases[1]
     sch, output = split_groups(outs, attrs.groups, lambda h, w: (h, w) if any_size else (h * out_w + w,), layout)
     stages = find_stages(sch)
-    lanes = lanes_of(target, str(outs.args[0].dtype))
+    lanes = lanes_of(target, accumulator(str(outs.args[0].dtype)))
     if "padded" in stages:
         if layout != DATA:
             _put_channels_last(sch, stages["padded"])
@@ -200,7 +200,8 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     elif shuffles:
         panel, column = sch.split(sch.get_loops(turned)[-2], [None, lanes])
         sch.unroll(panel)
-        turn(sch, task, column, 5 if any_size else 4, integer(config, "rows"), lanes, str(outs.args[0].dtype))
+        dtype = accumulator(str(outs.args[0].dtype))
+        turn(sch, task, column, 5 if any_size else 4, integer(config, "rows"), lanes, dtype)
         *_, out_o, out_p = sch.get_loops(output)
         vectorize(sch, out_p, min(turned_width(integer(config, "rows"), lanes), lanes))
         sch.unroll(out_o)

@@ -15,6 +15,7 @@ from typing import Any
 from strategy.attrs import Attrs
 from strategy.cpu.tile import (
     ROWS,
+    accumulator,
     accumulators,
     best_tile_of,
     block_knob,
@@ -237,7 +238,7 @@ def schedule(
     sch = new_schedule(outs)
     stages = find_stages(sch)
     output = join_epilogue(sch)
-    full = lanes_of(target, str(outs.args[0].dtype))
+    full = lanes_of(target, accumulator(str(outs.args[0].dtype)))
     if "padded" in stages:
         schedule_padding(sch, stages["padded"], full)
     if "weight_transform" in stages:

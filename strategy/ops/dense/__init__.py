@@ -7,6 +7,7 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.condition import SpecializedCondition
+from strategy.cpu.dot import outpaces
 from strategy.expr import Call, Expr, call
 from strategy.generic_func import override_native_generic_func
 from strategy.op import (
@@ -118,7 +119,7 @@ def dense_strategy(
             gemv.compute, gemv.schedule, "dense_gemv.cpu", 12, space=gemv.space, prepare=gemv.prepare
         )
     if (instruction := dot.dot_of(inputs, target)) is not None:
-        dot.add(strategy, instruction, "dense_dot.cpu", 14)
+        dot.add(strategy, instruction, "dense_dot.cpu", 14 if outpaces(target, inputs[0].dtype) else 9)
     if "cblas" in target.libs and inputs[0].dtype == out_type.dtype == "float32":
         strategy.add_implementation(
             cblas.compute, cblas.schedule, "dense_cblas.cpu", 15, library="cblas"

@@ -1,0 +1,75 @@
+"""Implementations of float32 for bfloat16 and float16: inputs are widened as they are read, sums are rounded once.
+
+What an implementation pads, packs or copies is widened there. No processor needs instructions for narrow floats for
+that, and those of some are slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from strategy.cpu.tile import accumulator
+from strategy.op_strategy import OpImplementation
+from strategy.schedule import stage
+from strategy.target import Target
+from strategy.types import TensorType
+
+NARROW = ("bfloat16", "float16")
+
+
+def takes(inputs: Sequence[TensorType], out_type: TensorType) -> bool:
+    """Return whether `widen` serves these types: inputs of one narrow dtype, and a result of it or of float32."""
+    (dtype, *more) = {t.dtype for t in inputs}
+    return not more and dtype in NARROW and out_type.dtype in (dtype, "float32")
+
+
+def widen(found: OpImplementation, copied: Callable[[Any], bool] = lambda attrs: False) -> OpImplementation:
+    """The implementation with a space, for narrow inputs, by its functions for those of their sums.
+
+    Args:
+        copied: True, by the attributes, if it reads its first input many times where it lies: that is widened into a
+            copy, the stage `padded`.
+    """
+    space, prepare = found.space, found.prepare
+
+    def wide_space(attrs: Any, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> Any:
+        assert space is not None
+        return space(attrs, [_wide_type(t) for t in inputs], _wide_type(out_type), target)
+
+    def wide_prepare(attrs: Any, inputs: Sequence[TensorType], *config: Any) -> dict[int, Callable[[Any], Any]]:
+        assert prepare is not None
+        packs = prepare(attrs, [_wide_type(t) for t in inputs], *config)
+        return {index: partial(_pack_wide, pack) for index, pack in packs.items()}
+
+    def compute(attrs: Any, inputs: Sequence[Any], out_type: TensorType, *config: Any) -> list[Any]:
+        from tvm import te
+
+        first, *more = inputs
+        wide = [_wide(first, "padded" if copied(attrs) else None), *map(_wide, more)]
+        (out,) = found.compute(attrs, wide, _wide_type(out_type), *config)
+        return [te.compute(out.shape, lambda *i: out(*i).astype(out_type.dtype), name="rounded")]
+
+    return replace(found, compute=compute, space=space and wide_space, prepare=prepare and wide_prepare)
+
+
+def _pack_wide(pack: Callable[[Any], Any], tensor: Any) -> Any:
+    return pack(_wide(tensor))
+
+
+def _wide_type(of: TensorType) -> TensorType:
+    return TensorType(of.shape, accumulator(of.dtype))
+
+
+def _wide(tensor: Any, mark: str | None = None) -> Any:
+    """The TE tensor in the dtype of its sums: a stage of its own with a mark, else inlined."""
+    from tvm import te
+
+    dtype = accumulator(str(tensor.dtype))
+    if dtype == str(tensor.dtype):
+        return tensor
+    return te.compute(
+        tensor.shape, lambda *i: tensor(*i).astype(dtype), name=mark or "widened", attrs=stage(mark) if mark else None
+    )
