@@ -83,12 +83,11 @@ def _masked(loop: Any, analyzer: Any) -> Any:
         body = body.then_case
     if not isinstance(body, tirx.BufferStore):
         return loop
-    # Floats need no care: see `_NOT_CONSTANT`.
-    hidden = not str(body.buffer.dtype).startswith("float")
-    lanes = _Lanes(loop.loop_var, int(loop.extent), analyzer, hidden=hidden)
+    lanes = _Lanes(loop.loop_var, int(loop.extent), analyzer)
+    hidden = not str(body.buffer.dtype).startswith("float")  # see `_NOT_CONSTANT`
     scalar = [c for c in conditions if not lanes.varies(c)]
     try:
-        bounds = [lanes.mask(c) for c in conditions if lanes.varies(c)]
+        bounds = [lanes.mask(c, hidden=hidden) for c in conditions if lanes.varies(c)]
         if not bounds and not _has_bounded_value(body.value, lanes) and not _has_gap(body.value, lanes):
             return loop
         with ExitStack() as known:
@@ -167,8 +166,7 @@ def _is_if_then_else(call: Any) -> bool:
 class _Lanes:
     """A vector loop's variable, with the vector forms of expressions over it."""
 
-    def __init__(self, variable: Any, count: int, analyzer: Any, *, hidden: bool) -> None:
-        self.hidden = hidden  # masks of a constant lane, from LLVM
+    def __init__(self, variable: Any, count: int, analyzer: Any) -> None:
         self.variable = variable
         self.count = count
         self.analyzer = analyzer
@@ -214,8 +212,12 @@ class _Lanes:
             index, [(tirx.Var, lambda v: number if v.same_as(self.variable) else v)]
         )
 
-    def mask(self, condition: Any) -> Any:
-        """The lanes that satisfy a bound on an index: `a + lane < b`, or with ≤, > or ≥."""
+    def mask(self, condition: Any, *, hidden: bool = False) -> Any:
+        """The lanes that satisfy a bound on an index: `a + lane < b`, or with ≤, > or ≥.
+
+        Args:
+            hidden: LLVM must not find that the mask is a constant with one lane.
+        """
         from tvm import tirx
 
         kind, index, bound = type(condition), getattr(condition, "a", None), getattr(condition, "b", None)
@@ -230,9 +232,9 @@ class _Lanes:
         if kind in (tirx.LE, tirx.GT):
             first = first + 1
         # Comparing lanes instead of indices needs only 32 bits.
-        several = kind in (tirx.LT, tirx.LE) and self._are_several(first)
+        hidden = hidden and not (kind in (tirx.LT, tirx.LE) and self._are_several(first))
         first = tirx.min(first, self.count)
-        if self.hidden and not several:
+        if hidden:
             first = tirx.call_pure_extern("int32", _SAME, first.astype("int32"))
         ramp = tirx.Ramp(tirx.const(0, "int32"), 1, self.count)
         if kind in (tirx.LT, tirx.LE):
@@ -242,7 +244,7 @@ class _Lanes:
     def _are_several(self, left: Any) -> bool:
         """True if `left` lanes, where they are fewer than a vector, are never one."""
         known = self.analyzer.modular_set(left)
-        return known.coeff % self.count == 0 and known.base % self.count != 1
+        return int(known.coeff) % self.count == 0 and int(known.base) % self.count != 1
 
     def store(self, store: Any, bounds: list[Any]) -> Any:
         from tvm import tirx

@@ -30,7 +30,7 @@ CASES = [
     (make(3, 7, 9, 20, by=1), ALL),
     (make(3, 7, 9, 20, ta=True, tb=False, bx=1, dtype="float64"), {GENERAL, PACK}),
     (make(2, 3, 5, 4, tb=False, dtype="int32"), {GENERAL}),
-    (make(4, 12, 9, 76, dtype="float16"), {GENERAL}),
+    (make(4, 12, 9, 76, dtype="float16"), {GENERAL, PACK}),
     (make(1, 1, 1, 1), ALL),
     (make(1, 33, 47, 16, constants=["y"]), ALL),
     (make(3, 1, 70, 31), ALL),
