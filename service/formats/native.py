@@ -33,7 +33,9 @@ from strategy.space import ConfigSpace
 VERSION = 1
 MAX_LINE = 1 << 26  # of an attachment, as a module with constants may be long
 MAX_RECORD = 1 << 21  # of any other line: the largest record of any format
-MAX_CACHED = 20_000  # distinct tasks, and as many devices, environments and policies
+MAX_CACHED = 20_000  # distinct tasks, devices, environments and policies
+KEPT = 2_000  # of them, from one log to the next
+KEPT_BYTES = 1 << 21
 
 class _Own(msgspec.Struct):
     """Fields of plevel's own records."""
@@ -110,12 +112,40 @@ def read(source: Source) -> Iterator[Item]:
     return source.read_lines(_Reader().read, MAX_LINE)
 
 
+class Decoded:
+    """Parts shared by many records, decoded once for equal bytes: by kind and bytes."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[Any, bytes], Any] = {}
+        self._bytes = 0
+        self.get = self._values.get
+
+    def put(self, key: tuple[Any, bytes], value: Any) -> None:
+        if len(self._values) >= MAX_CACHED:
+            self.clear()
+        self._values[key] = value
+        self._bytes += len(key[1])
+
+    def trim(self) -> None:
+        """Clear it between two logs, unless it is small."""
+        if len(self._values) > KEPT or self._bytes > KEPT_BYTES:
+            self.clear()
+
+    def clear(self) -> None:
+        self._values.clear()
+        self._bytes = 0
+
+
+_decoded = Decoded()  # of all logs: most small ones have the tasks of the last ones
+
+
 class _Reader:
     """Reads lines; parts shared by many records are decoded once for equal bytes."""
 
     def __init__(self) -> None:
         self._readable = True
-        self._known: dict[tuple[Any, bytes], Any] = {}
+        self._known = _decoded
+        self._known.trim()
         self._modules: dict[str, str] = {}  # keys by structural hash, for files of earlier releases
 
     def read(self, line: bytes) -> Item | None:
@@ -148,7 +178,7 @@ class _Reader:
         if len(self._modules) >= MAX_CACHED:
             self._modules.clear()
         self._modules[given.key] = made.key
-        self._known.clear()  # later tasks may refer to this module
+        self._known = Decoded()  # later tasks may refer to this module, which other logs lack
         return made
 
     def _task(self, task: Task) -> Task:
@@ -168,9 +198,7 @@ class _Reader:
             found = decode(key[1], kind)
             if isinstance(found, Task):
                 found = self._task(found)
-            if len(self._known) >= MAX_CACHED:
-                self._known.clear()
-            self._known[key] = found
+            self._known.put(key, found)
         made: T = found
         return made
 

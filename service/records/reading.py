@@ -177,6 +177,7 @@ class _Child:
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         self._come = bytearray()
+        self._shared: list[Any] = []  # values that records of this log and later ones refer to, by number
         self._ready = False
         self._silence_s = STALL_S
         self._poll = select.poll()
@@ -218,7 +219,7 @@ class _Child:
 
     def items(self, stream: Stream = _NOTHING) -> Iterator[Item]:
         """The items of the next log, whose further parts are in `stream`."""
-        shared: list[Any] = []
+        shared = self._shared
         while True:
             for reply in _replies.decode(self._receive()):
                 if isinstance(reply, wire.Row):

@@ -26,17 +26,25 @@ MEMORY = 2 << 30
 TOGETHER = 500  # items in one message
 AHEAD = 2  # parts of a log requested before they are needed
 MAX_SHARED = 20_000
+KEPT = 2_000  # shared values from one log to the next
+KEPT_BYTES = 1 << 21
 _begins = msgspec.msgpack.Decoder(wire.Begin)
 
 
 class Answers:
-    """Writer of items to the service."""
+    """Writer of items to the service, of one log after the other: shared values are told once for all of them."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._held: list[wire.Reply] = []
         # By id(): shared values are one object, kept alive so that its id is not reused.
         self._numbers: dict[int, tuple[int, object]] = {}
+        self._bytes = 0
+
+    def begin(self) -> None:
+        """Begin a log."""
+        if len(self._numbers) > KEPT or self._bytes > KEPT_BYTES:
+            self._forget()
 
     def add(self, item: Item) -> None:
         if isinstance(item, Attachment):
@@ -45,8 +53,7 @@ class Answers:
             self._held.append(wire.Aside(item.line, item.reason, item.detail, item.text))
         else:
             if len(self._numbers) > MAX_SHARED:
-                self._numbers.clear()
-                self._held.append(wire.Forget())
+                self._forget()
             values = dict(zip(wire.FIELDS, msgspec.structs.astuple(item), strict=True))
             for name in wire.KINDS:
                 values[name] = self._number(name, values[name])
@@ -60,8 +67,15 @@ class Answers:
         known = self._numbers.get(id(value))
         if known is None:
             known = self._numbers[id(value)] = len(self._numbers), value
-            self._held.append(wire.Shared(what, encode(value)))
+            text = encode(value)
+            self._bytes += len(text)
+            self._held.append(wire.Shared(what, text))
         return known[0]
+
+    def _forget(self) -> None:
+        self._numbers.clear()
+        self._bytes = 0
+        self._held.append(wire.Forget())
 
     def flush(self, *last: wire.Reply) -> None:
         _write(self._stream, wire.pack([*self._held, *last]))
@@ -128,10 +142,11 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Read one log after the other until the pipe is closed."""
     signal.signal(signal.SIGVTALRM, _give_up)
     begin = partial(signal.setitimer, signal.ITIMER_VIRTUAL, LINE_S, LINE_S)
+    out = Answers(answers)
     while True:
         log = _begins.decode(_read(requests))
         order = decode(log.order, wire.Order)
-        out = Answers(answers)
+        out.begin()
         parts = _Parts(log, requests, out, begin)
         end = wire.End()
         try:

@@ -33,7 +33,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Shared(Reply, frozen=True, tag="shared"):
-    """A value shared by many records, which refer to it by its number from 0."""
+    """A value shared by many records, also of later logs, which refer to it by its number from 0."""
 
     what: Literal["task", "device", "policy", "environment"]
     text: bytes

@@ -125,6 +125,41 @@ def test_numbers_begin_anew(readers: Readers, monkeypatch: pytest.MonkeyPatch) -
     assert len(shared) < 60
 
 
+def test_what_many_logs_share_is_told_once(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = [rich(3), rich(5), LOG, rich(4)]
+    assert [drained(readers, log) for log in logs[:2]] == [here(log) for log in logs[:2]]
+    (child,) = readers._all
+    told = list(child._shared)
+    together = readers.read_each([(log, Order()) for log in logs], HANG_S)
+    assert together == [here(log) for log in logs]
+    assert child._shared[: len(told)] == told
+    assert child._shared.count(told[0]) == 1
+
+
+def test_few_values_are_kept_for_the_next_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = reading_child.Answers(io.BytesIO())
+    for item in here(rich(20)):
+        answers.add(item)
+    answers.begin()
+    assert len(answers._numbers) > 3
+    monkeypatch.setattr(reading_child, "KEPT", 3)
+    answers.begin()
+    assert not answers._numbers
+    answers.add(here(rich(1))[0])
+    monkeypatch.setattr(reading_child, "KEPT_BYTES", 10)
+    answers.begin()
+    assert not answers._numbers
+    assert [type(a) for a in answers._held].count(reading_message.Forget) == 2
+
+    decoded = native.Decoded()
+    decoded.put((Task, b"abc"), 1)
+    decoded.trim()
+    assert decoded.get((Task, b"abc")) == 1
+    monkeypatch.setattr(native, "KEPT_BYTES", 2)
+    decoded.trim()
+    assert decoded.get((Task, b"abc")) is None
+
+
 def test_a_process_that_is_silent_costs_its_import_only(
     readers: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

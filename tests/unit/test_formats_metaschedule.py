@@ -54,6 +54,19 @@ def test_the_pair_comes_back_byte_for_byte() -> None:
     assert written(back) == (WORKLOADS, RECORDS)
 
 
+def test_a_file_of_an_earlier_release_does_not_lend_its_module_to_the_next() -> None:
+    """Its records have only the structural hash, of a module that precedes them."""
+    items = read(WORKLOADS + LINES[0])
+    header, _, record = b"".join(native.write(items)).splitlines(keepends=True)
+    key = hashlib.sha256(WORKLOADS.rstrip(b"\n")).hexdigest()
+    record = record.replace(b',"module":"%s"' % key.encode(), b"")
+    module = native._encode(Attachment(what="module", key=HASH, text=json.dumps(MODULE))) + b"\n"
+    for lines in ([header, record], [header, module, record], [header, record]):
+        *rest, last = native.read(Source(io.BytesIO(b"".join(lines))))
+        attrs = last.task.workload.attrs
+        assert (attrs["structural_hash"], attrs.get("module")) == (HASH, rest[0].key if rest else None)
+
+
 def test_what_a_record_says() -> None:
     module, first, *_, failed = read(WORKLOADS + RECORDS)
     key = hashlib.sha256(WORKLOADS.rstrip(b"\n")).hexdigest()
