@@ -28,6 +28,7 @@ from service.api import (
     transfer,
     worker,
 )
+from service.api.direct import DirectRoutes
 from service.api.guard import Guard
 from service.api.query import check_query
 from service.api.wire import install_schema
@@ -102,6 +103,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         health,
     ):
         app.include_router(part.router)
+    app.router.routes.insert(0, DirectRoutes([selection.router, transfer.router, lease.router]))
     problem.install(app)
     site.install(app)
     install_schema(app)

@@ -25,6 +25,7 @@ from plevel.cli.main import main
 from plevel.client import Client, ServiceError
 from service.access import audit, auth, token
 from service.access.auth import Actor, Authority, is_loopback
+from service.api.direct import DirectRoutes
 from service.api.guard import needed
 from service.app import create_app
 from service.errors import ForbiddenError, InvalidError, NotFoundError, TooManyError
@@ -54,6 +55,8 @@ def routes() -> list[tuple[str, str]]:
 
 def _flat(listed: Any) -> Iterator[Any]:
     for route in listed:
+        if isinstance(route, DirectRoutes):  # of the same paths
+            continue
         inner = getattr(route, "original_router", None)
         yield from [route] if inner is None else _flat(inner.routes)
 
