@@ -24,6 +24,8 @@ import itertools
 import json
 import os
 import random
+import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -31,7 +33,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -158,18 +159,39 @@ def question(i: int) -> dict[str, Any]:
     return {"workload": to_json(workload(i)), "target": TARGET.to_json(), "foreign": True}
 
 
-def connect(url: str) -> HTTPConnection:
-    connection = HTTPConnection(urlsplit(url).netloc, timeout=600.0)
-    connection.connect()
+def connect(url: str) -> socket.socket:
+    given = urlsplit(url)
+    connection = socket.create_connection((given.hostname, given.port), timeout=600.0)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
-def post(connection: HTTPConnection, path: str, body: bytes) -> None:
-    connection.request("POST", path, body)
-    response = connection.getresponse()
-    answer = response.read()
-    if response.status >= 300:
-        raise SystemExit(f"POST {path}: {response.status}: {answer[:500].decode()}")
+def post(connection: socket.socket, path: str, body: bytes) -> None:
+    """Send a request, and read its answer by its length: `http.client` took a fifth of the time of a small one."""
+    connection.sendall(
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    )
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += _receive(connection)
+    head, _, begin = answer.partition(b"\r\n\r\n")
+    parts = [begin]
+    length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+    assert length is not None, head
+    left = int(length[1]) - len(begin)
+    while left > 0:
+        parts.append(_receive(connection))
+        left -= len(parts[-1])
+    status = int(head.split(b" ", 2)[1])
+    if status >= 300:
+        raise SystemExit(f"POST {path}: {status}: {b''.join(parts)[:500].decode()}")
+
+
+def _receive(connection: socket.socket) -> bytes:
+    part = connection.recv(1 << 16)
+    if not part:
+        raise SystemExit("the service closed a connection")
+    return part
 
 
 def single_rate(url: str, tasks: int, seconds: float) -> float:
