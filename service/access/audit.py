@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import orjson
 import sqlalchemy as sa
 
 from service.access.auth import Actor
-from service.store.sql import now
+from service.store.sql import put_rows
 from service.store.tables import TokenScope, audit
 
 
@@ -31,7 +32,7 @@ def user() -> Actor:
     return Actor(f"user {name}", frozenset(TokenScope))
 
 
-_NOTE = sa.insert(audit).values(at=now())
+_COLUMNS = tuple(audit.c["actor", "token_id", "action", "detail"])
 
 
 def note(connection: sa.Connection, actor: Actor, action: str, **detail: Any) -> None:
@@ -43,11 +44,8 @@ def note_all(
     connection: sa.Connection, action: str, notes: Sequence[tuple[Actor, Mapping[str, Any]]]
 ) -> None:
     """Append several entries of one action, each an actor and a detail."""
-    rows = [
-        {"actor": a.name[:200], "token_id": a.token_id, "action": action, "detail": detail}
-        for a, detail in notes
-    ]
-    connection.execute(_NOTE, rows)
+    rows = [(a.name[:200], a.token_id, action, orjson.dumps(detail).decode()) for a, detail in notes]
+    put_rows(connection, _COLUMNS, rows, None, clock=audit.c.at)
 
 
 def page(connection: sa.Connection, limit: int) -> Sequence[AuditEntry]:

@@ -22,6 +22,9 @@ COLUMNS = tuple(
 )  # fmt: skip
 
 
+Row = tuple[ImportedRecord, tuple[Any, ...]]  # a record, with the first columns of its row
+
+
 class Batch:
     """Records for one namespace and one transaction.
 
@@ -35,7 +38,7 @@ class Batch:
 
     def __init__(self, namespace: str = DEFAULT) -> None:
         self.namespace = check(namespace)
-        self.rows: dict[bytes, tuple[ImportedRecord, tuple[Any, ...]]] = {}
+        self.rows: dict[bytes, Row] = {}
         self.count = 0
         self.attachments: list[Attachment] = []
         self.bytes = 0

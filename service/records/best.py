@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from service.store import catalogue
-from service.store.sql import among, given_table, put_rows, values_of
+from service.store.sql import Ask, among, given_table, one_trip, put_rows, values_of
 from service.store.tables import (
     Scope,
     advice,
@@ -97,9 +97,14 @@ def lock(connection: sa.Connection, tasks: Iterable[int]) -> None:
 
     No-op on SQLite, which has one writer.
     """
-    if connection.dialect.name == "sqlite":
-        return
-    connection.execute(_LOCK, {"ids": sorted(tasks)})
+    with one_trip(connection, joined=False) as ask:
+        ask_lock(connection, ask, tasks)
+
+
+def ask_lock(connection: sa.Connection, ask: Ask, tasks: Iterable[int]) -> None:
+    """As `lock`, in a round trip with others."""
+    if connection.dialect.name != "sqlite":
+        ask(_LOCK, {"ids": sorted(tasks)})
 
 
 def refresh(connection: sa.Connection, changed: Iterable[Change]) -> None:
@@ -108,10 +113,17 @@ def refresh(connection: sa.Connection, changed: Iterable[Change]) -> None:
     The number of statements does not depend on the number of records, except for places whose best has
     become worse. The caller holds the tasks' locks.
     """
-    changes = _places(connection, changed)
+    changes = places_of(connection, changed)
     if not changes:
         return
-    current = _current(connection, changes)
+    with one_trip(connection, joined=False) as ask:
+        standing_now = ask_current(connection, ask, changes)
+    settle(connection, changes, standing_now)
+
+
+def settle(connection: sa.Connection, changes: Mapping[Place, list[Change]], rows: Iterable[Any]) -> None:
+    """As `refresh`, of places whose current rows (`ask_current`) have come."""
+    current = {(row.task_id, Scope(row.scope), row.scope_value): row for row in rows}
     places = {
         place: digests
         for place, found in changes.items()
@@ -173,7 +185,7 @@ def _samples(connection: sa.Connection, ids: set[int]) -> dict[int, list[float]]
     return {row.id: row.samples_s for row in rows}
 
 
-def _places(connection: sa.Connection, changed: Iterable[Change]) -> dict[Place, list[Change]]:
+def places_of(connection: sa.Connection, changed: Iterable[Change]) -> dict[Place, list[Change]]:
     """The rows that may change, each with the records that may change it."""
     changed = list(changed)
     ids = {c.device_id for c in changed if c.device_id is not None}
@@ -209,11 +221,9 @@ def _contenders(changes: Iterable[Change], old: Any) -> set[str]:
     }  # fmt: skip
 
 
-def _current(connection: sa.Connection, places: Mapping[Place, Any]) -> dict[Place, Any]:
-    rows = connection.execute(
-        _standing_now(connection.dialect.name), {"rows": values_of(sorted(places))}
-    )
-    return {(row.task_id, Scope(row.scope), row.scope_value): row for row in rows}
+def ask_current(connection: sa.Connection, ask: Ask, places: Iterable[Place]) -> list[Any]:
+    """The rows of places, as they are."""
+    return ask(_standing_now(connection.dialect.name), {"rows": values_of(sorted(places))})
 
 
 @cache

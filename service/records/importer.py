@@ -7,7 +7,7 @@ Memory is bounded by a batch and the ids that are cached.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -15,11 +15,11 @@ import sqlalchemy as sa
 
 from service.formats import Attachment, Item, Rejected, Summary
 from service.records import best, tvm_history
-from service.records.batch import COLUMNS, Batch
+from service.records.batch import COLUMNS, Batch, Row
 from service.records.known_id import MAX_KNOWN, KnownIds
 from service.store.db import Store
 from service.store.namespace import DEFAULT, key_within
-from service.store.sql import add_rows, insert, put_rows
+from service.store.sql import COPIED, Ask, add_rows, insert, one_trip, put_rows
 from service.store.tables import advice, attachment, record
 
 BATCH = 4000  # records at most
@@ -114,16 +114,14 @@ class Importer:
     ) -> frozenset[bytes]:
         """Commit a batch in one transaction; return the identities of the new records.
 
-        `also` is called with them to write more in the same transaction.
+        `also` is called with them to insert more in the same transaction, by `put_rows`.
         """
         if not pending.rows and not pending.attachments and also is None:
             return frozenset()
         for attempt in range(TRIES):
             try:
                 with self._store.write() as connection:
-                    new = self._write(connection, pending)
-                    if also is not None:
-                        also(connection, new)
+                    new = self._write(connection, pending, also or _nothing)
                 break
             except BaseException as error:
                 self._ids.forget()  # those of rows that were rolled back
@@ -132,22 +130,12 @@ class Importer:
         self._ids.forget(MAX_KNOWN)
         return new
 
-    def _write(self, connection: sa.Connection, pending: Batch) -> frozenset[bytes]:
+    def _write(
+        self, connection: sa.Connection, pending: Batch, also: Callable[[sa.Connection, frozenset[bytes]], None]
+    ) -> frozenset[bytes]:
         _put_attachments(connection, pending.attachments, pending.namespace)
-        if not pending.rows:
-            return frozenset()
-        where, rows = pending.namespace, pending.rows
-        best.lock(
-            connection, self._ids.put_tasks(connection, [item for item, _ in rows.values()], where)
-        )
-        # The lock excludes other writers of these tasks, and an identity belongs to one task.
-        known = _known(connection, record, rows.keys())
-        if any(item.is_advice for item, _ in rows.values()):
-            known |= _known(connection, advice, rows.keys())
-        if known:
-            rows = {identity: row for identity, row in rows.items() if identity not in known}
-        if not rows:
-            return frozenset()
+        where, rows = pending.namespace, self._fresh(connection, pending)
+        new = frozenset(rows)
         whole, advised = [], []
         for item, own in rows.values():
             row = (*own, *self._ids.put_places(connection, item, where))
@@ -155,15 +143,43 @@ class Importer:
                 advised.append(_advised(row))
             else:
                 whole.append(row)
-        if advised:
-            put_rows(
-                connection, _ADVICE, advised, "(identity) DO NOTHING", clock=advice.c.recorded_at
-            )
+        places = best.places_of(connection, [best.Change(*_changed(row)) for row in whole])
+        fastest = tvm_history.fastest_of([_attempt(row) for row in whole if row[_MEAN] is not None])
+        current: list[Any] = []
+        lowest: list[Any] = []
+        with one_trip(connection, joined=len(whole) < COPIED) as ask:
+            if advised:
+                put_rows(
+                    connection, _ADVICE, advised, "(identity) DO NOTHING", clock=advice.c.recorded_at
+                )
+            if whole:
+                add_rows(connection, COLUMNS, whole, record.c.recorded_at)
+                current = best.ask_current(connection, ask, places)
+                lowest = tvm_history.ask_known(connection, ask, fastest)
+            also(connection, new)
         if whole:
-            add_rows(connection, COLUMNS, whole, record.c.recorded_at)
-            best.refresh(connection, [best.Change(*_changed(row)) for row in whole])
-            tvm_history.lower(connection, [_attempt(row) for row in whole if row[_MEAN] is not None])
-        return frozenset(rows)
+            best.settle(connection, places, current)
+            tvm_history.settle(connection, fastest, lowest)
+        return new
+
+    def _fresh(self, connection: sa.Connection, pending: Batch) -> Mapping[bytes, Row]:
+        """The rows that are not in the database yet; their tasks are locked."""
+        rows = pending.rows
+        if not rows:
+            return rows
+        tasks = self._ids.put_tasks(connection, [item for item, _ in rows.values()], pending.namespace)
+        # The lock excludes other writers of these tasks, and an identity belongs to one task.
+        with one_trip(connection) as ask:
+            best.ask_lock(connection, ask, tasks)
+            known = [_ask_known(connection, ask, record, rows.keys())]
+            if any(item.is_advice for item, _ in rows.values()):
+                known.append(_ask_known(connection, ask, advice, rows.keys()))
+        found = {bytes(row[0]) for table in known for row in table}
+        return {identity: row for identity, row in rows.items() if identity not in found} if found else rows
+
+
+def _nothing(_connection: sa.Connection, _new: frozenset[bytes]) -> None:
+    """Insert nothing more."""
 
 
 def _state(error: BaseException) -> str | None:
@@ -179,16 +195,19 @@ def _put_attachments(connection: sa.Connection, given: Sequence[Attachment], whe
         connection.execute(insert(connection, attachment).on_conflict_do_nothing(), values)
 
 
-def _known(
-    connection: sa.Connection, table: sa.Table, identities: Collection[bytes]
-) -> frozenset[bytes]:
-    """The identities that exist already."""
-    query = f"SELECT identity FROM {table.name} WHERE identity"  # noqa: S608
+def _ask_known(
+    connection: sa.Connection, ask: Ask, table: sa.Table, identities: Collection[bytes]
+) -> Sequence[Any]:
+    """The rows of identities that exist already."""
     if connection.dialect.name == "sqlite":
-        query += f" IN ({', '.join('?' * len(identities))})"
-        given: tuple[Any, ...] = tuple(identities)
-    else:  # one parameter, as a list is written value by value, ten times as slowly
-        query += " = ANY(CAST(%s AS BYTEA[]))"
-        listed = ",".join([rf"\\x{i.hex()}" for i in identities])
-        given = (f"{{{listed}}}",)
-    return frozenset(bytes(row[0]) for row in connection.exec_driver_sql(query, given))
+        query = f"SELECT identity FROM {table.name} WHERE identity IN ({', '.join('?' * len(identities))})"  # noqa: S608
+        return connection.exec_driver_sql(query, tuple(identities)).all()
+    # One parameter, as a list is written value by value, ten times as slowly.
+    listed = ",".join([rf"\\x{i.hex()}" for i in identities])
+    return ask(_IDENTITIES[table], {"listed": f"{{{listed}}}"})
+
+
+_IDENTITIES = {
+    table: sa.text(f"SELECT identity FROM {table.name} WHERE identity = ANY(CAST(:listed AS BYTEA[]))")  # noqa: S608
+    for table in (record, advice)
+}

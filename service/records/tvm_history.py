@@ -6,20 +6,21 @@ the transaction that stores them; purged records are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from service.records.best import standing, stood
-from service.store.sql import given_table, put_rows, values_of, values_table
+from service.store.sql import Ask, given_table, one_trip, put_rows, values_of, values_table
 from service.store.tables import device, history, record, target_variant, task, workload
 from strategy.select import History
 from strategy.space import Config
 
 # Task, variant, device, mean cost, digest of the configuration, and its key.
 Attempt = tuple[int, int, int | None, float, str, str]
+Fastest = Mapping[tuple[int, int, int | None], Attempt]  # of each task, variant and device
 
 _IDENTITY = ("task_id", "variant_id", "model")
 _NAMES = (*_IDENTITY, "mean_s", "config_digest", "config")
@@ -32,12 +33,27 @@ _REPLACED = (
 
 def lower(connection: sa.Connection, attempts: Iterable[Attempt]) -> None:
     """Update the rows by new successes. The caller holds the tasks' locks (`best.lock`)."""
+    fastest = fastest_of(attempts)
+    with one_trip(connection, joined=False) as ask:
+        read = ask_known(connection, ask, fastest)
+    settle(connection, fastest, read)
+
+
+def fastest_of(attempts: Iterable[Attempt]) -> Fastest:
     fastest: dict[tuple[int, int, int | None], Attempt] = {}
     for attempt in attempts:
         if attempt[3] < fastest.setdefault(attempt[:3], attempt)[3]:
             fastest[attempt[:3]] = attempt
-    # Few records are the fastest of their task, so reading the lowest is cheaper than rewriting all.
-    read = connection.execute(_known_of(connection.dialect.name), {"rows": values_of(fastest)})
+    return fastest
+
+
+def ask_known(connection: sa.Connection, ask: Ask, fastest: Fastest) -> list[Any]:
+    """The lowest of each so far. Few records are faster, so reading it is cheaper than rewriting all."""
+    return ask(_known_of(connection.dialect.name), {"rows": values_of(fastest)})
+
+
+def settle(connection: sa.Connection, fastest: Fastest, read: Iterable[Any]) -> None:
+    """As `lower`, of attempts for which the answer of `ask_known` has come."""
     known = {tuple(row[:3]): (row.model, row.mean_s) for row in read}
     lower: dict[tuple[int, int, str], Attempt] = {}
     for place, attempt in fastest.items():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-_COPIED = 100  # rows from which COPY, which is three round trips, takes less time
+COPIED = 100  # rows from which COPY, which is three round trips, takes less time
 _ROWS = 100  # per statement on SQLite: a tenth faster than single rows; more gain nothing
 
 
@@ -167,7 +168,7 @@ def add_rows(
     Raises:
         IntegrityError: one of them is there already.
     """
-    if connection.dialect.name == "sqlite" or len(rows) < _COPIED:
+    if connection.dialect.name == "sqlite" or len(rows) < COPIED:
         put_rows(connection, columns, rows, None, clock)
         return
     at = connection.scalar(sa.select(now().label("at")))
@@ -176,14 +177,69 @@ def add_rows(
     statement = f"COPY {columns[0].table.name} ({names}) FROM STDIN"
     driver = connection.connection.driver_connection
     assert driver is not None
+    with _errors_of(connection, statement), driver.cursor() as cursor, cursor.copy(statement) as copy:
+        copy.write(text)  # encoded as the connection is
+
+
+@contextlib.contextmanager
+def _errors_of(connection: sa.Connection, statement: str) -> Iterator[None]:
+    """Translate errors of the driver where SQLAlchemy is passed by, as it would."""
+    driver: Any = connection.connection.driver_connection
     errors = connection.dialect.loaded_dbapi.Error
     try:
-        with driver.cursor() as cursor, cursor.copy(statement) as copy:
-            copy.write(text)  # encoded as the connection is
-    except errors as error:  # SQLAlchemy has no COPY, so it does not translate its errors
+        yield
+    except errors as error:
         raise sa.exc.DBAPIError.instance(
             statement, None, error, errors, connection_invalidated=driver.closed, dialect=connection.dialect
         ) from error
+
+
+# Executes a query of texts and numbers; the list of its rows is complete at the end of the block.
+Ask = Callable[[sa.Select[Any] | sa.TextClause, Mapping[str, Any]], list[Any]]
+
+
+@contextlib.contextmanager
+def one_trip(connection: sa.Connection, *, joined: bool = True) -> Iterator[Ask]:
+    """Send the statements of a block to PostgreSQL together, in one round trip; it executes them in their order.
+
+    They are queries by the yielded function, and insertions by `put_rows` and `add_rows`. The latter raise their
+    errors at the end of the block at the latest.
+
+    Args:
+        connection: the transaction.
+        joined: false executes each at once, as on SQLite: for `COPIED` rows or more.
+    """
+    driver: Any = connection.connection.driver_connection
+    dialect = connection.dialect
+    if dialect.name == "sqlite" or not joined or not _can_join(dialect):
+        yield lambda statement, given: list(connection.execute(statement, given))
+        return
+    asked: list[tuple[Any, list[Any]]] = []
+
+    def ask(statement: sa.Select[Any] | sa.TextClause, given: Mapping[str, Any]) -> list[Any]:
+        compiled = _compiled(dialect, statement)
+        cursor = driver.cursor(row_factory=dialect.loaded_dbapi.rows.namedtuple_row)
+        cursor.execute(compiled.string, compiled.construct_params(dict(given)))
+        asked.append((cursor, []))
+        return asked[-1][1]
+
+    with _errors_of(connection, "several statements"):
+        with driver.pipeline():
+            yield ask
+        for cursor, rows in asked:
+            rows.extend(cursor.fetchall())
+            cursor.close()
+
+
+@cache
+def _can_join(dialect: sa.Dialect) -> bool:
+    """Return whether the client library can, which is older than the driver on some systems."""
+    return bool(dialect.loaded_dbapi.Pipeline.is_supported())
+
+
+@cache
+def _compiled(dialect: sa.Dialect, statement: sa.Select[Any] | sa.TextClause) -> Any:
+    return statement.compile(dialect=dialect)
 
 
 _ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})

@@ -265,28 +265,29 @@ def test_a_batch_that_fails_leaves_nothing_behind(
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(importer.best, "refresh", fail)
+        patch.setattr(importer.best, "settle", fail)
         with pytest.raises(OSError, match="no space"):
             import_items(store, [made(1)])
     assert (count(store), count(store, task)) == (0, 0)
     assert import_items(store, [made(1)]).new == 1
 
 
+@pytest.mark.parametrize("count_of", [15, 150], ids=["few", "many"])
 def test_a_batch_that_meets_a_row_of_another_transaction_is_stored_again(
-    postgres_copy: str, monkeypatch: pytest.MonkeyPatch
+    postgres_copy: str, monkeypatch: pytest.MonkeyPatch, count_of: int
 ) -> None:
     from service.records import importer
 
-    store, known, asked = Store(postgres_copy), importer._known, []
+    store, known, asked = Store(postgres_copy), importer._ask_known, []
 
-    def late(connection: sa.Connection, table: sa.Table, identities: Any) -> frozenset[bytes]:
+    def late(connection: sa.Connection, ask: Any, table: sa.Table, identities: Any) -> Any:
         asked.append(table)
-        return frozenset() if len(asked) == 1 else known(connection, table, identities)
+        return [] if len(asked) == 1 else known(connection, ask, table, identities)
 
-    rows = [made(i) for i in range(150)]
-    import_items(store, rows[:100])
-    monkeypatch.setattr(importer, "_known", late)
-    assert (import_items(store, rows).new, count(store), len(asked)) == (50, 150, 2)
+    rows = [made(i) for i in range(count_of)]
+    import_items(store, rows[:10])
+    monkeypatch.setattr(importer, "_ask_known", late)
+    assert (import_items(store, rows).new, count(store), len(asked)) == (count_of - 10, count_of, 2)
     store.close()
 
 

@@ -114,7 +114,7 @@ def test_many_records_at_once_are_copied_into_the_partition_that_takes_them(
     partition(admin, "record_2026_01")
     assert not copied
     many = records(1, 300)
-    assert len(many) > sql._COPIED
+    assert len(many) > sql.COPIED
     summary = import_items(store, many)
     assert (summary.new, summary.known) == (300, 0) and copied
     assert spread(store) == {"record_2026_01": 50, "record_open": 300}

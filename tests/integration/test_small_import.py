@@ -92,8 +92,8 @@ def test_nobody_pays_for_another_s_fault(store: Store, readers: Readers, monkeyp
     imports = SmallImports(store, readers)
     write = imports._importer._write
 
-    def refuse(connection: sa.Connection, pending: Any) -> frozenset[bytes]:
-        new = write(connection, pending)
+    def refuse(connection: sa.Connection, pending: Any, also: Any) -> frozenset[bytes]:
+        new = write(connection, pending, also)
         if any(item.phase is Phase.CONFIRM for item, _ in pending.rows.values()):
             raise DatabaseError("the database does not answer: gone")
         return new
