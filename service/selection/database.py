@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,15 +13,15 @@ from service.predict.ranker import ModelRanker
 from service.records import best, tvm_history
 from service.records.as_of import best_at
 from service.selection.statement import (
+    TARGET,
     advice_of_given,
     best_of_given,
     foreign_of_given,
     standing_advice_of_given,
 )
 from service.store.namespace import DEFAULT
-from service.store.sql import values_of
+from service.store.sql import one_trip, values_of
 from service.store.tables import Scope, advice, device, worker_device
-from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table
 from strategy.op_strategy import Candidate
 from strategy.record import Estimate, convert
@@ -68,10 +68,28 @@ class RecordDatabase:
         if workload.digest not in known:
             foreseen = workload.digest in self._together
             asked = self._together if foreseen else {workload.digest}
+            if self._as_of is None and what in _STATEMENTS:
+                self._read_together(what, asked)
+                return known[workload.digest]
             known.update((digest, []) for digest in asked)
             for digest, row in read(asked):
                 known[digest].append(row)
         return known[workload.digest]
+
+    def _read_together(self, what: str, digests: set[str]) -> None:
+        """Read one kind of rows; on PostgreSQL with those that a selection needs next, in one round trip."""
+        dialect = self.connection.dialect.name
+        kinds = [what]
+        if dialect != "sqlite":
+            kinds += [one for one in _NEXT if one != what and not digests <= self._known.get(one, {}).keys()]
+        given = {"rows": values_of((d,) for d in sorted(digests)), "namespace": self._namespace}
+        with one_trip(self.connection) as ask:
+            answers = [ask(_STATEMENTS[one](dialect), given) for one in kinds]
+        for one, rows in zip(kinds, answers, strict=True):
+            known = self._known.setdefault(one, {})
+            known.update((digest, []) for digest in digests)
+            for row in rows:
+                known[row.digest].append(row)
 
     def measured(self, workload: Workload, target: Target, device: str | None) -> list[Measured]:
         """The best of each implementation and version at each level.
@@ -115,11 +133,9 @@ class RecordDatabase:
         return list(found.values())
 
     def _read_advice(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
-        if self._as_of is not None:
-            stood_then = best.stood(self._as_of, advice)
-            rows = self._of(lambda dialect: advice_of_given(dialect).where(*stood_then), digests)
-        else:
-            rows = self._of(standing_advice_of_given, digests)
+        assert self._as_of is not None  # else `_read_together` has read it
+        stood_then = best.stood(self._as_of, advice)
+        rows = self._of(lambda dialect: advice_of_given(dialect).where(*stood_then), digests)
         return ((row.digest, row) for row in rows)
 
     def instances(
@@ -206,11 +222,7 @@ class RecordDatabase:
 
     def _target(self, target_id: int) -> tuple[str, frozenset[str]]:
         """Read the key of a target, and the keys of all its variants."""
-        row = self.connection.execute(
-            sa.select(target_table.c.key, target_table.c["keys"].label("all")).where(
-                target_table.c.id == target_id
-            )
-        ).one()
+        row = self.connection.execute(TARGET, {"target_id": target_id}).one()
         found = self._targets[target_id] = row.key, frozenset(row.all)
         return found
 
@@ -242,6 +254,13 @@ class RecordDatabase:
 
     def _read_foreign(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
         return ((row.digest, row) for row in self._of(foreign_of_given, digests))
+
+
+# What `_read` gets by them, and what follows a first query of them in any selection.
+_STATEMENTS: Mapping[str, Callable[[str], sa.Select[Any]]] = {
+    "best": best_of_given, "advice": standing_advice_of_given, "foreign": foreign_of_given,
+}  # fmt: skip
+_NEXT = ("best", "advice")
 
 
 def warm(connection: sa.Connection) -> None:

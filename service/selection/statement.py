@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from service.records.as_of import Best
 from service.records.best import standing
 from service.store.sql import given_table
-from service.store.tables import advice, best, device, task
+from service.store.tables import advice, best, device, target, task
 from service.store.tables import workload as workload_table
 
+TARGET = sa.select(target.c.key, target.c["keys"].label("all")).where(target.c.id == sa.bindparam("target_id"))
 _OF_NAMESPACE = task.c.namespace == sa.bindparam("namespace")
 
 

@@ -17,7 +17,7 @@ from service.records.retention import Doubtful, prune
 from service.selection import database as evidence
 from service.selection.database import RecordDatabase
 from service.store.db import Store
-from service.store.sql import now
+from service.store.sql import now, one_trip
 from service.store.tables import history as history_table
 from service.store.tables import purge, record
 from strategy.record import Device, ErrorKind, Phase, convert
@@ -119,6 +119,26 @@ def test_many_workloads_are_read_in_as_many_statements_as_one(store: Store) -> N
                 database.foreign(w, TARGET)
         counts.append(len(seen))
     assert counts[0] == counts[1]
+
+
+def test_a_selection_reads_in_one_trip(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On PostgreSQL; on SQLite, where a trip costs nothing, what is not needed is not read."""
+    import_items(store, [made(i, (1.0 + i,)) for i in range(3)])
+    asked = [WORKLOAD, *(wider(i) for i in range(20))]
+    trips: list[sa.Connection] = []
+    monkeypatch.setattr(evidence, "one_trip", lambda c: (trips.append(c), one_trip(c))[1])
+    for some in (asked[:1], asked):
+        trips.clear()
+        with store.read() as c:
+            database, later = RecordDatabase(c, some), RecordDatabase(c, some)
+            for w in some:
+                database.foreign(w, TARGET)
+                database.advised(w, TARGET, None)
+                assert database.measured(w, TARGET, None) == later.measured(w, TARGET, None)
+            assert len(trips) == (4 if store.is_sqlite else 2)
+            later.foreign(WORKLOAD, TARGET)
+            later.advised(WORKLOAD, TARGET, None)
+            assert len(trips) == (6 if store.is_sqlite else 3)
 
 
 def test_together_and_alone_are_the_same(store: Store) -> None:
