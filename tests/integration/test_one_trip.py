@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from service.errors import InvalidError
+from service.errors import DatabaseError, InvalidError
 from service.records.importer import import_items
 from service.records.reading import Readers
 from service.records.small_import import SmallImports
@@ -65,8 +65,18 @@ def test_another_error_is_not_replaced(store: Store) -> None:
     assert keys(store) == []
 
 
+def test_a_server_that_goes_away_costs_one_transaction(store: Store) -> None:
+    if store.is_sqlite:
+        return
+    gone = sa.text("SELECT pg_terminate_backend(pg_backend_pid())")
+    with pytest.raises(DatabaseError), store.write() as connection, one_trip(connection) as ask:
+        ask(gone, {})
+    put(store, [("space", "a", "")])
+    assert keys(store) == ["a"]
+
+
 def test_a_group_commit_takes_few_trips(store: Store) -> None:
-    """What SQLAlchemy executes is a trip each on PostgreSQL, but for the insertions, which share one."""
+    """SQLAlchemy executes only the insertions, which share a trip on PostgreSQL with two of the queries."""
     readers = Readers()
     imports = SmallImports(store, readers)
     together(imports, *(upload_of([made(i, session="first")]) for i in range(3)))
