@@ -210,7 +210,7 @@ class Client:
 
         A workload may be its text, a target one of TVM's. `foreign` adds imported implementations of
         other tools (`autotvm:…`); the policy `tvm` always does. If the service is away, the client's lock
-        answers, by plevel's rule.
+        answers, by plevel's rule, and the explanation names its entry.
 
         Raises:
             ServiceError: no implementation is valid for the workload on the target, or the request is malformed.

@@ -71,17 +71,26 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ]  # fmt: skip
 
     def selection(self, target: Target | None = None) -> Selection:
-        """The selection when the lock was written, without unmeasured rivals; for a like target, how it was timed."""
+        """The selection when the lock was written, without unmeasured rivals.
+
+        For a like target that was asked for: that target's, and the explanation names this entry.
+        """
+        explanation = self.explanation if target is None else f"{self.explanation}; {self._named_for(target)}"
+        return Selection(
+            workload=self.workload, target=target or self.target, implementation=self.implementation,
+            version=self.version, config=self.config, reason=self.reason, level=self.level,
+            explanation=explanation, partial=bool(self.unmeasured), unmeasured=self.unmeasured, rivals=self.rivals,
+        )  # fmt: skip
+
+    def _named_for(self, target: Target) -> str:
+        """Name this entry in the answer for a target: its target, device, and how its time was taken if otherwise."""
+        libs = f" with {', '.join(self.target.libs) or 'no libraries'}" if self.target.libs != target.libs else ""
+        device = "" if self.device is None else f", device {self.device}"
         own = next((r for r in self.rivals if r.implementation == self.implementation), None)
         timed = ""
-        if target is not None and own is not None and own.level is not Level.TRANSFERRED:
+        if own is not None and own.level is not Level.TRANSFERRED:
             timed = target.otherwise(own.target or self.target.key)
-        return Selection(
-            workload=self.workload, target=self.target, implementation=self.implementation,
-            version=self.version, config=self.config, reason=self.reason, level=self.level,
-            explanation="; timed with ".join(filter(None, (self.explanation, timed))),
-            partial=bool(self.unmeasured), unmeasured=self.unmeasured, rivals=self.rivals,
-        )  # fmt: skip
+        return f"from the lock's entry for {self.target}{libs}{device}" + (f", timed with {timed}" if timed else "")
 
 
 class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -186,7 +195,7 @@ class LockDatabase:
         versions = {c.implementation: c.version for c in valid}
         if found is None or versions.get(found.implementation) != found.version:
             return None
-        return msgspec.structs.replace(found.selection(target), target=target)
+        return found.selection(target)
 
     def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
         return ()  # a lock has the selection itself

@@ -249,7 +249,11 @@ def test_a_lock_is_sorted_and_whole(lock: Path) -> None:
 def test_a_client_falls_back_to_its_lock(lock: Path, service: Service) -> None:
     read = Lock.read(lock.read_bytes())
     with Client("http://127.0.0.1:9", patience_s=0.0, lock=read) as client:
-        assert client.select(dense(8), TARGET) == read.select(dense(8), TARGET).selection()
+        answer = client.select(dense(8), TARGET)
+        assert answer == read.select(dense(8), TARGET).selection(TARGET)
+        assert answer.explanation.endswith(f"; from the lock's entry for {TARGET}")
+        inside = TARGET.in_network()
+        assert client.select(dense(8), inside).target == inside
         texts = (str(dense(8)), SPEC)
         assert client.select(*texts) == client.select(dense(8), TARGET)
         with pytest.raises(UnreachableError, match="not in the lock"):
@@ -291,8 +295,10 @@ def test_a_model_is_locked_and_compared(plevel: Plevel, sqlite_copy: str, tmp_pa
     _, online, _ = plevel("select", "dense", *asked, *there, "--json")
     _, nowhere, _ = plevel("select", "dense", *asked, *there, "--namespace", "other", "--json")
     assert json.loads(nowhere)["reason"] == "plevel"
-    for name in ("implementation", "config", "reason", "explanation"):
+    for name in ("implementation", "config", "reason", "target"):
         assert json.loads(offline)[name] == json.loads(online)[name]
+    entry = f"from the lock's entry for {TARGET}"
+    assert json.loads(offline)["explanation"] == f"{json.loads(online)['explanation']}; {entry}"
     assert plevel("select", "dense", *asked, "--lock", str(locked))[0] == 0
     assert plevel("select", "dense", *asked, "--lock", str(locked), *there)[0] == 2
     assert plevel("select", "dense", *asked, "--lock", str(model))[0] == 2

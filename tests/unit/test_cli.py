@@ -662,6 +662,17 @@ def test_a_lock_answers_whatever_database_the_environment_names(
     assert done.returncode == 0, done.stderr
 
 
+def test_a_lock_s_answer_is_for_the_target_asked_for_and_names_the_entry(called: Called, tmp_path: Path) -> None:
+    model, lock = tmp_path / "model.json", tmp_path / "plevel.lock"
+    model.write_text(json.dumps({"workloads": [{"op": "dense", "inputs": [DATA[1], WEIGHT[1]]}]}))
+    target = "llvm -mcpu=znver4 -num-cores=2"
+    assert called("lock", str(model), "-o", str(lock), "--target", target).returncode == 0
+    done = called("select", *DENSE, "--lock", str(lock), "--target", f"{target} -thread-pool=openmp")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].endswith("  on llvm/znver4/threads=2/pool=openmp")
+    assert "from the lock's entry for llvm/znver4/threads=2\n" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("given", "shown"),
     [

@@ -68,7 +68,7 @@ def test_what_was_selected_without_measurements_is_selected_again() -> None:
         database = LockDatabase(Lock.read(Lock.make([before]).write()))
         again = select(before.workload, TARGET, database, offered=OFFERED)
         assert (again.implementation, again.config, again.reason) == ("fast", before.config, before.reason)
-        assert again.explanation == before.explanation
+        assert again.explanation == f"{before.explanation}; from the lock's entry for {TARGET}"
         inside = TARGET.in_network()  # the same processor, timed otherwise
         other = select(before.workload, inside, database, offered=OFFERED)
         assert (other.implementation, other.reason, other.target) == ("fast", before.reason, inside)
@@ -99,8 +99,14 @@ def test_a_lock_answers_for_a_target_that_is_timed_otherwise_and_says_so() -> No
     answer = select(WORKLOAD, inside, LockDatabase(lock), offered=OFFERED)
     assert answer.implementation == "known"
     assert "timed with thread-pool=tvm, constants=warm" in answer.explanation
-    told = lock.select(WORKLOAD, inside).selection(inside).explanation
-    assert told.endswith("; timed with thread-pool=tvm, constants=warm")
+    told = lock.select(WORKLOAD, inside).selection(inside)
+    assert told.target == inside
+    assert told.explanation.endswith(
+        f"; from the lock's entry for {alone} with cblas, timed with thread-pool=tvm, constants=warm"
+    )
+    of_device = Lock.make([choose(WORKLOAD, alone, OFFERED, written[:1])], "lab-7/cpu:0").select(WORKLOAD, alone)
+    assert of_device.selection(alone).explanation.endswith(f"; from the lock's entry for {alone}, device lab-7/cpu:0")
+    assert (of_device.selection().target, of_device.selection().explanation) == (alone, of_device.explanation)
     symbolic = Workload("made_up", (Input("data", "float32[m,64]"),))
     ((_, found),) = LockDatabase(lock).instances(symbolic, inside, None)
     assert [m.timed for m in found] == ["thread-pool=tvm, constants=warm"]
@@ -122,7 +128,7 @@ def test_a_target_without_libraries_gets_none_from_a_lock() -> None:
     lock = Lock.read(Lock.make([choose(WORKLOAD, alone, offered, [measured("vendor", 1.0, Level.DEVICE)])]).write())
     own = lock.select(WORKLOAD, alone)
     assert own.implementation == "vendor"
-    assert own.selection(alone).explanation == own.explanation
+    assert own.selection(alone).explanation == f"{own.explanation}; from the lock's entry for {alone}"
     with pytest.raises(SelectionError, match="whose vendor for llvm/znver4/threads=2 calls cblas: add this target"):
         lock.select(WORKLOAD, alone.in_network())
     # The evidence holds for those that the target has.
