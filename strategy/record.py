@@ -61,6 +61,9 @@ class ErrorKind(StrEnum):
 
 # Failures that also invalidate earlier times of the same configuration.
 REFUTING = (ErrorKind.WRONG_ANSWER, ErrorKind.OUT_OF_BOUNDS)
+# Failures of a target's code before any device runs it, which hold for all device models of the target. A crash, a
+# limit of memory or of time may be one host's.
+UNBUILDABLE = (ErrorKind.INVALID, ErrorKind.INSTANTIATION, ErrorKind.COMPILE)
 
 
 class Phase(StrEnum):

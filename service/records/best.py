@@ -84,10 +84,18 @@ def stood(when: float, of: sa.Table = record) -> list[sa.ColumnElement[bool]]:
     return [of.c.recorded_at <= when, ~purged.where(purge.c.at <= when).exists()]
 
 
-def refuted(connection: sa.Connection, tasks: Collection[int]) -> set[tuple[int, str]]:
-    """The configurations, with their tasks, of which a check found a wrong answer: their times do not count."""
+def refuted(
+    connection: sa.Connection, tasks: Collection[int], device_model: str | None = None
+) -> set[tuple[int, str]]:
+    """The configurations, with their tasks, of which a check found a wrong answer: their times do not count.
+
+    On any device, or on those of a model and those that are not known.
+    """
     query = sa.select(record.c.task_id, record.c.config_digest).distinct()
     wrong = record.c.error.in_([k.value for k in REFUTING])
+    if device_model is not None:
+        query = query.outerjoin(device, device.c.id == record.c.device_id)
+        query = query.where(sa.or_(device.c.id.is_(None), device.c.model == device_model))
     rows = connection.execute(query.where(among(record.c.task_id), wrong, standing()), {"ids": sorted(tasks)})
     return {(r.task_id, r.config_digest) for r in rows}
 

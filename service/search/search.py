@@ -128,7 +128,7 @@ class Search:
         self._told[key] = lower(self._told.get(key, math.nan), seconds)
 
     def skip(self, config: Mapping[str, object]) -> None:
-        """Note that a configuration was timed where times do not compare: it is not proposed again."""
+        """Note that a configuration ran where times and failures do not compare: it is not proposed again."""
         key = self._key(config)
         if key is not None:
             self._candidates.take(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -30,7 +31,7 @@ from service.store.tables import (
 from service.tuning import budget
 from service.tuning import run as runs
 from service.tuning import sources as relative
-from strategy.record import ErrorKind, Phase, RunRequest, convert
+from strategy.record import UNBUILDABLE, ErrorKind, Phase, RunRequest, convert
 from strategy.space import Config, ConfigSpace
 from strategy.workload import Workload
 
@@ -52,6 +53,7 @@ class TuningTask:
     chance: int = 0  # absorbed trials whose failure says nothing of the configuration
     elsewhere: int = 0  # absorbed trials that were timed on another device model
     failed_elsewhere: int = 0  # absorbed trials that failed there, by their own fault
+    ran_elsewhere: int = 0  # those of them that were built, and need not fail here
     pending: int = 0
     taught: int = 0  # records of the run's other workloads when its sources were read
     bests_s: list[float | None] = field(default_factory=list)  # the best after each absorbed trial, without those
@@ -70,9 +72,12 @@ class TuningTask:
 
     @property
     def _compared(self) -> int:
-        """The trials by which it is judged: failures on other device models only while it has no success there."""
+        """The trials by which it is judged.
+
+        Failures on other device models count if they hold for the target, and only while it has no success there.
+        """
         own = self.told - self.chance - self.elsewhere
-        return own - self.failed_elsewhere if self.elsewhere else own
+        return own - (self.failed_elsewhere if self.elsewhere else self.ran_elsewhere)
 
     @property
     def earlier_best_s(self) -> float | None:
@@ -93,7 +98,7 @@ class TuningRun:
     Attributes:
         device_model: the device model whose times are compared, the one with most trials when the run was loaded. Those
             of others are sources of transfer learning.
-        timed: trials with a time, by device model.
+        timed, tried: trials with a time, and all trials, by device model.
     """
 
     id: int
@@ -103,13 +108,18 @@ class TuningRun:
     tasks: list[TuningTask]
     device_model: str = ""
     timed: Counter[str] = field(default_factory=Counter)
+    tried: Counter[str] = field(default_factory=Counter)
     reference_done: bool = False
     changed: list[TuningTask] = field(default_factory=list)
 
     @property
     def is_overtaken(self) -> bool:
-        """True if another device model has more than twice as many trials: the run is to be loaded again."""
-        return max(self.timed.values(), default=0) > 2 * self.timed[self.device_model]
+        """True if another device model has more than twice as many trials: the run is to be loaded again.
+
+        Failed ones count where nothing has run anywhere.
+        """
+        counted = self.timed if self.timed.total() else self.tried
+        return max(counted.values(), default=0) > 2 * counted[self.device_model]
 
     def by_workload(self) -> dict[int, list[TuningTask]]:
         grouped: dict[int, list[TuningTask]] = {}
@@ -171,15 +181,14 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
 def _find_model(
     connection: sa.Connection, target_id: int, tasks: Sequence[int], counted: sa.ColumnElement[bool]
 ) -> str:
-    """The device model with most of the trials; without any, that of the newest device of the target."""
-    model = sa.func.coalesce(device.c.model, "")
+    """The device model with most of the trials that ran, else of all, else that of the target's newest device."""
+    ran = sa.func.sum(sa.case((record.c.error.is_(None), 1), else_=0))
     found = connection.scalar(
-        sa.select(model)
-        .select_from(record)
-        .outerjoin(device, device.c.id == record.c.device_id)
-        .where(counted, record.c.task_id.in_(tasks), record.c.error.is_(None))
-        .group_by(model)
-        .order_by(sa.func.count().desc(), model)
+        sa.select(device.c.model)
+        .join(record, record.c.device_id == device.c.id)
+        .where(counted, record.c.task_id.in_(tasks))
+        .group_by(device.c.model)
+        .order_by(ran.desc(), sa.func.count().desc(), device.c.model)
         .limit(1)
     )
     if found is None:
@@ -199,7 +208,7 @@ def teach(store: Store, tuning: TuningRun, t: TuningTask) -> None:
     They are read again whenever their number has doubled.
     """
     others = sum(
-        o.told if o.workload_id != t.workload_id else o.elsewhere
+        o.told if o.workload_id != t.workload_id else o.elsewhere + o.ran_elsewhere
         for o in tuning.tasks
         if o.implementation == t.implementation
     )
@@ -214,7 +223,10 @@ def teach(store: Store, tuning: TuningRun, t: TuningTask) -> None:
 
 
 def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
-    """Feed the searches the records since the last call."""
+    """Feed the searches the records since the last call.
+
+    Those of other device models are not told, but for failures that hold for the target.
+    """
     counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
     # Open jobs first: a concurrent report is then found by both queries, not by neither.
     under_way = connection.execute(
@@ -230,7 +242,7 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
     reported: set[tuple[int, int]] = set()
     # The finals of an earlier run may have found a wrong answer, where its search had a time.
     fresh = [t.id for t in tuning.tasks if not t.cursor]
-    wrong = best.refuted(connection, fresh) if fresh else set()
+    wrong = best.refuted(connection, fresh, tuning.device_model) if fresh else set()
     for t in tuning.tasks:
         rows = connection.execute(
             sa.select(
@@ -245,22 +257,10 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
             reported.add((r.job_id, r.entry))
             t.cursor = r.id
             t.told += 1
-            median_s = None if (t.id, r.config_digest) in wrong else r.median_s
             tuning.timed[r.model] += r.error is None
-            if median_s is not None and r.model != tuning.device_model:
-                t.elsewhere += 1
-                if t.search is not None:
-                    t.search.skip(Config(r.config))
-                continue
-            if median_s is not None:
-                t.best_s = min(median_s, t.best_s or median_s)
-            t.bests_s.append(t.best_s)
-            # Cancelled and mistimed trials are not caused by the configuration.
-            chance = r.error in (ErrorKind.CANCELLED, ErrorKind.IMPLAUSIBLE)
-            t.chance += chance
-            t.failed_elsewhere += median_s is None and not chance and r.model != tuning.device_model
-            if t.search is not None and not chance:
-                t.search.tell(Config(r.config), median_s)
+            tuning.tried[r.model] += r.error != ErrorKind.LOST  # of which no device is known
+            elsewhere = r.model != tuning.device_model and r.error != ErrorKind.LOST
+            _take(t, r, refuted=(t.id, r.config_digest) in wrong, elsewhere=elsewhere)
         t.pending = 0
     by_id = {t.id: t for t in tuning.tasks}
     for e in under_way:
@@ -270,3 +270,29 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
         t.pending += 1
         if t.search is not None:
             t.search.avoid([Config(e.config)])
+
+
+def _take(t: TuningTask, r: Any, *, refuted: bool, elsewhere: bool) -> None:
+    """Take in one record of a task."""
+    if elsewhere and r.error is None:
+        t.elsewhere += 1
+        if t.search is not None:
+            t.search.skip(Config(r.config))
+        return
+    median_s = None if refuted else r.median_s
+    if median_s is not None:
+        t.best_s = min(median_s, t.best_s or median_s)
+    t.bests_s.append(t.best_s)
+    # Cancelled and mistimed trials are not caused by the configuration.
+    if r.error in (ErrorKind.CANCELLED, ErrorKind.IMPLAUSIBLE):
+        t.chance += 1
+        return
+    ran_elsewhere = elsewhere and r.error not in UNBUILDABLE
+    t.failed_elsewhere += elsewhere
+    t.ran_elsewhere += ran_elsewhere
+    if t.search is None:
+        return
+    if ran_elsewhere:
+        t.search.skip(Config(r.config))
+    else:
+        t.search.tell(Config(r.config), median_s)

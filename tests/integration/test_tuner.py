@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,7 @@ from service.queue import report as reporting
 from service.records.retention import Doubtful, purge_doubtful
 from service.search.child import ChildModel, CostModel
 from service.search.pool import LOOK_THROUGH
+from service.search.search import Search
 from service.selection.database import RecordDatabase
 from service.settings import Settings
 from service.store.db import Store
@@ -326,9 +327,47 @@ def test_failures_on_another_device_model_do_not_count_where_there_are_successes
     assert slow.failed_elsewhere > 25
     assert slow.arm(None).told == 0
     assert "dropped" not in farm.go(status.id).message
-    # Without a success there, failures of any device model say the same.
+    # Without a success there, failures to compile say the same on any device model.
     slow.elsewhere = 0
     assert slow.arm(None).told > 25
+
+
+class Told(Search):
+    """A search that remembers the failures that it is told."""
+
+    failed: tuple[Config, ...] = ()
+
+    def tell(self, config: Mapping[str, object], seconds: float | None) -> None:
+        if seconds is None:
+            self.failed = (*self.failed, Config(config))
+        super().tell(config, seconds)
+
+
+@pytest.mark.parametrize("kind", [k for k in ErrorKind if k not in (ErrorKind.LOST, ErrorKind.CANCELLED)])
+def test_a_failure_on_another_device_model_is_told_only_if_it_holds_here(
+    farm: Farm, kind: ErrorKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second model fails whatever it gets, the first nothing."""
+    monkeypatch.setattr(tuning_run, "Search", Told)
+    status = farm.ask(drawn(trials=48))
+    farm.go(status.id, 3)
+    farm.move_to(device("host-b/cpu:0-1", model="Model B"))
+    farm.answer = lambda e: failed(e.index, kind)
+    farm.go(status.id, 3)
+    tuning = farm.tuner._runs[status.id]
+    assert tuning.device_model == "Model A"
+    theirs = {(e.implementation, e.config) for entries in farm.jobs[3:] for e in entries}
+    holds = kind in (ErrorKind.INVALID, ErrorKind.INSTANTIATION, ErrorKind.COMPILE)
+    told = {(t.implementation, c) for t in tuning.tasks if isinstance(t.search, Told) for c in t.search.failed}
+    assert told == (told & theirs)
+    assert bool(told) == holds
+    # Either way it is not tried again.
+    farm.move_to(device())
+    farm.answer = timed
+    farm.go(status.id)
+    tried = [(e.implementation, e.config) for entries, phase in zip(farm.jobs, farm.phases, strict=True)
+             for e in entries if phase is Phase.SEARCH]  # fmt: skip
+    assert len(tried) == len(set(tried))
 
 
 def test_a_run_turns_to_the_device_model_that_times_most(farm: Farm) -> None:
@@ -772,13 +811,18 @@ def test_what_is_reported_while_a_run_is_read_is_not_missed(store: Store, model:
     assert t.search is not None and not set(t.search.ask(SPACE.count() or 0)) & set(configs(2))
 
 
-def test_a_time_that_the_finals_of_an_earlier_run_refuted_leads_no_search(store: Store, model: CostModel) -> None:
+@pytest.mark.parametrize("device_model", ["Model A", "Model B"])
+def test_a_time_that_the_finals_of_an_earlier_run_refuted_leads_no_search(
+    store: Store, model: CostModel, device_model: str
+) -> None:
+    """A wrong answer of another device model says nothing of the run's own."""
     earlier = Scene.make(store, request(trials=20))
     good, wrong = sorted(configs(2), key=lambda c: -seconds(FAST.implementation, c))
     for found, phase in (([good, wrong], Phase.SEARCH), ([wrong], Phase.CONFIRM)):
         earlier.enqueue(found, phase=phase)
-        held = earlier.leased(earlier.register())
         final = phase is Phase.CONFIRM
+        place = device("host-b/cpu:0-1", model=device_model) if final else device()
+        held = earlier.leased(earlier.register(place), place.identity)
         earlier.report(held, [failed(0, ErrorKind.WRONG_ANSWER)] if final else [timed(e) for e in held.job.entries])
     with store.write() as c:
         runs.finish(c, earlier.run_id, RunState.DONE, "done")
@@ -787,7 +831,8 @@ def test_a_time_that_the_finals_of_an_earlier_run_refuted_leads_no_search(store:
         tuning = tuning_run.load(c, later.run_id, model)
         tuning_run.absorb(c, tuning)
     (t,) = (t for t in tuning.tasks if t.id == later.tasks[FAST.implementation])
-    assert t.told == 2
-    assert t.best_s == pytest.approx(seconds(FAST.implementation, good))
+    assert (tuning.device_model, t.told) == ("Model A", 2)
+    fastest = good if device_model == "Model A" else wrong
+    assert t.best_s == pytest.approx(seconds(FAST.implementation, fastest))
     assert t.search is not None
     assert t.search.best_s == pytest.approx(t.best_s)
