@@ -385,9 +385,13 @@ class Client:
                 return
             params["cursor"] = page["next"]
 
-    def curve(self, task_id: int) -> list[dict[str, Any]]:
-        """The trials of a task's search that improved on all previous ones: `trial`, `median_s`, `recorded_at`."""
-        return self._ask("GET", f"/v1/tasks/{task_id}/curve", _Curve).points
+    def curve(self, task_id: int, device_model: str | None = None) -> list[dict[str, Any]]:
+        """The trials of a task's search that improved on all previous ones of one device model.
+
+        By default the one by which the task is ranked. Each has `trial`, `median_s`, `recorded_at`, `device_model`.
+        """
+        params = {} if device_model is None else {"device_model": device_model}
+        return self._ask("GET", f"/v1/tasks/{task_id}/curve", _Curve, params=params).points
 
     def import_records(
         self,

@@ -219,13 +219,13 @@ class Direct:
         with self._read() as connection:
             return run_status.task_status(connection, task_id)
 
-    def curve(self, task_id: int) -> Rows:
+    def curve(self, task_id: int, device_model: str | None = None) -> Rows:
         """The trials of a task's search that improved on all previous ones. See `Client.curve`."""
         if self._store is None:
             return []
         from service.records import log_page
 
-        return self._ask(Rows, log_page.curve, task_id)
+        return self._ask(Rows, log_page.curve, task_id, None, device_model)
 
     def import_records(
         self,

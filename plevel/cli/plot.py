@@ -28,14 +28,25 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class Curve:
-    """The tuning curve of a task: for each improvement the trial, from 1, and the median in seconds."""
+    """The tuning curve of a task on one device model: each improvement's trial, from 1, and its median in seconds.
+
+    `device_model` is empty if the devices are not known.
+    """
 
     task: TaskStatus
     points: tuple[tuple[int, float], ...]
+    device_model: str = ""
+
+    @property
+    def trials(self) -> int:
+        """The trials of the curve; up to the last improvement where the task's are of several device models."""
+        last = self.points[-1][0]
+        return last if len(self.task.models) > 1 else max(self.task.trials, last)
 
     @property
     def title(self) -> str:
-        return f"task {self.task.task_id}: {self.task.implementation} of {self.task.workload}"
+        title = f"task {self.task.task_id}: {self.task.implementation} of {self.task.workload}"
+        return f"{title}, {self.device_model}" if self.device_model else title
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,10 @@ def plot(
         str | None,
         typer.Option("--target", metavar="KEY", help="The target of a heat map, if there are several."),
     ] = None,
+    device_model: Annotated[
+        str | None,
+        typer.Option("--device-model", metavar="NAME", help="The device model, if there are several."),
+    ] = None,
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
@@ -96,12 +111,14 @@ def plot(
     with place.connect() as records:
         if what.isdecimal():
             task = _find(records, int(what))
-            points = tuple((p["trial"], p["median_s"]) for p in records.curve(int(what)))
-            found: Curve | HeatMap = Curve(task, points)
-            if not points:
-                raise CommandError(f"task {what}: no trial has a time: see 'plevel records --task {what}'")
+            curve = records.curve(int(what), device_model)
+            if not curve:
+                where = "" if device_model is None else f" on {device_model!r:.120}"
+                raise CommandError(f"task {what}: no trial has a time{where}: see 'plevel records --task {what}'")
+            points = tuple((p["trial"], p["median_s"]) for p in curve)
+            found: Curve | HeatMap = Curve(task, points, curve[0].get("device_model", ""))
         else:
-            found = arrange(what, records.iter_best(op=what), target)
+            found = arrange(what, records.iter_best(op=what), target, device_model)
     if as_json:
         print_json(found)
     elif out is None:
@@ -122,10 +139,12 @@ def _find(records: Client | Direct, task_id: int) -> TaskStatus:
         raise CommandError(f"task {task_id} does not exist: 'plevel coverage' lists the tasks") from error
 
 
-def arrange(op: str, rows: Iterable[Mapping[str, Any]], target: str | None) -> HeatMap:
+def arrange(
+    op: str, rows: Iterable[Mapping[str, Any]], target: str | None, device_model: str | None = None
+) -> HeatMap:
     """The heat map of an operator's best times on one target; the newest task where versions differ.
 
-    They are those of the device model with the most of them: times of several do not compare.
+    They are those of one device model, by default the one with the most of them: times of several do not compare.
 
     Raises:
         CommandError: it is not measured, or measured on several targets and none is chosen.
@@ -145,7 +164,10 @@ def arrange(op: str, rows: Iterable[Mapping[str, Any]], target: str | None) -> H
         raise CommandError(f"--target {chosen!r:.120}: {op} is measured on {', '.join(targets)}")
     # The empty name stands for all devices together, and is used only where no model is known.
     models = [model for t, model in best if t == chosen]
-    model = min(models, key=lambda m: (m == "", -len(best[chosen, m]), m))
+    model = min(models, key=lambda m: (m == "", -len(best[chosen, m]), m)) if device_model is None else device_model
+    if model not in models:
+        named = ", ".join(sorted(filter(None, models))) or "devices of no known model"
+        raise CommandError(f"--device-model {model!r:.120}: {op} is measured on {named}")
     of_target = best[chosen, model]
     shapes = sorted({w for w, _ in of_target}, key=_numbers)
     names = sorted({i for _, i in of_target})
@@ -187,7 +209,7 @@ def _print(found: Curve | HeatMap) -> None:
 
     if isinstance(found, Curve):
         first, last = found.points[0], found.points[-1]
-        trials = max(found.task.trials, last[0])
+        trials = found.trials
         say(found.title)
         say(sparkline(found.points, trials))
         if first == last:
@@ -245,7 +267,7 @@ def picture(found: Curve | HeatMap) -> Any:
 def _draw_curve(figure: Any, axes: Any, curve: Any) -> None:
     from strategy.table import show_seconds
 
-    trials = max(curve.task.trials, curve.points[-1][0])
+    trials = curve.trials
     at, seconds = zip(*curve.points, (trials, curve.points[-1][1]), strict=True)
     axes.step(at, seconds, where="post")
     axes.plot(at[:-1], seconds[:-1], "o", markersize=3, color="C0")

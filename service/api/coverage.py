@@ -39,7 +39,10 @@ OfTasks = Annotated[Tasks, Depends(tasks_of)]
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """The trials of a task's search that improved on all previous ones; failures count as trials."""
+    """The trials of a task's search that improved on all previous ones of one device model.
+
+    Failures count as trials.
+    """
 
     task_id: int
     points: tuple[log_page.CurvePoint, ...]
@@ -61,11 +64,16 @@ def list_best(context: Ctx, which: OfTasks, scope: Scope | None = None) -> Respo
 
 @router.get(
     "/tasks/{task_id}/curve",
-    **describe("The tuning curve of a task", gives=Curve, errors=(404,)),
-)
-def show_curve(context: Ctx, who: Who, task_id: int, run_id: int | None = None) -> Response:
+    **describe(
+        "The tuning curve of a task", gives=Curve, errors=(404,),
+        note="Of `device_model`, by default the one by which the task is ranked: times of several do not compare.",
+    ),
+)  # fmt: skip
+def show_curve(
+    context: Ctx, who: Who, task_id: int, run_id: int | None = None, device_model: str | None = None
+) -> Response:
     with context.store.read() as connection:
-        points = log_page.curve(connection, task_id, run_id)
+        points = log_page.curve(connection, task_id, run_id, device_model)
         if not points or who.namespace is not None:  # 404 if the task does not exist
             run_status.task_status(connection, task_id, who.namespace)
     return reply(Curve(task_id=task_id, points=tuple(points)))

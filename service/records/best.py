@@ -9,7 +9,7 @@ has no cost. Purged records are ignored.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -375,12 +375,16 @@ def pooled(
     ]
 
 
-def find_champion(connection: sa.Connection, task_id: int) -> Any | None:
-    """The best `config` on a task's target, and its `config_digest`; None if nothing ran."""
-    query = sa.select(*best.c["config", "config_digest"]).where(
-        best.c.task_id == task_id, best.c.scope == Scope.TARGET.value
-    )
-    return connection.execute(query).one_or_none()
+def find_champions(connection: sa.Connection, task_id: int, models: Collection[str]) -> Sequence[Any]:
+    """The best `config` of a task on each of these device models, and its `config_digest`.
+
+    If it has none there, its best on each other, or on all devices if no model is known.
+    """
+    columns = best.c["config", "config_digest", "scope", "scope_value"]
+    places = best.c.scope.in_((Scope.MODEL.value, Scope.TARGET.value))
+    rows = connection.execute(sa.select(*columns).where(best.c.task_id == task_id, places)).all()
+    on_models = [r for r in rows if r.scope == Scope.MODEL]
+    return [r for r in on_models if r.scope_value in models] or on_models or rows
 
 
 def is_measured(connection: sa.Connection, tasks: Collection[int]) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import orjson
 import sqlalchemy as sa
 
-from service.records import best
+from service.records import best, ranking
 from service.records.filter import Wanted
 from service.records.known import check_names
 from service.store.tables import device, environment, record, task, worker
@@ -147,24 +148,47 @@ def find_first_failure(connection: sa.Connection, run_id: int) -> Any | None:
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A trial that improved on all previous ones."""
+    """A trial that improved on all previous ones of its device model, whose name is empty if it is not known."""
 
     trial: int
     median_s: float
     recorded_at: float
+    device_model: str = ""
 
 
-def curve(connection: sa.Connection, task_id: int, run_id: int | None = None) -> list[CurvePoint]:
-    """The tuning curve of a task: the trials that improved; failures count as trials."""
-    query = sa.select(record.c.median_s, record.c.recorded_at).where(
-        record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, best.standing()
-    )
+def curve(
+    connection: sa.Connection, task_id: int, run_id: int | None = None, device_model: str | None = None
+) -> list[CurvePoint]:
+    """The tuning curve of a task on one device model: the trials that improved; failures count as trials.
+
+    By default it is the one by which the task is ranked, if it has times there, else the one with the most.
+    """
+    searched = [record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, best.standing()]
     if run_id is not None:
-        query = query.where(record.c.run_id == run_id)
+        searched.append(record.c.run_id == run_id)
+    if device_model is None:
+        device_model = _curve_model(connection, task_id, searched)
+    query = sa.select(record.c.median_s, record.c.recorded_at).where(*searched, ranking.measured_on(device_model))
     points: list[CurvePoint] = []
     for trial, row in enumerate(connection.execute(query.order_by(record.c.id)), 1):
         if row.median_s is not None and (not points or row.median_s < points[-1].median_s):
             points.append(
-                CurvePoint(trial=trial, median_s=row.median_s, recorded_at=row.recorded_at)
-            )
+                CurvePoint(
+                    trial=trial, median_s=row.median_s, recorded_at=row.recorded_at, device_model=device_model
+                )
+            )  # fmt: skip
     return points
+
+
+def _curve_model(connection: sa.Connection, task_id: int, searched: Sequence[sa.ColumnElement[bool]]) -> str:
+    """The device model of a task's curve; empty if none is known."""
+    counts = connection.execute(
+        sa.select(device.c.model)
+        .join(record, record.c.device_id == device.c.id)
+        .where(*searched, record.c.error.is_(None))
+        .group_by(device.c.model)
+        .order_by(sa.func.count().desc(), device.c.model)
+    )
+    timed = list(counts.scalars())
+    ranked = set(ranking.choose(connection, [task_id]).values()) if len(timed) > 1 else ()
+    return next((m for m in timed if m in ranked), timed[0] if timed else "")

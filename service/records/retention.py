@@ -58,10 +58,10 @@ class Purged(msgspec.Struct, frozen=True, kw_only=True):
 def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
     """Delete the records of configurations that were last measured before an instant.
 
-    For each task its `keep_best` fastest configurations are kept, by search and by confirmation, and those that
-    are the best on a device, a device model or the target, or the lowest mean of TVM's rule, with all of
-    their records. Of the advice for each task and device the newest is kept. Records and advice imported without
-    a date count from their import.
+    For each task its `keep_best` fastest configurations of each device model and of all are kept, by search and by
+    confirmation, and those that are the best on a device, a device model or the target, or the lowest mean of TVM's
+    rule, with all of their records. Of the advice for each task and device the newest is kept. Records and advice
+    imported without a date count from their import.
 
     Args:
         store: the database.
@@ -129,9 +129,15 @@ def _old(
             sa.select(table.c.config_digest).where(table.c.task_id == task_id)
         )
     }
-    for phase in (Phase.CONFIRM, Phase.SEARCH):
-        ranked = best.pooled(connection, task_id, Scope.TARGET, "", phase)
-        kept |= {row.config_digest for row, _ in ranked[:keep_best]}
+    models = connection.scalars(
+        sa.select(best_table.c.scope_value).where(
+            best_table.c.task_id == task_id, best_table.c.scope == Scope.MODEL.value
+        )
+    )
+    for place in [(Scope.TARGET, ""), *((Scope.MODEL, model) for model in models)]:
+        for phase in (Phase.CONFIRM, Phase.SEARCH):
+            ranked = best.pooled(connection, task_id, *place, phase)
+            kept |= {row.config_digest for row, _ in ranked[:keep_best]}
     old = {r.config_digest: r.n for r in rows if r.last < before and r.config_digest not in kept}
     return old, sum(r.n for r in rows) - sum(old.values())
 

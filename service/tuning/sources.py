@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.records.best import standing
+from service.records.ranking import of_one_model
 from service.search.transfer import SOURCES, Source
 from service.store.tables import best, device, record, target, task, workload
 from strategy.record import ErrorKind, Phase, convert
@@ -92,11 +93,12 @@ def _by_model(rows: Sequence[Any], first: str) -> Iterator[tuple[str, list[Any]]
         yield model, [r for r in rows if (r.model or "") == model]
 
 
-def find_champions(connection: sa.Connection, task_id: int) -> list[Config]:
+def find_champions(connection: sa.Connection, task_id: int, device_model: str) -> list[Config]:
     """The best configurations of other versions of a task, then those of its call with other epilogues.
 
-    Of each, those that were timed as the task is come first, then those that were timed otherwise. On any device,
-    the newest tasks first. If the task's space has them, by value, they are good first trials.
+    Of each, those that were timed as the task is come first, then those that were timed otherwise; then those of the
+    device model before others', whose times do not compare, and of the newest tasks. If the task's space has them, by
+    value, they are good first trials.
     """
     own = connection.execute(_tasks().where(task.c.id == task_id)).one()
     call = convert(own.body, Workload).anchor.key
@@ -108,12 +110,12 @@ def find_champions(connection: sa.Connection, task_id: int) -> list[Config]:
         .join(workload, workload.c.id == task.c.workload_id)
         .where(
             *(task.c[n] == getattr(own, n) for n in ("implementation", "namespace")),
-            task.c.target_id.in_(like), task.c.id != task_id,
+            task.c.target_id.in_(like), task.c.id != task_id, of_one_model(),
             sa.or_(workload.c.key == call, workload.c.key.startswith(f"{call}+", autoescape=True)),
         )
         .order_by(
-            task.c.workload_id != own.workload_id, task.c.target_id != own.target_id, task.c.id.desc(),
-            best.c.median_s,
+            task.c.workload_id != own.workload_id, task.c.target_id != own.target_id,
+            best.c.scope_value != device_model, task.c.id.desc(), best.c.scope_value,
         )
         .limit(MOST_CHAMPIONS)
     )

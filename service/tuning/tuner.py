@@ -305,9 +305,8 @@ class Tuner(Background):
             fallback = t.search.space.fallback.digest
             timed = [row for ranked in by_place for row, _ in ranked]
             configs |= {row.config_digest: row.config for row in timed if row.config_digest == fallback}
-        # The best of earlier runs, too.
-        champion = best.find_champion(connection, t.id)
-        if champion is not None:
+        # The best of earlier runs on these device models, too.
+        for champion in best.find_champions(connection, t.id, here or models):
             configs.setdefault(champion.config_digest, champion.config)
         return [jobs.NewEntry(t.id, Config(c)) for c in configs.values()]
 

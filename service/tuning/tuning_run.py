@@ -148,7 +148,7 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
         if r.space is not None:
             seed = request.seed * 1_000_003 + r.id
             space = convert(r.space, ConfigSpace)
-            champions = relative.find_champions(connection, r.id)
+            champions = relative.find_champions(connection, r.id, device_model)
             if request.tuner == "model":
                 sources = relative.find_sources(connection, r.id, counted, device_model)
                 search = Search(

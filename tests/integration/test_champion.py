@@ -14,7 +14,7 @@ from service.tuning.tuning_run import load
 from strategy.op_strategy import Candidate
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.workload import EpilogueStep
-from tests.integration.scene import FAST, TARGET, WORKLOAD, Scene, configs
+from tests.integration.scene import FAST, TARGET, WORKLOAD, Scene, configs, device, timed
 from tests.integration.test_sources import asked, measured, shape
 
 BEST = Config({"x": 8, "y": 3})  # by the formula of the scene
@@ -28,7 +28,7 @@ def version(number: int, *knobs: Knob) -> Candidate:
 def champions(store: Store, candidate: Candidate) -> list[Config]:
     scene = Scene.make(store, asked(WORKLOAD, candidate, force=True))
     with store.read() as c:
-        return sources.find_champions(c, scene.tasks[FAST.implementation])
+        return sources.find_champions(c, scene.tasks[FAST.implementation], "Model A")
 
 
 def test_the_best_of_older_versions_newest_first(store: Store) -> None:
@@ -49,7 +49,25 @@ def test_the_best_that_was_timed_otherwise_comes_behind_the_target_s_own(store: 
     measured(store, msgspec.structs.replace(asked(WORKLOAD, version(2, x, y)), target=inside), [own])
     scene = Scene.make(store, msgspec.structs.replace(asked(WORKLOAD, FAST, force=True), target=inside))
     with store.read() as c:
-        assert sources.find_champions(c, scene.tasks[FAST.implementation]) == [own, warm]
+        assert sources.find_champions(c, scene.tasks[FAST.implementation], "Model A") == [own, warm]
+
+
+def test_the_best_of_the_device_model_comes_before_a_faster_one_s(store: Store) -> None:
+    x, y = Knob("x", range(12)), Knob("y", range(12))
+    first, faster = Config({"x": 0, "y": 0}), BEST
+    scene = Scene.make(store, asked(WORKLOAD, version(1, x, y)))
+    scene.enqueue([first])
+    held = scene.leased(scene.register())
+    scene.report(held, [timed(e) for e in held.job.entries])
+    scene.enqueue([faster])
+    place = device("host-b/cpu:0-1", model="Model B")
+    held = scene.leased(scene.register(place), place.identity)
+    scene.report(held, [timed(e) for e in held.job.entries])
+    later = Scene.make(store, asked(WORKLOAD, version(2, x, y), force=True))
+    with store.read() as c:
+        task_id = later.tasks[FAST.implementation]
+        assert sources.find_champions(c, task_id, "Model A") == [first, faster]
+        assert sources.find_champions(c, task_id, "Model B") == [faster, first]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +98,7 @@ def test_then_those_of_the_call_with_other_epilogues(store: Store) -> None:
     scene = Scene.make(store, asked(msgspec.structs.replace(WORKLOAD, epilogue=(relu,)), force=True))
     with store.read() as c:
         (task_id,) = scene.tasks.values()
-        assert [found["x"] for found in sources.find_champions(c, task_id)] == [5, 6, 7]
+        assert [found["x"] for found in sources.find_champions(c, task_id, "Model A")] == [5, 6, 7]
         # Their knobs mean the same: only another shape is learnt from by its dimensions.
         read = sources.find_sources(c, task_id, sa.false(), "Model A")
     assert [len(s.configs) for s in read if s.workload is None] == [8]

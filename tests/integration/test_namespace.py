@@ -35,7 +35,7 @@ from strategy.record import RunStatus, decode, encode, to_json
 from strategy.select import Reason
 from strategy.space import ConfigSpace, Knob
 from strategy.workload import Input, Workload
-from tests.integration.scene import FAST, TARGET, WORKLOAD, Scene, configs, request, timed
+from tests.integration.scene import FAST, TARGET, WORKLOAD, Scene, configs, device, request, timed
 from tests.integration.test_auth import _enqueue, bearer, routes
 from tests.integration.test_import import made
 from tests.limit import HANG_S
@@ -151,8 +151,9 @@ def test_what_a_worker_measures_goes_where_its_run_is(store: Store) -> None:
             catalogue.put_task(c, scene.workload_id, scene.target_id, newer, None, name)
             for name in (OTHER, DEFAULT)
         ]
+        known = device().model
         found = [
-            (len(sources.find_sources(c, i, sa.false(), "Model A")), len(sources.find_champions(c, i)))
+            (len(sources.find_sources(c, i, sa.false(), known)), len(sources.find_champions(c, i, known)))
             for i in places
         ]
     assert found == [(1, 1), (0, 0)]

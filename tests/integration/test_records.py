@@ -21,6 +21,7 @@ from service.formats import ImportedRecord, Task
 from service.queue import fleet
 from service.queue import job as jobs
 from service.queue import report as reporting
+from service.records import best as deriving
 from service.records import exporter, log_page, retention
 from service.records.coverage import cover
 from service.records.filter import Tasks, Wanted
@@ -481,6 +482,35 @@ def test_what_no_index_finds_is_looked_for_a_part_at_a_time(
         assert log_page.page(c, Wanted(op="nothing"), cursor=3).next == 6
         assert log_page.page(c, Wanted(op="nothing"), cursor=7, newest=True).next == 4
         assert log_page.page(c, Wanted(op="nothing"), cursor=4, newest=True).next is None
+
+
+def test_times_of_two_device_models_are_apart_in_curves_lists_and_champions(store: Store) -> None:
+    """The second model is faster by far; the first has more trials."""
+    times = {"Model A": (3.0, 4.0, 2.0, 2.5), "Model B": (0.1, 0.3, 0.01)}
+    rows = [
+        made(number, (s,), device_model=model)
+        for model, of in times.items()
+        for number, s in enumerate(of, 0 if model == "Model A" else 10)
+    ]
+    import_items(store, [rows[i] for i in (4, 0, 1, 5, 2, 3, 6)])
+    with store.read() as c:
+        ((task_id,),) = c.execute(sa.select(task.c.id))
+        curve = [(p.trial, p.median_s, p.device_model) for p in log_page.curve(c, task_id)]
+        assert curve == [(1, 3.0, "Model A"), (3, 2.0, "Model A")]
+        other = [(p.trial, p.median_s) for p in log_page.curve(c, task_id, None, "Model B")]
+        assert other == [(1, 0.1), (3, 0.01)]
+        assert log_page.curve(c, task_id, None, "Model C") == []
+        champions = {
+            models: [r.config_digest for r in deriving.find_champions(c, task_id, models)]
+            for models in (("Model A",), ("Model B",), ("Model C",))
+        }
+        assert champions[("Model A",)] == [rows[2].config_digest]
+        assert champions[("Model B",)] == [rows[6].config_digest]
+        assert sorted(champions[("Model C",)]) == sorted([rows[2].config_digest, rows[6].config_digest])
+        (listed,) = task_page.page(c)
+        assert (listed.median_s, listed.model) == (0.01, "Model B")
+        of_devices = task_page.curves(c, task_page.head(c, task_id), "device")
+    assert {(x.device_model, min(p[2] for p in x.points)) for x in of_devices} == {("Model A", 2.0), ("Model B", 0.01)}
 
 
 def test_the_curve_falls(scene: Scene) -> None:

@@ -69,6 +69,18 @@ def test_a_dry_run_says_what_pruning_then_does(store: Store) -> None:
     assert prune(store, 2, DAY_S * 10.5, dry=False).records == 0
 
 
+def test_pruning_keeps_the_fastest_of_each_device_model(store: Store) -> None:
+    """All times of the second model are longer than any of the first."""
+    times = {"A": 1.0, "B": 100.0}
+    import_items(
+        store,
+        [made(i, (first + i,), measured_at=1.0, device_model=m) for m, first in times.items()
+         for i in (range(6) if m == "A" else range(6, 12))],
+    )  # fmt: skip
+    prune(store, 2, DAY_S, dry=False)
+    assert left(store) == {made(i).config_digest for i in (0, 1, 6, 7)}
+
+
 def test_pruning_needs_a_best_to_keep(store: Store) -> None:
     with pytest.raises(InvalidError, match="keep_best"):
         prune(store, 0, 1.0, dry=True)

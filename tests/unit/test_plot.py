@@ -6,13 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from plevel.cli import output
 from plevel.cli.error import CommandError
 from plevel.cli.plot import Curve, HeatMap, _draw, _print, arrange, picture, sparkline
-from strategy.record import TaskStatus
+from strategy.record import Estimate, ModelBest, TaskStatus
+from strategy.space import Config
 
 
 def best(
@@ -54,6 +56,10 @@ def test_a_heat_map_is_of_one_device_model() -> None:
     ]  # fmt: skip
     found = arrange("op", rows, None)
     assert (found.model, found.seconds) == ("M", ((2.0, 3.0),))
+    fast = arrange("op", rows, None, "Fast")
+    assert (fast.model, fast.seconds) == ("Fast", ((1.0,),))
+    with pytest.raises(CommandError, match="--device-model 'x': op is measured on Fast, M"):
+        arrange("op", rows, None, "x")
     unknown = arrange("op", [row for row in rows if not row["where"]], None)
     assert (unknown.model, unknown.seconds) == ("", ((2.0, 1.0),))
 
@@ -85,8 +91,13 @@ def test_a_curve_of_one_point_claims_no_gain(capsys: pytest.CaptureFixture[str])
     task = TaskStatus(
         task_id=3, workload="op(f[9])", implementation="a", version="1", plevel=1, tunable=True, trials=8
     )
-    _print(Curve(task, ((3, 2e-3),)))
-    assert "2.00 ms at trial 3 of 8, the only improvement" in capsys.readouterr().out
+    _print(Curve(task, ((3, 2e-3),), "Model A"))
+    said = capsys.readouterr().out
+    assert said.startswith("task 3: a of op(f[9]), Model A\n")
+    assert "2.00 ms at trial 3 of 8, the only improvement" in said
+    one = ModelBest(device_model="A", best=Estimate(1.0, 1.0, 1.0, 1), best_config=Config(), confirmed=True)
+    two = (one, msgspec.structs.replace(one, device_model="B"))
+    assert Curve(msgspec.structs.replace(task, models=two), ((3, 2e-3),), "A").trials == 3
 
 
 @pytest.mark.parametrize(("suffix", "begin"), [(".svg", b"<?xml"), (".png", b"\x89PNG")])

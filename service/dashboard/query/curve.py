@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -22,13 +24,17 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     trials: int
     elapsed_s: float
     points: list[tuple[int, float, float]]  # trial, seconds since the first, best median in seconds
+    device_model: str = ""  # curves of different ones do not compare
 
 
 def best_so_far(
     connection: sa.Connection, where: sa.ColumnElement[bool], group: sa.ColumnElement[Any],
-    names: dict[Any, str],
+    names: dict[Any, str], models: Mapping[Any, str] = MappingProxyType({}),
 ) -> list[Curve]:  # fmt: skip
-    """One curve for each value of `group` in `names`, over the search records that satisfy `where`."""
+    """One curve for each value of `group` in `names`, over the search records that satisfy `where`.
+
+    `models` has their device models, if they differ.
+    """
     searched = sa.and_(
         where, record.c.phase == Phase.SEARCH.value, group.in_(list(names)), standing()
     )
@@ -60,7 +66,7 @@ def best_so_far(
     return [
         Curve(
             name=names[e.which], trials=e.trials, elapsed_s=round(e.last_at - e.first_at, 3),
-            points=_thin(points[e.which]),
+            points=_thin(points[e.which]), device_model=models.get(e.which, ""),
         )
         for e in sorted(ends, key=lambda e: list(names).index(e.which))
     ]  # fmt: skip

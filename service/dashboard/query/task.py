@@ -32,8 +32,17 @@ def page(
 ) -> list[Any]:  # fmt: skip
     """Matching tasks, sorted by one of `SORTS`; one more than a page if there are more.
 
+    Of several device models the time is of the fastest, and `model` its name; empty if none is known.
     `span` restricts when their best was found; `calibration` includes calibration kernels.
     """
+    of_task = best.alias()
+    fastest = (
+        sa.select(of_task.c.scope_value)
+        .where(of_task.c.task_id == task.c.id, of_task.c.scope == Scope.MODEL.value)
+        .order_by(of_task.c.median_s, of_task.c.scope_value)
+        .limit(1)
+        .scalar_subquery()
+    )
     equal = ((workload.c.op, op), (task.c.implementation, implementation), (target.c.key, on))
     wanted = [column == value for column, value in equal if value]
     if not calibration:
@@ -42,11 +51,11 @@ def page(
         sa.select(
             task.c.id, task.c.implementation, task.c.version, workload.c.op, workload.c.key,
             target.c.key.label("target"), best.c.median_s, best.c.low_s, best.c.high_s, best.c.samples,
-            best.c.updated_at, now().label("now"),
+            best.c.updated_at, best.c.scope_value.label("model"), now().label("now"),
         )
         .join(workload, workload.c.id == task.c.workload_id)
         .join(target, target.c.id == task.c.target_id)
-        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == Scope.TARGET.value))
+        .outerjoin(best, _best_on(sa.func.coalesce(fastest, "")))
         .where(*wanted, *span.conditions(best.c.updated_at))
         .order_by(
             order(sort, {
@@ -89,7 +98,7 @@ def head(connection: sa.Connection, task_id: int) -> Any:
     return row
 
 
-def _best_on(model: str) -> sa.ColumnElement[bool]:
+def _best_on(model: str | sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
     """The condition under which a row of `best` is joined to its task."""
     return sa.and_(best.c.task_id == task.c.id, best.c.scope_value == model, of_one_model())
 
@@ -202,14 +211,16 @@ def curves(connection: sa.Connection, row: Any, by: By) -> list[Curve]:
         sa.select(column).where(own, column.is_not(None)).group_by(column)
         .order_by(sa.func.max(record.c.id).desc()).limit(MAX_CURVES)
     ).all()  # fmt: skip
+    models: dict[Any, str] = {}
     if by == "run":
         names = {i: f"run {i}" for i in found}
     else:
         rows = connection.execute(
             sa.select(device.c.id, device.c.identity, device.c.model).where(device.c.id.in_(found))
-        )
+        ).all()
         names = {r.id: show_device(r.model, r.identity) for r in rows}
-    return best_so_far(connection, own, column, names)
+        models = {r.id: r.model for r in rows}
+    return best_so_far(connection, own, column, names, models)
 
 
 def points(connection: sa.Connection, row: Any) -> list[Any]:

@@ -130,11 +130,13 @@
       const names = lists.map((l) => l.value).filter(Boolean);
       const curves = data.curves.filter((c) => !names.length || names.includes(c.name));
       const ends = curves.map((c) => c.points[c.points.length - 1]);
-      const lowest = Math.min(...ends.map((e) => e ? e[2] : Infinity));
+      // Times of different device models do not compare.
+      const lowest = (model) =>
+        Math.min(...ends.map((e, i) => e && curves[i].device_model === model ? e[2] : Infinity));
       section.querySelector("tbody").replaceChildren(...curves.map((c, i) => {
         const end = ends[i];
         const row = document.createElement("tr");
-        const cells = [c.name, showSeconds(end?.[2]), end ? `${(end[2] / lowest).toFixed(2)}×` : "–",
+        const cells = [c.name, showSeconds(end?.[2]), end ? `${(end[2] / lowest(c.device_model)).toFixed(2)}×` : "–",
           end ? `${end[0]} of ${c.trials}` : `– of ${c.trials}`, showElapsed(c.elapsed_s)];
         row.replaceChildren(...cells.map((text, j) => {
           const cell = document.createElement(j ? "td" : "th");
