@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from plevel.client import Client, UnreachableError
 from plevel.direct import open_store
 from plevel.environment import read_namespace, read_token
+from service.address import url_of
 from service.errors import DatabaseError
 from service.store.namespace import DEFAULT
 from strategy.select import Advised, Evidence, History, Measured, RevisedDatabase
@@ -55,7 +56,7 @@ def plevel_database(
         elif "://" not in text and is_lock(Path(text)):
             yield LockDatabase(Lock.read(Path(text).read_bytes()))
         else:
-            url = text if "://" in text else f"sqlite:///{Path(text).expanduser().absolute()}"
+            url = text if "://" in text else url_of(text)
             store = stack.enter_context(open_store(url))
             if store is None:
                 raise UnreachableError(f"{text}: no such file: name a database or a lock file")

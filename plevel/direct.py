@@ -55,9 +55,10 @@ def open_store(database: str) -> Generator[Store | None, None, None]:
 
     An SQLite file that this user cannot write is opened to read it.
     """
-    from plevel.embedded import require_service, sqlite_path
+    from plevel.embedded import require_service
+    from service.address import path_of
 
-    path = sqlite_path(database)
+    path = path_of(database)
     if path is not None and not path.exists():
         yield None
         return

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from plevel.client import Client, UnreachableError
+from service.address import path_of
 
 READY_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 1.0
@@ -257,15 +258,6 @@ def _last_line(log: Path) -> str:
     return lines[-1][:500] if lines else "no output"
 
 
-def sqlite_path(database: str) -> Path | None:
-    """The file of an SQLite URL, None for another database or one in memory."""
-    scheme, separator, rest = database.partition(":///")
-    path = rest.partition("?")[0]
-    if not separator or not scheme.startswith("sqlite") or path in ("", ":memory:"):
-        return None
-    return Path(path)
-
-
 def make_folder(database: str) -> None:
     """Create the folder of this user's own SQLite file; raise `EmbeddedError` if that fails.
 
@@ -273,7 +265,7 @@ def make_folder(database: str) -> None:
     """
     from platformdirs import user_data_path
 
-    path = sqlite_path(database)
+    path = path_of(database)
     if path is None or path.parent.is_dir():
         return
     if path.parent != user_data_path("plevel", appauthor=False):

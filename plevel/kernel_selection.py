@@ -63,12 +63,12 @@ def measured_s(chosen: Chosen) -> float:
 def find_records(named: str | None) -> str | None:
     """The named database or lock file, else the database of the environment, else this user's own if it exists."""
     from plevel.cli.location import locate
-    from plevel.embedded import sqlite_path
+    from service.address import path_of
 
     if named is not None:
         return named
     own = locate(None, None)
-    path = None if own.database is None else sqlite_path(own.database)
+    path = None if own.database is None else path_of(own.database)
     return (own.url or own.database) if path is None or path.exists() else None
 
 

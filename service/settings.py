@@ -13,13 +13,15 @@ import platformdirs
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from service.address import url_of
+
 WHSEC = "whsec_"
 Mode = Literal["auto", "open", "token"]
 
 
 def default_database() -> str:
     """A SQLite file in the user's data directory."""
-    return f"sqlite:///{Path(platformdirs.user_data_dir('plevel')) / 'plevel.db'}"
+    return url_of(Path(platformdirs.user_data_dir("plevel")) / "plevel.db")
 
 
 class Settings(BaseSettings):

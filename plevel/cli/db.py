@@ -244,11 +244,11 @@ def _used(where: str, work: Callable[[Store], T]) -> T:
     """Check the database's schema, and return the result of `work` on it."""
 
     def ask(url: str) -> T:
-        from plevel.embedded import sqlite_path
+        from service.address import path_of
         from service.store import db, foreign, migration
 
         migration.check(url)
-        path = sqlite_path(url)
+        path = path_of(url)
         store = db.Store(url, read_only=path is not None and not foreign.may_write(path))
         try:
             return work(store)
@@ -266,10 +266,10 @@ def _require() -> None:
 
 def _existing(database: str | None) -> str:
     """The database's URL; does not create it."""
-    from plevel.embedded import sqlite_path
+    from service.address import path_of
 
     where = location.locate_database(database)
-    path = sqlite_path(where)
+    path = path_of(where)
     if path is not None and not path.exists():
         raise CommandError(f"database {path} does not exist: create it with 'plevel db upgrade'")
     _require()

@@ -85,12 +85,12 @@ def locate(
 
 def _check_database(database: str | None) -> None:
     """Check that a named database file exists; this user's own file may be missing."""
-    from plevel.embedded import sqlite_path
+    from service.address import path_of
 
     named = "--database" if database else "PLEVEL_DATABASE"
     if not database and not os.environ.get("PLEVEL_DATABASE"):
         return
-    path = sqlite_path(locate_database(database))
+    path = path_of(locate_database(database))
     if path is not None and not path.exists():
         raise CommandError(
             f"{named} {path}: there is no such file: name another, or create it with 'plevel tune' "
@@ -113,22 +113,23 @@ def _check_namespace(given: str | None) -> None:
 
 def locate_database(database: str | None) -> str:
     """The URL of the named database, else of the environment's, else of this user's own file."""
+    from service.address import url_of
+
     database = database or os.environ.get("PLEVEL_DATABASE") or None
     if database is None:
-        return f"sqlite:///{data_directory() / 'plevel.db'}"
-    if "://" in database:
-        return database
-    return f"sqlite:///{Path(database).expanduser().absolute()}"
+        return url_of(data_directory() / "plevel.db")
+    return database if "://" in database else url_of(database)
 
 
 def make_database(place: Location) -> None:
     """Create the database if there is none; raise `CommandError` if that fails."""
     if place.database is None:
         return
-    from plevel.embedded import make_folder, require_service, sqlite_path
+    from plevel.embedded import make_folder, require_service
+    from service.address import path_of
 
     require_service()
-    path = sqlite_path(place.database)
+    path = path_of(place.database)
     if path is not None and not path.exists():
         from service.errors import ServiceError
         from service.store import migration

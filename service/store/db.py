@@ -16,6 +16,7 @@ import orjson
 import platformdirs
 import sqlalchemy as sa
 
+from service.address import url_of
 from service.errors import DatabaseError, InvalidError, OverloadedError
 from service.store import row_cache
 from service.store.foreign import ForeignFile, may_write, real_path
@@ -30,7 +31,7 @@ def normal_url(url: str) -> sa.URL:
         DatabaseError: neither SQLite nor PostgreSQL, or not readable as a URL.
     """
     if "://" not in url:
-        url = f"sqlite:///{Path(url).expanduser().absolute()}"
+        url = url_of(url)
     try:
         parsed = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError) as error:  # ValueError: the port is no number
@@ -42,6 +43,11 @@ def normal_url(url: str) -> sa.URL:
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         if parsed.database in (None, "", ":memory:"):
             raise DatabaseError("database: SQLite needs a file: write sqlite:////path/plevel.db")
+        if "?" in url:  # SQLAlchemy drops what it cannot read as parameters
+            raise DatabaseError(
+                f"database: an SQLite URL has no parameters, and this one has ?{url.partition('?')[2]:.80}: leave them "
+                "out, or write the path without sqlite:///, or %3F for a ? in its name"
+            )
         return parsed.set(drivername="sqlite")
     raise DatabaseError(
         f"database {parsed.drivername!r} is not supported: use sqlite:///file or postgresql://…"

@@ -34,7 +34,7 @@ class ForeignFile:
             DatabaseError: its log has changes that cannot be read without writing the folder.
         """
         how = "mode=ro" if self._has_log() else "immutable=1"
-        url = f"file:{quote(str(real_path(self._path)))}?{how}"
+        url = f"file:{quote(os.fsencode(real_path(self._path)))}?{how}"
         opened: sqlite3.Connection = sqlite3.connect(url, uri=True, **self._options)
         return opened
 
