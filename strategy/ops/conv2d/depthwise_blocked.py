@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy.cpu.tile import accumulator, round_up, up_to, whole_blocks
+from strategy.cpu.tile import accumulator, round_up
 from strategy.layout import block_of
 from strategy.ops.conv2d.blocked import lanes_of_block, schedule_padding
+from strategy.ops.conv2d.depthwise_space import space_of_pixels
 from strategy.ops.conv2d.layout import plain_weight
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros
@@ -24,16 +25,9 @@ from strategy.schedule import (
     new_schedule,
     stage,
 )
-from strategy.space import Config, ConfigSpace, Knob, divisors, knob
+from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import TensorType
-
-_ROWS = (1, 2, 3, 4, 7)
-_COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 14)
-_MOST_TASKS = 64
-_WINDOW = Knob("window", ["unrolled", "rows", "loops"])
-_PAD = Knob("pad", ["tile", "task", "apart", "inline"])
-_NO_PAD = Knob("pad", ["apart"])
 
 
 def is_offered(attrs: Conv2DAttrs, data: TensorType, weight: TensorType) -> bool:
@@ -43,45 +37,10 @@ def is_offered(attrs: Conv2DAttrs, data: TensorType, weight: TensorType) -> bool
 
 
 def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
-    """The pixels whose sums are kept, tasks of rows, and where the padding is made.
-
-    Rows of tiles pad what they read (`tile`), tasks a block at a time, all are padded before (`apart`), or bounds are
-    checked where the image is read (`inline`).
-    """
+    """As of any pixels; blocks of channels are tasks, too."""
     batch, blocks, out_h, out_w, _ = (int(d) for d in out_type.shape)
-    tiles = {r: -(-out_h // r) for r in _ROWS if r <= out_h}
-    tasks = sorted({d for count in tiles.values() for d in divisors(count) if d <= _MOST_TASKS})
-
-    def fallback() -> dict[str, Any]:
-        # Few idle pixels, many at a time: of one row, whose bounds are checked together.
-        fitting = [c for c in _COLUMNS if c <= out_w and c + 3 <= target.vector_registers]
-        columns = min(fitting, key=lambda c: round_up(out_w, c) * (1 + 1 / c))
-        rows = 1
-        parts = [d for d in divisors(tiles[rows]) if d <= _MOST_TASKS]
-        wanted = 1 if batch * blocks % target.threads == 0 else target.threads
-        return {
-            "rows": rows,
-            "columns": columns,
-            "tasks": next((d for d in parts if d >= wanted), parts[-1]),
-            "pad": "inline" if any(attrs.padding) else "apart",
-            "window": "unrolled",
-        }
-
-    return ConfigSpace(
-        [
-            Knob("rows", tuple(tiles)),
-            up_to("columns", _COLUMNS, out_w),
-            Knob("tasks", tuple(tasks)),
-            _PAD if any(attrs.padding) else _NO_PAD,
-            _WINDOW,
-        ],
-        [
-            knob("rows") * knob("columns") + 3 <= target.vector_registers,
-            whole_blocks(out_h, "rows", "tasks"),
-        ],
-        derived={"accumulators": knob("rows") * knob("columns")},
-        fallback=fallback,
-    )
+    wanted = 1 if batch * blocks % target.threads == 0 else target.threads
+    return space_of_pixels(attrs, out_h, out_w, target, lambda d: d >= wanted)
 
 
 def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:

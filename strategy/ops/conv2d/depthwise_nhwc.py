@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy.cpu.tile import accumulator, round_up, up_to, whole_blocks
+from strategy.cpu.tile import accumulator, round_up
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d.depthwise import is_exact, widened, widened_weight
+from strategy.ops.conv2d.depthwise_space import space_of_pixels
 from strategy.ops.conv2d.layout import plain_inputs, plain_weight
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.schedule import (
@@ -24,18 +25,12 @@ from strategy.schedule import (
     new_schedule,
     stage,
 )
-from strategy.space import Config, ConfigSpace, Knob, divisors, knob
+from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType
 
 _LAYOUT = "NHWC"
-_ROWS = (1, 2, 3, 4, 7)
-_COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 14)
-_MOST_TASKS = 64
-_WINDOW = Knob("window", ["unrolled", "rows", "loops"])
 _INNER = Knob("inner", ["channels", "pixels"])
-_PAD = Knob("pad", ["tile", "task", "apart", "inline"])
-_NO_PAD = Knob("pad", ["apart"])
 
 
 def add(strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], name: str, plevel: int) -> None:
@@ -49,39 +44,10 @@ def add(strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], 
 
 
 def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
-    """As of blocks of channels, and the order of tiles: all channels of some pixels, or all pixels of a vector."""
+    """As of any pixels, and the order of tiles: all channels of some pixels, or all pixels of a vector."""
     out_h, out_w = int(out_type.shape[1]), int(out_type.shape[2])
-    tiles = {r: -(-out_h // r) for r in _ROWS if r <= out_h}
-    tasks = sorted({d for count in tiles.values() for d in divisors(count) if d <= _MOST_TASKS})
-
-    def fallback() -> dict[str, Any]:
-        fitting = [c for c in _COLUMNS if c <= out_w and c + 3 <= target.vector_registers]
-        parts = [d for d in divisors(tiles[1]) if d <= _MOST_TASKS]
-        return {
-            "rows": 1,
-            "columns": min(fitting, key=lambda c: round_up(out_w, c) * (1 + 1 / c)),
-            "tasks": next((d for d in parts if d >= target.threads and d % target.threads == 0), parts[-1]),
-            "inner": "channels",
-            "pad": "inline" if any(attrs.padding) else "apart",
-            "window": "unrolled",
-        }
-
-    return ConfigSpace(
-        [
-            Knob("rows", tuple(tiles)),
-            up_to("columns", _COLUMNS, out_w),
-            Knob("tasks", tuple(tasks)),
-            _INNER,
-            _PAD if any(attrs.padding) else _NO_PAD,
-            _WINDOW,
-        ],
-        [
-            knob("rows") * knob("columns") + 3 <= target.vector_registers,
-            whole_blocks(out_h, "rows", "tasks"),
-        ],
-        derived={"accumulators": knob("rows") * knob("columns")},
-        fallback=fallback,
-    )
+    threads = target.threads
+    return space_of_pixels(attrs, out_h, out_w, target, lambda d: d >= threads and d % threads == 0, [_INNER])
 
 
 def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
