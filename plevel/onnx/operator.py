@@ -612,26 +612,44 @@ def _slice(node: Node, x: Expr, *given: Expr | None) -> Expr:
     starts, ends, axes, steps = (_integers(node, n, v) for n, v in zip(names, inputs, strict=True))
     axes = list(range(len(starts or []))) if axes is None else axes
     for axis, start, end, step in zip(axes, starts or [], ends or [], steps or [1] * len(axes), strict=True):
-        extent = extents(x)[axis]
-        first = max(start, -extent) if step < 0 else start  # backwards from before the beginning it begins there
-        x = layer.take_slice(x, axis, first, _end(node, first, end, extent, step), step)
+        x = layer.take_slice(x, axis, *_bounds(node, start, end, extents(x)[axis], step), step)
     return x
 
 
-def _end(node: Node, start: int, end: int, extent: int, step: int) -> int:
-    """The end of a part of an axis; with symbolic sizes, it and the start are within the axis at every call."""
-    if node.sizes is None:
-        return min(end, extent)
-    of, first, last = (isinstance(node.sizes.encode(abs(n)), Extent) for n in (extent, start, end))
-    if (first and not of) or (last and (step < 0 or end < 0)):
-        raise NetworkError(f"a part of an axis of {extent} from {start} to {end} by {step}")
-    if of and start:
-        node.limits.append((start + 1 if start > 0 else -start, extent))
-    if not (of or last) or end >= MOST:
-        return min(end, extent)
-    if end >= 0:
+def _bounds(node: Node, start: int, end: int, extent: int, step: int) -> tuple[int, int | None]:
+    """The start and the end of a part of an axis, to be read as Python does.
+
+    With symbolic sizes it adds the limits at which the part is of the same form at every call: what it has lies within
+    the axis, and its start stays before its end, or behind it.
+    """
+    forwards = step > 0
+    of, first, last = (
+        node.sizes is not None and isinstance(node.sizes.encode(abs(n)), Extent) for n in (extent, start, end)
+    )
+    if not (of or first or last):
+        # Backwards from before the beginning it begins there.
+        return start if forwards else max(start, -extent), min(end, extent)
+    refused = NetworkError(f"a part of an axis of {extent} from {start} to {end} by {step}")
+    if not of and (first or not forwards or end < 0):
+        raise refused
+    if abs(start) >= MOST:  # the beginning of the axis, or its last element
+        start = 0 if start < 0 else start if forwards else -1
+    if end >= MOST if forwards else end <= -MOST:
+        end = extent if forwards else -1 - extent
+    begins, ends = (n + extent if n < 0 else n for n in (start, end))  # as indices
+    if begins < 0 or (last and ends < 0):
+        raise refused
+    if start:
+        node.limits.append((start + 1, extent) if start > 0 else (-start, extent))
+    taken, whole = range(begins, ends, step), end in (extent, -1 - extent)
+    if (start < 0) == (end < 0) and not (first or last or whole):  # as many at every call
+        if taken:
+            node.limits.append((taken[-1] + 1 if start >= 0 else extent - taken[-1], extent))
+        return start, end
+    node.limits.append((begins, ends) if forwards == bool(taken) else (ends, begins))
+    if taken and forwards and end >= 0 and not whole:
         node.limits.append((extent, end) if of and end > extent else (end, extent))
-    return end
+    return start, end
 
 
 @_register("Split")

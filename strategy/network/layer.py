@@ -304,15 +304,20 @@ def take_slice(x: Expr, axis: int, start: int | None, end: int | None, step: int
 def _take_symbolic(x: Expr, axis: int, taken: range) -> Expr:
     """A part of an axis, where its extent or the end of the part may be symbolic."""
     extent = extents(x)[axis]
+    if not taken:
+        taken = range(0)
+    if taken.step < 0 and taken.start < PROBED:
+        part = take_slice(x, axis, taken.stop + 1, taken.start + 1)
+        return take_slice(call("reverse", part, axis=axis), axis, 0, None, -taken.step)
     if taken.step < 0:  # forwards in what is turned
         turned = call("reverse", x, axis=axis)
         return take_slice(turned, axis, extent - 1 - taken.start, extent - 1 - taken.stop, -taken.step)
-    if taken.start >= PROBED and taken.step == 1:  # counted from the end
+    if taken.start >= PROBED and taken.step > 1:
+        return take_slice(take_slice(x, axis, taken.start, taken.stop), axis, 0, None, taken.step)
+    if taken.start >= PROBED:  # counted from the end
         turned = call("reverse", x, axis=axis)
         found = take_slice(turned, axis, extent - taken.stop, extent - taken.start)
         return found if len(taken) == 1 else call("reverse", found, axis=axis)
-    if taken.start >= PROBED:
-        raise NetworkError(f"every {taken.step} elements from {taken.start} of an axis with a symbolic size")
     open_ended = taken.stop == extent
     if taken.start or taken.step > 1 or taken.stop < PROBED:
         end = _OPEN if open_ended or taken.stop >= PROBED else taken.stop

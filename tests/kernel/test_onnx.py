@@ -240,6 +240,61 @@ def test_a_part_of_an_axis_bounds_the_sizes(name: str, tmp_path: Path) -> None:
     assert [size.low, size.high] == bounds
 
 
+MAX = 2**63 - 1
+# The start, end and step of a part of an axis of n, or of 2*n; the extent of what is taken, and the least n.
+STRIDED: dict[tuple[int, int, int, int], tuple[str, int]] = {
+    (1, 0, 6, 2): ("3", 5), (1, 1, -1, 1): ("n - 2", 3), (1, 3, -2, 1): ("n - 5", 6), (1, MAX, -MAX, -1): ("n", 1),
+    (1, -4, MAX, 2): ("2", 4), (1, -5, -1, 2): ("2", 5), (1, 5, -MAX, -2): ("3", 6), (1, 4, 1, -2): ("2", 5),
+    (1, -1, -4, -1): ("3", 3), (1, -1, -4, -2): ("2", 3), (1, -MAX, 5, 1): ("5", 5), (1, -1, 3, -1): ("n - 4", 5),
+    (2, 0, MAX, 2): ("n", 1), (2, -MAX, MAX, 2): ("n", 1), (2, MAX, -MAX, -2): ("n", 1), (2, -2, -MAX, -2): ("n", 1),
+    (2, -3, -MAX, -2): ("n - 1", 2), (2, 3, -2, 2): ("n - 2", 3), (2, -4, MAX, 3): ("2", 2),
+    (2, -1, 3, -2): ("n - 2", 3), (1, -4, 5, 1): ("0", 9), (1, 5, -4, -1): ("0", 9), (2, 5, -4, -1): ("0", 5),
+}  # fmt: skip
+
+
+def strided(tmp_path: Path, *parts: tuple[int, int, int, int]) -> Path:
+    """A model of parts of x, which is twice as long where they say so, behind each other."""
+    nodes, weights = [helper.make_node("Concat", ["x", "x"], ["twice"], axis=0)], {}
+    for i, (times, *bounds) in enumerate(parts):
+        weights |= {f"{name}{i}": np.array([n]) for name, n in zip("bes", bounds, strict=True)}
+        inputs = ["x" if times == 1 else "twice", f"b{i}", f"e{i}", "axes", f"s{i}"]
+        nodes.append(helper.make_node("Slice", inputs, [f"part{i}"]))
+    nodes.append(helper.make_node("Concat", [f"part{i}" for i in range(len(parts))], ["y"], axis=0))
+    return of_sizes(tmp_path, *nodes, axes=np.array([0]), **weights)
+
+
+@pytest.mark.parametrize("part", STRIDED)
+def test_a_strided_part_is_taken_where_its_extent_is_a_sum_of_products(
+    part: tuple[int, int, int, int], tmp_path: Path
+) -> None:
+    model, symbols = read_onnx(strided(tmp_path, part), {})
+    network = import_symbolic(model, symbols)
+    (kind,) = (v.tensor_type for v in network.outputs.values())
+    assert network.sizes is not None
+    sizes = network.sizes.within([kind] if STRIDED[part][0] != "0" else [])
+    assert (str(sizes.encode(kind.concrete_shape[0])), sizes.sizes[0].low) == STRIDED[part]
+    times, start, end, step = part
+    for n in range(sizes.sizes[0].low, 20):  # what NumPy takes is as many
+        count = len(range(*slice(start, end, step).indices(times * n)))
+        encoded = sizes.encode(kind.concrete_shape[0])
+        assert count == (encoded if isinstance(encoded, int) else encoded.at((n,)))
+
+
+def test_strided_parts_are_right_at_each_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = (1, -4, MAX, 2), (1, -1, -4, -2), (1, 5, -MAX, -2), (1, -MAX, 5, 1), (2, MAX, -MAX, -2), (2, 3, -2, 2)
+    path, out = strided(tmp_path, *parts), tmp_path / "sizes.so"
+    assert call("compile", path, "-o", out, "--threads", "1", "--verify") == 0, capsys.readouterr().err
+    assert "agree at sizes 6, 8, 64 within" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("part", [(1, 0, MAX, 2), (1, -1, -MAX, -2), (2, 0, MAX, 3), (1, -1, 3, -2), (2, -3, 2, -3)])
+def test_a_strided_part_whose_extent_is_rounded_is_refused(
+    part: tuple[int, int, int, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("compile", strided(tmp_path, part), "-o", tmp_path / "sizes.so") == 2
+    assert "depends on a symbolic size, and a library has fixed ones" in capsys.readouterr().err
+
+
 def test_a_part_of_a_table_is_right_within_the_bounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nodes, weights, _ = PARTS["of a table"]
     path, out = of_sizes(tmp_path, *nodes, zero=np.array([0]), **weights), tmp_path / "sizes.so"
