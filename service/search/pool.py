@@ -64,6 +64,14 @@ class Candidates:
         if self.table is not None and key in self._rows:
             self._free[self._rows[key]] = False
 
+    def give_back(self, key: Key) -> None:
+        """Return a valid configuration to the pool."""
+        self._taken.discard(key)
+        if self.table is None:
+            self._reserve[key] = None
+        else:
+            self._free[self._rows[key]] = True
+
     def is_taken(self, key: Key) -> bool:
         return key in self._taken
 

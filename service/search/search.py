@@ -142,6 +142,12 @@ class Search:
                 self._candidates.take(key)
                 self._pending[key] = None
 
+    def release(self, config: Mapping[str, object]) -> None:
+        """Let a pending configuration be proposed, as nobody tries it any more."""
+        key = self._key(config)
+        if key is not None and self._pending.pop(key, self) is not self:
+            self._candidates.give_back(key)
+
     def _key(self, config: Mapping[str, object]) -> Key | None:
         """The digits of a configuration, None if it is not in this space."""
         knobs = self.space.knobs

@@ -25,6 +25,7 @@ class Arm:
         lower_bound_s: the lowest time that its model considers possible.
         gain: the share of the workload's lowest time that one trial is expected to save; None
             without a model.
+        waiting: all that is left to try is under way in other runs.
     """
 
     trials: int = 0
@@ -35,6 +36,7 @@ class Arm:
     gain: float | None = None
     exhausted: bool = False
     dropped: bool = False
+    waiting: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -131,11 +133,11 @@ def settled(arm: Arm, before_s: float | None, lead_s: float | None, least_gain: 
 
 
 def next_arm(arms: Sequence[Arm], budget: int) -> int | None:
-    """The implementation that gets the next trials, None if all are closed.
+    """The implementation that gets the next trials, None if all are closed or waiting.
 
     First each gets its `share` of the budget, then the one whose next trial is expected to save most.
     """
-    open_arms = [i for i, a in enumerate(arms) if a.is_open]
+    open_arms = [i for i, a in enumerate(arms) if a.is_open and not a.waiting]
     if not open_arms:
         return None
     first = share(arms, budget)

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from service.records.best import standing
 from service.records.ranking import of_one_model
 from service.search.transfer import SOURCES, Source
-from service.store.tables import best, device, record, target, task, workload
+from service.store.tables import best, device, record, target, task, worker_device, workload
 from strategy.record import ErrorKind, Phase, convert
 from strategy.space import Config, ConfigError, ConfigSpace
 from strategy.target import are_like
@@ -75,6 +75,30 @@ def find_sources(
                 for _, group in _by_model(rows, device_model)
             )
     return here[:SOURCES] + [source for found in shapes for source in found]
+
+
+def find_device_model(
+    connection: sa.Connection, target_id: int, tasks: Sequence[int], counted: sa.ColumnElement[bool]
+) -> str:
+    """The device model with most of the trials that ran, else of all, else that of the target's newest device."""
+    ran = sa.func.sum(sa.case((record.c.error.is_(None), 1), else_=0))
+    found = connection.scalar(
+        sa.select(device.c.model)
+        .join(record, record.c.device_id == device.c.id)
+        .where(counted, record.c.task_id.in_(tasks))
+        .group_by(device.c.model)
+        .order_by(ran.desc(), sa.func.count().desc(), device.c.model)
+        .limit(1)
+    )
+    if found is None:
+        found = connection.scalar(
+            sa.select(device.c.model)
+            .join(worker_device, worker_device.c.device_id == device.c.id)
+            .where(worker_device.c.target_id == target_id)
+            .order_by(device.c.seen_at.desc(), device.c.id.desc())
+            .limit(1)
+        )
+    return found or ""
 
 
 def place_name(target_id: int, device_model: str) -> str:

@@ -25,7 +25,7 @@ from service.store.background import Background
 from service.store.db import Connection, Store
 from service.store.tables import Scope, TaskState
 from service.store.wakeup import Wakeup
-from service.tuning import budget, final, remeasure, state, tuning_run
+from service.tuning import budget, final, other_run, remeasure, state, tuning_run
 from service.tuning import run as runs
 from service.tuning.ownership import Ownership
 from service.tuning.tuning_run import TuningRun, TuningTask, arms_of
@@ -160,7 +160,9 @@ class Tuner(Background):
             self._judge(tuning)
             room = max(MIN_OPEN_JOBS, 2 * devices) - open_jobs
             proposals = self._propose(tuning, room)
-        self._write(tuning, proposals, timed_out=timed_out, idle=not open_jobs)
+        waiting = not timed_out and self._is_waiting(tuning)
+        idle = not (open_jobs or waiting)
+        self._write(tuning, proposals, timed_out=timed_out, waiting=waiting, idle=idle)
 
     # Decisions
 
@@ -186,12 +188,11 @@ class Tuner(Background):
     def _propose(self, tuning: TuningRun, room: int) -> list[Proposal]:
         proposals: list[Proposal] = []
         groups = tuning.by_workload()
-        if not tuning.reference_done:
-            # Untunable implementations are measured first, as the others may have to beat them.
-            for workload_id, group in groups.items():
-                fixed = [jobs.NewEntry(t.id, Config()) for t in group if t.search is None]
-                if fixed:
-                    proposals.append(Proposal(workload_id, tuple(fixed), jobs.URGENT))
+        # Untunable implementations are measured first, as the others may have to beat them.
+        for workload_id, group in groups.items():
+            fixed = [jobs.NewEntry(t.id, Config()) for t in group if t.is_unmeasured and not t.awaited]
+            if fixed:
+                proposals.append(Proposal(workload_id, tuple(fixed), jobs.URGENT))
         parts = self._parts(tuning)
         while len(proposals) < room:
             stands = [budget.Stand(g[0].weight, parts[w], *arms_of(g)) for w, g in groups.items()]
@@ -238,13 +239,20 @@ class Tuner(Background):
                 # Too large to count, and no new configuration was found: practically exhausted.
                 _close(tuning, t, TaskState.EXHAUSTED, "no further valid configuration was found")
 
+    def _is_waiting(self, tuning: TuningRun) -> bool:
+        """Return whether other runs have in the queue what is left for this one to measure."""
+        more = _spent(tuning.tasks) < tuning.request.trials
+        arms = [t.arm(None) for t in tuning.tasks if t.search is not None] if more else []
+        return any(a.waiting and a.is_open for a in arms) or any(t.awaited and t.is_unmeasured for t in tuning.tasks)
+
     # Writing
 
     def _write(
-        self, tuning: TuningRun, proposals: Sequence[Proposal], *, timed_out: bool, idle: bool
+        self, tuning: TuningRun, proposals: Sequence[Proposal], *, timed_out: bool, waiting: bool, idle: bool
     ) -> None:
         if not (proposals or tuning.changed or timed_out or idle):
             return
+        by_id = {t.id: t for t in tuning.tasks}
         with self.store.write() as connection:
             row = state.lock_state(connection, tuning.id)
             if row.state != RunState.RUNNING or not self._ownership.lasts(connection, tuning.id):
@@ -254,17 +262,30 @@ class Tuner(Background):
                     connection, tuning.id, t.id, t.implementation, t.state, t.message
                 )
             tuning.changed.clear()
+            if proposals and self._is_crossed(connection, tuning, proposals):
+                del self._runs[tuning.id]  # to be loaded again, with what another service has enqueued meanwhile
+                return
             for p in proposals:
                 self._enqueue(connection, tuning, p, Phase.SEARCH)
             if timed_out:
                 jobs.cancel(connection, tuning.id, "its run reached its time limit")
-            ended = not proposals and not jobs.open_jobs(connection, tuning.id)
+            ended = not (proposals or waiting or jobs.open_jobs(connection, tuning.id))
             if ended:
                 self._confirm(connection, tuning, timed_out=timed_out)
-        tuning.reference_done = True
+        for e in (e for p in proposals for e in p.entries):
+            by_id[e.task_id].referenced = True
         self.queued.notify()
         if ended:
             self.changed.notify()
+
+    def _is_crossed(self, connection: Connection, tuning: TuningRun, proposals: Sequence[Proposal]) -> bool:
+        """Return whether another service has just enqueued a proposed configuration, for another run."""
+        tasks = {e.task_id: {e.config} for p in proposals for e in p.entries}
+        for e in (e for p in proposals for e in p.entries):
+            tasks[e.task_id].add(e.config)
+        other_run.lock(connection, tasks)
+        awaited = other_run.find_awaited(connection, tuning.id, tuning.request, tuning.policy_id, tasks)
+        return any(tasks[task_id].intersection(found.values()) for task_id, found in awaited.items())
 
     def _enqueue(
         self, connection: Connection, tuning: TuningRun, p: Proposal, phase: Phase, final: int = 0

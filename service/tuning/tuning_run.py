@@ -25,10 +25,9 @@ from service.store.tables import (
     run,
     run_task,
     task,
-    worker_device,
     workload,
 )
-from service.tuning import budget
+from service.tuning import budget, other_run
 from service.tuning import run as runs
 from service.tuning import sources as relative
 from strategy.record import UNBUILDABLE, ErrorKind, Phase, RunRequest, convert
@@ -55,6 +54,9 @@ class TuningTask:
     failed_elsewhere: int = 0  # absorbed trials that failed there, by their own fault
     ran_elsewhere: int = 0  # those of them that were built, and need not fail here
     pending: int = 0
+    # Configurations that other runs have in the queue (`other_run`); for an untunable one its only.
+    awaited: dict[other_run.Entry, Config] = field(default_factory=dict)
+    referenced: bool = False  # an untunable one's job of this run was enqueued
     taught: int = 0  # records of the run's other workloads when its sources were read
     bests_s: list[float | None] = field(default_factory=list)  # the best after each absorbed trial, without those
 
@@ -66,9 +68,14 @@ class TuningTask:
             trials=self.told + self.pending, told=self._compared, elsewhere=self.elsewhere, best_s=self.best_s,
             lower_bound_s=search.lower_bound_s,
             gain=None if lead_s is None else search.expected_gain(lead_s),
-            exhausted=search.exhausted or self.state is TaskState.EXHAUSTED,
-            dropped=self.state is TaskState.DROPPED,
+            exhausted=(search.exhausted and not self.awaited) or self.state is TaskState.EXHAUSTED,
+            dropped=self.state is TaskState.DROPPED, waiting=search.exhausted and bool(self.awaited),
         )  # fmt: skip
+
+    @property
+    def is_unmeasured(self) -> bool:
+        """True for an untunable one that this run has not enqueued, and no other has measured."""
+        return self.search is None and not self.referenced and self.best_s is None
 
     @property
     def _compared(self) -> int:
@@ -109,7 +116,6 @@ class TuningRun:
     device_model: str = ""
     timed: Counter[str] = field(default_factory=Counter)
     tried: Counter[str] = field(default_factory=Counter)
-    reference_done: bool = False
     changed: list[TuningTask] = field(default_factory=list)
 
     @property
@@ -141,7 +147,7 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
     ).all()
     policy_id = catalogue.find_policy(connection, request.search_policy)
     counted = runs.trials_of(run_id, request, policy_id)
-    device_model = _find_model(connection, row.target_id, [r.id for r in rows], counted)
+    device_model = relative.find_device_model(connection, row.target_id, [r.id for r in rows], counted)
     tasks = []
     for r in rows:
         search = None
@@ -163,43 +169,11 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
                 r.message,
             )
         )
-    referenced = connection.scalar(
-        sa.select(job_entry.c.id)
-        .join(job, job.c.id == job_entry.c.job_id)
-        .where(
-            job.c.run_id == run_id,
-            job_entry.c.task_id.in_([t.id for t in tasks if t.search is None]),
-        )
-        .limit(1)
-    )
-    return TuningRun(
-        run_id, request, row.target_id, -1 if policy_id is None else policy_id, tasks, device_model,
-        reference_done=referenced is not None,
-    )  # fmt: skip
-
-
-def _find_model(
-    connection: sa.Connection, target_id: int, tasks: Sequence[int], counted: sa.ColumnElement[bool]
-) -> str:
-    """The device model with most of the trials that ran, else of all, else that of the target's newest device."""
-    ran = sa.func.sum(sa.case((record.c.error.is_(None), 1), else_=0))
-    found = connection.scalar(
-        sa.select(device.c.model)
-        .join(record, record.c.device_id == device.c.id)
-        .where(counted, record.c.task_id.in_(tasks))
-        .group_by(device.c.model)
-        .order_by(ran.desc(), sa.func.count().desc(), device.c.model)
-        .limit(1)
-    )
-    if found is None:
-        found = connection.scalar(
-            sa.select(device.c.model)
-            .join(worker_device, worker_device.c.device_id == device.c.id)
-            .where(worker_device.c.target_id == target_id)
-            .order_by(device.c.seen_at.desc(), device.c.id.desc())
-            .limit(1)
-        )
-    return found or ""
+    fixed = {t.id: t for t in tasks if t.search is None}
+    of_run = sa.select(job_entry.c.task_id).distinct().join(job, job.c.id == job_entry.c.job_id)
+    for task_id in connection.scalars(of_run.where(job.c.run_id == run_id, job_entry.c.task_id.in_(fixed))):
+        fixed[task_id].referenced = True
+    return TuningRun(run_id, request, row.target_id, -1 if policy_id is None else policy_id, tasks, device_model)
 
 
 def teach(store: Store, tuning: TuningRun, t: TuningTask) -> None:
@@ -227,6 +201,9 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
 
     Those of other device models are not told, but for failures that hold for the target.
     """
+    if tuning.policy_id == -1:  # another run may have enqueued the first job of this policy
+        found = catalogue.find_policy(connection, tuning.request.search_policy)
+        tuning.policy_id = -1 if found is None else found
     counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
     # Open jobs first: a concurrent report is then found by both queries, not by neither.
     under_way = connection.execute(
@@ -239,7 +216,14 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
             job_entry.c.state == EntryState.PENDING,
         )
     ).all()
-    reported: set[tuple[int, int]] = set()
+    awaited = other_run.find_awaited(
+        connection, tuning.id, tuning.request, tuning.policy_id, [t.id for t in tuning.tasks]
+    )
+    for t in tuning.tasks:
+        for gone in t.awaited.keys() - awaited.get(t.id, {}).keys():
+            if t.search is not None:
+                t.search.release(t.awaited[gone])  # until its record is told
+    reported: set[other_run.Entry] = set()
     # The finals of an earlier run may have found a wrong answer, where its search had a time.
     fresh = [t.id for t in tuning.tasks if not t.cursor]
     wrong = best.refuted(connection, fresh, tuning.device_model) if fresh else set()
@@ -262,6 +246,9 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
             elsewhere = r.model != tuning.device_model and r.error != ErrorKind.LOST
             _take(t, r, refuted=(t.id, r.config_digest) in wrong, elsewhere=elsewhere)
         t.pending = 0
+        t.awaited = {e: config for e, config in awaited.get(t.id, {}).items() if e not in reported}
+        if t.search is not None:
+            t.search.avoid(t.awaited.values())
     by_id = {t.id: t for t in tuning.tasks}
     for e in under_way:
         if (e.job_id, e.entry) in reported:

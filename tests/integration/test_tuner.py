@@ -404,6 +404,97 @@ def test_no_configuration_is_tried_twice(farm: Farm) -> None:
     assert len(searched) == len(set(searched)) == 101
 
 
+def searched(farm: Farm) -> list[tuple[str, Config]]:
+    """What was tried by searches, in order."""
+    return [
+        (e.implementation, e.config)
+        for entries, phase in zip(farm.jobs, farm.phases, strict=True) if phase is Phase.SEARCH
+        for e in entries
+    ]
+
+
+@pytest.mark.parametrize("priority", [0, 1])
+def test_two_live_runs_of_a_workload_try_no_configuration_twice(farm: Farm, priority: int) -> None:
+    first, second = farm.ask(drawn(trials=60)).id, farm.ask(drawn(trials=61, priority=priority)).id
+    assert first != second
+    assert farm.go(first).state is farm.go(second).state is RunState.DONE
+    tried = searched(farm)
+    # A result counts for both; what is under way as both come to their ends is more.
+    assert 62 <= len(set(tried)) <= 62 + 2 * farm.settings.batch
+    # A run of a higher priority does not wait for what the other had in the queue.
+    assert len(tried) - len(set(tried)) <= 2 * farm.settings.batch * priority + priority
+    for run_id, trials in ((first, 60), (second, 61)):
+        assert farm.status(run_id).trials_done == trials
+
+
+def test_a_forced_run_tries_again_what_another_has_in_the_queue(farm: Farm) -> None:
+    farm.ask(drawn(trials=20))
+    again = farm.ask(drawn(trials=20, force=True)).id
+    farm.go(again)
+    tried = searched(farm)
+    assert len(set(tried)) < len(tried)
+
+
+FEW = ConfigSpace([Knob("x", range(6)), Knob("y", range(4))], fallback={"x": 1, "y": 1})
+
+
+def of_few(**values: Any) -> RunRequest:
+    """A request of a space that a job or two exhaust."""
+    offered = (msgspec.structs.replace(FAST, space=FEW), LIBRARY)
+    return drawn(workloads=(RunWorkload(workload=WORKLOAD, candidates=offered),), **values)
+
+
+@pytest.mark.parametrize("end", ["measured", "cancelled"])
+def test_a_run_waits_for_what_another_has_in_the_queue_and_tries_what_that_gives_up(farm: Farm, end: str) -> None:
+    farm.settings = farm.settings.model_copy(update={"batch": 24})
+    farm.tuner = farm.fresh_tuner()
+    first = farm.ask(of_few(trials=100)).id
+    farm.tuner.step()
+    second = farm.ask(of_few(trials=101)).id
+    for _ in range(3):
+        farm.tuner.step()
+    assert farm.open_jobs(first) == 2
+    assert farm.open_jobs(second) == 0
+    assert farm.status(second).state is RunState.RUNNING
+    if end == "cancelled":
+        with farm.store.write() as c:
+            runs.cancel(c, first)
+    status = farm.go(second)
+    assert (status.state, status.trials_done) == (RunState.DONE, 24)
+    tried = searched(farm)
+    assert len(tried) == len(set(tried)) == 24 + 1
+    assert "all of its configurations have been tried" in status.message
+
+
+def test_two_services_propose_no_configuration_twice(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other enqueues for its run between what this one reads and what it writes."""
+    farm.ask(drawn(trials=30))
+    farm.tuner.step()
+    farm.work()
+    second = farm.ask(drawn(trials=31)).id
+    mine = farm.fresh_tuner()
+    mine._ownership, farm.tuner._ownership = Ownership(60.0, "mine"), Ownership(60.0, "theirs")
+    with farm.store.write() as c:
+        owner = sa.case((run.c.id == second, "mine"), else_="theirs")
+        c.execute(sa.update(run).values(tuner=owner, tuner_until=now() + 60.0))
+    write, crossed = mine._write, []
+
+    def late(*args: Any, **values: Any) -> None:
+        if not crossed:
+            crossed.append(farm.tuner.step())
+        write(*args, **values)
+
+    monkeypatch.setattr(mine, "_write", late)
+    for _ in range(200):
+        mine.step()
+        farm.tuner.step()
+        if not farm.work():
+            break
+    assert farm.status(second).state is RunState.DONE
+    tried = searched(farm)
+    assert len(tried) == len(set(tried))
+
+
 def test_two_jobs_wait_at_most(farm: Farm) -> None:
     status = farm.ask(request(trials=100))
     for _ in range(6):

@@ -1,0 +1,54 @@
+"""Configurations of a run's tasks that other live runs have in the queue: each is measured once, for all of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+import sqlalchemy as sa
+
+from service.queue import job as jobs
+from service.store.tables import LIVE, EntryState, JobState, job, job_entry, run, run_task
+from strategy.record import Phase, RunRequest
+from strategy.space import Config
+
+_LOCKS = 0x706C6576  # of this kind, among other programs' advisory locks
+Entry = tuple[int, int]  # a job, and its entry's number
+
+
+def lock(connection: sa.Connection, tasks: Collection[int]) -> None:
+    """Have one transaction at a time propose configurations of a task, until it ends.
+
+    No-op on SQLite, which has one writer.
+    """
+    if connection.dialect.name == "sqlite":
+        return
+    for task_id in sorted(tasks):
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCKS, task_id % 2**31)))
+
+
+def find_awaited(
+    connection: sa.Connection, run_id: int, request: RunRequest, policy_id: int, tasks: Collection[int]
+) -> dict[int, dict[Entry, Config]]:
+    """The configurations of each task whose results are to count as trials of a run, and are not reported yet.
+
+    Those that are queued behind the run's own are left out: it need not wait for them.
+    """
+    if request.force:
+        return {}
+    same = sa.select(run_task.c.run_id).where(run_task.c.task_id.in_(tasks))
+    others = sa.select(run.c.id).where(run.c.state.in_(LIVE), run.c.id != run_id, run.c.id.in_(same))
+    no_later = sa.or_(job.c.state == JobState.LEASED, job.c.priority <= jobs.NORMAL - 100 * request.priority)
+    rows = connection.execute(
+        sa.select(*job_entry.c["job_id", "entry", "task_id", "config"])
+        .join(job, job.c.id == job_entry.c.job_id)
+        .where(
+            job.c.run_id.in_(others), job.c.state.in_((JobState.QUEUED, JobState.LEASED)), no_later,
+            job.c.phase == Phase.SEARCH.value, job.c.policy_id == policy_id,
+            job_entry.c.task_id.in_(tasks), job_entry.c.state == EntryState.PENDING,
+        )
+    )  # fmt: skip
+    found: dict[int, dict[Entry, Config]] = defaultdict(dict)
+    for r in rows:
+        found[r.task_id][r.job_id, r.entry] = Config(r.config)
+    return found
