@@ -405,7 +405,7 @@ def test_no_configuration_is_tried_twice(farm: Farm) -> None:
 
 
 def searched(farm: Farm) -> list[tuple[str, Config]]:
-    """What was tried by searches, in order."""
+    """Trials of searches, in order."""
     return [
         (e.implementation, e.config)
         for entries, phase in zip(farm.jobs, farm.phases, strict=True) if phase is Phase.SEARCH

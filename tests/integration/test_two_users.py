@@ -41,7 +41,7 @@ def tune(service: Service, requests: list[RunRequest]) -> list[RunStatus]:
 
 
 def searched(database: str) -> Counter[tuple[int, str]]:
-    """How often each configuration of a task was searched, and no entry without a record."""
+    """The numbers of trials of each configuration of a task; assert that each entry has its record."""
     store = Store(database)
     with store.read() as c:
         entries = c.scalar(sa.text("SELECT count(*) FROM job_entry WHERE state <> 'done'"))
