@@ -1,9 +1,9 @@
-"""Query parameters: workloads, and refusal of unknown parameters, such as mistyped filters."""
+"""Query parameters: workloads; refusal of unknown parameters, such as mistyped filters, and of impossible values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple, get_args
 
 from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
@@ -14,6 +14,8 @@ from service.selection.candidate import normal
 from strategy.suggestion import suggest
 from strategy.workload_text import EXAMPLE, parse_workload
 
+MOST = 2**63 - 1
+_SHORT = len(str(MOST))  # from here on a number may be too large
 
 # `async`, as other dependencies take a thread for each request.
 async def read_workload(
@@ -29,22 +31,54 @@ OfWorkload = Annotated[str | None, Depends(read_workload)]
 
 
 async def check_query(request: Request) -> None:
-    """Refuse unknown parameters with a `RequestValidationError` that names them."""
-    if not request.scope["query_string"]:
+    """Refuse unknown parameters, and values that no database can hold.
+
+    Raises:
+        RequestValidationError: it names the parameter.
+    """
+    given = {name: str(value) for name, value in request.path_params.items()}
+    if not request.scope["query_string"] and all(len(value) < _SHORT and "\0" not in value for value in given.values()):
         return
     known = _parameters(request.scope["route"])
-    for name in request.query_params:
-        if name not in known:
-            text = f"unknown parameter{suggest(name, known)}: expected one of {', '.join(known)}"
-            raise RequestValidationError([{"loc": ("query", f"{name:.80}"), "msg": text}])
+    for name, value in given.items():
+        _check_value("path", name, value, integer=("path", name) in known.integers)
+    for name, value in request.query_params.multi_items():
+        if name not in known.query:
+            text = f"unknown parameter{suggest(name, known.query)}: expected one of {', '.join(known.query)}"
+            raise _refusal("query", f"{name:.80}", text)
+        _check_value("query", name, value, integer=("query", name) in known.integers)
 
 
-def _parameters(route: APIRoute) -> tuple[str, ...]:
+def _check_value(place: str, name: str, value: str, *, integer: bool) -> None:
+    if "\0" in value:
+        raise _refusal(place, name, "it has a NUL, which no text on record has: leave it out")
+    digits = value.strip().lstrip("+-0").replace("_", "")
+    if integer and digits.isdecimal() and (len(digits) > _SHORT or int(digits) > MOST):
+        raise _refusal(place, name, f"{value:.40} is not within ±{MOST}, as all numbers on record are")
+
+
+def _refusal(place: str, name: str, text: str) -> RequestValidationError:
+    return RequestValidationError([{"loc": (place, name), "msg": text}])
+
+
+class _Parameters(NamedTuple):
+    """The names of a route's query parameters, and the places and names of those that are integers."""
+
+    query: tuple[str, ...]
+    integers: frozenset[tuple[str, str]]
+
+
+def _parameters(route: APIRoute) -> _Parameters:
+    found = list(_fields(route.dependant))
     # Clients with a namespace send it with all requests, also to routes that span namespaces.
-    return tuple(sorted({"namespace", *_names(route.dependant)}))
+    query = {"namespace", *(name for place, name, _ in found if place == "query")}
+    integers = {(place, name) for place, name, kind in found if int in (kind, *get_args(kind))}
+    return _Parameters(tuple(sorted(query)), frozenset(integers))
 
 
-def _names(dependant: Dependant) -> Iterator[str]:
-    yield from (field.alias for field in dependant.query_params)
+def _fields(dependant: Dependant) -> Iterator[tuple[str, str, Any]]:
+    """The place, name and type of each parameter."""
+    for place, fields in (("path", dependant.path_params), ("query", dependant.query_params)):
+        yield from ((place, field.alias, field.field_info.annotation) for field in fields)
     for part in dependant.dependencies:
-        yield from _names(part)
+        yield from _fields(part)

@@ -19,6 +19,9 @@ from strategy.record import ErrorKind, Phase, TaskStatus
 router = APIRouter(prefix="/v1", tags=["records"])
 
 
+Instant = Annotated[float | None, Query(allow_inf_nan=False)]
+
+
 def wanted(
     within: Within,
     digest: OfWorkload,
@@ -32,8 +35,8 @@ def wanted(
     worker: str | None = None,
     phase: Phase | None = None,
     error: ErrorKind | Literal["any", "none"] | None = None,
-    since: float | None = None,
-    until: float | None = None,
+    since: Instant = None,
+    until: Instant = None,
 ) -> Wanted:
     """The dependency of routes that filter records."""
     return Wanted(

@@ -168,16 +168,22 @@ def curve(
         searched.append(record.c.run_id == run_id)
     if device_model is None:
         device_model = _curve_model(connection, task_id, searched)
-    query = sa.select(record.c.median_s, record.c.recorded_at).where(*searched, ranking.measured_on(device_model))
-    points: list[CurvePoint] = []
-    for trial, row in enumerate(connection.execute(query.order_by(record.c.id)), 1):
-        if row.median_s is not None and (not points or row.median_s < points[-1].median_s):
-            points.append(
-                CurvePoint(
-                    trial=trial, median_s=row.median_s, recorded_at=row.recorded_at, device_model=device_model
-                )
-            )  # fmt: skip
-    return points
+    # In the database, as a task may have any number of trials.
+    trials = (
+        sa.select(
+            *record.c["median_s", "recorded_at"],
+            sa.func.row_number().over(order_by=record.c.id).label("trial"),
+            sa.func.min(record.c.median_s).over(order_by=record.c.id, rows=(None, -1)).label("before_s"),
+        )
+        .where(*searched, ranking.measured_on(device_model))
+        .subquery()
+    )
+    improved = sa.or_(trials.c.before_s.is_(None), trials.c.median_s < trials.c.before_s)
+    query = sa.select(trials).where(trials.c.median_s.is_not(None), improved).order_by(trials.c.trial)
+    return [
+        CurvePoint(trial=r.trial, median_s=r.median_s, recorded_at=r.recorded_at, device_model=device_model)
+        for r in connection.execute(query)
+    ]
 
 
 def _curve_model(connection: sa.Connection, task_id: int, searched: Sequence[sa.ColumnElement[bool]]) -> str:

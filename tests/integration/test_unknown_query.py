@@ -55,6 +55,30 @@ def test_every_page(client: httpx.Client, page: str, task: int) -> None:
     assert (answer.status_code, "tpyo" in answer.text) == (422, True)
 
 
+BEYOND = (
+    f"/v1/runs/{10**30}", f"/v1/runs/{2**63}", f"/v1/tasks/-{2**63}", f"/v1/tasks/{'1' * 5000}/curve",
+    f"/v1/jobs/{10**30}/why", f"/v1/models/{2**63}", f"/v1/tasks/1/curve?run_id={10**30}",
+    f"/v1/records?run_id={10**30}", f"/v1/coverage?cursor={10**30}", f"/v1/foreign/triton/list?cursor={10**30}",
+    f"/v1/records?cursor={2**63}", "/v1/records?op=a%00b", "/v1/networks?graph=%00",
+    "/v1/records?since=nan", "/v1/records?until=inf",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", BEYOND, ids=lambda p: p[:40])
+def test_a_value_that_no_database_holds_is_refused_by_name(client: httpx.Client, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 422, answer.text
+    _, _, query = path.partition("?")
+    expected = f"query.{query.partition('=')[0]}" if query else "path."
+    assert answer.json()["errors"][0]["field"].startswith(expected)
+    assert len(answer.text) < 1000
+
+
+def test_numbers_that_are_names_are_names(client: httpx.Client) -> None:
+    assert client.get("/v1/records", params={"worker": "1" * 40}).status_code == 200
+    assert client.get(f"/v1/runs/{2**63 - 1}").status_code == 404
+
+
 def test_the_name_that_was_meant(client: httpx.Client) -> None:
     answer = client.get("/v1/records:export", params={"operator": "conv2d"})
     assert "query.operator: unknown parameter" in answer.json()["detail"]
