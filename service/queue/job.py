@@ -20,6 +20,7 @@ from strategy.record import Phase, TimingPolicy
 from strategy.space import Config
 
 URGENT, NORMAL = 0, 10  # priorities: the lowest is leased first
+RUN_PRIORITY = 100  # by which each step of a run's priority lowers those of its jobs
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ def find_awaited(
         return {}
     same = sa.select(run_task.c.run_id).where(run_task.c.task_id.in_(tasks))
     others = sa.select(run.c.id).where(run.c.state.in_(LIVE), run.c.id != run_id, run.c.id.in_(same))
-    no_later = sa.or_(job.c.state == JobState.LEASED, job.c.priority <= jobs.NORMAL - 100 * request.priority)
+    own = jobs.NORMAL - jobs.RUN_PRIORITY * request.priority
+    no_later = sa.or_(job.c.state == JobState.LEASED, job.c.priority <= own)
     rows = connection.execute(
         sa.select(*job_entry.c["job_id", "entry", "task_id", "config"])
         .join(job, job.c.id == job_entry.c.job_id)

@@ -24,6 +24,7 @@ from service.store.tables import (
     workload,
 )
 from service.store.tables import target as target_table
+from service.tuning.join import join
 from service.tuning.plan import Planned
 from strategy.record import Phase, RunRequest, RunState, convert, to_json
 from strategy.target import Target
@@ -50,7 +51,7 @@ def create(
 ) -> int:  # fmt: skip
     """Create a run in a namespace; return its id.
 
-    An equal request joins the live run; one with `force` joins only a forced one. If all tasks are tuned
+    An equal request joins the live run (`join`). If all tasks are tuned
     enough (same versions, target and policies, at least this budget or stopped by its own rule), the run is
     done at once.
 
@@ -59,9 +60,8 @@ def create(
     """
     _check_caches(request, namespace)
     digest = _digest(request, planned)
-    joined = _find_live(connection, request, digest, namespace)
+    joined = join(connection, request, digest, namespace)
     if joined is not None:
-        event.note(connection, "joined", run_id=joined)
         return joined
     target_id = catalogue.put_target(connection, request.target)
     tasks = _put_tasks(connection, planned, target_id, namespace)
@@ -79,9 +79,8 @@ def create(
     )  # fmt: skip
     while (run_id := connection.scalar(statement)) is None:
         # A concurrent request was faster; if its run has ended by now, try again.
-        joined = _find_live(connection, request, digest, namespace)
+        joined = join(connection, request, digest, namespace)
         if joined is not None:
-            event.note(connection, "joined", run_id=joined)
             return joined
     for p, ids in zip(planned, tasks, strict=True):
         connection.execute(
@@ -95,17 +94,6 @@ def create(
     if not request.force:
         _finish_if_tuned(connection, run_id, request, planned, tasks)
     return int(run_id)
-
-
-def _find_live(
-    connection: sa.Connection, request: RunRequest, digest: str, namespace: str
-) -> int | None:
-    """The live run that an equal request joins."""
-    wanted = [run.c.digest == digest, run.c.namespace == namespace, run.c.state.in_(LIVE)]
-    if request.force:
-        wanted.append(run.c.forced)
-    found: int | None = connection.scalar(sa.select(run.c.id).where(*wanted).order_by(run.c.id).limit(1))
-    return found
 
 
 def _put_tasks(

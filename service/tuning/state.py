@@ -11,16 +11,18 @@ from service.store.sql import now
 from service.store.tables import TaskState, run, run_task
 from strategy.record import RunState
 
+_PRIORITY = sa.func.coalesce(run.c.request["priority"].as_integer(), 0).label("priority")
+
 
 def read_state(connection: sa.Connection, run_id: int) -> Any:
-    """Return a run's `state` and `age_s`, the seconds since it was created."""
+    """Return a run's `state`, `age_s`, the seconds since it was created, and `priority`, which requests can raise."""
     age_s = (now() - run.c.created_at).label("age_s")
-    return connection.execute(sa.select(run.c.state, age_s).where(run.c.id == run_id)).one()
+    return connection.execute(sa.select(run.c.state, age_s, _PRIORITY).where(run.c.id == run_id)).one()
 
 
 def lock_state(connection: sa.Connection, run_id: int) -> Any:
-    """Return a run's `state`, `message` and `complete`, locked until the transaction ends."""
-    query = sa.select(*run.c["state", "message", "complete"]).where(run.c.id == run_id)
+    """Return a run's `state`, `message`, `complete` and `priority`, locked until the transaction ends."""
+    query = sa.select(*run.c["state", "message", "complete"], _PRIORITY).where(run.c.id == run_id)
     return connection.execute(query.with_for_update(key_share=True)).one()
 
 

@@ -147,6 +147,7 @@ class Tuner(Background):
                 tuning = self._runs[run_id] = tuning_run.load(connection, run_id, self.model)
                 tuning_run.absorb(connection, tuning)
             row = state.read_state(connection, run_id)
+            tuning.join(row.priority)
             open_jobs = jobs.open_jobs(connection, run_id)
             devices = fleet.count_alive(connection, tuning.target_id, self.settings.alive_s)
         if row.state == RunState.CONFIRMING:
@@ -257,6 +258,7 @@ class Tuner(Background):
             row = state.lock_state(connection, tuning.id)
             if row.state != RunState.RUNNING or not self._ownership.lasts(connection, tuning.id):
                 return  # cancelled, or taken over by another service
+            tuning.join(row.priority)
             for t in tuning.changed:
                 state.set_task_state(
                     connection, tuning.id, t.id, t.implementation, t.state, t.message
@@ -295,7 +297,7 @@ class Tuner(Background):
         policy = request.search_policy if phase is Phase.SEARCH else request.confirm_policy
         jobs.enqueue(
             connection, tuning.id, p.workload_id, tuning.target_id, phase, p.entries, policy,
-            seed=(request.seed * 1_000_003 + final) % 2**31, priority=p.priority - 100 * request.priority,
+            seed=(request.seed * 1_000_003 + final) % 2**31, priority=p.priority - jobs.RUN_PRIORITY * request.priority,
         )  # fmt: skip
         if phase is Phase.SEARCH and tuning.policy_id == -1:
             tuning.policy_id = catalogue.put_policy(connection, policy)

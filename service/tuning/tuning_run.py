@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from service.records import best
@@ -126,6 +127,11 @@ class TuningRun:
         """
         counted = self.timed if self.timed.total() else self.tried
         return max(counted.values(), default=0) > 2 * counted[self.device_model]
+
+    def join(self, priority: int) -> None:
+        """Take over the priority that an equal request has raised."""
+        if priority != self.request.priority:
+            self.request = msgspec.structs.replace(self.request, priority=priority)
 
     def by_workload(self) -> dict[int, list[TuningTask]]:
         grouped: dict[int, list[TuningTask]] = {}

@@ -427,6 +427,28 @@ def test_two_live_runs_of_a_workload_try_no_configuration_twice(farm: Farm, prio
         assert farm.status(run_id).trials_done == trials
 
 
+def test_who_joins_a_run_brings_a_higher_priority_and_more_jobs(farm: Farm) -> None:
+    run_id = farm.ask(drawn(trials=60, max_jobs=1, priority=-1)).id
+    farm.tuner.step()
+    farm.ask(drawn(trials=61))  # goes before it
+    assert farm.ask(drawn(trials=60, max_jobs=3, priority=1)).id == run_id
+    with farm.store.read() as c:
+        assert c.scalar(sa.select(run.c.max_jobs).where(run.c.id == run_id)) == 3
+        queued = c.scalars(sa.select(job.c.priority).where(job.c.run_id == run_id, job.c.state == "queued")).all()
+    assert {queue.URGENT - queue.RUN_PRIORITY, queue.NORMAL - queue.RUN_PRIORITY} == set(queued)
+    # What is enqueued from now on has it, too; one of a lower priority changes nothing.
+    assert farm.ask(drawn(trials=60, max_jobs=1, priority=-5)).id == run_id
+    farm.work()
+    farm.tuner.step()
+    with farm.store.read() as c:
+        later = c.scalars(sa.select(job.c.priority).where(job.c.run_id == run_id, job.c.state == "queued")).all()
+        assert c.scalar(sa.select(run.c.max_jobs).where(run.c.id == run_id)) == 3
+    assert set(later) == {queue.NORMAL - queue.RUN_PRIORITY}
+    assert farm.ask(drawn(trials=60)).id == run_id
+    with farm.store.read() as c:
+        assert c.scalar(sa.select(run.c.max_jobs).where(run.c.id == run_id)) is None
+
+
 def test_a_forced_run_tries_again_what_another_has_in_the_queue(farm: Farm) -> None:
     farm.ask(drawn(trials=20))
     again = farm.ask(drawn(trials=20, force=True)).id
