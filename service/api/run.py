@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -64,8 +65,21 @@ def list_runs(
     context: Ctx, within: Within, limit: Annotated[int, Query(ge=1, le=1000)] = 20
 ) -> Response:
     with context.store.read() as connection:
-        found = run_status.recent(connection, limit, context.settings.alive_s, within)
-    return reply(Runs(runs=tuple(found)))
+        ids = run_status.recent_ids(connection, limit, within)
+    parts = _each(context, ids)
+    first = next(parts)  # an error before the stream begins is a problem document
+    return StreamingResponse(itertools.chain([first], parts), 200, None, "application/json")
+
+
+def _each(context: Context, ids: Sequence[int]) -> Iterator[bytes]:
+    """The JSON of `Runs`, a run at a time: each may have thousands of tasks."""
+    begin = b'{"runs":['
+    for run_id in ids:
+        with context.store.read() as connection:
+            status = run_status.status(connection, run_id, context.settings.alive_s)
+        yield begin + encode(status)
+        begin = b","
+    yield b"]}" if ids else begin + b"]}"
 
 
 def _status(context: Context, who: Actor, run_id: int) -> RunStatus:

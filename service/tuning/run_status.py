@@ -169,6 +169,12 @@ def flops_of(body: Any) -> int | None:
     return None if find_op(asked.op) is None else asked.flops
 
 
+def recent_ids(connection: sa.Connection, limit: int, namespace: str) -> Sequence[int]:
+    """The ids of the newest runs of a namespace, the newest first."""
+    query = sa.select(run.c.id).where(run.c.namespace == namespace).order_by(run.c.id.desc()).limit(limit)
+    return connection.scalars(query).all()
+
+
 def recent(
     connection: sa.Connection, limit: int, alive_s: float, namespace: str = DEFAULT
 ) -> list[RunStatus]:
