@@ -23,6 +23,7 @@ from strategy.network.library import Manifest, prefix_of, symbol_of, write_libra
 from strategy.network.library import describe as describe_library
 from strategy.network.normal import normalize
 from strategy.network.plan import Plan, Weight, is_view, make_plan
+from strategy.network.separable import JOINED, choose_joined
 from strategy.network.size import Sizes
 from strategy.record import convert, to_json
 from strategy.select import SelectionError
@@ -62,9 +63,16 @@ class Draft:
     @property
     def has_measured_blocks(self) -> bool:
         """A blocked layout of one of its images is the choice of records."""
-        return any(
-            is_blocked(workload) and not math.isnan(measured_s(chosen)) for workload, chosen in self.selections.items()
-        )
+        return any(map(is_blocked, self._measured))
+
+    @property
+    def has_measured_pairs(self) -> bool:
+        """A depthwise convolution is joined with the pointwise one behind it by the choice of records."""
+        return any(workload.op == JOINED for workload in self._measured)
+
+    @property
+    def _measured(self) -> list[Workload]:
+        return [w for w, chosen in self.selections.items() if not math.isnan(measured_s(chosen))]
 
     def write(self, path: Path, *, name: str, about: str) -> Deployed:
         """Build the kernels, and write the library to `path`, its header and its manifest beside it.
@@ -94,15 +102,19 @@ class Draft:
         return Deployed(path, header, manifest, description, plan)
 
 
-def draft(network: Network, target: Target, choose: Choose, *, blocks: bool = True) -> Draft:
+def draft(
+    network: Network, target: Target, choose: Choose, *, blocks: bool = True, pairs: bool = True
+) -> Draft:
     """Select the kernels of a network; raise `NetworkError`, which names all workloads without one.
 
     Args:
         blocks: whether images are of blocked layouts where records say that this is faster, or are expected to.
+        pairs: whether depthwise and pointwise convolutions in them are joined, likewise.
     """
     normal = normalize(network)
     if blocks and normal.sizes is None:
         normal = choose_blocks(normal, target, partial(_seconds, choose))
+        normal = choose_joined(normal, partial(_seconds, choose)) if pairs else normal
     found = groups(normal)
     if normal.sizes and normal.twin and normal.twin.sizes:
         require_twin(found, normal.sizes, groups(normalize(normal.twin)), normal.twin.sizes)

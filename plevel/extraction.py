@@ -12,6 +12,7 @@ from strategy.network.graph import Network
 from strategy.network.group import describe, groups
 from strategy.network.normal import normalize
 from strategy.network.plan import is_view
+from strategy.network.separable import join
 from strategy.op_strategy import candidates
 from strategy.target import cpu_target
 from strategy.workload import Workload
@@ -77,14 +78,20 @@ def library_workloads(network: Network) -> Counter[Workload]:
 
 
 def blocked_workloads(network: Network) -> Counter[Workload]:
-    """The workloads that a network's library would have in blocked layouts alone; none where these would not pay."""
+    """The workloads that a network's library would have in blocked layouts alone; none where these would not pay.
+
+    Convolutions that can be joined are there in both forms.
+    """
     if network.sizes is not None:
         return Counter()
     normal = normalize(network)
     chosen = choose_blocks(normal, cpu_target(), lambda workload: math.nan)
     plain = {describe(group, None)[0] for group in groups(normal)}
-    found = (describe(group, None)[0] for group in groups(chosen) if not is_view(group))
-    return Counter(workload for workload in found if workload not in plain)
+    apart, joined = (
+        Counter(w for g in groups(n) if not is_view(g) and (w := describe(g, None)[0]) not in plain)
+        for n in (chosen, join(chosen))
+    )
+    return apart | joined
 
 
 def has_choice(workload: Workload) -> bool:

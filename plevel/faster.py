@@ -1,15 +1,16 @@
-"""The faster one of a network's two libraries: of images in blocked layouts, or of NCHW alone."""
+"""The fastest of a network's libraries: with what records chose, or of NCHW alone, or without joined convolutions."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from plevel.deployment import Deployed, draft
+from plevel.deployment import Deployed, Draft, draft
 from plevel.kernel_selection import Choose
 from strategy.fault import CompileError
 from strategy.network.graph import Network, NetworkError
@@ -23,6 +24,7 @@ from workers.pool import ask_all
 from workers.sandbox import Died, Late, SandboxError
 
 TIME_TIMEOUT_S = 300.0
+_FAILURES = (NetworkError, CompileError, SandboxError, Died, Late)
 
 
 class Faster(NamedTuple):
@@ -43,35 +45,48 @@ class Faster(NamedTuple):
 def deploy_faster(network: Network, target: Target, choose: Choose, path: Path, *, name: str, about: str) -> Faster:
     """Write a network's library as `deploy` does, of NCHW where blocked layouts that records chose are no faster.
 
-    Both run in a child, in turns, on random inputs. Blocked layouts stay where NCHW cannot be built or timed.
+    Both run in a child, in turns, on random inputs. Blocked layouts stay where NCHW cannot be built or timed. So it is
+    with depthwise convolutions that are joined with pointwise ones.
 
     Raises:
         NetworkError, CompileError, SandboxError: as `draft` and `Draft.write`, of the first library.
     """
     found = draft(network, target, choose)
     made = found.write(path, name=name, about=about)
-    if not found.has_measured_blocks:  # else they are as fast as was measured of other networks
+    # What records did not choose is as fast as was measured of other networks.
+    if found.has_measured_pairs:
+        with suppress(*_FAILURES):  # what is at `path` is complete
+            made, _ = _faster(made, lambda: draft(network, target, choose, pairs=False), name, about)
+    if not found.has_measured_blocks:
         return Faster(made)
+    try:
+        kept, ratio = _faster(made, lambda: draft(network, target, choose, blocks=False), name, about)
+    except _FAILURES as error:
+        return Faster(made, is_blocked=True, failure=str(error))
+    return Faster(kept, ratio, is_blocked=kept is made)
+
+
+def _faster(made: Deployed, other: Callable[[], Draft], name: str, about: str) -> tuple[Deployed, Estimate]:
+    """The library, or another one in its place that is not slower, and the ratio of the library's time to its time.
+
+    Raises one of `_FAILURES` where the other one cannot be built or timed.
+    """
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
-        try:
-            plain = draft(network, target, choose, blocks=False).write(Path(folder) / path.name, name=name, about=about)
-            ratio = _time(plain, made)
-        except (NetworkError, CompileError, SandboxError, Died, Late) as error:  # what is at `path` is complete
-            return Faster(made, is_blocked=True, failure=str(error))
+        plain = other().write(Path(folder) / made.library.name, name=name, about=about)
+        ratio = _time(plain, made)
         if ratio.high_s < 1:
-            return Faster(made, ratio, is_blocked=True)
+            return made, ratio
         for new, old in (
             (plain.library, made.library), (plain.header, made.header), (plain.manifest, made.manifest)
         ):  # fmt: skip
             shutil.move(new, old)
-    kept = replace(plain, library=made.library, header=made.header, manifest=made.manifest)
-    return Faster(kept, ratio)
+    return replace(plain, library=made.library, header=made.header, manifest=made.manifest), ratio
 
 
-def _time(plain: Deployed, blocked: Deployed) -> Estimate:
+def _time(plain: Deployed, chosen: Deployed) -> Estimate:
     """The ratio of the times of a call; raise `Died` or `Late` where the child does not answer."""
     request = TimeNetworks(
-        libraries=(str(plain.library.resolve()), str(blocked.library.resolve())), function=plain.description.function,
+        libraries=(str(plain.library.resolve()), str(chosen.library.resolve())), function=plain.description.function,
         inputs=_arrays(plain.plan.inputs), outputs=_arrays(plain.plan.outputs),
     )  # fmt: skip
     (answer,) = ask_all([(Limits(module="workers.network_timer"), request)], TIME_TIMEOUT_S)

@@ -151,8 +151,9 @@ class _Search:
             return False
         try:
             made = make_whole()
-            if made.plain and compare(made.plain.call, made.call, self.given).ratio.high_s >= 1:
-                made = made.plain
+            for other in made.others:
+                if compare(other.call, made.call, self.given).ratio.high_s >= 1:
+                    made = other
             self.library = made.kernels(self.plan.target)
             found, _ = _call(made.call, self.given, self.buffers)
             if not _agree(found, self.expected):

@@ -61,7 +61,8 @@ class Whole:
         watch: has a function called after each step of the manifest, with its number; None ends that.
         path: where a later process finds it, if it is kept.
         made: the temporary folder that it was made in; None for one from the folder of kernels.
-        plain: where records chose blocked layouts for this one, the library without, to compare it with.
+        others: where records chose blocked layouts or joined convolutions for this one, a library without each, to
+            compare it with.
     """
 
     call: Callable[..., tuple[Any, ...]]
@@ -69,7 +70,7 @@ class Whole:
     manifest: Manifest
     path: Path
     made: Path | None = None
-    plain: Whole | None = None
+    others: tuple[Whole, ...] = ()
 
     def kernels(self, target: Target) -> dict[str, str]:
         """The digests of its kernels by workload."""
@@ -88,13 +89,13 @@ class Whole:
         return [(s.workload, b - a) for s, a, b in zip(self.manifest.steps, starts, ends, strict=False)]
 
     def chosen(self, kernels: Mapping[str, str], target: Target) -> Whole:
-        """The one of both libraries that has the kernels, by their digests.
+        """The one of the libraries that has the kernels, by their digests.
 
         Raises:
-            StaleError: neither has.
+            StaleError: none has.
         """
-        for one in (self, self.plain):
-            if one and one.kernels(target) == kernels:
+        for one in (self, *self.others):
+            if one.kernels(target) == kernels:
                 return one
         raise StaleError
 
@@ -112,8 +113,8 @@ class Whole:
         """Delete the files of a new library that was not kept; this process can call it still."""
         if self.made:
             shutil.rmtree(self.made, ignore_errors=True)
-        if self.plain:
-            self.plain.sweep()
+        for other in self.others:
+            other.sweep()
 
 
 def find_whole(
@@ -155,19 +156,21 @@ def draft_whole(module: GraphModule, inputs: Sequence[Any], target: Target, choo
     path = _path(module, _prefix(module, inputs, target))
     network = import_graph(module, inputs)
     found = draft(network, target, choose)
-    if not found.has_measured_blocks:  # else it is as fast as was measured of other networks
-        return lambda: _build(found, path, inputs)
-    plain = draft(network, target, choose, blocks=False)
+    # What records did not choose is as fast as was measured of other networks.
+    others = [draft(network, target, choose, pairs=False)] if found.has_measured_pairs else []
+    others += [draft(network, target, choose, blocks=False)] if found.has_measured_blocks else []
 
-    def build_both() -> Whole:
+    def build_all() -> Whole:
         made = _build(found, path, inputs)
         try:
-            return replace(made, plain=_build(plain, path, inputs))
+            for other in others:
+                made = replace(made, others=(*made.others, _build(other, path, inputs)))
         except BaseException:
             made.sweep()
             raise
+        return made
 
-    return build_both
+    return build_all
 
 
 def _build(found: Draft, path: Path, inputs: Sequence[torch.Tensor]) -> Whole:

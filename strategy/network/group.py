@@ -18,7 +18,8 @@ from strategy.types import TensorType, TupleType, Type
 from strategy.workload import Workload
 
 PRODUCTS = frozenset({
-    "dense", "batch_matmul", "conv2d", "conv2d_transpose", "matmul_nbits", "qdense", "qconv2d"
+    "dense", "batch_matmul", "conv2d", "conv2d_transpose", "matmul_nbits", "qdense", "qconv2d",
+    "depthwise_separable_conv2d",
 })  # fmt: skip
 # The epilogues that products of PyTorch models are tuned with (`plevel/torch/epilogue.py`).
 _UNARY = frozenset(

@@ -38,6 +38,7 @@ class Work:
     code: int = 0
     fails: str = ""
     has_measured_blocks: bool = True
+    has_measured_pairs: bool = False
 
     def write(self, path: Path, *, name: str, about: str) -> Deployed:
         if self.fails:
@@ -102,6 +103,21 @@ def test_a_library_of_nchw_that_cannot_be_had_or_run_leaves_the_blocked_one(
     assert made.is_blocked
     assert reason in made.failure
     assert is_kept(blocked, made, path)
+
+
+@pytest.mark.parametrize(("joined", "apart", "fails", "kept"), [
+    (FEW, MANY, "", FEW), (MANY, FEW, "", FEW), (MANY, FEW, "no linker", MANY),
+])  # fmt: skip
+def test_convolutions_stay_joined_where_that_is_faster(
+    joined: int, apart: int, fails: str, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Work(joined, has_measured_blocks=False, has_measured_pairs=True)
+    two, path = Work(apart, fails=fails), tmp_path / "model.so"
+    anything: Any = None
+    monkeypatch.setattr(faster, "draft", lambda *_, pairs=True: one if pairs else two)
+    made = faster.deploy_faster(anything, anything, anything, path, name="run", about="work")
+    assert (made.ratio, made.is_blocked, made.failure) == (None, False, "")
+    assert is_kept(Work(kept), made, path)
 
 
 def test_two_functions_are_called_in_turns_whose_order_alternates(monkeypatch: pytest.MonkeyPatch) -> None:

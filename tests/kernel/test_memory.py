@@ -99,6 +99,19 @@ def cases() -> Iterator[Workload]:
             ):  # fmt: skip
                 inputs = {"data": f"{kind}[{data}]", "weight": f"{kind}[{weight}]"}
                 yield Workload.make("conv2d", inputs, attrs, ["weight"] if constant else [])
+        for image, size, out_channels, attrs in (
+            ("1,1,1,1,16", "1,1", 16, {"out_layout": "NCHW16c"}),
+            ("2,3,9,13,16", "3,3", 40, {"padding": 1, "activation": "relu6", "out_layout": "NCHW8c"}),
+            ("1,2,8,17,16", "5,3", 16, {"padding": [2, 0, 1, 1], "strides": [2, 3], "out_layout": "NCHW16c"}),
+        ):
+            channels = 16 * int(image.split(",")[1])
+            inputs = {
+                "data": f"float32[{image}]", "depthwise_weight": f"float32[{channels},1,{size}]",
+                "depthwise_bias": f"float32[{channels}]",
+                "pointwise_weight": f"float32[{out_channels},{channels},1,1]",
+            }  # fmt: skip
+            constants = [n for n in inputs if n != "data"] if constant else []
+            yield Workload.make("depthwise_separable_conv2d", inputs, {"data_layout": "NCHW16c", **attrs}, constants)
         for kind, of_weight, op in (("bfloat16", "bfloat16", "conv2d"), ("int8", "uint8", "qconv2d")):
             zeros = {"input_zero_point": 7, "kernel_zero_point": 3} if op == "qconv2d" else {}
             last = {"data_layout": "NHWC", "kernel_layout": "OHWI", **zeros}

@@ -117,6 +117,24 @@ def test_a_library_of_slow_steps_that_inductor_could_run_is_compared_with_the_fo
 
 
 @pytest.mark.parametrize("faster", [True, False])
+def test_convolutions_stay_joined_where_the_library_without_is_slower(whole, faster, monkeypatch: pytest.MonkeyPatch):
+    def seconds(chosen: kernel_selection.Chosen) -> float:
+        return 0.1 if '_layout":"NCHW' in chosen.workload.key else 2.0
+
+    monkeypatch.setattr(deployment, "measured_s", seconds)
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(16, 16, 3, padding=1, groups=16), torch.nn.ReLU6(), torch.nn.Conv2d(16, 24, 1)
+    inputs = (torch.randn(1, 16, 9, 9 + faster),)  # a graph of its own, as verdicts are kept
+    whole += [[0.8 if faster else 1.2] * 9, [0.8] * 9, [0.6] * 9]  # beside both apart, NCHW, then Inductor
+    report = run(torch.nn.Sequential(*layers).eval(), inputs)
+    assert whole == []
+    assert report.verdict.whole
+    joined = [row.workload.op == "depthwise_separable_conv2d" for row in report.rows]
+    assert any(joined) == faster
+    assert any('_layout":"NCHW' in row.workload.key for row in report.rows)
+
+
+@pytest.mark.parametrize("faster", [True, False])
 def test_blocked_layouts_stay_where_the_library_of_nchw_is_slower(whole, faster, monkeypatch: pytest.MonkeyPatch):
     blocked = True
 
@@ -697,7 +715,7 @@ def test_a_library_of_other_kernels_than_those_timed_is_stale(library):
     kernels = made.kernels(target)
     assert made.chosen(kernels, target) is made
     other = replace(made, manifest=msgspec.structs.replace(made.manifest, steps=()))
-    assert replace(other, plain=made).chosen(kernels, target) is made
+    assert replace(other, others=(made,)).chosen(kernels, target) is made
     with pytest.raises(StaleError):
         other.chosen(kernels, target)
 

@@ -1,0 +1,241 @@
+"""`depthwise_separable_conv2d_nchwc.cpu`: rows of the depthwise result that stay in the caches, multiplied at once.
+
+A task computes some rows of all channels between, in vectors of channels, then register tiles of columns × output
+channels of their product with the pointwise weight, so that the image between is never in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.cpu.tile import largest_divisor, round_up, tile_share, up_to
+from strategy.layout import block_of, laid_out, plain, plain_index, transform_image
+from strategy.ops.conv2d.pad import pad_zeros
+from strategy.ops.depthwise_separable_conv2d.operator import DepthwiseSeparableConv2DAttrs
+from strategy.order import at_least, at_most
+from strategy.schedule import (
+    Outs,
+    find_stages,
+    integer,
+    join_epilogue,
+    lanes_of,
+    new_schedule,
+    stage,
+    vectorize,
+)
+from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.target import Target
+from strategy.types import TensorType
+
+_ROWS = (1, 2, 4, 7, 8)
+_COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 16, 20, 28)
+_VECTORS = (1, 2, 3, 4, 6)
+
+
+def _lanes(attrs: DepthwiseSeparableConv2DAttrs, dtype: str, target: Target) -> int:
+    """Those of a vector of one block's channels."""
+    return min(lanes_of(target, dtype), block_of(attrs.data_layout))
+
+
+def space(
+    attrs: DepthwiseSeparableConv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> ConfigSpace:
+    """Rows of an image that are between both convolutions at a time, and register tiles of columns × channels."""
+    _, out_channels, out_h, out_w = (int(d) for d in plain(out_type.shape, attrs.out_layout))
+    lanes, block = _lanes(attrs, inputs[0].dtype, target), block_of(attrs.data_layout)
+    registers = target.vector_registers
+    wide = [v * lanes for v in _VECTORS if v == 1 or (v - 1) * lanes < out_channels]
+    whole = knob("columns") * (knob("width") // lanes)
+
+    def fallback() -> dict[str, Any]:
+        def share(columns: int, width: int) -> float:
+            whole = out_channels / float(round_up(out_channels, width))
+            return whole * tile_share(out_w, columns, width // lanes, target.multiply_adds)
+
+        fitting = [
+            (c, w) for c in _COLUMNS if c <= min(out_w, 14)
+            for w in wide if c * (w // lanes) + w // lanes + 1 <= registers and c + 3 <= registers
+        ]  # fmt: skip
+        columns, width = max(fitting, key=lambda tile: share(*tile))
+        # Each weight is read once for several rows, where all threads have enough of them.
+        rows = 2 if out_h % 2 == 0 and out_h >= 8 * target.threads else 1
+        return {
+            "columns": columns, "width": width, "rows": rows, "pad": "inline",
+            "unroll": largest_divisor((1, 2, 4), block, 4),
+        }  # fmt: skip
+
+    return ConfigSpace(
+        [
+            Knob("width", wide, "layout"),
+            up_to("columns", _COLUMNS, out_w),
+            up_to("rows", _ROWS, out_h),
+            up_to("unroll", (1, 2, 4, 8, 16), block),
+            Knob("pad", ["inline", "rows"] if any(attrs.padding) else ["inline"]),
+        ],
+        [whole + knob("width") // lanes + 1 <= registers, knob("columns") + 3 <= registers],
+        derived={"accumulators": whole},
+        fallback=fallback,
+    )
+
+
+def activate(x: Any, name: str) -> Any:
+    """The activation of a TE expression."""
+    from tvm import tirx
+
+    zero, six, sixth, half, one = (tirx.const(n, str(x.ty.dtype)) for n in (0, 6, 1 / 6, 0.5, 1))
+    if name == "hardswish":
+        return x * at_most(at_least(x * sixth + half, zero), one)
+    if name == "none":
+        return x
+    return at_most(at_least(x, zero), six) if name == "relu6" else at_least(x, zero)
+
+
+def prepare(
+    attrs: DepthwiseSeparableConv2DAttrs, inputs: Sequence[TensorType], config: Config
+) -> dict[int, Callable[[Any], Any]]:
+    """The weights are packed into [c / block, kh, kw, block] and panels [ceil(o / width), c / block, block, width]."""
+    width, block = integer(config, "width"), block_of(attrs.data_layout)
+
+    def pack_depthwise(weight: Any) -> Any:
+        from tvm import te
+
+        channels, _, kernel_h, kernel_w = (int(extent) for extent in weight.shape)
+        return te.compute(
+            (channels // block, kernel_h, kernel_w, block),
+            lambda outer, y, x, inner: weight[outer * block + inner, 0, y, x],
+            name="depthwise_tiles", attrs=stage("depthwise_tiles"),
+        )  # fmt: skip
+
+    def pack_pointwise(weight: Any) -> Any:
+        from tvm import te, tirx
+
+        out_channels, channels = (int(extent) for extent in weight.shape[:2])
+
+        def read(panel: Any, outer: Any, inner: Any, lane: Any) -> Any:
+            o = panel * width + lane
+            number = weight[o, outer * block + inner, 0, 0]
+            return number if out_channels % width == 0 else tirx.if_then_else(
+                o < out_channels, number, tirx.const(0, weight.dtype)
+            )  # fmt: skip
+
+        shape = (-(-out_channels // width), channels // block, block, width)
+        return te.compute(shape, read, name="weight_tiles", attrs=stage("weight_tiles"))
+
+    return {1: pack_depthwise, 3: pack_pointwise}
+
+
+def compute(
+    attrs: DepthwiseSeparableConv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """Whole tiles of the depthwise sums, their activation, and the sums of their product, as far as in the output."""
+    from tvm import te
+
+    data, depthwise, bias, weight = inputs
+    batch, out_channels, out_h, out_w = (int(d) for d in plain(out_type.shape, attrs.out_layout))
+    blocks, kernel_h, kernel_w, block = (int(d) for d in depthwise.shape)
+    (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
+    height, columns = round_up(out_h, integer(config, "rows")), round_up(out_w, integer(config, "columns"))
+    # Whole tiles read this far; what they compute beyond the output is left out.
+    top, left, bottom, right = attrs.padding
+    bottom = max(bottom, (height - 1) * stride_h + (kernel_h - 1) * dilation_h + 1 - int(data.shape[2]) - top)
+    right = max(right, (columns - 1) * stride_w + (kernel_w - 1) * dilation_w + 1 - int(data.shape[3]) - left)
+    padded = pad_zeros(data, (top, left, bottom, right))
+    y, x = te.reduce_axis((0, kernel_h), name="y"), te.reduce_axis((0, kernel_w), name="x")
+    sums = te.compute(
+        (batch, blocks, height, columns, block),
+        lambda n, o, h, w, c: te.sum(
+            padded[n, o, h * stride_h + y * dilation_h, w * stride_w + x * dilation_w, c] * depthwise[o, y, x, c],
+            axis=[y, x],
+        ),
+        name="sums", attrs=stage("sums"),
+    )  # fmt: skip
+    between = te.compute(
+        (batch, blocks, height, columns, block),
+        lambda n, o, h, w, c: activate(sums[n, o, h, w, c] + bias[o * block + c], attrs.activation),
+        name="between", attrs=stage("between"),
+    )  # fmt: skip
+    outer, inner = te.reduce_axis((0, blocks), name="c"), te.reduce_axis((0, block), name="i")
+    width = integer(config, "width")
+    tiles = te.compute(
+        (batch, height, columns, round_up(out_channels, width)),
+        lambda n, h, w, o: te.sum(
+            between[n, outer, h, w, inner] * weight[o // width, outer, inner, o % width], axis=[outer, inner]
+        ),
+        name="tiles", attrs=stage("tiles"),
+    )  # fmt: skip
+
+    def element(*index: Any) -> Any:
+        n, o, h, w = plain_index(index, attrs.out_layout)
+        return tiles[n, h, w, o]
+
+    shape = laid_out((batch, out_channels, out_h, out_w), attrs.out_layout)
+    return [te.compute(shape, element, name="depthwise_separable_conv2d")]
+
+
+def schedule(attrs: DepthwiseSeparableConv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Groups of rows in parallel: of each first all channels between, then one register tile after the other."""
+    sch = new_schedule(outs)
+    output = join_epilogue(sch)
+    stages = find_stages(sch)
+    tiles, between, sums, padded = (stages.get(name) for name in ("tiles", "between", "sums", "padded"))
+    lanes, columns = _lanes(attrs, str(outs.args[0].dtype), target), integer(config, "columns")
+    transform_image(sch, output, attrs.out_layout, lambda n, o, h, w: (n, h, w, o))
+    for name in ("depthwise_tiles", "weight_tiles"):
+        if name in stages:
+            sch.parallel(sch.get_loops(stages[name])[0])
+    sch.set_scope(tiles, 0, "local")
+    sch.set_scope(sums, 0, "local")
+    n, h, w, o, *_ = sch.get_loops(tiles)
+    group, row = sch.split(h, [None, integer(config, "rows")])
+    tile, column = sch.split(w, [None, columns])
+    panel, channel = sch.split(o, [None, integer(config, "width")])
+    sch.reorder(n, group, panel, row, tile, column, channel)
+    sch.reverse_compute_at(output, tile, preserve_unit_loops=True)
+    sch.compute_at(between, group, preserve_unit_loops=True)
+    sch.parallel(sch.fuse(n, group))
+    _schedule_depthwise(sch, between, sums, padded, str(config["pad"]), columns, lanes)
+    column, channel, outer, inner = sch.get_loops(tiles)[-4:]
+    steps, step = sch.split(inner, [None, integer(config, "unroll")])
+    vector, lane = sch.split(channel, [None, lanes])
+    sch.reorder(outer, steps, step, column, vector, lane)
+    sch.vectorize(lane)
+    for loop in (step, column, vector):
+        sch.unroll(loop)
+    start = sch.decompose_reduction(tiles, outer)
+    *_, start_columns, start_vectors, start_lane = sch.get_loops(start)
+    sch.vectorize(start_lane)
+    *_, out_columns, out_channels = sch.get_loops(output)
+    vectorize(sch, out_channels, min(lanes, block_of(attrs.out_layout)))
+    for loop in (start_columns, start_vectors, out_columns):
+        sch.unroll(loop)
+    return sch
+
+
+def _schedule_depthwise(
+    sch: Any, between: Any, sums: Any, padded: Any, pad: str, columns: int, lanes: int
+) -> None:
+    """The depthwise sums of a tile of columns in registers, then their activation."""
+    *_, blocks, row, w, c = sch.get_loops(between)
+    tile, column = sch.split(w, [None, columns])
+    vector, lane = sch.split(c, [None, lanes])
+    sch.reorder(blocks, row, tile, vector, column, lane)
+    sch.compute_at(sums, vector, preserve_unit_loops=True)
+    if padded is not None and pad == "inline":
+        sch.compute_inline(padded)
+    elif padded is not None:
+        sch.compute_at(padded, blocks, preserve_unit_loops=True)
+        sch.vectorize(sch.split(sch.get_loops(padded)[-1], [None, lanes])[1])
+    sch.vectorize(lane)
+    sch.unroll(column)
+    *_, w, c, y, x = sch.get_loops(sums)
+    sch.reorder(y, x, w, c)
+    sch.vectorize(c)
+    for loop in (y, x, w):
+        sch.unroll(loop)
+    start = sch.decompose_reduction(sums, y)
+    *_, start_columns, start_lane = sch.get_loops(start)
+    sch.vectorize(start_lane)
+    sch.unroll(start_columns)
+
+
