@@ -40,6 +40,7 @@ class OpImplementation:
             if they are constant and inside the timed function otherwise.
         library: the vendor library that it calls, None for plevel's own code.
         symbolic: True if it can be lowered with symbolic dimensions.
+        varying_plevel: the plevel where no input is constant, so that `prepare` runs at each call; None: `plevel`.
     """
 
     compute: Callable[..., Any]
@@ -51,6 +52,7 @@ class OpImplementation:
     prepare: Callable[..., Any] | None = None
     library: str | None = None
     symbolic: bool = True
+    varying_plevel: int | None = None
 
 
 @dataclass
@@ -110,6 +112,7 @@ class OpStrategy:
         prepare: Callable[..., Any] | None = None,
         library: str | None = None,
         symbolic: bool = True,
+        varying_plevel: int | None = None,
     ) -> None:
         """Add an implementation under the current `SpecializedCondition` contexts.
 
@@ -119,7 +122,7 @@ class OpStrategy:
         self._add(
             SpecializedCondition.current(),
             OpImplementation(
-                compute, schedule, name, plevel, version, space, prepare, library, symbolic
+                compute, schedule, name, plevel, version, space, prepare, library, symbolic, varying_plevel
             ),
         )
 
@@ -153,6 +156,12 @@ class OpStrategy:
         """The same implementations, with versions raised by a number."""
         return self.changed(lambda found: replace(found, version=found.version + by))
 
+    def varying(self) -> OpStrategy:
+        """The same implementations, with the plevels for inputs of which none is constant."""
+        return self.changed(
+            lambda found: found if found.varying_plevel is None else replace(found, plevel=found.varying_plevel)
+        )
+
     def __iter__(self) -> Iterator[tuple[SpecializedCondition | None, OpImplementation]]:
         """Pairs of condition and implementation, in the order in which they were added."""
         return iter(self._added)
@@ -175,6 +184,8 @@ def evaluate(workload: Workload, target: Target) -> OpStrategy:
     found: OpStrategy = strategy(
         workload.attr_node, workload.input_types, workload.out_type, target
     )
+    if not any(given.constant for given in workload.inputs):
+        found = found.varying()
     return found.raised(PROCESSOR_VERSION) if "cpu" in target.keys else found
 
 

@@ -136,6 +136,23 @@ def test_candidates_are_all_implementations_in_order() -> None:
     assert found[0].fallback == Config()
 
 
+def test_a_plevel_may_depend_on_constants() -> None:
+    def strategy(attrs: ProductAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> OpStrategy:
+        found = OpStrategy()
+        found.add_implementation(print, repr, "packs", 12)
+        found.add_implementation(print, repr, "in_place", 5, varying_plevel=16)
+        return found
+
+    registered[OP].reset_attr("FTVMStrategy")
+    register_strategy(OP, strategy)
+    varying = workload(8)
+    constant = Workload.make(OP, {i.name: i.type for i in varying.inputs}, constants=["b"])
+    target = Target.parse("llvm")
+    assert {w: [c.plevel for c in candidates(w, target)] for w in (varying, constant)} == {
+        varying: [12, 16], constant: [12, 5]
+    }  # fmt: skip
+
+
 def test_a_space_is_not_asked_for_where_the_condition_does_not_hold() -> None:
     found = {c.implementation: c for c in candidates(workload(8), CPU)}
     large = found["product_large.cpu"]
