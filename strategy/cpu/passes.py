@@ -30,6 +30,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     from tvm import s_tir, tirx
     from tvm.ir.transform import Sequential, module_pass
 
+    from strategy.cpu.ahead import insert_prefetches
     from strategy.cpu.masking import mask_vector_loops, reveal_choices
 
     early, late = s_tir.transform, tirx.transform
@@ -45,6 +46,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         late.FlattenBuffer(),
         late.NarrowDataType(32),
         module_pass(lambda module, _: mask_vector_loops(module), opt_level=0, name="mask_vector_loops"),
+        module_pass(lambda module, _: insert_prefetches(module), opt_level=0, name="insert_prefetches"),
         late.BF16ComputeLegalize(),
         early.LoopPartition(),
         late.VectorizeLoop(True),

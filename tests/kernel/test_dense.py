@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from strategy.compile.artefact import Artefact, load
 from strategy.compile.lower import Lowered, lower
+from strategy.cpu.ahead import places_ahead
 from strategy.fault import InstantiationError
 from strategy.op_strategy import candidates, find_implementation
 from strategy.signature import Role
@@ -129,6 +131,47 @@ def test_symbolic_rows_are_right_for_every_size(target: Target, name: str) -> No
         data, _ = random_inputs(workload(m, 131, 60), seed=m)
         got = run(artefact, {"data": data, "weight": weight}, (m, 131))
         assert np.allclose(got, data @ weight.T, atol=1e-4), f"m = {m}"
+
+
+@pytest.mark.parametrize("inner", ["rows", "panels"])
+@pytest.mark.parametrize(("m", "m_tasks"), [(8, 1), (45, 1), (45, 3)])
+@pytest.mark.parametrize("constant", [True, False])
+def test_panels_that_are_prefetched(
+    check: Callable[..., None], constant: bool, m: int, m_tasks: int, inner: str
+) -> None:
+    work = workload(m, 131, 120, constant)
+    config = {
+        "rows": 8, "width": 32, "unroll": 2, "n_block": 1, "m_tasks": m_tasks, "inner": inner, "ahead": True,
+    }  # fmt: skip
+    check(work, "dense_pack.cpu", Config(config))
+
+
+@pytest.mark.parametrize(
+    ("spec", "pattern"),
+    [
+        ("llvm -mcpu=znver5", r"\tprefetcht1\t"),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1", r"\tprfm\tpldl2keep"),
+    ],
+)
+def test_a_prefetch_leaves_the_sums_in_registers(spec: str, pattern: str) -> None:
+    target, work = Target.parse(spec), workload(64, 96, 256)
+    fallback = space_of(work, target, "dense_pack.cpu").fallback
+    lowered = [lower(work, target, "dense_pack.cpu", fallback.replace(ahead=ahead)) for ahead in (False, True)]
+    without, text = (made.compile().executable.mod.inspect_source("s") for made in lowered)
+    assert not re.search(pattern, without)
+    found = re.search(pattern + r"(.*?)\n\t(?:j|b\.)\w+\t", text, re.DOTALL)
+    assert found, "no loop with a prefetch"
+    assert re.search("vfmadd|fmla", found[1])
+    assert not re.search(r"vmov[ua]ps\t%zmm\d+, [^%]*\(|\tst[rp]\tq", found[1])
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 5, 8])
+@pytest.mark.parametrize(("steps", "step"), [(64, 16), (60, 96), (7, 48)])
+def test_tiles_prefetch_the_whole_next_panel(steps: int, step: int, tiles: int) -> None:
+    panel, line = steps * step, 16
+    turns = [(turn, tile) for tile in range(tiles) for turn in range(steps)]
+    places = [p for turn, tile in turns for p in places_ahead(turn, tile, panel, step, tiles, line)]
+    assert {p // line for p in places} >= set(range(panel // line, 2 * panel // line))
 
 
 def test_gemv_declines_symbolic_rows(target: Target) -> None:

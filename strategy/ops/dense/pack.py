@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cpu.ahead import fits_ahead, prefetch_panels
 from strategy.cpu.tile import (
     ROWS,
     Extents,
@@ -24,6 +25,7 @@ from strategy.cpu.tile import (
 )
 from strategy.schedule import (
     Outs,
+    dtype_bytes,
     find_stages,
     integer,
     join_epilogue,
@@ -38,6 +40,7 @@ from strategy.types import TensorType, Type
 
 _BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64)
 _INNER = Knob("inner", ["rows", "panels"])
+_AHEAD = Knob("ahead", [False, True])
 
 
 def space(
@@ -46,7 +49,8 @@ def space(
     """Tile, unrolling, and how tiles are grouped into tasks.
 
     A task is `n_block` panels × one of `m_tasks` parts of the rows; within it, `inner` is the innermost loop: rows (the
-    panel stays in cache) or panels (the rows do).
+    panel stays in cache) or panels (the rows do). With `ahead` the next panel is prefetched meanwhile, where the number
+    of rows is known.
     """
     extents = Extents.of(inputs)
     dtype = accumulator(inputs[0].dtype)
@@ -63,6 +67,7 @@ def space(
             "n_block": 1,
             "m_tasks": largest_divisor(_BLOCKS, tiles, target.threads) if split_rows else 1,
             "inner": "rows",
+            "ahead": extents.rows > 1 and fits_ahead(extents.k * width * dtype_bytes(inputs[0].dtype), target),
         }
 
     constraints = [
@@ -79,6 +84,7 @@ def space(
             up_to("n_block", _BLOCKS, -(-extents.n // lanes)),
             up_to("m_tasks", _BLOCKS, extents.rows if extents.m.is_constant else 1),
             _INNER,
+            _AHEAD,
         ],
         constraints,
         derived={"accumulators": accumulators(lanes)},
@@ -115,6 +121,8 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
 
 def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of panels × rows in parallel; in each, one register tile after the other."""
+    from tvm import tirx
+
     sch = new_schedule(outs)
     stages = find_stages(sch)
     output = join_epilogue(sch)
@@ -131,4 +139,12 @@ def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
     sch.parallel(sch.fuse(n_task, m_task))
     schedule_tile(sch, tiles, output, (rows, columns, steps), lanes, integer(config, "unroll"))
+    m, k = outs.args[0].shape
+    if config["ahead"] and isinstance(m, tirx.IntImm):
+        width, tile_count = integer(config, "width"), -(-int(m) // integer(config, "rows"))
+        along = tile_count // integer(config, "m_tasks") if config["inner"] == "rows" else 1
+        prefetch_panels(
+            sch, *sch.get_loops(tiles)[-6:-4], panel=int(k) * width, step=width * integer(config, "unroll"),
+            tiles=along, dtype=str(outs.args[1].dtype),
+        )  # fmt: skip
     return sch

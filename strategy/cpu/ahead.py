@@ -1,0 +1,137 @@
+"""Prefetch of packed weights: while the tiles of one panel are computed, the next panel comes into the second level.
+
+The first tile of a panel reads it from memory, or from the last level where other layers have driven it out, and waits
+for it; the other tiles find it in a cache, and leave the memory idle. The next panel lies right behind, so each step of
+a tile prefetches as much of it as the tiles together need.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strategy.schedule import dtype_bytes
+from strategy.target import Target
+
+_LINE_BYTES = 64
+_TILE, _STEPS = "plevel.tile", "plevel.steps"
+_SYMBOL = "plevel_prefetch"
+# Of the intrinsic's memory LLVM assumes more, and stores all sums at each step.
+_SOURCE = f"""
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+define linkonce_odr hidden i32 @{_SYMBOL}(ptr %a) alwaysinline nounwind memory(inaccessiblemem: readwrite) {{
+  call void @llvm.prefetch.p0(ptr %a, i32 0, i32 2, i32 1) nounwind memory(inaccessiblemem: readwrite)
+  ret i32 0
+}}
+"""
+
+
+def fits_ahead(panel_bytes: int, target: Target) -> bool:
+    """Return whether two panels leave a quarter of the second level."""
+    return 2 * panel_bytes <= target.l2_bytes // 4 * 3
+
+
+def prefetch_panels(sch: Any, tile: Any, steps: Any, *, panel: int, step: int, tiles: int, dtype: str) -> None:
+    """Have each turn of a loop over the steps of scheduled tiles prefetch a part of the next panel.
+
+    Args:
+        tile: the loop over tiles around it.
+        panel: elements of a panel.
+        step: elements that a turn reads of it.
+        tiles: those computed of a panel one after the other; 1 if `tile` does not count them.
+    """
+    sch.annotate(steps, "pragma_import_llvm", _SOURCE)
+    if tiles > 1:
+        sch.annotate(tile, _TILE, 1)
+    sch.annotate(steps, _STEPS, [panel, step, tiles, _LINE_BYTES // dtype_bytes(dtype)])
+
+
+def insert_prefetches(module: Any) -> Any:
+    """Insert the prefetches of annotated loops of a module with flat buffers."""
+    import tvm
+
+    functions = {name: _inserted(function) for name, function in module.functions.items()}
+    return tvm.IRModule(functions, attrs=module.attrs)
+
+
+def _inserted(function: Any) -> Any:
+    from tvm import tirx
+    from tvm_ffi import structural_map, structural_walk
+
+    tiles: list[Any] = []
+    structural_walk(function, [(tirx.For, lambda loop: tiles.append(loop) if _TILE in loop.annotations else None)])
+
+    def change(loop: Any) -> Any:
+        if _STEPS not in loop.annotations:
+            return loop
+        calls = _calls(loop, tiles[0].loop_var if tiles else None)
+        annotations = {name: value for name, value in loop.annotations.items() if name != _STEPS}
+        body = tirx.SeqStmt([*calls, loop.body]) if calls else loop.body
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, annotations)
+
+    return structural_map(function, [(tirx.For, change)])
+
+
+def _calls(loop: Any, tile: Any) -> list[Any]:
+    """The prefetches of a turn of the loop over steps; `tile` counts a panel's tiles, None if it has one."""
+    from tvm import tirx
+
+    panel, step, tiles, line = (int(number) for number in loop.annotations[_STEPS])
+    load, others = _panel_load(loop)
+    if load is None:
+        return []
+    (index,), (size,) = load.indices, load.source.shape
+    begin = _at_zero(index, [loop.loop_var, *others])
+    return [
+        tirx.Evaluate(tirx.call_extern("int32", _SYMBOL, tirx.address_of(tirx.BufferLoad(load.source, [place]))))
+        for ahead in places_ahead(loop.loop_var, 0 if tile is None else tile, panel, step, tiles, line)
+        # Behind the last panel there is none.
+        for place in [tirx.min(begin + ahead, size - 1)]
+    ]
+
+
+def places_ahead(turn: Any, tile: Any, panel: int, step: int, tiles: int, line: int) -> list[Any]:
+    """What a turn of a tile prefetches, from the panel's begin: together the next panel's lines of `line` elements."""
+    place = panel + tile * (panel // tiles) + turn * step // tiles
+    return [place + line * i for i in range(-(-step // (tiles * line)))]
+
+
+def _panel_load(loop: Any) -> tuple[Any, list[Any]]:
+    """The load of a vector of the weight in a loop over steps, None without one; and the variables of loops in it."""
+    from tvm import ir, tirx
+    from tvm_ffi import structural_walk
+
+    variables, found = [], []
+
+    def look(inner: Any) -> None:
+        variables.append(inner.loop_var)
+        if inner.kind == tirx.ForKind.VECTORIZED and isinstance(inner.body, tirx.BufferStore):
+            store = inner.body
+
+            def read(load: Any) -> None:
+                if not load.source.same_as(store.buffer) and _has(load.indices[0], inner.loop_var):
+                    found.append(load)
+
+            structural_walk(store.value, [(ir.TensorLoad, read)])
+
+    structural_walk(loop.body, [(tirx.For, look)])
+    return (found[0] if found else None), variables
+
+
+def _has(expression: Any, variable: Any) -> bool:
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    found: list[Any] = []
+    structural_walk(expression, [(tirx.Var, lambda v: found.append(v) if v.same_as(variable) else None)])
+    return bool(found)
+
+
+def _at_zero(index: Any, variables: list[Any]) -> Any:
+    """An index where all these variables are zero."""
+    from tvm import tirx
+    from tvm_ffi import structural_map
+
+    def zero(v: Any) -> Any:
+        return tirx.const(0, str(v.ty.dtype)) if any(v.same_as(other) for other in variables) else v
+
+    return structural_map(index, [(tirx.Var, zero)])
