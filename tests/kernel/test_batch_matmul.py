@@ -93,3 +93,18 @@ def test_the_space_is_worth_searching(spec):
         space = valid(workload, Target.parse(spec))[PACK]
         assert (space.count(limit=1000) or 1000) >= 200
         assert space.contains(space.fallback)
+
+
+@pytest.mark.parametrize(
+    ("batch", "m", "constant", "expected"),
+    [
+        (8, 4, False, CBLAS), (8, 16, False, PACK), (1, 64, False, CBLAS), (1, 64, True, PACK), (8, 4, True, PACK),
+        (8, 1, True, CBLAS),
+    ],
+)  # fmt: skip
+def test_what_runs_untuned(batch: int, m: int, constant: bool, expected: str) -> None:
+    """OpenBLAS is chosen where y would be packed at each call for few rows, or for entries that threads share."""
+    types = {"x": f"float32[{batch},{m},64]", "y": f"float32[{batch},512,64]"}
+    workload = Workload.make("batch_matmul", types, constants=["y"] if constant else [])
+    target = Target.parse("llvm -mcpu=znver5 -num-cores=2 -libs=cblas")
+    assert max(candidates(workload, target), key=lambda c: c.plevel).implementation == expected

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strategy.op_strategy import candidates
+from strategy.select import NO_RECORDS, select
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -40,3 +42,32 @@ def test_what_declines_a_symbolic_dimension_is_no_candidate() -> None:
     shapes = {"data": "float32[m,k]", "weight": "float32[8,k]"}
     found = candidates(Workload.make("dense", shapes), Target.parse("llvm -libs=cblas"))
     assert [c.implementation for c in found] == ["dense_cblas.cpu"]
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "constant", "library", "alone"),
+    [
+        (1, 768, True, "cblas", "gemv"), (1, 768, False, "cblas", "nopack"),
+        (16, 768, True, "pack", "pack"), (16, 768, False, "nopack", "nopack"),
+        (64, 768, True, "pack", "pack"), (64, 768, False, "cblas", "nopack"),
+        (64, 4096, True, "large_m", "large_m"), (128, 4096, False, "cblas", "large_m"),
+        (512, 768, True, "cblas", "pack"), (512, 768, False, "cblas", "pack"),
+    ],
+)  # fmt: skip
+def test_what_runs_untuned(m: int, k: int, constant: bool, library: str, alone: str) -> None:
+    """OpenBLAS packs both operands at each call, which only many rows pay for."""
+    types = {"data": f"float32[{m},{k}]", "weight": f"float32[4096,{k}]"}
+    workload = Workload.make("dense", types, constants=["weight"] if constant else [])
+    target = "llvm -mcpu=znver5 -num-cores=2"
+    for text, expected in ((f"{target} -libs=cblas", library), (target, alone)):
+        assert select(workload, Target.parse(text), NO_RECORDS).implementation == f"dense_{expected}.cpu"
+
+
+@pytest.mark.parametrize(("l2_bytes", "expected"), [(2**20, "large_m"), (2**21, "pack")])
+def test_panels_that_stay_in_the_second_level_are_of_all_steps(l2_bytes: int, expected: str) -> None:
+    types = {"data": "float32[64,4096]", "weight": "float32[4096,4096]"}
+    target = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2, "l2_bytes": l2_bytes})
+    chosen = select(Workload.make("dense", types, constants=["weight"]), target, NO_RECORDS)
+    assert chosen.implementation == f"dense_{expected}.cpu"
+    if expected == "pack":
+        assert chosen.config["ahead"]

@@ -50,11 +50,13 @@ def batch_matmul_strategy_cpu(
         if instruction is not None:
             dot.add(strategy, instruction, "batch_matmul_dot.cpu", 16 if outpaces(target, "bfloat16") else 9)
     if constant and inputs[0].dtype == out_type.dtype == "float32" and "cblas" in target.libs:
-        # Few rows do not pay for packing y.
-        few = attrs.transpose_b and int(out_type.shape[1]) < 8
+        batch, rows = (int(d) for d in out_type.shape[:2])
+        # Few rows do not pay for packing y at each call; nor do entries that threads share, as it is packed apart.
+        at_each_call = 20 if attrs.transpose_b and (rows < 8 or batch < target.threads) else 10
         strategy.add_implementation(
-            cblas.compute, cblas.schedule, "batch_matmul_cblas.cpu", 20 if few else 10, library="cblas"
-        )
+            cblas.compute, cblas.schedule, "batch_matmul_cblas.cpu", at_each_call if rows == 1 else 10,
+            library="cblas", varying_plevel=at_each_call,
+        )  # fmt: skip
     return strategy
 
 

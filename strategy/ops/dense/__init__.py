@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from strategy.attrs import Attrs, field
 from strategy.condition import SpecializedCondition
@@ -21,7 +21,7 @@ from strategy.op import (
 from strategy.op_strategy import OpStrategy
 from strategy.ops.dense import cblas, dot, gemv, large_m, nopack, pack
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import Dim, TensorType, Type
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
@@ -103,15 +103,16 @@ def dense_strategy(
     """The implementations for processors."""
     strategy = OpStrategy()
     m = inputs[0].shape[0]
+    level = _Plevels.of(m, inputs[0].dtype)
     strategy.add_implementation(
-        nopack.compute, nopack.schedule, "dense_nopack.cpu", 5, space=nopack.space
+        nopack.compute, nopack.schedule, "dense_nopack.cpu", 5, space=nopack.space, varying_plevel=level.in_place
     )
     strategy.add_implementation(
         pack.compute, pack.schedule, "dense_pack.cpu", 10, space=pack.space, prepare=pack.prepare
     )
     with SpecializedCondition(m > 16):
         strategy.add_implementation(
-            large_m.compute, large_m.schedule, "dense_large_m.cpu", 12,
+            large_m.compute, large_m.schedule, "dense_large_m.cpu", 12 if large_m.pays(inputs, target) else 9,
             space=large_m.space, prepare=large_m.prepare,
         )  # fmt: skip
     with SpecializedCondition(m == 1):
@@ -122,9 +123,35 @@ def dense_strategy(
         dot.add(strategy, instruction, "dense_dot.cpu", 14 if outpaces(target, inputs[0].dtype) else 9)
     if "cblas" in target.libs and inputs[0].dtype == out_type.dtype == "float32":
         strategy.add_implementation(
-            cblas.compute, cblas.schedule, "dense_cblas.cpu", 15, library="cblas"
-        )
+            cblas.compute, cblas.schedule, "dense_cblas.cpu", level.library, library="cblas",
+            varying_plevel=_LIBRARY,
+        )  # fmt: skip
     return strategy
+
+
+_LIBRARY = 15
+
+
+class _Plevels(NamedTuple):
+    """Plevels that depend on m.
+
+    `library` is that of OpenBLAS where the weight is constant; `in_place` that of `dense_nopack` where it is not.
+    """
+
+    library: int
+    in_place: int
+
+    @classmethod
+    def of(cls, m: Dim, dtype: str) -> _Plevels:
+        """Over few rows, to pack the weight takes a large part of the time, and OpenBLAS does it at each call."""
+        if not m.is_constant or dtype not in ("float32", "float64"):
+            return cls(_LIBRARY, 5)
+        rows = int(m)
+        # One row is not packed, but a call of sgemv.
+        library = 8 if 1 < rows <= 256 else _LIBRARY
+        if 1 < rows <= 32:
+            return cls(library, _LIBRARY + 1)
+        return cls(library, 13 if rows <= 64 else 5)
 
 
 register_reference("dense", dense_reference)

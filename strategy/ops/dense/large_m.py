@@ -50,6 +50,16 @@ _ROWS = Knob("rows", ROWS, "layout")
 _BY = Knob("by", ["rows", "steps"], "layout")
 _INNER = Knob("inner", ["rows", "panels"])
 _UNROLL = Knob("unroll", [1, 2, 4])
+_USUAL_VECTORS = 4  # of a step: those of a fallback's panel, and its rows
+
+
+def pays(inputs: Sequence[TensorType], target: Target) -> bool:
+    """Return whether a panel over all of k leaves no half of the second level.
+
+    Where it does, `dense_pack` takes as long without a copy of the data.
+    """
+    k = inputs[0].shape[1]
+    return not k.is_constant or int(k) * _USUAL_VECTORS * target.vector_bytes > target.l2_bytes // 2
 
 
 def space(
