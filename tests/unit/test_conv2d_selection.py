@@ -143,3 +143,21 @@ def test_pixels_are_in_the_lanes_where_there_are_many(size, strides, expected):
     workload = Workload.make("conv2d", shapes, {"strides": strides}, ["weight"])
     target = Target.parse("llvm -mcpu=znver4 -num-cores=2")
     assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"
+
+
+@pytest.mark.parametrize(("channels", "expected"), [(4, "im2col"), (8, "spatial_pack"), (16, "spatial_pack")])
+def test_half_of_the_lanes_of_a_group_are_enough(channels, expected):
+    shapes = {"data": f"float32[1,{32 * channels},28,28]", "weight": f"float32[{32 * channels},{channels},3,3]"}
+    workload = Workload.make("conv2d", shapes, {"groups": 32, "padding": 1}, ["weight"])
+    target = Target.parse("llvm -mcpu=znver4 -num-cores=2")
+    assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"
+
+
+@pytest.mark.parametrize(("channels", "rows", "o_block"), [(512, 13, 10), (256, 13, 10), (14, 14, 1)])
+def test_a_task_has_several_tiles_of_a_pointwise_convolution(channels, rows, o_block):
+    """The best tile of 512 channels has 14 of them, but 37 such tiles cannot be shared out."""
+    shapes = {"data": "float32[1,256,28,28]", "weight": f"float32[{channels},256,1,1]"}
+    workload = Workload.make("conv2d", shapes, constants=["weight"])
+    target = Target.parse("llvm -mcpu=emeraldrapids -num-cores=2")
+    (found,) = (c for c in candidates(workload, target) if c.implementation == "conv2d_nchw_1x1.cpu")
+    assert (found.fallback["rows"], found.fallback["o_block"]) == (rows, o_block)

@@ -139,8 +139,9 @@ def _add_products(
 ) -> None:
     """Add im2col, which may read columns `in_place`, and what takes the place of it."""
     # Over few channels sums are short, and turning the tiles of a spatial pack takes as long, as do winograd's
-    # transforms; and over few channels of a group its lanes are idle. On a tie the first is taken.
-    few = int(weight.shape[1]) < 8 or (attrs.groups > 1 and int(weight.shape[0]) < 16 * attrs.groups)
+    # transforms; and over few channels of a group its lanes are idle, of 8 fewer than columns take to copy. On a tie
+    # the first is taken.
+    few = int(weight.shape[1]) < 8 or (attrs.groups > 1 and int(weight.shape[0]) < 8 * attrs.groups)
     # Over a large window they are long, and copying its columns takes as long as turning.
     long = attrs.groups == 1 and math.prod(weight.concrete_shape[1:]) >= _LONG
     unfolds = few and (in_place or not long)

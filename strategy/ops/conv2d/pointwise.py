@@ -54,13 +54,22 @@ def space(
         rows, width = best_tile_of(
             geometry.out_channels, geometry.pixels, lanes, target.vector_registers, target.multiply_adds
         )
-        tiles, panels = -(-geometry.out_channels // rows), -(-geometry.pixels // width)
+        panels = -(-geometry.pixels // width)
         whole = panels * geometry.batch >= 4 * target.threads
+
+        def block(rows: int) -> int:
+            tiles = -(-geometry.out_channels // rows)
+            return largest_divisor(BLOCKS, tiles, tiles if whole else -(-tiles // target.threads))
+
+        # Nothing divides a prime number of tiles, each of which would be a task; of less high ones there are others.
+        lower = max((r for r in ROWS if r < rows), default=rows)
+        if whole and rows < geometry.out_channels and block(rows) == 1 < block(lower):
+            rows = lower
         return {
             "rows": rows,
             "width": width,
             "unroll": 1,
-            "o_block": largest_divisor(BLOCKS, tiles, tiles if whole else -(-tiles // target.threads)),
+            "o_block": block(rows),
             "p_block": 1,
             "inner": "channels",
         }
