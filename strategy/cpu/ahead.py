@@ -90,7 +90,7 @@ def _calls(loop: Any, tile: Any) -> list[Any]:
 
 
 def places_ahead(turn: Any, tile: Any, panel: int, step: int, tiles: int, line: int) -> list[Any]:
-    """What a turn of a tile prefetches, from the panel's begin: together the next panel's lines of `line` elements."""
+    """The places, from a panel's begin, that a turn prefetches: all together, each `line` of the next panel."""
     place = panel + tile * (panel // tiles) + turn * step // tiles
     return [place + line * i for i in range(-(-step // (tiles * line)))]
 

@@ -28,6 +28,7 @@ pytest.importorskip("tvm")
 
 SMALL = ("dense", "-i", "data=float32[24,40]", "-i", "weight=float32[56,40]:const")
 ANY_M = ("dense", "-i", "data=float32[m,40]", "-i", "weight=float32[56,40]:const")
+SMALL_CACHE = "-l2_bytes=4096"  # of which a panel over all of k takes more than half
 ANY_K = ("dense", "-i", "data=float32[24,k]", "-i", "weight=float32[56,k]:const")
 
 
@@ -43,7 +44,7 @@ def plevel(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
 def test_build_writes_a_library_that_dispatches_on_its_shapes(tmp_path: Path) -> None:
     output = tmp_path / "libdense.so"
     # Without the library, whose plevel is the highest, as its row would be everywhere.
-    target = ("-t", "llvm -num-cores=2")
+    target = ("-t", f"llvm -num-cores=2 {SMALL_CACHE}")
     done = plevel("build", *ANY_M, *target, "-o", str(output), "--name", "layer", home=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "m > 16" in done.stdout
@@ -109,7 +110,7 @@ def test_show_prints_the_code(
 
 
 def test_show_of_the_selected_one_says_why(printed: Callable[..., tuple[int, str, str]]) -> None:
-    code, out, err = printed("show", *SMALL, "-t", "llvm -num-cores=2")
+    code, out, err = printed("show", *SMALL, "-t", f"llvm -num-cores=2 {SMALL_CACHE}")
     assert code == 0, err
     assert out.startswith("# dense_large_m.cpu: nothing is measured")
 
@@ -187,7 +188,7 @@ def test_what_is_built_and_shown_is_told_as_json(
     tmp_path: Path, printed: Callable[..., tuple[int, str, str]]
 ) -> None:
     output = tmp_path / "libdense.so"
-    target = ("-t", "llvm -num-cores=1", "--json")
+    target = ("-t", f"llvm -num-cores=1 {SMALL_CACHE}", "--json")
 
     def told(*arguments: str) -> dict[str, Any]:
         code, out, err = printed(*arguments)

@@ -375,9 +375,10 @@ def test_of_many_sizes_the_last_are_kept(engine, monkeypatch):
 @pytest.mark.skipif(find_library("cblas") is None, reason="no OpenBLAS on this host")
 def test_a_library_has_the_targets_threads(engine):
     for threads in (1, 2):
-        function = engine.compile(dense(x, Var("w", "float32[3,5]")), TARGET.with_threads(threads))
+        many = Var("x", "float32[80,5]")
+        function = engine.compile(dense(many, Var("w", "float32[3,5]")), TARGET.with_threads(threads))
         assert [e.implementation for e in function.explain()] == ["dense_cblas.cpu"]
-        function(*values((4, 5), (3, 5)))
+        function(*values((80, 5), (3, 5)))
         assert load_library("cblas").threads == threads
 
 
