@@ -145,12 +145,10 @@ class OpStrategy:
                 result._add(condition, found)
         return result
 
-    def joined(self, other: OpStrategy) -> OpStrategy:
-        """The implementations of both, this one's first."""
-        result = self.changed(lambda found: found)
+    def extend(self, other: OpStrategy) -> None:
+        """Add the implementations of another strategy, under their conditions there."""
         for condition, implementation in other:
-            result._add(condition, implementation)
-        return result
+            self._add(condition, implementation)
 
     def raised(self, by: int) -> OpStrategy:
         """The same implementations, with versions raised by a number."""

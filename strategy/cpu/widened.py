@@ -37,11 +37,11 @@ def widen(found: OpImplementation, copied: Callable[[Any], bool] = lambda attrs:
 
     def wide_space(attrs: Any, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> Any:
         assert space is not None
-        return space(attrs, [_wide_type(t) for t in inputs], _wide_type(out_type), target)
+        return space(attrs, [wide_type(t) for t in inputs], wide_type(out_type), target)
 
     def wide_prepare(attrs: Any, inputs: Sequence[TensorType], *config: Any) -> dict[int, Callable[[Any], Any]]:
         assert prepare is not None
-        packs = prepare(attrs, [_wide_type(t) for t in inputs], *config)
+        packs = prepare(attrs, [wide_type(t) for t in inputs], *config)
         return {index: partial(_pack_wide, pack) for index, pack in packs.items()}
 
     def compute(attrs: Any, inputs: Sequence[Any], out_type: TensorType, *config: Any) -> list[Any]:
@@ -49,7 +49,7 @@ def widen(found: OpImplementation, copied: Callable[[Any], bool] = lambda attrs:
 
         first, *more = inputs
         wide = [_wide(first, "padded" if copied(attrs) else None), *map(_wide, more)]
-        (out,) = found.compute(attrs, wide, _wide_type(out_type), *config)
+        (out,) = found.compute(attrs, wide, wide_type(out_type), *config)
         return [te.compute(out.shape, lambda *i: out(*i).astype(out_type.dtype), name="rounded")]
 
     return replace(found, compute=compute, space=space and wide_space, prepare=prepare and wide_prepare)
@@ -59,7 +59,8 @@ def _pack_wide(pack: Callable[[Any], Any], tensor: Any) -> Any:
     return pack(_wide(tensor))
 
 
-def _wide_type(of: TensorType) -> TensorType:
+def wide_type(of: TensorType) -> TensorType:
+    """The type with the dtype of its sums."""
     return TensorType(of.shape, accumulator(of.dtype))
 
 

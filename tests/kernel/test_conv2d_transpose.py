@@ -14,6 +14,7 @@ from strategy.space import ConfigSpace
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload
 
+from . import test_low_precision as low_precision
 from .test_conv2d import check
 
 TARGET = Target.parse("cpu").with_threads(2)
@@ -39,12 +40,14 @@ def space_of(work: Workload, target: Target = TARGET) -> ConfigSpace:
 @given(
     batch=st.integers(1, 2), groups=st.integers(1, 3), depth=st.integers(1, 9), own=st.integers(1, 9),
     height=st.integers(1, 5), width=st.integers(1, 40), down=st.integers(1, 4), across=st.sampled_from([1, 2, 4]),
-    dtype=st.sampled_from(["float32", "float32", "float64"]), follows=st.booleans(), seed=st.integers(0, 2**32),
+    dtype=st.sampled_from(["float32", "float32", "float64", "float16"]), follows=st.booleans(),
+    seed=st.integers(0, 2**32),
 )  # fmt: skip
 @example(1, 1, 5, 3, 6, 16, 2, 2, "float32", True, 0)  # vectors end with rows of the image
 @example(2, 2, 4, 3, 2, 19, 3, 4, "float32", True, 1)  # no vector does
 @example(1, 3, 2, 5, 3, 32, 3, 1, "float32", False, 2)
 @example(1, 1, 7, 37, 2, 1, 1, 2, "float64", False, 3)
+@example(1, 2, 7, 5, 2, 17, 2, 2, "float16", True, 4)
 def test_any_configuration(batch, groups, depth, own, height, width, down, across, dtype, follows, seed) -> None:
     bias = Input("bias", f"{dtype}[{groups * own},1,1]", constant=True)
     steps = [EpilogueStep("add", (None, bias)), EpilogueStep("relu", (None,))] if follows else []
@@ -55,6 +58,16 @@ def test_any_configuration(batch, groups, depth, own, height, width, down, acros
     space = space_of(work)
     for config in (space.fallback, *space.sample(random.Random(seed), 1)):
         check(work, BLOCKS, config)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_floats_by_every_implementation_of_float32(dtype: str) -> None:
+    work = make("2,6,7,19", "6,5,3,3", dtype=dtype, strides=2, padding=1, groups=2)
+    for candidate in candidates(work, TARGET):
+        if candidate.space is not None:
+            for config in (candidate.space.fallback, *candidate.space.sample(random.Random(dtype), 2)):
+                low_precision.check(work, candidate.implementation, config)
+    assert levels(work).keys() >= {"conv2d_transpose_im2col.cpu", "conv2d_transpose_spatial_pack.cpu"}
 
 
 @pytest.mark.parametrize(

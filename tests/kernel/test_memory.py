@@ -99,6 +99,9 @@ def cases() -> Iterator[Workload]:
             ):  # fmt: skip
                 inputs = {"data": f"{kind}[{data}]", "weight": f"{kind}[{weight}]"}
                 yield Workload.make("conv2d", inputs, attrs, ["weight"] if constant else [])
+            for weight in ("3,5,2,2", "3,4,3,3"):
+                inputs = {"data": f"{kind}[1,3,2,17]", "weight": f"{kind}[{weight}]"}
+                yield Workload.make("conv2d_transpose", inputs, {"strides": 2}, ["weight"] if constant else [])
         for image, size, out_channels, attrs in (
             ("1,1,1,1,16", "1,1", 16, {"out_layout": "NCHW16c"}),
             ("2,3,9,13,16", "3,3", 40, {"padding": 1, "activation": "relu6", "out_layout": "NCHW8c"}),

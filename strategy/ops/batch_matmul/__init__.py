@@ -43,7 +43,7 @@ def batch_matmul_strategy_cpu(
             pack.compute, pack.schedule, "batch_matmul_pack.cpu", 15, version=2,
             space=pack.space, prepare=pack.prepare,
         )  # fmt: skip
-        strategy = strategy.joined(packed.changed(widened.widen) if narrow else packed)
+        strategy.extend(packed.changed(widened.widen) if narrow else packed)
     constant = all(d.is_constant for kind in inputs for d in kind.shape)
     if constant and not attrs.transpose_a and inputs[0].dtype == "bfloat16":
         instruction = dot.dot_of(inputs, target)

@@ -125,7 +125,8 @@ def _in_any_layout(
         _add_products(found, attrs, data, weight, in_place=int(out_type.shape[3]) % lanes == 0)
     else:
         _add_spatial_pack(found)
-    return strategy.joined(found.changed(_widened) if narrow else found)
+    strategy.extend(found.changed(_widened) if narrow else found)
+    return strategy
 
 
 def _widened(found: OpImplementation) -> OpImplementation:

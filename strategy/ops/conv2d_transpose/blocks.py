@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from strategy.cpu import widened
 from strategy.cpu.tile import (
     ROWS,
     VECTORS,
@@ -184,7 +185,7 @@ def schedule(attrs: Conv2DTransposeAttrs, outs: Outs, target: Target, config: Co
 
     sch = new_schedule(outs)
     output = join_epilogue(sch)
-    lanes = lanes_of(target, str(outs.args[0].dtype))
+    lanes = lanes_of(target, accumulator(str(outs.args[0].dtype)))
     shape, (down, across) = [int(extent) for extent in outs.tensors[0].shape], attrs.strides
     own, whole = shape[1] // attrs.groups, shape[3] % (across * lanes) == 0
     wide = across * lanes
@@ -244,17 +245,20 @@ def _add(
 ) -> None:  # fmt: skip
     """Add the implementation where the window is as large as the strides, and nothing is cut off or added."""
     known = all(d.is_constant and int(d) >= 1 for kind in inputs for d in kind.shape)
-    if not known or out_type.dtype not in ("float32", "float64"):
+    narrow = widened.takes(inputs, out_type)
+    if not known or not (narrow or out_type.dtype in ("float32", "float64")):
         return
     window, width = inputs[1].concrete_shape[2:], int(inputs[0].shape[3])
     apart = window == attrs.strides and attrs.dilation == (1, 1) and window[1] in _WIDTHS
     if apart and not any((*attrs.padding, *attrs.output_padding)):
-        lanes = lanes_of(target, out_type.dtype)
+        lanes = lanes_of(target, accumulator(out_type.dtype))
         full = width / int(round_up(width, lanes)) >= _FULL
-        strategy.add_implementation(
+        found = OpStrategy()
+        found.add_implementation(
             partial(compute, lanes), schedule, "conv2d_transpose_blocks.cpu", 13 if full else 10, space=space,
             prepare=prepare, symbolic=False,
         )  # fmt: skip
+        strategy.extend(found.changed(widened.widen) if narrow else found)
 
 
 register_cpu_implementations("conv2d_transpose", _add)

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cpu import widened
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d import Conv2DAttrs, im2col, spatial_pack
 from strategy.ops.conv2d_transpose.operator import Conv2DTransposeAttrs
@@ -150,10 +151,12 @@ def _add(
 ) -> None:  # fmt: skip
     """Add implementations of conv2d for the phases of the result."""
     known = all(d.is_constant and int(d) >= 1 for kind in inputs for d in kind.shape)
-    if known and out_type.dtype in ("float32", "float64"):
-        phases = _Phases.of(attrs, inputs, out_type)
-        _add_by_phases(strategy, im2col, phases, "conv2d_transpose_im2col.cpu", 12, 3)
-        _add_by_phases(strategy, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 5)
+    narrow = widened.takes(inputs, out_type)
+    if known and (narrow or out_type.dtype in ("float32", "float64")):
+        found, phases = OpStrategy(), _Phases.of(attrs, inputs, widened.wide_type(out_type))
+        _add_by_phases(found, im2col, phases, "conv2d_transpose_im2col.cpu", 12, 3)
+        _add_by_phases(found, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 5)
+        strategy.extend(found.changed(widened.widen) if narrow else found)
 
 
 def _add_by_phases(
