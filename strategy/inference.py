@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from strategy.expr import Call, Constant, Expr, Tuple, TupleGetItem, Var, post_order
 from strategy.op import Op, OpError, TypeRelationError, TypeReporter
-from strategy.types import IncompleteType, TupleType, Type, may_equal
+from strategy.types import Dim, IncompleteType, TensorType, TupleType, Type, may_equal
 
 
 def infer_type(expr: Expr) -> Type:
@@ -89,10 +89,19 @@ class _Types:
         elif not isinstance(node, TupleGetItem):
             known = self._known[node]
             if not is_complete(known):
-                self._known[node] = found
+                self._known[node] = _computed(found)
                 self.changed = True
             elif not may_equal(known, found):  # a variable as two arguments of a call
                 raise TypeRelationError(f"{op.name}: {node!r} is {known}, but must be {found}")
+
+
+def _computed(type: Type) -> Type:
+    """The type with its constant extents as numbers: the terms that they come from grow with a graph's depth."""
+    if isinstance(type, TupleType):
+        return TupleType([_computed(f) for f in type.fields])
+    if not isinstance(type, TensorType) or all(d.op in ("const", "var") or not d.is_constant for d in type.shape):
+        return type
+    return TensorType([Dim(int(d)) if d.is_constant else d for d in type.shape], type.dtype)
 
 
 def _undetermined(node: Expr, nodes: Sequence[Expr]) -> str:

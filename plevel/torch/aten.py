@@ -272,6 +272,28 @@ def _clamp(x: Expr, low: float | None = None, high: float | None = None) -> Expr
     return layer.clip(x, low, high)
 
 
+@register("clamp.Tensor")
+def _clamp_tensor(x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
+    x = x if low is None else call("maximum", *promoted(x, low))
+    return x if high is None else call("minimum", *promoted(x, high))
+
+
+@register("exp2.default")
+def _exp2(x: Expr) -> Expr:
+    return call("power", number(2, x), x)
+
+
+@register("_cdist_forward.default")
+def _distances(x: Expr, y: Expr, order: float, *_: Any) -> Expr:
+    """Distances of all pairs of rows."""
+    if order not in (1, 2, math.inf):
+        raise NetworkError(f"distances of order {order:g}: plevel has 1, 2 and inf")
+    left = layer.reshape(x, (*extents(x)[:-1], 1, extents(x)[-1]))
+    right = layer.reshape(y, (*extents(y)[:-2], 1, *extents(y)[-2:]))
+    found: Expr = _vector_norm(call("subtract", left, right), order, [-1])
+    return found
+
+
 @register("addmm.default")
 def _addmm(bias: Expr, x: Expr, y: Expr, beta: float = 1, alpha: float = 1) -> Expr:
     if beta != 1 or alpha != 1:
@@ -286,8 +308,6 @@ def _attention(
 ) -> Expr:  # fmt: skip
     if dropout_p:
         raise NetworkError(f"dropout_p {dropout_p}: export the model in eval mode, with 0")
-    if enable_gqa:
-        raise NetworkError("enable_gqa: repeat the heads of keys and values")
     factor = 1 / math.sqrt(extents(q)[-1]) if scale is None else scale
     return layer.attention(q, k, v, attn_mask, scale=factor, causal=is_causal)
 
@@ -363,6 +383,22 @@ def _batch_norm(
     x: Expr, scale: Any, shift: Any, mean: Any, variance: Any, momentum: float, epsilon: float
 ) -> tuple[Expr]:
     return (layer.batch_norm(x, scale, shift, mean, variance, epsilon),)
+
+
+@register("_native_batch_norm_legit.no_stats")
+def _batch_norm_of_batch(
+    x: Expr, scale: Expr | None, shift: Expr | None, training: bool, momentum: float, epsilon: float
+) -> tuple[Expr]:
+    """Each channel by its own mean and variance in the batch, as an instance norm's decomposition has it."""
+    (batch, channels, *image), dtype = extents(x), x.tensor_type.dtype
+    gamma = Constant(np.ones(channels, dtype)) if scale is None else scale
+    beta = Constant(np.zeros(channels, dtype)) if shift is None else shift
+    one = layer.transpose(layer.reshape(x, (batch, channels, math.prod(image))), (1, 0, 2)) if batch > 1 else x
+    whole = layer.reshape(one, (1, channels, batch * math.prod(image)))
+    found: Expr = call("instance_norm", whole, gamma, beta, epsilon=epsilon)
+    if batch > 1:
+        found = layer.transpose(layer.reshape(found, (channels, batch, math.prod(image))), (1, 0, 2))
+    return (layer.reshape(found, extents(x)),)
 
 
 @register("native_layer_norm.default")
@@ -456,6 +492,44 @@ def _avg_pool(
         "avg_pool2d", x, pool_size=_pair(size), strides=_pair(strides or size), padding=_pair(padding),
         count_include_pad=count_include_pad, ceil_mode=ceil_mode,
     )  # fmt: skip
+
+
+@register("max_pool3d_with_indices.default")
+def _max_pool3d(
+    x: Expr, size: Any, strides: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> tuple[Expr]:
+    return (_pool3d("max_pool2d", x, size, strides, padding, _triple(dilation), ceil_mode=ceil_mode),)
+
+
+@register("avg_pool3d.default")
+def _avg_pool3d(
+    x: Expr, size: Any, strides: Any = (), padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Expr:  # fmt: skip
+    if divisor_override is not None:
+        raise NetworkError("divisor_override: pool without it")
+    return _pool3d(
+        "avg_pool2d", x, size, strides, padding, None, ceil_mode=ceil_mode, count_include_pad=count_include_pad
+    )
+
+
+def _pool3d(
+    name: str, x: Expr, size: Any, strides: Any, padding: Any, dilation: tuple[int, ...] | None, **attrs: Any
+) -> Expr:
+    """A pool of three dimensions as one of the planes and one across them: a window is a product of its sides."""
+    given = {"pool_size": _triple(size), "strides": _triple(strides or size), "padding": _triple(padding)}
+    given |= {} if dilation is None else {"dilation": dilation}
+    planes = _pool(name, x, **{key: sides[1:] for key, sides in given.items()}, **attrs)
+    *lead, depth, height, width = extents(planes)
+    none = {"padding": 0}
+    across = {key: (sides[0], none.get(key, 1)) for key, sides in given.items()}
+    found = _pool(name, layer.reshape(planes, (*lead, depth, height * width)), **across, **attrs)
+    return layer.reshape(found, (*lead, extents(found)[-2], height, width))
+
+
+def _triple(value: Any) -> tuple[int, ...]:
+    found = value if isinstance(value, list | tuple) else (value,)
+    return tuple(int(n) for n in (found if len(found) == 3 else found * 3))
 
 
 @register("_adaptive_avg_pool2d.default", "adaptive_avg_pool2d.default")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,6 +57,25 @@ def _expand(x: Expr, shape: Sequence[int]) -> Expr:
     return layer.broadcast(x, [m if n == -1 else n for n, m in zip(shape, own, strict=True)])
 
 
+@register("as_strided.default")
+def _as_strided(x: Expr, shape: Sequence[int], steps: Sequence[int], offset: int | None, own: Sequence[int]) -> Expr:
+    """The elements of the memory of x, which has the strides `own`, without gaps; those of single elements are free."""
+    where = [(n, step) for n, step in zip(extents(x), own, strict=True) if n != 1]
+    if not offset and where == [(n, step) for n, step in zip(shape, steps, strict=True) if n != 1]:
+        return layer.reshape(x, shape)
+    size = math.prod(extents(x))
+    if max(size, math.prod(shape)) >= PROBED or sorted(_places(extents(x), own).flat) != list(range(size)):
+        raise NetworkError(f"memory by strides {tuple(steps)}: make a copy with .contiguous() or .reshape()")
+    of = np.argsort(_places(extents(x), own), axis=None)
+    return call("take", layer.reshape(x, (size,)), Constant(of[_places(shape, steps) + (offset or 0)]), axis=0)
+
+
+def _places(shape: Sequence[int], steps: Sequence[int]) -> np.ndarray:
+    """The places in memory of a tensor's elements."""
+    axes = [np.arange(n) * step for n, step in zip(shape, steps, strict=True)]
+    return np.asarray(sum(np.ix_(*axes), np.zeros((), np.int64)))
+
+
 @register("cat.default")
 def _cat(parts: Sequence[Expr], axis: int = 0) -> Expr:
     return layer.concatenate(parts, axis)
@@ -85,6 +105,38 @@ def _split(x: Expr, sizes: Sequence[int], axis: int = 0) -> tuple[Expr, ...]:
 @register("embedding.default")
 def _embedding(weight: Expr, indices: Expr, *_: Any) -> Expr:
     return call("take", weight, indices, axis=0)
+
+
+@register("_embedding_bag.default", "_embedding_bag_forward_only.default")
+def _embedding_bag(
+    weight: Expr, indices: Expr, offsets: Expr, scale_grad: bool = False, mode: int = 0, sparse: bool = False,
+    per_sample_weights: Expr | None = None, include_last_offset: bool = False, padding_idx: int = -1,
+) -> tuple[Expr]:  # fmt: skip
+    """Sums or means of rows, of bags that begin at offsets: a product with the rows that each bag has."""
+    if mode not in (0, 1) or padding_idx >= 0:
+        what = "the mode 'max'" if mode not in (0, 1) else "a padding_idx"
+        raise NetworkError(f"bags of embeddings with {what}: plevel has sums and means of all rows")
+    (n,), kind = extents(indices), weight.tensor_type.dtype
+    begin = cast(offsets, "int64")
+    if include_last_offset:
+        begin = layer.take_slice(begin, 0, 0, -1)
+    (bags,) = extents(begin)
+    end = layer.concatenate([layer.take_slice(begin, 0, 1, None), Constant(np.asarray([n]))], 0)
+    if include_last_offset:
+        end = layer.take_slice(cast(offsets, "int64"), 0, 1, None)
+    place = Constant(np.arange(n)[None])
+    within = call(
+        "logical_and", call("less_equal", layer.reshape(begin, (bags, 1)), place),
+        call("less", place, layer.reshape(end, (bags, 1))),
+    )  # fmt: skip
+    share = cast(within, kind)
+    if per_sample_weights is not None:
+        share = call("multiply", share, layer.reshape(per_sample_weights, (1, n)))
+    found = layer.matmul(share, call("take", weight, indices, axis=0))
+    if mode == 1:
+        count = cast(call("subtract", end, begin), kind)
+        found = call("divide", found, layer.reshape(layer.clip(count, 1, None), (bags, 1)))
+    return (found,)
 
 
 @register("where.self")
@@ -164,18 +216,16 @@ def _gather(x: Expr, axis: int, indices: Expr, **_: Any) -> Expr:
     return call("gather", x, indices, axis=axis)
 
 
-@register("scatter_add.default")
-def _scatter_add(x: Expr, axis: int, indices: Expr, updates: Expr) -> Expr:
-    """The indices may have less rows than the tensor, which stays beyond them, and than the updates."""
+@register("unfold.default")
+def _unfold(x: Expr, axis: int, size: int, step: int) -> Expr:
+    """Windows of an axis, whose elements are a new last axis."""
     if not extents(x):
-        return call("add", x, updates)
+        return layer.reshape(x, (size,))
     axis %= len(extents(x))
-    for other, extent in enumerate(extents(indices)):
-        updates = layer.take_slice(updates, other, 0, extent)
-        if other != axis and extent < extents(x)[other]:
-            within, beyond = layer.take_slice(x, other, 0, extent), layer.take_slice(x, other, extent, None)
-            return layer.concatenate([_scatter_add(within, axis, indices, updates), beyond], other)
-    return call("scatter_add", x, indices, updates, axis=axis)
+    places = np.arange(0, extents(x)[axis] - size + 1, step)[:, None] + np.arange(size)
+    found = call("take", x, Constant(places), axis=axis)
+    rank = len(extents(found))
+    return layer.transpose(found, [i for i in range(rank) if i != axis + 1] + [axis + 1])
 
 
 @register("index_select.default")
@@ -191,21 +241,26 @@ def _index(x: Expr, indices: Sequence[Expr | None]) -> Expr:
         raise NetworkError("elements are selected by a mask: how many there are depends on its values")
     if len(given) == 1:
         axis, only = given[0]
-        return call("take", x, _counted(only, extents(x)[axis]), axis=axis)
-    first, rank = given[0][0], len(extents(x))
-    behind = first + len(given)
-    if [axis for axis, _ in given] != list(range(first, behind)):
-        raise NetworkError("axes are indexed by tensors that do not lie side by side")
+        return call("take", x, counted(only, extents(x)[axis]), axis=axis)
+    (first, behind), rank = side_by_side(given), len(extents(x))
     shape = np.broadcast_shapes(*(extents(i) for _, i in given))
-    counted = [layer.broadcast(cast(_counted(i, extents(x)[axis]), "int64"), shape) for axis, i in given]
+    places = [layer.broadcast(cast(counted(i, extents(x)[axis]), "int64"), shape) for axis, i in given]
     front = layer.transpose(x, [*range(first, behind), *range(first), *range(behind, rank)])
-    found = call("gather_nd", front, call("stack", Tuple(counted), axis=0))
+    found = call("gather_nd", front, call("stack", Tuple(places), axis=0))
     # The indices' axes stand first, and belong where the first indexed axis was.
     n, whole = len(shape), len(extents(found))
     return layer.transpose(found, [*range(n, n + first), *range(n), *range(n + first, whole)])
 
 
-def _counted(indices: Expr, extent: int) -> Expr:
+def side_by_side(given: Sequence[tuple[int, Expr]]) -> tuple[int, int]:
+    """The first of the axes that tensors index, and the one behind the last."""
+    first, behind = given[0][0], given[0][0] + len(given)
+    if [axis for axis, _ in given] != list(range(first, behind)):
+        raise NetworkError("axes are indexed by tensors that do not lie side by side")
+    return first, behind
+
+
+def counted(indices: Expr, extent: int) -> Expr:
     """Indices counted from the front; those below 0 are counted from behind."""
     if isinstance(indices, Constant) and extent < PROBED:
         return Constant(np.where(indices.value < 0, indices.value + extent, indices.value))

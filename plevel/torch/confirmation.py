@@ -226,12 +226,15 @@ def _call(
 ) -> tuple[list[Any], bool]:
     """The outputs as they are at once, and whether buffers were changed, which are put back then."""
     before = [b.clone() for b in buffers]
-    found = [o.clone() if isinstance(o, torch.Tensor) else o for o in function(*inputs)]
     changed = False
-    for buffer, old in zip(buffers, before, strict=True):
-        if not _same(buffer, old):
-            buffer.copy_(old)
-            changed = True
+    try:
+        found = [o.clone() if isinstance(o, torch.Tensor) else o for o in function(*inputs)]
+    finally:
+        for buffer, old in zip(buffers, before, strict=True):
+            if not _same(buffer, old):
+                with torch.inference_mode(buffer.is_inference()):  # where alone one that was made there can be changed
+                    buffer.copy_(old)
+                changed = True
     return found, changed
 
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import ml_dtypes
 import torch
+from torch._decomp import decomposition_table
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule
 
-import plevel.torch.aten_movement  # noqa: F401  # registers its operators
+import plevel.torch.aten_movement
+import plevel.torch.aten_writing  # noqa: F401  # both register their operators
 from plevel.comparison import Reference
 from plevel.torch.aten import OPERATORS
 from plevel.torch.symbol import SYMBOLIC, Binding, find_symbols, known, limited, range_of, resized
@@ -34,6 +36,8 @@ _WHOLE = (
     aten.hardswish.default, aten.hardsigmoid.default, aten.mish.default, aten.relu6.default,
     aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec,
 )  # fmt: skip
+# Of which PyTorch has parts that it does not take by default.
+_APART = (aten.grid_sampler_2d.default,)
 # Of a dtype and a device, which types fix, and of values that PyTorch would refuse.
 _CLAIMS = (
     aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default,
@@ -90,6 +94,7 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     table = torch.export.default_decompositions()
     for kept in _WHOLE:
         table.pop(kept, None)
+    table.update({apart: decomposition_table[apart] for apart in _APART})
     plain = program.run_decompositions(table)
     _refuse_unknown(plain)
     symbols = find_symbols(plain)
@@ -118,6 +123,8 @@ def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network
     inputs = []
     for spec, node in zip(plain.graph_signature.input_specs, _nodes(plain, "placeholder"), strict=True):
         if spec.kind is InputKind.USER_INPUT:
+            if isinstance(spec.arg, ConstantArgument):  # which the program is specialised to
+                continue
             if not isinstance(node.meta.get("val"), torch.Tensor):
                 raise NetworkError(f"input {node.name} is no tensor: export the model with tensors alone")
             values[node] = Var(node.name, _type(node, node.meta["val"], at))
@@ -135,6 +142,8 @@ def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network
             # A number of the program is no symbolic size, however large.
             axis = extents(args[0])[args[1]]
             args = (*args[:3], min(args[3], axis) if axis < PROBED else args[3], *args[4:])
+        if node.target is aten.as_strided.default:
+            args = (*args, *(None,) * (4 - len(args)), _strides(node.args[0], at))
         try:
             values[node] = _call(node, args, kwargs, at)
         except _REFUSED as error:
@@ -158,6 +167,8 @@ def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any], at: Binding) -
         if index >= len(made):
             raise NetworkError(f"its output {index} is used, which plevel does not compute")
         return made[index]
+    if _is_made(node):
+        return _constant(node.target(*args, **kwargs))
     found = OPERATORS[str(node.target)](*args, **kwargs)
     for made, value in zip(_each(found), _each(node.meta.get("val")), strict=False):  # those that plevel computes
         if not (isinstance(made, Expr) and isinstance(value, torch.Tensor)):
@@ -166,6 +177,20 @@ def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any], at: Binding) -
         if str(made.tensor_type) != expected:
             raise NetworkError(f"{made.tensor_type} in place of {expected}: types that plevel does not mix")
     return found
+
+
+def _is_made(node: Any) -> bool:
+    """Return whether a node has no inputs, and an operator that plevel lacks: PyTorch computes it, once."""
+    return (
+        str(node.target) not in OPERATORS
+        and not node.all_input_nodes
+        and isinstance(node.meta.get("val"), torch.Tensor)
+        and torch.Tag.nondeterministic_seeded not in node.target.tags
+    )
+
+
+def _strides(node: Any, at: Binding) -> tuple[int, ...]:
+    return tuple(known(n, at) for n in node.meta["val"].stride())
 
 
 def _each(outputs: Any) -> Sequence[Any]:
@@ -179,6 +204,7 @@ def _refuse_unknown(program: ExportedProgram) -> None:
         if str(node.target) not in OPERATORS
         and node.target is not operator.getitem
         and not isinstance(node.meta.get("val"), SYMBOLIC)
+        and not _is_made(node)
     )
     if unknown:
         listed = ", ".join(f"{name} ({n})" for name, n in unknown.most_common())
@@ -227,9 +253,13 @@ def _outputs(program: ExportedProgram, values: dict[Any, Any]) -> dict[str, Expr
             raise NetworkError(
                 f"it changes {spec.target} ({spec.kind.name.lower()}) when it runs: export it in eval mode"
             )
-        if not isinstance(value, torch.fx.Node):
-            raise NetworkError(f"it returns {value!r:.40}, which is no tensor: return tensors alone")
+        if isinstance(spec.arg, ConstantArgument):  # None or a number, the same at each call
+            continue
+        if not isinstance(value, torch.fx.Node) or not isinstance(values[value], Expr):
+            raise NetworkError(f"it returns {value!s:.40}, which is no tensor: return tensors alone")
         found.append(values[value])
+    if not found:
+        raise NetworkError("it returns no tensor: there is nothing to compute")
     if len(found) == 1:
         return {"output": found[0]}
     return {f"output{i}": value for i, value in enumerate(found)}
@@ -254,7 +284,10 @@ def run_program(
         at = dict(zip(find_symbols(plain), sizes, strict=True))
         kept = [s.kind is InputKind.USER_INPUT for s in plain.graph_signature.input_specs]
         nodes = [node for node, own in zip(_nodes(plain, "placeholder"), kept, strict=True) if own]
-        given = [resized(x, node.meta["val"], at) for x, node in zip(given, nodes, strict=True)]
+        given = [
+            resized(x, node.meta["val"], at) if isinstance(x, torch.Tensor) else x
+            for x, node in zip(given, nodes, strict=True)
+        ]
         args, kwargs = torch.utils._pytree.tree_unflatten(given, spec)
     values: dict[str, Any] = {}
 
@@ -275,4 +308,9 @@ def run_program(
             Keeper(plain.graph_module).run(*inputs)
         # It has a guard against each size that PyTorch would trace anew, where its operators are right, too.
         outputs, _ = torch.utils._pytree.tree_flatten(program.module(check_guards=False)(*args, **kwargs))
-    return Reference(list(map(_array, given)), list(map(_array, outputs)), values)
+    return Reference(_arrays(given), _arrays(outputs), values)
+
+
+def _arrays(values: Sequence[Any]) -> list[Any]:
+    """Those of tensors; numbers and None, which a program is specialised to, are no inputs or outputs of a library."""
+    return [_array(value) for value in values if isinstance(value, torch.Tensor)]

@@ -12,8 +12,11 @@ from torch.nn.functional import (
     adaptive_avg_pool2d,
     adaptive_max_pool2d,
     avg_pool2d,
+    avg_pool3d,
+    grid_sample,
     interpolate,
     max_pool2d,
+    max_pool3d,
     pixel_shuffle,
     scaled_dot_product_attention,
 )
@@ -48,6 +51,20 @@ class Calls(nn.Module):
 
 def comparisons(x, kind):
     return [getattr(torch, op)(x, kind) for op in ("lt", "le", "gt", "ge", "eq", "ne")]
+
+
+def written(x, i):
+    found = torch.zeros(4, 8)
+    found[1:3, -2:] = x[:2, :2]
+    found[0] = 1
+    found[:, 0] += i[:, 0]
+    return found
+
+
+def put(x, places, values):
+    found = x.clone()
+    found[places] = values
+    return found
 
 
 COMPUTED = {
@@ -179,6 +196,64 @@ COMPUTED = {
         lambda x: interpolate(x, scale_factor=1.7, mode="bilinear", align_corners=True), IMAGE
     ),
     "two kinds of 16 bits": (lambda x: x.half() + x.bfloat16(), X.round()),
+    "parts that are written": (
+        lambda x, i: [written(x, i), x.select_scatter(x[:, 0], 1, -1)],
+        X, COUNTS,
+    ),
+    "places that are written": (
+        lambda x, i, p: (
+            x.index_put((p,), x[:3] * 2), put(x, (slice(None), p), x[:, :1]), x.index_add(0, p % 2, x[:3]),
+            x.index_put((p, p + 4), torch.tensor(9.0)), x.index_put((p, -p - 1), x[0, :3], accumulate=True),
+            x.index_put((p[:, None], p), x[:1, :3]), x.index_put((x > 1,), torch.tensor(7.0)), x.index_copy(1, p, x[:, :3]),
+            put(x.view(2, 2, 8), (slice(None), p % 2, p), x[:2, :3]), x.index_put((torch.tensor([0, 0]),), x[2:]),
+            x.scatter(1, i, 5.0), x.scatter(0, p[:, None].expand(3, 5), x + 1), nn.functional.one_hot(i, 3),
+            x.scatter_reduce(1, i, x, "amax"), x.scatter_reduce(0, i[:2], x, "amin"), x.scatter_reduce(0, i, x, "sum"),
+            nn.functional.fold(nn.functional.unfold(x[None, None], 2), (4, 8), 2),
+        ), X, COUNTS, torch.tensor([2, 0, 3]),
+    ),
+    "bags": (
+        lambda w, i, o: (
+            nn.functional.embedding_bag(i, w, mode="sum"), nn.functional.embedding_bag(i[0], w, o),
+            nn.functional.embedding_bag(i[0], w, o, mode="sum", per_sample_weights=w[0]),
+            nn.functional.embedding_bag(i[0], w, o, include_last_offset=True),
+        ), X, COUNTS, torch.tensor([0, 3, 3, 8]),
+    ),
+    "memory by strides": (
+        lambda x: (
+            adaptive_avg_pool2d(x.contiguous(memory_format=torch.channels_last), 1) * 2,
+            x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).as_strided((3, 4), (2, 5), 1) * 2,
+        ), IMAGE,
+    ),
+    "norms of instances": (
+        Calls(
+            lambda a, b, c, x: (a(x), b(x.view(2, 4, 36)), c(x)), nn.InstanceNorm2d(4, affine=True), nn.InstanceNorm1d(4),
+            nn.BatchNorm2d(4, track_running_stats=False),
+        ), IMAGE,
+    ),
+    "pools of three dimensions": (
+        lambda x: (
+            max_pool3d(x, 2), max_pool3d(x, (2, 3, 3), 2, (1, 1, 0), (1, 2, 1), ceil_mode=True), max_pool3d(x[0], 2),
+            avg_pool3d(x, (2, 3, 2), (1, 2, 2), (1, 1, 0), count_include_pad=False), avg_pool3d(x, 3, 2, 1, True),
+        ), IMAGE.view(1, 2, 4, 6, 6),
+    ),
+    "samples of a grid": (
+        lambda x, g: (
+            grid_sample(x, g, align_corners=False), grid_sample(x, g, "nearest", "border", align_corners=True),
+        ), IMAGE, (torch.arange(2 * 3 * 5 * 2).view(2, 3, 5, 2) * 0.7).sin() * 1.2,
+    ),
+    "heads in groups": (
+        lambda q, k: scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True),
+        IMAGE, IMAGE[:, :2].contiguous(),
+    ),
+    "values without inputs": (
+        lambda x: (x[torch.tril_indices(4, 4, -1).unbind()], x + torch.hann_window(8), x[:, :4] * torch.eye(4)), X
+    ),
+    "distances, windows and bounds that are tensors": (
+        lambda x: (
+            torch.cdist(x[:3], x + 1), torch.cdist(x, x[:2] * 2, p=1), x.unfold(1, 4, 3), x.unfold(0, 2, 1), x.exp2(),
+            x.clamp(x[0], x[0].abs() + 1), x.clamp(min=x[:1] + 2),
+        ), X,
+    ),
     "an input named as an output": (lambda output: output * 2, X),
     "an input unchanged": (lambda x: (x, x.view(8, 4), x + 1), X),
 }  # fmt: skip
@@ -246,6 +321,14 @@ REFUSED = {
     "output_size \\(0, 2\\) has no pixels": (lambda x: adaptive_avg_pool2d(x, (0, 2)), IMAGE),
     "a weight that is computed": (torch._weight_int8pack_mm, X.bfloat16(), BYTES[:, :8], SCALES),
     "a weight of k = 7": (lambda x: torch._weight_int8pack_mm(x, BYTES[:, :7].clone(), SCALES), X.bfloat16()[:, :7]),
+    "every 2 elements": (lambda x: torch.slice_scatter(x, x[:2], 0, 0, 4, 2), X),
+    "by a mask: which goes where": (lambda x: x.index_put((x > 0,), torch.arange(16.0)), X),
+    "reduces by 'mean'": (lambda x, i: x.scatter_reduce(1, i, x, "mean"), X, COUNTS),
+    "a padding_idx": (lambda w, i: nn.functional.embedding_bag(i, w, padding_idx=1), X, COUNTS),
+    "distances of order 3": (lambda x: torch.cdist(x, x, p=3), X),
+    "memory by strides": (lambda x: x[:, 1:].as_strided((2, 2), (1, 1)), X),
+    "it returns no tensor": (lambda x: 3, X),
+    "randn_like": (lambda x: x + torch.randn_like(x), X),
     "out of bounds for uint8": (lambda x: x == 300, COUNTS.to(torch.uint8)),
 }
 
@@ -271,3 +354,22 @@ def test_parts_of_an_axis_bound_its_size(function, least: int) -> None:
     assert network.sizes is not None
     (size,) = network.sizes.sizes
     assert size.low == least
+
+
+def test_numbers_and_none_are_no_inputs_and_outputs_of_a_library() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x, scale, names=None, flag=False):
+            return {"y": x * scale if flag else x, "names": names, "count": 3}
+
+    program = torch.export.export(Scaled(), (X, 2.5), {"flag": True})
+    network, plain = import_program(program)
+    reference = run_program(program, plain, ())
+    assert len(network.inputs) == len(reference.inputs) == len(reference.outputs) == 1
+    found = evaluate(network.root, {network.inputs[0].name: reference.inputs[0]})
+    np.testing.assert_allclose(found[0] if isinstance(found, tuple) else found, X.numpy() * 2.5)
+
+
+def test_a_deep_model_is_imported_with_extents_that_are_numbers() -> None:
+    model = nn.Sequential(*(nn.Conv2d(1, 1, 1 + 2 * (i % 2), padding=i % 2) for i in range(150)))
+    network, _ = import_program(torch.export.export(model.eval(), (torch.randn(1, 1, 5, 5),)))
+    assert [str(n) for n in network.root.checked_type.fields[0].shape] == ["1", "1", "5", "5"]
