@@ -107,38 +107,6 @@ def _embedding(weight: Expr, indices: Expr, *_: Any) -> Expr:
     return call("take", weight, indices, axis=0)
 
 
-@register("_embedding_bag.default", "_embedding_bag_forward_only.default")
-def _embedding_bag(
-    weight: Expr, indices: Expr, offsets: Expr, scale_grad: bool = False, mode: int = 0, sparse: bool = False,
-    per_sample_weights: Expr | None = None, include_last_offset: bool = False, padding_idx: int = -1,
-) -> tuple[Expr]:  # fmt: skip
-    """Sums or means of rows, of bags that begin at offsets: a product with the rows that each bag has."""
-    if mode not in (0, 1) or padding_idx >= 0:
-        what = "the mode 'max'" if mode not in (0, 1) else "a padding_idx"
-        raise NetworkError(f"bags of embeddings with {what}: plevel has sums and means of all rows")
-    (n,), kind = extents(indices), weight.tensor_type.dtype
-    begin = cast(offsets, "int64")
-    if include_last_offset:
-        begin = layer.take_slice(begin, 0, 0, -1)
-    (bags,) = extents(begin)
-    end = layer.concatenate([layer.take_slice(begin, 0, 1, None), Constant(np.asarray([n]))], 0)
-    if include_last_offset:
-        end = layer.take_slice(cast(offsets, "int64"), 0, 1, None)
-    place = Constant(np.arange(n)[None])
-    within = call(
-        "logical_and", call("less_equal", layer.reshape(begin, (bags, 1)), place),
-        call("less", place, layer.reshape(end, (bags, 1))),
-    )  # fmt: skip
-    share = cast(within, kind)
-    if per_sample_weights is not None:
-        share = call("multiply", share, layer.reshape(per_sample_weights, (1, n)))
-    found = layer.matmul(share, call("take", weight, indices, axis=0))
-    if mode == 1:
-        count = cast(call("subtract", end, begin), kind)
-        found = call("divide", found, layer.reshape(layer.clip(count, 1, None), (bags, 1)))
-    return (found,)
-
-
 @register("where.self")
 def _where(condition: Expr, x: Any, y: Any) -> Expr:
     return call("where", condition, *promoted(x, y))

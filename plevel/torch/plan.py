@@ -147,7 +147,7 @@ def graph_digest(module: GraphModule) -> str:
 
 
 def _strides(node: torch.fx.Node) -> str:
-    """Those of an input: a library takes contiguous ones alone."""
+    """Those of an input: a library copies it where it is not contiguous."""
     value = node.meta.get("val")
     if node.op != "placeholder" or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return ""

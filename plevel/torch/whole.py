@@ -57,7 +57,7 @@ class Whole:
     """A graph's library, loaded.
 
     Args:
-        call: takes the graph's inputs, contiguous tensors, and gives its outputs, contiguous ones.
+        call: takes the graph's inputs, with the strides of those it was made for, and gives contiguous outputs.
         watch: has a function called after each step of the manifest, with its number; None ends that.
         path: where a later process finds it, if it is kept.
         made: the temporary folder that it was made in; None for one from the folder of kernels.
@@ -207,7 +207,11 @@ def _load(
     function.argtypes = [ctypes.c_void_p] * (len(manifest.inputs) + len(manifest.outputs))
     outputs = [(o.shape, getattr(torch, o.dtype)) for o in manifest.outputs]
 
+    scattered = [k for k, i in enumerate(inputs) if not i.is_contiguous()]  # such as images of channels_last
+
     def call(*inputs: Any) -> tuple[Any, ...]:
+        if scattered:
+            inputs = tuple(i.contiguous() for i in inputs)
         results = tuple(torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in outputs)
         failed = function(*(i.data_ptr() for i in inputs), *(r.data_ptr() for r in results))
         if failed == -1:
@@ -232,8 +236,11 @@ def _prefix(module: GraphModule, inputs: Sequence[Any], target: Target) -> str:
     Raises:
         NetworkError: a library cannot have its inputs or weights, or the graph's text does not say all that it does.
     """
-    if not all(isinstance(i, torch.Tensor) and i.device.type == "cpu" and i.is_contiguous() for i in inputs):
-        raise NetworkError("its inputs are not all contiguous tensors of fixed sizes")
+    if not all(
+        isinstance(i, torch.Tensor) and i.device.type == "cpu" and i.layout is torch.strided and not i.is_conj()
+        for i in inputs
+    ):
+        raise NetworkError("its inputs are not all dense tensors of fixed sizes")
     graphs = [(name, m.graph) for name, m in module.named_modules() if isinstance(m, GraphModule)]
     for node in (node for _, graph in graphs for node in graph.nodes):
         if node.op == "call_module" or _owner(node) not in _KNOWN:
@@ -259,7 +266,7 @@ def _owner(node: torch.fx.Node) -> str:
 
 
 def _types(tensors: Iterable[torch.Tensor]) -> list[str]:
-    return [f"{t.dtype} {tuple(t.shape)}" for t in tensors]
+    return [f"{t.dtype} {tuple(t.shape)}{'' if t.is_contiguous() else t.stride()}" for t in tensors]
 
 
 def _weights(module: GraphModule) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -430,7 +431,8 @@ def test_wrong_numbers_are_refused(ratios, monkeypatch: pytest.MonkeyPatch):
     assert "its outputs differ from Inductor's" in str(report)
 
 
-def test_a_graph_that_changes_its_buffers_is_not_timed(ratios):
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_graph_that_changes_its_buffers_is_not_timed(ratios, inference):
     class Counting(models.Block):
         def __init__(self) -> None:
             super().__init__(32, 40)
@@ -440,9 +442,11 @@ def test_a_graph_that_changes_its_buffers_is_not_timed(ratios):
             self.count += 1
             return super().forward(x) * self.count
 
-    model = Counting().eval()
+    with torch.inference_mode(inference):  # a model that is made in it has buffers that change in it alone
+        model = Counting().eval()
     x = torch.randn(8, 32)
-    with torch.inference_mode():
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("error")
         first = torch.compile(model, backend=plevel)(x)
         assert model.count.item() == 1
         model.count.zero_()
@@ -563,9 +567,21 @@ def test_a_verdict_on_contiguous_inputs_is_neither_taken_for_transposed_ones_nor
     whole += [[0.6] * 9, [0.8] * 9]
     contiguous, transposed = run(model, (x,)).verdict, run(model, (x.t().contiguous().t(),))
     assert whole == []
-    assert (contiguous.whole, transposed.verdict.whole, transposed.replaced) == (True, False, 1)
+    assert (contiguous.whole, transposed.verdict.whole, transposed.replaced) == (True, True, 1)
     assert contiguous.graph != transposed.verdict.graph
     assert contiguous.key != transposed.verdict.key  # of a record, too
+
+
+def test_a_library_copies_inputs_that_are_not_contiguous(whole):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()).eval()
+    x = torch.randn(2, 3, 9, 7).contiguous(memory_format=torch.channels_last)
+    whole += [[0.6] * 9]
+    fast = torch.compile(model, backend=plevel)
+    with torch.inference_mode():
+        fast(torch.zeros_like(x))
+        torch.testing.assert_close(fast(x), model(x), atol=2e-5, rtol=2e-5)
+    assert explain(model)[-1].verdict.whole
 
 
 def test_a_graph_with_branches_keeps_the_kernels_of_its_products_and_is_extracted(whole):

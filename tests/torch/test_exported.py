@@ -204,7 +204,8 @@ COMPUTED = {
         lambda x, i, p: (
             x.index_put((p,), x[:3] * 2), put(x, (slice(None), p), x[:, :1]), x.index_add(0, p % 2, x[:3]),
             x.index_put((p, p + 4), torch.tensor(9.0)), x.index_put((p, -p - 1), x[0, :3], accumulate=True),
-            x.index_put((p[:, None], p), x[:1, :3]), x.index_put((x > 1,), torch.tensor(7.0)), x.index_copy(1, p, x[:, :3]),
+            x.index_put((p[:, None], p), x[:1, :3]), x.index_put((x > 1,), torch.tensor(7.0)),
+            x.index_copy(1, p, x[:, :3]),
             put(x.view(2, 2, 8), (slice(None), p % 2, p), x[:2, :3]), x.index_put((torch.tensor([0, 0]),), x[2:]),
             x.scatter(1, i, 5.0), x.scatter(0, p[:, None].expand(3, 5), x + 1), nn.functional.one_hot(i, 3),
             x.scatter_reduce(1, i, x, "amax"), x.scatter_reduce(0, i[:2], x, "amin"), x.scatter_reduce(0, i, x, "sum"),
@@ -226,8 +227,8 @@ COMPUTED = {
     ),
     "norms of instances": (
         Calls(
-            lambda a, b, c, x: (a(x), b(x.view(2, 4, 36)), c(x)), nn.InstanceNorm2d(4, affine=True), nn.InstanceNorm1d(4),
-            nn.BatchNorm2d(4, track_running_stats=False),
+            lambda a, b, c, x: (a(x), b(x.view(2, 4, 36)), c(x)), nn.InstanceNorm2d(4, affine=True),
+            nn.InstanceNorm1d(4), nn.BatchNorm2d(4, track_running_stats=False),
         ), IMAGE,
     ),
     "pools of three dimensions": (
