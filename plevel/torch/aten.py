@@ -118,11 +118,15 @@ def _in_float32(function: Callable[..., Expr]) -> Operator:
     return wide
 
 
-for _name in (
-    "relu", "sigmoid", "tanh", "silu", "hardswish", "mish", "exp", "log", "sqrt", "rsqrt", "abs", "erf", "floor",
-    "round", "sin", "cos", "isinf", "isnan", "ceil",
-):  # fmt: skip
+def _of_floats(name: str) -> Operator:
+    """A function of floats; integers and bools are taken as float32."""
+    return lambda x: call(name, x if _category(x.tensor_type.dtype) == 2 else cast(x, "float32"))
+
+
+for _name in ("relu", "silu", "hardswish", "mish", "abs", "floor", "round", "isinf", "isnan", "ceil"):
     OPERATORS[f"aten.{_name}.default"] = _unary(_name)
+for _name in ("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "erf", "sin", "cos"):
+    OPERATORS[f"aten.{_name}.default"] = _of_floats(_name)
 OPERATORS["aten.neg.default"] = _unary("negative")
 for _name, _own in {
     "add": "add", "sub": "subtract", "mul": "multiply", "pow": "power", "eq": "equal", "ne": "not_equal",
@@ -236,7 +240,9 @@ def _dropout(x: Expr, share: float, train: bool) -> Expr:
 
 
 @register("pow.Tensor_Scalar")
-def _pow(x: Expr, exponent: float) -> Expr:
+def _pow(x: Expr, exponent: Any) -> Expr:
+    if isinstance(exponent, float) and _category(x.tensor_type.dtype) < 2:
+        x = cast(x, "float32")
     if exponent == 2:
         return call("multiply", x, x)
     return call("sqrt", x) if exponent == 0.5 else call("power", x, number(exponent, x))
@@ -383,6 +389,11 @@ def _batch_norm(
     x: Expr, scale: Any, shift: Any, mean: Any, variance: Any, momentum: float, epsilon: float
 ) -> tuple[Expr]:
     return (layer.batch_norm(x, scale, shift, mean, variance, epsilon),)
+
+
+@register("_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.default")
+def _batch_norm_in_training(*_: Any) -> Expr:
+    raise NetworkError("a batch norm that changes its statistics: export the model in eval mode")
 
 
 @register("_native_batch_norm_legit.no_stats")

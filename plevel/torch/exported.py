@@ -252,7 +252,8 @@ def _outputs(program: ExportedProgram, values: dict[Any, Any]) -> dict[str, Expr
     for spec, value in zip(program.graph_signature.output_specs, node.args[0], strict=True):
         if spec.kind is not OutputKind.USER_OUTPUT:
             raise NetworkError(
-                f"it changes {spec.target} ({spec.kind.name.lower()}) when it runs: export it in eval mode"
+                f"it changes {spec.target} ({spec.kind.name.lower()}) when it runs, and a library keeps no state: "
+                "export it in eval mode, or take such state as an input and give the new one as an output"
             )
         if isinstance(spec.arg, ConstantArgument):  # None or a number, the same at each call
             continue

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from zipfile import is_zipfile
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils import _pytree
 
 from strategy.network.graph import NetworkError
+
+_UNKNOWN = re.compile(r"Deserializing (\S+) in pytree is not registered")
+_logger = logging.getLogger("torch.export")
 
 
 def load_program(path: Path) -> ExportedProgram:
@@ -19,14 +27,52 @@ def load_program(path: Path) -> ExportedProgram:
                 raise NetworkError("no exported program, or cut short: write one with torch.export.save")
     except OSError as error:
         raise NetworkError(f"cannot be read: {error.strerror}") from error
-    try:
-        program = torch.export.load(path)
-    except Exception as error:
-        raise NetworkError(
-            f"no exported program ({type(error).__name__}): write one with torch.export.save"
-        ) from error
+    program = _load(path)
     _forget_multiples(program)
     return program
+
+
+def _load(path: Path) -> ExportedProgram:
+    """The program of a file, whatever packages its inputs' and outputs' types are of: their values are what counts."""
+    known: set[str] = set()
+    while True:
+        with _reasons() as reasons:
+            try:
+                return torch.export.load(path)
+            except Exception as error:
+                reason = reasons[-1] if reasons else error
+        unknown = _UNKNOWN.search(str(reason))
+        if unknown is None or unknown[1] in known:
+            why = f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
+            raise NetworkError(f"no exported program ({why}): write one with torch.export.save") from reason
+        known.add(unknown[1])
+        _stand_in(unknown[1])
+
+
+@contextmanager
+def _reasons() -> Iterator[list[BaseException]]:
+    """The exceptions that PyTorch logs when it loads a file, in place of its log."""
+    found: list[BaseException] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1]:
+            found.append(record.exc_info[1])
+        return False
+
+    _logger.addFilter(keep)
+    try:
+        yield found
+    finally:
+        _logger.removeFilter(keep)
+
+
+def _stand_in(name: str) -> None:
+    """Take values of a type, of a package that this process has not imported, as lists."""
+    kind = type(name.rpartition(".")[2], (list,), {"__doc__": f"Values in place of {name}."})
+    _pytree._private_register_pytree_node(
+        kind, lambda values: (list(values), None), lambda values, _: kind(values), serialized_type_name=name,
+        to_dumpable_context=lambda _: "", from_dumpable_context=lambda _: None,
+    )  # fmt: skip
 
 
 def _forget_multiples(program: ExportedProgram) -> None:

@@ -17,6 +17,8 @@ from torch import nn
 
 from plevel import comparison, deployment, faster, kernel_selection
 from plevel.cli.main import main
+from plevel.torch.exported import import_program, run_program
+from plevel.torch.program import load_program
 from strategy.compile.c_text import c_names
 from strategy.record import Estimate, estimate
 from tests.docs.page import ROOT, read_blocks
@@ -562,3 +564,29 @@ def test_what_cannot_be_compiled_is_named_in_one_line(
     assert message in said
     assert said.count("\n") == 1
     assert not (tmp_path / "model.so").exists()
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")  # PyTorch's, of itself
+def test_a_program_that_gives_a_type_of_a_package_that_is_not_imported_is_read(tmp_path: Path) -> None:
+    """As transformers' models do."""
+    code = f"""
+import dataclasses, torch
+from torch import nn
+
+@dataclasses.dataclass
+class Given:
+    state: torch.Tensor
+    size: torch.Tensor
+
+class Model(nn.Module):
+    def forward(self, x):
+        return Given(x * 2, x.sum())
+
+torch.export.register_dataclass(Given, serialized_type_name="far.away.Given")
+torch.export.save(torch.export.export(Model(), (torch.ones(3),)), {str(tmp_path / "model.pt2")!r})
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_S)
+    program = load_program(tmp_path / "model.pt2")
+    network, plain = import_program(program)
+    assert list(network.outputs) == ["output0", "output1"]
+    assert [float(o.sum()) for o in run_program(program, plain, ()).outputs] == [6.0, 3.0]

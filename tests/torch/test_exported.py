@@ -75,6 +75,7 @@ COMPUTED = {
     "bools and numbers": (lambda b: [*comparisons(b, 2), *comparisons(b, 0.5), b + 2, b * 0.5], COUNTS > 0),
     "integers promoted": (lambda i: (i + 0.5, 0.5 - i, i * 1.0, torch.where(i > 1, i, 0.5)), COUNTS),
     "alpha": (lambda x, i: (torch.add(x, i, alpha=0.5), torch.sub(i, x, alpha=3), torch.add(i, i, alpha=3)), X, COUNTS),
+    "functions of integers": (lambda i: (i.sqrt(), i.exp(), (i > 0).sigmoid(), i**0.5, i**2, i.float().sin()), COUNTS),
     "long ranges": (lambda i: (torch.arange(0, 300_000, 0.5), torch.arange(0.5, 300_000), i + 1), COUNTS),
     "numbers as tensors": (lambda i: (i + torch.full((8,), 3), i + torch.arange(0, 4, 0.5)), COUNTS),
     "a part longer than its axis": (lambda x: (x[:, :1_000_000] * 2, x[-1_000_000:] * 2), X),
@@ -368,6 +369,22 @@ def test_numbers_and_none_are_no_inputs_and_outputs_of_a_library() -> None:
     assert len(network.inputs) == len(reference.inputs) == len(reference.outputs) == 1
     found = evaluate(network.root, {network.inputs[0].name: reference.inputs[0]})
     np.testing.assert_allclose(found[0] if isinstance(found, tuple) else found, X.numpy() * 2.5)
+
+
+def test_state_is_refused_with_what_to_do() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x):
+            self.count += 1
+            return x * self.count
+
+    with pytest.raises(NetworkError, match="it changes count .* take such state as an input"):
+        import_program(torch.export.export(Counter(), (X,)))
+    with pytest.raises(NetworkError, match="a batch norm that changes its statistics: export the model in eval mode"):
+        import_program(torch.export.export(nn.BatchNorm1d(8).train(), (X,)))
 
 
 def test_a_deep_model_is_imported_with_extents_that_are_numbers() -> None:
