@@ -74,7 +74,7 @@ def compile_model(
     from plevel.faster import Faster, deploy_faster
     from plevel.importing import ExtraError, import_model
     from plevel.kernel_selection import make_chooser, open_records
-    from strategy.compile.c_text import c_word, is_free
+    from strategy.compile.c_text import is_free
     from strategy.fault import CompileError
     from strategy.network.graph import NetworkError
     from strategy.select import Reason
@@ -90,7 +90,7 @@ def compile_model(
     where = where.in_network()
     if verify and not _is_own(where):
         raise UsageError(f"--verify: {where} is another processor than this one: leave it out, and verify there")
-    function = f"plevel_{c_word(out.stem.removeprefix('lib'))}" if name is None else name
+    function = default_name(out) if name is None else name
     if not is_free(function):
         raise UsageError(
             f"--name {function!r:.80}: no name for C: use a letter, then letters, digits and underscores; no keyword"
@@ -141,6 +141,14 @@ def compile_model(
         remedy = "" if verify else "; --no-verify keeps it as it is"
         raise CommandError(f"verification: {error}; {out} is removed{remedy}") from error
     tell(said, found, as_json=as_json)
+
+
+def default_name(out: Path) -> str:
+    """The function's name from the file's; POSIX reserves names that end as those of types do."""
+    from strategy.compile.c_text import c_word, is_free
+
+    name = f"plevel_{c_word(out.stem.removeprefix('lib'))}"
+    return name if is_free(name) else f"{name}_model"
 
 
 def _say_layouts(chosen: Faster, found: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from strategy.network.normal import extents
 
 Operator = Callable[..., Any]
 OPERATORS: dict[str, Operator] = {}
+MOST_PAIRS = 2**28
 _NARROW = {"float16", "bfloat16"}
 
 
@@ -27,6 +28,12 @@ def register(*names: str) -> Callable[[Operator], Operator]:
         return function
 
     return decorate
+
+
+def require_few(pairs: int, what: str) -> None:
+    """Refuse an operator that looks at each pair of a place and what goes there, where there are too many of them."""
+    if pairs > MOST_PAIRS:
+        raise NetworkError(f"{what}: plevel looks at each pair, at most {MOST_PAIRS}, and would take long")
 
 
 def _same(x: Expr, *_: Any, **__: Any) -> Expr:
@@ -449,7 +456,7 @@ def _embedding_bag(
     weight: Expr, indices: Expr, offsets: Expr, scale_grad: bool = False, mode: int = 0, sparse: bool = False,
     per_sample_weights: Expr | None = None, include_last_offset: bool = False, padding_idx: int = -1,
 ) -> tuple[Expr]:  # fmt: skip
-    """Sums or means of rows, of bags that begin at offsets: a product with the rows that each bag has."""
+    """Sums or means of rows, of bags that begin at offsets: a product with the rows of each unless all have as many."""
     if mode not in (0, 1) or padding_idx >= 0:
         what = "the mode 'max'" if mode not in (0, 1) else "a padding_idx"
         raise NetworkError(f"bags of embeddings with {what}: plevel has sums and means of all rows")
@@ -457,7 +464,15 @@ def _embedding_bag(
     begin = cast(offsets, "int64")
     if include_last_offset:
         begin = layer.take_slice(begin, 0, 0, -1)
-    (bags,) = extents(begin)
+    (bags,), columns = extents(begin), extents(weight)[1]
+    rows = call("take", weight, indices, axis=0)
+    if per_sample_weights is not None:
+        rows = call("multiply", rows, layer.reshape(per_sample_weights, (n, 1)))
+    each = n // max(bags, 1)
+    if isinstance(begin, Constant) and each and np.array_equal(begin.value, np.arange(0, n, each)) and n == bags * each:
+        reduced = "sum" if mode == 0 else "mean"
+        return (call(reduced, layer.reshape(rows, (bags, each, columns)), axis=(1,), keepdims=False),)
+    require_few(bags * n, f"{bags} bags of {n} embeddings")
     end = layer.concatenate([layer.take_slice(begin, 0, 1, None), Constant(np.asarray([n]))], 0)
     if include_last_offset:
         end = layer.take_slice(cast(offsets, "int64"), 0, 1, None)
@@ -467,9 +482,7 @@ def _embedding_bag(
         call("less", place, layer.reshape(end, (bags, 1))),
     )  # fmt: skip
     share = cast(within, kind)
-    if per_sample_weights is not None:
-        share = call("multiply", share, layer.reshape(per_sample_weights, (1, n)))
-    found = layer.matmul(share, call("take", weight, indices, axis=0))
+    found = layer.matmul(share, rows)
     if mode == 1:
         count = cast(call("subtract", end, begin), kind)
         found = call("divide", found, layer.reshape(layer.clip(count, 1, None), (bags, 1)))

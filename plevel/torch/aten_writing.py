@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from plevel.torch.aten import cast, register
+from plevel.torch.aten import cast, register, require_few
 from plevel.torch.aten_movement import counted, side_by_side
 from strategy.expr import Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
+from strategy.network.size import PROBED
 
 Scatter = Callable[..., Expr]
 
@@ -72,7 +73,7 @@ def _index_put(x: Expr, indices: Sequence[Expr | None], values: Expr, accumulate
     source = layer.reshape(moved, (math.prod(shape), columns))
     place = layer.reshape(place, (math.prod(shape), 1))
     if accumulate:
-        found = call("scatter_add", into, layer.broadcast(place, extents(source)), source, axis=0)
+        found = _added(into, 0, layer.broadcast(place, extents(source)), source)
     else:
         chosen = layer.reshape(_writers(place, (rows, 1), 0), (rows,))
         found = call("take", layer.concatenate([into, source], 0), chosen, axis=0)
@@ -89,9 +90,21 @@ def _masked(x: Expr, given: Sequence[tuple[int, Expr]], values: Expr, accumulate
     return call("where", mask, call("add", x, value) if accumulate else value, x)
 
 
+def _added(x: Expr, axis: int, indices: Expr, source: Expr) -> Expr:
+    _require_few(indices, extents(x)[axis])
+    return call("scatter_add", x, indices, source, axis=axis)
+
+
+def _require_few(indices: Expr, extent: int) -> None:
+    pairs = math.prod(extents(indices)) * extent
+    if max(*extents(indices), extent) < PROBED:
+        require_few(pairs, f"{math.prod(extents(indices))} elements written into an axis of {extent}")
+
+
 def _hits(indices: Expr, extent: int, axis: int) -> Expr:
     """Whether each index names each of the places of an axis, which stands before the one of the indices."""
     shape = extents(indices)
+    _require_few(indices, extent)
     beside = layer.reshape(indices, (*shape[:axis], 1, *shape[axis:]))
     own = layer.steps(0, extent, 1, indices.tensor_type.dtype)
     return call("equal", beside, layer.reshape(own, (extent, *(1,) * (len(shape) - axis))))
@@ -132,7 +145,7 @@ def _within(function: Scatter) -> Scatter:
 @register("scatter_add.default")
 @_within
 def _scatter_add(x: Expr, axis: int, indices: Expr, source: Expr) -> Expr:
-    return call("scatter_add", x, indices, source, axis=axis)
+    return _added(x, axis, indices, source)
 
 
 @register("scatter.src", "scatter.value")
@@ -152,7 +165,7 @@ def _scatter_reduce(
         own = "" if include_self else " without the tensor's own elements"
         raise NetworkError(f"a scatter that reduces by {reduce!r}{own}: plevel has sum, amax and amin with them")
     if reduce == "sum":
-        return call("scatter_add", x, indices, source, axis=axis)
+        return _added(x, axis, indices, source)
     kind = x.tensor_type.dtype
     if "float" not in kind:
         raise NetworkError(f"a scatter of {kind} that reduces by {reduce!r}: plevel has it of floats")

@@ -215,7 +215,8 @@ COMPUTED = {
     ),
     "bags": (
         lambda w, i, o: (
-            nn.functional.embedding_bag(i, w, mode="sum"), nn.functional.embedding_bag(i[0], w, o),
+            nn.functional.embedding_bag(i, w, mode="sum"), nn.functional.embedding_bag(i, w),
+            nn.functional.embedding_bag(i[0], w, o),
             nn.functional.embedding_bag(i[0], w, o, mode="sum", per_sample_weights=w[0]),
             nn.functional.embedding_bag(i[0], w, o, include_last_offset=True),
         ), X, COUNTS, torch.tensor([0, 3, 3, 8]),
@@ -329,6 +330,9 @@ REFUSED = {
     "a padding_idx": (lambda w, i: nn.functional.embedding_bag(i, w, padding_idx=1), X, COUNTS),
     "distances of order 3": (lambda x: torch.cdist(x, x, p=3), X),
     "memory by strides": (lambda x: x[:, 1:].as_strided((2, 2), (1, 1)), X),
+    "640000 elements written into an axis of 10000": (
+        lambda x, i: x.index_add(0, i, x), torch.zeros(10_000, 64), torch.zeros(10_000, dtype=torch.int64),
+    ),
     "it returns no tensor": (lambda x: 3, X),
     "randn_like": (lambda x: x + torch.randn_like(x), X),
     "out of bounds for uint8": (lambda x: x == 300, COUNTS.to(torch.uint8)),

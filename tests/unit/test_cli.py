@@ -917,3 +917,10 @@ def test_what_is_done_is_told_as_json(called: Called, tmp_path: Path) -> None:
     assert told("lock", "--check", lock) == {"selections": 1, "changed": []}
     answered = called("select", *DENSE, "--lock", lock)
     assert (answered.returncode, "reason     plevel" in answered.stdout) == (0, True), answered.stderr
+
+
+def test_the_default_name_of_a_library_is_one_that_c_leaves_free() -> None:
+    from plevel.cli.deploy import default_name
+
+    names = [default_name(Path(file)) for file in ("libmodel.so", "swin_t.so", "a-b.so")]
+    assert names == ["plevel_model", "plevel_swin_t_model", "plevel_a_b"]
