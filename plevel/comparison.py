@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from plevel.deployment import Deployed
+from strategy.network.graph import NetworkError
 from strategy.network.plan import Buffer, Port
 from strategy.network.size import extents_at
 from workers.array_file import read_array, write_array
@@ -25,6 +26,10 @@ TOLERANCE = 1e-3  # of the largest difference, over the largest value of the ref
 
 class ComparisonError(RuntimeError):
     """The library fails, or gives other values; the message names the worst one."""
+
+
+class UnfitError(NetworkError):
+    """The framework refuses the example inputs at some symbolic sizes, such as indices beyond an axis."""
 
 
 @dataclass(frozen=True)

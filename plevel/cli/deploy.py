@@ -188,13 +188,21 @@ def _verify(
     made: Deployed, target: Target, imported: Imported, found: dict[str, Any], *, thorough: bool | None
 ) -> str:
     """Compare with the framework, at several sizes and value by value if `thorough`; return a line about it."""
-    from plevel.comparison import ComparisonError, compare
+    from plevel.comparison import ComparisonError, UnfitError, compare
     from strategy.network.graph import NetworkError
 
     tried = made.plan.sizes.samples() if made.plan.sizes else [()]
     values = [s.value for s in made.description.steps if s.value is not None]
     if thorough:
-        each = [compare(made, imported.reference(values, n), n) for n in tried]
+        done, unfit = {}, None
+        for n in tried:
+            try:
+                done[n] = compare(made, imported.reference(values, n), n)
+            except UnfitError as error:  # indices in an example may lie beyond the axis at another size
+                unfit = error
+        if unfit and not done:
+            raise unfit
+        tried, each = list(done), list(done.values())
     else:
         tried = tried[len(tried) // 2 :][:1]
         if why := _unready(target, imported):

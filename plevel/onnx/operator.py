@@ -15,6 +15,7 @@ from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
+from strategy.network.scatter import add_elements, reduce_elements, write_elements, write_rows
 from strategy.network.size import MOST, Extent, Sizes
 
 Operator = Callable[..., Any]
@@ -678,3 +679,70 @@ def _gather(node: Node, x: Expr, indices: Expr) -> Expr:
         shape[axis : axis % len(shape) + 1] = extents(indices)
         return layer.reshape(taken, shape)
     return call("take", x, indices, axis=axis, mode="wrap")  # from the end where negative
+
+
+@_register("GatherND")
+def _gather_nd(node: Node, x: Expr, indices: Expr) -> Expr:
+    """The coordinates stand on the last axis of the indices, and on the first of plevel's."""
+    rank, batch = len(extents(indices)), node.get("batch_dims", 0)
+    front = layer.transpose(indices, [rank - 1, *range(rank - 1)])
+    return call("gather_nd", x, front, batch_dims=batch)
+
+
+@_register("ScatterElements", "Scatter")
+def _scatter_elements(node: Node, x: Expr, indices: Expr, updates: Expr) -> Expr:
+    axis, reduction = node.get("axis", 0), node.get("reduction", "none")
+    places = _counted(indices, extents(x)[axis])
+    if reduction == "none":
+        return write_elements(x, axis, places, updates)
+    if reduction == "add":
+        return add_elements(x, axis, places, updates)
+    if reduction not in ("max", "min"):
+        raise NetworkError(f"reduction {reduction!r}: plevel has none, add, max and min")
+    return reduce_elements(x, axis, places, updates, reduction)
+
+
+@_register("ScatterND")
+def _scatter_nd(node: Node, x: Expr, indices: Expr, updates: Expr) -> Expr:
+    """The first axes as one, and the others as one."""
+    reduction, (*shape, count) = node.get("reduction", "none"), extents(indices)
+    if reduction not in ("none", "add"):
+        raise NetworkError(f"reduction {reduction!r}: plevel has none and add")
+    own, written = extents(x), math.prod(shape)
+    rows, columns = math.prod(own[:count]), math.prod(own[count:])
+    coordinates = layer.reshape(indices, (written, count))
+    place: Expr | None = None
+    for axis in range(count):
+        one = _counted(layer.take_slice(coordinates, 1, axis, axis + 1), own[axis])
+        place = one if place is None else call("add", call("multiply", place, layer.count(own[axis], place)), one)
+    if place is None:
+        raise NetworkError("indices without coordinates")
+    source = layer.reshape(updates, (written, columns))
+    found = write_rows(layer.reshape(x, (rows, columns)), place, source, reduction == "add")
+    return layer.reshape(found, own)
+
+
+def _counted(indices: Expr, extent: int) -> Expr:
+    """Indices counted from the front; those below 0 are counted from behind."""
+    below = call("less", indices, number(0, indices))
+    return call("where", below, call("add", indices, layer.count(extent, indices)), indices)
+
+
+@_register("Pad")
+def _pad(
+    node: Node, x: Expr, pads: Expr | None = None, value: Expr | None = None, axes: Expr | None = None
+) -> Expr:
+    """`pads` has what goes before each axis, then what goes behind; one below 0 takes elements away."""
+    rank, mode = len(extents(x)), node.get("mode", "constant")
+    widths = _integers(node, "pads", pads) or []
+    of = range(rank) if axes is None else [int(a) % rank for a in _constant(axes, "axes").reshape(-1)]
+    pairs = [(0, 0)] * rank
+    for axis, pair in zip(of, zip(widths[: len(of)], widths[len(of) :], strict=True), strict=True):
+        pairs[axis] = pair
+    for axis, (before, behind) in enumerate(pairs):
+        x = layer.take_slice(x, axis, max(0, -before), extents(x)[axis] - max(0, -behind))
+    added = tuple((max(0, before), max(0, behind)) for before, behind in pairs)
+    if mode not in ("constant", "edge", "reflect"):
+        raise NetworkError(f"mode {mode!r}: plevel pads by constant, edge and reflect")
+    fill = node.get("value", 0.0) if value is None else _constant(value, "constant_value").reshape(-1)[0]
+    return call("pad", x, pad_width=added, pad_value=float(fill), pad_mode=mode) if np.any(added) else x

@@ -15,10 +15,11 @@ from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
+from strategy.network.scatter import require_few
+from strategy.network.size import PROBED
 
 Operator = Callable[..., Any]
 OPERATORS: dict[str, Operator] = {}
-MOST_PAIRS = 2**28
 _NARROW = {"float16", "bfloat16"}
 
 
@@ -28,12 +29,6 @@ def register(*names: str) -> Callable[[Operator], Operator]:
         return function
 
     return decorate
-
-
-def require_few(pairs: int, what: str) -> None:
-    """Refuse an operator that looks at each pair of a place and what goes there, where there are too many of them."""
-    if pairs > MOST_PAIRS:
-        raise NetworkError(f"{what}: plevel looks at each pair, at most {MOST_PAIRS}, and would take long")
 
 
 def _same(x: Expr, *_: Any, **__: Any) -> Expr:
@@ -409,11 +404,18 @@ def _batch_norm_of_batch(
 ) -> tuple[Expr]:
     """Each channel by its own mean and variance in the batch, as an instance norm's decomposition has it."""
     (batch, channels, *image), dtype = extents(x), x.tensor_type.dtype
-    gamma = Constant(np.ones(channels, dtype)) if scale is None else scale
-    beta = Constant(np.zeros(channels, dtype)) if shift is None else shift
     one = layer.transpose(layer.reshape(x, (batch, channels, math.prod(image))), (1, 0, 2)) if batch > 1 else x
     whole = layer.reshape(one, (1, channels, batch * math.prod(image)))
-    found: Expr = call("instance_norm", whole, gamma, beta, epsilon=epsilon)
+    if channels < PROBED:
+        gamma = Constant(np.ones(channels, dtype)) if scale is None else scale
+        beta = Constant(np.zeros(channels, dtype)) if shift is None else shift
+        found: Expr = call("instance_norm", whole, gamma, beta, epsilon=epsilon)
+    else:  # an instance norm's, of all entries of a symbolic batch
+        size = batch * math.prod(image)
+        gamma, beta = (Constant(fill(size, dtype)) for fill in (np.ones, np.zeros))
+        found = call("layer_norm", layer.reshape(whole, (channels, size)), gamma, beta, axis=-1, epsilon=epsilon)
+        found = found if scale is None else call("multiply", found, layer.reshape(scale, (channels, 1)))
+        found = found if shift is None else call("add", found, layer.reshape(shift, (channels, 1)))
     if batch > 1:
         found = layer.transpose(layer.reshape(found, (channels, batch, math.prod(image))), (1, 0, 2))
     return (layer.reshape(found, extents(x)),)

@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 
 import plevel.torch.aten_movement
 import plevel.torch.aten_writing  # noqa: F401  # both register their operators
-from plevel.comparison import Reference
+from plevel.comparison import Reference, UnfitError
 from plevel.torch.aten import OPERATORS
 from plevel.torch.symbol import SYMBOLIC, Binding, find_symbols, known, limited, range_of, resized
 from strategy.expr import Constant, Expr, Tuple, Var
@@ -277,6 +277,7 @@ def run_program(
 
     Raises:
         NetworkError: the program has no example inputs.
+        UnfitError: PyTorch refuses them at these sizes.
     """
     if program.example_inputs is None:
         raise NetworkError("it has no example inputs to compare with: export the model with inputs")
@@ -305,11 +306,16 @@ def run_program(
         next(left) if spec.kind is InputKind.USER_INPUT else _held(plain, spec)
         for spec in plain.graph_signature.input_specs
     ]
-    with torch.no_grad():
-        if names:
-            Keeper(plain.graph_module).run(*inputs)
-        # It has a guard against each size that PyTorch would trace anew, where its operators are right, too.
-        outputs, _ = torch.utils._pytree.tree_flatten(program.module(check_guards=False)(*args, **kwargs))
+    try:
+        with torch.no_grad():
+            if names:
+                Keeper(plain.graph_module).run(*inputs)
+            # It has a guard against each size that PyTorch would trace anew, where its operators are right, too.
+            outputs, _ = torch.utils._pytree.tree_flatten(program.module(check_guards=False)(*args, **kwargs))
+    except (IndexError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        place = f" at sizes {'×'.join(map(str, sizes))}" if sizes else ""
+        raise UnfitError(f"PyTorch does not take its example inputs{place}: {reason}") from error
     return Reference(_arrays(given), _arrays(outputs), values)
 
 

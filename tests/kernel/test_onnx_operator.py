@@ -88,6 +88,26 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     "a pad of constants": (
         [N("Pad", ["c", "p"], ["a"]), N("Add", ["x", "a"], ["y"])], {"x": normal(4)}, {"c": normal(2), "p": [1, 1]}
     ),
+    "pads": (
+        [
+            N("Pad", ["x", "p", "v", "o"], ["a"]), N("Pad", ["x", "r"], ["b"], mode="reflect"),
+            N("Pad", ["x", "r"], ["c"], mode="edge"), N("Add", ["b", "c"], ["d"]),
+            N("Concat", ["a", "d"], ["y"], axis=0),
+        ], {"x": normal(3, 4)}, {"p": [1, 0], "v": np.float32(2.5), "o": [0], "r": [1, 0, 1, 0]},
+    ),
+    "elements at coordinates": (
+        [N("GatherND", ["x", "i"], ["a"]), N("GatherND", ["x", "j"], ["b"], batch_dims=1), N("Add", ["a", "b"], ["y"])],
+        {"x": normal(2, 3, 4)}, {"i": [[0, 2], [-1, -3]], "j": [[1], [-1]]},
+    ),
+    "elements that are written": (
+        [
+            N("ScatterElements", ["x", "i", "u"], ["a"], axis=1), N("ScatterND", ["a", "j", "u"], ["b"]),
+            N("ScatterElements", ["b", "i", "u"], ["c"], axis=-1, reduction="add"),
+            N("ScatterElements", ["c", "i", "u"], ["d"], axis=-1, reduction="max"),
+            N("ScatterND", ["d", "k", "w"], ["y"], reduction="add"),
+        ], {"x": normal(3, 4), "u": normal(2, 4)},
+        {"i": [[1, -1, 0, 2], [0, 1, 2, 3]], "j": [[2], [-3]], "k": [[0, 1], [0, -3], [2, 3]], "w": normal(3)},
+    ),
     "a one-hot of constants": (
         [N("OneHot", ["i", "d", "v"], ["a"]), N("Add", ["x", "a"], ["y"])], {"x": normal(2, 4)},
         {"i": [1, 3], "d": 4, "v": np.float32([0, 1])},

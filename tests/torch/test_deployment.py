@@ -25,6 +25,7 @@ from tests.docs.page import ROOT, read_blocks
 from tests.limit import HANG_S
 from tests.torch import models
 
+DIM = torch.export.Dim("n", max=64)
 TARGET = ("--target", "cpu", "--threads", "2")
 
 
@@ -590,3 +591,19 @@ torch.export.save(torch.export.export(Model(), (torch.ones(3),)), {str(tmp_path 
     network, plain = import_program(program)
     assert list(network.outputs) == ["output0", "output1"]
     assert [float(o.sum()) for o in run_program(program, plain, ()).outputs] == [6.0, 3.0]
+
+
+def test_sizes_that_the_example_does_not_fit_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its indices lie beyond the axis at the least size."""
+    x, index = torch.randn(6, 4), torch.tensor([5, 0])
+    program = torch.export.export(Sized(lambda x, i: x[i] * 2), (x, index), dynamic_shapes=({0: DIM}, None))
+    torch.export.save(program, tmp_path / "model.pt2")
+    assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--verify") == 0
+    assert "agree at sizes 8, 64 within" in capsys.readouterr().out
+
+
+def test_instances_of_a_symbolic_batch_are_normed(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.ReLU()).eval()
+    program = torch.export.export(model, (torch.randn(3, 3, 6, 6),), dynamic_shapes=({0: DIM},))
+    torch.export.save(program, tmp_path / "model.pt2")
+    assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--verify") == 0

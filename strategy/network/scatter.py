@@ -1,0 +1,112 @@
+"""Values written into places that indices name, by operators that move and choose, as importers of models share it.
+
+Indices count from the front. Each place looks at all that may go there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+from strategy.expr import Expr, call
+from strategy.network import layer
+from strategy.network.graph import NetworkError
+from strategy.network.layer import number
+from strategy.network.normal import extents
+from strategy.network.size import PROBED
+
+Scatter = Callable[..., Expr]
+MOST_PAIRS = 2**28
+
+
+def require_few(pairs: int, what: str) -> None:
+    """Refuse an operator that looks at each pair of a place and what goes there, where there are too many of them."""
+    if pairs > MOST_PAIRS:
+        raise NetworkError(f"{what}: plevel looks at each pair, at most {MOST_PAIRS}, and would take long")
+
+
+def _within(function: Scatter) -> Scatter:
+    """The operator for indices with less rows than the tensor, which stays beyond them, or than what is written."""
+
+    @wraps(function)
+    def whole(x: Expr, axis: int, indices: Expr, source: Expr, *more: Any) -> Expr:
+        if not extents(x):
+            row, places, source = (layer.reshape(v, (1,)) for v in (x, indices, source))
+            return layer.reshape(whole(row, 0, places, source, *more), ())
+        axis %= len(extents(x))
+        for other, extent in enumerate(extents(indices)):
+            source = layer.take_slice(source, other, 0, extent)
+            if other != axis and extent < extents(x)[other]:
+                inner, beyond = layer.take_slice(x, other, 0, extent), layer.take_slice(x, other, extent, None)
+                return layer.concatenate([whole(inner, axis, indices, source, *more), beyond], other)
+        _require_few(indices, extents(x)[axis])
+        return function(x, axis, indices, source, *more)
+
+    return whole
+
+
+@_within
+def add_elements(x: Expr, axis: int, indices: Expr, source: Expr) -> Expr:
+    """The sum of each element and those that indices of its row along the axis send there."""
+    return call("scatter_add", x, indices, source, axis=axis)
+
+
+@_within
+def write_elements(x: Expr, axis: int, indices: Expr, source: Expr) -> Expr:
+    """Each element, or the last of those that indices of its row along the axis send there."""
+    return call("gather", layer.concatenate([x, source], axis), _writers(indices, extents(x), axis), axis=axis)
+
+
+@_within
+def reduce_elements(x: Expr, axis: int, indices: Expr, source: Expr, name: str) -> Expr:
+    """The largest (`max`) or smallest (`min`) of each element and those that are sent there."""
+    kind = x.tensor_type.dtype
+    if "float" not in kind:
+        raise NetworkError(f"a scatter of {kind} that reduces by {name!r}: plevel has it of floats")
+    shape = extents(source)
+    beside = layer.reshape(source, (*shape[:axis], 1, *shape[axis:]))
+    none = number(-math.inf if name == "max" else math.inf, x)
+    kept = call("where", _hits(indices, extents(x)[axis], axis), beside, none)
+    return call(f"{name}imum", x, call(name, kept, axis=(axis + 1,), keepdims=False))
+
+
+def write_rows(x: Expr, places: Expr, source: Expr, accumulate: bool) -> Expr:
+    """Rows of a matrix, or the last of those of `source` that go there; or the sum of all of them.
+
+    Args:
+        places: [m, 1], of the rows of `source`.
+    """
+    if accumulate:
+        return add_elements(x, 0, layer.broadcast(places, extents(source)), source)
+    rows = extents(x)[0]
+    _require_few(places, rows)
+    chosen = layer.reshape(_writers(places, (rows, 1), 0), (rows,))
+    return call("take", layer.concatenate([x, source], 0), chosen, axis=0)
+
+
+def _require_few(indices: Expr, extent: int) -> None:
+    if max(*extents(indices), extent) < PROBED:
+        written = math.prod(extents(indices))
+        require_few(written * extent, f"{written} elements written into an axis of {extent}")
+
+
+def _hits(indices: Expr, extent: int, axis: int) -> Expr:
+    """Whether each index names each of the places of an axis, which stands before the one of the indices."""
+    shape = extents(indices)
+    beside = layer.reshape(indices, (*shape[:axis], 1, *shape[axis:]))
+    own = layer.steps(0, extent, 1, indices.tensor_type.dtype)
+    return call("equal", beside, layer.reshape(own, (extent, *(1,) * (len(shape) - axis))))
+
+
+def _writers(indices: Expr, shape: Sequence[int], axis: int) -> Expr:
+    """The place of each element, in the tensor with what is written behind it along the axis; the last one wins."""
+    extent, written = shape[axis], extents(indices)[axis]
+    tail = (1,) * (len(shape) - 1 - axis)
+    turn = layer.reshape(layer.steps(1, written + 1, 1, "int64"), (written, *tail))
+    last = call("where", _hits(indices, extent, axis), turn, number(0, turn))
+    last = call("max", last, axis=(axis + 1,), keepdims=False)
+    own = layer.reshape(layer.steps(0, extent, 1, "int64"), (extent, *tail))
+    behind = call("add", last, number(extent - 1, last))
+    return call("where", call("greater", last, number(0, last)), behind, own)
