@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -162,6 +163,10 @@ def _refuse(errors: dict[Workload, str]) -> None:
         raise NetworkError(f"no kernel for {len(errors)} of its workloads: {listed}; {first}: {why}")
 
 
+# How LLVM's code names a function that TVM's runtime is to look up.
+_CALLED = re.compile(rb"__tvm_func_handle_init\.([\w.]+)")
+
+
 def _build_all(
     selections: Mapping[Workload, Chosen], sites: Mapping[Workload, Sequence[Mapping[str, Constant]]], made: Path
 ) -> dict[Workload, BuiltKernel]:
@@ -190,6 +195,8 @@ def _build_all(
             chosen = selections[workload]
             tried = "a dispatch table" if isinstance(chosen, DispatchTable) else chosen.implementation
             errors[workload] = f"{tried}: {built.error}"
+        elif called := _CALLED.search(_object(made, workload).read_bytes()):
+            errors[workload] = f"it calls {called[1].decode()} of TVM's runtime, which a library is without"
         else:
             kernels[workload] = built
     _refuse(errors)
