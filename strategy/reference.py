@@ -37,8 +37,8 @@ def wide(function: Callable[..., Any]) -> Callable[[Attrs, Sequence[Any]], Any]:
     return reference
 
 
-def evaluate(expr: Expr, inputs: Mapping[str, ArrayLike]) -> Any:
-    """The value of the graph by the operators' NumPy references.
+def evaluate(expr: Expr, inputs: Mapping[Any, ArrayLike]) -> Any:
+    """The value of the graph by the operators' NumPy references, with values of variables, or of their names.
 
     Returns an array, or a tuple. Arrays have the precision of the references (float64 if possible), not the inferred
     dtype.
@@ -51,9 +51,10 @@ def evaluate(expr: Expr, inputs: Mapping[str, ArrayLike]) -> Any:
     values: dict[Expr, Any] = {}
     for node in post_order(expr):
         if isinstance(node, Var):
-            if node.name not in inputs:
+            key = node if node in inputs else node.name
+            if key not in inputs:
                 raise ExprError(f"variable {node.name!r} has no value: give one")
-            values[node] = np.asarray(inputs[node.name])
+            values[node] = np.asarray(inputs[key])
         elif isinstance(node, Constant):
             values[node] = node.value
         elif isinstance(node, Tuple):

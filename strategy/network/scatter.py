@@ -93,7 +93,7 @@ def _require_few(indices: Expr, extent: int) -> None:
 
 
 def _hits(indices: Expr, extent: int, axis: int) -> Expr:
-    """Whether each index names each of the places of an axis, which stands before the one of the indices."""
+    """Return whether each index names each of the places of an axis, which stands before the one of the indices."""
     shape = extents(indices)
     beside = layer.reshape(indices, (*shape[:axis], 1, *shape[axis:]))
     own = layer.steps(0, extent, 1, indices.tensor_type.dtype)
