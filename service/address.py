@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from urllib.parse import unquote
 
 
 def url_of(path: str | Path) -> str:
     """The SQLAlchemy URL of an SQLite file: `?`, which begins a URL's query, and `%` are escaped."""
-    text = str(Path(path).expanduser().absolute())
+    text = str(Path(os.path.expanduser(path)).absolute())  # noqa: PTH111 - pathlib's raises for a user unknown
     return "sqlite:///" + text.replace("%", "%25").replace("?", "%3F")
 
 

@@ -34,6 +34,13 @@ def test_the_url_of_a_file_leads_back_to_it(name: str, tmp_path: Path) -> None:
     assert path_of(normal_url(url).render_as_string(hide_password=False)) == path
 
 
+def test_a_tilde_is_a_home_or_a_part_of_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/a?")
+    assert path_of(url_of("~/a.db")) == Path("/home/a?/a.db")
+    assert path_of(url_of("~no-such-user/a.db")) == tmp_path / "~no-such-user/a.db"
+
+
 @pytest.fixture(params=NAMES)
 def named(request: pytest.FixtureRequest, sqlite_copy: str, tmp_path: Path) -> Path:
     """A database with records, alone in its folder."""
