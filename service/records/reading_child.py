@@ -41,8 +41,8 @@ class Answers:
         self._numbers: dict[int, tuple[int, object]] = {}
         self._bytes = 0
 
-    def begin(self) -> None:
-        """Begin a log."""
+    def end(self) -> None:
+        """End a log: keep what it shares with the next ones, if that is little."""
         if len(self._numbers) > KEPT or self._bytes > KEPT_BYTES:
             self._forget()
 
@@ -146,7 +146,6 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     while True:
         log = _begins.decode(_read(requests))
         order = decode(log.order, wire.Order)
-        out.begin()
         parts = _Parts(log, requests, out, begin)
         end = wire.End()
         try:
@@ -157,6 +156,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             end = wire.End(str(error))
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         parts.pass_over()
+        out.end()
         out.flush(end)
 
 

@@ -140,14 +140,14 @@ def test_few_values_are_kept_for_the_next_log(monkeypatch: pytest.MonkeyPatch) -
     answers = reading_child.Answers(io.BytesIO())
     for item in here(rich(20)):
         answers.add(item)
-    answers.begin()
+    answers.end()
     assert len(answers._numbers) > 3
     monkeypatch.setattr(reading_child, "KEPT", 3)
-    answers.begin()
+    answers.end()
     assert not answers._numbers
     answers.add(here(rich(1))[0])
     monkeypatch.setattr(reading_child, "KEPT_BYTES", 10)
-    answers.begin()
+    answers.end()
     assert not answers._numbers
     assert [type(a) for a in answers._held].count(reading_message.Forget) == 2
 
@@ -158,6 +158,16 @@ def test_few_values_are_kept_for_the_next_log(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(native, "KEPT_BYTES", 2)
     decoded.trim()
     assert decoded.get((Task, b"abc")) is None
+
+
+def test_what_is_not_kept_for_the_next_log_leaves_the_service_at_once(readers: Readers) -> None:
+    """Not when the next log comes, which may be never: a log can share 20,000 values of megabytes."""
+    line = next(x for x in LOG.splitlines(keepends=True) if x.startswith(b'{"input": ["cuda'))
+    data = b"".join(line.replace(b"v100", b"m%d" % i, 1) for i in range(reading_child.KEPT + 1))
+    for read_by in (lambda: drained(readers, data), lambda: readers.read_each([(data, Order())], HANG_S)):
+        assert read_by()
+        (child,) = readers._all
+        assert not child._shared
 
 
 def test_a_process_that_is_silent_costs_its_import_only(
