@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -139,12 +139,18 @@ def _drift(r: Any) -> float | None:
     return found
 
 
-def find_first_failure(connection: sa.Connection, run_id: int) -> Any | None:
-    """The `error` and `message` of a run's first failure, None if nothing has failed."""
+def find_first_failure(
+    connection: sa.Connection, run_id: int, tasks: Collection[int], counted: sa.ColumnElement[bool]
+) -> Any | None:
+    """The `error` and `message` of a run's first failure, None if nothing has failed.
+
+    If nothing of its own has failed, it is the first one of the `counted` records of its tasks, which other runs have.
+    """
     query = sa.select(*record.c["error", "message"]).where(
-        record.c.run_id == run_id, record.c.error.is_not(None)
+        sa.or_(record.c.run_id == run_id, sa.and_(record.c.task_id.in_(tasks), counted)), record.c.error.is_not(None)
     )
-    return connection.execute(query.order_by(record.c.id).limit(1)).one_or_none()
+    own = sa.case((record.c.run_id == run_id, 0), else_=1)
+    return connection.execute(query.order_by(own, record.c.id).limit(1)).one_or_none()
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):

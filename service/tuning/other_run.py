@@ -8,11 +8,14 @@ from collections.abc import Collection
 import sqlalchemy as sa
 
 from service.queue import job as jobs
+from service.store.sql import among
 from service.store.tables import LIVE, EntryState, JobState, job, job_entry, run, run_task
 from strategy.record import Phase, RunRequest
 from strategy.space import Config
 
 _LOCKS = 0x706C6576  # of this kind, among other programs' advisory locks
+_SLOTS = 64  # locks for all tasks: the server's table of locks has few thousand, and a run may have more tasks
+_LOCK = sa.text("SELECT pg_advisory_xact_lock(:kind, slot) FROM unnest(CAST(:slots AS INTEGER[])) AS slot")
 Entry = tuple[int, int]  # a job, and its entry's number
 
 
@@ -23,8 +26,7 @@ def lock(connection: sa.Connection, tasks: Collection[int]) -> None:
     """
     if connection.dialect.name == "sqlite":
         return
-    for task_id in sorted(tasks):
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCKS, task_id % 2**31)))
+    connection.execute(_LOCK, {"kind": _LOCKS, "slots": sorted({task_id % _SLOTS for task_id in tasks})})
 
 
 def find_awaited(
@@ -36,7 +38,7 @@ def find_awaited(
     """
     if request.force:
         return {}
-    same = sa.select(run_task.c.run_id).where(run_task.c.task_id.in_(tasks))
+    same = sa.select(run_task.c.run_id).where(among(run_task.c.task_id))
     others = sa.select(run.c.id).where(run.c.state.in_(LIVE), run.c.id != run_id, run.c.id.in_(same))
     own = jobs.NORMAL - jobs.RUN_PRIORITY * request.priority
     no_later = sa.or_(job.c.state == JobState.LEASED, job.c.priority <= own)
@@ -46,8 +48,9 @@ def find_awaited(
         .where(
             job.c.run_id.in_(others), job.c.state.in_((JobState.QUEUED, JobState.LEASED)), no_later,
             job.c.phase == Phase.SEARCH.value, job.c.policy_id == policy_id,
-            job_entry.c.task_id.in_(tasks), job_entry.c.state == EntryState.PENDING,
-        )
+            among(job_entry.c.task_id), job_entry.c.state == EntryState.PENDING,
+        ),
+        {"ids": sorted(tasks)},
     )  # fmt: skip
     found: dict[int, dict[Entry, Config]] = defaultdict(dict)
     for r in rows:

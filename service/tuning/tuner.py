@@ -338,6 +338,7 @@ class Tuner(Background):
             row = state.lock_state(connection, tuning.id)
             if row.state != RunState.CONFIRMING or not self._ownership.lasts(connection, tuning.id):
                 return
+            tuning.join(row.priority)
             again, doubt = self._settle(connection, tuning, out_of_time=not row.complete)
             if not again:
                 self._close_run(connection, tuning, row, doubt)
@@ -352,7 +353,7 @@ class Tuner(Background):
             if not best.is_measured(connection, [t.id for t in group])
         ]  # fmt: skip
         if len(failed) == len(tuning.by_workload()):
-            why = f"{row.message}; nothing ran: {_first_failure(connection, tuning.id)}"
+            why = f"{row.message}; nothing ran: {_first_failure(connection, tuning)}"
             runs.finish(connection, tuning.id, RunState.FAILED, why)
         else:
             names = catalogue.find_workload_keys(connection, failed)
@@ -395,8 +396,9 @@ class Tuner(Background):
         return again, doubt
 
 
-def _first_failure(connection: Connection, run_id: int) -> str:
-    failed = log_page.find_first_failure(connection, run_id)
+def _first_failure(connection: Connection, tuning: TuningRun) -> str:
+    counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
+    failed = log_page.find_first_failure(connection, tuning.id, [t.id for t in tuning.tasks], counted)
     if failed is None:
         return "no worker for this target leased a job"
     first = (failed.message.strip().splitlines() or [""])[0]

@@ -59,7 +59,7 @@ class TuningTask:
     awaited: dict[other_run.Entry, Config] = field(default_factory=dict)
     referenced: bool = False  # an untunable one's job of this run was enqueued
     taught: int = 0  # records of the run's other workloads when its sources were read
-    bests_s: list[float | None] = field(default_factory=list)  # the best after each absorbed trial, without those
+    bests_s: list[float | None] = field(default_factory=list)  # the best after each trial by which it is judged
 
     def arm(self, lead_s: float | None) -> budget.Arm:
         """The task's state for the budget, relative to the lowest time of its workload."""
@@ -275,7 +275,6 @@ def _take(t: TuningTask, r: Any, *, refuted: bool, elsewhere: bool) -> None:
     median_s = None if refuted else r.median_s
     if median_s is not None:
         t.best_s = min(median_s, t.best_s or median_s)
-    t.bests_s.append(t.best_s)
     # Cancelled and mistimed trials are not caused by the configuration.
     if r.error in (ErrorKind.CANCELLED, ErrorKind.IMPLAUSIBLE):
         t.chance += 1
@@ -283,6 +282,8 @@ def _take(t: TuningTask, r: Any, *, refuted: bool, elsewhere: bool) -> None:
     ran_elsewhere = elsewhere and r.error not in UNBUILDABLE
     t.failed_elsewhere += elsewhere
     t.ran_elsewhere += ran_elsewhere
+    if not ran_elsewhere:
+        t.bests_s.append(t.best_s)
     if t.search is None:
         return
     if ran_elsewhere:

@@ -25,9 +25,9 @@ from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import LIVE, TaskState, job, job_entry, lease, run, run_task, worker
 from service.store.wakeup import Wakeup
+from service.tuning import other_run, run_status, tuning_run
 from service.tuning import plan as planning
 from service.tuning import run as runs
-from service.tuning import run_status, tuning_run
 from service.tuning.budget import PATIENCE
 from service.tuning.ownership import Ownership
 from service.tuning.tuner import CONFIRM_SESSIONS, FINALISTS, MORE_SESSIONS, Tuner
@@ -361,6 +361,9 @@ def test_a_failure_on_another_device_model_is_told_only_if_it_holds_here(
     told = {(t.implementation, c) for t in tuning.tasks if isinstance(t.search, Told) for c in t.search.failed}
     assert told == (told & theirs)
     assert bool(told) == holds
+    assert any(t.ran_elsewhere for t in tuning.tasks) != (holds or kind is ErrorKind.IMPLAUSIBLE)
+    for t in tuning.tasks:  # and only those that say something of the run's device model are without a gain
+        assert len(t.bests_s) == t.told - t.chance - t.ran_elsewhere
     # Either way it is not tried again.
     farm.move_to(device())
     farm.answer = timed
@@ -486,6 +489,27 @@ def test_a_run_waits_for_what_another_has_in_the_queue_and_tries_what_that_gives
     tried = searched(farm)
     assert len(tried) == len(set(tried)) == 24 + 1
     assert "all of its configurations have been tried" in status.message
+
+
+def test_a_run_whose_trials_another_has_made_says_why_they_failed(farm: Farm) -> None:
+    farm.settings = farm.settings.model_copy(update={"batch": 24})
+    farm.tuner, farm.answer = farm.fresh_tuner(), lambda e: failed(e.index)
+    offered = (msgspec.structs.replace(FAST, space=FEW),)
+    asked = drawn(workloads=(RunWorkload(workload=WORKLOAD, candidates=offered),), trials=100)
+    first, second = farm.ask(asked), farm.ask(msgspec.structs.replace(asked, trials=101))
+    ended = [farm.go(r.id) for r in (first, second)]
+    assert len(searched(farm)) == 24
+    for status in ended:
+        assert status.state is RunState.FAILED
+        assert "nothing ran: the first failure is compile: it did not work" in status.message
+
+
+def test_tasks_of_any_number_are_locked_and_looked_up(store: Store) -> None:
+    """PostgreSQL's table of locks has 6,400 places by default, and SQLite takes 32,766 parameters."""
+    tasks = range(20_000)
+    with store.write() as c:
+        other_run.lock(c, tasks)
+        assert not other_run.find_awaited(c, 1, drawn(), 1, tasks)
 
 
 def test_two_services_propose_no_configuration_twice(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
