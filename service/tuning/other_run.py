@@ -13,20 +13,7 @@ from service.store.tables import LIVE, EntryState, JobState, job, job_entry, run
 from strategy.record import Phase, RunRequest
 from strategy.space import Config
 
-_LOCKS = 0x706C6576  # of this kind, among other programs' advisory locks
-_SLOTS = 64  # locks for all tasks: the server's table of locks has few thousand, and a run may have more tasks
-_LOCK = sa.text("SELECT pg_advisory_xact_lock(:kind, slot) FROM unnest(CAST(:slots AS INTEGER[])) AS slot")
 Entry = tuple[int, int]  # a job, and its entry's number
-
-
-def lock(connection: sa.Connection, tasks: Collection[int]) -> None:
-    """Have one transaction at a time propose configurations of a task, until it ends.
-
-    No-op on SQLite, which has one writer.
-    """
-    if connection.dialect.name == "sqlite":
-        return
-    connection.execute(_LOCK, {"kind": _LOCKS, "slots": sorted({task_id % _SLOTS for task_id in tasks})})
 
 
 def find_awaited(

@@ -25,7 +25,7 @@ from service.store.background import Background
 from service.store.db import Connection, Store
 from service.store.tables import Scope, TaskState
 from service.store.wakeup import Wakeup
-from service.tuning import budget, final, other_run, remeasure, state, tuning_run
+from service.tuning import budget, crossing, final, remeasure, state, tuning_run
 from service.tuning import run as runs
 from service.tuning.ownership import Ownership
 from service.tuning.tuning_run import TuningRun, TuningTask, arms_of
@@ -264,7 +264,8 @@ class Tuner(Background):
                     connection, tuning.id, t.id, t.implementation, t.state, t.message
                 )
             tuning.changed.clear()
-            if proposals and self._is_crossed(connection, tuning, proposals):
+            entries = [e for p in proposals for e in p.entries]
+            if entries and crossing.is_crossed(connection, tuning, entries):
                 del self._runs[tuning.id]  # to be loaded again, with what another service has enqueued meanwhile
                 return
             for p in proposals:
@@ -274,20 +275,11 @@ class Tuner(Background):
             ended = not (proposals or waiting or jobs.open_jobs(connection, tuning.id))
             if ended:
                 self._confirm(connection, tuning, timed_out=timed_out)
-        for e in (e for p in proposals for e in p.entries):
+        for e in entries:
             by_id[e.task_id].referenced = True
         self.queued.notify()
         if ended:
             self.changed.notify()
-
-    def _is_crossed(self, connection: Connection, tuning: TuningRun, proposals: Sequence[Proposal]) -> bool:
-        """Return whether another service has just enqueued a proposed configuration, for another run."""
-        tasks = {e.task_id: {e.config} for p in proposals for e in p.entries}
-        for e in (e for p in proposals for e in p.entries):
-            tasks[e.task_id].add(e.config)
-        other_run.lock(connection, tasks)
-        awaited = other_run.find_awaited(connection, tuning.id, tuning.request, tuning.policy_id, tasks)
-        return any(tasks[task_id].intersection(found.values()) for task_id, found in awaited.items())
 
     def _enqueue(
         self, connection: Connection, tuning: TuningRun, p: Proposal, phase: Phase, final: int = 0

@@ -133,6 +133,12 @@ class TuningRun:
         if priority != self.request.priority:
             self.request = msgspec.structs.replace(self.request, priority=priority)
 
+    def find_policy(self, connection: sa.Connection) -> None:
+        """Find the id of the search's policy, if another run may have enqueued its first job."""
+        if self.policy_id == -1:
+            found = catalogue.find_policy(connection, self.request.search_policy)
+            self.policy_id = -1 if found is None else found
+
     def by_workload(self) -> dict[int, list[TuningTask]]:
         grouped: dict[int, list[TuningTask]] = {}
         for t in self.tasks:
@@ -207,9 +213,7 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
 
     Those of other device models are not told, but for failures that hold for the target.
     """
-    if tuning.policy_id == -1:  # another run may have enqueued the first job of this policy
-        found = catalogue.find_policy(connection, tuning.request.search_policy)
-        tuning.policy_id = -1 if found is None else found
+    tuning.find_policy(connection)
     counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
     # Open jobs first: a concurrent report is then found by both queries, not by neither.
     under_way = connection.execute(

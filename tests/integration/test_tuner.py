@@ -25,7 +25,7 @@ from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import LIVE, TaskState, job, job_entry, lease, run, run_task, worker
 from service.store.wakeup import Wakeup
-from service.tuning import other_run, run_status, tuning_run
+from service.tuning import crossing, other_run, run_status, tuning_run
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning.budget import PATIENCE
@@ -508,15 +508,19 @@ def test_tasks_of_any_number_are_locked_and_looked_up(store: Store) -> None:
     """PostgreSQL's table of locks has 6,400 places by default, and SQLite takes 32,766 parameters."""
     tasks = range(20_000)
     with store.write() as c:
-        other_run.lock(c, tasks)
+        crossing.lock(c, tasks)
         assert not other_run.find_awaited(c, 1, drawn(), 1, tasks)
 
 
-def test_two_services_propose_no_configuration_twice(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other enqueues for its run between what this one reads and what it writes."""
+@pytest.mark.parametrize("late_by", ["the first jobs", "later jobs", "results"])
+def test_two_services_propose_no_configuration_twice(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch, late_by: str
+) -> None:
+    """The other enqueues for its run between what this one reads and what it writes, and may have the results."""
     farm.ask(drawn(trials=30))
-    farm.tuner.step()
-    farm.work()
+    if late_by == "later jobs":
+        farm.tuner.step()
+        farm.work()
     second = farm.ask(drawn(trials=31)).id
     mine = farm.fresh_tuner()
     mine._ownership, farm.tuner._ownership = Ownership(60.0, "mine"), Ownership(60.0, "theirs")
@@ -528,6 +532,8 @@ def test_two_services_propose_no_configuration_twice(farm: Farm, monkeypatch: py
     def late(*args: Any, **values: Any) -> None:
         if not crossed:
             crossed.append(farm.tuner.step())
+            while late_by == "results" and farm.work():
+                pass
         write(*args, **values)
 
     monkeypatch.setattr(mine, "_write", late)
