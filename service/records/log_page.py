@@ -202,5 +202,7 @@ def _curve_model(connection: sa.Connection, task_id: int, searched: Sequence[sa.
         .order_by(sa.func.count().desc(), device.c.model)
     )
     timed = list(counts.scalars())
-    ranked = set(ranking.choose(connection, [task_id]).values()) if len(timed) > 1 else ()
-    return next((m for m in timed if m in ranked), timed[0] if timed else "")
+    ranked = ranking.rank(connection, [task_id]).get(task_id) if len(timed) > 1 else None
+    if ranked is not None and ranked.best is not None and ranked.best.device_model in timed:
+        return ranked.best.device_model
+    return timed[0] if timed else ""

@@ -22,7 +22,7 @@ from service.queue import fleet
 from service.queue import job as jobs
 from service.queue import report as reporting
 from service.records import best as deriving
-from service.records import exporter, log_page, retention
+from service.records import exporter, log_page, ranking, retention
 from service.records.coverage import cover
 from service.records.filter import Tasks, Wanted
 from service.records.importer import import_items
@@ -511,6 +511,16 @@ def test_times_of_two_device_models_are_apart_in_curves_lists_and_champions(stor
         assert (listed.median_s, listed.model) == (0.01, "Model B")
         of_devices = task_page.curves(c, task_page.head(c, task_id), "device")
     assert {(x.device_model, min(p[2] for p in x.points)) for x in of_devices} == {("Model A", 2.0), ("Model B", 0.01)}
+
+
+def test_a_curve_is_of_the_device_model_that_ranks_its_task_and_not_one_of_another_namespace(store: Store) -> None:
+    rows = [made(0, (3.0,), device_model="Model A"), *(made(i, (1.0 / i,), device_model="Model B") for i in (1, 2, 3))]
+    import_items(store, rows)
+    import_items(store, rows[1:], namespace="others")
+    with store.read() as c:
+        ((task_id,),) = c.execute(sa.select(task.c.id).where(task.c.namespace == "default"))
+        assert ranking.rank(c, [task_id])[task_id].models[0].device_model == "Model A"
+        assert [p.device_model for p in log_page.curve(c, task_id)] == ["Model A"]
 
 
 def test_the_curve_falls(scene: Scene) -> None:
