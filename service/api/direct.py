@@ -2,7 +2,8 @@
 
 FastAPI compares a request with one route after the other and solves the endpoint's dependencies for each request, which
 takes more time than storing a record. Requests without a query string to a fixed path are called by a plan made
-once; all others, and all errors, are the framework's.
+once; all others, and all errors, are the framework's. Dependencies of the application, which are not those of a
+router's endpoint, are not called: `check_query` has nothing to check without a query string.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import pytest
 from fastapi import APIRouter, Depends, Header, Request, Response
 
 from service.api.direct import DirectRoutes
+from service.api.query import check_query
 from service.app import create_app
 from service.formats import native
 from service.settings import Settings
@@ -31,6 +32,8 @@ def test_the_busiest_endpoints_are_called_directly() -> None:
     (direct,) = (route for route in app.router.routes if isinstance(route, DirectRoutes))
     assert app.router.routes[0] is direct
     assert {path for _, path in direct._plans} == set(CASES)
+    # The application's dependencies are not called: this one finds nothing without a query string.
+    assert [d.dependency for d in app.router.dependencies] == [check_query]
 
 
 @pytest.mark.parametrize(("path", "body"), [(path, body) for path, bodies in CASES.items() for body in bodies])
