@@ -256,7 +256,7 @@ class RecordDatabase:
         return ((row.digest, row) for row in self._of(foreign_of_given, digests))
 
 
-# What `_read` gets by them, and what follows a first query of them in any selection.
+# The statements of current rows by kind, and the kinds that every selection reads.
 _STATEMENTS: Mapping[str, Callable[[str], sa.Select[Any]]] = {
     "best": best_of_given, "advice": standing_advice_of_given, "foreign": foreign_of_given,
 }  # fmt: skip

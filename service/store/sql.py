@@ -183,7 +183,7 @@ def add_rows(
 
 @contextlib.contextmanager
 def _errors_of(connection: sa.Connection, statement: str) -> Iterator[None]:
-    """Translate errors of the driver where SQLAlchemy is passed by, as it would."""
+    """Translate the driver's errors as SQLAlchemy does, for calls that it does not make."""
     driver: Any = connection.connection.driver_connection
     errors = connection.dialect.loaded_dbapi.Error
     try:
@@ -233,7 +233,7 @@ def one_trip(connection: sa.Connection, *, joined: bool = True) -> Iterator[Ask]
 
 @cache
 def _can_join(dialect: sa.Dialect) -> bool:
-    """Return whether the client library can, which is older than the driver on some systems."""
+    """Return whether the client library has pipelines: on some systems it is older than the driver."""
     return bool(dialect.loaded_dbapi.Pipeline.is_supported())
 
 

@@ -42,5 +42,5 @@ def join(connection: sa.Connection, request: RunRequest, digest: str, namespace:
 
 
 def _lowest(request: RunRequest) -> int:
-    """The number behind which a run's jobs are those of no request, such as finals that are repeated."""
+    """The last priority of jobs that a request enqueues; jobs behind it, such as repeated finals, keep theirs."""
     return NORMAL - RUN_PRIORITY * request.priority
