@@ -13,6 +13,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree
 
+from plevel.torch.inert import inert
 from strategy.network.graph import NetworkError
 
 _UNKNOWN = re.compile(r"Deserializing (\S+) in pytree is not registered")
@@ -36,13 +37,13 @@ def _load(path: Path) -> ExportedProgram:
     """The program of a file, whatever packages its inputs' and outputs' types are of: their values are what counts."""
     known: set[str] = set()
     while True:
-        with _reasons() as reasons:
+        with _reasons() as reasons, inert():
             try:
                 return torch.export.load(path)
             except Exception as error:
                 reason = reasons[-1] if reasons else error
         unknown = _UNKNOWN.search(str(reason))
-        if unknown is None or unknown[1] in known:
+        if unknown is None or unknown[1] in known or not unknown[1].isprintable():
             why = f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
             raise NetworkError(f"no exported program ({why}): write one with torch.export.save") from reason
         known.add(unknown[1])
