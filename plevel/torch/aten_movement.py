@@ -59,7 +59,10 @@ def _expand(x: Expr, shape: Sequence[int]) -> Expr:
 
 @register("as_strided.default")
 def _as_strided(x: Expr, shape: Sequence[int], steps: Sequence[int], offset: int | None, own: Sequence[int]) -> Expr:
-    """The elements of the memory of x, which has the strides `own`, without gaps; those of single elements are free."""
+    """The elements of the memory of x, which has the strides `own`, without gaps; those of single elements are free.
+
+    The offset counts from the element of x that is first in memory, None for that one.
+    """
     where = [(n, step) for n, step in zip(extents(x), own, strict=True) if n != 1]
     if not offset and where == [(n, step) for n, step in zip(shape, steps, strict=True) if n != 1]:
         return layer.reshape(x, shape)

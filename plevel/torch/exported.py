@@ -144,7 +144,7 @@ def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network
             axis = extents(args[0])[args[1]]
             args = (*args[:3], min(args[3], axis) if axis < PROBED else args[3], *args[4:])
         if node.target is aten.as_strided.default:
-            args = (*args, *(None,) * (4 - len(args)), _strides(node.args[0], at))
+            args = (*args[:3], *_memory(node, args, at))
         try:
             values[node] = _call(node, args, kwargs, at)
         except _REFUSED as error:
@@ -187,11 +187,20 @@ def _is_made(node: Any) -> bool:
         and not node.all_input_nodes
         and isinstance(node.meta.get("val"), torch.Tensor)
         and torch.Tag.nondeterministic_seeded not in node.target.tags
+        and node.target.namespace in ("aten", "prims")
+        and not any(isinstance(a.type, torch.StringType) for a in node.target._schema.arguments)  # names of files
     )
 
 
-def _strides(node: Any, at: Binding) -> tuple[int, ...]:
-    return tuple(known(n, at) for n in node.meta["val"].stride())
+def _memory(node: Any, args: Sequence[Any], at: Binding) -> tuple[int | None, tuple[int, ...]]:
+    """Where a view by strides begins, from its tensor's own begin, and the tensor's strides."""
+    own = node.args[0].meta["val"]
+    begin = args[3] if len(args) > 3 else None
+    if begin is not None:  # from the begin of the memory, of which the tensor may be a part
+        begin -= known(own.storage_offset(), at)
+        if begin < 0:
+            raise NetworkError(f"{node.name} ({node.target}): memory before its tensor's: make a copy with .clone()")
+    return begin, tuple(known(n, at) for n in own.stride())
 
 
 def _each(outputs: Any) -> Sequence[Any]:

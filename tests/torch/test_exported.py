@@ -226,6 +226,7 @@ COMPUTED = {
         lambda x: (
             adaptive_avg_pool2d(x.contiguous(memory_format=torch.channels_last), 1) * 2,
             x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).as_strided((3, 4), (2, 5), 1) * 2,
+            (x + 1)[1:].as_strided((2, 3), (1, 2)) * 2, (x + 1)[1:].as_strided((2, 3), (1, 2), 150) * 2,
         ), IMAGE,
     ),
     "norms of instances": (
@@ -334,6 +335,7 @@ REFUSED = {
     "a padding_idx": (lambda w, i: nn.functional.embedding_bag(i, w, padding_idx=1), X, COUNTS),
     "distances of order 3": (lambda x: torch.cdist(x, x, p=3), X),
     "memory by strides": (lambda x: x[:, 1:].as_strided((2, 2), (1, 1)), X),
+    "memory before its tensor's": (lambda x: (x + 1)[1:].as_strided((3, 8), (8, 1), 0), X),
     "640000 elements written into an axis of 10000": (
         lambda x, i: x.index_add(0, i, x), torch.zeros(10_000, 64), torch.zeros(10_000, dtype=torch.int64),
     ),
