@@ -22,7 +22,9 @@ _LOCK = threading.Lock()
 # What a size's expression is made of: names without an attribute of one, numbers, and operators. SymPy evaluates it.
 _EXPRESSION = re.compile(r"(?:(?<![\w.])[A-Za-z]\w*+|\d++(?:\.\d*+)?(?:e[+-]?\d++)?|[\s+\-*/%(),<>=&|~!^])*+", re.ASCII)
 # As SymPy writes symbols and floats.
-_QUOTED = re.compile(r"Symbol\('([A-Za-z]\w*)'(?:, [a-z_]+=(?:True|False))*\)|Float\('(-?[\d.e+-]+)', precision=\d+\)", re.ASCII)
+_QUOTED = re.compile(
+    r"Symbol\('([A-Za-z]\w*)'(?:, [a-z_]+=(?:True|False))*\)|Float\('(-?[\d.e+-]+)', precision=\d+\)", re.ASCII
+)
 _FUNCTIONS = frozenset(
     "Abs And Eq Equality Float Ge GreaterThan Gt Integer Le LessThan Lt Max Min Mul Add Ne Not Or Piecewise Pow "
     "Rational StrictGreaterThan StrictLessThan Unequality ceiling false floor int_oo oo sqrt true False True".split()
