@@ -40,7 +40,8 @@ class OpImplementation:
             if they are constant and inside the timed function otherwise.
         library: the vendor library that it calls, None for plevel's own code.
         symbolic: True if it can be lowered with symbolic dimensions.
-        varying_plevel: the plevel where no input is constant, so that `prepare` runs at each call; None: `plevel`.
+        varying_plevel: the plevel where no input behind the first, the data, is constant, so that `prepare` runs at
+            each call; None: `plevel`.
     """
 
     compute: Callable[..., Any]
@@ -182,7 +183,7 @@ def evaluate(workload: Workload, target: Target) -> OpStrategy:
     found: OpStrategy = strategy(
         workload.attr_node, workload.input_types, workload.out_type, target
     )
-    if not any(given.constant for given in workload.inputs):
+    if not any(given.constant for given in workload.inputs[1:]):  # the data are not prepared
         found = found.varying()
     return found.raised(PROCESSOR_VERSION) if "cpu" in target.keys else found
 

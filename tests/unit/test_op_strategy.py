@@ -146,10 +146,12 @@ def test_a_plevel_may_depend_on_constants() -> None:
     registered[OP].reset_attr("FTVMStrategy")
     register_strategy(OP, strategy)
     varying = workload(8)
-    constant = Workload.make(OP, {i.name: i.type for i in varying.inputs}, constants=["b"])
+    constant, data = (
+        Workload.make(OP, {i.name: i.type for i in varying.inputs}, constants=[name]) for name in ("b", "a")
+    )
     target = Target.parse("llvm")
-    assert {w: [c.plevel for c in candidates(w, target)] for w in (varying, constant)} == {
-        varying: [12, 16], constant: [12, 5]
+    assert {w: [c.plevel for c in candidates(w, target)] for w in (varying, constant, data)} == {
+        varying: [12, 16], constant: [12, 5], data: [12, 16]
     }  # fmt: skip
 
 
