@@ -15,7 +15,13 @@ from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
-from strategy.network.scatter import add_elements, reduce_elements, write_elements, write_rows
+from strategy.network.scatter import (
+    add_elements,
+    place_of,
+    reduce_elements,
+    write_elements,
+    write_rows,
+)
 from strategy.network.size import MOST, Extent, Sizes
 
 Operator = Callable[..., Any]
@@ -711,12 +717,11 @@ def _scatter_nd(node: Node, x: Expr, indices: Expr, updates: Expr) -> Expr:
     own, written = extents(x), math.prod(shape)
     rows, columns = math.prod(own[:count]), math.prod(own[count:])
     coordinates = layer.reshape(indices, (written, count))
-    place: Expr | None = None
-    for axis in range(count):
-        one = _counted(layer.take_slice(coordinates, 1, axis, axis + 1), own[axis])
-        place = one if place is None else call("add", call("multiply", place, layer.count(own[axis], place)), one)
-    if place is None:
-        raise NetworkError("indices without coordinates")
+    if not 1 <= count <= len(own):
+        raise NetworkError(f"indices of {count} coordinates for {len(own)} axes")
+    place = place_of(
+        [(_counted(layer.take_slice(coordinates, 1, i, i + 1), own[i]), own[i]) for i in range(count)]
+    )
     source = layer.reshape(updates, (written, columns))
     found = write_rows(layer.reshape(x, (rows, columns)), place, source, reduction == "add")
     return layer.reshape(found, own)
@@ -735,7 +740,10 @@ def _pad(
     """`pads` has what goes before each axis, then what goes behind; one below 0 takes elements away."""
     rank, mode = len(extents(x)), node.get("mode", "constant")
     widths = _integers(node, "pads", pads) or []
-    of = range(rank) if axes is None else [int(a) % rank for a in _constant(axes, "axes").reshape(-1)]
+    given = range(rank) if axes is None else [int(a) for a in _constant(axes, "axes").reshape(-1)]
+    of = [a % rank for a in given if -rank <= a < rank]
+    if not len(given) == len(of) == len(set(of)) == len(widths) / 2:
+        raise NetworkError(f"pads {widths} of axes {list(given)}, of a tensor of {rank}")
     pairs = [(0, 0)] * rank
     for axis, pair in zip(of, zip(widths[: len(of)], widths[len(of) :], strict=True), strict=True):
         pairs[axis] = pair

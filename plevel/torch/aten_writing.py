@@ -14,7 +14,13 @@ from strategy.expr import Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.normal import extents
-from strategy.network.scatter import add_elements, reduce_elements, write_elements, write_rows
+from strategy.network.scatter import (
+    add_elements,
+    place_of,
+    reduce_elements,
+    write_elements,
+    write_rows,
+)
 
 
 @register("copy.default")
@@ -54,11 +60,9 @@ def _index_put(x: Expr, indices: Sequence[Expr | None], values: Expr, accumulate
     first, behind = side_by_side(given)
     shape, own = np.broadcast_shapes(*(extents(i) for _, i in given)), extents(x)
     rest = (*own[:first], *own[behind:])
-    place: Expr | None = None
-    for axis, index in given:
-        one = layer.broadcast(cast(counted(index, own[axis]), "int64"), shape)
-        place = one if place is None else call("add", call("multiply", place, layer.count(own[axis], place)), one)
-    assert place is not None
+    place = place_of(
+        [(layer.broadcast(cast(counted(i, own[axis]), "int64"), shape), own[axis]) for axis, i in given]
+    )
     axes = [*range(first, behind), *range(first), *range(behind, len(own))]
     rows, columns = math.prod(own[first:behind]), math.prod(rest)
     into = layer.reshape(layer.transpose(x, axes), (rows, columns))

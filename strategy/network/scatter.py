@@ -86,6 +86,22 @@ def write_rows(x: Expr, places: Expr, source: Expr, accumulate: bool) -> Expr:
     return call("take", layer.concatenate([x, source], 0), chosen, axis=0)
 
 
+def place_of(indices: Sequence[tuple[Expr, int]]) -> Expr:
+    """The place in axes that are joined of an index along each, given with its extent; below 0 if one is beyond."""
+    (place, _), *more = indices
+    beyond = _beyond(*indices[0])
+    for index, extent in more:
+        place = call("add", call("multiply", place, layer.count(extent, place)), index)
+        beyond = call("logical_or", beyond, _beyond(index, extent))
+    return call("where", beyond, number(-1, place), place) if more else place
+
+
+def _beyond(index: Expr, extent: int) -> Expr:
+    return call(
+        "logical_or", call("less", index, number(0, index)), call("greater_equal", index, layer.count(extent, index))
+    )
+
+
 def _require_few(indices: Expr, extent: int) -> None:
     if max(*extents(indices), extent) < PROBED:
         written = math.prod(extents(indices))

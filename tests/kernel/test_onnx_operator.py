@@ -108,6 +108,9 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
         ], {"x": normal(3, 4), "u": normal(2, 4)},
         {"i": [[1, -1, 0, 2], [0, 1, 2, 3]], "j": [[2], [-3]], "k": [[0, 1], [0, -3], [2, 3]], "w": normal(3)},
     ),
+    "pads of axes in another order": (
+        [N("Pad", ["x", "p", "", "o"], ["y"])], {"x": normal(3, 4)}, {"p": [1, 2, 0, 1], "o": [-1, 0]}
+    ),
     "a one-hot of constants": (
         [N("OneHot", ["i", "d", "v"], ["a"]), N("Add", ["x", "a"], ["y"])], {"x": normal(2, 4)},
         {"i": [1, 3], "d": 4, "v": np.float32([0, 1])},
@@ -336,6 +339,11 @@ ADD = N("Add", ["x", "a"], ["y"])
 SHORT = TensorProto(name="a", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
 SHORT.external_data.add(key="location", value="short")
 REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "of axes \\[5\\], of a tensor of 1": ([N("Pad", ["x", "p", "", "o"], ["y"])], {"p": [1, 1], "o": [5]}),
+    "pads \\[1\\] of axes": ([N("Pad", ["x", "p"], ["y"])], {"p": [1]}),
+    "2 coordinates for 1 axes": (
+        [N("ScatterND", ["x", "i", "u"], ["y"])], {"i": [[0, 1]], "u": np.float32([1])}
+    ),
     "how large its output is depends on data": (
         [N("Reshape", ["x", "h"], ["a"]), N("NonMaxSuppression", ["a", "s"], ["y"])],
         {"h": [1, 1, 4], "s": np.float32([[[1]]])},
@@ -391,6 +399,15 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     ),
     "sizes has 2 entries for 1 axes": ([N("Resize", ["x", "", "", "c"], ["y"])], {"c": [4, 4]}),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("beyond", [[0, 4], [0, -5], [-4, 3], [3, 0]])
+def test_what_is_written_beyond_an_axis_goes_nowhere(beyond: list[int], tmp_path: Path) -> None:
+    x, given = normal(3, 4), {"i": np.asarray([beyond, [1, 2]]), "u": normal(2)}
+    network = import_file(model_of([N("ScatterND", ["x", "i", "u"], ["y"])], {"x": x, **given}, {}), tmp_path)
+    expected = x.copy()
+    expected[1, 2] = given["u"][1]
+    np.testing.assert_array_equal(evaluate(network.root, {"x": x, **given})[0], expected)
 
 
 @pytest.mark.parametrize("message", REFUSED)

@@ -368,6 +368,18 @@ def test_parts_of_an_axis_bound_its_size(function, least: int) -> None:
     assert size.low == least
 
 
+def test_what_is_written_beyond_an_axis_goes_nowhere() -> None:
+    """PyTorch refuses such indices when it runs."""
+    model = Calls(lambda x, i, j: x.index_put((i, j), torch.tensor(9.0)))
+    program = torch.export.export(model, (X, torch.tensor([1, 2]), torch.tensor([2, 3])))
+    network, _ = import_program(program)
+    given = (X.numpy(), np.asarray([0, -4]), np.asarray([8, -8]))
+    found = evaluate(network.root, {i.name: value for i, value in zip(network.inputs, given, strict=True)})
+    expected = X.numpy().copy()
+    expected[0, 0] = 9
+    np.testing.assert_array_equal(found[0], expected)
+
+
 def test_numbers_and_none_are_no_inputs_and_outputs_of_a_library() -> None:
     class Scaled(nn.Module):
         def forward(self, x, scale, names=None, flag=False):
