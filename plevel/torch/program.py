@@ -36,6 +36,17 @@ def load_program(path: Path) -> ExportedProgram:
 def _load(path: Path) -> ExportedProgram:
     """The program of a file, whatever packages its inputs' and outputs' types are of: their values are what counts."""
     known: set[str] = set()
+    try:
+        return _load_with(path, known)
+    finally:
+        for name in known:  # for the package's own type, if it is imported later
+            _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.pop(name, None)
+        if known:
+            _pytree.treespec_loads.cache_clear()
+
+
+def _load_with(path: Path, known: set[str]) -> ExportedProgram:
+    """The program of a file, with types that stand in for others, whose names are added to `known`."""
     while True:
         with _reasons() as reasons, inert():
             try:
@@ -73,6 +84,7 @@ def _stand_in(name: str) -> None:
     _pytree._private_register_pytree_node(
         kind, lambda values: (list(values), None), lambda values, _: kind(values), serialized_type_name=name,
         to_dumpable_context=lambda _: "", from_dumpable_context=lambda _: None,
+        flatten_with_keys_fn=lambda values: ([(_pytree.SequenceKey(i), v) for i, v in enumerate(values)], None),
     )  # fmt: skip
 
 

@@ -580,17 +580,25 @@ class Given:
     size: torch.Tensor
 
 class Model(nn.Module):
-    def forward(self, x):
-        return Given(x * 2, x.sum())
+    def forward(self, x, given=None):
+        return Given(x * 2, x.sum() if given is None else given.state)
 
 torch.export.register_dataclass(Given, serialized_type_name="far.away.Given")
 torch.export.save(torch.export.export(Model(), (torch.ones(3),)), {str(tmp_path / "model.pt2")!r})
+given = Given(torch.ones(3), torch.ones(3))
+torch.export.save(torch.export.export(Model(), (torch.ones(3), given)), {str(tmp_path / "given.pt2")!r})
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_S)
     program = load_program(tmp_path / "model.pt2")
     network, plain = import_program(program)
     assert list(network.outputs) == ["output0", "output1"]
     assert [float(o.sum()) for o in run_program(program, plain, ()).outputs] == [6.0, 3.0]
+    own = torch.utils._pytree  # as if the package were imported later
+    spec = own.treespec_dumps(own.tree_structure(program.module()(torch.ones(3))))
+    with pytest.raises(NotImplementedError, match="far.away.Given in pytree is not registered"):
+        own.treespec_loads(spec)
+    network, _ = import_program(load_program(tmp_path / "given.pt2"))
+    assert [i.name for i in network.inputs] == ["x", "given_0", "given_1"]
 
 
 def test_sizes_that_the_example_does_not_fit_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
