@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from functools import cache
 
 from strategy.network.blocking import is_blocked
+from strategy.network.separable import JOINED
 from strategy.op_strategy import candidates
 from strategy.select import NO_RECORDS, Database, Selection, SelectionError, select
 from strategy.select.dispatch import DispatchTable, dispatch
@@ -30,8 +31,8 @@ def choose_kernel(workload: Workload, target: Target, database: Database, lock: 
     Symbolic sizes have a dispatch table, by the database.
 
     Raises:
-        SelectionError: no implementation is valid; or a lock has none of a convolution in a blocked layout, as the
-            convolutions of a network have the layouts of its lock.
+        SelectionError: no implementation is valid; or a lock has none of a convolution in a blocked layout, or of a
+            joined one, as the convolutions of a network have the layouts of its lock, and are joined where those are.
     """
     # A library with threads of its own would take the cores from OpenMP's.
     if not workload.is_constant:
@@ -43,7 +44,7 @@ def choose_kernel(workload: Workload, target: Target, database: Database, lock: 
             locked = lock.select(workload, target)
         except SelectionError:
             # The lock need not have what turns or pools their images.
-            if workload.op == "conv2d" and is_blocked(workload):
+            if workload.op in ("conv2d", JOINED) and is_blocked(workload):
                 raise
         else:
             if versions.get(locked.implementation) == locked.version:

@@ -17,7 +17,8 @@ from strategy.network.graph import Network
 from strategy.network.group import describe, groups
 from strategy.network.normal import normalize
 from strategy.network.separable import JOINED, choose_joined, join
-from strategy.select import NO_RECORDS
+from strategy.select import NO_RECORDS, select
+from strategy.select.lock import Lock
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -120,6 +121,15 @@ def test_a_pair_that_records_chose_is_known_to_be(monkeypatch: pytest.MonkeyPatc
     apart = draft(classifier(), WIDE, choose, pairs=False)
     assert not apart.has_measured_pairs
     assert apart.has_measured_blocks
+
+
+@pytest.mark.parametrize("forms", [{False}, {False, True}], ids=["apart", "both"])
+def test_a_network_has_the_pairs_of_its_lock(forms):
+    network, choose = classifier(), make_chooser(WIDE, NO_RECORDS)
+    found = [w for pairs in forms for w in draft(network, WIDE, choose, pairs=pairs).selections]
+    lock = Lock.make(select(w, WIDE, NO_RECORDS) for w in found)
+    drafted = draft(network, WIDE, make_chooser(WIDE, NO_RECORDS, lock))
+    assert (JOINED in operators(drafted.network)) == (True in forms)
 
 
 def test_both_forms_of_a_pair_are_extracted():
