@@ -354,12 +354,13 @@ class _Lanes:
         return tirx.call_intrin(f"float32x{self.count}", "tirx.reinterpret", upper)
 
     def _rounded(self, value: Any, bounds: list[Any]) -> Any:
-        """The words of a float32 rounded to bfloat16, to the nearest and to even on a tie, as TVM does."""
+        """The words of a number rounded to bfloat16, by float32, to the nearest and to even on a tie, as TVM does."""
         from tvm import tirx
 
-        if not isinstance(value, tirx.Cast) or str(value.value.ty.dtype) != "float32":
+        if not isinstance(value, tirx.Cast):
             raise _NotVectorizable
-        bits = tirx.call_intrin(f"uint32x{self.count}", "tirx.reinterpret", self.vector(value.value, bounds))
+        wide = value.value if str(value.value.ty.dtype) == "float32" else tirx.Cast("float32", value.value)
+        bits = tirx.call_intrin(f"uint32x{self.count}", "tirx.reinterpret", self.vector(wide, bounds))
         odd = tirx.BitwiseAnd(tirx.RShift(bits, self._all_lanes(16)), self._all_lanes(1))
         rounded = tirx.RShift(tirx.Add(tirx.Add(bits, self._all_lanes(0x7FFF)), odd), self._all_lanes(16))
         return tirx.Cast(f"uint16x{self.count}", rounded)

@@ -229,6 +229,10 @@ def one_behind() -> Iterator[Workload]:
             yield Workload.make("cast", {"data": f"{wide}[{shape}]"}, {"dtype": narrow})
         inputs = {"data": f"float32[{shape}]", "output_scale": "float32[]", "output_zero_point": "int32[]"}
         yield Workload.make("quantize", inputs, {"out_dtype": "uint8"})
+    # LLVM makes vectors of a scalar loop over so few numbers, too.
+    for wide in ("int32", "int64", "float64"):
+        for size in (73, 93):
+            yield Workload.make("cast", {"data": f"{wide}[{size}]"}, {"dtype": "bfloat16"})
     yield Workload.make(
         "conv2d", {"data": "bfloat16[1,17,19,19]", "weight": "bfloat16[3,17,3,3]"}, {}, constants=["weight"]
     )
