@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 # Calls that are computed lane by lane.
@@ -95,7 +95,10 @@ def _masked(loop: Any, analyzer: Any) -> Any:
                 known.enter_context(analyzer.constraint_scope(condition))
             statement = lanes.store(body, bounds)
     except _NotVectorizable:
-        return loop
+        statement = _counted(body, conditions, lanes) if hidden else None
+        if statement is None:
+            return loop
+        lanes.declared.clear()
     if lanes.declared:
         statement = tirx.SeqStmt([*lanes.declared, statement])
     if _calls(statement, _SAME):
@@ -103,6 +106,25 @@ def _masked(loop: Any, analyzer: Any) -> Any:
     for condition in reversed(scalar):
         statement = tirx.IfThenElse(condition, statement, None)
     return statement
+
+
+def _counted(body: Any, conditions: list[Any], lanes: _Lanes) -> Any:
+    """A scalar loop over the lanes in use, None where these are not the first ones.
+
+    LLVM makes masked vectors of a loop of a few turns, too, if it knows their number (`_NOT_CONSTANT`).
+    """
+    from tvm import tirx
+
+    try:
+        limits = [lanes.limit(c) for c in conditions if lanes.varies(c)]
+    except _NotVectorizable:
+        return None
+    if not limits or not all(is_end for is_end, _ in limits):
+        return None
+    ends = [tirx.max(tirx.min(left, lanes.count), 0).astype("int32") for _, left in limits]
+    turns = tirx.call_pure_extern("int32", _SAME, reduce(tirx.min, ends))
+    dtype = str(lanes.variable.ty.dtype)
+    return tirx.For(lanes.variable, tirx.const(0, dtype), turns.astype(dtype), tirx.ForKind.SERIAL, body)
 
 
 def _conjuncts(condition: Any) -> list[Any]:
@@ -220,6 +242,21 @@ class _Lanes:
         """
         from tvm import tirx
 
+        is_end, first = self.limit(condition)
+        # Comparing lanes instead of indices needs only 32 bits.
+        hidden = hidden and not (is_end and self._are_several(first))
+        first = tirx.min(first, self.count)
+        if hidden:
+            first = tirx.call_pure_extern("int32", _SAME, first.astype("int32"))
+        ramp = tirx.Ramp(tirx.const(0, "int32"), 1, self.count)
+        if is_end:
+            return ramp < tirx.Broadcast(first.astype("int32"), self.count)
+        return ramp >= tirx.Broadcast(tirx.max(first, 0).astype("int32"), self.count)
+
+    def limit(self, condition: Any) -> tuple[bool, Any]:
+        """The lane before which, or from which on, all satisfy a bound on an index, and whether it is before."""
+        from tvm import tirx
+
         kind, index, bound = type(condition), getattr(condition, "a", None), getattr(condition, "b", None)
         mirror = {tirx.LT: tirx.GT, tirx.LE: tirx.GE, tirx.GT: tirx.LT, tirx.GE: tirx.LE}
         if kind not in mirror:
@@ -231,15 +268,7 @@ class _Lanes:
         first = bound - self.base(index)
         if kind in (tirx.LE, tirx.GT):
             first = first + 1
-        # Comparing lanes instead of indices needs only 32 bits.
-        hidden = hidden and not (kind in (tirx.LT, tirx.LE) and self._are_several(first))
-        first = tirx.min(first, self.count)
-        if hidden:
-            first = tirx.call_pure_extern("int32", _SAME, first.astype("int32"))
-        ramp = tirx.Ramp(tirx.const(0, "int32"), 1, self.count)
-        if kind in (tirx.LT, tirx.LE):
-            return ramp < tirx.Broadcast(first.astype("int32"), self.count)
-        return ramp >= tirx.Broadcast(tirx.max(first, 0).astype("int32"), self.count)
+        return kind in (tirx.LT, tirx.LE), first
 
     def _are_several(self, left: Any) -> bool:
         """True if `left` lanes, where they are fewer than a vector, are never one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 pytest.importorskip("tvm")
 from tvm import s_tir, te, tirx
 
-from strategy.compile.lower import Lowered
+from strategy.compile.lower import Lowered, lower
 from strategy.signature import Argument, Role, Signature
 from strategy.target import Target
+from strategy.workload import Workload
 from workers.guard import Placement, allocate
 
 from .guarded_run import forked
@@ -61,3 +63,12 @@ def test_a_number_that_no_lane_needs_is_not_loaded(size: int, compute: Compute, 
         assert not output.array[20:].any()
 
     assert not forked(run)
+
+
+@pytest.mark.parametrize("size", [49, 51, 73])
+@pytest.mark.parametrize("arch", ["skylake-avx512", "emeraldrapids"])
+def test_llvm_makes_no_masked_store_of_one_lane_of_a_scalar_loop(arch: str, size: int) -> None:
+    inputs = dict.fromkeys(("lhs", "rhs"), f"bfloat16[{size}]")
+    found = lower(Workload.make("add", inputs), Target.parse(f"llvm -mcpu={arch}"), "elementwise.cpu")
+    code = found.compile(checks=False).executable.mod.inspect_source("ll")
+    assert not re.search(r"masked\.store.*<i1 true(, i1 false)+>", code)

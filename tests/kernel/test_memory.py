@@ -233,6 +233,7 @@ def one_behind() -> Iterator[Workload]:
     for wide in ("int32", "int64", "float64"):
         for size in (73, 93):
             yield Workload.make("cast", {"data": f"{wide}[{size}]"}, {"dtype": "bfloat16"})
+    yield Workload.make("add", dict.fromkeys(("lhs", "rhs"), "bfloat16[49]"))
     yield Workload.make(
         "conv2d", {"data": "bfloat16[1,17,19,19]", "weight": "bfloat16[3,17,3,3]"}, {}, constants=["weight"]
     )
