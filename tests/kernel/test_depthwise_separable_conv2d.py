@@ -79,6 +79,12 @@ def test_any_configuration_of_any_shape(case, constant, full):
         check(workload, config)
 
 
+def test_a_large_window_is_not_unrolled():
+    workload = make((1, 16, 14, 14), (31, 31), 16, {"padding": 15})
+    assert lower(workload, TARGET, NAME).module.script().count("unroll(T.int64(31))") == 1  # its rows are
+    check(workload)
+
+
 def test_a_block_may_be_several_vectors():
     workload = make(*CASES[1], dtype="float64")
     for config in space_of(workload).sample(random.Random(0), 3):

@@ -31,6 +31,7 @@ from strategy.types import TensorType
 _ROWS = (1, 2, 4, 7, 8)
 _COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 16, 20, 28)
 _VECTORS = (1, 2, 3, 4, 6)
+_MOST_UNROLLED = 2048  # products of a window and a tile; those of 31 × 31 and 14 columns take LLVM minutes
 
 
 def _lanes(attrs: DepthwiseSeparableConv2DAttrs, dtype: str, target: Target) -> int:
@@ -231,8 +232,11 @@ def _schedule_depthwise(
     *_, w, c, y, x = sch.get_loops(sums)
     sch.reorder(y, x, w, c)
     sch.vectorize(c)
-    for loop in (y, x, w):
-        sch.unroll(loop)
+    turns = 1
+    for loop in (w, x, y):
+        turns *= int(sch.get(loop).extent)
+        if turns <= _MOST_UNROLLED:
+            sch.unroll(loop)
     start = sch.decompose_reduction(sums, y)
     *_, start_columns, start_lane = sch.get_loops(start)
     sch.vectorize(start_lane)
