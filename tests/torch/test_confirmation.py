@@ -293,6 +293,7 @@ def test_forms_are_of_the_frozen_graph_unless_that_becomes_another(ratios, alike
         return any("batch_norm" in str(node.target) for node in module.graph.nodes)
 
     monkeypatch.setattr(form, "compile_frozen", spy)
+    monkeypatch.setattr(confirmation, "SINGLES_S", 600.0)  # whatever the machine does beside
     if not alike:
         monkeypatch.setattr(form, "graph_digest", lambda module: "another")
     torch.manual_seed(0)
