@@ -193,7 +193,7 @@ def _is_made(node: Any) -> bool:
 
 
 def _memory(node: Any, args: Sequence[Any], at: Binding) -> tuple[int | None, tuple[int, ...]]:
-    """Where a view by strides begins, from its tensor's own begin, and the tensor's strides."""
+    """The begin of a view by strides, from its tensor's own, and the tensor's strides."""
     own = node.args[0].meta["val"]
     begin = args[3] if len(args) > 3 else None
     if begin is not None:  # from the begin of the memory, of which the tensor may be a part

@@ -32,7 +32,7 @@ class Sized(nn.Module):
 
 
 class Code:
-    """What makes a folder where it is unpickled."""
+    """An object that makes a folder where it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
