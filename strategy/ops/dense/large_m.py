@@ -54,12 +54,14 @@ _USUAL_VECTORS = 4  # of a step: those of a fallback's panel, and its rows
 
 
 def pays(inputs: Sequence[TensorType], target: Target) -> bool:
-    """Return whether a panel over all of k leaves no half of the second level.
+    """Return whether a panel over all of k leaves no half of the second level, or its copy of the data is a wider one.
 
-    Where it does, `dense_pack` takes as long without a copy of the data.
+    Where neither is so, `dense_pack` takes as long without a copy of the data.
     """
-    k = inputs[0].shape[1]
-    return not k.is_constant or int(k) * _USUAL_VECTORS * target.vector_bytes > target.l2_bytes // 2
+    k, dtype = inputs[0].shape[1], inputs[0].dtype
+    if dtype != accumulator(dtype) or not k.is_constant:
+        return True
+    return int(k) * _USUAL_VECTORS * target.vector_bytes > target.l2_bytes // 2
 
 
 def space(
