@@ -218,6 +218,14 @@ def test_what_is_chosen_untuned_for_a_first_layer(image, weight, stride, chosen)
     assert max(found, key=lambda c: c.plevel).implementation == chosen
 
 
+@pytest.mark.parametrize(("size", "stride", "is_first"), [(19, 1, False), (17, 1, False), (23, 2, True), (28, 1, True)])
+def test_a_spatial_pack_of_single_pixels_is_not_chosen_untuned(size, stride, is_first):
+    weight, attrs = "float32[64,64,5,5]", {"padding": 2, "strides": stride}
+    found = candidates(make(f"float32[1,64,{size},{size}]", weight, attrs), Target.parse("llvm -mcpu=znver4"))
+    valid = [c for c in found if c.condition is None or c.condition.decide()]
+    assert (max(valid, key=lambda c: c.plevel).implementation == SPATIAL) is is_first
+
+
 @pytest.mark.parametrize("arch", ["znver4", "haswell"])
 def test_the_sums_of_a_fallback_stay_in_registers(arch):
     workload = make("float32[1,16,28,28]", "float32[96,16,3,3]", {"padding": 1})

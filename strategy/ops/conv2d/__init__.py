@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
 
 from strategy.condition import SpecializedCondition
@@ -56,6 +57,7 @@ from strategy.types import TensorType
 __all__ = ["Conv2DAttrs", "conv2d", "conv2d_strategy", "gradient"]
 
 _NARROW = ("bfloat16", "float16", "int8", "uint8")
+_SPATIAL_PACK = "conv2d_nchw_spatial_pack.cpu"
 _LONG = 128  # terms of a sum from which a spatial pack is chosen untuned over copied columns
 
 conv2d_strategy: GenericFunc = get_native_generic_func("conv2d_strategy")
@@ -123,6 +125,9 @@ def _in_any_layout(
     if all(d.is_constant for d in data.shape[2:]):
         lanes = lanes_of(target, accumulator(data.dtype))
         _add_products(found, attrs, data, weight, in_place=int(out_type.shape[3]) % lanes == 0)
+        if not spatial_pack.fills_tiles(out_type):
+            # A tile of a pixel or two reads the whole weight for each.
+            found = found.changed(lambda i: replace(i, plevel=9) if i.name == _SPATIAL_PACK else i)
     else:
         _add_spatial_pack(found)
     strategy.extend(found.changed(_widened) if narrow else found)
@@ -131,7 +136,7 @@ def _in_any_layout(
 
 def _widened(found: OpImplementation) -> OpImplementation:
     # A spatial pack broadcasts each number of the image as often as there are panels and places in a window.
-    copied = found.name == "conv2d_nchw_spatial_pack.cpu"
+    copied = found.name == _SPATIAL_PACK
     return widened.widen(found, lambda attrs: copied and not any(attrs.padding))
 
 
@@ -174,7 +179,7 @@ def _add_products(
 
 def _add_spatial_pack(strategy: OpStrategy) -> None:
     strategy.add_implementation(
-        spatial_pack.compute, spatial_pack.schedule, "conv2d_nchw_spatial_pack.cpu", 11, version=4,
+        spatial_pack.compute, spatial_pack.schedule, _SPATIAL_PACK, 11, version=4,
         space=spatial_pack.space, prepare=spatial_pack.prepare,
     )  # fmt: skip
 

@@ -102,6 +102,13 @@ def space(
     )
 
 
+def fills_tiles(out_type: TensorType) -> bool:
+    """Return whether tiles of four pixels or more divide a line, or are whole lines, or the image has few pixels."""
+    *_, out_h, out_w = (int(extent) for extent in out_type.shape)
+    tiles = [r for r in ROWS if 4 <= r <= 14 and (out_w % r == 0 or (r % out_w == 0 and r <= out_h * out_w))]
+    return bool(tiles) or out_h * out_w < 16
+
+
 def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
     """The weight is packed into panels [ceil(o / width), c, kh, kw, width]."""
     return {1: pack_rows(integer(config, "width"), attrs.groups)}

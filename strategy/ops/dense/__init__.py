@@ -148,7 +148,7 @@ class _Plevels(NamedTuple):
             return cls(_LIBRARY, 5)
         rows = int(m)
         # One row is not packed, but a call of sgemv.
-        library = 8 if 1 < rows <= 256 else _LIBRARY
+        library = 8 if 1 < rows <= 512 else _LIBRARY
         if 1 < rows <= 32:
             return cls(library, _LIBRARY + 1)
         return cls(library, 13 if rows <= 64 else 5)
