@@ -51,7 +51,7 @@ def test_what_declines_a_symbolic_dimension_is_no_candidate() -> None:
         (16, 768, True, "pack", "pack"), (16, 768, False, "nopack", "nopack"),
         (64, 768, True, "pack", "pack"), (64, 768, False, "cblas", "nopack"),
         (64, 4096, True, "large_m", "large_m"), (128, 4096, False, "cblas", "large_m"),
-        (512, 768, True, "cblas", "pack"), (512, 768, False, "cblas", "pack"),
+        (512, 768, True, "pack", "pack"), (513, 768, True, "cblas", "pack"), (512, 768, False, "cblas", "pack"),
     ],
 )  # fmt: skip
 def test_what_runs_untuned(m: int, k: int, constant: bool, library: str, alone: str) -> None:

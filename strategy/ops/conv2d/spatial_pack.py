@@ -104,7 +104,7 @@ def space(
 
 def fills_tiles(out_type: TensorType) -> bool:
     """Return whether tiles of four pixels or more divide a line, or are whole lines, or the image has few pixels."""
-    *_, out_h, out_w = (int(extent) for extent in out_type.shape)
+    out_h, out_w = (int(extent) for extent in out_type.shape[2:])
     tiles = [r for r in ROWS if 4 <= r <= 14 and (out_w % r == 0 or (r % out_w == 0 and r <= out_h * out_w))]
     return bool(tiles) or out_h * out_w < 16
 
