@@ -43,6 +43,7 @@ from strategy.target import Target
 from strategy.types import Dim, TensorType
 
 _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
+_MOST_PIXELS = 14  # of an untuned tile
 
 
 def space(
@@ -52,10 +53,7 @@ def space(
     geometry, any_size = Geometry.of(inputs, out_type), not _is_constant(out_type.shape[2:])
     lanes = lanes_of(target, inputs[0].dtype)
     out_w = geometry.out_w
-    # A tile is a part of a row of the image, or whole rows.
-    fitting = [
-        r for r in ROWS if any_size or out_w % r == 0 or (r % out_w == 0 and r <= geometry.pixels)
-    ]
+    fitting = list(ROWS) if any_size else _fitting(out_w, geometry.pixels)
     pixels = out_w if any_size else geometry.pixels
     high, wide = Knob("rows", fitting), width_knob(lanes, geometry.out_channels)
 
@@ -64,7 +62,7 @@ def space(
         # has in registers of their own; the sums of 14 vectors hide what is left.
         apart = geometry.kernel_h * geometry.kernel_w > 1
         registers = target.vector_registers
-        few = [r for r in fitting if r <= min(14, registers - 3)]
+        few = [r for r in fitting if r <= min(_MOST_PIXELS, registers - 3)]
         best = [
             best_tile_of(r, geometry.out_channels, lanes, registers - r * apart, target.multiply_adds) for r in few
         ]
@@ -103,10 +101,15 @@ def space(
 
 
 def fills_tiles(out_type: TensorType) -> bool:
-    """Return whether tiles of four pixels or more divide a line, or are whole lines, or the image has few pixels."""
+    """Return whether an untuned tile has four pixels or more, or the image has few."""
     out_h, out_w = (int(extent) for extent in out_type.shape[2:])
-    tiles = [r for r in ROWS if 4 <= r <= 14 and (out_w % r == 0 or (r % out_w == 0 and r <= out_h * out_w))]
-    return bool(tiles) or out_h * out_w < 16
+    pixels = out_h * out_w
+    return pixels < 16 or any(4 <= r <= _MOST_PIXELS for r in _fitting(out_w, pixels))
+
+
+def _fitting(out_w: int, pixels: int) -> list[int]:
+    """The pixels of tiles that are a part of a row of the image, or whole rows."""
+    return [r for r in ROWS if out_w % r == 0 or (r % out_w == 0 and r <= pixels)]
 
 
 def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
