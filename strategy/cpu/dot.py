@@ -119,6 +119,9 @@ _DOTS = (
 )
 
 
+_SLOWER = 9
+
+
 def find_dot(target: Target, weight: str) -> Dot | None:
     """The target's instruction for weights of a dtype, None without one."""
     signed = "int8" if weight == "uint8" else weight
@@ -126,9 +129,9 @@ def find_dot(target: Target, weight: str) -> Dot | None:
     return replace(found, offset=128) if found is not None and signed != weight else found
 
 
-def outpaces(target: Target, data: str) -> bool:
-    """Return whether an instruction for data of a dtype is faster than multiply-adds of float32 on the target."""
-    return data != "bfloat16" or target.arch not in SLOW_BF16
+def plevel_of(target: Target, data: str, plevel: int) -> int:
+    """The plevel of an instruction for data of a dtype, below others' if it is slower than float32's multiply-adds."""
+    return _SLOWER if data == "bfloat16" and target.arch in SLOW_BF16 else plevel
 
 
 def use_dot(sch: Any, dot: Dot, dtype: str, task: Any, lane: Any) -> None:

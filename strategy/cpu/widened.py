@@ -6,13 +6,14 @@ that, and those of some are slower.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from strategy.cpu.tile import accumulator
-from strategy.op_strategy import OpImplementation
+from strategy.op_strategy import OpImplementation, OpStrategy
 from strategy.schedule import stage
 from strategy.target import Target
 from strategy.types import TensorType
@@ -20,19 +21,32 @@ from strategy.types import TensorType
 NARROW = ("bfloat16", "float16")
 
 
-def takes(inputs: Sequence[TensorType], out_type: TensorType) -> bool:
-    """Return whether `widen` serves these types: inputs of one narrow dtype, and a result of it or of float32."""
+def serves(inputs: Sequence[TensorType], out_type: TensorType) -> bool:
+    """Return whether `for_types` gives implementations: inputs of one dtype of floats, and a result of it.
+
+    Of narrow inputs the result may be float32, too, as sums are.
+    """
     (dtype, *more) = {t.dtype for t in inputs}
-    return not more and dtype in NARROW and out_type.dtype in (dtype, "float32")
+    results = (dtype, "float32") if dtype in NARROW else (dtype,)
+    return not more and dtype in (*NARROW, "float32", "float64") and out_type.dtype in results
 
 
-def widen(found: OpImplementation, copied: Callable[[Any], bool] = lambda attrs: False) -> OpImplementation:
-    """The implementation with a space, for narrow inputs, by its functions for those of their sums.
+def for_types(
+    found: OpStrategy, inputs: Sequence[TensorType], copied: Mapping[str, Callable[[Any], bool]] = MappingProxyType({})
+) -> OpStrategy:
+    """Implementations with a space, of float32 and float64, for inputs that may be narrow.
 
     Args:
-        copied: True, by the attributes, if it reads its first input many times where it lies: that is widened into a
-            copy, the stage `padded`.
+        copied: by names of those that read their first input many times where it lies, whether they do, by the
+            attributes: it is widened into a copy, the stage `padded`.
     """
+    if inputs[0].dtype not in NARROW:
+        return found
+    return found.changed(lambda one: _widen(one, copied.get(one.name, lambda attrs: False)))
+
+
+def _widen(found: OpImplementation, copied: Callable[[Any], bool]) -> OpImplementation:
+    """The implementation for narrow inputs, by its functions for those of their sums."""
     space, prepare = found.space, found.prepare
 
     def wide_space(attrs: Any, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> Any:

@@ -52,9 +52,8 @@ def choose_joined(network: Network, seconds: Callable[[Workload], float]) -> Net
     """The same network with those pairs joined that are faster so.
 
     Args:
-        seconds: the measured time of a workload; NaN where there is none, infinite where it has no kernel. A pair of
-            which neither form was measured is joined: that took 0.66 to 0.96 of the time (Intel Emerald
-            Rapids).
+        seconds: the measured time of a workload; NaN where there is none, infinite where it has no kernel. A pair is
+            joined, too, where the two apart were not both measured: that is mostly faster (`benchmarks/forms_cpu.py`).
     """
     pairs = find_pairs(network)
     every, made = _joined(network, pairs)

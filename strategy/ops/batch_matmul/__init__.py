@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from strategy.cpu import widened
-from strategy.cpu.dot import outpaces
+from strategy.cpu.dot import plevel_of
 from strategy.generic_func import GenericFunc, get_native_generic_func
 from strategy.op import register_strategy
 from strategy.op_strategy import OpStrategy
@@ -36,19 +36,18 @@ def batch_matmul_strategy_cpu(
     strategy.add_implementation(compute_batch_matmul, schedule_plain_cpu, "batch_matmul.cpu", 5)
     # Tiles are counted when the code is made; the entries of the batch may be when it runs.
     tiled = all(d.is_constant for kind in inputs for d in kind.shape[1:])
-    narrow = widened.takes(inputs, out_type)
-    if tiled and (narrow or inputs[0].dtype == out_type.dtype in ("float32", "float64")):
+    if tiled and widened.serves(inputs, out_type):
         packed = OpStrategy()
         packed.add_implementation(
             pack.compute, pack.schedule, "batch_matmul_pack.cpu", 15, version=2,
             space=pack.space, prepare=pack.prepare,
         )  # fmt: skip
-        strategy.extend(packed.changed(widened.widen) if narrow else packed)
+        strategy.extend(widened.for_types(packed, inputs))
     constant = all(d.is_constant for kind in inputs for d in kind.shape)
     if constant and not attrs.transpose_a and inputs[0].dtype == "bfloat16":
         instruction = dot.dot_of(inputs, target)
         if instruction is not None:
-            dot.add(strategy, instruction, "batch_matmul_dot.cpu", 16 if outpaces(target, "bfloat16") else 9)
+            dot.add(strategy, instruction, "batch_matmul_dot.cpu", plevel_of(target, "bfloat16", 16))
     if constant and inputs[0].dtype == out_type.dtype == "float32" and "cblas" in target.libs:
         batch, rows = (int(d) for d in out_type.shape[:2])
         # Few rows do not pay for packing y at each call; nor do entries that threads share, as it is packed apart.

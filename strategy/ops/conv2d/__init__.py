@@ -25,12 +25,12 @@ from types import ModuleType
 
 from strategy.condition import SpecializedCondition
 from strategy.cpu import widened
-from strategy.cpu.dot import outpaces
+from strategy.cpu.dot import plevel_of
 from strategy.cpu.tile import accumulator
 from strategy.generic_func import GenericFunc, get_native_generic_func
 from strategy.layout import block_of
 from strategy.op import register_strategy
-from strategy.op_strategy import OpImplementation, OpStrategy
+from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d import (
     blocked,
     depthwise,
@@ -73,7 +73,7 @@ def conv2d_strategy_cpu(
     if inputs[0].dtype in _NARROW or floats:
         depthwise_nhwc.add(strategy, attrs, inputs, "depthwise_conv2d_nhwc.cpu", 15)
     if inputs[0].dtype in _NARROW:
-        level = 14 if outpaces(target, inputs[0].dtype) else 9
+        level = plevel_of(target, inputs[0].dtype, 14)
         dot_nhwc.add(strategy, attrs, inputs, "conv2d_nhwc_dot.cpu", level, target)
     if block_of(attrs.result_layout) == 1 or attrs.data_layout == "NHWC" or not floats:
         return strategy
@@ -109,13 +109,11 @@ def _in_any_layout(
     # Tiles are counted when the code is made: what they divide must be known then.
     if data.dtype in _NARROW:
         if not depthwise.is_depthwise(attrs, inputs):
-            level = 14 if outpaces(target, data.dtype) else 9
-            dot.add(strategy, attrs, inputs, "conv2d_nchw_dot.cpu", level, target)
+            dot.add(strategy, attrs, inputs, "conv2d_nchw_dot.cpu", plevel_of(target, data.dtype, 14), target)
         else:
             depthwise.add(strategy, attrs, inputs, "depthwise_conv2d_nchw.cpu")
     known = all(d.is_constant for d in (data.shape[1], *weight.shape))
-    narrow = widened.takes(inputs, out_type)
-    if not known or not (narrow or data.dtype == out_type.dtype in ("float32", "float64")):
+    if not known or not widened.serves(inputs, out_type):
         return strategy
     if depthwise.is_depthwise(attrs, inputs):
         if data.dtype not in _NARROW and all(d.is_constant for d in data.shape[2:]):
@@ -130,14 +128,9 @@ def _in_any_layout(
             found = found.changed(lambda i: replace(i, plevel=9) if i.name == _SPATIAL_PACK else i)
     else:
         _add_spatial_pack(found)
-    strategy.extend(found.changed(_widened) if narrow else found)
-    return strategy
-
-
-def _widened(found: OpImplementation) -> OpImplementation:
     # A spatial pack broadcasts each number of the image as often as there are panels and places in a window.
-    copied = found.name == _SPATIAL_PACK
-    return widened.widen(found, lambda attrs: copied and not any(attrs.padding))
+    strategy.extend(widened.for_types(found, inputs, {_SPATIAL_PACK: lambda attrs: not any(attrs.padding)}))
+    return strategy
 
 
 def _add_products(

@@ -245,8 +245,7 @@ def _add(
 ) -> None:  # fmt: skip
     """Add the implementation where the window is as large as the strides, and nothing is cut off or added."""
     known = all(d.is_constant and int(d) >= 1 for kind in inputs for d in kind.shape)
-    narrow = widened.takes(inputs, out_type)
-    if not known or not (narrow or out_type.dtype in ("float32", "float64")):
+    if not known or not widened.serves(inputs, out_type):
         return
     window, width = inputs[1].concrete_shape[2:], int(inputs[0].shape[3])
     apart = window == attrs.strides and attrs.dilation == (1, 1) and window[1] in _WIDTHS
@@ -258,7 +257,7 @@ def _add(
             partial(compute, lanes), schedule, "conv2d_transpose_blocks.cpu", 13 if full else 10, space=space,
             prepare=prepare, symbolic=False,
         )  # fmt: skip
-        strategy.extend(found.changed(widened.widen) if narrow else found)
+        strategy.extend(widened.for_types(found, inputs))
 
 
 register_cpu_implementations("conv2d_transpose", _add)

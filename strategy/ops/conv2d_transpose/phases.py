@@ -151,12 +151,11 @@ def _add(
 ) -> None:  # fmt: skip
     """Add implementations of conv2d for the phases of the result."""
     known = all(d.is_constant and int(d) >= 1 for kind in inputs for d in kind.shape)
-    narrow = widened.takes(inputs, out_type)
-    if known and (narrow or out_type.dtype in ("float32", "float64")):
+    if known and widened.serves(inputs, out_type):
         found, phases = OpStrategy(), _Phases.of(attrs, inputs, widened.wide_type(out_type))
         _add_by_phases(found, im2col, phases, "conv2d_transpose_im2col.cpu", 12, 3)
         _add_by_phases(found, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 5)
-        strategy.extend(found.changed(widened.widen) if narrow else found)
+        strategy.extend(widened.for_types(found, inputs))
 
 
 def _add_by_phases(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from strategy.attrs import Attrs, field
 from strategy.condition import SpecializedCondition
-from strategy.cpu.dot import outpaces
+from strategy.cpu.dot import plevel_of
 from strategy.expr import Call, Expr, call
 from strategy.generic_func import override_native_generic_func
 from strategy.op import (
@@ -120,7 +120,7 @@ def dense_strategy(
             gemv.compute, gemv.schedule, "dense_gemv.cpu", 12, space=gemv.space, prepare=gemv.prepare
         )
     if (instruction := dot.dot_of(inputs, target)) is not None:
-        dot.add(strategy, instruction, "dense_dot.cpu", 14 if outpaces(target, inputs[0].dtype) else 9)
+        dot.add(strategy, instruction, "dense_dot.cpu", plevel_of(target, inputs[0].dtype, 14))
     if "cblas" in target.libs and inputs[0].dtype == out_type.dtype == "float32":
         strategy.add_implementation(
             cblas.compute, cblas.schedule, "dense_cblas.cpu", level.library, library="cblas",
