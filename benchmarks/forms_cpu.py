@@ -1,0 +1,211 @@
+"""Two forms of one calculation beside each other on this host's CPU.
+
+    python benchmarks/forms_cpu.py                       # untuned: fallbacks
+    python benchmarks/forms_cpu.py --only pairs --samples 10
+
+- pairs: the depthwise convolutions of MobileNetV2 with the pointwise ones behind them, of images in blocked layouts,
+  with bias and ReLU6 between: as two kernels, one behind the other, and as one. The last row is the sum over the
+  model, in which some pairs stand several times.
+- ahead: products by `dense_pack`, with the next panel of the weight prefetched or not.
+
+With `--samples` each kernel runs with the fastest of its fallback and of so many configurations that are drawn. Each
+call takes another copy of all its tensors, of so many that none is in the second-level caches. Prints medians of
+rounds, in which the forms take turns, and the time of the second form over that of the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from race import Call, burst
+
+from benchmarks.result import Cell, save
+
+if TYPE_CHECKING:
+    from strategy.target import Target
+    from strategy.workload import Workload
+
+Bound = Sequence[tuple[Any, list[Any]]]  # a kernel, with each copy of its arguments
+CACHES = 4  # that all copies together would fill
+ROUNDS = 15
+DRAWN_ROUNDS = 3
+# Channels, size, stride and output channels, and how often MobileNetV2 has the pair.
+PAIRS = (
+    (32, 112, 1, 16, 1), (96, 112, 2, 24, 1), (144, 56, 1, 24, 1), (144, 56, 2, 32, 1), (192, 28, 1, 32, 2),
+    (192, 28, 2, 64, 1), (384, 14, 1, 64, 3), (384, 14, 1, 96, 1), (576, 14, 1, 96, 2), (576, 14, 2, 160, 1),
+    (960, 7, 1, 160, 2), (960, 7, 1, 320, 1),
+)  # fmt: skip
+PRODUCTS = (
+    (16, 768, 768), (64, 768, 768), (128, 768, 768), (16, 768, 2048), (64, 768, 2048), (128, 3072, 768),
+    (37, 1003, 531), (64, 4096, 1024), (200, 384, 1024), (64, 384, 4096),
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--only", nargs="+", choices=("pairs", "ahead"), default=["pairs", "ahead"])
+    parser.add_argument("--samples", type=int, default=0, help="configurations drawn for each kernel")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    os.environ["TVM_NUM_THREADS"] = str(arguments.threads)
+
+    from strategy.target import Target
+
+    target = Target.parse("cpu").with_threads(arguments.threads)
+    for name in arguments.only:
+        made, forms = {"pairs": (_pairs, ("two kernels", "one")), "ahead": (_products, ("not ahead", "ahead"))}[name]
+        rows = list(made(target, arguments.samples))
+        save(
+            {name: "", forms[0]: "s", forms[1]: "s", "ratio": "×"}, rows, variant=name, peer=forms[0], runs=ROUNDS,
+            note=f"the fastest of {arguments.samples} drawn and the fallback" if arguments.samples else "fallbacks",
+        )  # fmt: skip
+    return 0
+
+
+def _pairs(target: Target, samples: int) -> Iterator[list[Cell]]:
+    sums = [0.0, 0.0]
+    for channels, size, stride, out, count in PAIRS:
+        depthwise, pointwise, joined = _pair(channels, size, stride, out)
+        apart = [
+            _fastest(depthwise, target, "depthwise_conv2d_nchwc.cpu", samples),
+            _fastest(pointwise, target, "conv2d_nchwc_spatial_pack.cpu", samples),
+        ]
+        one = _fastest(joined, target, "depthwise_separable_conv2d_nchwc.cpu", samples)
+        times = _race([_behind(*apart), _turns(one)])
+        sums = [s + count * t for s, t in zip(sums, times, strict=True)]
+        yield _row(f"{channels}dw@{size}{f'/{stride}' if stride > 1 else ''}→{out}", times)
+    yield _row("all 17 of the model", sums)
+
+
+def _pair(channels: int, size: int, stride: int, out: int) -> tuple[Workload, Workload, Workload]:
+    """The workloads of both convolutions, and of the operator that is both."""
+    from strategy.workload import EpilogueStep, Input, Workload
+
+    block, small = 16, size // stride
+    out_block = 16 if out % 16 == 0 else 8
+    layouts = {"data_layout": f"NCHW{block}c"}
+
+    def bias(n: int, each: int) -> EpilogueStep:
+        return EpilogueStep("add", (None, Input("bias", f"float32[1,{n // each},1,1,{each}]", constant=True)))
+
+    image = f"float32[1,{channels // block},{size},{size},{block}]"
+    between = f"float32[1,{channels // block},{small},{small},{block}]"
+    window, product = f"float32[{channels},1,3,3]", f"float32[{out},{channels},1,1]"
+    clip = EpilogueStep("clip", (None,), {"a_min": 0.0, "a_max": 6.0})
+    return (
+        Workload.make(
+            "conv2d", {"data": image, "weight": window},
+            {"groups": channels, "padding": 1, "strides": stride, **layouts}, ["weight"], [bias(channels, block), clip],
+        ),
+        Workload.make(
+            "conv2d", {"data": between, "weight": product}, {"out_layout": f"NCHW{out_block}c", **layouts}, ["weight"],
+            [bias(out, out_block)],
+        ),
+        Workload.make(
+            "depthwise_separable_conv2d",
+            {"data": image, "depthwise_weight": window, "depthwise_bias": f"float32[{channels}]",
+             "pointwise_weight": product},
+            {"padding": 1, "strides": stride, "activation": "relu6", "out_layout": f"NCHW{out_block}c", **layouts},
+            ["depthwise_weight", "depthwise_bias", "pointwise_weight"], [bias(out, out_block)],
+        ),
+    )  # fmt: skip
+
+
+def _products(target: Target, samples: int) -> Iterator[list[Cell]]:
+    from strategy.workload import Workload
+
+    for m, n, k in PRODUCTS:
+        shapes = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
+        workload = Workload.make("dense", shapes, constants=["weight"])
+        forms = [
+            _fastest(workload, target, "dense_pack.cpu", samples, ahead=ahead) for ahead in (False, True)
+        ]
+        yield _row(f"{m}×{n}×{k}", _race([_turns(form) for form in forms]))
+
+
+def _fastest(workload: Workload, target: Target, name: str, samples: int, **fixed: Any) -> Bound:
+    """The kernel with the fastest of its configurations."""
+    from strategy.op_strategy import candidates
+
+    (space,) = (c.space for c in candidates(workload, target) if c.implementation == name)
+    assert space is not None
+    drawn = [space.fallback, *space.sample(random.Random(0), samples)]
+    made = [_bound(workload, target, name, {**config, **fixed}) for config in drawn]
+    if len(made) == 1:
+        return made[0]
+    times = [statistics.median(burst(_turns(one)) for _ in range(DRAWN_ROUNDS)) for one in made]
+    return made[times.index(min(times))]
+
+
+def _bound(workload: Workload, target: Target, name: str, config: Any) -> Bound:
+    """The kernel with copies of its arguments, the data first and the output last."""
+    import tvm
+
+    from strategy.compile.lower import lower
+    from strategy.signature import Role
+    from workers.reference import random_inputs
+
+    artefact = lower(workload, target, name, config).compile()
+    inputs = {n: tvm.runtime.tensor(x) for n, x in random_inputs(workload, 0).items()}
+
+    def arguments() -> list[Any]:
+        return [
+            tvm.runtime.empty(a.tensor.concrete_shape, a.tensor.dtype)
+            if a.role is Role.OUTPUT
+            else artefact.prepare(a, inputs[a.name])
+            if a.role is Role.PREPARED
+            else tvm.runtime.tensor(inputs[a.name].numpy())
+            for a in artefact.arguments
+        ]
+
+    first = arguments()
+    held = sum(x.numpy().nbytes for x in first)
+    more = CACHES * target.l2_bytes * target.threads // held
+    return [(artefact.main, a) for a in (first, *(arguments() for _ in range(more)))]
+
+
+def _turns(bound: Bound) -> Call:
+    """A call of a kernel, each time with the next copy of its arguments."""
+    turn = itertools.cycle(bound)
+
+    def call() -> None:
+        main, arguments = next(turn)
+        main(*arguments)
+
+    return call
+
+
+def _behind(first: Bound, second: Bound) -> Call:
+    """A call of a kernel and of the one that reads its output."""
+    longer = zip(first, itertools.cycle(second)) if len(first) > len(second) else zip(itertools.cycle(first), second)
+    pairs = itertools.cycle(list(longer))
+
+    def call() -> None:
+        (one, given), (other, (_, *more)) = next(pairs)
+        one(*given)
+        other(given[-1], *more)
+
+    return call
+
+
+def _race(calls: Sequence[Callable[[], Any]]) -> list[float]:
+    """The median of each, in bursts that take turns."""
+    rounds = [[burst(call) for call in calls] for _ in range(ROUNDS + 1)][1:]
+    return [statistics.median(times) for times in zip(*rounds, strict=True)]
+
+
+def _row(name: str, times: Sequence[float]) -> list[Cell]:
+    first, second = times
+    print(f"{name:>22} {first * 1e6:8.1f} µs {second * 1e6:8.1f} µs {second / first:5.2f}×", flush=True)
+    return [name, first, second, second / first]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
