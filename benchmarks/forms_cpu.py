@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from race import Call, burst
+from race import Call, bind, burst
 
 from benchmarks.result import Cell, save
 
@@ -63,7 +63,8 @@ def main() -> int:
         made, forms = {"pairs": (_pairs, ("two kernels", "one")), "ahead": (_products, ("not ahead", "ahead"))}[name]
         rows = list(made(target, arguments.samples))
         save(
-            {name: "", forms[0]: "s", forms[1]: "s", "ratio": "×"}, rows, variant=name, peer=forms[0], runs=ROUNDS,
+            {name: "", forms[0]: "s", forms[1]: "s", "ratio": "×"}, rows,
+            variant=f"{name}{'-drawn' * bool(arguments.samples)}-{arguments.threads}-threads", peer=forms[0], runs=ROUNDS,
             note=f"the fastest of {arguments.samples} drawn and the fallback" if arguments.samples else "fallbacks",
         )  # fmt: skip
     return 0
@@ -149,25 +150,15 @@ def _bound(workload: Workload, target: Target, name: str, config: Any) -> Bound:
     import tvm
 
     from strategy.compile.lower import lower
-    from strategy.signature import Role
     from workers.reference import random_inputs
 
-    artefact = lower(workload, target, name, config).compile()
-    inputs = {n: tvm.runtime.tensor(x) for n, x in random_inputs(workload, 0).items()}
+    artefact, given = lower(workload, target, name, config).compile(), random_inputs(workload, 0)
 
     def arguments() -> list[Any]:
-        return [
-            tvm.runtime.empty(a.tensor.concrete_shape, a.tensor.dtype)
-            if a.role is Role.OUTPUT
-            else artefact.prepare(a, inputs[a.name])
-            if a.role is Role.PREPARED
-            else tvm.runtime.tensor(inputs[a.name].numpy())
-            for a in artefact.arguments
-        ]
+        return bind(artefact, {n: tvm.runtime.tensor(x) for n, x in given.items()})
 
     first = arguments()
-    held = sum(x.numpy().nbytes for x in first)
-    more = CACHES * target.l2_bytes * target.threads // held
+    more = CACHES * target.l2_bytes * target.threads // sum(x.numpy().nbytes for x in first)
     return [(artefact.main, a) for a in (first, *(arguments() for _ in range(more)))]
 
 

@@ -26,6 +26,7 @@ from benchmarks.result import save
 
 if TYPE_CHECKING:
     from plevel.client import Client
+    from strategy.compile.artefact import Artefact
     from strategy.workload import Workload
 
 BURST_S = 0.03
@@ -283,7 +284,6 @@ def plevel_calls(workload: Workload, threads: int, best: Mapping[str, Any]) -> d
     import tvm
 
     from strategy.compile.lower import lower
-    from strategy.signature import Role
     from strategy.target import Target
     from workers.reference import random_inputs
 
@@ -292,15 +292,23 @@ def plevel_calls(workload: Workload, threads: int, best: Mapping[str, Any]) -> d
     calls: dict[str, Call] = {}
     for name, config in best.items():
         artefact = lower(workload, target, name, config).compile()
-        arguments = [
-            tvm.runtime.empty(a.tensor.concrete_shape, a.tensor.dtype)
-            if a.role is Role.OUTPUT
-            else artefact.prepare(a, inputs[a.name])
-            for a in artefact.arguments
-        ]
-        main = artefact.main
+        arguments, main = bind(artefact, inputs), artefact.main
         calls[name] = lambda main=main, arguments=arguments: main(*arguments)
     return calls
+
+
+def bind(artefact: Artefact, inputs: Mapping[str, Any]) -> list[Any]:
+    """Arguments of a kernel: new outputs, and inputs, prepared where it wants that."""
+    import tvm
+
+    from strategy.signature import Role
+
+    return [
+        tvm.runtime.empty(a.tensor.concrete_shape, a.tensor.dtype)
+        if a.role is Role.OUTPUT
+        else artefact.prepare(a, inputs[a.name])
+        for a in artefact.arguments
+    ]
 
 
 def _read_tuned(path: str | None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from operators_cpu import GROUPS, Row
+from race import bind
 
 from benchmarks.result import Cell, save
 
@@ -137,17 +138,10 @@ def _call(workload: Workload, target: Any, name: str, config: Any) -> Callable[[
     import tvm
 
     from strategy.compile.lower import lower
-    from strategy.signature import Role
     from workers.reference import random_inputs
 
     artefact = lower(workload, target, name, config).compile()
-    inputs = random_inputs(workload, 0)
-    arguments = [
-        tvm.runtime.empty(a.tensor.concrete_shape, a.tensor.dtype)
-        if a.role is Role.OUTPUT
-        else artefact.prepare(a, tvm.runtime.tensor(inputs[a.name]))
-        for a in artefact.arguments
-    ]
+    arguments = bind(artefact, {n: tvm.runtime.tensor(x) for n, x in random_inputs(workload, 0).items()})
     main = artefact.main
     return lambda: main(*arguments)
 
