@@ -60,11 +60,14 @@ def main() -> int:
 
     target = Target.parse("cpu").with_threads(arguments.threads)
     for name in arguments.only:
-        made, forms = {"pairs": (_pairs, ("two kernels", "one")), "ahead": (_products, ("not ahead", "ahead"))}[name]
+        made, what, forms = {
+            "pairs": (_pairs, "pair", ("two kernels", "one")), "ahead": (_products, "product", ("not ahead", "ahead")),
+        }[name]  # fmt: skip
         rows = list(made(target, arguments.samples))
+        variant = f"{name}{'-drawn' * bool(arguments.samples)}-{arguments.threads}-threads"
+        columns = {what: "", forms[0]: "s", forms[1]: "s", "of the time": "×"}
         save(
-            {name: "", forms[0]: "s", forms[1]: "s", "ratio": "×"}, rows,
-            variant=f"{name}{'-drawn' * bool(arguments.samples)}-{arguments.threads}-threads", peer=forms[0], runs=ROUNDS,
+            columns, rows, variant=variant, peer=forms[0], runs=ROUNDS,
             note=f"the fastest of {arguments.samples} drawn and the fallback" if arguments.samples else "fallbacks",
         )  # fmt: skip
     return 0
