@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from platform import python_version
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +26,7 @@ PACKAGES = {
 }  # fmt: skip
 # A text, a number in its column's unit, or a number with a unit of its own. None where there is none.
 Cell = str | int | float | tuple[int | float, str] | None
+NOISY = 0.03  # of a core, used by other programs: figures taken beside more are said to be
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,7 +75,10 @@ def save(
     note: str | None = None,
     device: str | None = None,
 ) -> None:
-    """Write the result of the program that runs. `device` is the GPU that the figures are of, if any."""
+    """Write the result of the program that runs. `device` is the GPU that the figures are of, if any.
+
+    The note says if other programs, or other guests of the host, used the cores meanwhile.
+    """
     from strategy.target import Target
     from workers.cpu import assign, describe_device, parse_cores
 
@@ -80,6 +86,10 @@ def save(
     given = ["URL" if "://" in word else word for word in sys.argv[1:]]  # they may hold passwords
     host = describe_device(assign(parse_cores("cpu"), 1), 1)
     packages = {d.name: d.version for d in distributions() if d.name.lower() in PACKAGES}
+    if (taken := _Cores.now().less(_BEGAN)).others > NOISY:
+        noise = f"others used {taken.others:.2f} cores meanwhile"
+        print(f"{script}: {noise}: quiet figures need the machine to themselves", file=sys.stderr)
+        note = f"{note}; {noise}" if note else noise
     result = Result(
         script=script, variant=variant, date=time.strftime("%Y-%m-%d"),
         machine=Machine(device or host.model, Target.parse("cpu").arch, int(host.fingerprint["cores"])),
@@ -102,6 +112,32 @@ def write(result: Result) -> None:
 def read(name: str, folder: Path = FOLDER) -> Result:
     """A result by the name of its file. Raises FileNotFoundError, or ValidationError."""
     return msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=Result)
+
+
+class _Cores(NamedTuple):
+    """Seconds since the machine and this program began, of all cores together."""
+
+    wall: float
+    busy: float  # time that other guests of the host took included
+    own: float  # by this process and by those of its children that have ended
+
+    @classmethod
+    def now(cls) -> _Cores:
+        with Path("/proc/stat").open(encoding="ascii") as file:
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
+        busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        return cls(time.monotonic(), busy, sum(os.times()[:4]))
+
+    def less(self, other: _Cores) -> _Cores:
+        return _Cores(*(a - b for a, b in zip(self, other, strict=True)))
+
+    @property
+    def others(self) -> float:
+        """The cores that all others used, on average."""
+        return max(0.0, self.busy - self.own) / max(self.wall, 1e-9)
+
+
+_BEGAN = _Cores.now()
 
 
 def _commit() -> str | None:
