@@ -22,6 +22,7 @@ from strategy.select.lock import Lock
 from strategy.target import Target
 from strategy.workload import Workload
 from strategy.workload_text import parse_workload
+from workers.connection import ConnectionSettingError, open_http
 
 T = TypeVar("T")
 _QUEUED = re.compile(r'^plevel_jobs_queued\{target="(.*)"\} (\S+)$', re.MULTILINE)
@@ -98,6 +99,9 @@ class Client:
         namespace: the namespace of all requests; default: the token's, else `default`.
         lock: the lock that answers `select` while the service is away.
         transport: an HTTP transport instead of the network.
+
+    Raises:
+        UnreachableError: the URL, or a proxy or certificates that the environment names, cannot be used.
     """
 
     def __init__(
@@ -117,10 +121,13 @@ class Client:
         self._patience_s = patience_s
         self._lock = lock
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._http = httpx.Client(
-            base_url=self.url, timeout=timeout_s, transport=transport, headers=headers,
-            params={} if namespace is None else {"namespace": namespace},
-        )
+        try:
+            self._http = open_http(
+                self.url, transport, timeout=timeout_s, headers=headers,
+                params={} if namespace is None else {"namespace": namespace},
+            )  # fmt: skip
+        except ConnectionSettingError as error:
+            raise UnreachableError(str(error)) from error
         self._jitter = random.Random()
 
     def __enter__(self) -> Self:

@@ -24,6 +24,7 @@ from strategy.log import Form, configure
 from strategy.record import Device, decode
 from workers.builder_pool import Elsewhere
 from workers.client import Client, ServiceError, StoppedError, UnreachableError
+from workers.connection import ConnectionSettingError
 from workers.cpu import DeviceError, assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
 from workers.sandbox import SandboxError
@@ -127,7 +128,10 @@ def serve(options: argparse.Namespace, slot: str) -> int:
     except ValueError as error:
         return _fail(f"--build-on {error}", 2)
     stop = threading.Event()
-    client = Client(options.url, stop, token or None)
+    try:
+        client = Client(options.url, stop, token or None)
+    except ConnectionSettingError as error:
+        return _fail(str(error), 2)
     try:
         spool = Spool(options.spool, client.url)
     except OSError as error:

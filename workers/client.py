@@ -27,6 +27,7 @@ from strategy.record import (
     decode,
     encode,
 )
+from workers.connection import open_http
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -74,6 +75,9 @@ class Client:
         token: the token, if the service requires one.
         rng: for jitter of the back-off.
         transport: a replacement of the network, for tests.
+
+    Raises:
+        ConnectionSettingError: the URL, or a proxy or certificates that the environment names, cannot be used.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class Client:
         headers = {"accept": "application/json"}
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
-        self._http = httpx.Client(base_url=self.url, transport=transport, headers=headers)
+        self._http = open_http(self.url, transport, headers=headers)
 
     def register(self, info: WorkerInfo, patience_s: float | None = None) -> Registered:
         """Register; raise `UnreachableError` after `patience_s`, never if None."""

@@ -10,6 +10,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 
 from plevel.client import Client, UnreachableError, problem_of
+from workers.connection import trusted_certificates
 
 
 class LeanClient(Client):
@@ -65,7 +66,7 @@ def _connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
     if parts.scheme == "http":
         return http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
     return http.client.HTTPSConnection(
-        host, parts.port, timeout=timeout_s, context=httpx.create_ssl_context()
+        host, parts.port, timeout=timeout_s, context=trusted_certificates()
     )
 
 
