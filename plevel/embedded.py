@@ -149,8 +149,9 @@ _OF_A_FARM = frozenset({"PLEVEL_TUNE", "PLEVEL_MIGRATE", "PLEVEL_AUTH", "PLEVEL_
 
 
 class _Child:
-    """A `python -m module` in a session of its own, so that Ctrl-C reaches only its parent.
+    """A `python -P -m module` in a session of its own, so that Ctrl-C reaches only its parent.
 
+    With `-P` it takes no module from the current folder, where a project may have a `service` or `workers` of its own.
     The database is passed in the environment: other users can read arguments, and a URL may have a password.
     """
 
@@ -170,7 +171,7 @@ class _Child:
             ) from error
         with out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [sys.executable, "-P", "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -191,7 +191,7 @@ def describe_cuda(text: str) -> Device:
     if kind != "cuda" or not (slot or "0").isdecimal():
         raise DeviceError(f"device {text!r:.40}: unknown: write cuda:0")
     done = subprocess.run(
-        [sys.executable, "-m", "workers.cuda.driver", slot or "0"], capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-m", "workers.cuda.driver", slot or "0"], capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise DeviceError(done.stderr.strip().rpartition("\n")[2])

@@ -189,7 +189,7 @@ class ForkServer:
         code = f"from workers.fork import serve_forks; serve_forks({theirs.fileno()}, {list(imports)!r})"
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
+                [sys.executable, "-P", "-c", code],
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,

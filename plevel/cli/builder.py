@@ -76,7 +76,7 @@ def builder(
         "--nthreads": threads or usable_cores(),
     }  # fmt: skip
     command = [
-        sys.executable, "-m", "distributed.cli.dask_worker", scheduler, "--preload", "workers.cluster.site",
+        sys.executable, "-P", "-m", "distributed.cli.dask_worker", scheduler, "--preload", "workers.cluster.site",
         "--no-dashboard", *option.pass_on(given),
     ]  # fmt: skip
     os.execve(sys.executable, command, environment)  # its signals and exit status are Dask's  # noqa: S606

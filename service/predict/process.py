@@ -28,7 +28,7 @@ def start(
         errors: gets what it writes to standard error. Without it, errors are logged and nothing is told.
     """
     child = subprocess.Popen(
-        [sys.executable, "-m", "service.predict.learner", op, target_key, *(["--afresh"] if afresh else [])],
+        [sys.executable, "-P", "-m", "service.predict.learner", op, target_key, *(["--afresh"] if afresh else [])],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE if errors else subprocess.DEVNULL, stderr=errors,
         text=True,
     )  # fmt: skip

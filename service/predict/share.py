@@ -83,7 +83,7 @@ def grow(training: str, topic: str, order: Order, start: bytes | None) -> bytes 
     order = msgspec.structs.replace(order, threads=worker.state.nthreads)
     with (folder / "errors").open("w+b") as errors:
         child = _running[training] = subprocess.Popen(
-            [sys.executable, "-m", "service.predict.share", str(folder)],
+            [sys.executable, "-P", "-m", "service.predict.share", str(folder)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
         )  # fmt: skip
         assert child.stdin is not None

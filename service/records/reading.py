@@ -169,8 +169,8 @@ class _Child:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "service.records.reading_child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            bufsize=0,
+            [sys.executable, "-P", "-m", "service.records.reading_child"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
             start_new_session=True,  # Ctrl-C goes to the parent, which ends it
         )  # fmt: skip
         assert self._process.stdin is not None

@@ -120,7 +120,7 @@ class ChildModel:
         if self._child is None or self._child.poll() is not None:
             self._stop()
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "service.search.child"],
+                [sys.executable, "-P", "-m", "service.search.child"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 start_new_session=True,  # Ctrl-C goes to the parent, which ends it

@@ -61,6 +61,18 @@ def test_settings_of_a_service_for_others_are_not_for_this_one(
             assert client.runs() == ()
 
 
+def test_a_project_s_own_modules_are_not_taken_for_those_of_plevel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("service", "strategy", "workers", "queue", "random"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('this is of the project')\n")
+    monkeypatch.chdir(tmp_path)
+    with embedded.Embedded(f"sqlite:///{tmp_path / 'plevel.db'}", logs=tmp_path / "log") as service, Client(
+        service.url
+    ) as client:
+        assert client.runs() == ()
+
+
 def descendants(pid: int) -> Iterator[Path]:
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, children.read_text().split()):

@@ -162,3 +162,15 @@ def test_one_module_inserts_jobs() -> None:
         if isinstance(call, ast.Call) and ast.unparse(call) in ("sa.insert(job)", "sa.insert(job_entry)")
     }
     assert found == {"service/queue/insertion.py"}
+
+
+def test_no_child_takes_modules_from_the_current_folder() -> None:
+    """A project may have a `service.py` or a `random.py` of its own: `python -P` leaves that out."""
+    found = 0
+    for package in ("plevel", "service", "strategy", "workers"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
+                    found += 1
+                    assert ast.unparse(node.elts[1]) == "'-P'", f"{path}:{node.lineno}"
+    assert found >= 7
