@@ -19,6 +19,8 @@ from service.store.sql import now
 from service.store.tables import TokenScope, token
 
 PREFIX = "plevel_"  # recognised by scanners for leaked secrets
+_LONGEST_NAME = 200
+_LONGEST_S = 1e9
 _NAMESPACED = frozenset({TokenScope.READ, TokenScope.SUBMIT})
 
 
@@ -55,8 +57,13 @@ def create(
     """A new token.
 
     Raises:
-        InvalidError: it has no scope, or a namespace and a scope that spans namespaces (worker, admin).
+        InvalidError: it has no name or no scope, or would never be valid; or it has a namespace and a scope that spans
+            namespaces (worker, admin).
     """
+    if not 0 < len(name.strip()) <= _LONGEST_NAME or not name.isprintable():
+        raise InvalidError(f"name {name!r:.80}: name its holder, in up to {_LONGEST_NAME} characters on one line")
+    if expires_in_s is not None and not 0 < expires_in_s <= _LONGEST_S:
+        raise InvalidError(f"expires {expires_in_s:g} s from now: give a time between a second and 30 years, or none")
     if not scopes:
         raise InvalidError(f"scopes: name at least one of {', '.join(TokenScope)}")
     if namespace is not None and not _NAMESPACED.issuperset(scopes):

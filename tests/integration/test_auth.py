@@ -193,6 +193,9 @@ def test_expired_and_revoked_tokens_open_nothing(
     assert not any(t.secret in stored for t in (kept, brief, gone))
     with store.write() as c, pytest.raises(InvalidError, match="scopes"):
         token.create(c, "nothing", [])
+    for name, expires_in_s in (("", None), ("a\nb", None), ("x" * 201, None), ("never", 0.0), ("for ever", 1e30)):
+        with store.write() as c, pytest.raises(InvalidError, match="name|expires"):
+            token.create(c, name, [TokenScope.READ], expires_in_s)
 
 
 def test_without_a_token_only_this_host_is_answered(store: Store) -> None:
