@@ -114,7 +114,11 @@ class DatabaseError(ServiceError):
     title = "The database is not available"
 
 
-class OverloadedError(DatabaseError):
+class UnansweredError(DatabaseError):
+    """The database server cannot be reached, or does not answer."""
+
+
+class OverloadedError(UnansweredError):
     """The database server takes no connection at this moment, and will soon."""
 
 

@@ -1,4 +1,5 @@
 """Opening the database: SQLite in WAL mode, or PostgreSQL through psycopg."""
+# Over 300 lines: the settings of both kinds, and how their errors are told.
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import platformdirs
 import sqlalchemy as sa
 
 from service.address import url_of
-from service.errors import DatabaseError, InvalidError, OverloadedError
+from service.errors import DatabaseError, InvalidError, OverloadedError, UnansweredError
 from service.store import row_cache
 from service.store.foreign import ForeignFile, may_write, real_path
 
@@ -198,13 +199,17 @@ def _translated() -> Iterator[None]:
         first = str(getattr(error, "orig", error)).strip().partition("\n")[0]
         raise InvalidError(f"a value cannot be stored: {first}") from error
     except sa.exc.DBAPIError as error:
+        first = (str(error.orig).strip().splitlines() or ["no reason given"])[0]
+        if getattr(error.orig, "sqlstate", None) == "42501":  # insufficient_privilege
+            raise DatabaseError(f"the database refuses: {first}: make its user the owner of the database") from error
+        if first.startswith("invalid connection option"):  # libpq's, of a parameter in the URL
+            raise DatabaseError(f"database: {first}: correct its URL") from error
         if not (isinstance(error, sa.exc.OperationalError) or error.connection_invalidated):
             raise
-        first = (str(error.orig).strip().splitlines() or ["no reason given"])[0]
-        kind = OverloadedError if _SOON.search(str(error.orig)) else DatabaseError
+        kind = OverloadedError if _SOON.search(str(error.orig)) else UnansweredError
         raise kind(f"the database does not answer: {first}") from error
     except sa.exc.TimeoutError as error:  # of the pool: all connections are in use
-        raise DatabaseError("the database does not answer: all connections are waiting for it") from error
+        raise UnansweredError("the database does not answer: all connections are waiting for it") from error
 
 
 def _check_file(path: Path, *, read_only: bool) -> None:

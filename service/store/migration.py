@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -15,7 +16,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from service.errors import SchemaError
+from service.errors import SchemaError, UnansweredError
 from service.store.db import Store, show_url
 from service.store.tables import metadata
 from strategy.suggestion import suggest
@@ -91,7 +92,7 @@ def check(url: str) -> None:
         if revision != head():
             raise SchemaError(
                 f"database {shown(store)} has {'schema ' + revision if revision else 'no schema yet'}, "
-                f"this plevel needs {head()}: run `plevel db upgrade`"
+                f"this plevel needs {head()}: run `plevel db upgrade --database {shlex.quote(shown(store))}`"
             )
 
 
@@ -102,6 +103,8 @@ def _looked_at(url: str) -> Iterator[tuple[Store, sa.Connection]]:
     try:
         with store.read() as connection:
             yield store, connection
+    except UnansweredError as error:
+        raise type(error)(f"{error}: start the server of {shown(store)}, or name another database") from error
     finally:
         store.close()
 

@@ -86,7 +86,7 @@ def literals(condition: str) -> list[str]:
 
 def test_upgrade_is_idempotent_and_said(url: str) -> None:
     assert migration.current(url) is None
-    with pytest.raises(SchemaError, match="no schema yet.*plevel db upgrade"):
+    with pytest.raises(SchemaError, match="no schema yet.*plevel db upgrade --database '?(sqlite|postgresql)"):
         migration.check(url)
     assert migration.upgrade(url) == migration.head()
     assert migration.upgrade(url) == migration.head()
@@ -247,6 +247,25 @@ def test_a_database_that_cannot_be_is_refused_in_one_line(url: str, message: str
     with pytest.raises(DatabaseError, match=message) as caught:
         migration.upgrade(url)
     assert "\n" not in str(caught.value)
+
+
+def test_a_user_without_rights_is_told_what_is_missing(postgres_url: str) -> None:
+    """As by default since PostgreSQL 15, in a database of another owner."""
+    admin = sa.create_engine(postgres_url)
+    with admin.begin() as connection:
+        connection.exec_driver_sql("DROP ROLE IF EXISTS guest")
+        connection.exec_driver_sql("CREATE ROLE guest LOGIN")
+        connection.exec_driver_sql("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    as_guest = postgres_url.replace("plevel@", "guest@")
+    with pytest.raises(DatabaseError, match="permission denied for schema public.*owner of the database"):
+        migration.upgrade(as_guest)
+    migration.upgrade(postgres_url)
+    with pytest.raises(DatabaseError, match="permission denied for table.*owner of the database") as caught:
+        migration.check(as_guest)
+    assert "\n" not in str(caught.value)
+    with admin.begin() as connection:
+        connection.exec_driver_sql("DROP ROLE guest")
+    admin.dispose()
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
