@@ -45,7 +45,8 @@ def backup(store: Store, path: Path) -> int:
                 target.close()
         part.replace(path)
     except (OSError, sqlite3.Error) as error:
-        raise DatabaseError(f"backup to {path} failed: {error}") from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise DatabaseError(f"{path} cannot be written ({why}): name a new file in an existing folder") from error
     finally:
         part.unlink(missing_ok=True)
     return path.stat().st_size

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from service.errors import InvalidError
+from service.errors import DatabaseError, InvalidError
 from service.formats import ImportedRecord, Source, read
 from service.records import coverage, exporter, foreign, log_page, network, retention
 from service.records.filter import Tasks, Wanted
@@ -241,6 +241,13 @@ def test_a_backup_is_whole_and_can_be_used(sqlite_copy: str, tmp_path: Path) -> 
     with sqlite3.connect(copy) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
+
+
+def test_a_backup_to_a_folder_that_is_not_there(sqlite_copy: str, tmp_path: Path) -> None:
+    store = Store(sqlite_copy)
+    with pytest.raises(DatabaseError, match=r"none/x\.db cannot be written \(No such file or directory\): name"):
+        backup(store, tmp_path / "none" / "x.db")
+    store.close()
 
 
 def test_a_backup_is_not_begun_again_by_commits(
