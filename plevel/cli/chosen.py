@@ -125,7 +125,7 @@ def read_config(
             f"--implementation: {implementation} needs constant shapes, and {workload} has "
             "symbolic dimensions: give numbers"
         )
-    given = dict(option.read_attribute(text, "--config") for text in knobs or ())
+    given = option.read_attributes(knobs, "--config")
     if candidate.space is None:
         if given:
             raise UsageError(f"--config: {implementation} has no knobs: leave it out")

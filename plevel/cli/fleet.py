@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -55,8 +56,11 @@ def pause(
 
     if (device is None) == (target is None):
         raise UsageError("--device, --target: name exactly one")
+    ends = _instant(until)
+    if ends is not None and ends <= time.time():
+        raise UsageError(f"--until {_shown(ends)}: has passed: give a later time, in UTC")
     given = {
-        "device": device, "target": target, "starts_at": _instant(since), "ends_at": _instant(until),
+        "device": device, "target": target, "starts_at": _instant(since), "ends_at": ends,
     }  # fmt: skip
     with location.locate(url, database).connect() as service:
         made = service.pause(reason, **{k: v for k, v in given.items() if v is not None})

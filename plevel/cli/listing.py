@@ -243,8 +243,8 @@ def status(
     alive = [w for w in known if w["alive"]]
     if as_json:
         print_json({
-            "url": place.url, "database": place.database, "running": [r.id for r in going],
-            "runs": [r.id for r in latest], "workers_alive": len(alive),
+            "url": place.url and place.shown, "database": place.database and place.shown,
+            "running": [r.id for r in going], "runs": [r.id for r in latest], "workers_alive": len(alive),
         })  # fmt: skip
         return
     console = make_console()

@@ -72,11 +72,12 @@ def locate(
     _check_namespace(namespace)
     if url is not None and database is not None:
         raise UsageError("--url, --database: name one of them, a service or a database")
+    named = "--url"
     if url is None and database is None:
-        url = os.environ.get("PLEVEL_URL") or None
+        named, url = "PLEVEL_URL", os.environ.get("PLEVEL_URL") or None
     if url is not None:
         if not url.startswith(("http://", "https://")):
-            raise UsageError(f"--url {url!r:.120}: expected http://host:port")
+            raise UsageError(f"{named} {url!r:.120}: expected http://host:port")
         return Location(url=url.rstrip("/"), namespace=namespace)
     if not makes:
         _check_database(database)

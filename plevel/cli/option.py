@@ -1,4 +1,5 @@
 """Options shared by commands, and their parsing: workloads, targets, and the place of records."""
+# Over 300 lines: one declaration of each option for all commands, with its parsing.
 
 from __future__ import annotations
 
@@ -156,8 +157,7 @@ def read_workload(
     Raises:
         UsageError: names the option at fault and the remedy.
     """
-    values = dict(read_attribute(text) for text in attrs or ())
-    return make_workload(op, inputs, values, far=far)
+    return make_workload(op, inputs, read_attributes(attrs), far=far)
 
 
 def make_workload(
@@ -222,6 +222,16 @@ def read_attribute(text: str, option: str = "--attr") -> tuple[str, Any]:
         return name.strip(), json.loads(value)
     except ValueError:
         return name.strip(), value
+
+
+def read_attributes(texts: Sequence[str] | None, option: str = "--attr") -> dict[str, Any]:
+    """As `read_attribute`, of several with different names."""
+    pairs = [read_attribute(text, option) for text in texts or ()]
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{option} {name}: is given twice: leave one out")
+    return dict(pairs)
 
 
 def read_target(spec: str, threads: int | None, name: str = "--target") -> Target:

@@ -85,14 +85,18 @@ def import_files(
         stack.enter_context(_seldom_collected())
         for group in grouped(files):
             name, size = str(group[-1]), sum(path.stat().st_size for path in group)
+            rejected: list[Mapping[str, Any]] = []  # the first of them
             with follow_reading(make_console(stderr=True), name, size) as advance:
                 summary = records.import_records(
                     _pieces(group, advance), name=name, target=on, device_model=device_model,
-                    put_aside=partial(_note, aside, group),
+                    put_aside=partial(_note, aside, group, rejected),
                 )  # fmt: skip
             _add(totals, summary)
             if not as_json:
                 _tell(" + ".join(str(p) for p in group), summary)
+            if rejected and aside is None:
+                why = " ".join(f"line {rejected[0]['line']}: {rejected[0]['detail']}".split())
+                print(f"{name}: {why:.300}; --rejects FILE keeps what is rejected", file=sys.stderr)
     if as_json:
         print_json(totals)
     elif len(files) > 1:
@@ -127,7 +131,11 @@ def _pieces(group: list[Path], advance: Callable[[int], object]) -> Iterator[byt
         joined.close()
 
 
-def _note(aside: IO[bytes] | None, group: list[Path], found: Mapping[str, Any]) -> None:
+def _note(
+    aside: IO[bytes] | None, group: list[Path], rejected: list[Mapping[str, Any]], found: Mapping[str, Any]
+) -> None:
+    if not rejected:
+        rejected.append(found)
     if aside is not None:
         aside.write(json.dumps({"file": str(group[-1]), **found}).encode() + b"\n")
 

@@ -14,7 +14,9 @@ import shlex
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -231,6 +233,9 @@ def assert_one_line(done: subprocess.CompletedProcess[str], code: int, *words: s
         pytest.param((*DENSE, "--attr", "unit=1"), ["'unit'", "units"], id="unknown attribute"),
         pytest.param((*DENSE, "--attr", "units"), ["name=value"], id="attribute without value"),
         pytest.param(
+            (*DENSE, "--attr", "units=1", "--attr", "units=2"), ["--attr units", "given twice"], id="attribute twice"
+        ),
+        pytest.param(
             (*DENSE, "--target", "cpux"), ["--target", "'cpux'", "llvm"], id="unknown target"
         ),
         pytest.param(
@@ -307,6 +312,14 @@ def test_usage_errors_name_the_field(
         pytest.param(("records", "--phase", "final"), ["--phase", "confirm"], id="phase"),
         pytest.param(("records", "--error", "bad"), ["--error", "wrong_answer"], id="error kind"),
         pytest.param(("worker",), ["--url", "PLEVEL_URL"], id="worker for nobody"),
+        pytest.param(
+            ("measure", *DENSE, "-I", "dense_pack.cpu", "-c", "rows=4", "-c", "rows=8"),
+            ["--config rows", "given twice"], id="knob twice",
+        ),
+        pytest.param(
+            ("fleet", "pause", "--reason", "x", "--device", "d", "--until", "2020-01-01"),
+            ["--until 2020-01-01 00:00 UTC: has passed"], id="pause of the past",
+        ),
         pytest.param(
             ("fleet", "scale", "--url", "http://x"), ["--slurm", "--pbs", "--kubernetes", "--local"], id="scale of what"
         ),
@@ -528,7 +541,7 @@ def test_no_worker_for_the_target_on_this_machine(called: Called, tmp_path: Path
     ("variable", "value", "words"),
     [
         ("PLEVEL_NAMESPACE", "A B", ["PLEVEL_NAMESPACE", "a-z"]),
-        ("PLEVEL_URL", "farm", ["--url", "http://"]),
+        ("PLEVEL_URL", "farm", ["PLEVEL_URL 'farm'", "http://"]),
     ],
 )
 def test_the_environment_is_named_where_it_is_wrong(
@@ -551,6 +564,35 @@ def test_postgresql_without_its_driver(called: Called, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "psycopg", None)  # importing it finds nothing
     done = called("runs", "--database", "postgresql://h/n")
     assert_one_line(done, 1, "psycopg", "pip install 'plevel[postgres]'")
+
+
+def test_a_parameter_that_postgresql_lacks(called: Called) -> None:
+    done = called("runs", "--database", "postgresql://127.0.0.1:1/x?nonsense=1")
+    assert_one_line(done, 1, 'invalid connection option "nonsense"', "correct its URL")
+
+
+def test_a_database_that_does_not_answer_is_named(called: Called) -> None:
+    done = called("runs", "--database", "postgresql://me:geheim@127.0.0.1:1/x")
+    assert_one_line(done, 1, "does not answer", "start the server of postgresql", "me:***@127.0.0.1:1/x")
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        (("--database", "postgresql://me:geheim@db/x"), ("database", "postgresql://me:***@db/x")),
+        (("--url", "http://me:geheim@farm"), ("url", "http://me:***@farm")),
+    ],
+)
+def test_the_status_has_no_password(
+    place: tuple[str, str], shown: tuple[str, str], called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Location, "connect", lambda self: nullcontext(Direct(None)))
+    for as_json in ((), ("--json",)):
+        done = called("status", *place, *as_json)
+        assert (done.returncode, "geheim" in done.stdout, shown[1] in done.stdout) == (0, False, True)
+    told = json.loads(done.stdout)
+    assert told[shown[0]] == shown[1]
+    assert told[{"url": "database", "database": "url"}[shown[0]]] is None
 
 
 def test_a_database_whose_port_is_no_number(called: Called) -> None:
@@ -610,6 +652,27 @@ def test_what_an_encoding_lacks_is_a_question_mark(encoding: str, tmp_path: Path
     done = plevel("select", *DENSE, home=tmp_path, env={"PYTHONIOENCODING": encoding})
     assert done.returncode == 0, done.stderr
     assert "? dense_" in done.stdout  # the arrow
+
+
+_INTERRUPTED = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "plevel.cli.tune":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+from plevel.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_prints_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"plevel": "plevel.__main__:main"}
 
 
 def test_a_closed_output_is_no_defect(tmp_path: Path) -> None:
@@ -699,6 +762,17 @@ def test_a_lock_is_compared_on_its_own_targets_and_devices(
     assert called("lock", str(model), "-o", str(lock)).returncode == 0
     assert called("lock", str(lock), "--check").returncode == 0
     assert_one_line(called("lock", str(lock), "--check", *flags), 2, "--check", f"leave {flags[0]} out")
+
+
+def test_an_import_says_why_an_entry_was_rejected(called: Called, tmp_path: Path) -> None:
+    log, rejects = tmp_path / "tunableop.csv", tmp_path / "rejects"
+    log.write_text("Validator,PT_VERSION,2.4.0\nGemmTunableOp_float_NT,nt_1_2_3,Default,0.1\n")
+    done = called("import", str(log))
+    assert (done.returncode, "0 new, 0 known, 1 rejected" in done.stdout) == (0, True)
+    (line,) = done.stderr.splitlines()
+    assert f"{log}: line 2: " in line and "--device-model" in line and "--rejects" in line
+    assert called("import", str(log), "--rejects", str(rejects)).stderr == ""
+    assert rejects.exists()
 
 
 def test_a_log_is_not_emptied_as_its_own_rejects(called: Called, tmp_path: Path) -> None:
