@@ -10,7 +10,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.access.auth import LOCAL, Actor, Authority
 from service.api.problem import response_of
-from service.errors import ForbiddenError, ServiceError, TooManyError, UnauthorizedError
+from service.errors import (
+    ForbiddenError,
+    MalformedRequestError,
+    ServiceError,
+    TooManyError,
+    UnauthorizedError,
+)
 from service.store.tables import TokenScope
 
 _OPEN = ("/healthz", "/readyz", "/static/")
@@ -69,13 +75,13 @@ class Guard:
         await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope) -> Actor:
+        headers = Headers(scope=scope)
+        host = _host_of(headers.get("host", ""))
         wanted = needed(scope["method"], scope["path"])
         if wanted is None:
             return LOCAL
-        headers = Headers(scope=scope)
         peer = scope["client"][0] if scope.get("client") else None
         authorization = headers.get("authorization")
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
         try:
             if self._authority.remembers(authorization):
                 actor = self._authority.identify(authorization, peer, host)
@@ -102,10 +108,26 @@ def _stay(error: ServiceError) -> None:
     """A `hang_up` for servers that cannot close connections."""
 
 
+def _host_of(given: str) -> str:
+    """The host of the header Host, without a port; raise `MalformedRequestError` for what can be none."""
+    try:
+        return urlsplit(f"//{given}").hostname or ""
+    except ValueError as error:
+        raise MalformedRequestError(f"host {given!r:.80} is none ({error}): send the service's address") from error
+
+
+def _place_of(origin: str) -> str | None:
+    """The host and port of the header Origin; None for what can be none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
 def _check_origin(headers: Headers) -> None:
     """Refuse requests that another site's page has a browser send with the user's credentials (CSRF)."""
     site = headers.get("sec-fetch-site", "same-origin")
     origin = headers.get("origin")
-    foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
+    foreign = origin is not None and _place_of(origin) != headers.get("host")
     if foreign or site not in ("same-origin", "none"):
         raise ForbiddenError(f"origin {origin or site!r:.80} is another site: use this service's pages")

@@ -160,6 +160,16 @@ def test_another_sites_page_changes_nothing(secrets: dict[str, str], http: httpx
     assert http.post("/v1/runs", headers=good, content=encode(request())).status_code == 201
 
 
+@pytest.mark.parametrize("text", ["[", "[::1", "a]", "http://["])
+def test_a_host_or_an_origin_that_is_none_is_refused(secrets: dict[str, str], http: httpx.Client, text: str) -> None:
+    own = bearer(secrets["admin"])
+    for path in ("/healthz", "/v1/runs", "/v1/runs/1"):
+        for headers in ({}, own):
+            answer = http.get(path, headers=headers | {"host": text.removeprefix("http://")})
+            assert (answer.status_code, answer.json()["type"]) == (400, "urn:plevel:malformed-request")
+    assert http.post("/v1/runs", headers=own | {"origin": text}, content=encode(request())).status_code == 403
+
+
 def test_expired_and_revoked_tokens_open_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
