@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from service.access import audit
 from service.access.auth import Actor, Who, Within
 from service.api.wire import describe, reply
-from service.context import Context, Ctx
+from service.context import Context, Ctx, named_length
 from service.errors import InvalidError
 from service.formats import Format, FormatError, Rejected
 from service.formats.source import GZIP, Stream
@@ -95,8 +95,8 @@ async def import_records(
     rejects: Annotated[int, Query(ge=0, le=MAX_SHOWN)] = 0,
 ) -> Response:
     order = Order(name, format, None if target is None else Target.parse(target), device_model)
-    length = request.headers.get("content-length", "")
-    small = length.isascii() and length.isdigit() and int(length) <= SMALL
+    length = named_length(request)
+    small = length is not None and length <= SMALL
     data = await request.body() if small else b""
     if small and not data.startswith(GZIP):  # packed, it may be many records
         upload = Upload(data=data, actor=who, order=order, namespace=within, shown=rejects)

@@ -167,6 +167,16 @@ def test_a_head_without_end_is_refused_and_takes_no_memory(
     assert service.raw("GET", "/healthz").status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/select", "/v1/records:import"])
+def test_a_length_of_more_digits_than_python_reads_is_no_failure(
+    sqlite_copy: str, start: Start, dial: Dial, path: str
+) -> None:
+    client = dial(start(sqlite_copy))
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: {'4':0>5000}\r\n\r\n"
+    client.send(head.encode() + b"abcd")
+    assert client.status() in (400, 422)
+
+
 def test_heads_without_end_on_many_connections_take_no_memory(
     url: str, start: Start, dial: Dial
 ) -> None:
