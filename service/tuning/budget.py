@@ -76,10 +76,11 @@ class Stand:
 
 
 def split(total: int, weights: Sequence[float]) -> list[int]:
-    """Split `total` into integers proportional to `weights` (largest remainders)."""
+    """Split `total` into integers proportional to `weights` (largest remainders), evenly if all of them are 0."""
     if not weights:
         return []
-    exact = [total * w / sum(weights) for w in weights]
+    whole = sum(weights)
+    exact = [total * w / whole if whole else total / len(weights) for w in weights]
     parts = [int(x) for x in exact]
     by_rest = sorted(range(len(parts)), key=lambda i: (parts[i] - exact[i], i))
     for i in by_rest[: total - sum(parts)]:
@@ -90,7 +91,9 @@ def split(total: int, weights: Sequence[float]) -> list[int]:
 def parts(total: int, weights: Sequence[float], leads_s: Sequence[float | None]) -> list[int]:
     """Split the trials by the time of each workload's calls; one that is not known counts as the longest."""
     longest = max((s for s in leads_s if s is not None), default=1.0)
-    return split(total, [w * (longest if s is None else s) for w, s in zip(weights, leads_s, strict=True)])
+    largest = max(weights, default=1.0)  # of which the others are shares, so that no sum is infinite
+    timed = zip(weights, leads_s, strict=True)
+    return split(total, [w / largest * (longest if s is None else s) for w, s in timed])
 
 
 def share(arms: Sequence[Arm], budget: int) -> int:

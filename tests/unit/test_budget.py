@@ -122,3 +122,11 @@ def test_half_of_the_budget_is_by_weight_and_the_rest_by_the_time_it_saves() -> 
     # What never ran is looked at, and closed ones expect nothing.
     closed = Stand(9.0, 100, [Arm(trials=60, gain=0.5, dropped=True)], 1e-3)
     assert order([closed, stand(60, 1, 1e-9), stand(60, 1, None, None)]) == [2, 1, 0]
+
+
+def test_no_weight_is_too_large_or_too_small_to_split_by() -> None:
+    assert parts(10, [1e308, 1e308], [1.0, None]) == [5, 5]
+    assert parts(10, [5e-324, 5e-324], [1e-9, 1e-9]) == [5, 5]
+    assert parts(10, [1.0, 5e-324], [5e-324, 1e-9]) == [10, 0]
+    assert parts(10, [1e308, 5e-324], [1e-300, 1e-300]) == [10, 0]
+    assert split(10, [0.0, 0.0]) == [5, 5]
