@@ -7,6 +7,7 @@ stay with the earlier row.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Mapping
 
 import sqlalchemy as sa
@@ -20,7 +21,7 @@ from strategy.record import WorkerInfo
 
 # A heartbeat is written once the last is older than this fraction of the time for which a worker counts as alive.
 FRESH = 12
-RENAMING = " renaming"  # suffix of a temporary identity, which no worker uses
+RENAMING = " renaming"  # the lock of renamings, and the beginning of a temporary identity, which no worker has
 
 
 def register(connection: sa.Connection, info: WorkerInfo, token_id: int | None = None) -> int:
@@ -240,7 +241,8 @@ def rename(connection: sa.Connection, old: str, new: str) -> None:
     if owners[new] is None:
         _give(connection, new, owners[old])
     _end_drivers(connection, [old, new])  # before their devices, in the lock order of leasing
-    for name, other in ((old, RENAMING), (new, old), (RENAMING, new)):
+    between = f"{RENAMING} {secrets.token_hex(8)}"
+    for name, other in ((old, between), (new, old), (between, new)):
         connection.execute(sa.update(device).where(_named(name)).values(identity=other))
     event.note(connection, "renamed", old=old, new=new)
 

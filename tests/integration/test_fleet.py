@@ -380,6 +380,17 @@ def test_a_device_with_a_new_name_keeps_its_history(scene: Scene) -> None:
     assert {r.device_id for r in scene.records()} == {before}
 
 
+@pytest.mark.parametrize(("old", "new"), [(HOST, fleet.RENAMING), (fleet.RENAMING, HOST)])
+def test_a_device_may_have_any_name_before_and_after(scene: Scene, old: str, new: str) -> None:
+    for identity in (HOST, fleet.RENAMING):
+        scene.register(device(identity))
+    with scene.store.write() as c:
+        before = dict(c.execute(sa.select(device_table.c.identity, device_table.c.id)).all())
+        fleet.rename(c, old, new)
+        after = dict(c.execute(sa.select(device_table.c.identity, device_table.c.id)).all())
+    assert after == {old: before[new], new: before[old]}
+
+
 def test_why_a_job_waits(scene: Scene) -> None:
     job_id = scene.enqueue(configs(1))
     assert "is alive: start one" in reasons(scene, job_id)
