@@ -118,10 +118,13 @@ def move(connection: sa.Connection, identity: str, name: str) -> None:
 
 def lock_device(connection: sa.Connection, device_id: int) -> sa.Select[tuple[int]]:
     """Lock all rows of a device until the transaction ends; return the query of their ids."""
-    identity = connection.execute(
-        sa.select(device.c.identity).where(device.c.id == device_id)
-    ).scalar_one()
+    query = sa.select(device.c.identity).where(device.c.id == device_id)
+    identity = connection.execute(query).scalar_one()
     _lock(connection, identity)
+    # It may have been renamed before the lock, and others lock its new name.
+    while (found := connection.execute(query).scalar_one()) != identity:
+        identity = found
+        _lock(connection, identity)
     return sa.select(device.c.id).where(_named(identity))
 
 

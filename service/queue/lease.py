@@ -185,8 +185,8 @@ def renew(
     if timing and not connection.scalar(sa.select(lease.c.timing).where(lease.c.id == lease_id)):
         retry.expire(connection, terms)
     row = touch(connection, lease_id, token, terms)
-    fleet.see(connection, [row.worker_id], terms.alive_s)
     if timing and not row.timing:
+        # Lock the device before its worker, as renaming does.
         same = fleet.lock_device(connection, row.device_id)
         busy = connection.scalar(
             sa.select(lease.c.id).where(
@@ -197,6 +197,7 @@ def renew(
             raise DeviceBusyError(f"the device is timing under lease {busy}: renew again when that has ended")
         connection.execute(sa.update(lease).where(lease.c.id == lease_id).values(timing=True))
         event.note(connection, "timing", job_id=row.job_id, worker_id=row.worker_id)
+    fleet.see(connection, [row.worker_id], terms.alive_s)
     return Renewed(expires_in_s=terms.lease_s, cancelled=retry.is_cancelled(connection, row.job_id))
 
 

@@ -315,6 +315,31 @@ def test_a_device_times_under_one_lease(crowd: Crowd) -> None:
             jobs.cancel(c, scene.run_id)
 
 
+def test_a_device_that_is_renamed_meanwhile_times_under_one_lease(
+    postgres_copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has another name once the renewal gets the lock of the one that it had."""
+    store = Store(postgres_copy)
+    scene = Scene.make(store)
+    scene.enqueue(configs(1))
+    scene.enqueue(configs(2)[1:])
+    first, second = scene.lease_many(scene.register(), 2)
+    with store.write() as c:
+        leasing.renew(c, first.id, first.token, True, TERMS)
+    lock, names = fleet._lock, [device().identity]
+
+    def lock_late(connection: sa.Connection, identity: str) -> str | None:
+        if names:
+            with store.write() as other:
+                fleet.rename(other, names.pop(), "new")
+        return lock(connection, identity)
+
+    monkeypatch.setattr(fleet, "_lock", lock_late)
+    with pytest.raises(DeviceBusyError, match=f"lease {first.id}"), store.write() as c:
+        leasing.renew(c, second.id, second.token, True, TERMS)
+    store.close()
+
+
 def test_results_that_come_twice_are_stored_once(crowd: Crowd) -> None:
     scene = Scene.make(crowd.stores[0])
     worker_id = scene.register()
