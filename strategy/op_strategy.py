@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,6 +21,7 @@ from strategy.workload import Workload
 
 # Of inputs, with attributes and output of the operator's own types.
 SpaceFunction = Callable[[Any, Sequence[TensorType], Any, Target], ConfigSpace]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]  # as in the entries of a job
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,12 @@ class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
     (`2.1a2b3c4d`); records of another version are stale.
     """
 
-    implementation: str
-    version: str
-    plevel: int
+    implementation: _Name
+    version: _Name
+    plevel: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
     condition: SpecializedCondition | None = None
     space: ConfigSpace | None = None
-    library: str | None = None
+    library: Annotated[str, msgspec.Meta(max_length=200)] | None = None
     symbolic: bool = True
 
     @property

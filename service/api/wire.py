@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
@@ -14,6 +15,7 @@ from fastapi.openapi.utils import get_openapi
 
 from service.api.meant import with_suggestion
 from service.context import read_body
+from service.errors import InvalidError
 from strategy.record import WireError, decode, encode, json_schema
 
 T = TypeVar("T")
@@ -63,6 +65,7 @@ def body_of(kind: type[T]) -> Any:
 
     async def read(request: Request) -> T:
         data = await read_body(request)
+        _check_text(data)
         try:
             return decode(data, kind)
         except WireError as error:
@@ -70,6 +73,29 @@ def body_of(kind: type[T]) -> Any:
 
     dependency: Callable[[Request], Awaitable[T]] = read
     return Depends(dependency)
+
+
+_NUL = b"\\u0000"  # as JSON has it
+_MESSAGE = re.compile(r"(?:reports\[\d+\]\.)?(?:results\.)?results\[\d+\]\.message")  # of a program, stored without
+
+
+def _check_text(data: bytes) -> None:
+    """Refuse a NUL, which PostgreSQL cannot store, and no reader of an export takes; raise `InvalidError`."""
+    if _NUL not in data:
+        return
+    try:
+        left: list[tuple[str, Any]] = [("", msgspec.json.decode(data))]
+    except (msgspec.MsgspecError, RecursionError):
+        return  # `decode` names the fault
+    while left:
+        path, value = left.pop()
+        if isinstance(value, dict):
+            left += [(f"{path}.{name}".removeprefix("."), inner) for name, inner in value.items()]
+            value = "".join(value)
+        elif isinstance(value, list):
+            left += [(f"{path}[{i}]", inner) for i, inner in enumerate(value)]
+        if isinstance(value, str) and "\0" in value and not _MESSAGE.fullmatch(path):
+            raise InvalidError(f"{path!r:.80}: it has a NUL, which no text on record has: leave it out")
 
 
 _kinds: dict[str, Any] = {"Problem": Problem}

@@ -12,6 +12,7 @@ from service.errors import InvalidError, NotFoundError
 from service.store import event
 from service.store.sql import now
 from service.store.tables import device, pause, target
+from strategy.record import Instant
 
 
 class PauseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,8 +24,8 @@ class PauseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reason: str
     device: str | None = None
     target: str | None = None
-    starts_at: float | None = None
-    ends_at: float | None = None
+    starts_at: Instant | None = None
+    ends_at: Instant | None = None
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):

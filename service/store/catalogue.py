@@ -9,6 +9,8 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
+from service.errors import InvalidError
+from service.formats.admission import MAX_KEY
 from service.formats.entry import Task as ImportedTask
 from service.store.namespace import DEFAULT, key_within
 from service.store.row_cache import recall
@@ -103,7 +105,12 @@ def find_workload_keys(connection: sa.Connection, ids: Collection[int]) -> list[
 
 
 def put_target(connection: sa.Connection, value: Target) -> int:
-    """The row of a target's key, with the keys of all its variants, and with libraries once one has them."""
+    """The row of a target's key, with the keys of all its variants, and with libraries once one has them.
+
+    Raises `InvalidError` if its key is too long for an index.
+    """
+    if len(value.key.encode()) > MAX_KEY:
+        raise InvalidError(f"target: its key is longer than {MAX_KEY} bytes: leave out features")
     body = {"keys": list(value.keys), "body": value.to_json()}
     target_id = _one(connection, target, {"key": value.key}, body)
     query = sa.select(*target.c["keys", "body"]).where(target.c.id == target_id)

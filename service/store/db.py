@@ -60,8 +60,7 @@ def show_url(url: sa.URL) -> str:
     return url.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
 
 
-# Time limits for a server that is gone: to connect and to answer, in seconds; for unacknowledged data, in
-# milliseconds.
+# Time limits for a server that is gone: to connect and to answer in seconds, for unacknowledged data in milliseconds.
 _PATIENCE = {
     "connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
@@ -195,16 +194,18 @@ def _translated() -> Iterator[None]:
     """Turn failures of the database, and values that it cannot store, into errors of one line."""
     try:
         yield
-    except (sa.exc.DataError, OverflowError) as error:
+    except (sa.exc.DataError, OverflowError, orjson.JSONEncodeError) as error:
         first = str(getattr(error, "orig", error)).strip().partition("\n")[0]
         raise InvalidError(f"a value cannot be stored: {first}") from error
-    except sa.exc.DBAPIError as error:
+    except sa.exc.StatementError as error:
+        if isinstance(error.orig, orjson.JSONEncodeError):
+            raise InvalidError(f"a value cannot be stored: {error.orig}") from error
         first = (str(error.orig).strip().splitlines() or ["no reason given"])[0]
         if getattr(error.orig, "sqlstate", None) == "42501":  # insufficient_privilege
             raise DatabaseError(f"the database refuses: {first}: make its user the owner of the database") from error
         if first.startswith("invalid connection option"):  # libpq's, of a parameter in the URL
             raise DatabaseError(f"database: {first}: correct its URL") from error
-        if not (isinstance(error, sa.exc.OperationalError) or error.connection_invalidated):
+        if not (isinstance(error, sa.exc.OperationalError) or getattr(error, "connection_invalidated", False)):
             raise
         kind = OverloadedError if _SOON.search(str(error.orig)) else UnansweredError
         raise kind(f"the database does not answer: {first}") from error

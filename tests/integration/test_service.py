@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import socket
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from strategy.op_strategy import Candidate
@@ -21,6 +23,7 @@ from strategy.record import (
     Phase,
     Renewal,
     Renewed,
+    Results,
     ResultsAccepted,
     RunState,
     RunStatus,
@@ -39,6 +42,7 @@ from tests.integration.scene import (
     device,
     drawn,
     failed,
+    info,
     request,
     timed,
 )
@@ -294,6 +298,43 @@ def test_bad_input_is_a_problem_document(
     assert words in problem["detail"]
     assert "\n" not in problem["detail"]
     assert problem["title"]
+
+
+NESTED = json.loads("[" * 300 + "]" * 300)
+LONG = [{"workload": to_json(WORKLOAD), "candidates": [to_json(FAST) | {"version": "1." + "x" * 300}]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/runs", workload_body(attrs={"x": 2**70}), "a value cannot be stored: Integer exceeds 64-bit range"),
+        ("/v1/runs", workload_body(attrs={"x": NESTED}), "a value cannot be stored: Recursion limit reached"),
+        ("/v1/runs", run_body(workloads=LONG), "workloads[0].candidates[0].version"),
+        ("/v1/runs", run_body(target={"kind": "llvm", "mattr": [f"+{'f' * 50}{i}" for i in range(60)]}), "2000 bytes"),
+        ("/v1/workers", encode(to_json(info()) | {"host": "a\0b"}), "'host': it has a NUL"),
+        ("/v1/workers", encode(to_json(info()) | {"operators": {"a\0b": {"c": 1}}}), "'operators': it has a NUL"),
+        ("/v1/pauses", encode({"reason": "r", "device": "d", "starts_at": 1e300}), "starts_at"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_stored_is_refused_over_both_databases(
+    start: Start, url: str, path: str, body: bytes, words: str
+) -> None:
+    response = start(url, PLEVEL_TUNE="false").raw("POST", path, body)
+    assert response.status_code == 422, response.text
+    assert words in response.json()["detail"]
+
+
+def test_only_a_program_s_message_may_have_a_nul(start: Start, url: str) -> None:
+    service = start(url)
+    service.raw("POST", "/v1/runs", drawn(trials=8))
+    worker = service.register()
+    held = service.lease(worker)
+    assert held is not None
+    results = [msgspec.structs.replace(failed(e.index), message="a\0b") for e in held.job.entries]
+    for session, status in (("a\0b", 422), ("s", 200)):
+        sent = Results(token=held.token, session=session, results=tuple(results), done=True)
+        assert service.raw("POST", f"/v1/leases/{held.id}/results", sent).status_code == status
+    assert {r["message"] for r in service.http.get("/v1/records").json()["records"]} == {"ab"}
 
 
 def test_the_field_at_fault_is_named_apart(service: Service) -> None:
