@@ -23,6 +23,17 @@ URGENT, NORMAL = 0, 10  # priorities: the lowest is leased first
 RUN_PRIORITY = 100  # by which each step of a run's priority lowers those of its jobs
 
 
+def raised(priority: int, run_priority: int) -> int:
+    """The priority of a job that a run of `run_priority` needs, with which it is not behind that run's own."""
+    behind = priority - lowest(run_priority)
+    return priority - RUN_PRIORITY * max(0, -(-behind // RUN_PRIORITY))
+
+
+def lowest(run_priority: int) -> int:
+    """The last priority of jobs that a run of `run_priority` enqueues."""
+    return NORMAL - RUN_PRIORITY * run_priority
+
+
 @dataclass(frozen=True)
 class NewEntry:
     """A configuration to enqueue; `best_s` is the best median of its task in its run so far."""

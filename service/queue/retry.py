@@ -15,10 +15,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.queue import fleet, insertion
+from service.queue import job as jobs
 from service.records import best, log
 from service.store import event
 from service.store.sql import among, is_due, now
 from service.store.tables import (
+    LIVE,
     EntryState,
     JobState,
     job,
@@ -114,9 +116,11 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
         _close(connection, row, JobState.DONE, "")
         return
     # Lock the run: a concurrent cancellation either finds the job in the queue or is seen here.
-    state = connection.execute(
-        sa.select(run.c.state).where(run.c.id == row.run_id).with_for_update(read=True)
-    ).scalar_one()
+    state, run_priority = connection.execute(
+        sa.select(run.c.state, run.c.request["priority"].as_integer())
+        .where(run.c.id == row.run_id)
+        .with_for_update(read=True)
+    ).one()
     if state in ABANDONED:
         _close(connection, row, JobState.CANCELLED, ABANDONED[state])
         return
@@ -131,6 +135,8 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
     values = {
         "state": JobState.QUEUED, "attempts": attempts, "available_at": now() + backoff,
         "reason": blame or row.reason,
+        # An equal request may have raised it meanwhile (`tuning.join`). Repeated finals stay behind all.
+        "priority": jobs.raised(row.priority, run_priority or 0) if state in LIVE else row.priority,
     }  # fmt: skip
     if attempts >= SPLIT_ATTEMPTS and len(pending) > 1:
         for entry in pending:
@@ -145,7 +151,7 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
 
 
 def _split_off(connection: sa.Connection, row: Any, entry: Any, values: Mapping[str, Any]) -> None:
-    copied = insertion.copy_columns(row, "priority", "turn", "fence", "seed", "created_at")
+    copied = insertion.copy_columns(row, "turn", "fence", "seed", "created_at")
     job_id = insertion.insert_job(
         connection, {**copied, "parent_id": row.id, **values}, "split",
         parent=row.id, entry=entry.entry,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import sqlalchemy as sa
 
-from service.queue.job import NORMAL, RUN_PRIORITY
+from service.queue import job as jobs
 from service.store import event
 from service.store.tables import LIVE, JobState, job, run
 from strategy.record import RunRequest, convert, to_json
@@ -31,16 +31,9 @@ def join(connection: sa.Connection, request: RunRequest, digest: str, namespace:
         connection.execute(
             sa.update(run).where(run.c.id == found.id).values(request=to_json(both), max_jobs=most)
         )
-        raised = RUN_PRIORITY * (priority - theirs.priority)
-        connection.execute(
-            sa.update(job)
-            .where(job.c.run_id == found.id, job.c.state == JobState.QUEUED, job.c.priority <= _lowest(theirs))
-            .values(priority=job.c.priority - raised)
-        )
+        queued = sa.select(*job.c["id", "priority"]).where(job.c.run_id == found.id, job.c.state == JobState.QUEUED)
+        for row in connection.execute(queued.order_by(job.c.id).with_for_update(key_share=True)).all():
+            raised = sa.update(job).where(job.c.id == row.id).values(priority=jobs.raised(row.priority, priority))
+            connection.execute(raised)
     event.note(connection, "joined", run_id=found.id)
     return int(found.id)
-
-
-def _lowest(request: RunRequest) -> int:
-    """The last priority of jobs that a request enqueues; jobs behind it, such as repeated finals, keep theirs."""
-    return NORMAL - RUN_PRIORITY * request.priority

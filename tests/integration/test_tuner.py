@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from plevel.cli.tune_report import _ending
-from service.queue import fleet
+from service.queue import fleet, retry
 from service.queue import job as queue
 from service.queue import report as reporting
 from service.records.retention import Doubtful, purge_doubtful
@@ -450,6 +450,19 @@ def test_who_joins_a_run_brings_a_higher_priority_and_more_jobs(farm: Farm) -> N
     assert farm.ask(drawn(trials=60)).id == run_id
     with farm.store.read() as c:
         assert c.scalar(sa.select(run.c.max_jobs).where(run.c.id == run_id)) is None
+
+
+def test_a_lost_job_returns_to_the_queue_with_the_priority_that_its_run_has_now(farm: Farm) -> None:
+    run_id = farm.ask(drawn(trials=60)).id
+    farm.tuner.step()
+    with farm.store.write() as c:
+        lost = next(iter(lease_jobs(c, farm.worker_id, farm.identity)))
+    assert farm.ask(drawn(trials=60, priority=1)).id == run_id
+    with farm.store.write() as c:
+        c.execute(sa.update(lease).where(lease.c.id == lost.id).values(expires_at=now() - 1.0))
+        retry.expire(c, TERMS)
+        found = c.execute(sa.select(*job.c["state", "priority"]).where(job.c.id == lost.job.id)).one()
+    assert found == ("queued", queue.URGENT - queue.RUN_PRIORITY)
 
 
 def test_a_forced_run_tries_again_what_another_has_in_the_queue(farm: Farm) -> None:
