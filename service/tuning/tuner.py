@@ -25,7 +25,7 @@ from service.store.background import Background
 from service.store.db import Connection, Store
 from service.store.tables import Scope, TaskState
 from service.store.wakeup import Wakeup
-from service.tuning import budget, crossing, final, remeasure, state, tuning_run
+from service.tuning import budget, crossing, final, other_run, remeasure, state, tuning_run
 from service.tuning import run as runs
 from service.tuning.ownership import Ownership
 from service.tuning.tuning_run import TuningRun, TuningTask, arms_of
@@ -149,6 +149,8 @@ class Tuner(Background):
             row = state.read_state(connection, run_id)
             tuning.join(row.priority)
             open_jobs = jobs.open_jobs(connection, run_id)
+            awaited = {job_id for t in tuning.tasks for job_id, _ in t.awaited}
+            behind = other_run.find_behind(connection, awaited, row.priority)
             devices = fleet.count_alive(connection, tuning.target_id, self.settings.alive_s)
         if row.state == RunState.CONFIRMING:
             if not open_jobs:
@@ -163,7 +165,7 @@ class Tuner(Background):
             proposals = self._propose(tuning, room)
         waiting = not timed_out and self._is_waiting(tuning)
         idle = not (open_jobs or waiting)
-        self._write(tuning, proposals, timed_out=timed_out, waiting=waiting, idle=idle)
+        self._write(tuning, proposals, behind, timed_out=timed_out, waiting=waiting, idle=idle)
 
     # Decisions
 
@@ -249,9 +251,10 @@ class Tuner(Background):
     # Writing
 
     def _write(
-        self, tuning: TuningRun, proposals: Sequence[Proposal], *, timed_out: bool, waiting: bool, idle: bool
-    ) -> None:
-        if not (proposals or tuning.changed or timed_out or idle):
+        self, tuning: TuningRun, proposals: Sequence[Proposal], behind: Sequence[int], *,
+        timed_out: bool, waiting: bool, idle: bool,
+    ) -> None:  # fmt: skip
+        if not (proposals or behind or tuning.changed or timed_out or idle):
             return
         by_id = {t.id: t for t in tuning.tasks}
         with self.store.write() as connection:
@@ -275,6 +278,8 @@ class Tuner(Background):
             ended = not (proposals or waiting or jobs.open_jobs(connection, tuning.id))
             if ended:
                 self._confirm(connection, tuning, timed_out=timed_out)
+            else:
+                other_run.bring_forward(connection, behind, row.priority)  # the last, as a claim may wait for it
         for e in entries:
             by_id[e.task_id].referenced = True
         self.queued.notify()
