@@ -18,6 +18,7 @@ from service.records import best, tvm_history
 from service.store.db import Store
 from service.store.sql import among, now
 from service.store.tables import (
+    LIVE,
     Scope,
     advice,
     advice_tombstone,
@@ -25,6 +26,8 @@ from service.store.tables import (
     network,
     purge,
     record,
+    run,
+    run_task,
     task,
     tombstone,
     worker,
@@ -61,7 +64,8 @@ def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
     For each task its `keep_best` fastest configurations of each device model and of all are kept, by search and by
     confirmation, and those that are the best on a device, a device model or the target, or the lowest mean of TVM's
     rule, with all of their records. Of the advice for each task and device the newest is kept. Records and advice
-    imported without a date count from their import.
+    imported without a date count from their import. Tasks of live runs are left out, as their records are trials that
+    count, up to the last that a tuner has seen.
 
     Args:
         store: the database.
@@ -83,7 +87,10 @@ def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
                 marks = sa.delete(advice_tombstone).where(advice_tombstone.c.advice_id.in_(ids))
                 connection.execute(marks)
                 connection.execute(sa.delete(advice).where(*stale))
+            live = set(connection.scalars(_LIVE_TASKS, {"ids": tasks}))
             for task_id in tasks:
+                if task_id in live:
+                    continue
                 old, kept = _old(connection, task_id, keep_best, before)
                 total["kept"] += kept
                 if not old:
@@ -94,6 +101,13 @@ def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
                 if not dry:
                     _delete(connection, task_id, list(old))
     return Pruned(**total)
+
+
+_LIVE_TASKS = (
+    sa.select(run_task.c.task_id)
+    .join(run, run.c.id == run_task.c.run_id)
+    .where(among(run_task.c.task_id), run.c.state.in_(LIVE))
+)
 
 
 def _task_pages(store: Store) -> Iterator[Sequence[int]]:
