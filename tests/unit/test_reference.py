@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -142,3 +144,9 @@ def test_a_number_is_compared_as_an_array_is() -> None:
 def test_a_wrong_shape_is_wrong() -> None:
     with pytest.raises(WrongAnswerError, match=r"\(2, 3\), expected \(3, 2\)"):
         compare(np.zeros((2, 3), np.float32), np.zeros((3, 2)), 1.0)
+
+
+def test_the_error_function_is_right_to_the_last_digits():
+    x = np.array([0.0, -0.0, 1e-300, 0.3, -1.7, 2.5, 2.99, 3.0, -3.01, 5.9, 40.0, np.inf, -np.inf])
+    (found,) = reference(Workload.make("erf", {"data": "float64[13]"}), {"data": x})
+    np.testing.assert_allclose(found, [math.erf(v) for v in x], rtol=4e-16, atol=0)
