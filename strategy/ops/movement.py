@@ -278,7 +278,7 @@ def _reference_pad(x: Any, attrs: PadAttrs) -> Any:
 
     mode: Any = attrs.pad_mode
     more = {"constant_values": attrs.pad_value} if mode == "constant" else {}
-    return np.pad(x, attrs.pad_width, mode, **more)
+    return np.pad(x, attrs.pad_width, mode, **more) if attrs.pad_width else x
 
 
 def _pad_grad(attrs: PadAttrs, x: Expr, grad: Expr) -> Expr:

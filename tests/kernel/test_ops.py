@@ -131,6 +131,7 @@ CASES = [
     ("take", {"data": "bool[9,20]", "indices": "int8[]"}, {}),
     ("take_backward", {"grad": "float32[3,2,20]", "indices": "int32[3,2]", "data": "float32[9,20]"}, {"axis": 0}),
     ("take_backward", {"grad": "float16[7]", "indices": "int64[7]", "data": "float16[3,4]"}, {"mode": "wrap"}),
+    ("pad", {"data": "float32[]"}, {"pad_width": []}),
     ("transpose", {"data": "float32[4,6,33]"}, {"axes": [2, 0, 1]}),
     ("transpose", {"data": "int16[40,60]"}, {}),
     ("concatenate", {"data.0": "float32[4,6]", "data.1": "float32[4,5]", "data.2": "float32[4,1]"}, {"axis": 1}),
