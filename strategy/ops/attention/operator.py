@@ -204,7 +204,8 @@ def attention_flops(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_typ
     """Those of the scores and of the weighted sums, of all keys that a query sees."""
     b, h, m, d = (int(x) for x in inputs[0].shape)
     n = int(inputs[1].shape[2])
-    seen = sum(min(i + 1, n) for i in range(m)) if attrs.is_causal else m * n
+    rows = min(m, n)  # of which each query sees one key more than the last; those behind see all
+    seen = rows * (rows + 1) // 2 + (m - rows) * n if attrs.is_causal else m * n
     return 2 * b * h * seen * (d + int(out_type.shape[3]))
 
 
