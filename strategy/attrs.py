@@ -66,6 +66,8 @@ class Field:
             value = float(value)
         if not _is_a(value, self.type):
             raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: expected {self.type_name}")
+        if not _fits(value):
+            raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: an integer has at most 64 bits")
         if value is None:
             return None
         if float in _alternatives(self.type) and isinstance(value, int) and not isinstance(value, bool):
@@ -120,6 +122,13 @@ def _is_a(value: Any, kind: Any) -> bool:
         elif isinstance(value, one):
             return True
     return False
+
+
+def _fits(value: Any) -> bool:
+    """Return whether integers are of 64 bits, as those of generated code are."""
+    if isinstance(value, tuple):
+        return all(map(_fits, value))
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 def _frozen(value: Any) -> Any:

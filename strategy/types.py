@@ -15,6 +15,7 @@ DTYPES = frozenset(
 )
 MAX_RANK = 16
 MAX_DIM = 2**48
+MAX_ELEMENTS = 2**48
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
 _TENSOR = re.compile(r"\s*([a-z0-9]+)\s*\[([^\[\]]*)\]\s*\Z")
 
@@ -88,7 +89,7 @@ class TensorType(Type):
     """A tensor of `dtype` with `shape`, whose entries are `Dim`s.
 
     Raises:
-        TypeSyntaxError: an unknown dtype, too many dimensions, or an invalid dimension.
+        TypeSyntaxError: an unknown dtype, too many dimensions or elements, or an invalid dimension.
     """
 
     __slots__ = ("dtype", "shape")
@@ -103,6 +104,9 @@ class TensorType(Type):
                 f"a tensor has at most {MAX_RANK} dimensions, got {len(self.shape)}"
             )
         self.dtype = dtype
+        known = [int(d.value) for d in self.shape if d.value is not None]
+        if math.prod(known) > MAX_ELEMENTS or max(known, default=0) > MAX_DIM:
+            raise TypeSyntaxError(f"{self} is too large: a tensor has at most {MAX_ELEMENTS} elements")
 
     @classmethod
     def parse(cls, text: str) -> TensorType:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,9 @@ from strategy.type_relation import (
     require_number,
 )
 from strategy.types import TensorType, Type
+
+# Windows that begin in padding, of which it is asked whether they meet an image smaller than their dilation.
+_MOST_STARTS = 2**16
 
 
 class MaxPool2DAttrs(Attrs):
@@ -96,9 +100,12 @@ def _pooled(attrs: MaxPool2DAttrs, reporter: TypeReporter, index: int, data: Ten
         reach = (attrs.pool_size[axis] - 1) * attrs.dilation[axis]
         sides = max(attrs.padding[axis], attrs.padding[2 + axis])
         reporter.check(sides <= reach, index, f"padding {attrs.padding} is wider than the window")
-        starts = range(-attrs.padding[axis], 0, attrs.strides[axis])
-        gap, size = attrs.dilation[axis], shape[2 + axis]
-        met = not size.is_constant or all(start % gap < int(size) for start in starts[: int(extent)])
+        size, gap = shape[2 + axis], attrs.dilation[axis]
+        met = not size.is_constant or gap <= int(size)  # a step within a window does not pass over the image
+        if not met:
+            step = attrs.strides[axis]
+            starts = range(-attrs.padding[axis], 0, step)[: min(int(extent), gap // math.gcd(gap, step))]
+            met = len(starts) <= _MOST_STARTS and all(start % gap < int(size) for start in starts)
         reporter.check(met, index, f"a window of dilation {attrs.dilation} lies in padding {attrs.padding} alone")
         out.append(extent)
     return TensorType(laid_out((*shape[:2], *out), attrs.layout), data.dtype)

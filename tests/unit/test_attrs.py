@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from strategy.attrs import Attrs, AttrsError, field
 from strategy.ops.max_pool2d import MaxPool2DAttrs
+from strategy.ops.movement import PadAttrs
 from strategy.ops.reduce import ReduceAttrs
 from strategy.ops.scan import ScanopAttrs
 from strategy.ops.topk import TopKAttrs
@@ -113,6 +114,16 @@ def test_the_documents_scan_attributes():
         ScanopAttrs(dtype="float")
     with pytest.raises(AttrsError, match=r"TopKAttrs.k = 0 is out of bounds: at least 1"):
         TopKAttrs(k=0)
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 10**400])
+@pytest.mark.parametrize("name", ["size", "scale"])
+def test_an_integer_beyond_64_bits_is_named(name, value):
+    given = {"size": (1, 1), name: (1, value) if name == "size" else value}
+    with pytest.raises(AttrsError, match=rf"^PoolAttrs.{name} = .*: an integer has at most 64 bits$"):
+        PoolAttrs(**given)
+    with pytest.raises(AttrsError, match=r"PadAttrs.pad_width = .*: an integer has at most 64 bits"):
+        PadAttrs(pad_width=((0, value),))
 
 
 @pytest.mark.parametrize("value", [np.int64(2), np.uint8(2), np.array(2)])

@@ -16,6 +16,7 @@ from strategy.types import (
     TupleType,
     TypeSyntaxError,
 )
+from strategy.workload import Workload
 
 
 def test_comparing_dimensions_gives_a_clause():
@@ -51,6 +52,7 @@ def test_what_is_no_dimension(entry):
         ("float32[99999999999999999999]", "is not a dimension"),
         (f"float32[{MAX_DIM + 1}]", "is out of range"),
         (f"float32[{','.join('1' * 17)}]", "at most 16 dimensions, got 17"),
+        (f"int8[{MAX_DIM},2]", rf"int8\[{MAX_DIM},2\] is too large: a tensor has at most {MAX_DIM} elements"),
     ],
 )
 def test_types_that_cannot_be_read(text, message):
@@ -60,9 +62,24 @@ def test_types_that_cannot_be_read(text, message):
 
 tensors = st.builds(
     TensorType,
-    st.lists(st.integers(0, MAX_DIM) | st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True), max_size=5),
+    st.lists(st.integers(0, 2**9) | st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True), max_size=5),
     st.sampled_from(sorted(DTYPES)),
 )
+
+
+@pytest.mark.parametrize("entries", [[MAX_DIM], [MAX_DIM, 1, "m"]])
+def test_the_largest_tensor(entries):
+    assert TensorType.parse(str(TensorType(entries))).shape[0].value == MAX_DIM
+
+
+def test_a_result_of_too_many_elements_is_refused():
+    for op, attrs in (("tile", {"reps": [2**60]}), ("pad", {"pad_width": [[2**62, 2**62]]})):
+        with pytest.raises(TypeSyntaxError, match=r"float32\[\d+\] is too large"):
+            Workload.make(op, {"data": "float32[5]"}, attrs)
+    for attrs in ({"pool_size": 2**60, "padding": 2**60 - 1},
+                  {"pool_size": 2**39 + 1, "strides": 5, "dilation": 5, "padding": 5 * 2**39}):  # fmt: skip
+        with pytest.raises(TypeSyntaxError, match="is too large"):
+            Workload.make("max_pool2d", {"data": "float32[1,1,4,4]"}, attrs)
 
 
 @given(kind=tensors)
