@@ -135,6 +135,13 @@ def _minimum(x: Any, y: Any) -> Any:
     return np.minimum(x, y)
 
 
+def _numpy_power(x: Any, y: Any) -> Any:
+    import numpy as np
+
+    # Of one exponent for all, 0.5, NumPy takes square roots, which are NaN of -inf.
+    return np.power(*(np.array(a) for a in np.broadcast_arrays(x, y)))
+
+
 def _power(x: Any, y: Any) -> Any:
     from tvm import tirx
 
@@ -261,7 +268,7 @@ floor_mod = register_binary(
     lambda x, y: x % y, lambda orig, grad: [grad, -(grad * floor_divide(*orig.args))], element=_floor_mod,
 )  # fmt: skip
 power = register_binary(
-    "power", "Elements of lhs to the power of those of rhs.", lambda x, y: x**y, _power_grad,
+    "power", "Elements of lhs to the power of those of rhs.", _numpy_power, _power_grad,
     require=require_float, element=in_float32_element(_power),
 )  # fmt: skip
 maximum = register_binary(
