@@ -24,6 +24,7 @@ from strategy.op import (
     register_terms,
 )
 from strategy.ops.window import four_sides, pair, windowed_extent, windows
+from strategy.reference import widened
 from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_dtype_of, require_nonempty, require_rank, require_shape
 from strategy.types import Dim, TensorType, Type
@@ -132,7 +133,7 @@ def depthwise_separable_conv2d_rel(
 def reference_depthwise_separable_conv2d(attrs: DepthwiseSeparableConv2DAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
-    data, depthwise, bias, pointwise = inputs
+    data, depthwise, bias, pointwise = map(widened, inputs)
     view = windows(
         plain_array(data, attrs.data_layout), depthwise.shape[2:], attrs.strides, attrs.dilation, attrs.padding
     )
