@@ -23,13 +23,17 @@ class WrongAnswerError(Exception):
 def random_inputs(workload: Workload, seed: int) -> dict[str, Array]:
     """The inputs by name, the epilogue's included, equal for all candidates of a workload.
 
-    Real numbers are uniform in -1 … 1, integers small enough that sums of products do not overflow.
+    Real numbers are uniform in -1 … 1, integers small enough that sums of products do not overflow. Those of an
+    operator with the attribute `TFactors`, which multiplies all of them, are such that the products are neither 0 nor
+    infinite, however many they are.
     """
     rng = np.random.default_rng(seed)
     found: dict[str, Array] = {}
+    factors = workload.operator.get_attr("TFactors", False)
     for given in _all_inputs(workload):
         if given.name not in found:
-            found[given.name] = _random(given.tensor, rng)
+            own = factors and given in workload.inputs
+            found[given.name] = _factors(given.tensor, rng) if own else _random(given.tensor, rng)
     return found
 
 
@@ -47,6 +51,16 @@ def _random(kind: TensorType, rng: np.random.Generator) -> Array:
     if kind.dtype == "float64":
         return rng.uniform(-1, 1, shape)
     return (rng.random(shape, dtype=np.float32) * 2 - 1).astype(dtype)
+
+
+def _factors(kind: TensorType, rng: np.random.Generator) -> Array:
+    """Odd integers, of which no product is 0, or numbers of both signs, the nearer to 1 the more they are."""
+    shape, dtype = kind.concrete_shape, numpy_dtype(kind.dtype)
+    if not epsilon(kind.dtype):
+        return (rng.integers(0 if kind.dtype.startswith("u") else -4, 4, shape) * 2 + 1).astype(dtype)
+    exponents = rng.uniform(-1, 1, shape) * min(1, 8 / math.sqrt(max(1, kind.size)))
+    found: Array = (np.exp2(exponents) * rng.choice([-1, 1], shape)).astype(dtype)
+    return found
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

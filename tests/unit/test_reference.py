@@ -13,6 +13,7 @@ from strategy.workload import EpilogueStep, Input, Workload
 from workers.reference import (
     WrongAnswerError,
     compare,
+    epsilon,
     numpy_dtype,
     poison,
     random_inputs,
@@ -150,3 +151,31 @@ def test_the_error_function_is_right_to_the_last_digits():
     x = np.array([0.0, -0.0, 1e-300, 0.3, -1.7, 2.5, 2.99, 3.0, -3.01, 5.9, 40.0, np.inf, -np.inf])
     (found,) = reference(Workload.make("erf", {"data": "float64[13]"}), {"data": x})
     np.testing.assert_allclose(found, [math.erf(v) for v in x], rtol=4e-16, atol=0)
+
+
+@pytest.mark.parametrize("op", ["prod", "cumprod"])
+@pytest.mark.parametrize("dtype", [*DTYPES, "int8", "uint8", "int64"])
+def test_products_of_random_inputs_say_whether_a_factor_is_missing(op, dtype):
+    for size in (1, 7, 300, 20000):
+        work = Workload.make(op, {"data": f"{dtype}[{size}]"}, {"axis": 0 if op == "cumprod" else [0]})
+        inputs = random_inputs(work, 3)
+        (found,) = (np.asarray(x) for x in reference(work, inputs))
+        last = float(found.reshape(-1)[-1])
+        assert last != 0
+        assert 2.0**-60 < abs(last) < 2.0**64
+    assert epsilon(dtype) == 0 or 2.0**-14 < abs(last) < 2.0**15
+
+
+def test_powers_of_minus_infinity():
+    inputs = {"lhs": np.full(9, -np.inf), "rhs": np.array([0.5])}
+    (found,) = reference(Workload.make("power", {"lhs": "float64[9]", "rhs": "float64[1]"}), inputs)
+    assert (found == np.inf).all()
+
+
+def test_a_separable_convolution_is_summed_in_float64():
+    types = {"data": "float32[1,1,9,9,8]", "depthwise_weight": "float32[8,1,3,3]", "depthwise_bias": "float32[8]",
+             "pointwise_weight": "float32[8,8,1,1]"}  # fmt: skip
+    layouts = {"data_layout": "NCHW8c", "out_layout": "NCHW8c"}
+    work = Workload.make("depthwise_separable_conv2d", types, layouts)
+    (found,) = reference(work, random_inputs(work, 0))
+    assert found.dtype == np.float64

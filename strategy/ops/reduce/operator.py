@@ -14,6 +14,7 @@ from strategy.op import (
     TypeReporter,
     register_compute,
     register_op,
+    register_op_attr,
     register_reference,
 )
 from strategy.order import largest, smallest
@@ -130,6 +131,7 @@ _register("mean", "The arithmetic mean over axes.", _mean, require=require_float
 _register("max", "The largest element over axes.", lambda x, **how: x.max(**how), nonempty=True)
 _register("min", "The smallest element over axes.", lambda x, **how: x.min(**how), nonempty=True)
 _register("prod", "The product over axes.", _prod)
+register_op_attr("prod", "TFactors", True)
 
 
 @register_compute("sum")

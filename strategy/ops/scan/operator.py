@@ -14,6 +14,7 @@ from strategy.op import (
     TypeReporter,
     register_compute,
     register_op,
+    register_op_attr,
     register_reference,
     register_strategy,
     register_terms,
@@ -155,6 +156,7 @@ def _register(
 
 cumsum_strategy = _register("cumsum", "sum", lambda a, b: a + b, zero, "cumsum", 0)
 cumprod_strategy = _register("cumprod", "product", lambda a, b: a * b, one, "cumprod", 1)
+register_op_attr("cumprod", "TFactors", True)
 cummax_strategy = _register("cummax", "maximum", larger, lowest, "maximum.accumulate", None)
 
 
