@@ -104,8 +104,8 @@ class TensorType(Type):
                 f"a tensor has at most {MAX_RANK} dimensions, got {len(self.shape)}"
             )
         self.dtype = dtype
-        known = [int(d.value) for d in self.shape if d.value is not None]
-        if math.prod(known) > MAX_ELEMENTS or max(known, default=0) > MAX_DIM:
+        sizes = [int(d.value) for d in self.shape if d.value is not None]
+        if math.prod(sizes) > MAX_ELEMENTS or max(sizes, default=0) > MAX_DIM:
             raise TypeSyntaxError(f"{self} is too large: a tensor has at most {MAX_ELEMENTS} elements")
 
     @classmethod
