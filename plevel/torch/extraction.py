@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,7 @@ def extract(model: Callable[..., Any], inputs: Sequence[Any]) -> Extraction:
     was = torch._inductor.config.freezing
     try:
         torch._inductor.config.freezing = True
-        with torch.inference_mode():
+        with torch.inference_mode(), _without_traces():
             # Apart from other entries: of eight on one function, Dynamo compiles no more.
             torch.compile(model, backend=backend, dynamic=False, isolate_recompiles=True)(*inputs)
     except Exception as error:
@@ -74,6 +76,21 @@ def extract(model: Callable[..., Any], inputs: Sequence[Any]) -> Extraction:
     if not graphs:
         raise ExtractError("the model calls no PyTorch operator: nothing to extract")
     return _joined(graphs)
+
+
+@contextmanager
+def _without_traces() -> Iterator[None]:
+    """Keep back what PyTorch logs of an error that it raises, too, such as of inputs of a wrong shape."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addFilter(_is_no_trace)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_trace)
+
+
+def _is_no_trace(record: logging.LogRecord) -> bool:
+    return not record.exc_info
 
 
 def _is_read(error: BaseException | None) -> bool:

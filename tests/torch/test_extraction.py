@@ -302,6 +302,18 @@ def test_products_of_one_operand_are_also_offered_as_one():
     assert f"attention_bias({heads},bias=float32[2,1,1,12])" in masked
 
 
+def test_inputs_of_a_wrong_shape_are_one_error_without_a_log(caplog: pytest.LogCaptureFixture):
+    import logging
+
+    logging.getLogger("torch").addHandler(caplog.handler)  # its records do not propagate
+    try:
+        with pytest.raises(ExtractError, match=r"cannot be traced: .*\[3, 5\] X \[4, 4\]"):
+            extract(torch.nn.Linear(4, 4), (torch.randn(3, 5),))
+    finally:
+        logging.getLogger("torch").removeHandler(caplog.handler)
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+
 def test_extracting_many_times_leaves_dynamo_able_to_compile():
     model = torch.nn.Linear(8, 8).eval()
     for batch in range(2, 12):
