@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         listening = listen(settings.host, settings.port)
     except ValidationError as error:
         first = error.errors()[0]
-        print(f"plevel service: {'.'.join(map(str, first['loc']))}: {first['msg']}", file=sys.stderr)
+        name = "_".join(map(str, first["loc"])).upper()  # options are checked before
+        print(f"plevel service: PLEVEL_{name}: {first['msg'].removeprefix('Value error, ')}", file=sys.stderr)
         return 2
     except ServiceError as error:
         print(f"plevel service: {error}", file=sys.stderr)

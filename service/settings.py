@@ -6,6 +6,7 @@ Built once, in `create_app()` or `main()`, and passed down.
 from __future__ import annotations
 
 import base64
+import ipaddress
 from pathlib import Path
 from typing import Literal
 
@@ -92,10 +93,20 @@ class Settings(BaseSettings):
             key = b""
         if f"{prefix}_" != WHSEC or not 24 <= len(key) <= 64:
             raise ValueError(
-                "webhook_secret: expected whsec_ and the base64 form of 24 to 64 random bytes: "
+                "expected whsec_ and the base64 form of 24 to 64 random bytes: "
                 "make one with: echo whsec_$(openssl rand -base64 24)"
             )
         return secret
+
+    @field_validator("proxies")
+    @classmethod
+    def _check_proxies(cls, proxies: str) -> str:
+        for name in filter(None, map(str.strip, proxies.split(","))):
+            try:
+                ipaddress.ip_network(name)
+            except ValueError as error:
+                raise ValueError(f"{name!r:.80} is no address or network: write 127.0.0.1, 10.1.0.0/16") from error
+        return proxies
 
     @property
     def alive_s(self) -> float:

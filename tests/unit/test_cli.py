@@ -560,6 +560,24 @@ def test_a_setting_that_is_no_number(
     assert_one_line(called("runs", *place), 2, "PLEVEL_LEASE_S", "number")
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("PLEVEL_PROXIES", "127.0.0.1, nonsense", "'nonsense' is no address or network"),
+        ("PLEVEL_PORT", "x", "integer"),
+        ("PLEVEL_WEBHOOK_SECRET", "x", "expected whsec_"),
+    ],
+)
+def test_a_setting_of_the_service_is_named_where_it_is_wrong(
+    variable: str, value: str, words: str, called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(variable, value)
+    done = called("serve", "--database", str(tmp_path / "plevel.db"))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"plevel service: {variable}: ") and words in line
+
+
 def test_postgresql_without_its_driver(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)  # importing it finds nothing
     done = called("runs", "--database", "postgresql://h/n")
