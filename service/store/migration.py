@@ -104,7 +104,7 @@ def _looked_at(url: str) -> Iterator[tuple[Store, sa.Connection]]:
         with store.read() as connection:
             yield store, connection
     except UnansweredError as error:
-        raise type(error)(f"{error}: start the server of {shown(store)}, or name another database") from error
+        raise _with_remedy(error, store) from error
     finally:
         store.close()
 
@@ -221,8 +221,20 @@ def _moving(url: str) -> Iterator[tuple[Store, sa.Connection]]:
                         f"database {shown(store)} is damaged: a row of {broken[0]} has no row in {broken[2]}: "
                         "restore it from a backup"
                     )
+    except UnansweredError as error:
+        raise _with_remedy(error, store) from error
     finally:
         store.close()
+
+
+def _with_remedy(error: UnansweredError, store: Store) -> UnansweredError:
+    if not store.is_sqlite:
+        remedy = f"start the server of {shown(store)}"
+    elif "full" in str(error):
+        remedy = f"free space on the disk of {store.url.database}"
+    else:
+        remedy = f"see which program holds {store.url.database}"
+    return type(error)(f"{error}: {remedy}, or name another database")
 
 
 def _suspend_foreign_keys(connection: Any, _record: Any) -> None:

@@ -21,7 +21,7 @@ from service.access import audit, token
 from service.errors import DatabaseError, SchemaError
 from service.formats import Source, read
 from service.records.importer import import_items
-from service.store import catalogue, migration
+from service.store import catalogue, db, migration
 from service.store.db import Store, normal_url, show_url
 from service.store.tables import TokenScope, metadata, target
 from tests.limit import HANG_S
@@ -247,6 +247,13 @@ def test_a_database_that_cannot_be_is_refused_in_one_line(url: str, message: str
     with pytest.raises(DatabaseError, match=message) as caught:
         migration.upgrade(url)
     assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plevel.db"
+    monkeypatch.setattr("service.store.db._PRAGMAS", (*db._PRAGMAS, "max_page_count = 20"))
+    with pytest.raises(DatabaseError, match=f"disk is full: free space on the disk of {path}, or name another"):
+        migration.upgrade(str(path))
 
 
 def test_a_user_without_rights_is_told_what_is_missing(postgres_url: str) -> None:
