@@ -11,13 +11,15 @@ from torch.fx import Graph, GraphModule, Node
 
 from plevel.torch import operation
 from plevel.torch.kernel import Kernel
-from plevel.torch.node import RESHAPES, Extent, Origin, Source, aten, extent_of, extents, is_call
+from plevel.torch.node import Extent, Origin, Source, aten, extent_of, extents
+from plevel.torch.restriding import keep_strides, returned
 from plevel.torch.site import Site
 
 
 def replace(module: GraphModule, kernels: Mapping[Site, Kernel]) -> None:
     """Puts a kernel in the place of each site."""
     overload = operation.operator()
+    wanted, before = returned(module.graph), {}
     # Sites name nodes of the graph as it was.
     moved: dict[Node, Node] = {}
     packed: dict[tuple[Origin, str, str], Node] = {}
@@ -44,8 +46,8 @@ def replace(module: GraphModule, kernels: Mapping[Site, Kernel]) -> None:
         for output, value in zip(site.outputs, values, strict=True):
             output.replace_all_uses_with(value)
             moved[output] = value
-            if len(values) > 1:
-                _restride(value)
+            before[value] = output.meta["val"]
+    keep_strides(module.graph, before, wanted)
     module.graph.eliminate_dead_code()
 
 
@@ -102,14 +104,6 @@ def _split(graph: _Before, made: Node, site: Site) -> list[Node]:
         values.append(graph.call(aten.slice.Tensor, made, len(site.shape) - 1, begin, end))
         begin = end
     return values
-
-
-def _restride(node: Node) -> None:
-    """Corrects the strides of the views of a value, to which Inductor holds the operators that read them."""
-    for user in node.users:
-        if is_call(user, *RESHAPES, aten.permute.default):
-            _infer_type(user, user)
-            _restride(user)
 
 
 def _latest(node: Node, moved: Mapping[Node, Node]) -> Node:

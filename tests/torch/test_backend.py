@@ -20,6 +20,7 @@ from torch._dynamo.exc import BackendCompilerFailed, RestartAnalysis
 from plevel.torch import explain, kernel, operation, store
 from plevel.torch.backend import OptionError, plevel
 from plevel.torch.kernel import kernel_digest
+from plevel.torch.plan import Plan
 from tests.torch import models
 from workers import pool
 
@@ -104,6 +105,27 @@ def test_a_permutation_that_changes_nothing_transposes_nothing():
         with torch.inference_mode():
             close(compiled(product)(x, y), product(x, y))
         torch._dynamo.reset()
+
+
+def test_outputs_have_the_strides_of_pytorch(monkeypatch: pytest.MonkeyPatch):
+    """Whoever calls the model may view them by those: products that are merged lie side by side."""
+    monkeypatch.setattr(Plan, "preferred", lambda self: frozenset(self.kernels))
+    heads = torch.randn(2, 5, 4, 8).transpose(1, 2)
+    x, keys, values = torch.randn(6, 16), torch.randn(16, 16), torch.randn(24, 16)
+
+    def merged(x):
+        return x @ keys.t(), (x @ values.t()).view(2, 3, 4, 6).transpose(1, 2)
+
+    def attend(heads):
+        found = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        return found, found.transpose(1, 2), found + 1
+
+    for function, given in ((merged, x), (attend, heads)):
+        with torch.inference_mode():
+            found, expected = compiled(function)(given), function(given)
+        close(found, expected)
+        assert [t.stride() for t in found] == [t.stride() for t in expected]
+    assert found[0].data_ptr() == found[1].data_ptr() != found[2].data_ptr()
 
 
 def test_a_call_writes_the_buffer_of_inductor_and_copies_what_is_not_aligned():
