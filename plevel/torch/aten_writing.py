@@ -10,7 +10,7 @@ import numpy as np
 
 from plevel.torch.aten import cast, register
 from plevel.torch.aten_movement import counted, side_by_side
-from strategy.expr import Expr, call
+from strategy.expr import Constant, Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.normal import extents
@@ -21,6 +21,7 @@ from strategy.network.scatter import (
     write_elements,
     write_rows,
 )
+from strategy.network.size import PROBED
 
 
 @register("copy.default")
@@ -32,12 +33,17 @@ def _copy(x: Expr, source: Expr, *_: Any) -> Expr:
 def _slice_scatter(
     x: Expr, source: Expr, axis: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Expr:
-    if step != 1:
-        raise NetworkError(f"every {step} elements of an axis are written: plevel writes those side by side")
     axis %= len(extents(x))
-    first, behind, _ = slice(start, end).indices(extents(x)[axis])
+    extent = extents(x)[axis]
+    if step != 1 and extent >= PROBED:
+        raise NetworkError(f"every {step} elements of a symbolic axis are written: plevel writes those side by side")
+    first, behind, _ = slice(start, end).indices(extent)
     if first >= behind:
         return x
+    if step != 1:
+        places = np.arange(extent)
+        places[first:behind:step] = extent + np.arange(len(range(first, behind, step)))
+        return call("take", layer.concatenate([x, source], axis), Constant(places), axis=axis)
     whole = [layer.take_slice(x, axis, 0, first), source, layer.take_slice(x, axis, behind, None)]
     return layer.concatenate([part for part in whole if extents(part)[axis]], axis)
 

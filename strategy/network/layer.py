@@ -170,7 +170,7 @@ def transposed_convolution(
     dilation: Sequence[int],
     groups: int,
 ) -> Expr:
-    """A transposed convolution of one or two dimensions; `padding` has all begins, then all ends."""
+    """A transposed convolution of one, two or three dimensions; `padding` has all begins, then all ends."""
     if len(extents(x)) == 3:
         lifted = [reshape(v, (*extents(v)[:2], 1, extents(v)[2])) for v in (x, weight)]
         begin, end = padding
@@ -180,8 +180,11 @@ def transposed_convolution(
         )  # fmt: skip
         n, c, _, width = extents(found)
         return reshape(found, (n, c, width))
+    if len(extents(x)) == 5:
+        return _by_planes(x, weight, bias, strides, padding, output_padding, dilation, groups)
     if len(extents(x)) != 4:
-        raise NetworkError(f"a transposed convolution of {len(extents(x)) - 2} dimensions: plevel has one and two")
+        rank = len(extents(x)) - 2
+        raise NetworkError(f"a transposed convolution of {rank} dimensions: plevel has one, two and three")
     if any(o >= s for o, s in zip(output_padding, strides, strict=True)):  # rows of the padding at first, then zeros
         found = transposed_convolution(
             x, weight, None, strides=strides, dilation=dilation, groups=groups, output_padding=(0, 0),
@@ -200,6 +203,43 @@ def transposed_convolution(
         if by_phases is not None:
             return by_phases
     return found if bias is None else add_bias(found, bias)
+
+
+def _by_planes(
+    x: Expr, weight: Expr, bias: Expr | None, strides: Sequence[int], padding: Sequence[int],
+    output_padding: Sequence[int], dilation: Sequence[int], groups: int,
+) -> Expr:  # fmt: skip
+    """A transposed convolution of three dimensions as one of the planes that reach each of the result's, side by side.
+
+    Between the planes of the data are as many of zeros as the stride says.
+    """
+    (n, channels, depth, *image), (_, own, size, *window) = extents(x), extents(weight)
+    (step, *steps), (distance, *distances) = strides, dilation
+    front, top, left, back, bottom, right = padding
+    reach = (size - 1) * distance
+    begin, end = reach - front, reach - back + output_padding[0]
+    count = (depth - 1) * step + 1 + begin + end - reach
+    planes: Expr = reshape(x, (n, channels, depth, 1, math.prod(image)))
+    if step > 1:
+        planes = call("pad", planes, pad_width=((0, 0), (0, 0), (0, 0), (0, step - 1), (0, 0)))
+    planes = reshape(planes, (n, channels, depth * step, *image))
+    planes = take_slice(planes, 2, max(0, -begin), depth * step - (step - 1) - max(0, -end))
+    if max(begin, end) > 0:
+        planes = call("pad", planes, pad_width=((0, 0), (0, 0), (max(0, begin), max(0, end)), (0, 0), (0, 0)))
+    seen = [
+        reshape(take_slice(planes, 2, k * distance, k * distance + count), (n, channels, 1, count, *image))
+        for k in range(size)
+    ]
+    images = transpose(concatenate(seen, 2), (0, 3, 1, 2, 4, 5))
+    backwards = Constant(weight.value[:, :, ::-1]) if isinstance(weight, Constant) else call("reverse", weight, axis=2)
+    turned, shape = transpose(backwards, (0, 2, 1, 3, 4)), (channels * size, own, *window)
+    found = transposed_convolution(
+        reshape(images, (n * count, channels * size, *image)),
+        Constant(turned.value.reshape(shape)) if isinstance(turned, Constant) else reshape(turned, shape),
+        bias, strides=steps, padding=(top, left, bottom, right), output_padding=output_padding[1:],
+        dilation=distances, groups=groups,
+    )  # fmt: skip
+    return transpose(reshape(found, (n, count, *extents(found)[1:])), (0, 2, 1, 3, 4))
 
 
 def _by_phases(

@@ -59,6 +59,8 @@ def written(x, i):
     found[1:3, -2:] = x[:2, :2]
     found[0] = 1
     found[:, 0] += i[:, 0]
+    found[1::2] -= 3
+    found[:, 1:-1:3] = x[:, :2]
     return found
 
 
@@ -95,6 +97,14 @@ COMPUTED = {
             nn.ConvTranspose2d(4, 3, 2, 2), nn.ConvTranspose2d(4, 2, (4, 5), 3, (0, 2), 2),
             nn.ConvTranspose2d(4, 2, 1, 2),
         ), IMAGE,
+    ),
+    "transposed convolutions of three dimensions": (
+        Calls(
+            lambda *parts: [part(parts[-1]) for part in parts[:-1]], nn.ConvTranspose3d(4, 2, 2, 2),
+            nn.ConvTranspose3d(4, 6, (3, 2, 1), (2, 1, 3), (1, 0, 0), (1, 0, 2), groups=2, bias=False),
+            nn.ConvTranspose3d(4, 2, (1, 3, 3), 1, (1, 1, 3), dilation=(1, 1, 2)),
+            nn.ConvTranspose3d(4, 2, 2, 2, (1, 0, 1), (2, 0, 1), dilation=(3, 1, 2)),
+        ), torch.stack([IMAGE, IMAGE + 1, IMAGE * 2], 2),
     ),
     "a convolution of three dimensions": (
         nn.Conv3d(4, 4, (2, 2, 1), (2, 1, 1), (1, 0, 1), groups=2), IMAGE[None].transpose(1, 2)
@@ -329,7 +339,6 @@ REFUSED = {
     "output_size \\(0, 2\\) has no pixels": (lambda x: adaptive_avg_pool2d(x, (0, 2)), IMAGE),
     "a weight that is computed": (torch._weight_int8pack_mm, X.bfloat16(), BYTES[:, :8], SCALES),
     "a weight of k = 7": (lambda x: torch._weight_int8pack_mm(x, BYTES[:, :7].clone(), SCALES), X.bfloat16()[:, :7]),
-    "every 2 elements": (lambda x: torch.slice_scatter(x, x[:2], 0, 0, 4, 2), X),
     "by a mask: which goes where": (lambda x: x.index_put((x > 0,), torch.arange(16.0)), X),
     "reduces by 'mean'": (lambda x, i: x.scatter_reduce(1, i, x, "mean"), X, COUNTS),
     "a padding_idx": (lambda w, i: nn.functional.embedding_bag(i, w, padding_idx=1), X, COUNTS),
