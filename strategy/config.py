@@ -46,7 +46,7 @@ def read_value(value: Any) -> Value:
     if kind is float:
         if not math.isfinite(value):
             raise SpaceError(f"a knob's value must be finite, got {value}")
-        return float(value)
+        return float(value) + 0.0  # without the sign of zero, which PostgreSQL's JSON does not have
     for plain in (str, float, int):  # enumerations, and NumPy's float64
         if isinstance(value, plain):
             return read_value(plain(value))

@@ -204,9 +204,11 @@ def config_key(values: dict[str, Any]) -> str:
     """Compute `Config(values).key` five times faster, for valid values."""
     text = _sorted.encode(values).decode()
     # json.dumps writes floats and non-ASCII characters differently.
-    if float in map(type, values.values()) or not (text.isascii() and text.isprintable()):
-        return json.dumps(values, separators=(",", ":"), sort_keys=True)
-    return text
+    if float in map(type, values.values()):
+        values = {name: v + 0.0 if type(v) is float else v for name, v in values.items()}  # no sign of zero
+    elif text.isascii() and text.isprintable():
+        return text
+    return json.dumps(values, separators=(",", ":"), sort_keys=True)
 
 
 def reject(line: int, error: Exception, text: bytes = b"") -> Rejected:

@@ -9,6 +9,7 @@ import orjson
 
 from service.formats import Attachment, ImportedRecord
 from service.store.namespace import DEFAULT, check, within
+from service.store.sql import positional
 from service.store.tables import record
 
 # First the columns of the record itself, then the ids of its references.
@@ -72,7 +73,7 @@ def _own_values(item: ImportedRecord) -> tuple[Any, ...]:
     error = item.error
     return (
         item.source, item.run, item.worker or None, item.phase.value, item.session, item.seed,
-        item.config_key, item.config_digest, None if error is None else error.value, item.message,
+        positional(item.config_key), item.config_digest, None if error is None else error.value, item.message,
         orjson.dumps(samples).decode(), median_s, mean_s, item.prepare_s, item.build_s,
         item.check_s, item.run_s, item.code_digest, item.extra.decode() or None, item.measured_at,
     )  # fmt: skip

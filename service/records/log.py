@@ -15,7 +15,7 @@ from service.records import best, tvm_history
 from service.records.origin import find_owners, identify
 from service.store import catalogue
 from service.store.row_cache import recall
-from service.store.sql import among, now, put_rows
+from service.store.sql import among, json_text, now, positional, put_rows
 from service.store.tables import EntryState, device, job_entry, record, task
 from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table
@@ -76,7 +76,7 @@ def append(
         connection,
         [
             (r["task_id"], r["variant_id"], r["device_id"], r["mean_s"], r["config_digest"],
-             config_key(r["config"]))
+             positional(config_key(r["config"])))
             for r in added if r["mean_s"] is not None
         ],
     )  # fmt: skip
@@ -210,7 +210,7 @@ _COLUMNS = tuple(
 
 
 def _values(row: dict[str, Any]) -> tuple[Any, ...]:
-    texts = {name: orjson.dumps(row[name]).decode() for name in ("config", "samples_s")}
+    texts = {name: json_text(row[name]) for name in ("config", "samples_s")}
     return tuple(texts.get(c.name, row.get(c.name)) for c in _COLUMNS)
 
 

@@ -21,6 +21,7 @@ from service.address import url_of
 from service.errors import DatabaseError, InvalidError, OverloadedError, UnansweredError
 from service.store import row_cache
 from service.store.foreign import ForeignFile, may_write, real_path
+from service.store.sql import json_text
 
 Connection = sa.Connection
 
@@ -96,10 +97,7 @@ class Store:
         self._read_only = read_only
         self._foreign: ForeignFile | None = None
         source = self.url
-        options: dict[str, Any] = {
-            "json_serializer": lambda value: orjson.dumps(value).decode(),
-            "json_deserializer": orjson.loads,
-        }
+        options: dict[str, Any] = {"json_serializer": json_text, "json_deserializer": orjson.loads}
         if self.is_sqlite:
             path = Path(str(self.url.database))
             _check_file(path, read_only=read_only)

@@ -35,6 +35,7 @@ from service.formats import (
     native,
     read,
 )
+from service.formats.entry import config_key
 from service.queue import fleet
 from service.records import exporter
 from service.records.batch import COLUMNS
@@ -311,6 +312,24 @@ def test_texts_come_back_whatever_they_hold(store: Store, count: int) -> None:
     ]
     assert import_items(store, rows).new == count
     assert {(r.message, r.origin_worker) for r in table(store, record)} == {(r.message, r.worker or None) for r in rows}
+
+
+@pytest.mark.parametrize("times", [1, 20], ids=["few", "many"])
+def test_numbers_come_back_as_they_were(store: Store, times: int) -> None:
+    numbers = [1e16, 10**16, 1.5e17, -1e18, 1e22, 1e300, 5e-324, 0.0, -0.0, 0, 2.0, 2**63 - 1, 1e15, "1e16"]
+    named = {f"n{i}": n for i, n in enumerate(numbers)}
+    of = msgspec.structs.replace(made(0).task, workload=msgspec.structs.replace(WORKLOAD, attrs={"n": 1e16, "m": 1}))
+    place = Device(identity="d", slot="s", model="m", target=TARGET, fingerprint=named | {"n8": 0.0})
+    rows = [
+        made(i, config_key=config_key({"x": n, "e": i}), task=of, environment={"e": 1e17}, device=place)
+        for i, n in enumerate(numbers * times)
+    ]
+    data = b"".join(native.write(rows))
+    assert import_items(store, native.read(Source(io.BytesIO(data)))).new == len(rows)
+    out = b"".join(exporter.export(store, "native"))
+    came, went = ([json.dumps(json.loads(line), sort_keys=True) for line in d.splitlines()] for d in (out, data))
+    assert came == went
+    assert import_items(store, native.read(Source(io.BytesIO(out)))).known == len(rows)
 
 
 @pytest.mark.parametrize("count", [3, 150], ids=["few", "many"])
