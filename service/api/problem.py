@@ -44,8 +44,14 @@ def install(app: FastAPI) -> None:
 
 
 def _note_disconnect(request: Request, error: Exception) -> Response:
-    log.info("%s %s: the client closed the connection before the end of its body", request.method, request.url.path)
+    asked = _on_one_line(f"{request.method} {request.url.path}")
+    log.info("%s: the client closed the connection before the end of its body", asked)
     return Response(status_code=HTTPStatus.BAD_REQUEST)  # not received by anybody
+
+
+def _on_one_line(request: str) -> str:
+    """The request without the line ends and control characters of its path, by which anyone could write into the log."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in request)
 
 
 def _handle(request: Request, error: Exception) -> Response:
@@ -63,6 +69,7 @@ def problem_of(error: Exception, request: str) -> Problem:
     """The problem document of an error, without internals; log the service's own failures."""
     problem = describe_error(error)
     if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        request = _on_one_line(request)
         if isinstance(error, ServiceError):  # one line, without a traceback: the database may be away for many requests
             log.error("%s failed: %s", request, error)
         else:

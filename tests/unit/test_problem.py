@@ -32,3 +32,9 @@ def test_an_absent_database_takes_one_line_of_the_log(caplog: pytest.LogCaptureF
     (record,) = caplog.records
     assert record.getMessage() == "GET /readyz failed: the database does not answer: gone"
     assert record.exc_info is None
+
+
+def test_a_path_writes_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    problem_of(DatabaseError("gone"), "GET /v1/\n2026-01-01 ERROR \x1b[31mforged\u2028é")
+    (record,) = caplog.records
+    assert record.getMessage() == r"GET /v1/\n2026-01-01 ERROR \x1b[31mforged\u2028é failed: gone"
