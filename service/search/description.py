@@ -14,6 +14,7 @@ from strategy.space import ConfigSpace
 from strategy.workload import Workload
 
 MOST_EXTENTS = 8  # dimensions of a workload with features of their own
+_LARGEST = float(np.finfo(np.float32).max)
 CHUNK = 4096  # rows whose features fit in the cache
 
 
@@ -49,7 +50,8 @@ class Description:
         self.names = tuple(self.owners)
 
     def matrix(self, digits: Digits) -> Matrix:
-        constant = np.array(list(self._constant.values()), dtype=np.float32)
+        # Infinities, which attributes may be beyond float32, end the training of trees.
+        constant = np.clip(list(self._constant.values()), -_LARGEST, _LARGEST).astype(np.float32)
         parts = [np.broadcast_to(constant, (len(digits), len(constant)))]
         if self._features is not None:
             parts.append(self._features.matrix(digits))

@@ -156,3 +156,11 @@ def test_an_evaluation_has_predictions_beside_measurements_and_what_they_rest_on
     assert list(shares) == sorted(shares, reverse=True)
     assert 0 < sum(shares) <= 1 + 1e-9
     assert any(n.startswith(("knob tile", "into tile", "waste tile")) for n in names[:3])
+
+
+def test_attributes_beyond_float32_are_finite_features() -> None:
+    clip = Workload("clip", (Input("data", "float64[0,5]"),), {"a_min": -1.7e308, "a_max": 1e300})
+    described = Description(clip, "elementwise.cpu", None, ())
+    row = described.matrix(np.zeros((1, 0), np.int32))
+    assert np.isfinite(row).all()
+    assert np.isfinite(described.log_volume)
