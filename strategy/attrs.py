@@ -66,11 +66,12 @@ class Field:
             value = float(value)
         if not _is_a(value, self.type):
             raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: expected {self.type_name}")
-        if not _fits(value):
-            raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: an integer has at most 64 bits")
         if value is None:
             return None
-        if float in _alternatives(self.type) and isinstance(value, int) and not isinstance(value, bool):
+        real = float in _alternatives(self.type) and isinstance(value, int) and not isinstance(value, bool)
+        if not _fits(value, 1023 if real else 63):
+            raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: too large for {'float64' if real else '64 bits'}")
+        if real:
             value = float(value)
         for entry in value if isinstance(value, tuple) else (value,):
             outside = (
@@ -124,11 +125,11 @@ def _is_a(value: Any, kind: Any) -> bool:
     return False
 
 
-def _fits(value: Any) -> bool:
-    """Return whether integers are of 64 bits, as those of generated code are."""
+def _fits(value: Any, bits: int) -> bool:
+    """Return whether integers have so many bits at most, beside the sign."""
     if isinstance(value, tuple):
-        return all(map(_fits, value))
-    return not isinstance(value, int) or -(2**63) <= value < 2**63
+        return all(_fits(v, bits) for v in value)
+    return not isinstance(value, int) or -(2**bits) <= value < 2**bits
 
 
 def _frozen(value: Any) -> Any:
