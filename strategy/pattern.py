@@ -156,14 +156,16 @@ def spread(schedule: Any, block: Any, target: Target) -> Any:
         return None
     spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == tirx.IterVar.DataPar]
     reduction = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != tirx.IterVar.DataPar]
-    if not spatial:
-        return None
-    if not reduction:
+    if spatial and not reduction:
         spatial = fuse_contiguous(schedule, block, spatial)
         loops = schedule.get_loops(block)
     extents = [schedule.get(loop).extent for loop in loops]
     known = all(isinstance(e, tirx.IntImm) for e in extents)
     work = math.prod(int(e) for e in extents) if known else _PARALLEL_FROM
+    if not spatial:
+        if work == 0:  # only the initial value, as below
+            schedule.decompose_reduction(block, reduction[0])
+        return None
     lanes = max(1, target.vector_bytes // element_bytes(str(found.writes[0].source.dtype)))
     inner = schedule.get(spatial[-1]).extent
     outer = spatial[:-1]
