@@ -61,6 +61,8 @@ def to_tensor(array: Any) -> Any:
     import numpy as np
     import tvm
 
+    if not array.size:  # NumPy's strides of no elements are not those that functions check
+        return tvm.runtime.empty(array.shape, array.dtype.name)
     # NumPy's DLPack supports its own dtypes only, not bfloat16.
     own = array.dtype.kind != "V"
     if own and array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0:

@@ -562,3 +562,13 @@ def test_entries_of_tuples_may_be_tuples(engine):
         (Tuple([relu(TupleGetItem(first, 0))]), np.maximum(highest, 0)),
     ):  # fmt: skip
         np.testing.assert_array_equal(engine.compile(graph, TARGET)(a)[0], expected)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+def test_arrays_without_elements_are_arguments(shape):
+    memory = np.empty(256, np.uint8)
+    aligned = np.ndarray(shape, np.float32, memory, -memory.ctypes.data % 64)
+    text = ",".join(map(str, shape))
+    assert compile_graph(relu(Var("x", f"float32[{text}]")), TARGET)(aligned).shape == shape
+    symbolic = compile_graph(reduce_sum(Var("x", f"float32[{text.replace('0', 'm')}]")), TARGET)
+    assert symbolic(aligned) == 0
