@@ -149,6 +149,7 @@ def test_a_long_chain_is_solved_against_the_arrows():
         (lambda x: sigmoid(cast(x, "int32")), r"sigmoid: data is int32\[2,3\]: expected a floating-point"),
         (lambda x: split(x, (4,), axis=1)[0], r"split: data is float32\[2,3\]: indices \(4,\) do not ascend"),
         (lambda x: topk(x, k=4, ret_type="values"), r"topk: data is float32\[2,3\]: has fewer than k = 4"),
+        (lambda x: cumsum(x, dtype="bool"), r"cumsum: data is float32\[2,3\]: dtype = bool: scans are of numbers"),
         (lambda x: x[0], r"is float32\[2,3\]: it has no entry 0"),
         (lambda x: sigmoid(Tuple([x])), r"sigmoid: data must be one tensor, got \(float32\[2,3\]\)"),
         (concatenate, r"concatenate: data is float32\[2,3\]: expected a tuple"),

@@ -62,6 +62,7 @@ def scanop_rel(types: Sequence[Type], attrs: ScanopAttrs, reporter: TypeReporter
         return False
     require_number(reporter, 0, data)
     dtype = attrs.dtype or data.dtype
+    reporter.check(dtype != "bool", 0, "dtype = bool: scans are of numbers: cast the result, or name another dtype")
     if attrs.axis is None:
         reporter.assign(1, TensorType([product(data.shape)], dtype))
     else:
