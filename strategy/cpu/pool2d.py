@@ -17,7 +17,7 @@ from strategy.attrs import Attrs
 from strategy.cpu.row import PARALLEL_BYTES, accumulator, reduction
 from strategy.layout import PLAIN, laid_out_index, plain, plain_index
 from strategy.op_strategy import OpStrategy
-from strategy.order import fold
+from strategy.order import FLOATS, fold
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import (
     Outs,
@@ -32,7 +32,6 @@ from strategy.space import Config, ConfigSpace, Knob, divisors
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
-_DTYPES = frozenset({"float16", "float32", "float64"})
 _MOST_TASKS = 64
 _LARGEST_WINDOW = 64  # elements, which are unrolled
 
@@ -220,7 +219,7 @@ def register_pool2d_rows(name: str, *, mean: bool) -> None:
     def add(strategy: OpStrategy, attrs: Any, inputs: Sequence[TensorType], out_type: Type, target: Target) -> None:
         data = inputs[0]
         known = all(d.is_constant and int(d) >= 1 for d in data.shape)
-        if known and data.dtype in _DTYPES and attrs.pool_size[0] * attrs.pool_size[1] <= _LARGEST_WINDOW:
+        if known and data.dtype in FLOATS and attrs.pool_size[0] * attrs.pool_size[1] <= _LARGEST_WINDOW:
             rows = partial(compute, mean), schedule, "pool2d_row.cpu"
             channels = partial(compute_channels, mean), schedule_channels, "pool2d_channels.cpu"
             if attrs.layout == PLAIN:

@@ -15,6 +15,7 @@ from strategy.cpu.row import PARALLEL_BYTES, accumulator, reader, reduction
 from strategy.layout import PLAIN
 from strategy.op_strategy import OpStrategy
 from strategy.ops.adaptive_pool2d.operator import AdaptivePool2DAttrs, begin, end
+from strategy.order import FLOATS
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import (
     Outs,
@@ -30,7 +31,6 @@ from strategy.space import Config, ConfigSpace, Knob, divisors
 from strategy.target import Target
 from strategy.types import TensorType
 
-_DTYPES = frozenset({"float16", "float32", "float64"})
 _MOST_TASKS = 64
 _WHOLE = 4  # vectors of a row that is written without a mask at its end
 _LONGEST_WINDOW = 64  # pixels of an axis, whose terms are unrolled
@@ -136,7 +136,7 @@ def _add(
     target: Target,
 ) -> None:  # fmt: skip
     (data,) = inputs
-    if data.dtype not in _DTYPES or not all(d.is_constant and int(d) >= 1 for d in data.shape):
+    if data.dtype not in FLOATS or not all(d.is_constant and int(d) >= 1 for d in data.shape):
         return
     axes = [attrs.layout.index(axis) for axis in "HW"]
     lengths = [

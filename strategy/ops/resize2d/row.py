@@ -150,7 +150,7 @@ def _add(
     strategy: OpStrategy, attrs: Resize2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> None:
     known = all(d.is_constant and int(d) >= 1 for d in inputs[0].shape)
-    if known and attrs.method != "nearest_neighbor" and out_type.dtype != "bfloat16":
+    if known and attrs.method != "nearest_neighbor":
         strategy.add_implementation(
             compute, schedule, "resize2d_row.cpu", 12, version=3, space=space, symbolic=False
         )

@@ -1,0 +1,49 @@
+"""bfloat16 and float16 by the tunable implementations of float32: in guarded memory, against NumPy."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from strategy.workload import Workload
+
+from .test_memory import Check, check, offered, points
+
+__all__ = ["check"]
+
+NARROW = ("bfloat16", "float16")
+
+# No vector divides the extents, or one number is behind the last whole vector.
+CASES: list[tuple[str, dict[str, str], dict[str, Any]]] = [
+    ("max_pool2d", {"data": "[1,3,15,37]"}, {"pool_size": 3, "strides": 2, "padding": 1}),
+    ("max_pool2d", {"data": "[2,6,9,33]"}, {"pool_size": [2, 3], "layout": "NHWC"}),
+    ("max_pool2d", {"data": "[1,2,7,5,8]"}, {"pool_size": 3, "padding": 1, "layout": "NCHW8c"}),
+    ("avg_pool2d", {"data": "[2,3,9,33]"}, {"pool_size": 2, "strides": 2}),
+    ("avg_pool2d", {"data": "[1,5,4,17]"}, {"pool_size": 3, "strides": 2, "padding": 1, "layout": "NHWC"}),
+    ("adaptive_avg_pool2d", {"data": "[2,3,9,35]"}, {"output_size": [5, 17]}),
+    ("adaptive_max_pool2d", {"data": "[2,7,9,33]"}, {"output_size": [4, 5], "layout": "NHWC"}),
+    ("resize2d", {"data": "[1,2,9,17]"}, {"size": [7, 33]}),
+    ("resize2d", {"data": "[2,3,5,7]"}, {"size": [9, 19], "method": "cubic"}),
+]  # fmt: skip
+
+
+def narrowed(op: str, inputs: dict[str, str], attrs: dict[str, Any], dtype: str) -> Workload:
+    return Workload.make(op, {name: f"{dtype}{shape}" for name, shape in inputs.items()}, attrs)
+
+
+@pytest.mark.sample(14)
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize(("op", "inputs", "attrs"), CASES)
+def test_in_guarded_memory(
+    check: Check, op: str, inputs: dict[str, str], attrs: dict[str, Any], dtype: str, full: bool
+) -> None:
+    work = narrowed(op, inputs, attrs, dtype)
+    tunable = [found for found in offered(work) if found.space is not None]
+    assert tunable
+    wrong = []
+    for found in tunable:
+        for config in points(work, found, random.Random(str(work)), 4 if full else 1):
+            wrong += check(work, found.name, config)
+    assert not wrong, "\n".join(wrong)
