@@ -26,6 +26,10 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any]]] = [
     ("adaptive_max_pool2d", {"data": "[2,7,9,33]"}, {"output_size": [4, 5], "layout": "NHWC"}),
     ("resize2d", {"data": "[1,2,9,17]"}, {"size": [7, 33]}),
     ("resize2d", {"data": "[2,3,5,7]"}, {"size": [9, 19], "method": "cubic"}),
+    ("softmax", {"data": "[5,17]"}, {"axis": 0}),
+    ("softmax", {"data": "[2,7,33]"}, {"axis": 1, "scale": 0.5}),
+    ("log_softmax", {"data": "[2,7,33]"}, {"axis": 1}),
+    ("softmax_bias", {"data": "[3,4,5,17]", "bias": "[3,1,5,17]"}, {"axis": 1}),
 ]  # fmt: skip
 
 

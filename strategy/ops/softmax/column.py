@@ -2,7 +2,8 @@
 
 A task takes some columns, three times from the first element to the last: for the largest, for the sum of powers, and
 for the result. What it reads are whole vectors, and largest and sum stay in registers. A bias has one number for all
-neighbours, or one for each.
+neighbours, or one for each. Narrow floats are widened as they are read; their result would round the powers that it
+kept, which are computed twice.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 
 from strategy.cpu.elementary import exp, exp_of_difference, log_of_sum
 from strategy.cpu.loop import allocate, fill, written
-from strategy.cpu.row import PARALLEL_BYTES
+from strategy.cpu.row import PARALLEL_BYTES, accumulator
 from strategy.op_strategy import OpStrategy
 from strategy.ops.softmax.operator import SoftmaxAttrs
-from strategy.order import lowest
+from strategy.order import FLOATS, lowest
 from strategy.pattern import element_bytes, register_cpu_implementations, schedule_extern_cpu
 from strategy.schedule import integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, knob
@@ -30,7 +31,7 @@ def space(attrs: SoftmaxAttrs, inputs: Sequence[TensorType], out_type: TensorTyp
     data = inputs[0]
     columns = math.prod(int(d) for d in data.shape[attrs.axis % data.ndim + 1 :])
     parallel = target.threads > 1 and data.size * element_bytes(data.dtype) >= PARALLEL_BYTES
-    return _space(int(data.shape[attrs.axis]), columns, lanes_of(target, data.dtype), parallel)
+    return _space(int(data.shape[attrs.axis]), columns, lanes_of(target, accumulator(data.dtype)), parallel)
 
 
 @lru_cache(maxsize=1024)
@@ -65,7 +66,8 @@ def _loops(logarithm: bool, attrs: SoftmaxAttrs, inputs: Sequence[Any], out: Any
     from tvm.script.ir_builder import tirx as script
 
     data, *biases = inputs
-    shape, dtype = [int(n) for n in data.shape], str(data.dtype)
+    shape, dtype = [int(n) for n in data.shape], accumulator(str(data.dtype))
+    narrow = dtype != str(data.dtype)
     axis = attrs.axis % len(shape)
     count, extent, columns = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     lanes, vectors, unroll = (integer(config, name) for name in ("lanes", "vectors", "unroll"))
@@ -84,18 +86,18 @@ def _loops(logarithm: bool, attrs: SoftmaxAttrs, inputs: Sequence[Any], out: Any
             return task % blocks * width + x
 
         def read(j: Any, x: Any) -> Any:
-            found = source[(task // blocks * extent + j) * columns + column(x)]
+            found = source[(task // blocks * extent + j) * columns + column(x)].astype(dtype)
             found = found if attrs.scale == 1 else found * tirx.const(attrs.scale, dtype)
             for bias in biases:
                 own = [1] * (len(shape) - len(bias.shape)) + [int(n) for n in bias.shape]
                 place = _broadcast_place(shape, own, axis, task // blocks, j, column(x))
                 more = script.buffer_proxy(bias)[place]
                 hides = str(bias.dtype) == "bool"
-                found = tirx.Select(more, found, lowest(dtype)) if hides else found + more
+                found = tirx.Select(more, found, lowest(dtype)) if hides else found + more.astype(dtype)
             return found if columns % width == 0 else tirx.if_then_else(column(x) < columns, found, zero)
 
         def write(j: Any, x: Any, found: Any) -> None:
-            place = (task // blocks * extent + j) * columns + column(x)
+            place, found = (task // blocks * extent + j) * columns + column(x), found.astype(str(out.dtype))
             if columns % width == 0:
                 result[place] = found
                 return
@@ -110,13 +112,15 @@ def _loops(logarithm: bool, attrs: SoftmaxAttrs, inputs: Sequence[Any], out: Any
 
         def add(j: Any) -> None:
             each(lambda x: fill(powers, x, power(read(j, x) - largest[x])))
-            if not logarithm:
+            if not logarithm and not narrow:
                 each(lambda x: write(j, x, powers[x]))
             each(lambda x: fill(total, x, total[x] + powers[x]))
 
         def finish(j: Any, x: Any) -> None:
             if logarithm:
                 write(j, x, read(j, x) - largest[x] - total[x])
+            elif narrow:
+                write(j, x, power(read(j, x) - largest[x]) * total[x])
             else:
                 write(j, x, result[(task // blocks * extent + j) * columns + column(x)] * total[x])
 
@@ -157,7 +161,7 @@ def _add(name: str) -> None:
     ) -> None:
         data, *biases = inputs
         known = all(d.is_constant and int(d) >= 1 for d in data.shape)
-        if not known or data.dtype not in ("float32", "float64"):
+        if not known or data.dtype not in FLOATS:
             return
         axis = attrs.axis % data.ndim
         if axis < data.ndim - 1 and all(_reads_vectors(data, bias, axis) for bias in biases):
