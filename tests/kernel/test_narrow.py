@@ -30,6 +30,11 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any]]] = [
     ("softmax", {"data": "[2,7,33]"}, {"axis": 1, "scale": 0.5}),
     ("log_softmax", {"data": "[2,7,33]"}, {"axis": 1}),
     ("softmax_bias", {"data": "[3,4,5,17]", "bias": "[3,1,5,17]"}, {"axis": 1}),
+    ("cumsum", {"data": "[9,33]"}, {"axis": 0, "exclusive": True}),
+    ("cumsum", {"data": "[6,40]"}, {"axis": 1}),
+    ("cumsum", {"data": "[4099]"}, {}),
+    ("cumprod", {"data": "[2,9,17]"}, {"axis": 1, "dtype": "float32"}),
+    ("cummax", {"data": "[9,17]"}, {"axis": 0}),
 ]  # fmt: skip
 
 

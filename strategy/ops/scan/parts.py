@@ -2,7 +2,7 @@
 
 The row is cut into parts, and each part into chunks. The first pass adds up each chunk; each chunk of the second
 begins with the sum of all before it. A part's chunks take turns, so that each has its total ready when it is its turn
-again. Totals of float32 are summed in float64, so that they lose less than one running total does.
+again. Totals of floats are summed in float64, so that they lose less than one running total does.
 
 Products of floating-point numbers are left out: a product of a part may overflow where none from the beginning does.
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 from strategy.cpu.loop import allocate, fill, written
 from strategy.ops.scan.operator import ScanopAttrs, Start
+from strategy.order import FLOATS
 from strategy.schedule import integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -48,7 +49,7 @@ def _space(extent: int, full: int, threads: int) -> ConfigSpace:
 
 
 def _wide(dtype: str) -> str:
-    return "float64" if dtype.startswith("float") else dtype
+    return "float64" if dtype in FLOATS else dtype
 
 
 def compute(

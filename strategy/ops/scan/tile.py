@@ -1,7 +1,8 @@
 """`cumsum_tile.cpu`, `cumprod_tile.cpu`, `cummax_tile.cpu`: several scans side by side, whose totals stay in registers.
 
 A scan waits for the element before it. Along an axis before the last, neighbours fill vectors; along the
-last, some rows take turns, so that each has its total ready when it is its turn again.
+last, some rows take turns, so that each has its total ready when it is its turn again. Totals of narrow floats are of
+float32.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from strategy.cpu.loop import allocate, fill, written
-from strategy.cpu.row import PARALLEL_BYTES
+from strategy.cpu.row import PARALLEL_BYTES, reduction_accumulator
 from strategy.generic_func import GenericFunc
 from strategy.op_strategy import OpStrategy
 from strategy.ops.scan import parts
@@ -32,7 +33,7 @@ from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType
 
-_DTYPES = frozenset({"float32", "float64", "int32", "int64"})
+_DTYPES = frozenset({"bfloat16", "float16", "float32", "float64", "int32", "int64"})
 _LONG = 1 << 15  # elements of a row that is worth two threads' while
 
 
@@ -47,7 +48,7 @@ def _split(attrs: ScanopAttrs, shape: Sequence[Any]) -> tuple[int, int, int]:
 
 def space(attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
     """Number of scans side by side (`lanes` in each of `vectors`), unrolling, and threads or none."""
-    full = lanes_of(target, out_type.dtype)
+    full = lanes_of(target, reduction_accumulator(out_type.dtype))
     parallel = out_type.size * element_bytes(out_type.dtype) >= PARALLEL_BYTES
     threads = target.threads if parallel else 1
     return _space(*_split(attrs, inputs[0].shape), full, target.vector_registers, threads)
@@ -97,7 +98,7 @@ def _scan(
 
     count, extent, inner = _split(attrs, data.shape)
     lanes, vectors, unroll = (integer(config, name) for name in ("lanes", "vectors", "unroll"))
-    width, dtype = lanes * vectors, str(out.dtype)
+    width, dtype = lanes * vectors, reduction_accumulator(str(out.dtype))
     blocks, first = -(-inner // width), start(dtype)
     whole = inner == 1 or inner % width == 0
 
@@ -128,11 +129,12 @@ def _scan(
                 totals[n] = combine(totals[n], value)
 
             def store(n: Any) -> None:
+                total = totals[n].astype(str(out.dtype))
                 if whole:
-                    result[place(n)] = totals[n]
+                    result[place(n)] = total
                     return
                 with script.If(column(n) < inner), script.Then():
-                    result[place(n)] = totals[n]
+                    result[place(n)] = total
 
             for step in (store, add) if attrs.exclusive else (add, store):
                 each(step)
