@@ -35,6 +35,8 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any]]] = [
     ("cumsum", {"data": "[4099]"}, {}),
     ("cumprod", {"data": "[2,9,17]"}, {"axis": 1, "dtype": "float32"}),
     ("cummax", {"data": "[9,17]"}, {"axis": 0}),
+    ("topk", {"data": "[5,190]"}, {"k": 7, "ret_type": "values"}),
+    ("topk", {"data": "[5,37,3]"}, {"k": 3, "axis": 1, "is_ascend": True, "ret_type": "indices"}),
 ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ Few elements are better than the worst of those kept: about k ln(n / k) of n in 
 elements are compared with it by vectors, and passed over where none is better. One that is better comes
 between those kept by comparing it with all of them at once: each stays, or takes the place of the next
 worse. TVM's runtime sorts all of the row instead. A row along another axis than the last is first put together.
+Narrow floats are kept as float32, which has all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from strategy.cpu.loop import allocate
-from strategy.cpu.row import PARALLEL_BYTES
+from strategy.cpu.row import PARALLEL_BYTES, reduction_accumulator
 from strategy.op_strategy import OpStrategy
 from strategy.ops.topk.operator import TopKAttrs, topk_strategy
 from strategy.order import fold, highest, is_nan, lowest
@@ -26,7 +27,7 @@ from strategy.types import TensorType, Type
 
 # Each element that is kept moves the worse ones: until how many that is faster than sorting.
 _MOST = 256
-_DTYPES = frozenset({"float32", "float64", "int32", "int64"})
+_DTYPES = frozenset({"bfloat16", "float16", "float32", "float64", "int32", "int64"})
 
 
 def space(attrs: TopKAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> ConfigSpace:
@@ -67,7 +68,7 @@ def _scan(full: int, attrs: TopKAttrs, config: Config, data: Any, values: Any, i
     shape = [int(d) for d in data.shape]
     axis = attrs.axis % len(shape)
     extent, inner = shape[axis], math.prod(shape[axis + 1 :])
-    count, k, dtype = math.prod(shape[:axis]) * inner, attrs.k, str(data.dtype)
+    count, k, dtype = math.prod(shape[:axis]) * inner, attrs.k, reduction_accumulator(str(data.dtype))
     lanes, compared = min(full, 1 << (k - 1).bit_length()), integer(config, "block")
     vectors, block = -(-k // lanes), full * compared
     source, best, places = (script.buffer_proxy(buffer) for buffer in (data, values, indices))
@@ -90,10 +91,10 @@ def _scan(full: int, attrs: TopKAttrs, config: Config, data: Any, values: Any, i
         if inner > 1:
             line = allocate(extent, dtype, "global")
             with script.serial(0, extent) as element:
-                line[element] = source[(row // inner * extent + element) * inner + row % inner]
+                line[element] = source[(row // inner * extent + element) * inner + row % inner].astype(dtype)
 
         def read(element: Any) -> Any:
-            return line[element if inner > 1 else row * extent + element]
+            return line[element if inner > 1 else row * extent + element].astype(dtype)
 
         def insert(element: Any, *, filling: bool) -> None:
             value = script.bind(read(element))
@@ -133,7 +134,7 @@ def _scan(full: int, attrs: TopKAttrs, config: Config, data: Any, values: Any, i
             insert_if_better(element)
         with script.serial(0, k) as slot:
             place = (row // inner * k + slot) * inner + row % inner
-            best[place] = kept[slot + 1]
+            best[place] = kept[slot + 1].astype(str(data.dtype))
             places[place] = found[slot + 1]
 
     with IRBuilder() as builder:
@@ -162,7 +163,7 @@ def topk_strategy_cpu(
     known = all(d.is_constant and int(d) >= 1 for d in data.shape)
     if known and data.dtype in _DTYPES and attrs.k <= _MOST:
         strategy.add_implementation(
-            partial(compute, lanes_of(target, data.dtype)), schedule_extern_cpu, "topk_scan.cpu", 12, version=4,
-            space=space, symbolic=False,
+            partial(compute, lanes_of(target, reduction_accumulator(data.dtype))), schedule_extern_cpu,
+            "topk_scan.cpu", 12, version=4, space=space, symbolic=False,
         )  # fmt: skip
     return strategy
