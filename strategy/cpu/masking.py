@@ -325,6 +325,9 @@ class _Lanes:
             mask = _all(masks)
             inside, outside = self.vector(inside, [*bounds, mask]), self.vector(outside, [*bounds, tirx.Not(mask)])
             return _choose(mask, inside, outside)
+        if bounds and _is_reinterpreted(expression, "uint16") and isinstance(expression.args[0], ir.TensorLoad):
+            load = expression.args[0]
+            return self._load(tirx.BufferLoad(self._words(load.source), load.indices), bounds)
         if isinstance(expression, ir.Call) and _name(expression) in _ELEMENTWISE:
             dtype = f"{expression.ty.dtype}x{self.count}"
             return tirx.call_intrin(dtype, expression.op.name, *map(again, expression.args))
@@ -383,9 +386,14 @@ class _Lanes:
         return tirx.call_intrin(f"float32x{self.count}", "tirx.reinterpret", upper)
 
     def _rounded(self, value: Any, bounds: list[Any]) -> Any:
-        """The words of a number rounded to bfloat16, by float32, to the nearest and to even on a tie, as TVM does."""
+        """The words of a number rounded to bfloat16, by float32, to the nearest and to even on a tie, as TVM does.
+
+        Words that are taken for bfloat16 stay as they are.
+        """
         from tvm import tirx
 
+        if _is_reinterpreted(value, "bfloat16") and str(value.args[0].ty.dtype) == "uint16":
+            return self.vector(value.args[0], bounds)
         if not isinstance(value, tirx.Cast):
             raise _NotVectorizable
         wide = value.value if str(value.value.ty.dtype) == "float32" else tirx.Cast("float32", value.value)
@@ -454,6 +462,13 @@ class _Lanes:
             part = tirx.Shuffle([mask, nowhere], [tirx.const(n, "int32") for n in chosen])
             result = part if result is None else tirx.Or(result, part)
         return nowhere if result is None else result
+
+
+def _is_reinterpreted(expression: Any, dtype: str) -> bool:
+    from tvm import ir
+
+    is_call = isinstance(expression, ir.Call) and _name(expression) == "tirx.reinterpret"
+    return is_call and str(expression.ty.dtype) == dtype
 
 
 def _is_bfloat16(buffer: Any) -> bool:

@@ -1,6 +1,6 @@
 """Transposition by tiles, which are read along the input's memory into vector registers and written along the output's.
 
-LLVM makes shuffles of what lies between.
+LLVM makes shuffles of what lies between. Floats of 16 bits are moved as integers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from strategy.types import Dim, TensorType
 
 _TILES = (4, 8, 16)
 _BLOCKS = (1, 2, 4, 8, 16, 32)
-_DTYPES = frozenset({"float32", "float64", "int32", "int64"})
+_DTYPES = frozenset({"bfloat16", "float16", "float32", "float64", "int32", "int64"})
 
 
 def can_tile(out_type: TensorType, columns: Dim | int) -> bool:
@@ -59,6 +59,8 @@ def transposed(data: Any, order: Sequence[int], shape: Sequence[int], config: Co
     along = order.index(rank - 1)  # the output's axis along which the input lies in memory
     rows, columns = integer(config, "rows"), integer(config, "columns")
     outer = [i for i in range(rank - 1) if i != along]
+    dtype = str(data.dtype)
+    moved = "uint16" if dtype_bytes(dtype) == 2 else dtype
 
     def read(*index: Any) -> Any:
         *place, row_tile, column_tile, column, row = index
@@ -67,9 +69,10 @@ def transposed(data: Any, order: Sequence[int], shape: Sequence[int], config: Co
             at[order[axis]] = value
         at[rank - 1] = row_tile * rows + row
         at[order[-1]] = column_tile * columns + column
+        number = _reinterpreted(data(*at), moved)
         if shape[along] % rows == 0:
-            return data(*at)
-        return tirx.if_then_else(at[rank - 1] < shape[along], data(*at), tirx.const(0, data.dtype))
+            return number
+        return tirx.if_then_else(at[rank - 1] < shape[along], number, tirx.const(0, moved))
 
     extents = [*(shape[i] for i in outer), -(-shape[along] // rows), shape[-1] // columns, columns, rows]
     tiles = te.compute(extents, read, name="tiles", attrs=stage("tiles"))
@@ -77,9 +80,16 @@ def transposed(data: Any, order: Sequence[int], shape: Sequence[int], config: Co
     def turned(*index: Any) -> Any:
         row, column = index[along], index[-1]
         place = [index[i] for i in outer]
-        return tiles(*place, row // rows, column // columns, column % columns, row % rows)
+        found = tiles(*place, row // rows, column // columns, column % columns, row % rows)
+        return _reinterpreted(found, dtype)
 
     return te.compute(shape, turned, name="transpose")
+
+
+def _reinterpreted(number: Any, dtype: str) -> Any:
+    from tvm import tirx
+
+    return number if str(number.ty.dtype) == dtype else tirx.reinterpret(dtype, number)
 
 
 def schedule_transposed(sch: Any, output: Any, order: Sequence[int], config: Config) -> None:

@@ -37,6 +37,10 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any]]] = [
     ("cummax", {"data": "[9,17]"}, {"axis": 0}),
     ("topk", {"data": "[5,190]"}, {"k": 7, "ret_type": "values"}),
     ("topk", {"data": "[5,37,3]"}, {"k": 3, "axis": 1, "is_ascend": True, "ret_type": "indices"}),
+    ("transpose", {"data": "[7,20,33]"}, {"axes": [0, 2, 1]}),
+    ("transpose", {"data": "[48,1]"}, {}),
+    ("layout_transform", {"data": "[2,32,5,7]"}, {"src_layout": "NCHW", "dst_layout": "NCHW16c"}),
+    ("layout_transform", {"data": "[1,3,4,7,8]"}, {"src_layout": "NCHW8c", "dst_layout": "NCHW"}),
 ]  # fmt: skip
 
 
