@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from strategy.op import TypeRelationError, all_ops
+from strategy.op_strategy import candidates
 from strategy.workload import Workload
 
-from .test_memory import Check, check, offered, points
+from .test_memory import TARGET, Check, check, offered, points
 
 __all__ = ["check"]
 
@@ -41,6 +44,15 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any]]] = [
     ("transpose", {"data": "[48,1]"}, {}),
     ("layout_transform", {"data": "[2,32,5,7]"}, {"src_layout": "NCHW", "dst_layout": "NCHW16c"}),
     ("layout_transform", {"data": "[1,3,4,7,8]"}, {"src_layout": "NCHW8c", "dst_layout": "NCHW"}),
+    ("conv2d", {"data": "[2,1,9,11,8]", "weight": "[24,8,3,3]"}, {"padding": 1, "data_layout": "NCHW8c"}),
+    ("conv2d", {"data": "[1,1,8,9,16]", "weight": "[40,16,3,3]"}, {"data_layout": "NCHW16c", "out_layout": "NCHW8c"}),
+    ("conv2d", {"data": "[1,3,7,13]", "weight": "[16,3,3,3]"}, {"strides": [3, 2], "out_layout": "NCHW16c"}),
+    ("conv2d", {"data": "[2,2,1,17,16]", "weight": "[16,32,1,1]"}, {"data_layout": "NCHW16c", "out_dtype": "float32"}),
+    (
+        "conv2d", {"data": "[2,3,5,7,8]", "weight": "[24,1,3,3]"},
+        {"groups": 24, "strides": 2, "dilation": [1, 2], "padding": [1, 2, 0, 3], "data_layout": "NCHW8c"},
+    ),
+    ("conv2d", {"data": "[1,1,6,9,16]", "weight": "[16,1,3,3]"}, {"groups": 16, "data_layout": "NCHW16c"}),
 ]  # fmt: skip
 
 
@@ -62,3 +74,25 @@ def test_in_guarded_memory(
         for config in points(work, found, random.Random(str(work)), 4 if full else 1):
             wrong += check(work, found.name, config)
     assert not wrong, "\n".join(wrong)
+
+
+def floats() -> Iterator[Any]:
+    """The examples of float32 whose operators take narrower floats."""
+    for op, registered in all_ops().items():
+        for example in registered.examples:
+            if "float32" in str(example.inputs):
+                yield pytest.param(op, dict(example.inputs), dict(example.attrs), id=f"{op}-{example.inputs}")
+
+
+def test_every_tunable_implementation_of_float32_is_one_of_narrow_floats() -> None:
+    missing = []
+    for op, inputs, attrs in (case.values for case in floats()):
+        wide = {c.implementation for c in candidates(Workload.make(op, inputs, attrs), TARGET, libraries=False)}
+        for dtype in NARROW:
+            try:
+                work = Workload.make(op, {n: t.replace("float32", dtype) for n, t in inputs.items()}, attrs)
+            except TypeRelationError:
+                continue  # the operator is of float32 alone
+            found = {c.implementation for c in candidates(work, TARGET, libraries=False)}
+            missing += [f"{work} {name}" for name in wide - found]
+    assert not missing, "\n".join(missing)

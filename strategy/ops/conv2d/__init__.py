@@ -58,6 +58,7 @@ __all__ = ["Conv2DAttrs", "conv2d", "conv2d_strategy", "gradient"]
 
 _NARROW = ("bfloat16", "float16", "int8", "uint8")
 _SPATIAL_PACK = "conv2d_nchw_spatial_pack.cpu"
+_BLOCKED = "conv2d_nchwc_spatial_pack.cpu"
 _LONG = 128  # terms of a sum from which a spatial pack is chosen untuned over copied columns
 
 conv2d_strategy: GenericFunc = get_native_generic_func("conv2d_strategy")
@@ -75,26 +76,28 @@ def conv2d_strategy_cpu(
     if inputs[0].dtype in _NARROW:
         level = plevel_of(target, inputs[0].dtype, 14)
         dot_nhwc.add(strategy, attrs, inputs, "conv2d_nhwc_dot.cpu", level, target)
-    if block_of(attrs.result_layout) == 1 or attrs.data_layout == "NHWC" or not floats:
+    if block_of(attrs.result_layout) == 1 or attrs.data_layout == "NHWC" or not widened.serves(inputs, out_type):
         return strategy
     data, weight = plain_inputs(attrs, inputs)
     if not all(d.is_constant for d in (*data.shape, *weight.shape)):
         return strategy
+    found = OpStrategy()
     if attrs.groups == 1:
-        strategy.add_implementation(
-            blocked.compute, blocked.schedule, "conv2d_nchwc_spatial_pack.cpu", 12,
+        found.add_implementation(
+            blocked.compute, blocked.schedule, _BLOCKED, 12,
             space=blocked.space, prepare=blocked.prepare,
         )  # fmt: skip
         plain_steps = attrs.strides == attrs.dilation == (1, 1)
         if weight.concrete_shape[2:] == (3, 3) and plain_steps and block_of(attrs.data_layout) > 1:
-            _add_winograd(strategy, winograd_blocked, "conv2d_nchwc_winograd", F2, 13)
+            _add_winograd(found, winograd_blocked, "conv2d_nchwc_winograd", F2, 13)
             if int(weight.shape[1]) >= 16 and min(data.concrete_shape[2:]) >= 8:
-                _add_winograd(strategy, winograd_blocked, "conv2d_nchwc_winograd", F4, 14)
+                _add_winograd(found, winograd_blocked, "conv2d_nchwc_winograd", F4, 14)
     elif depthwise_blocked.is_offered(attrs, data, weight):
-        strategy.add_implementation(
+        found.add_implementation(
             depthwise_blocked.compute, depthwise_blocked.schedule, "depthwise_conv2d_nchwc.cpu", 15,
             space=depthwise_blocked.space, prepare=depthwise_blocked.prepare,
         )  # fmt: skip
+    strategy.extend(widened.for_types(found, inputs, {_BLOCKED: lambda attrs: not any(attrs.padding)}))
     return strategy
 
 

@@ -48,7 +48,7 @@ _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
 
 def lanes_of_block(attrs: Conv2DAttrs, dtype: str, target: Target) -> int:
     """Those of a vector of one block's channels."""
-    return min(lanes_of(target, dtype), block_of(attrs.result_layout))
+    return min(lanes_of(target, accumulator(dtype)), block_of(attrs.result_layout))
 
 
 def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
@@ -172,7 +172,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     layout, out_w = attrs.result_layout, int(outs.tensors[0].shape[3])
 
     transform_image(sch, output, layout, lambda n, o, h, w: (n, h * out_w + w, o))
-    dtype = str(outs.args[0].dtype)
+    dtype = accumulator(str(outs.args[0].dtype))
     lanes = lanes_of_block(attrs, dtype, target)
     if "padded" in stages:
         schedule_padding(sch, stages["padded"], lanes_of(target, dtype))

@@ -99,7 +99,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     output = join_epilogue(sch)
     stages = find_stages(sch)
     tiles, padded = stages["tiles"], stages.get("padded")
-    dtype = str(outs.args[0].dtype)
+    dtype = accumulator(str(outs.args[0].dtype))
     lanes, full = lanes_of_block(attrs, dtype, target), lanes_of(target, dtype)
     if "weight_tiles" in stages:
         sch.parallel(sch.get_loops(stages["weight_tiles"])[0])

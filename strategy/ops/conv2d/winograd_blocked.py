@@ -12,6 +12,7 @@ from typing import Any
 from strategy.cpu.tile import (
     ROWS,
     VECTORS,
+    accumulator,
     accumulators,
     best_tile_of,
     block_knob,
@@ -198,7 +199,7 @@ def schedule(transform: Transform, attrs: Conv2DAttrs, outs: Outs, target: Targe
     sch = new_schedule(outs)
     output = join_epilogue(sch)
     stages = find_stages(sch)
-    dtype = str(outs.args[0].dtype)
+    dtype = accumulator(str(outs.args[0].dtype))
     lanes = lanes_of_block(attrs, dtype, target)
     if "padded" in stages:
         schedule_padding(sch, stages["padded"], lanes_of(target, dtype))
