@@ -70,7 +70,7 @@ def test_any_reduction(op, outer, rows, inner, keepdims, dtype, seed, check_once
 @settings(max_examples=min(12, settings.default.max_examples // 2))
 @given(
     op=st.sampled_from(SCANS), shape=st.lists(st.integers(1, 40), min_size=2, max_size=3), data=st.data(),
-    exclusive=st.booleans(), dtype=st.sampled_from(["float32", "float64"]), seed=st.integers(0, 2**32),
+    exclusive=st.booleans(), dtype=st.sampled_from(["float32", "float64", "float16"]), seed=st.integers(0, 2**32),
 )  # fmt: skip
 def test_any_scan(op, shape, data, exclusive, dtype, seed, check_once) -> None:
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))

@@ -59,7 +59,8 @@ def test_transposition(shape: list[int], data: st.DataObject, dtype: str, seed: 
     op=st.sampled_from(["max_pool2d", "avg_pool2d"]), image=st.tuples(st.integers(7, 20), st.integers(7, 50)),
     window=st.tuples(st.integers(1, 4), st.integers(1, 4)), strides=st.tuples(*[st.integers(1, 3)] * 2),
     dilation=st.tuples(*[st.integers(1, 2)] * 2), padding=st.tuples(*[st.integers(0, 3)] * 4),
-    dtype=st.sampled_from(["float32", "float64", "float16", "bfloat16"]), seed=st.integers(0, 2**32), counted=st.booleans(),
+    dtype=st.sampled_from(["float32", "float64", "float16", "bfloat16"]), seed=st.integers(0, 2**32),
+    counted=st.booleans(),
 )  # fmt: skip
 def test_pooling(
     op: str, image: tuple[int, int], window: tuple[int, int], strides: Any, dilation: tuple[int, int],
