@@ -50,7 +50,7 @@ def _note_disconnect(request: Request, error: Exception) -> Response:
 
 
 def _on_one_line(request: str) -> str:
-    """The request without the line ends and control characters of its path, by which anyone could write into the log."""
+    """The request without line ends and control characters in its path, by which anyone could write into the log."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in request)
 
 
