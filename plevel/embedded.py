@@ -132,6 +132,11 @@ class Embedded:
         for child in self._children:
             child.check()
 
+    def last_words(self) -> str:
+        """The last line of the service's log, with the log's path."""
+        log = self._children[0].log
+        return f"{_last_line(log)} (log: {log})"
+
     def close(self) -> None:
         """Stop the worker, so that it releases its leases, then the service."""
         for child in reversed(self._children):

@@ -108,10 +108,13 @@ def follow_run(
             for status in (
                 follow(client, run.id, place, console) if embedded is None else client.follow(run.id)
             ):
+                stands = embedded is not None and status.interrupted and not run.interrupted
                 run = status
                 show(status)
                 if embedded is not None:
                     embedded.check()
+                    if stands:
+                        _say_why_it_stands(console, embedded)
     except KeyboardInterrupt:
         _say_how_to_go_on(console, run, place)
         raise
@@ -120,6 +123,14 @@ def follow_run(
             embedded.check()  # raises with the cause
         raise
     return run
+
+
+def _say_why_it_stands(console: Console, embedded: Embedded) -> None:
+    """Name the cause if the service lives and cannot write, as on a full disk; not if it has yet to take the run."""
+    words = embedded.last_words()
+    if "the database" in words:
+        text = f"The run stands still, and goes on once its service can write again: {words}"
+        console.print(text, markup=False, soft_wrap=True)
 
 
 def say_what_else_runs(console: Console, client: Client, run: RunStatus, place: location.Location) -> None:

@@ -49,7 +49,10 @@ def _status(connection: sa.Connection, row: Any, alive_s: float, idle: float) ->
     message = row.message
     interrupted = is_interrupted(connection, run_id)
     if interrupted:
-        message = "interrupted: the service that tuned it has ended; its measurements are kept"
+        message = (
+            "interrupted: the service that tuned it has ended, or cannot write to its database; its measurements "
+            "are kept"
+        )
     elif row.state in LIVE and not workers:
         message = (
             f"waiting for a worker for target {request.target}: start one with "

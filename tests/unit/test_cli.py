@@ -477,6 +477,21 @@ def test_the_command_that_stops_a_run_that_is_no_longer_followed_is_right(
 
 
 @pytest.mark.parametrize(
+    ("words", "told"), [("the database does not answer: database or disk is full (log: x)", 1), ("ready (log: x)", 0)]
+)
+def test_a_run_that_stands_still_says_why(words: str, told: int) -> None:
+    """Not one that was interrupted before, and that its new service has yet to take."""
+    runs = [replace(status(12, "dense(x)", interrupted=b), trials_done=n) for n, b in enumerate((False, True, True))]
+    said = io.StringIO()
+    client: Any = SimpleNamespace(create_run=lambda r: runs[0], follow=lambda run_id: iter(runs), runs=lambda n: [])
+    embedded: Any = SimpleNamespace(start_worker=lambda n: None, check=lambda: None, last_words=lambda: words)
+    request: Any = SimpleNamespace(target=Target.parse("cpu"))
+    console, place = Console(file=said, width=1000), Location(database="sqlite:////x.db")
+    assert follow_run(client, embedded, request, console, place) == runs[-1]
+    assert said.getvalue().count(f"goes on once its service can write again: {words}") == told
+
+
+@pytest.mark.parametrize(
     "spec",
     [
         "cpu", "cpu -num-cores=1", "cpu -libs=", "cpu -thread-pool=openmp -constants=cold", "cuda -arch=sm_90",
