@@ -317,7 +317,25 @@ def _attention(
     if dropout_p:
         raise NetworkError(f"dropout_p {dropout_p}: export the model in eval mode, with 0")
     factor = 1 / math.sqrt(extents(q)[-1]) if scale is None else scale
+    if {len(extents(v)) for v in (q, k, v)} != {4}:
+        return _attention_of_any_rank(q, k, v, attn_mask, factor, is_causal)
     return layer.attention(q, k, v, attn_mask, scale=factor, causal=is_causal)
+
+
+def _attention_of_any_rank(
+    q: Expr, k: Expr, v: Expr, mask: Expr | None, scale: float, is_causal: bool
+) -> Expr:
+    """All axes before the last two as the batch, with one head."""
+    batch = np.broadcast_shapes(*(extents(x)[:-2] for x in (q, k, v)))
+
+    def joined(x: Expr) -> Expr:
+        last = extents(x)[-2:]
+        return layer.reshape(layer.broadcast(x, (*batch, *last)), (math.prod(batch), 1, *last))
+
+    if mask is not None and len(extents(mask)) > 2:
+        mask = joined(mask)
+    found = layer.attention(joined(q), joined(k), joined(v), mask, scale=scale, causal=is_causal)
+    return layer.reshape(found, (*batch, *extents(found)[-2:]))
 
 
 @register("convolution.default")

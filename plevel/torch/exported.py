@@ -96,7 +96,11 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     for kept in _WHOLE:
         table.pop(kept, None)
     table.update({apart: decomposition_table[apart] for apart in _APART})
-    plain = program.run_decompositions(table)
+    try:
+        plain = program.run_decompositions(table)
+    except Exception as error:  # of any type
+        reason = " ".join(str(error).split())[:200]
+        raise NetworkError(f"PyTorch cannot decompose it: {type(error).__name__}: {reason}") from error
     _refuse_unknown(plain)
     symbols = find_symbols(plain)
     if not symbols:
@@ -135,7 +139,10 @@ def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network
         names.update({values[node]: node.name} if node in values else {})
     for node in _calls(plain):
         if isinstance(node.meta.get("val"), SYMBOLIC):
-            values[node] = known(node.meta["val"], at)
+            try:
+                values[node] = known(node.meta["val"], at)
+            except NetworkError as error:
+                raise NetworkError(f"{node.name} ({node.target}): {error}") from error
             continue
         args = torch.fx.map_arg(node.args, lambda n: values[n])
         kwargs = torch.fx.map_arg(node.kwargs, lambda n: values[n])

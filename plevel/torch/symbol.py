@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.export import ExportedProgram
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from strategy.expr import Expr, Var, post_order
 from strategy.network.graph import NetworkError
@@ -25,7 +26,7 @@ def find_symbols(program: ExportedProgram) -> tuple[Any, ...]:
     """The symbolic sizes of a program, in the order of its inputs' axes.
 
     Raises:
-        NetworkError: there are too many, or an extent is no sum of products of them.
+        NetworkError: there are too many, or an extent is no sum of products of them, or depends on values.
     """
     symbols: dict[Any, None] = {}
     for node in program.graph.nodes:
@@ -34,6 +35,11 @@ def find_symbols(program: ExportedProgram) -> tuple[Any, ...]:
                 continue
             expression = extent.node.expr
             free = sorted(expression.free_symbols, key=str)
+            if any(map(_is_of_values, free)):
+                raise NetworkError(
+                    f"axis {axis} of {node.name} has the size {expression}, which depends on values: a library takes "
+                    "sizes of its inputs' axes alone"
+                )
             symbols |= dict.fromkeys(free)
             polynomial = expression.as_poly(*free)
             if polynomial is None or not all(c.is_Integer for c in polynomial.coeffs()):
@@ -54,11 +60,17 @@ def range_of(program: ExportedProgram, symbol: Any) -> tuple[int, int]:
     return 1 if low <= 2 else low, min(int(found.upper), MOST) if found.upper.is_Integer else MOST
 
 
+def _is_of_values(symbol: Any) -> bool:
+    return bool(symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)))
+
+
 def known(size: Any, at: Binding) -> Any:
     """A number of the program where its symbols have values."""
     if not isinstance(size, SYMBOLIC):
         return size
     found = size.node.expr.subs(at)
+    if any(map(_is_of_values, found.free_symbols)):
+        raise NetworkError(f"the number {size}, such as of .item(), depends on values: keep it a tensor")
     kinds: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
     return kinds[type(size)](found)
 

@@ -260,6 +260,14 @@ COMPUTED = {
         lambda q, k: scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True),
         IMAGE, IMAGE[:, :2].contiguous(),
     ),
+    "attention of other ranks": (
+        lambda q: (
+            scaled_dot_product_attention(q, q[:, :3], q[:, :3, :5]),
+            scaled_dot_product_attention(q[0], q[1], q[1], is_causal=True),
+            scaled_dot_product_attention(q[None, None], q[None, None], q[None, None], q[:, :1, :4] > 0),
+            scaled_dot_product_attention(q, q, q, q[0, :, :4] > 0, scale=0.5),
+        ), IMAGE[0, :, :4],
+    ),
     "values without inputs": (
         lambda x: (x[torch.tril_indices(4, 4, -1).unbind()], x + torch.hann_window(8), x[:, :4] * torch.eye(4)), X
     ),
@@ -349,6 +357,9 @@ REFUSED = {
         lambda x, i: x.index_add(0, i, x), torch.zeros(10_000, 64), torch.zeros(10_000, dtype=torch.int64),
     ),
     "it returns no tensor": (lambda x: 3, X),
+    "item.*depends on values: keep it a tensor": (lambda x, n: x * n.item(), X, torch.tensor(2.5)),
+    "axis 0 of full has the size u0, which depends on values": (lambda n: torch.zeros(n.item(), 3), torch.tensor(3)),
+    "PyTorch cannot decompose it": (torch.func.grad(lambda x: (x**2).sum()), X),
     "randn_like": (lambda x: x + torch.randn_like(x), X),
     "out of bounds for uint8": (lambda x: x == 300, COUNTS.to(torch.uint8)),
 }
