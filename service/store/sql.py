@@ -55,7 +55,7 @@ def json_text(value: Any) -> str:
 
 
 def positional(text: str) -> str:
-    """JSON with no positive exponents: PostgreSQL would give 1e16 back as an integer, 10000000000000000.0 not."""
+    """JSON without positive exponents: PostgreSQL's would give 1e16 back as an integer, 10000000000000000.0 not."""
     return _TOKEN.sub(_positional, text) if "e" in text or "E" in text else text
 
 
