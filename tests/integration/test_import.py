@@ -35,7 +35,7 @@ from service.formats import (
     native,
     read,
 )
-from service.formats.entry import config_key
+from service.formats.entry import RejectError, checked, config_key
 from service.queue import fleet
 from service.records import exporter
 from service.records.batch import COLUMNS
@@ -366,6 +366,30 @@ def test_what_a_database_cannot_keep_is_put_aside(store: Store) -> None:
         Reason.FIELD,
     ]  # fmt: skip
     assert all(a.text for a in aside)
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
+def test_a_number_that_is_none_is_put_aside_and_spoils_nothing(store: Store, number: str) -> None:
+    lines = (DATA / "autotvm_0_2.log").read_text().splitlines()
+    good = next(line for line in lines if '"ot", ' in line)
+    data = json.loads(good)
+    next(knob for knob in data["config"]["entity"] if knob[1] == "ot")[2] = "HERE"
+    bad = json.dumps(data).replace('"HERE"', number)
+    aside: list[Rejected] = []
+    summary = import_items(store, read(Source(io.BytesIO(f"{bad}\n{good}\n".encode()))), aside.append)
+    assert (summary.new, [a.reason for a in aside]) == (1, [Reason.CONFIG])
+    assert len(b"".join(exporter.export(store, "native")).splitlines()) == 2
+
+
+def test_a_task_has_finite_numbers_and_no_sign_of_zero() -> None:
+    def with_attrs(**attrs: Any) -> Task:
+        return msgspec.structs.replace(made(0).task, workload=msgspec.structs.replace(WORKLOAD, attrs=attrs))
+
+    for number in (math.inf, -math.inf, math.nan):
+        with pytest.raises(RejectError, match="cannot be stored"):
+            checked(with_attrs(n=[1.0, {"m": number}]))
+    zeros = with_attrs(n=[-0.0, {"m": -0.0}], text="-0.0", i=0)
+    assert checked(zeros).workload.key == with_attrs(n=[0.0, {"m": 0.0}], text="-0.0", i=0).workload.key
 
 
 def test_a_space_that_was_lost_is_found_again(store: Store) -> None:
