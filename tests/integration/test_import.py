@@ -303,15 +303,20 @@ def test_imports_at_the_same_time_agree(store: Store) -> None:
     assert of_ours == expected_best(rows[:120])
 
 
-@pytest.mark.parametrize("count", [3, 150], ids=["few", "many"])
+@pytest.mark.parametrize("count", [13, 150], ids=["few", "many"])
 def test_texts_come_back_whatever_they_hold(store: Store, count: int) -> None:
-    texts = ["", "\t", "\\", r"\N", r"\.", "a\nb\r\n", r"\x00 \t", "é\u2028🙂", '"quoted" {json}', "\x7f\x1b[0m"]
+    texts = [
+        "", "\t", "\\", r"\N", r"\.", "a\nb\r\n", r"\x00 \t", "é\u2028🙂", '"quoted" {json}', "\x7f\x1b[0m",
+        r"\u0000", r"\ud800", r"\\ud83d\ude00",
+    ]  # fmt: skip
     rows = [
         made(i, (), error=ErrorKind.RUNTIME, message=f"{texts[i % len(texts)]}{i}", worker=texts[i % len(texts)])
         for i in range(count)
     ]
     assert import_items(store, rows).new == count
     assert {(r.message, r.origin_worker) for r in table(store, record)} == {(r.message, r.worker or None) for r in rows}
+    exported = b"".join(exporter.export(store, "native"))
+    assert import_items(store, native.read(Source(io.BytesIO(exported)))).known == count
 
 
 @pytest.mark.parametrize("times", [1, 20], ids=["few", "many"])
