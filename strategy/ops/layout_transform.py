@@ -112,7 +112,7 @@ def _matrices(attrs: LayoutTransformAttrs, out_type: TensorType) -> tuple[int, i
     """The result as [n, channels / block, channels of a block, pixels], the last two in their order in memory."""
     n, c, h, w = (int(d) for d in plain(out_type.shape, attrs.dst_layout))
     together = attrs.src_layout if attrs.dst_layout == PLAIN else attrs.dst_layout
-    block = c if together == "NHWC" else block_of(together)
+    block = max(c, 1) if together == "NHWC" else block_of(together)
     return (n, c // block, block, h * w) if attrs.dst_layout == PLAIN else (n, c // block, h * w, block)
 
 

@@ -19,7 +19,7 @@ from strategy.pattern import in_float32, register_reduce_schedule
 from strategy.reference import widened
 from strategy.shape_func import reduce_shape_func, register_shape_func
 from strategy.type_relation import Requirement, require_bool, require_float
-from strategy.types import Type
+from strategy.types import TensorType, Type
 
 
 class VarianceAttrs(ReduceAttrs):
@@ -63,6 +63,8 @@ def _register(
     def computed(attrs: Any, inputs: Sequence[Any], out_type: Type) -> list[Any]:
         from tvm import topi
 
+        if isinstance(out_type, TensorType) and out_type.is_constant and not out_type.size:
+            return [topi.full(out_type.concrete_shape, out_type.dtype, 0)]
         found = compute(attrs, inputs[0])
         axes = list(reduced_axes(attrs, len(inputs[0].shape)))
         return [found if attrs.keepdims else topi.squeeze(found, axes)]
@@ -178,8 +180,12 @@ def _bools(name: str) -> Callable[[Any, Any], Any]:
         from tvm import tirx, topi
 
         axes = list(reduced_axes(attrs, len(data.shape)))
+        if 0 in [int(n) for n in data.shape if isinstance(n, tirx.IntImm)]:
+            # TVM does not store vectors of the comparison of two numbers.
+            shape = [1 if axis in axes else extent for axis, extent in enumerate(data.shape)]
+            return topi.full(shape, "bool", name == "min")
         found = getattr(topi, name)(topi.cast(data, "int32"), axes, keepdims=True)
-        return topi.greater(found, tirx.const(0, "int32"))  # false of no maximum, true of no minimum
+        return topi.greater(found, tirx.const(0, "int32"))
 
     return compute
 
