@@ -6,11 +6,14 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+from strategy.compile.lower import lower
 from strategy.op import TypeRelationError, all_ops
 from strategy.op_strategy import candidates
 from strategy.workload import Workload
+from workers.reference import numpy_dtype, reference
 
 from .test_memory import TARGET, Check, check, offered, points
 
@@ -74,6 +77,32 @@ def test_in_guarded_memory(
         for config in points(work, found, random.Random(str(work)), 4 if full else 1):
             wrong += check(work, found.name, config)
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize(("op", "shape", "attrs"), [
+    ("softmax", (8, 37), {"axis": 0}), ("log_softmax", (8, 37), {"axis": 0}), ("cumsum", (8, 37), {"axis": 0}),
+    ("cummax", (8, 37), {"axis": 0}), ("cummax", (8, 37), {"axis": 1}), ("transpose", (8, 37), {}),
+    ("topk", (8, 37), {"k": 5, "ret_type": "values"}),
+    ("topk", (8, 37), {"k": 5, "is_ascend": True, "ret_type": "values"}),
+    ("max_pool2d", (1, 1, 8, 37), {"pool_size": 2, "padding": 1}),
+    ("avg_pool2d", (1, 8, 37, 1), {"pool_size": 2, "padding": 1, "layout": "NHWC"}),
+])  # fmt: skip
+def test_nan_and_infinities_pass(op: str, shape: tuple[int, ...], attrs: dict[str, Any], dtype: str) -> None:
+    import tvm
+
+    work = Workload.make(op, {"data": f"{dtype}[{','.join(map(str, shape))}]"}, attrs)
+    (name,) = (c.implementation for c in candidates(work, TARGET) if c.space is not None)
+    kernel = lower(work, TARGET, name).compile(checks=False)
+    odd = np.array([np.nan, -np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -2.5])
+    for seed in range(20):
+        data = np.random.default_rng(seed).choice(odd, shape).astype(numpy_dtype(dtype))
+        with np.errstate(all="ignore"):
+            (right,) = reference(work, {"data": data})
+        found = tvm.runtime.empty(work.out_type.concrete_shape, dtype)
+        kernel.main(tvm.runtime.tensor(data), found)
+        np.testing.assert_allclose(found.numpy().astype("float32"), right.astype("float32"), rtol=1e-2, atol=1e-2)
 
 
 def floats() -> Iterator[Any]:
