@@ -59,6 +59,10 @@ def _prefer_memory() -> None:
 
 _prefer_memory()
 
+# Threads that wait for their next part of a loop sleep: of what tests compute they took a tenth by looking for it.
+os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

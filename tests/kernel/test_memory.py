@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,14 @@ def cases() -> Iterator[Workload]:
         yield from (Workload.make(name, e.inputs, dict(e.attrs)) for e in found.examples)
 
 
+@cache
+def cases_by_op() -> dict[str, list[Workload]]:
+    found: dict[str, list[Workload]] = {}
+    for work in cases():
+        found.setdefault(work.op, []).append(work)
+    return found
+
+
 def offered(work: Workload) -> list[OpImplementation]:
     """The implementations that are valid for a workload."""
     return [i for condition, i in evaluate(work, TARGET) if condition is None or condition.decide()]
@@ -276,10 +285,9 @@ def ops() -> Iterator[Any]:
 def test_every_implementation(check: Check, op: str, full: bool) -> None:
     generator = random.Random(op)
     by_name: dict[str, list[Workload]] = {}
-    for work in cases():
-        if work.op == op:
-            for found in offered(work):
-                by_name.setdefault(found.name, []).append(work)
+    for work in cases_by_op()[op]:
+        for found in offered(work):
+            by_name.setdefault(found.name, []).append(work)
     assert by_name
     wrong = []
     for name, works in by_name.items():
