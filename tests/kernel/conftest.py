@@ -7,7 +7,8 @@ import os
 # Read once, when TVM starts its threads; its own count is wrong on small machines.
 os.environ.setdefault("TVM_NUM_THREADS", "2")
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from strategy.signature import Role
 from strategy.target import Target
 from strategy.workload import Workload
 from workers.reference import epsilon
+from workers.sandbox import ForkServer
 
 GUARD = 1024  # numbers on each side of an output that nothing may touch
 _TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -28,6 +30,14 @@ _TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e
 @pytest.fixture(scope="session")
 def target() -> Target:
     return Target.parse("cpu").with_threads(2)
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One fork server for all that a module builds: each takes longer to load TVM than most libraries to build."""
+    with ForkServer(tmp_path_factory.mktemp("logs")) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workers.pool.ForkServer", lambda logs: nullcontext(server))
+        yield
 
 
 def aligned(shape: Sequence[int], dtype: str, guard: int = 0) -> tuple[Any, Any]:

@@ -21,6 +21,7 @@ from plevel.cli.model_file import read_model  # noqa: E402
 from plevel.onnx.file import read_model as read_onnx  # noqa: E402
 from plevel.onnx.network import import_model, import_symbolic  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("builds")
 SAMPLE = Path(__file__).parents[1] / "data" / "model.onnx"  # of make_onnx.py
 
 
