@@ -17,6 +17,7 @@ from strategy.fault import CompileError
 from strategy.types import TensorType
 from workers.network_timer import LEAST_ROUNDS, ROUNDS, compare
 
+pytestmark = pytest.mark.usefixtures("builds")
 WORK = """
 int run(const float *x, float *y) {
   for (int i = 0; i < 4; ++i) {
