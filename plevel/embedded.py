@@ -43,13 +43,10 @@ def require_service() -> None:
 def require_worker() -> None:
     """Raise `EmbeddedError` if this host cannot build and time: no TVM, or no C compiler."""
     _require("worker", ("tvm",))
-    from strategy.compile.export import find_compiler
+    from strategy.compile.export import missing_compiler
 
-    if find_compiler() is None:
-        raise EmbeddedError(
-            "compiler: no C compiler is on PATH, which a worker needs: "
-            "install gcc or clang (Debian: apt install gcc), or set CC"
-        )
+    if missing := missing_compiler():
+        raise EmbeddedError(f"compiler, which a worker needs: {missing}")
 
 
 def require_cluster(module: str) -> None:

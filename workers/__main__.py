@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import get_args
 
-from strategy.compile.export import find_compiler
+from strategy.compile.export import missing_compiler
 from strategy.log import Form, configure
 from strategy.record import Device, decode
 from workers.builder_pool import Elsewhere
@@ -204,8 +204,8 @@ def check_host() -> None:
         raise DeviceError(f"workers need Linux, this is {sys.platform}: use a Linux host")
     if find_spec("tvm") is None:
         raise DeviceError("TVM is not installed: pip install 'plevel[worker]'")
-    if find_compiler() is None:
-        raise DeviceError("this host has no C compiler: install gcc or clang (Debian: apt install gcc), or set CC")
+    if missing := missing_compiler():
+        raise DeviceError(missing)
 
 
 def _version() -> str:

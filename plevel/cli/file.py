@@ -36,4 +36,5 @@ def whole(path: Path) -> Iterator[IO[bytes]]:
         raise
     finally:
         if not itself:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # of a file system that is read-only, which the error has said
+                part.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -274,6 +275,9 @@ def check_out(out: Path) -> None:
     """Raise `UsageError` if the file cannot be written, before any work is done."""
     if out.is_dir() or not out.parent.is_dir():
         raise UsageError(f"--out {out}: cannot be written there: name a file in an existing folder")
+    # A device or a pipe is written itself, a file is replaced.
+    if not os.access(out if out.exists() and not out.is_file() else out.resolve().parent, os.W_OK):
+        raise UsageError(f"--out {out}: cannot be written there: name a file in a folder that this user may write to")
 
 
 def read_share(flag: str, text: str, fits: Callable[[float], bool]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -48,5 +49,6 @@ def backup(store: Store, path: Path) -> int:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise DatabaseError(f"{path} cannot be written ({why}): name a new file in an existing folder") from error
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a file system that is read-only, which the error has said
+            part.unlink(missing_ok=True)
     return path.stat().st_size

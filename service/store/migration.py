@@ -230,10 +230,10 @@ def _moving(url: str) -> Iterator[tuple[Store, sa.Connection]]:
 def _with_remedy(error: UnansweredError, store: Store) -> UnansweredError:
     if not store.is_sqlite:
         remedy = f"start the server of {shown(store)}"
-    elif "full" in str(error):
-        remedy = f"free space on the disk of {store.url.database}"
-    else:
+    elif "locked" in str(error):
         remedy = f"see which program holds {store.url.database}"
+    else:
+        remedy = f"{'free space on' if 'full' in str(error) else 'check'} the disk of {store.url.database}"
     return type(error)(f"{error}: {remedy}, or name another database")
 
 

@@ -169,6 +169,18 @@ def find_compiler() -> str | None:
     return os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
+def missing_compiler() -> str:
+    """The reason why there is no C compiler, and the remedy; empty where there is one."""
+    found = find_compiler()
+    if found is None:
+        return "no C compiler is on PATH: install gcc or clang (Debian: apt install gcc), or set CC"
+    try:
+        program = shlex.split(found)[0]
+    except (ValueError, IndexError):  # a quote that is not closed, or only spaces
+        program = found
+    return "" if shutil.which(program) else f"CC names {found!r:.80}, which is no program: correct it, or unset it"
+
+
 def link(inputs: Sequence[str], folder: Path) -> Path:
     """A shared library of C sources and objects, made in the folder, which `inputs` are relative to.
 

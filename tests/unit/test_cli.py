@@ -840,6 +840,30 @@ def test_a_disk_that_is_full_names_the_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_cannot_be_written_is_said_before_any_work(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system that is read-only, for the administrator, too."""
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and may(path, mode))
+    model = tmp_path / "model.json"
+    model.write_text(json.dumps({"workloads": [{"op": "dense", "inputs": [DATA[1], WEIGHT[1]]}]}))
+    for command in (("lock", str(model)), ("build", *DENSE), ("export",), ("plot", "1")):
+        out = str(tmp_path / "x.svg")
+        assert_one_line(called(*command, "-o", out), 2, f"--out {out}: cannot be written there", "may write")
+    assert called("lock", str(model), "-o", "/dev/null").returncode == 0
+
+
+def test_the_error_of_a_read_only_disk_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / f".x.{os.getpid()}.part"))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(CommandError, match="x cannot be written: Read-only file system"), whole(tmp_path / "x"):
+        pass
+
+
 def test_a_library_is_not_written_over_by_its_header(called: Called, tmp_path: Path) -> None:
     done = called("build", *DENSE, "-o", str(tmp_path / "libdense.h"))
     assert_one_line(done, 2, "name a file.so: its header stands beside it")
@@ -875,6 +899,8 @@ def test_no_compiler(command: tuple[str, ...], tmp_path: Path) -> None:
     nothing.mkdir()
     done = plevel(*command, home=tmp_path, env={"PATH": str(nothing), "CC": "", "CXX": ""})
     assert_one_line(done, 1, "compiler", "install gcc")
+    done = plevel(*command, home=tmp_path, env={"CC": "nonsense -m64"})
+    assert_one_line(done, 1, "CC names 'nonsense -m64'", "no program")
 
 
 @pytest.mark.parametrize("command", [("tune", *DENSE), ("worker", "--url", "http://127.0.0.1:1")])
