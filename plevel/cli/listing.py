@@ -112,7 +112,7 @@ def records(
 
     Example: plevel records --run 12 --error compile
     """
-    from plevel.cli.output import make_console, make_table, print_json, show_ago
+    from plevel.cli.output import make_console, print_json, print_table, show_ago
     from strategy.record import ErrorKind, Estimate, convert
     from strategy.table import show_seconds
 
@@ -140,10 +140,11 @@ def records(
     ]  # fmt: skip
     columns = ("record", "task", "implementation", "phase", "median", "95 %", "config", "measured", "where", "message")
     console = make_console()
-    console.print(
-        make_table(columns, rows, right=("record", "task", "median", "95 %")) if rows
-        else "no record matches"
-    )
+    if rows:
+        right, aside = ("record", "task", "median", "95 %"), ("config", "measured", "where", "message")
+        print_table(console, columns, rows, right=right, aside=aside)
+    else:
+        console.print("no record matches")
     if page["next"] is not None:
         console.print(f"for more, repeat it with {'--newest ' if newest else ''}--after {page['next']}")
 
@@ -171,7 +172,7 @@ def coverage(
 
     Example: plevel coverage --op dense
     """
-    from plevel.cli.output import make_console, make_table, print_json, show_ago
+    from plevel.cli.output import make_console, print_json, print_table, show_ago
     from strategy.record import Estimate, convert
     from strategy.table import show_seconds
 
@@ -199,7 +200,12 @@ def coverage(
         "best", "95 %", "state", "measured",
     )  # fmt: skip
     right = ("task", "trials", "imported", "failed", "best", "95 %")
-    make_console().print(make_table(columns, rows, right=right) if rows else "no task matches")
+    console = make_console()
+    if rows:
+        above, aside = ("workload", "target", "device model"), ("imported", "measured")
+        print_table(console, columns, rows, right=right, above=above, aside=aside)
+    else:
+        console.print("no task matches")
 
 
 def workers(

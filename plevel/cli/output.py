@@ -68,6 +68,43 @@ def make_table(
     return table
 
 
+def fits(console: Console, table: Table) -> bool:
+    """Return whether a table has room on a console without folding its cells."""
+    unbounded = console.options.update(max_width=10_000)
+    return not console.is_terminal or console.measure(table, options=unbounded).maximum <= console.width
+
+
+def print_table(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (),
+    aside: Sequence[str] = (), above: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Print a table; on a terminal that is too narrow without its empty columns.
+
+    Args:
+        aside: columns that are left out, and named, where that does not suffice.
+        above: columns whose cells stand above a table of the rows that have them in common there.
+    """
+    table = make_table(columns, rows, right=right)
+    if fits(console, table):
+        console.print(table)
+        return
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in (dict(zip(columns, cells, strict=True)) for cells in rows):
+        groups.setdefault(tuple(row[name] for name in above if row[name]), []).append(row)
+    for common, of in groups.items():
+        if common:
+            console.print(", ".join(common), markup=False, soft_wrap=True)
+        filled = [name for name in columns if name not in above and any(row[name] for row in of)]
+        table = make_table(filled, [[row[name] for name in filled] for row in of], right=right)
+        if fits(console, table) or not set(aside).intersection(filled):
+            console.print(table)
+        else:
+            kept = [name for name in filled if name not in aside]
+            console.print(make_table(kept, [[row[name] for name in kept] for row in of], right=right))
+            missing = ", ".join(name for name in filled if name in aside)
+            console.print(f"without {missing}: widen the terminal, or use --json", markup=False, soft_wrap=True)
+
+
 def show_ago(instant: float) -> str:
     seconds = max(0.0, time.time() - instant)
     for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):

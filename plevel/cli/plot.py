@@ -230,8 +230,7 @@ def _print(found: Curve | HeatMap) -> None:
     say(f"{found.title}: the lowest median, and the others relative to it")
     names = found.implementations
     table = make_table(("shape", *names), rows, right=names)
-    unbounded = console.options.update(max_width=10_000)
-    if console.measure(table, options=unbounded).maximum > console.width:
+    if console.measure(table, options=console.options.update(max_width=10_000)).maximum > console.width:
         short = [str(number) for number, _ in enumerate(names, 1)]
         for number, name in zip(short, names, strict=True):
             say(f"{number}  {name}")

@@ -977,6 +977,27 @@ def test_an_empty_place_is_no_error(command: tuple[str, ...], called: Called) ->
     json.loads(called(*command, "--json").stdout)
 
 
+def test_a_narrow_terminal_has_no_columns_of_single_letters(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "x.ndjson"
+    log.write_bytes(b"".join(native.write([FULL, FAILED])))
+    assert called("import", str(log)).returncode == 0
+    (task, *_) = json.loads(called("coverage", "--json").stdout)
+    said = io.StringIO()
+    narrow = Console(file=said, width=80, force_terminal=True, no_color=True, highlight=False)
+    monkeypatch.setattr("plevel.cli.output.make_console", lambda **_: narrow)
+    for command in ("coverage", "records"):
+        assert called(command).returncode == 0
+        shown = re.sub("\x1b\\[[0-9;]*m", "", said.getvalue())
+        assert task["implementation"] in shown
+        if command == "coverage":
+            assert f"{task['workload']}, {task['target']}" in shown
+        else:
+            assert "where, message: widen the terminal, or use --json" in shown
+        said.seek(said.truncate(0))
+
+
 def test_coverage_lists_the_tasks(called: Called, tmp_path: Path) -> None:
     log = tmp_path / "vector_add.json"
     log.write_text(json.dumps({
