@@ -47,6 +47,7 @@ CASES = [
      {"strides": [2, 1], "padding": [1, 0, 2, 1]}, "conv2d_nchw_spatial_pack.cpu"),
     ("conv2d", {"data": "float32[1,16,h,w]", "weight": "float32[20,16,3,3]"}, {"padding": 1},
      "conv2d_nchw_spatial_pack.cpu"),
+    ("conv2d", {"data": "float32[m,3,w,6]", "weight": "float32[8,3,3,3]"}, {}, "conv2d_nchw_spatial_pack.cpu"),
     ("conv2d", {"data": "float32[2,6,9,w]", "weight": "float32[33,6,1,1]"}, {"strides": 2, "padding": 1},
      "conv2d_nchw_spatial_pack.cpu"),
     ("conv2d", {"data": "float64[2,3,h,11]", "weight": "float64[3,3,5,5]"}, {"dilation": 2, "padding": 4},

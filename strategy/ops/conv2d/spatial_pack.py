@@ -192,8 +192,9 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     inner = (panel, p_tile) if config["inner"] == "pixels" else (p_tile, panel)
     sch.reorder(n, g, *line, o_task, p_task, *inner, rows, columns)
     turned = stages["turned"]
-    # A block with a condition, of tiles that tasks may not have, is no intrinsic.
-    shuffles = layout == DATA and integer(config, "rows") > 1 and not (any_size and integer(config, "p_block") > 1)
+    # A block with a condition, of tiles or lines that tasks may not have, is no intrinsic.
+    conditional = any_size and (integer(config, "p_block") > 1 or not _has_lines(image[0]))
+    shuffles = layout == DATA and integer(config, "rows") > 1 and not conditional
     if not shuffles:
         sch.compute_inline(turned)
     else:
@@ -217,6 +218,13 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
         sch.unroll(out_o)
     _schedule_tile(sch, tiles, lanes, str(config["window"]))
     return sch
+
+
+def _has_lines(height: Any) -> bool:
+    """Return whether an image has lines at all sizes: one that is less than a symbolic extent may have none."""
+    from tvm import sym
+
+    return bool(sym.Analyzer().can_prove(height >= 0))
 
 
 def _put_channels_last(sch: Any, padded: Any) -> None:
