@@ -125,8 +125,15 @@ def _of_floats(name: str) -> Operator:
     return lambda x: call(name, x if _category(x.tensor_type.dtype) == 2 else cast(x, "float32"))
 
 
-for _name in ("relu", "silu", "hardswish", "mish", "abs", "floor", "round", "isinf", "isnan", "ceil"):
+def _of_fractions(name: str) -> Operator:
+    """A rounding, which leaves integers as they are."""
+    return lambda x: call(name, x) if _category(x.tensor_type.dtype) == 2 else x
+
+
+for _name in ("relu", "silu", "hardswish", "mish", "abs", "isinf", "isnan"):
     OPERATORS[f"aten.{_name}.default"] = _unary(_name)
+for _name in ("floor", "round", "ceil"):
+    OPERATORS[f"aten.{_name}.default"] = _of_fractions(_name)
 for _name in ("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "erf", "sin", "cos"):
     OPERATORS[f"aten.{_name}.default"] = _of_floats(_name)
 OPERATORS["aten.neg.default"] = _unary("negative")
@@ -173,6 +180,8 @@ def _fmod(x: Expr, y: Any) -> Expr:
 
 @register("trunc.default")
 def _truncate(x: Expr) -> Expr:
+    if _category(x.tensor_type.dtype) < 2:
+        return x
     return call("where", call("less", x, number(0, x)), call("ceil", x), call("floor", x))
 
 

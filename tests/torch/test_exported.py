@@ -161,7 +161,7 @@ COMPUTED = {
     "roundings": (
         lambda x, i: (
             x.ceil(), x.trunc(), x.sign(), x // 0.3, x % 0.3, torch.div(x, 0.3, rounding_mode="trunc"), i / 2, i // 2,
-            (i - 1) % 2, x.reciprocal(), x.abs().log2(), torch.fmod(x, 0.7),
+            (i - 1) % 2, x.reciprocal(), x.abs().log2(), torch.fmod(x, 0.7), i.ceil(), i.floor(), i.round(), i.trunc(),
         ),
         X, COUNTS,
     ),
