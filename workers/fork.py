@@ -167,6 +167,7 @@ def serve_forks(fileno: int, imports: list[str]) -> None:
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # children, too: the daemon decides
+    gc.disable()  # nothing that modules load is garbage
     try:
         with without_torch():
             for name in imports:
@@ -175,6 +176,7 @@ def serve_forks(fileno: int, imports: list[str]) -> None:
         control.sendall(msgspec.json.encode({"error": f"{error}: install plevel[worker]"}) + b"\n")
         return
     gc.freeze()  # keeps pages shared with children (copy-on-write)
+    gc.enable()
     children: set[int] = set()
     with contextlib.suppress(ConnectionError):  # the requester has gone
         control.sendall(b"{}\n")

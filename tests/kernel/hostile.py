@@ -6,6 +6,7 @@ Loaded by the fork server of the tests, like the operators of another package.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 import signal
@@ -298,6 +299,8 @@ def serve(channel: Any) -> None:
                 "cores": sorted(os.sched_getaffinity(0)),
                 "session": os.getsid(0) == os.getpid(),
                 "loaded": "tvm" in sys.modules,
+                "collects": gc.isenabled(),
+                "frozen": gc.get_freeze_count() > 10_000,
             }
             channel.send(answer)
         elif isinstance(asked, dict) and "escape" in asked:

@@ -133,6 +133,8 @@ def test_a_child_answers_and_is_set_up_as_asked(server: ForkServer) -> None:
         "cores": [core],
         "session": True,
         "loaded": True,
+        "collects": True,
+        "frozen": True,
     }
     child.send({"deep": [1, "ü" * 100_000]})
     assert child.receive(HANG_S) == {"echo": {"deep": [1, "ü" * 100_000]}}
