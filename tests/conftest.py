@@ -25,6 +25,8 @@ from workers.fork import without_torch
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
 TORCH = "tests/torch/"
 WAITING = ("tests/acceptance/", "tests/browser/", "tests/docs/", "tests/integration/")  # for processes that they start
+# The longest files of those that come last: begun early, as one process would end long after the others.
+LONGEST = tuple(f"tests/integration/test_{name}.py" for name in ("races", "training", "tuner"))
 # What most tests load. In a new environment each process begins with another part: all would compile the same.
 PARTS = ("service.__main__", "tvm", "plevel.cli.main")
 
@@ -113,7 +115,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def arranged(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Items with PyTorch's first, the longest of one process, and files that wait spread among those that compute."""
+    """Items with PyTorch's first, the longest of one process, and files that wait spread among those that compute.
+
+    The longest files come before both.
+    """
     files: dict[str, dict[Path, int]] = {"torch": {}, "waiting": {}, "computing": {}}
 
     def kind(item: pytest.Item) -> str:
@@ -126,6 +131,8 @@ def arranged(items: list[pytest.Item]) -> list[pytest.Item]:
         of_kind.setdefault(item.path, len(of_kind))
 
     def place(item: pytest.Item) -> float:
+        if item.nodeid.startswith(LONGEST):
+            return -0.5 / len(items)  # behind the last of PyTorch
         of_kind = files[kind(item)]
         return of_kind[item.path] / len(of_kind) - (of_kind is files["torch"])
 

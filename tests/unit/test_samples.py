@@ -55,3 +55,12 @@ def test_files_that_wait_are_spread_among_those_that_compute(tmp_path: Path) -> 
         (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"tests/{name[:-1]}test_{name[-1]}.py").write_text(f"def test_{name[-1]}(): ...\n")
     assert [name[-1] for name in collect(tmp_path)] == [*"eacdbfg"]
+
+
+def test_the_longest_files_come_behind_those_of_pytorch(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").touch()
+    names = "acceptance/test_a", "integration/test_races", "integration/test_tuner", "kernel/test_c", "torch/test_e"
+    for name in names:
+        (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"tests/{name}.py").write_text(f"def {name.partition('/')[2]}(): ...\n")
+    assert collect(tmp_path) == ["test_e", "test_races", "test_tuner", "test_a", "test_c"]
