@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,7 +46,8 @@ def sampled() -> list[str]:
     return [name for pattern, names in found.items() for name in (names[::3] if pattern in alike else names)]
 
 
-def accepted(op: str, *, full: bool = True) -> list[Workload]:
+@cache
+def accepted(op: str, *, full: bool = True) -> tuple[Workload, ...]:
     """The examples of an operator, with each of their dtypes in all that its type relation takes.
 
     A sample (not `full`) has for each of the inputs that share a dtype one of its kinds, another for another operator,
@@ -64,7 +66,7 @@ def accepted(op: str, *, full: bool = True) -> list[Workload]:
                 groups.setdefault((dtype, *places), []).append(workload)
     everything = list({w.key: w for group in groups.values() for w in group}.values())
     if full:
-        return everything
+        return tuple(everything)
     kinds: dict[tuple[str, ...], dict[str, list[list[Workload]]]] = {}
     for (dtype, *places), group in groups.items():
         kinds.setdefault(tuple(places), {}).setdefault(kind_of(dtype), []).append(group)
@@ -77,7 +79,7 @@ def accepted(op: str, *, full: bool = True) -> list[Workload]:
         if names - met:
             found[workload.key] = workload
             met |= names
-    return list(found.values())
+    return tuple(found.values())
 
 
 def kind_of(dtype: str) -> str:
