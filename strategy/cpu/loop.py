@@ -33,3 +33,18 @@ def allocate(count: int, dtype: str, scope: str = "local") -> Any:
 def fill(target: Any, place: Any, value: Any) -> None:
     """Assign an element, as an expression."""
     target[place] = value
+
+
+def bound(value: Any) -> Any:
+    """A value that is computed here, once.
+
+    TVM leaves the conversion of a bfloat16 that is bound to a name undone: that is kept in an array of one.
+    """
+    from tvm import tirx
+    from tvm.script.ir_builder import tirx as script
+
+    if not isinstance(value, tirx.Cast) or str(value.value.ty.dtype) != "bfloat16":
+        return script.bind(value)
+    kept = allocate(1, str(value.ty.dtype))
+    kept[0] = value
+    return kept[0]

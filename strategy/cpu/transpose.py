@@ -26,18 +26,26 @@ def can_tile(out_type: TensorType, columns: Dim | int) -> bool:
     return known and out_type.dtype in _DTYPES and int(columns) % _TILES[0] == 0
 
 
-def space(out_type: TensorType, columns: int, target: Target) -> ConfigSpace:
-    """Extents of a tile, how many tiles are next to each other in one direction, and which."""
-    parallel = out_type.size * dtype_bytes(out_type.dtype) >= PARALLEL_BYTES
-    return _space(columns, lanes_of(target, out_type.dtype), target.threads > 1 and parallel)
+def space(out_type: TensorType, rows: int, columns: int, target: Target) -> ConfigSpace:
+    """Extents of a tile, how many tiles are next to each other in one direction, and which.
+
+    Args:
+        rows: the elements that lie together in the input.
+        columns: those that do in the output.
+    """
+    size = dtype_bytes(out_type.dtype)
+    parallel = out_type.size * size >= PARALLEL_BYTES
+    high = 8 if size > 2 else 16
+    along = "columns" if size == 2 and rows <= high else "rows"
+    return _space(columns, lanes_of(target, out_type.dtype), high, along, target.threads > 1 and parallel)
 
 
 @lru_cache(maxsize=1024)
-def _space(columns: int, lanes: int, parallel: bool) -> ConfigSpace:
+def _space(columns: int, lanes: int, high: int, along: str, parallel: bool) -> ConfigSpace:
     widths = tuple(t for t in _TILES if columns % t == 0)
     fallback = {
-        "rows": min(8, lanes), "columns": max(w for w in widths if w <= max(lanes, 4)),
-        "block": 4, "along": "rows", "parallel": parallel,
+        "rows": min(high, lanes), "columns": max(w for w in widths if w <= max(lanes, 4)),
+        "block": 4, "along": along, "parallel": parallel,
     }  # fmt: skip
     return ConfigSpace(
         [

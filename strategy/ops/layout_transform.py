@@ -120,7 +120,7 @@ def tile_space(
     attrs: LayoutTransformAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """The space of tiles of channels and pixels."""
-    return space(out_type, _matrices(attrs, out_type)[-1], target)
+    return space(out_type, *_matrices(attrs, out_type)[2:], target)
 
 
 def compute_tile(

@@ -39,6 +39,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any]]] = [
     ("cumsum", {"data": "[9,33]"}, {"axis": 0, "exclusive": True}),
     ("cumsum", {"data": "[6,40]"}, {"axis": 1}),
     ("cumsum", {"data": "[4099]"}, {}),
+    ("cumsum", {"data": "[4099]"}, {"exclusive": True}),
     ("cumprod", {"data": "[2,9,17]"}, {"axis": 1, "dtype": "float32"}),
     ("cummax", {"data": "[9,17]"}, {"axis": 0}),
     ("topk", {"data": "[5,190]"}, {"k": 7, "ret_type": "values"}),

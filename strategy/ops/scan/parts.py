@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from strategy.cpu.loop import allocate, fill, written
+from strategy.cpu.loop import allocate, bound, fill, written
 from strategy.ops.scan.operator import ScanopAttrs, Start
 from strategy.order import FLOATS
 from strategy.schedule import integer, lanes_of
@@ -79,7 +79,7 @@ def _loops(
     def scan(total: Any, lane: Any, place: Any) -> None:
         """One element after `total[lane]`."""
         if attrs.exclusive:
-            value = script.bind(read(place))
+            value = bound(read(place))
             result[place] = tirx.Cast(dtype, total[lane])
             total[lane] = combine(total[lane], value)
         else:

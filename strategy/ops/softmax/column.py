@@ -116,20 +116,21 @@ def _loops(logarithm: bool, attrs: SoftmaxAttrs, inputs: Sequence[Any], out: Any
                 each(lambda x: write(j, x, powers[x]))
             each(lambda x: fill(total, x, total[x] + powers[x]))
 
-        def finish(j: Any, x: Any) -> None:
+        def finish(j: Any) -> None:
             if logarithm:
-                write(j, x, read(j, x) - largest[x] - total[x])
+                each(lambda x: write(j, x, read(j, x) - largest[x] - total[x]))
             elif narrow:
-                write(j, x, power(read(j, x) - largest[x]) * total[x])
+                each(lambda x: fill(powers, x, power(read(j, x) - largest[x]) * total[x]))
+                each(lambda x: write(j, x, powers[x]))
             else:
-                write(j, x, result[(task // blocks * extent + j) * columns + column(x)] * total[x])
+                each(lambda x: write(j, x, result[(task // blocks * extent + j) * columns + column(x)] * total[x]))
 
         each(lambda x: fill(largest, x, lowest(dtype)))
         each(lambda x: fill(total, x, zero))
         pass_over(lambda j: each(lambda x: fill(largest, x, tirx.max(largest[x], read(j, x)))))
         pass_over(add)
         each(lambda x: fill(total, x, log_of_sum(total[x]) if logarithm else tirx.const(1, dtype) / total[x]))
-        pass_over(lambda j: each(lambda x: finish(j, x)))
+        pass_over(finish)
 
     with IRBuilder() as builder:
         with (script.parallel if config["parallel"] else script.serial)(0, count * blocks) as task:

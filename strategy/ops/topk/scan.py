@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from strategy.cpu.loop import allocate
+from strategy.cpu.loop import allocate, bound
 from strategy.cpu.row import PARALLEL_BYTES, reduction_accumulator
 from strategy.op_strategy import OpStrategy
 from strategy.ops.topk.operator import TopKAttrs, topk_strategy
@@ -97,7 +97,7 @@ def _scan(full: int, attrs: TopKAttrs, config: Config, data: Any, values: Any, i
             return line[element if inner > 1 else row * extent + element].astype(dtype)
 
         def insert(element: Any, *, filling: bool) -> None:
-            value = script.bind(read(element))
+            value = bound(read(element))
 
             def stays(slot: Any) -> Any:
                 first = stays_before(kept[slot], value)

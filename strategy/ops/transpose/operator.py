@@ -92,7 +92,7 @@ register_injective_schedule("transpose")
 
 def tile_space(attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
     """The space of tiles of the output."""
-    return space(out_type, int(out_type.shape[-1]), target)
+    return space(out_type, int(inputs[0].shape[-1]), int(out_type.shape[-1]), target)
 
 
 def compute_transpose_tile(
