@@ -45,8 +45,17 @@ static void _plevel_ready(void) {
   if (&__TVMBackendParallelLaunch && !__TVMBackendParallelLaunch)
     __TVMBackendParallelLaunch = _plevel_launch;
 }
+/* Errors are printed where there is no tvm_ffi to be told. One that was loaded after this library is looked for, as
+ * the library's calls are bound to this function by then. */
+extern void *dlsym(void *scope, const char *name) __attribute__((weak));
 __attribute__((weak)) void TVMFFIErrorSetRaisedFromCStrParts(
     const char *kind, const char **parts, int32_t count) {
+  void (*found)(const char *, const char **, int32_t) = NULL;
+  if (dlsym) *(void **)&found = dlsym(NULL, "TVMFFIErrorSetRaisedFromCStrParts");  /* NULL: all that the program has */
+  if (found && found != TVMFFIErrorSetRaisedFromCStrParts) {
+    found(kind, parts, count);
+    return;
+  }
   fprintf(stderr, "%s: ", kind);
   for (int32_t i = 0; i < count; ++i) if (parts[i]) fputs(parts[i], stderr);
   fputc('\n', stderr);

@@ -144,10 +144,16 @@ def test_python_needs_ctypes_only_and_threads_have_buffers_of_their_own(built) -
     assert not np.allclose(rows[0], rows[1])
 
 
-def test_tvm_ffi_calls_the_function_main_and_a_wrong_tensor_is_an_error(built) -> None:
+_LOADED = "import ctypes; ctypes.CDLL(sys.argv[1] + '/seeing.so')"
+
+
+@pytest.mark.parametrize("first", ["", _LOADED], ids=["alone", "after ctypes"])
+def test_tvm_ffi_calls_the_function_main_and_a_wrong_tensor_is_an_error(built, first: str) -> None:
     folder, inputs, (classes, _) = built
-    program = """
+    program = f"""
 import sys, numpy as np
+{first}
+""" + """
 sys.modules["torch"] = None  # which tvm_ffi loads where it can
 import tvm_ffi
 folder = sys.argv[1]
