@@ -209,6 +209,13 @@ def test_operator(op, inputs, attrs):
     assert check(make(op, inputs, attrs))
 
 
+def test_a_chain_of_elementary_functions_does_not_repeat_what_it_is_of():
+    chain = [EpilogueStep(name, (None,)) for name in ("exp", "sigmoid", "exp")]
+    work = make("relu", {"data": "float32[7,131]"}, epilogue=chain)
+    assert len(lower(work, TARGET, "broadcast.cpu").module.script()) < 100_000
+    assert check(work, "broadcast.cpu")
+
+
 EMPTY = [
     ("relu", {"data": "float32[0,3]"}, {}),
     ("gelu", {"data": "float32[2,0]"}, {}),
