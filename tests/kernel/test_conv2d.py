@@ -221,6 +221,18 @@ def test_what_is_chosen_untuned_for_a_first_layer(image, weight, stride, chosen)
     assert max(found, key=lambda c: c.plevel).implementation == chosen
 
 
+@pytest.mark.parametrize(
+    ("size", "dilation", "chosen"), [(24, 6, F2), (19, 6, F2), (14, 4, SPATIAL), (12, 6, SPATIAL), (17, 6, IM2COL)]
+)
+def test_what_is_chosen_untuned_for_a_dilated_window(size, dilation, chosen):
+    workload = make(
+        f"float32[1,64,{size},{size}]", "float32[64,64,3,3]", {"padding": dilation, "dilation": dilation}
+    )
+    found = candidates(workload, Target.parse("llvm -mcpu=znver4"))
+    valid = [c for c in found if c.condition is None or c.condition.decide()]
+    assert max(valid, key=lambda c: c.plevel).implementation == chosen
+
+
 @pytest.mark.parametrize(("size", "stride", "is_first"), [(19, 1, False), (17, 1, False), (23, 2, True), (28, 1, True)])
 def test_a_spatial_pack_of_single_pixels_is_not_chosen_untuned(size, stride, is_first):
     weight, attrs = "float32[64,64,5,5]", {"padding": 2, "strides": stride}

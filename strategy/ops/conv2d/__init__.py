@@ -163,11 +163,13 @@ def _add_products(
     # Winograd's tiles go over the images of a batch.
     if attrs.groups == 1 and data.shape[0].is_constant and attrs.strides == (1, 1):
         square = (kernel_h == 3) & (kernel_w == 3)
-        # Dilation divides the image into as many.
+        # Dilation divides the image into as many. Of less than 4 pixels a tile is idle in part: it is still faster
+        # than columns, unless it is one tile alone, and slower than a spatial pack that fills its own.
         least = [8 * d for d in attrs.dilation]
-        tiny = any(int(extent) * 2 < d for extent, d in zip((height, width), least, strict=True) if d > 8)
+        sides = [int(n) / d for n, d in zip((height, width), attrs.dilation, strict=True) if d > 1]
+        level = 10 if few or min(sides, default=4) < 3 else 11 if min(sides, default=4) < 4 else 13
         with SpecializedCondition(square):
-            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F2, 10 if few or tiny else 13)
+            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F2, level)
         # Few channels do not average out the rounding of its transforms; small images fill no tile.
         with SpecializedCondition(square & (channels >= 16) & (height >= least[0]) & (width >= least[1])):
             _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F4, 14)
