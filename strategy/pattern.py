@@ -162,8 +162,10 @@ def spread(schedule: Any, block: Any, target: Target) -> Any:
     extents = [schedule.get(loop).extent for loop in loops]
     known = all(isinstance(e, tirx.IntImm) for e in extents)
     work = math.prod(int(e) for e in extents) if known else _PARALLEL_FROM
+    terms = [schedule.get(loop).extent for loop in reduction]
+    may_be_empty = any(not isinstance(extent, tirx.IntImm) or int(extent) == 0 for extent in terms)
     if not spatial:
-        if work == 0:  # only the initial value, as below
+        if may_be_empty:  # only the initial value, as below
             schedule.decompose_reduction(block, reduction[0])
         return None
     lanes = max(1, target.vector_bytes // element_bytes(str(found.writes[0].source.dtype)))
@@ -186,7 +188,7 @@ def spread(schedule: Any, block: Any, target: Target) -> Any:
     if work >= _PARALLEL_FROM:
         fused = schedule.fuse(*outer[:-1]) if len(outer) > 1 else outer[0]
         schedule.parallel(fused)
-    if vectorized or (reduction and work == 0):
+    if vectorized or may_be_empty:
         # With the initial value separate, the inner loop is only multiply and add; an empty reduction
         # leaves the initial value.
         schedule.decompose_reduction(block, reduction[0])

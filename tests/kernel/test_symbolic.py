@@ -12,7 +12,7 @@ from strategy.compile.lower import lower
 from strategy.op_strategy import find_implementation
 from strategy.target import Target
 from strategy.workload import Workload
-from workers.reference import random_inputs, reference, tolerances
+from workers.reference import compare, poison, random_inputs, reference, tolerances
 
 TARGET = Target.parse("cpu").with_threads(2)
 LAYER_NORM = {"data": "float32[m,100]", "gamma": "float32[100]", "beta": "float32[100]"}
@@ -123,3 +123,20 @@ def test_what_is_best_for_some_size_is_a_configuration_for_all(op, inputs, attrs
     for m in (1, 48, 131):
         for config in space(workload.bind({"m": m})).sample(random.Random(m), 10):
             assert whole.contains(config) or config["tasks"] > 64 or config.get("parts", 1) > 1
+
+
+@pytest.mark.parametrize(("op", "data", "attrs"), [
+    ("sum", "float32[m]", {}), ("prod", "int32[m,3]", {}), ("sum", "bfloat16[3,m]", {"axis": [1]}),
+    ("mean", "float64[m]", {}), ("all", "bool[m]", {}),
+])  # fmt: skip
+def test_of_no_elements_at_run_time(op, data, attrs):
+    import tvm
+
+    workload = Workload.make(op, {"data": data}, attrs)
+    artefact = lower(workload, TARGET, "reduce.cpu").compile(checks=False)
+    for m in (0, 5):
+        given = random_inputs(workload.bind({"m": m}), 0)
+        (right,) = map(np.asarray, reference(workload.bind({"m": m}), given))
+        out = tvm.runtime.tensor(poison(right, data.partition("[")[0]))
+        artefact.main(tvm.runtime.tensor(given["data"]), out)
+        compare(out.numpy(), right, tolerances(workload.bind({"m": m}), given, [right])[0])
