@@ -29,11 +29,12 @@ def random_inputs(workload: Workload, seed: int) -> dict[str, Array]:
     """
     rng = np.random.default_rng(seed)
     found: dict[str, Array] = {}
-    factors = workload.operator.get_attr("TFactors", False)
+    factors, product = workload.operator.get_attr("TFactors", False), workload.out_type
     for given in _all_inputs(workload):
         if given.name not in found:
-            own = factors and given in workload.inputs
-            found[given.name] = _factors(given.tensor, rng) if own else _random(given.tensor, rng)
+            kind, own = given.tensor, factors and given in workload.inputs
+            result = product if isinstance(product, TensorType) else kind
+            found[given.name] = _factors(kind, result, rng) if own else _random(kind, rng)
     return found
 
 
@@ -53,11 +54,19 @@ def _random(kind: TensorType, rng: np.random.Generator) -> Array:
     return (rng.random(shape, dtype=np.float32) * 2 - 1).astype(dtype)
 
 
-def _factors(kind: TensorType, rng: np.random.Generator) -> Array:
-    """Odd integers, of which no product is 0, or numbers of both signs, the nearer to 1 the more they are."""
+def _factors(kind: TensorType, product: TensorType, rng: np.random.Generator) -> Array:
+    """Odd integers, of which no product is 0, or numbers of both signs, the nearer to 1 the more they are.
+
+    Integers whose product is a real number are 1 or -1, but for four: float16 has all of their products.
+    """
     shape, dtype = kind.concrete_shape, numpy_dtype(kind.dtype)
+    unsigned = any(k.dtype.startswith("u") for k in (kind, product))
+    if not epsilon(product.dtype):
+        return (rng.integers(0 if unsigned else -4, 4, shape) * 2 + 1).astype(dtype)
     if not epsilon(kind.dtype):
-        return (rng.integers(0 if kind.dtype.startswith("u") else -4, 4, shape) * 2 + 1).astype(dtype)
+        ones: Array = np.asarray(rng.choice([1] if unsigned else [-1, 1], shape)).astype(dtype)
+        ones.flat[rng.permutation(kind.size)[:4]] *= 3
+        return ones
     exponents = rng.uniform(-1, 1, shape) * min(1, 8 / math.sqrt(max(1, kind.size)))
     found: Array = (np.exp2(exponents) * rng.choice([-1, 1], shape)).astype(dtype)
     return found

@@ -166,6 +166,18 @@ def test_products_of_random_inputs_say_whether_a_factor_is_missing(op, dtype):
     assert epsilon(dtype) == 0 or 2.0**-14 < abs(last) < 2.0**15
 
 
+@pytest.mark.parametrize(("data", "dtype"), [
+    ("int32", "float32"), ("int8", "float16"), ("uint8", "bfloat16"), ("float32", "int32"), ("float16", "uint8"),
+])  # fmt: skip
+def test_products_of_another_dtype_are_numbers_of_it(data, dtype):
+    for size in (1, 7, 300, 20000):
+        work = Workload.make("cumprod", {"data": f"{data}[{size}]"}, {"axis": 0, "dtype": dtype})
+        (found,) = reference(work, random_inputs(work, 3))
+        assert (found != 0).all()
+        assert epsilon(dtype) == 0 or np.isfinite(found.astype(numpy_dtype(dtype))).all()
+        assert size < 300 or len(set(found.tolist())) > 3
+
+
 def test_powers_of_minus_infinity():
     inputs = {"lhs": np.full(9, -np.inf), "rhs": np.array([0.5])}
     (found,) = reference(Workload.make("power", {"lhs": "float64[9]", "rhs": "float64[1]"}), inputs)
