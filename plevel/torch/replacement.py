@@ -12,14 +12,14 @@ from torch.fx import Graph, GraphModule, Node
 from plevel.torch import operation
 from plevel.torch.kernel import Kernel
 from plevel.torch.node import Extent, Origin, Source, aten, extent_of, extents
-from plevel.torch.restriding import keep_strides, returned
+from plevel.torch.restriding import held, keep_strides
 from plevel.torch.site import Site
 
 
 def replace(module: GraphModule, kernels: Mapping[Site, Kernel]) -> None:
     """Puts a kernel in the place of each site."""
     overload = operation.operator()
-    wanted, before = returned(module.graph), {}
+    wanted, before = held(module.graph), {}
     # Sites name nodes of the graph as it was.
     moved: dict[Node, Node] = {}
     packed: dict[tuple[Origin, str, str], Node] = {}

@@ -1,6 +1,7 @@
 """Strides of what is computed from kernels' values, which are contiguous where PyTorch's own may not be.
 
-Inductor lays out a graph's outputs, and what operators read, by the types of the graph's nodes.
+Inductor lays out a graph's outputs, and what operators read, by the types of the graph's nodes. A view by strides takes
+its operand's memory as PyTorch would have laid it out.
 """
 
 from __future__ import annotations
@@ -14,36 +15,36 @@ from torch.fx import Graph, Node
 from plevel.torch.node import aten, extent_of, hint
 
 Layout = tuple[tuple[int | str, ...], ...]
+_BY_STRIDES = (aten.as_strided.default, aten.as_strided_.default, aten.as_strided_scatter.default)
 
 
-def returned(graph: Graph) -> list[Layout]:
-    """The strides of a graph's outputs."""
-    return [layout(node) for node in _outputs(graph)]
+def held(graph: Graph) -> list[Layout]:
+    """The layouts of a graph's outputs, and of what is viewed by strides."""
+    return [layout(node) for node in _held(graph)]
 
 
 def layout(node: Any) -> Layout:
-    """The strides of a node's tensors."""
+    """The begins and strides of a node's tensors."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return tuple(map(_strides, _tensors(value)))
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int | str, ...]:
-    """The strides, 0 of axes of one element. Comparing symbolic ones themselves would make guards."""
-    return tuple(
-        0 if extent_of(n) == 1 else extent_of(step) for n, step in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    """The begin, and the strides, 0 of axes of one element. Comparing symbolic ones themselves would make guards."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return extent_of(tensor.storage_offset()), *(0 if extent_of(n) == 1 else extent_of(step) for n, step in steps)
 
 
 def keep_strides(graph: Graph, values: Mapping[Node, Any], wanted: Sequence[Layout]) -> None:
-    """Infer anew the types of all that is computed from kernels' values, and give the outputs the strides `wanted`.
+    """Infer anew the types of all that is computed from kernels' values, and give those `held` the layouts `wanted`.
 
     Args:
         values: those of the kernels, with tensors of the types that they had. One that an output is computed from is
-            copied where the output's strides would be others: a caller may view it by those.
+            copied where the output's layout would be another: a caller may view it by that. So may a node of the graph.
     """
     changed = [node for node, old in values.items() if layout(node) != (_strides(old),)]
     reached = _infer_types(graph, changed)
-    wrong = [node for node, own in zip(_outputs(graph), wanted, strict=True) if layout(node) != own]
+    wrong = [node for node, own in zip(_held(graph), wanted, strict=True) if layout(node) != own]
     copies = [_copy(graph, node, values[node]) for node in changed if not reached[node].isdisjoint(wrong)]
     _infer_types(graph, copies)
 
@@ -102,6 +103,6 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [t for t in each if isinstance(t, torch.Tensor) and t.layout == torch.strided]
 
 
-def _outputs(graph: Graph) -> Sequence[Any]:
+def _held(graph: Graph) -> Sequence[Any]:
     (node,) = graph.find_nodes(op="output")
-    return tuple(node.args[0])
+    return *node.args[0], *(n.args[0] for n in graph.nodes if n.target in _BY_STRIDES)

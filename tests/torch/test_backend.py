@@ -107,25 +107,62 @@ def test_a_permutation_that_changes_nothing_transposes_nothing():
         torch._dynamo.reset()
 
 
-def test_outputs_have_the_strides_of_pytorch(monkeypatch: pytest.MonkeyPatch):
-    """Whoever calls the model may view them by those: products that are merged lie side by side."""
+class Merged(torch.nn.Module):
+    """Two products of one operand, whose weights are frozen: one kernel computes both, side by side."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.keys, self.values = torch.nn.Linear(16, 16, bias=False), torch.nn.Linear(16, 24, bias=False)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.keys(x), self.values(x))
+
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch):
+    """Kernels are in place of all that has one, products merged."""
     monkeypatch.setattr(Plan, "preferred", lambda self: frozenset(self.kernels))
-    heads = torch.randn(2, 5, 4, 8).transpose(1, 2)
-    x, keys, values = torch.randn(6, 16), torch.randn(16, 16), torch.randn(24, 16)
 
-    def merged(x):
-        return x @ keys.t(), (x @ values.t()).view(2, 3, 4, 6).transpose(1, 2)
 
-    def attend(heads):
-        found = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+def attend(heads):
+    return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+
+HEADS = torch.randn(2, 5, 4, 8).transpose(1, 2)
+
+
+def test_outputs_have_the_strides_of_pytorch(everywhere):
+    """Whoever calls the model may view them by those: products that are merged lie side by side."""
+    merged = Merged(lambda keys, values: (keys, values.view(2, -1, 4, 6).transpose(1, 2)))
+
+    def attended(heads):
+        found = attend(heads)
         return found, found.transpose(1, 2), found + 1
 
-    for function, given in ((merged, x), (attend, heads)):
+    for function, given in ((merged, torch.randn(6, 16)), (attended, HEADS)):
         with torch.inference_mode():
             found, expected = compiled(function)(given), function(given)
         close(found, expected)
         assert [t.stride() for t in found] == [t.stride() for t in expected]
     assert found[0].data_ptr() == found[1].data_ptr() != found[2].data_ptr()
+    assert explain(merged)[0].replaced == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (Merged(lambda keys, values: (keys + 1, values.as_strided((5, 2, 24), (24, 24, 1)))), torch.randn(6, 16)),
+        (Merged(lambda keys, values: (keys + 1, values.as_strided((3, 8), (4, 1), 0))), torch.randn(1, 16)),
+        (lambda heads: (attend(heads).as_strided((10, 32), (32, 1)),), HEADS),
+    ],
+    ids=["merged", "merged of one row", "attention"],
+)
+def test_what_is_viewed_by_strides_has_those_of_pytorch(function, given, everywhere):
+    """As Longformer takes windows that overlap."""
+    with torch.inference_mode():
+        close(compiled(function)(given), function(given))
+    assert explain()[-1].replaced == 1
 
 
 def test_a_call_writes_the_buffer_of_inductor_and_copies_what_is_not_aligned():
