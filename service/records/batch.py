@@ -9,8 +9,8 @@ import orjson
 
 from service.formats import Attachment, ImportedRecord
 from service.store.namespace import DEFAULT, check, within
-from service.store.sql import positional
 from service.store.tables import record
+from service.store.text import positional
 
 # First the columns of the record itself, then the ids of its references.
 COLUMNS = tuple(

@@ -15,10 +15,11 @@ from service.records import best, tvm_history
 from service.records.origin import find_owners, identify
 from service.store import catalogue
 from service.store.row_cache import recall
-from service.store.sql import among, json_text, now, positional, put_rows
+from service.store.sql import among, now, put_rows
 from service.store.tables import EntryState, device, job_entry, record, task
 from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table
+from service.store.text import json_bytes, json_text, positional
 from strategy.op_strategy import Candidate
 from strategy.peak import least_seconds
 from strategy.record import ErrorKind, Phase, Report, Result, Results, convert, estimate
@@ -90,7 +91,7 @@ _IDENTITIES = sa.select(device.c.id, device.c.identity).where(among(device.c.id)
 
 
 def _environment_key(sent: Results) -> bytes:
-    return orjson.dumps(sent.environment, option=orjson.OPT_SORT_KEYS)
+    return json_bytes(sent.environment, orjson.OPT_SORT_KEYS)
 
 
 def _put_environments(connection: sa.Connection, keys: Collection[bytes]) -> dict[bytes, int]:
@@ -128,7 +129,7 @@ def append_references(connection: sa.Connection, held: Any, sent: Results) -> No
             "lease_id": held.id, "worker_id": held.worker_id,
             "device_id": held.device_id, "environment_id": environment_id,
             "session": sent.session, "variant_id": origin.variant_id,
-            "extra": orjson.dumps(one.state).decode() if one.state else None,
+            "extra": json_bytes(one.state).decode() if one.state else None,
         })  # fmt: skip
     identify(connection, rows, [origin.target] * len(rows), [where] * len(rows))
     connection.execute(sa.insert(record).values(recorded_at=now()), rows)

@@ -25,6 +25,7 @@ from service.store.tables import (
     timing_policy,
     workload,
 )
+from service.store.text import json_bytes
 from strategy.op_strategy import Candidate
 from strategy.record import TimingPolicy, to_json
 from strategy.target import Target
@@ -36,8 +37,7 @@ COUNT_LIMIT = 20_000
 
 def digest_of(data: Any) -> str:
     """32 hexadecimal digits of the SHA-256 of the canonical JSON."""
-    text = orjson.dumps(data, option=orjson.OPT_SORT_KEYS)
-    return hashlib.sha256(text).hexdigest()[:32]
+    return hashlib.sha256(json_bytes(data, orjson.OPT_SORT_KEYS)).hexdigest()[:32]
 
 
 def _one(

@@ -21,7 +21,7 @@ from service.address import url_of
 from service.errors import DatabaseError, InvalidError, OverloadedError, UnansweredError
 from service.store import row_cache
 from service.store.foreign import ForeignFile, may_write, real_path
-from service.store.sql import json_text
+from service.store.text import json_text
 
 Connection = sa.Connection
 
@@ -192,12 +192,12 @@ def _translated() -> Iterator[None]:
     """Turn failures of the database, and values that it cannot store, into errors of one line."""
     try:
         yield
-    except (sa.exc.DataError, OverflowError, orjson.JSONEncodeError) as error:
+    except (sa.exc.DataError, OverflowError) as error:
         first = str(getattr(error, "orig", error)).strip().partition("\n")[0]
         raise InvalidError(f"a value cannot be stored: {first}") from error
     except sa.exc.StatementError as error:
-        if isinstance(error.orig, orjson.JSONEncodeError):
-            raise InvalidError(f"a value cannot be stored: {error.orig}") from error
+        if isinstance(error.orig, InvalidError):  # of `json_text`, which SQLAlchemy calls
+            raise error.orig from error
         first = (str(error.orig).strip().splitlines() or ["no reason given"])[0]
         if getattr(error.orig, "sqlstate", None) == "42501":  # insufficient_privilege
             raise DatabaseError(f"the database refuses: {first}: make its user the owner of the database") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -44,27 +43,6 @@ def is_due(at: sa.ColumnElement[float], longest_s: Any) -> sa.ColumnElement[bool
     clock was set back.
     """
     return sa.or_(at <= now(), at > now() + longest_s)
-
-
-_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|-?[0-9][0-9.]*[eE]\+?[0-9]+')
-
-
-def json_text(value: Any) -> str:
-    """The JSON of a value, for a column."""
-    return positional(orjson.dumps(value).decode())
-
-
-def positional(text: str) -> str:
-    """JSON without positive exponents: PostgreSQL's would give 1e16 back as an integer, 10000000000000000.0 not."""
-    return _TOKEN.sub(_positional, text) if "e" in text or "E" in text else text
-
-
-def _positional(found: re.Match[str]) -> str:
-    token = found[0]
-    if token.startswith('"'):
-        return token
-    number = float(token)
-    return f"{number:.1f}" if abs(number) >= 1e16 else repr(number)
 
 
 class _Integers(sa.TypeDecorator[Sequence[int]]):

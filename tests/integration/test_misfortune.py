@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from service.errors import DatabaseError, InvalidError
 from service.formats import ImportedRecord, Source, native, read
 from service.records.importer import import_items
+from service.store import catalogue
 from service.store.db import Store
-from service.store.tables import best, workload
+from service.store.tables import best, environment, workload
 from tests.integration.test_import import bests, count, expected_best, made
 
 ROWS = [made(i % 30, (1.0 + i,), measured_at=float(i)) for i in range(60)]
@@ -130,3 +131,12 @@ def test_what_the_database_cannot_hold_is_the_asker_s_fault(store: Store) -> Non
     asked = best.c.task_id == 2**70 if store.is_sqlite else workload.c.op == "a\0b"
     with pytest.raises(InvalidError, match="cannot be stored"), store.read() as c:
         c.execute(sa.select(sa.literal(1)).where(asked))
+
+
+def test_what_json_cannot_hold_is_the_asker_s_fault_and_a_defect_is_not(store: Store) -> None:
+    with pytest.raises(InvalidError, match="cannot be stored: Integer exceeds 64-bit range"), store.write() as c:
+        catalogue.put_environment(c, {"x": 2**70})
+    with pytest.raises(InvalidError, match="cannot be stored: Integer exceeds 64-bit range"), store.write() as c:
+        c.execute(sa.insert(environment).values(digest="x", body={"x": 2**70}, created_at=0.0))
+    with pytest.raises(TypeError, match="a defect"), store.read():
+        raise TypeError("a defect")
