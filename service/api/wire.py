@@ -85,7 +85,7 @@ def _check_text(data: bytes) -> None:
         return
     try:
         left: list[tuple[str, Any]] = [("", msgspec.json.decode(data))]
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return  # `decode` names the fault
     while left:
         path, value = left.pop()

@@ -253,6 +253,7 @@ NEVER = to_json(Candidate(FAST.implementation, FAST.version, 5)) | {
     [
         ("POST", "/v1/runs", b"{", 400, "malformed", "truncated"),
         ("POST", "/v1/runs", b"[]", 422, "invalid", "Expected `object`"),
+        ("POST", "/v1/runs", b'{"a": "\\u0000\xff"}', 422, "invalid", "unknown field 'a'"),
         ("POST", "/v1/runs", b"x" * 300_000, 413, "too-large", "200000 bytes"),
         ("POST", "/v1/runs", run_body(trials=0), 422, "invalid", "trials"),
         ("POST", "/v1/runs", run_body(trials="many"), 422, "invalid", "trials"),
