@@ -22,21 +22,21 @@ def open_http(url: str, transport: httpx.BaseTransport | None = None, **options:
     Raises:
         ConnectionSettingError: the URL, a proxy or the certificates cannot be used.
     """
-    parts = _split(url)
-    secure = parts.scheme == "https" and transport is None
+    address = _parse(url)
+    secure = address.scheme == "https" and transport is None
     trusted = trusted_certificates() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    headers = httpx.Headers(options.pop("headers", None))  # raises for a token that is not ASCII
     try:
         return httpx.Client(
-            base_url=url, transport=transport, verify=trusted, trust_env=not _is_this_host(parts.hostname or ""),
-            **options,
+            base_url=address, transport=transport, verify=trusted, trust_env=not _is_this_host(address.host),
+            headers=headers, **options,
         )  # fmt: skip
-    except httpx.InvalidURL as error:
-        raise ConnectionSettingError(f"url {_shown(url)}: {error}: write http://host:port") from error
-    except (ImportError, ValueError) as error:  # a proxy by SOCKS, whose package is missing, or of an unknown scheme
+    # Of the environment: a proxy by SOCKS, whose package is missing, or of an unknown scheme, or no address.
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
         why = str(error).partition(". ")[0].rstrip(".")
         raise ConnectionSettingError(
-            f"a proxy of the environment cannot be used ({why}): correct HTTP_PROXY, HTTPS_PROXY or ALL_PROXY, or "
-            f"name {parts.hostname} in NO_PROXY"
+            f"a proxy of the environment cannot be used ({why}): correct HTTP_PROXY, HTTPS_PROXY, ALL_PROXY or "
+            f"NO_PROXY, in which {address.host} may be named"
         ) from error
 
 
@@ -58,20 +58,18 @@ def trusted_certificates() -> ssl.SSLContext:
     return context
 
 
-def _split(url: str) -> Any:
+def _parse(url: str) -> httpx.URL:
+    shown = repr(re.sub(r"(?<=://).*@", "", url)[:120])  # without a password, which may have any character
     try:
-        parts = urlsplit(url)
-        _ = parts.port  # raises where it is no number
-    except ValueError as error:
-        raise ConnectionSettingError(f"url {_shown(url)}: {error}: write http://host:port") from error
-    if not parts.hostname:
-        raise ConnectionSettingError(f"url {_shown(url)}: no host: write http://host:port")
-    return parts
-
-
-def _shown(url: str) -> str:
-    """The URL without its password."""
-    return repr(re.sub(r"(?<=://)[^/@]*@", "", url)[:120])
+        _ = urlsplit(url).port  # raises where it is no number, or too large
+        address = httpx.URL(url)
+        host = address.host
+    except (httpx.InvalidURL, ValueError) as error:  # whose text may have a part of the password
+        why = "no port" if "port" in str(error).lower() else "no address"
+        raise ConnectionSettingError(f"url {shown}: {why}: write http://host:port") from error
+    if not host:
+        raise ConnectionSettingError(f"url {shown}: no host: write http://host:port")
+    return address
 
 
 def _is_this_host(name: str) -> bool:

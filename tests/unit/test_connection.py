@@ -77,7 +77,24 @@ def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -
         WorkerClient("http://farm:8765", threading.Event())
 
 
-@pytest.mark.parametrize("url", ["http://", "http://[", "http://farm:x", "http://me:s3cret@farm:99999"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("HTTP_PROXY", "http://proxy:x"), ("no_proxy", "[::1]")]
+)
+def test_an_address_in_the_environment_is_not_taken_for_the_service_s(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UnreachableError, match="^a proxy of the environment cannot be used .*NO_PROXY"):
+        Client("http://farm:8765")
+    with pytest.raises(UnicodeEncodeError):
+        Client("http://farm:8765", token="gehe\u00efm")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://", "http://[", "http://farm:x", "http://me:s3cret@farm:99999", "http://me:p@s3cret@farm:x",
+     "http://me:s3cret/s3cret@farm"],
+)
 def test_an_address_that_is_none_is_said_without_its_password(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
