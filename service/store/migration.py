@@ -16,7 +16,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from service.errors import SchemaError, UnansweredError
+from service.errors import OverloadedError, SchemaError, UnansweredError
 from service.store.db import Store, show_url
 from service.store.tables import metadata
 from strategy.suggestion import suggest
@@ -228,7 +228,11 @@ def _moving(url: str) -> Iterator[tuple[Store, sa.Connection]]:
 
 
 def _with_remedy(error: UnansweredError, store: Store) -> UnansweredError:
-    if not store.is_sqlite:
+    if isinstance(error, OverloadedError):
+        remedy = f"ask {shown(store)} again soon"
+    elif "FATAL:" in str(error):  # by the server itself
+        remedy = f"check the user, the password and the database in {shown(store)}"
+    elif not store.is_sqlite:
         remedy = f"start the server of {shown(store)}"
     elif "locked" in str(error):
         remedy = f"see which program holds {store.url.database}"

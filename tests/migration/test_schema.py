@@ -275,6 +275,15 @@ def test_a_user_without_rights_is_told_what_is_missing(postgres_url: str) -> Non
     admin.dispose()
 
 
+@pytest.mark.parametrize(("part", "other"), [("plevel@", "nobody@"), (r"/test_\w+\?", "/nothing?")])
+def test_a_server_that_refuses_is_not_to_be_started(postgres_url: str, part: str, other: str) -> None:
+    url = re.sub(part, other, postgres_url)
+    assert url != postgres_url
+    with pytest.raises(DatabaseError, match="does not exist: check the user, the password and") as caught:
+        migration.check(url)
+    assert "start the server" not in str(caught.value)
+
+
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("remember the milk, and everything else")
