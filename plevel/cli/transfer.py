@@ -95,8 +95,7 @@ def import_files(
             if not as_json:
                 _tell(" + ".join(str(p) for p in group), summary)
             if rejected and aside is None:
-                why = " ".join(f"line {rejected[0]['line']}: {rejected[0]['detail']}".split())
-                print(f"{name}: {why:.300}; --rejects FILE keeps what is rejected", file=sys.stderr)
+                _say_why(name, rejected[0])
     if as_json:
         print_json(totals)
     elif len(files) > 1:
@@ -129,6 +128,14 @@ def _pieces(group: list[Path], advance: Callable[[int], object]) -> Iterator[byt
             advance(len(piece))
     finally:
         joined.close()
+
+
+def _say_why(name: str, first: Mapping[str, Any]) -> None:
+    """Print why an entry was rejected, without the control characters that a log from elsewhere may have."""
+    where = f"line {first['line']}: " if first["line"] else ""  # some are found behind the reader
+    why = " ".join(str(first["detail"]).split())
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in f"{where}{why:.300}")
+    print(f"{name}: {shown}; --rejects FILE keeps what is rejected", file=sys.stderr)
 
 
 def _note(

@@ -806,6 +806,12 @@ def test_an_import_says_why_an_entry_was_rejected(called: Called, tmp_path: Path
     assert f"{log}: line 2: " in line and "--device-model" in line and "--rejects" in line
     assert called("import", str(log), "--rejects", str(rejects)).stderr == ""
     assert rejects.exists()
+    # A log from elsewhere writes nothing else on a terminal; what no reader found has no line.
+    header = next(native.write([FULL])).split(b"\n")[0]
+    log.write_bytes(header + b'\n{"kind": "record", "\\u001b[31mred": 1}\n')
+    assert r"line 2: Object contains unknown field `\x1b[31mred`" in called("import", str(log)).stderr
+    log.write_bytes(b"".join(native.write([replace(FULL, measured_at=1e300)])))
+    assert called("import", str(log)).stderr.startswith(f"{log}: measured_at: 1e+300 is no instant")
 
 
 def test_a_log_is_not_emptied_as_its_own_rejects(called: Called, tmp_path: Path) -> None:
