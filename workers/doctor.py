@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from strategy.compile.export import find_compiler
+from strategy.compile.export import missing_compiler
 from workers.cgroup import group_limits, machine_memory
 from workers.cpu import Cores, governor, state
 from workers.drift import DRIFT, time_reference
@@ -46,13 +46,11 @@ def examine(cores: Cores, root: Path = Path("/")) -> list[Finding]:
 
 
 def _tools() -> Iterator[Finding]:
-    for what, there, remedy in (
-        ("TVM", find_spec("tvm") is not None, "pip install 'plevel[worker]'"),
-        ("C compiler", find_compiler() is not None, "install gcc or clang (Debian: apt install gcc), or set CC"),
+    for what, remedy in (
+        ("TVM", "" if find_spec("tvm") is not None else "pip install 'plevel[worker]'"),
+        ("C compiler", missing_compiler()),
     ):
-        yield Finding(
-            what=what, found="installed" if there else "missing", remedy="" if there else remedy
-        )
+        yield Finding(what=what, found="missing" if remedy else "installed", remedy=remedy)
 
 
 def _settings(root: Path) -> Iterator[Finding]:

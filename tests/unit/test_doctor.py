@@ -64,6 +64,12 @@ def test_the_memory_is_that_of_the_smallest_control_group(tmp_path: Path) -> Non
     assert machine_memory(tmp_path) == 16 << 20
 
 
+def test_a_compiler_that_workers_refuse_is_not_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "nonsense -m64")
+    (found,) = (f for f in doctor._tools() if f.what == "C compiler")
+    assert "CC names 'nonsense -m64', which is no program" in found.remedy
+
+
 def test_a_host_that_tells_nothing_is_no_fault(tmp_path: Path) -> None:
     assert all(good for _, good in settings(tmp_path).values())
 
