@@ -51,8 +51,8 @@ from service.store.tables import (
 from service.store.tables import device as device_table
 from service.store.tables import pause as pause_table
 from service.store.tables import webhook as webhook_table
+from service.tuning import other_run, remeasure, tuning_run, webhook
 from service.tuning import plan as planning
-from service.tuning import remeasure, tuning_run, webhook
 from service.tuning import run as runs
 from service.tuning.ownership import Ownership
 from strategy.record import Phase, RunState, RunWorkload, TimingPolicy
@@ -338,6 +338,22 @@ def test_a_device_that_is_renamed_meanwhile_times_under_one_lease(
     with pytest.raises(DeviceBusyError, match=f"lease {first.id}"), store.write() as c:
         leasing.renew(c, second.id, second.token, True, TERMS)
     store.close()
+
+
+def test_a_run_waits_for_no_job_that_it_brings_forward(postgres_copy: str) -> None:
+    """A claim or a cancellation may hold it, and wait for the run."""
+    store = Store(postgres_copy)
+    scene = Scene.make(store)
+    held, free = scene.enqueue(configs(1)), scene.enqueue(configs(2)[1:])
+    with store.write() as other:
+        other.execute(sa.select(job.c.id).where(job.c.id == held).with_for_update())
+        with store.write() as c:
+            c.execute(sa.text("SET LOCAL lock_timeout = '5s'"))
+            other_run.bring_forward(c, [held, free], 1)
+    with store.read() as c:
+        found = dict(c.execute(sa.select(*job.c["id", "priority"])).all())
+    store.close()
+    assert found == {held: jobs.NORMAL, free: jobs.NORMAL - jobs.RUN_PRIORITY}
 
 
 def test_results_that_come_twice_are_stored_once(crowd: Crowd) -> None:
