@@ -89,9 +89,10 @@ def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
                 connection.execute(sa.delete(advice).where(*stale))
             live = set(connection.scalars(_LIVE_TASKS, {"ids": tasks}))
             for task_id in tasks:
-                if task_id in live:
-                    continue
                 old, kept = _old(connection, task_id, keep_best, before)
+                if task_id in live:
+                    kept += sum(old.values())
+                    old = {}
                 total["kept"] += kept
                 if not old:
                     continue
