@@ -149,8 +149,7 @@ class Tuner(Background):
             row = state.read_state(connection, run_id)
             tuning.join(row.priority)
             open_jobs = jobs.open_jobs(connection, run_id)
-            awaited = {job_id for t in tuning.tasks for job_id, _ in t.awaited}
-            behind = other_run.find_behind(connection, awaited, row.priority)
+            behind = other_run.find_behind(connection, _needed(tuning), row.priority)
             devices = fleet.count_alive(connection, tuning.target_id, self.settings.alive_s)
         if row.state == RunState.CONFIRMING:
             if not open_jobs:
@@ -278,7 +277,7 @@ class Tuner(Background):
             ended = not (proposals or waiting or jobs.open_jobs(connection, tuning.id))
             if ended:
                 self._confirm(connection, tuning, timed_out=timed_out)
-            else:
+            elif not timed_out:
                 other_run.bring_forward(connection, behind, row.priority)  # the last, as a claim may wait for it
         for e in entries:
             by_id[e.task_id].referenced = True
@@ -410,6 +409,14 @@ def _close(tuning: TuningRun, t: TuningTask, state: TaskState, why: str) -> None
 
 def _spent(group: Sequence[TuningTask]) -> int:
     return sum(t.told + t.pending for t in group if t.search is not None)
+
+
+def _needed(tuning: TuningRun) -> set[int]:
+    """The jobs of other runs that a run waits for, not those whose trials would be more than it was asked for."""
+    more = _spent(tuning.tasks) < tuning.request.trials
+    searched = [t for t in tuning.tasks if more and t.search is not None and t.state is TaskState.ACTIVE]
+    fixed = [t for t in tuning.tasks if t.is_unmeasured]
+    return {job_id for t in (*searched, *fixed) for job_id, _ in t.awaited}
 
 
 def _why_stopped(tuning: TuningRun, *, timed_out: bool) -> str:

@@ -469,6 +469,24 @@ def test_what_a_run_of_a_higher_priority_waits_for_goes_before_others(farm: Farm
     assert set(by_run[high]) == {raised[1]}
 
 
+@pytest.mark.parametrize("end", ["trials", "time"])
+def test_a_run_that_needs_no_more_brings_nothing_forward(farm: Farm, end: str) -> None:
+    high = farm.ask(drawn(trials=1 if end == "trials" else 61, priority=2, timeout_s=1000.0)).id
+    farm.tuner.step()
+    with farm.store.write() as c:
+        assert next(iter(lease_jobs(c, farm.worker_id, farm.identity)))  # while it is timed, the run is live
+    low = farm.ask(drawn(trials=60)).id
+    farm.tuner.step()
+    if end == "time":
+        with farm.store.write() as c:
+            c.execute(sa.update(run).where(run.c.id == high).values(created_at=run.c.created_at - 2000.0))
+    farm.tuner.step()
+    with farm.store.read() as c:
+        queued = c.scalars(sa.select(job.c.priority).where(job.c.run_id == low, job.c.state == "queued")).all()
+    assert farm.status(high).state in LIVE
+    assert set(queued) == {queue.NORMAL}
+
+
 def test_a_lost_job_returns_to_the_queue_with_the_priority_that_its_run_has_now(farm: Farm) -> None:
     run_id = farm.ask(drawn(trials=60)).id
     farm.tuner.step()
