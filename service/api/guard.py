@@ -116,18 +116,18 @@ def _host_of(given: str) -> str:
         raise MalformedRequestError(f"host {given!r:.80} is none ({error}): send the service's address") from error
 
 
-def _place_of(origin: str) -> str | None:
-    """The host and port of the header Origin; None for what can be none."""
+def _is_foreign(origin: str, host: str | None) -> bool:
+    """Return whether the header Origin names another host and port than Host, or none."""
     try:
-        return urlsplit(origin).netloc
+        return urlsplit(origin).netloc != host
     except ValueError:
-        return None
+        return True
 
 
 def _check_origin(headers: Headers) -> None:
     """Refuse requests that another site's page has a browser send with the user's credentials (CSRF)."""
     site = headers.get("sec-fetch-site", "same-origin")
     origin = headers.get("origin")
-    foreign = origin is not None and _place_of(origin) != headers.get("host")
+    foreign = origin is not None and _is_foreign(origin, headers.get("host"))
     if foreign or site not in ("same-origin", "none"):
         raise ForbiddenError(f"origin {origin or site!r:.80} is another site: use this service's pages")

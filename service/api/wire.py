@@ -22,7 +22,7 @@ T = TypeVar("T")
 PROBLEM = "application/problem+json"
 _REF = "#/components/schemas/"
 # Errors of any request: too slow, URL or headers too large, database away.
-_ANYWHERE = (408, 414, 431, 503)
+_ANYWHERE = (400, 408, 414, 431, 503)
 
 
 class FieldFault(msgspec.Struct, frozen=True, kw_only=True):

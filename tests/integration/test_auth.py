@@ -20,13 +20,14 @@ from unittest import mock
 import httpx
 import pytest
 import sqlalchemy as sa
+from starlette.datastructures import Headers
 
 from plevel.cli.main import main
 from plevel.client import Client, ServiceError
 from service.access import audit, auth, token
 from service.access.auth import Actor, Authority, is_loopback
 from service.api.direct import DirectRoutes
-from service.api.guard import needed
+from service.api.guard import _check_origin, needed
 from service.app import create_app
 from service.errors import ForbiddenError, InvalidError, NotFoundError, TooManyError
 from service.queue import fleet
@@ -168,6 +169,13 @@ def test_a_host_or_an_origin_that_is_none_is_refused(secrets: dict[str, str], ht
             answer = http.get(path, headers=headers | {"host": text.removeprefix("http://")})
             assert (answer.status_code, answer.json()["type"]) == (400, "urn:plevel:malformed-request")
     assert http.post("/v1/runs", headers=own | {"origin": text}, content=encode(request())).status_code == 403
+    described = http.get("/openapi.json", headers=own).json()["paths"]
+    assert all("400" in operation["responses"] for of in described.values() for operation in of.values())
+
+
+def test_an_origin_that_is_none_is_another_site_of_a_request_without_a_host() -> None:
+    with pytest.raises(ForbiddenError, match="another site"):
+        _check_origin(Headers({"origin": "http://["}))
 
 
 def test_expired_and_revoked_tokens_open_nothing(
