@@ -89,7 +89,7 @@ class TensorType(Type):
     """A tensor of `dtype` with `shape`, whose entries are `Dim`s.
 
     Raises:
-        TypeSyntaxError: an unknown dtype, too many dimensions or elements, or an invalid dimension.
+        TypeSyntaxError: an unknown dtype, too many dimensions, or an invalid dimension.
     """
 
     __slots__ = ("dtype", "shape")
@@ -104,9 +104,6 @@ class TensorType(Type):
                 f"a tensor has at most {MAX_RANK} dimensions, got {len(self.shape)}"
             )
         self.dtype = dtype
-        sizes = [int(d.value) for d in self.shape if d.value is not None]
-        if math.prod(sizes) > MAX_ELEMENTS or max(sizes, default=0) > MAX_DIM:
-            raise TypeSyntaxError(f"{self} is too large: a tensor has at most {MAX_ELEMENTS} elements")
 
     @classmethod
     def parse(cls, text: str) -> TensorType:
@@ -190,6 +187,17 @@ class IncompleteType(Type):
 
     def __repr__(self) -> str:
         return f"IncompleteType({self.name})"
+
+
+def require_size(kind: Type) -> None:
+    """Raise `TypeSyntaxError` if a tensor has too many elements.
+
+    Types themselves may have more: those of a network have large primes in place of symbolic sizes.
+    """
+    for own in kind.fields if isinstance(kind, TupleType) else (kind,):
+        sizes = [int(d.value) for d in own.shape if d.value is not None] if isinstance(own, TensorType) else []
+        if math.prod(sizes) > MAX_ELEMENTS or max(sizes, default=0) > MAX_DIM:
+            raise TypeSyntaxError(f"{own} is too large: a tensor has at most {MAX_ELEMENTS} elements")
 
 
 def may_equal(a: Type, b: Type) -> bool:

@@ -16,7 +16,7 @@ from strategy.attrs import Attrs
 from strategy.condition import SpecializedCondition
 from strategy.op import Op, find_op, get_op
 from strategy.suggestion import suggest
-from strategy.types import Dim, TensorType, TupleType, Type
+from strategy.types import Dim, TensorType, TupleType, Type, require_size
 
 MAX_INPUTS = 64
 MAX_NAME = 128
@@ -41,7 +41,9 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         _check_name("an input's name", self.name)
-        normal = str(TensorType.parse(self.type))
+        kind = TensorType.parse(self.type)
+        require_size(kind)
+        normal = str(kind)
         if normal != self.type:  # normal form, for the key
             msgspec.structs.force_setattr(self, "type", normal)
 
@@ -135,6 +137,8 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
             Input(n, str(given[n].tensor), given[n].constant or n in constants) for n in names
         )
         workload = cls(op, ordered, node.to_json())
+        if workload.is_constant:  # else an attribute, such as the shape of a reshape, may stand for a symbolic size
+            require_size(workload.out_type)
         steps = _checked_epilogue(workload.out_type, epilogue)
         return msgspec.structs.replace(workload, epilogue=steps) if steps else workload
 
