@@ -23,8 +23,10 @@ MAX_RATIO = 300
 _FREE = 1 << 24  # bytes that any file may unpack to
 # An unclosed string extends to the end: rescanning from each of its quotes would take quadratic time.
 _BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\]]', re.DOTALL)
-# From one to the next, as the text of a string may have a backslash, itself escaped, before a u.
-_ESCAPE = re.compile(rb"\\(?:u(....)|.)", re.DOTALL)
+# A null character, or a lone surrogate, in a text without escaped backslashes, which may stand before a u.
+_BROKEN = re.compile(
+    rb"\\u(?:0000|[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u)[dD][c-fC-F])"
+)
 
 
 class Joined:
@@ -257,22 +259,8 @@ def check(text: bytes) -> None:
             depth += 1 if bracket in {b"[", b"{"} else -1 if bracket in {b"]", b"}"} else 0
             if depth > MAX_DEPTH:
                 raise RejectError(Reason.DEPTH, f"nested deeper than {MAX_DEPTH} levels")
-    if b"\\u" in text and _is_broken(text):
+    if b"\\u" in text and _BROKEN.search(text.replace(b"\\\\", b"  ")):
         raise RejectError(Reason.JSON, "a character that databases cannot store: \\u0000, or a lone surrogate")
-
-
-def _is_broken(text: bytes) -> bool:
-    """Return whether an escape of JSON is a null character, or a lone surrogate."""
-    low_at = -1  # where the second half of a pair must be
-    for found in _ESCAPE.finditer(text):
-        code = (found[1] or b"").lower()
-        is_low = code[:1] == b"d" and code[1:2] in b"cdef"
-        if code == b"0000" or is_low != (found.start() == low_at):
-            return True
-        low_at = found.end() if code[:1] == b"d" and code[1:2] in b"89ab" else -1
-        if low_at >= 0 and text[low_at : low_at + 1] != b"\\":
-            return True
-    return low_at >= 0
 
 
 def load(text: bytes) -> Any:
