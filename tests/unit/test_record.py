@@ -108,7 +108,7 @@ def constrained(kind: Any, meta: msgspec.Meta) -> st.SearchStrategy[Any]:
     if kind is str:
         return st.text(min_size=meta.min_length or 0, max_size=min(meta.max_length or 20, 20))
     if kind is int:
-        return st.integers(meta.ge, meta.le)
+        return st.integers(meta.ge, meta.le if meta.lt is None else meta.lt - 1)
     if kind is float:
         low = meta.ge if meta.ge is not None else meta.gt
         high = next((h for h in (meta.le, meta.lt) if h is not None), 1e6)
