@@ -106,6 +106,15 @@ def test_nan_and_infinities_pass(op: str, shape: tuple[int, ...], attrs: dict[st
         np.testing.assert_allclose(found.numpy().astype("float32"), right.astype("float32"), rtol=1e-2, atol=1e-2)
 
 
+def test_float16_is_widened_to_float32_alone() -> None:
+    """Few processors convert float64 to float16, and not all C libraries do."""
+    for op, inputs, attrs in CASES:
+        work = narrowed(op, inputs, attrs, "float16")
+        for found in offered(work):
+            if found.space is not None:
+                assert "float64" not in lower(work, TARGET, found).module.script(), f"{work} {found.name}"
+
+
 def floats() -> Iterator[Any]:
     """The examples of float32 whose operators take narrower floats."""
     for op, registered in all_ops().items():
