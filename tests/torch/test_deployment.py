@@ -144,6 +144,18 @@ def test_python_needs_ctypes_only_and_threads_have_buffers_of_their_own(built) -
     assert not np.allclose(rows[0], rows[1])
 
 
+def test_python_takes_numbers_that_a_cast_to_the_dtype_keeps(built) -> None:
+    folder, (picture, scale), (classes, _) = built
+    found: dict[str, type] = {}
+    exec(documented_loader(), found)
+    library = found["Model"](str(folder / "seeing.so"))
+    for made in (library(picture.astype(">f8"), 0.5), library(np.asfortranarray(picture), scale)):
+        np.testing.assert_allclose(made[0], classes, rtol=1e-4, atol=1e-5)
+    library(picture, 1)
+    with pytest.raises(TypeError, match="Cannot cast array data from dtype.'complex64'. to dtype.'float32'."):
+        library(picture + 1j, scale)
+
+
 _LOADED = "import ctypes; ctypes.CDLL(sys.argv[1] + '/seeing.so')"
 
 
