@@ -184,7 +184,7 @@ def _attention(reader: Reader, node: Node) -> tuple[Call, ...] | None:
     dropout, is_causal = rest[0] if rest else 0.0, len(rest) > 1 and rest[1]
     mask = of.kwargs.get("attn_mask")
     given = [_same_elements(n) for n in (query, key, value)] + ([] if mask is None else [_broadcast(mask)])
-    if dropout or not all(map(is_plain, given)):
+    if dropout or not all(map(is_plain, given)) or not isinstance(extents(given[0])[3], int):
         return None
     name = "attention" if mask is None else "attention_bias"
     scale = of.kwargs.get("scale")

@@ -325,6 +325,8 @@ def _attention(
 ) -> Expr:  # fmt: skip
     if dropout_p:
         raise NetworkError(f"dropout_p {dropout_p}: export the model in eval mode, with 0")
+    if extents(q)[-1] >= PROBED:
+        raise NetworkError("attention with heads of a symbolic size: export the model with that size fixed")
     factor = 1 / math.sqrt(extents(q)[-1]) if scale is None else scale
     if {len(extents(v)) for v in (q, k, v)} != {4}:
         return _attention_of_any_rank(q, k, v, attn_mask, factor, is_causal)

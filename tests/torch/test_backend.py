@@ -341,6 +341,13 @@ def test_attention_over_any_batch_and_number_of_tokens():
     assert attention.implementation
 
 
+def test_attention_with_heads_of_a_symbolic_size_stays_inductors():
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "plevel")
+        close(torch.compile(attend, backend=plevel, options=ALL, dynamic=True)(HEADS), attend(HEADS))
+    assert explain()[-1].rows == ()
+
+
 def test_a_convolution_of_all_batch_sizes():
     torch.manual_seed(7)
     layers = [torch.nn.Conv2d(4, 16, 3, groups=2), torch.nn.Hardswish(), torch.nn.Flatten(2), torch.nn.Conv1d(16, 8, 3)]

@@ -388,6 +388,14 @@ def test_parts_of_an_axis_bound_its_size(function, least: int) -> None:
     assert size.low == least
 
 
+def test_attention_with_heads_of_a_symbolic_size_is_refused_in_one_line() -> None:
+    sizes = {3: torch.export.Dim("depth")}
+    model = Calls(lambda q: scaled_dot_product_attention(q, q, q))
+    program = torch.export.export(model, (IMAGE,), dynamic_shapes=((sizes,),))
+    with pytest.raises(NetworkError, match=r"attention with heads of a symbolic size: export .* fixed$"):
+        import_program(program)
+
+
 def test_what_is_written_beyond_an_axis_goes_nowhere() -> None:
     """PyTorch refuses such indices when it runs."""
     model = Calls(lambda x, i, j: x.index_put((i, j), torch.tensor(9.0)))
