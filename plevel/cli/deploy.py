@@ -135,9 +135,11 @@ def compile_model(
     said += _say_layouts(chosen, found)
     try:
         said += _verify(made, where, imported, found, thorough=verify) if verify is not False else ""
-    except (ComparisonError, NetworkError, SandboxError) as error:
+    except BaseException as error:  # an interrupt, too: what was not compared is not kept
         for file in files:
             file.unlink(missing_ok=True)
+        if not isinstance(error, ComparisonError | NetworkError | SandboxError):
+            raise
         remedy = "" if verify else "; --no-verify keeps it as it is"
         raise CommandError(f"verification: {error}; {out} is removed{remedy}") from error
     tell(said, found, as_json=as_json)

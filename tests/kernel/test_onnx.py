@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from plevel.cli.main import main  # noqa: E402
 from plevel.cli.model_file import read_model  # noqa: E402
+from plevel.comparison import ComparisonError  # noqa: E402
 from plevel.onnx.file import read_model as read_onnx  # noqa: E402
 from plevel.onnx.network import import_model, import_symbolic  # noqa: E402
 
@@ -62,6 +63,18 @@ def test_its_library_gives_the_values_of_onnx_runtime(
     found = json.loads(capsys.readouterr().out)
     assert found["verified"]["error"] < 1e-5
     assert found["verified"]["values"] >= 15
+
+
+@pytest.mark.parametrize("error", [ComparisonError("y differs"), KeyboardInterrupt()], ids=["other", "interrupted"])
+def test_a_library_that_was_not_verified_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def end(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("plevel.cli.deploy._verify", end)
+    assert call("compile", SAMPLE, "-o", tmp_path / "model.so", "--dim", "batch=2", "--verify") != 0
+    assert not list(tmp_path.glob("model*"))
 
 
 def test_its_library_gives_the_values_of_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
