@@ -145,11 +145,10 @@ def _end_drivers(
         .join(device, device.c.id == worker_device.c.device_id)
         .where(device.c.identity.in_(identities))
     )
-    connection.execute(
-        sa.update(worker)
-        .where(worker.c.id.in_(drives), worker.c.ended_at.is_(None), *conditions)
-        .values(ended_at=now())
-    )
+    # In the order of heartbeats, against deadlocks.
+    found = sa.select(worker.c.id).where(worker.c.id.in_(drives), worker.c.ended_at.is_(None), *conditions)
+    ids = connection.scalars(found.order_by(worker.c.id).with_for_update(key_share=True)).all()
+    connection.execute(sa.update(worker).where(among(worker.c.id)).values(ended_at=now()), {"ids": ids})
 
 
 _HERE = sa.and_(among(worker.c.id), worker.c.ended_at.is_(None))
@@ -180,8 +179,9 @@ def heartbeat(connection: sa.Connection, workers: Collection[int], alive_s: floa
 
     The others have left or never registered, and must register again.
     """
-    see(connection, workers, alive_s)
-    return set(connection.scalars(_KNOWN, {"ids": workers}))
+    known = set(connection.scalars(_KNOWN, {"ids": workers}))
+    see(connection, known, alive_s)  # waits for none: the locks of several are taken above, in order
+    return known
 
 
 def check_worker(connection: sa.Connection, worker_id: int, token_id: int | None) -> None:

@@ -7,6 +7,7 @@ Each race is run many times behind a barrier. docs/database.md lists them, with 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +48,7 @@ from service.store.tables import (
     run,
     target,
     tombstone,
+    worker,
 )
 from service.store.tables import device as device_table
 from service.store.tables import pause as pause_table
@@ -70,6 +72,7 @@ from tests.integration.scene import (
     timed,
 )
 from tests.integration.test_import import made
+from tests.limit import HANG_S
 
 T = TypeVar("T")
 ROUNDS = 20
@@ -518,6 +521,49 @@ def test_renamings_take_turns(crowd: Crowd) -> None:
         crowd.at_once(*(lambda c, o=o, n=n: fleet.rename(c, o, n) for o, n in moves))
         with crowd.stores[0].read() as c:
             assert sorted(c.scalars(sa.select(device_table.c.identity))) == names
+
+
+def test_heartbeats_and_a_renaming_take_workers_in_one_order(postgres_copy: str) -> None:
+    """The renaming holds one worker when heartbeats come, and then needs others of theirs."""
+    stores = [Store(postgres_copy) for _ in range(4)]
+    with stores[0].write() as c:
+        first, second, held, last = (fleet.register(c, info(device(), name=f"w{n}")) for n in range(4))
+        for worker_id in (second, held, last, first):  # the order in which a scan finds them now; all are due
+            c.execute(sa.update(worker).where(worker.c.id == worker_id).values(seen_at=0.0))
+
+    def rename() -> None:
+        with stores[1].write() as c:
+            fleet.rename(c, device().identity, "new")
+
+    def see() -> set[int]:
+        with stores[2].write() as c:
+            return fleet.heartbeat(c, {first, second, last}, TERMS.alive_s)
+
+    with ThreadPoolExecutor(2) as pool:
+        with stores[0].write() as c:
+            c.execute(sa.select(worker.c.id).where(worker.c.id == held).with_for_update())
+            renamed = pool.submit(rename)
+            await_waiting(stores[3], 1)
+            seen = pool.submit(see)
+            await_waiting(stores[3], 2)
+        renamed.result()
+        assert seen.result() == set()
+    for store in stores:
+        store.close()
+
+
+def await_waiting(store: Store, number: int) -> None:
+    """Return when so many transactions wait for locks."""
+    waiting = sa.text(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    give_up = time.monotonic() + HANG_S
+    while time.monotonic() < give_up:
+        with store.read() as c:
+            if c.scalar(waiting) >= number:
+                return
+        time.sleep(0.01)
+    pytest.fail("nothing waits")
 
 
 def test_two_take_the_same_free_name(crowd: Crowd) -> None:
