@@ -93,6 +93,8 @@ class _Search:
         self.won: list[Timed] = []
 
     def run(self, make_whole: Callable[[], Whole]) -> None:
+        if any(isinstance(i, torch.SymInt) and i.node.hint is None for i in self.inputs):  # of mark_unbacked
+            raise _RefusedError("a size of its inputs has no known value, so it is not timed")
         self.expected, changed = _call(self.alone, self.given, self.buffers)
         if changed:
             raise _RefusedError("the graph changes the model's buffers, so it is not timed")

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import optimization_hint
 
 aten = torch.ops.aten
 RESHAPES = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 EXPANDS = aten.expand.default
 ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+UNKNOWN = 128  # for a size that depends on values
 Extent = int | str  # a symbolic one is the text of its expression
 
 
@@ -107,9 +109,12 @@ def is_static(node: Node) -> bool:
 
 
 def hint(value: Any) -> Any:
-    """A size, or a tensor of no memory, with the sizes of the call that is compiled for."""
+    """A size, or a tensor of no memory, with the sizes of the call that is compiled for.
+
+    A size that depends on values, which no call knows before, is a guess.
+    """
     if isinstance(value, torch.SymInt):
-        return value.node.hint
+        return optimization_hint(value, fallback=UNKNOWN)
     if isinstance(value, torch.Tensor):
         return torch.empty([hint(size) for size in value.shape], device="meta")
     return value

@@ -170,6 +170,7 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, Py
   if (kernel->dims) {
     if (set_sizes(&sized, kernel, args + inputs + 1)) return NULL;
     kernel = &sized;
+    if (!kernel->bytes[last]) Py_RETURN_NONE;  // such as of a mask that takes nothing
   }
   Tensor tensors[MOST_ARGUMENTS];
   Any any[MOST_ARGUMENTS], result = {0};

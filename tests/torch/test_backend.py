@@ -364,6 +364,36 @@ def test_a_convolution_of_all_batch_sizes():
     assert "float32[m,16,1,100]" in str(report)
 
 
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_products_whose_rows_depend_on_values_are_replaced_and_may_be_none():
+    torch.manual_seed(9)
+    up, down = torch.nn.Linear(32, 48), torch.nn.Linear(48, 16)
+
+    def function(x):
+        y = up(x)
+        return down(y[x[:, 0] > 0]).relu(), y
+
+    x = torch.randn(20, 32)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "plevel")
+        fast = compiled(function)
+        for given in (x, x + 5, x - 9):  # some rows, all of them, and none
+            close(fast(given), function(given))
+    (report,) = explain()[-1:]
+    assert report.replaced == 2
+    assert "data=float32[m,48]" in str(report)
+
+
+def test_a_graph_whose_sizes_are_not_known_is_not_timed():
+    x = torch.randn(7, 32)
+    torch._dynamo.decorators.mark_unbacked(x, 0)
+    model = torch.nn.Linear(32, 16)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "plevel")
+        close(compiled(model, {})(x), model(x))
+    assert "a size of its inputs has no known value" in str(explain(model)[0])
+
+
 def test_a_graph_that_is_traced_again_is_no_error(monkeypatch: pytest.MonkeyPatch):
     def again(*given):
         raise RestartAnalysis
