@@ -31,7 +31,7 @@ from service.store.tables import (
     worker,
     worker_device,
 )
-from strategy.record import ErrorKind, Results
+from strategy.record import ErrorKind, Results, ResultsAccepted
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 _RATIOS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
@@ -69,15 +69,17 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
 
-    def count(self, sent: Results, refused: int) -> None:
-        """Count accepted results; `refused` of them have implausible times."""
-        taken = collections.Counter(r.error for r in sent.results)
-        taken.update({None: -refused, ErrorKind.IMPLAUSIBLE: refused})
+    def count(self, sent: Results, answer: ResultsAccepted) -> None:
+        """Count the accepted ones of results: the first of each entry that is not repeated."""
+        first = {r.entry: r for r in reversed(sent.results)}
+        results = [r for entry, r in first.items() if entry not in answer.repeated]
+        taken = collections.Counter(r.error for r in results)
+        taken.update({None: -answer.refused, ErrorKind.IMPLAUSIBLE: answer.refused})
         for error, number in (+taken).items():
             self._results.labels(error or "none").inc(number)
-        self._build.inc(sum(result.build_s for result in sent.results))
-        self._run.inc(sum(result.run_s for result in sent.results))
-        self._noisy.inc(sum(result.drift is not None for result in sent.results))
+        self._build.inc(sum(result.build_s for result in results))
+        self._run.inc(sum(result.run_s for result in results))
+        self._noisy.inc(sum(result.drift is not None for result in results))
         medians = [statistics.median(r.samples_s) for r in sent.references]
         if len(medians) > 1:
             self._drift.observe(max(medians) / min(medians) - 1)

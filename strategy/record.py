@@ -338,6 +338,7 @@ class ResultsAccepted(msgspec.Struct, frozen=True, kw_only=True):
     known: int
     cancelled: bool = False
     refused: int = 0  # implausible times among the accepted, stored as failures
+    repeated: tuple[int, ...] = ()  # entries of the known, if others were accepted
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

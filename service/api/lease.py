@@ -94,7 +94,7 @@ async def _deliver(context: Context, who: Actor, reports: Sequence[Report]) -> A
     answers = await context.worker_batches.report(reports, who.token_id)
     for one, answer in zip(reports, answers, strict=True):
         if isinstance(answer, ResultsAccepted) and answer.accepted:
-            context.metrics.count(one.results, answer.refused)
+            context.metrics.count(one.results, answer)
     context.changed.notify()
     if any(one.results.done for one in reports):
         context.queued.notify()

@@ -54,8 +54,9 @@ def report(connection: sa.Connection, one: Report, terms: retry.Terms) -> Result
         if sent.references:
             log.append_references(connection, held, sent)
         _finish(connection, held, terms)
+    repeated = [e.entry for e in entries if fresh and e.state != EntryState.PENDING]
     return ResultsAccepted(
-        accepted=len(fresh), known=len(entries) - len(fresh),
+        accepted=len(fresh), known=len(entries) - len(fresh), repeated=tuple(repeated),
         cancelled=retry.is_cancelled(connection, held.job_id), refused=refused[held.job_id],
     )  # fmt: skip
 

@@ -62,7 +62,7 @@ def test_counters_are_of_what_was_taken(store: Store) -> None:
     metrics = Metrics()
     references = tuple(Reference(samples_s=(s,), measured_at=1.0) for s in (1.0, 1.3))
     results = (timed(held.job.entries[0]), failed(1), failed(2, ErrorKind.CRASH), failed(3))
-    metrics.count(Results(token=1, session="s", results=results, references=references), 0)
+    metrics.count(Results(token=1, session="s", results=results, references=references), ResultsAccepted(accepted=4, known=0))
     found = values(metrics, store)
     assert found["plevel_results_total", "compile"] == 2
     assert found["plevel_results_total", "crash"] == 1
@@ -88,7 +88,24 @@ def test_times_that_the_service_refuses_count_as_failures(store: Store, done: bo
     assert isinstance(answer, ResultsAccepted)
     assert (answer.accepted, answer.refused) == (2, 1)
     metrics = Metrics()
-    metrics.count(sent, answer.refused)
+    metrics.count(sent, answer)
     found = values(metrics, store)
     assert found["plevel_results_total", "implausible"] == 1
     assert found["plevel_results_total", "none"] == 1
+
+
+def test_results_that_come_again_with_others_count_once(store: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(3))
+    held = scene.leased(scene.register())
+    first, second, third = (timed(e) for e in held.job.entries)
+    metrics = Metrics()
+    for results, done in (((first, second), False), ((first, second, third, third), True)):
+        sent = Results(token=held.token, session="s", results=results, done=done)
+        with store.write() as c:
+            (answer,) = reporting.report_many(c, [Report(lease_id=held.id, results=sent)], TERMS)
+        assert isinstance(answer, ResultsAccepted)
+        metrics.count(sent, answer)
+    found = values(metrics, store)
+    assert found["plevel_results_total", "none"] == 3
+    assert found["plevel_run_seconds_total",] == pytest.approx(first.run_s + second.run_s + third.run_s)
