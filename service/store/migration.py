@@ -74,6 +74,13 @@ def shown(store: Store) -> str:
     return show_url(store.url)
 
 
+def _upgrade_command(store: Store) -> str:
+    """The command that upgrades a database, without its password."""
+    if shown(store) != store.url.render_as_string(hide_password=False):
+        return "`plevel db upgrade`, with this URL and its password in PLEVEL_DATABASE or --database"
+    return f"`plevel db upgrade --database {shlex.quote(shown(store))}`"
+
+
 def current(url: str) -> str | None:
     """The database's revision, None if it is empty.
 
@@ -92,7 +99,7 @@ def check(url: str) -> None:
         if revision != head():
             raise SchemaError(
                 f"database {shown(store)} has {'schema ' + revision if revision else 'no schema yet'}, "
-                f"this plevel needs {head()}: run `plevel db upgrade --database {shlex.quote(shown(store))}`"
+                f"this plevel needs {head()}: run {_upgrade_command(store)}"
             )
 
 

@@ -88,6 +88,9 @@ def test_upgrade_is_idempotent_and_said(url: str) -> None:
     assert migration.current(url) is None
     with pytest.raises(SchemaError, match="no schema yet.*plevel db upgrade --database '?(sqlite|postgresql)"):
         migration.check(url)
+    if url.startswith("postgresql"):
+        with pytest.raises(SchemaError, match=r"upgrade`, with this URL and its password in PLEVEL_DATABASE or --d"):
+            migration.check(url.replace("plevel@", "plevel:any@"))
     assert migration.upgrade(url) == migration.head()
     assert migration.upgrade(url) == migration.head()
     assert migration.current(url) == migration.head()
