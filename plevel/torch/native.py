@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -17,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from plevel.torch.store import digest_of, folder, touch
+from strategy.compile.export import compiler_command
 from strategy.compile.openmp import LAUNCHER
+from strategy.fault import CompileError
 
 _NAME = "plevel_torch_runtime"
 _HEADERS = (LAUNCHER, LAUNCHER.with_name("workspace.h"))
@@ -54,21 +54,21 @@ def native() -> Any:
 
 
 def _compile(source: Path, include: str, path: Path) -> None:
-    compiler = (
-        os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    )
-    if not compiler:
-        raise NativeError("no C compiler: install gcc or clang, or set CC")
+    try:
+        compiler = compiler_command()
+    except CompileError as error:
+        raise NativeError(str(error)) from error
     with tempfile.TemporaryDirectory(dir=path.parent) as made:
         partial = Path(made) / path.name
         command = [
-            *shlex.split(compiler), "-O2", "-fPIC", "-shared", "-fopenmp", f"-I{include}", f"-I{LAUNCHER.parent}",
+            *compiler, "-O2", "-fPIC", "-shared", "-fopenmp", f"-I{include}", f"-I{LAUNCHER.parent}",
             str(source), "-o", str(partial),
         ]  # fmt: skip
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:
-            raise NativeError(f"{compiler} cannot be run (CC names another compiler): {error.strerror}") from error
+            named = shlex.join(compiler)
+            raise NativeError(f"{named} cannot be run (CC names another compiler): {error.strerror}") from error
         if done.returncode:
             raise NativeError(
                 f"{' '.join(command)} failed (CC names another compiler): {done.stderr.strip()[-2000:]}"

@@ -181,21 +181,38 @@ def missing_compiler() -> str:
     return "" if shutil.which(program) else f"CC names {found!r:.80}, which is no program: correct it, or unset it"
 
 
+def compiler_command() -> list[str]:
+    """The words of the C compiler's command.
+
+    Raises:
+        CompileError: there is no C compiler, or CC cannot be read.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise CompileError("no C compiler: install gcc or clang, or set CC")
+    try:
+        words = shlex.split(compiler)
+    except ValueError:  # a quote that is not closed
+        words = []
+    if not words:
+        raise CompileError(f"CC = {compiler!r:.80} is no command: correct its quotes, or unset it")
+    return words
+
+
 def link(inputs: Sequence[str], folder: Path) -> Path:
     """A shared library of C sources and objects, made in the folder, which `inputs` are relative to.
 
     Raises:
         CompileError: there is no C compiler, or it failed.
     """
-    compiler = find_compiler()
-    if compiler is None:
-        raise CompileError("no C compiler: install gcc or clang, or set CC")
+    compiler = compiler_command()
     made = folder / "library.so"
-    command = [*shlex.split(compiler), "-O2", "-fPIC", "-shared", *inputs, "-o", str(made), "-lm"]
+    command = [*compiler, "-O2", "-fPIC", "-shared", *inputs, "-o", str(made), "-lm"]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise CompileError(f"{compiler} cannot be run (set CC for another compiler): {error.strerror}") from error
+        named = shlex.join(compiler)
+        raise CompileError(f"{named} cannot be run (set CC for another compiler): {error.strerror}") from error
     if done.returncode:
         raise CompileError(
             f"{' '.join(command)} failed (set CC for another compiler): {done.stderr.strip()[-2000:]}"

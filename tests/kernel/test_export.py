@@ -19,7 +19,7 @@ pytest.importorskip("tvm")
 
 from strategy.compile import compile as compile_graph
 from strategy.compile.entry import LibraryRow
-from strategy.compile.export import export_library, place, table_rows, vendor_libraries
+from strategy.compile.export import export_library, link, place, table_rows, vendor_libraries
 from strategy.compile.lower import lower
 from strategy.condition import SpecializedCondition, ceildiv, maximum, minimum
 from strategy.expr import Var, call
@@ -460,6 +460,13 @@ def test_a_compiler_that_cannot_be_run_is_named(
     monkeypatch.setenv("CC", compiler)
     with pytest.raises(CompileError, match=rf"{compiler} cannot be run \(set CC for another compiler\)"):
         export_library(dense(5), [LibraryRow(lower(dense(5), TARGET, "dense_pack.cpu"))], tmp_path / "libdense.so")
+
+
+@pytest.mark.parametrize("command", ['"', " "])
+def test_a_compiler_that_is_no_command_is_named(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", command)
+    with pytest.raises(CompileError, match="^CC = .* is no command: correct its quotes, or unset it$"):
+        link([], tmp_path)
 
 
 def test_the_compiler_may_have_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
