@@ -292,8 +292,10 @@ def get_op(name: str) -> Op:
     """The operator of a name; raise `OpError` with the known names."""
     op = find_op(name)
     if op is None:
-        known = ", ".join(sorted(_ops))
-        raise OpError(f"unknown operator {name!r:.80}{suggest(name, _ops)}; known: {known}")
+        near, known = suggest(name, _ops), ", ".join(sorted(_ops))
+        if "." in name and not near:  # of a package, or of another tool's log
+            known = "those of 'plevel ops'; from imported records of other tools 'plevel select --foreign' answers"
+        raise OpError(f"unknown operator {name!r:.80}{near}; known: {known}")
     return op
 
 

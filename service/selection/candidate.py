@@ -41,6 +41,11 @@ def gather(
         known = candidates(asked, on)
     elif others:
         return others
+    elif foreign:
+        raise InvalidError(
+            f"{field}: operator {asked.op!r:.80} is not installed here, and no imported record of this workload is for "
+            f"a target like {on.key}: 'plevel coverage --op {asked.op:.80}' lists those on record"
+        )
     else:
         raise not_installed(asked, field)
     names = {c.implementation for c in known}

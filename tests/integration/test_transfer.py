@@ -153,6 +153,8 @@ def test_foreign_records_answer_where_they_are_asked_for(project: Project) -> No
             assert found.reason is Reason.MEASURED
         with pytest.raises(ServiceError, match="not installed"):
             client.select(workload, target)
+        with pytest.raises(ServiceError, match="no imported record of this workload is for a target like llvm"):
+            client.select(workload, Target.parse("llvm"), foreign=True)
 
 
 @pytest.fixture

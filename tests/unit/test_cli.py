@@ -197,6 +197,10 @@ def assert_one_line(done: subprocess.CompletedProcess[str], code: int, *words: s
         pytest.param(
             ("dens", *DATA), ["'dens'", "did you mean dense?", "known: "], id="unknown operator"
         ),
+        pytest.param(
+            ("autotvm.dense", *DATA), ["known: those of 'plevel ops'", "select --foreign"],
+            id="another tool's operator",
+        ),
         pytest.param(("dense", *DATA), ["'weight' is missing"], id="missing input"),
         pytest.param(
             (*DENSE, "--input", "bias=float32[3]"), ["no input 'bias'"], id="unknown input"
