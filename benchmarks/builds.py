@@ -34,13 +34,13 @@ from typing import IO
 from distributed import Client
 from msgspec.structs import replace
 
-from benchmarks.overhead import tune
-from benchmarks.result import Cell, save
+from benchmarks.fixture import dense
+from benchmarks.overhead import tabulate, tune
+from benchmarks.result import Table
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import Job, JobEntry, Phase, TimingPolicy
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
-from strategy.workload import Workload
 from workers.builder_pool import BuilderPool
 from workers.cluster.client import Cluster, secure
 from workers.cpu import assign, parse_cores
@@ -52,6 +52,7 @@ START_S = 60.0
 NARROWED = ("dense_pack.cpu", "dense_large_m.cpu", "dense_cblas.cpu")
 GOAL_S, GOAL_PART, GOAL_SHARE = 0.008, 0.10, 0.85
 NEVER = threading.Event()
+WORKLOAD = dense(128, 3072, 768)
 
 
 @contextmanager
@@ -98,26 +99,25 @@ def _wait_for(ready: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def workload() -> Workload:
-    types = {"data": "float32[128,768]", "weight": "float32[3072,768]"}
-    return Workload.make("dense", types, constants=["weight"])
+def connect(address: str) -> Cluster:
+    return Cluster(address, secure(address, None, None, None))
 
 
-def one_job(found: Candidate, target: Target, configs: Sequence[Config], timeout_s: float = 60.0) -> Job:
+def one_job(found: Candidate, target: Target, configs: Sequence[Config]) -> Job:
     """A job of these configurations of an implementation."""
     entries = [
         JobEntry(index=i, task_id=0, implementation=found.implementation, version=found.version, config=config)
         for i, config in enumerate(configs)
     ]
     return Job(
-        id=0, run_id=0, workload=workload(), target=target, phase=Phase.SEARCH, seed=0, entries=tuple(entries),
-        policy=TimingPolicy(build_timeout_s=timeout_s),
+        id=0, run_id=0, workload=WORKLOAD, target=target, phase=Phase.SEARCH, seed=0, entries=tuple(entries),
+        policy=TimingPolicy(build_timeout_s=60.0),
     )  # fmt: skip
 
 
 def spread(implementation: str, target: Target, count: int) -> Job:
     """A job of so many configurations, spread over the space of an implementation."""
-    (found,) = [c for c in candidates(workload(), target) if c.implementation == implementation]
+    (found,) = [c for c in candidates(WORKLOAD, target) if c.implementation == implementation]
     assert found.space is not None
     configs = list(found.space)
     return one_job(found, target, configs[:: max(1, len(configs) // count)][:count])
@@ -166,10 +166,7 @@ def measure_overhead(folder: Path) -> bool:
             (folder / name).mkdir()
             return BuilderPool(server, cores, folder / name, children=children, cluster=there)
 
-        def connected() -> Cluster:
-            return Cluster(address, secure(address, None, None, None))
-
-        here, there, again = pool("here", 1), pool("there", 0, connected()), pool("again", 0, connected())
+        here, there, again = pool("here", 1), pool("there", 0, connect(address)), pool("again", 0, connect(address))
         local, remote, stored = (time_each(one, first) for one in (here, there, again))
         together_s, inside_s = time_together(there, second)
         for one in (here, there, again):
@@ -179,58 +176,42 @@ def measure_overhead(folder: Path) -> bool:
     alone_s = statistics.median(seconds - inside for seconds, inside in remote)
     added_s = together_s - inside_s
     stored_s = statistics.median(seconds for seconds, _ in stored)
-    rows: list[tuple[Cell, ...]] = [
-        ("a build by a child of this process", child_s, None),
-        ("a build on the cluster, in its builder", own_s, None),
-        ("what the cluster adds to a single build", alone_s, None),
-        ("what it adds to each of many builds", added_s, f"≤ {1e3 * GOAL_S:g} ms"),
-        ("the same as a share of a build", (added_s / child_s, "%"), f"≤ {GOAL_PART:.0%}"),
-        ("an artefact that was built before, from the store", stored_s, None),
-    ]
-    for what, value, goal in rows:
-        shown = f"{value[0]:.1%}" if isinstance(value, tuple) else f"{1e3 * float(value or 0):.1f} ms"
-        print(f"  {shown}  {what}" + (f" (goal {goal})" if goal else ""))
-    save({"": "", "median": "s", "goal": ""}, rows, variant="overhead", runs=BUILDS, peer="a child of this process")
+    table = Table({"": "", "median": "s", "goal": ""})
+    table.add("a build by a child of this process", child_s, None)
+    table.add("a build on the cluster, in its builder", own_s, None)
+    table.add("what the cluster adds to a single build", alone_s, None)
+    table.add("what it adds to each of many builds", added_s, f"≤ {1e3 * GOAL_S:g} ms")
+    table.add("the same as a share of a build", (added_s / child_s, "%"), f"≤ {GOAL_PART:.0%}")
+    table.add("an artefact that was built before, from the store", stored_s, None)
+    table.save(variant="overhead", runs=BUILDS, peer="a child of this process")
     return added_s <= GOAL_S and added_s <= GOAL_PART * child_s
 
 
 def measure_share(folder: Path, trials: int) -> bool:
     cores = assign(parse_cores("cpu"), 1).building
     target = Target.parse("cpu").with_threads(1)
-    offered = tuple(narrow(c) for c in candidates(workload(), target) if c.implementation in NARROWED)
-    rows: list[tuple[Cell, ...]] = []
+    offered = tuple(narrow(c) for c in candidates(WORKLOAD, target) if c.implementation in NARROWED)
     with cluster(folder / "cluster", cores) as address, ForkServer(folder) as server:
-
-        def connected() -> Cluster:
-            return Cluster(address, secure(address, None, None, None))
-
         (folder / "first").mkdir()
-        pool = BuilderPool(server, cores, folder / "first", children=0, cluster=connected())
+        pool = BuilderPool(server, cores, folder / "first", children=0, cluster=connect(address))
         count = 0
         for c in offered:
             count += len(pool.build(one_job(c, target, list(c.space or [Config({})])), NEVER))
         pool.close()
         print(f"{count} artefacts are built")
         (folder / "second").mkdir()
-        run, wall_s, spent = tune(workload(), 1, trials, folder / "second", connected(), offered)
-    share = spent["timing"] / wall_s
-    print(f"{share:.1%} of {wall_s:.1f} s timing, {60 * run.trials_done / wall_s:.0f} trials a minute")
-    spent["before the first and after the last job"] = wall_s - sum(spent.values())
-    for what, seconds in sorted(spent.items(), key=lambda item: -item[1]):
-        goal = f"≥ {GOAL_SHARE:.0%}" if what == "timing" else None
-        rows.append((what, seconds / wall_s, seconds / run.trials_done, goal))
-        print(f"  {seconds / wall_s:6.1%}  {what}")
-    rows.append(("the whole run", None, (wall_s, "s"), None))
-    rows.append(("trials per minute", None, (60 * run.trials_done / wall_s, ""), None))
-    save({"": "", "share of the run": "%", "per trial": "s", "goal": ""}, rows, variant="share")
-    return share >= GOAL_SHARE
+        run, wall_s, spent = tune(WORKLOAD, 1, trials, folder / "second", connect(address), offered)
+    table = tabulate(run, wall_s, spent, GOAL_SHARE)
+    table.add("trials per minute", None, (60 * run.trials_done / wall_s, ""), None)
+    table.save(variant="share")
+    return spent["timing"] / wall_s >= GOAL_SHARE
 
 
 def measure_cubins(folder: Path, count: int) -> bool:
     cores = tuple(sorted(os.sched_getaffinity(0)))
     both = spread("dense_tiled.cuda", Target.parse("cuda -arch=sm_90"), count + len(cores))
     first, given = (replace(both, entries=part) for part in (both.entries[count:], both.entries[:count]))
-    rows: list[tuple[Cell, ...]] = []
+    table = Table({f"{count} cubins": "", "in": "s", "per minute": "", "one build": "s"})
 
     def measure(what: str, children: int, there: Cluster | None = None) -> None:
         place = folder / str(children)
@@ -240,18 +221,14 @@ def measure_cubins(folder: Path, count: int) -> bool:
             time_together(pool, first)  # children start, and nvcc is read from the disk
             wall_s, own_s = time_together(pool, given)
             pool.close()
-        rows.append((what, (count * wall_s, "s"), 60 / wall_s, own_s))
-        print(f"{what}: {count} cubins in {count * wall_s:.1f} s, {own_s:.2f} s each")
+        table.add(what, (count * wall_s, "s"), 60 / wall_s, own_s)
 
     os.environ["XDG_CACHE_HOME"] = str(folder / "here")  # cubins are kept there
     measure(f"a builder of this host, {len(cores)} children", len(cores))
     os.environ["XDG_CACHE_HOME"] = str(folder / "there")
     with cluster(folder / "cluster", cores, len(cores)) as address:
-        measure(f"{len(cores)} builders of a cluster", 0, Cluster(address, secure(address, None, None, None)))
-    save(
-        {f"{count} cubins": "", "in": "s", "per minute": "", "one build": "s"}, rows, variant="cubins",
-        peer="one host's builder",
-    )  # fmt: skip
+        measure(f"{len(cores)} builders of a cluster", 0, connect(address))
+    table.save(variant="cubins", peer="one host's builder")
     return True
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks.result import Cell, Result, read
+from benchmarks.result import Result, read, show
 
 PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
 _BLOCK = re.compile(r"^<!-- figures: (\S+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
@@ -30,7 +30,7 @@ def find_names(page: str) -> list[str]:
 def _show(result: Result) -> str:
     units = list(result.columns.values())
     lines = [list(result.columns), ["---"] * len(units)]
-    lines += [[_cell(cell, unit) for cell, unit in zip(row, units, strict=True)] for row in result.rows]
+    lines += [[show(cell, unit) for cell, unit in zip(row, units, strict=True)] for row in result.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{table}\n\n{_caption(result)}"
 
@@ -47,29 +47,6 @@ def _caption(result: Result) -> str:
         result.note,
     ]  # fmt: skip
     return "; ".join(part for part in parts if part) + "."
-
-
-def _cell(cell: Cell, unit: str) -> str:
-    if isinstance(cell, tuple):
-        return _number(*cell)
-    return cell or "" if cell is None or isinstance(cell, str) else _number(cell, unit)
-
-
-def _number(value: float, unit: str) -> str:
-    if unit == "s":
-        steps = ((1, "s"), (1e3, "ms"), (1e6, "µs"))
-        factor, unit = next(((f, u) for f, u in steps if value * f >= 1), (1e9, "ns"))
-        return f"{_digits(value * factor)} {unit}"
-    if unit == "%":
-        return f"{_digits(100 * value)} %"
-    if unit == "×":
-        return f"{value:.2f}×"
-    return f"{_digits(value)} {unit}".rstrip()
-
-
-def _digits(value: float) -> str:
-    """Three significant digits; integers and what has more before the point in full."""
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
 
 
 def main() -> None:

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from race import Call, bind, burst
 
-from benchmarks.result import Cell, save
+from benchmarks.fixture import dense
+from benchmarks.result import Table
 
 if TYPE_CHECKING:
     from strategy.target import Target
@@ -63,17 +64,18 @@ def main() -> int:
         made, what, forms = {
             "pairs": (_pairs, "pair", ("two kernels", "one")), "ahead": (_products, "product", ("not ahead", "ahead")),
         }[name]  # fmt: skip
-        rows = list(made(target, arguments.samples))
-        variant = f"{name}{'-drawn' * bool(arguments.samples)}-{arguments.threads}-threads"
-        columns = {what: "", forms[0]: "s", forms[1]: "s", "of the time": "×"}
-        save(
-            columns, rows, variant=variant, peer=forms[0], runs=ROUNDS,
+        table = Table({what: "", forms[0]: "s", forms[1]: "s", "of the time": "×"})
+        for label, (first, second) in made(target, arguments.samples):
+            table.add(label, first, second, second / first)
+        table.save(
+            variant=f"{name}{'-drawn' * bool(arguments.samples)}-{arguments.threads}-threads",
+            peer=forms[0], runs=ROUNDS,
             note=f"the fastest of {arguments.samples} drawn and the fallback" if arguments.samples else "fallbacks",
         )  # fmt: skip
     return 0
 
 
-def _pairs(target: Target, samples: int) -> Iterator[list[Cell]]:
+def _pairs(target: Target, samples: int) -> Iterator[tuple[str, list[float]]]:
     sums = [0.0, 0.0]
     for channels, size, stride, out, count in PAIRS:
         depthwise, pointwise, joined = _pair(channels, size, stride, out)
@@ -84,8 +86,8 @@ def _pairs(target: Target, samples: int) -> Iterator[list[Cell]]:
         one = _fastest(joined, target, "depthwise_separable_conv2d_nchwc.cpu", samples)
         times = _race([_behind(*apart), _turns(one)])
         sums = [s + count * t for s, t in zip(sums, times, strict=True)]
-        yield _row(f"{channels}dw@{size}{f'/{stride}' if stride > 1 else ''}→{out}", times)
-    yield _row("all 17 of the model", sums)
+        yield f"{channels}dw@{size}{f'/{stride}' if stride > 1 else ''}→{out}", times
+    yield "all 17 of the model", sums
 
 
 def _pair(channels: int, size: int, stride: int, out: int) -> tuple[Workload, Workload, Workload]:
@@ -122,16 +124,10 @@ def _pair(channels: int, size: int, stride: int, out: int) -> tuple[Workload, Wo
     )  # fmt: skip
 
 
-def _products(target: Target, samples: int) -> Iterator[list[Cell]]:
-    from strategy.workload import Workload
-
+def _products(target: Target, samples: int) -> Iterator[tuple[str, list[float]]]:
     for m, n, k in PRODUCTS:
-        shapes = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
-        workload = Workload.make("dense", shapes, constants=["weight"])
-        forms = [
-            _fastest(workload, target, "dense_pack.cpu", samples, ahead=ahead) for ahead in (False, True)
-        ]
-        yield _row(f"{m}×{n}×{k}", _race([_turns(form) for form in forms]))
+        forms = [_fastest(dense(m, n, k), target, "dense_pack.cpu", samples, ahead=ahead) for ahead in (False, True)]
+        yield f"{m}×{n}×{k}", _race([_turns(form) for form in forms])
 
 
 def _fastest(workload: Workload, target: Target, name: str, samples: int, **fixed: Any) -> Bound:
@@ -193,12 +189,6 @@ def _race(calls: Sequence[Callable[[], Any]]) -> list[float]:
     """The median of each, in bursts that take turns."""
     rounds = [[burst(call) for call in calls] for _ in range(ROUNDS + 1)][1:]
     return [statistics.median(times) for times in zip(*rounds, strict=True)]
-
-
-def _row(name: str, times: Sequence[float]) -> list[Cell]:
-    first, second = times
-    print(f"{name:>22} {first * 1e6:8.1f} µs {second * 1e6:8.1f} µs {second / first:5.2f}×", flush=True)
-    return [name, first, second, second / first]
 
 
 if __name__ == "__main__":

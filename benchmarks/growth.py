@@ -14,21 +14,17 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
-import tempfile
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from benchmarks.result import Cell, save
+from benchmarks.fixture import median_s, new_store
+from benchmarks.result import Table
 from benchmarks.store import IMPLEMENTATIONS, TARGET, records, workload
 from service.records.importer import import_items
 from service.selection import candidate
 from service.selection.database import RecordDatabase
-from service.store import catalogue, migration
+from service.store import catalogue
 from service.store.db import Store
 from service.store.tables import best, history, record, task
 from strategy.select import select
@@ -39,35 +35,20 @@ IMPORTED = 1_000_000  # at most
 ASKED = 300
 
 
-def median_s(act: Callable[[], None]) -> float:
-    taken = []
-    for _ in range(ASKED):
-        began = time.perf_counter()
-        act()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
-
-
 def measure(store: Store, size: int) -> tuple[float, float]:
     """Medians of a selection and of an update, in seconds."""
     rng = random.Random(size)
     tasks = size // PER_TASK
 
-    def ask() -> None:
+    def ask(_: int) -> None:
         asked = workload(rng.randrange(tasks // IMPLEMENTATIONS))
         with store.read() as connection:
             database = RecordDatabase(connection)
             known = candidate.gather(database, asked, TARGET, None, foreign=True, field="workload")
             select(asked, TARGET, database, offered=known)
 
-    new = iter([
-        replace(r, measured_at=1.6e9 + rng.random()) for r in records(8 * ASKED, tasks, seed=size)
-    ][::8])  # fmt: skip
-
-    def update() -> None:
-        import_items(store, [next(new)])
-
-    return median_s(ask), median_s(update)
+    new = [replace(r, measured_at=1.6e9 + rng.random()) for r in records(8 * ASKED, tasks, seed=size)][::8]
+    return median_s(ask, range(ASKED)), median_s(lambda one: import_items(store, [one]), new)
 
 
 def fill(store: Store, size: int) -> None:
@@ -112,30 +93,18 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=1_000_000, help="records")
     given = parser.parse_args()
     first: tuple[float, float] | None = None
-    rows: list[list[Cell]] = []
+    table = Table({
+        "records": "", "select": "s", "over the first": "×", "record": "s", "over the first record": "×", "goal": "",
+    })  # fmt: skip
     size = FIRST
-    print(f"{'records':>11}{'select, ms':>12}{'':>7}{'update, ms':>12}{'':>7}   goal 1.5×")
-    with tempfile.TemporaryDirectory() as folder:
-        while size <= given.most:
-            path = Path(folder) / f"{size}.db"
-            migration.upgrade(str(path))
-            store = Store(str(path))
+    while size <= given.most:
+        with new_store() as store:
             fill(store, size)
-            taken = measure(store, size)
-            store.close()
-            first = first or taken
-            rows.append([size, taken[0], taken[0] / first[0], taken[1], taken[1] / first[1], "≤ 1.5×"])
-            ask, update = (
-                f"{1e3 * t:>12.2f}{t / begun:>6.2f}×" for t, begun in zip(taken, first, strict=True)
-            )
-            print(f"{size:>11,}{ask}{update}", flush=True)
-            for part in Path(folder).glob(f"{path.name}*"):
-                part.unlink()
-            size *= 10
-    save(
-        {"records": "", "select": "s", "over the first": "×", "record": "s", "over the first record": "×", "goal": ""},
-        rows, peer=f"a database of {FIRST:,} records",
-    )  # fmt: skip
+            select_s, update_s = measure(store, size)
+        first = first or (select_s, update_s)
+        table.add(size, select_s, select_s / first[0], update_s, update_s / first[1], "≤ 1.5×")
+        size *= 10
+    table.save(peer=f"a database of {FIRST:,} records")
 
 
 if __name__ == "__main__":

@@ -12,18 +12,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.result import Cell, save
+from benchmarks.fixture import median_s, serve
+from benchmarks.result import Table
 from plevel.client import Client
 from plevel.hooks.reporter import Reporter
 from strategy.workload import Workload
@@ -32,36 +31,12 @@ KEYS = 200
 CANDIDATES = 20
 LINES = 5_000
 MODEL = "NVIDIA H100 80GB HBM3"
-Row = tuple[Cell, ...]
+Row = tuple[str, float, float | None, float]  # what, its seconds, the goal in milliseconds, and the peer's seconds
 
 
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The URL of a service over a new SQLite database."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "service", "--port", "0", "--ready-file", str(folder / "ready")],
-        env={**os.environ, "PLEVEL_DATABASE": f"sqlite:///{folder / 'plevel.db'}"},
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        while not (folder / "ready").exists():
-            assert process.poll() is None, "the service has ended"
-            time.sleep(0.05)
-        yield (folder / "ready").read_text().split()[0]
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def median_of(call: Callable[[int], object], count: int = KEYS) -> float:
+def median_of(call: Callable[[int], object]) -> float:
     """The median time of `call(i)`, after ten that do not count."""
-    times = []
-    for i in range(-10, count):
-        start = time.perf_counter()
-        call(i)
-        if i >= 0:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return median_s(call, range(-10, KEYS), warm_up=10)
 
 
 def triton_rows(url: str, folder: Path) -> Iterator[Row]:
@@ -119,10 +94,10 @@ def triton_rows(url: str, folder: Path) -> Iterator[Row]:
     )
     hook.uninstall()
     name = f"Triton: one key of {CANDIDATES} candidates"
-    yield f"{name}, reported", reports - bare, 1e-3, bare
-    yield f"{name}, unknown: looked up and reported", asks - bare, 1e-3, bare
-    yield f"{name}, known: looked up, nothing is measured", known - bare, 1e-3, bare
-    yield "Triton: the request of a kernel's first key", request, 1e-3, bare
+    yield f"{name}, reported", reports - bare, 1.0, bare
+    yield f"{name}, unknown: looked up and reported", asks - bare, 1.0, bare
+    yield f"{name}, known: looked up, nothing is measured", known - bare, 1.0, bare
+    yield "Triton: the request of a kernel's first key", request, 1.0, bare
     yield f"{name}, switched off", off - bare, None, bare
 
 
@@ -149,7 +124,7 @@ def helion_row(url: str, folder: Path) -> Row:
     asked = median_of(lambda i: backend.get(keys[i]))
     read = median_of(lambda i: json.loads(local.read_text()))
     reporter.close()
-    return "Helion: get of a hit", asked, 3e-3, read
+    return "Helion: get of a hit", asked, 3.0, read
 
 
 def import_row(folder: Path) -> tuple[float, float]:
@@ -188,31 +163,19 @@ def main() -> None:
     for tool in ("triton", "helion"):
         if importlib.util.find_spec(tool) is None:
             sys.exit(f"{tool} is not installed: pip install --no-deps 'triton>=3.8' 'helion>=1.5'")
+    table = Table({"": "", "plevel": "", "goal": "", "beside": ""})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with served(folder) as url:
+        with serve(f"sqlite:///{folder / 'plevel.db'}") as (url, _):
             with Client(url) as client:
-                client.foreign_best(
-                    "triton", Workload("triton.kernel", ())
-                )  # compiles the statements
-            rows: list[Row] = [*triton_rows(url, folder), helion_row(url, folder)]
+                client.foreign_best("triton", Workload("triton.kernel", ()))  # compiles the statements
+            for what, found_s, goal_ms, beside_s in (*triton_rows(url, folder), helion_row(url, folder)):
+                goal = None if goal_ms is None else (goal_ms, "ms")
+                table.add(what, (found_s * 1e3, "ms"), goal, (beside_s * 1e3, "ms"))
         rate, parsing = import_row(folder)
-    for what, found, goal, beside in rows:
-        assert isinstance(found, float)
-        assert isinstance(beside, float)
-        shown = "" if not isinstance(goal, float) else f", goal {goal * 1e3:g} ms" + (
-            "" if found <= goal else ", missed"
-        )  # fmt: skip
-        print(f"{what}: {found * 1e3:.3f} ms (without: {beside * 1e3:.3f} ms{shown})")
-    print(f"import: {rate:,.0f} candidates/s, goal 10,000 (JSON alone: {parsing:,.0f})")
-    table = [
-        (w, (f * 1e3, "ms"), None if g is None else (g * 1e3, "ms"), (b * 1e3, "ms"))
-        for w, f, g, b in rows
-    ]  # type: ignore[operator]
     imported = f"`plevel import` of 10⁵ of Triton's candidates, {LINES:,} keys, SQLite"
-    save(
-        {"": "", "plevel": "", "goal": "", "beside": ""},
-        [*table, (imported, (round(rate), "/s"), (10_000, "/s"), (round(parsing), "/s"))],
+    table.add(imported, (round(rate), "/s"), (10_000, "/s"), (round(parsing), "/s"))
+    table.save(
         peer="the tool's own work for a key, its own file, and parsing the JSON", runs=KEYS,
         note="stand-ins for the GPU and the benchmark; the difference to the tool without the hook; a key "
         "is looked up in the process's memory, into which the kernel's problems were read before",

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.result import save
+from benchmarks.result import Table
 
 PROCESSES = 15
 HELP = [str(Path(sys.executable).with_name("plevel")), "--help"]
@@ -41,17 +41,10 @@ def main() -> None:
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             times[name].append(time.perf_counter() - start)
     medians = {name: statistics.median(t) for name, t in times.items()}
-    print(f"{'':32}{'median':>9}{'goal':>9}{'× numpy':>9}")
+    table = Table({"": "", "median": "s", "goal": "s", "over NumPy": "×"})
     for name, (_, goal) in COMMANDS.items():
-        found = medians[name]
-        shown = "" if goal is None else f"{goal:.2f} s"
-        verdict = "" if goal is None or found <= goal else "  missed"
-        print(f"{name:32}{found:7.3f} s{shown:>9}{found / medians['import numpy']:9.2f}{verdict}")
-    save(
-        {"": "", "median": "s", "goal": "s", "over NumPy": "×"},
-        [(n, medians[n], goal, medians[n] / medians["import numpy"]) for n, (_, goal) in COMMANDS.items()],
-        peer="`import numpy`", runs=PROCESSES,
-    )  # fmt: skip
+        table.add(name, medians[name], goal, medians[name] / medians["import numpy"])
+    table.save(peer="`import numpy`", runs=PROCESSES)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.result import save
+from benchmarks.result import Table
 from strategy.compile.lower import lower
 from strategy.target import Target
 from strategy.workload import Workload
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     arguments = parser.parse_args()
     target = Target.parse("cpu").with_threads(arguments.threads)
-    rows = []
+    table = Table({"workload": "", "plevel": "s", "memory": "s", "GB/s": "", "ratio": "×"})
     for n, k in SHAPES:
         for bits, level in ((4, 0), (4, 4), (8, 0), (8, 4)):
             workload = product(n, k, bits, level)
@@ -85,16 +85,8 @@ def main() -> None:
             read = calls(total, target, "reduce_row.cpu", copies)
             memory, own = times([read, calls(workload, target, "matmul_nbits_panel.cpu", copies)], arguments.rounds)
             label = f"1×{n}×{k},int{bits}" + (",int8 data" if level else "")
-            rows.append((label, own, memory, round(size / memory * 1e-9, 1), memory / own))
-            print(
-                f"{label:>28} {own * 1e6:6.0f} µs, memory {memory * 1e6:6.0f} µs ({size / memory * 1e-9:.1f} GB/s): "
-                f"{memory / own:.2f}",
-                flush=True,
-            )
-    save(
-        {"workload": "", "plevel": "s", "memory": "s", "GB/s": "", "ratio": "×"}, rows,
-        peer="a sum over as many bytes", runs=arguments.rounds,
-    )  # fmt: skip
+            table.add(label, own, memory, round(size / memory * 1e-9, 1), memory / own)
+    table.save(peer="a sum over as many bytes", runs=arguments.rounds)
 
 
 if __name__ == "__main__":

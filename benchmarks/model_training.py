@@ -26,7 +26,6 @@ import resource
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,12 +36,13 @@ import sqlalchemy as sa
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.result import Cell, save
+from benchmarks.fixture import dense, new_store
+from benchmarks.result import Table
 from service.predict import training
 from service.search.features import Digits
 from service.search.pool import Candidates
 from service.search.predictor import Floats, Predictor
-from service.store import catalogue, migration
+from service.store import catalogue
 from service.store.db import Store
 from service.store.tables import cost_model, task
 from strategy.op_strategy import Candidate, candidates
@@ -60,11 +60,6 @@ COLUMNS = (
     "message", "samples_s", "median_s", "mean_s", "build_s", "check_s", "run_s", "code_digest",
     "measured_at", "recorded_at",
 )  # fmt: skip
-
-
-def workload(m: int, n: int, k: int) -> Workload:
-    types = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
-    return Workload.make("dense", types, constants=["weight"])
 
 
 def draw_shapes(count: int) -> list[tuple[int, int, int]]:
@@ -89,14 +84,14 @@ def fill(
     # Spaces are those of a few shapes: enumerating them for each would take longer than training.
     offered = {}
     for shape in SHAPES:
-        spaces = [f for f in candidates(workload(*shape), TARGET) if f.space is not None and f.implementation != GEMV]
+        spaces = [f for f in candidates(dense(*shape), TARGET) if f.space is not None and f.implementation != GEMV]
         offered[shape] = [(f, Candidates(f.space, rng).draw(10_000)) for f in spaces if f.space is not None]
     done = 0
     for start in range(0, len(shapes), 200):
         tasks = []
         with store.write() as c:
             for i, shape in enumerate(shapes[start : start + 200]):
-                one = workload(*shape)
+                one = dense(*shape)
                 workload_id = catalogue.put_workload(c, one)
                 for found, known in offered.get(shape) or offered[SHAPES[i % len(SHAPES)]]:
                     tasks.append((catalogue.put_task(c, workload_id, target_id, found, None), one, found, known))
@@ -131,12 +126,11 @@ def seconds(one: Workload, found: Candidate, digits: Digits) -> Floats:
     return 1e-10 * float(np.prod(shape[:3])) * np.exp(np.abs(digits - best).sum(axis=1) / 10)
 
 
-def train(url: str, *options: str) -> tuple[training.Model, float, float]:
+def train(store: Store, *options: str) -> tuple[training.Model, float, float]:
     """A model trained in a process of its own, with its seconds and its largest resident memory in GiB."""
+    command = [sys.executable, __file__, "--child", str(store.url), *options]
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", url, *options], check=True, capture_output=True, text=True
-    )
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     took = time.monotonic() - began
     model, peak = done.stdout.splitlines()[-1].split("\t")
     return msgspec.json.decode(model, type=training.Model), took, float(peak)
@@ -158,11 +152,8 @@ def train_here(url: str, options: Sequence[str]) -> None:
 
 def stream(sizes: Sequence[int], shapes: Sequence[tuple[int, int, int]]) -> None:
     """Training on a database as it grows."""
-    rows: list[list[Cell]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        url = f"sqlite:///{folder}/plevel.db"
-        migration.upgrade(url)
-        store = Store(url)
+    table = Table({"records": "", "tasks": "", "binned form": "", "training": "", "memory": "", "accuracy": ""})
+    with new_store() as store:
         stored = 0
         for i, size in enumerate(sizes):
             fill(store, size - stored, shapes, seed=i)
@@ -170,33 +161,27 @@ def stream(sizes: Sequence[int], shapes: Sequence[tuple[int, int, int]]) -> None
             with store.read() as connection:
                 tasks = connection.scalar(sa.select(sa.func.count()).select_from(task))
             for kind in ("memory", "disk") if i == 0 else ("",):
-                model, took, peak = train(url, "afresh", *([kind] if kind else []))
-                rows.append(
-                    [f"{size:,}", tasks, {"memory": "in memory", "disk": "on disk"}.get(kind, "as it comes"),
-                     (took, "s"), (peak, "GiB"), model.accuracy]
-                )  # fmt: skip
-                print(*rows[-1], flush=True)
-        store.close()
-    columns = {"records": "", "tasks": "", "binned form": "", "training": "", "memory": "", "accuracy": ""}
-    save(columns, rows, variant="stream", peer="training in memory")
+                model, took, peak = train(store, "afresh", *([kind] if kind else []))
+                form = {"memory": "in memory", "disk": "on disk"}.get(kind, "as it comes")
+                table.add(f"{size:,}", tasks, form, (took, "s"), (peak, "GiB"), model.accuracy)
+    table.save(variant="stream", peer="training in memory")
 
 
 def update(records: int, shapes: Sequence[tuple[int, int, int]]) -> None:
     """A quarter more records, of known and of new workloads."""
-    rows: list[list[Cell]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        url = f"sqlite:///{folder}/plevel.db"
-        migration.upgrade(url)
-        store = Store(url)
+    table = Table({"training": "", "records": "", "takes": "", "accuracy": "", "lineage": ""})
+
+    def add(name: str, model: training.Model, took: float, _: float) -> None:
+        table.add(name, model.records, (took, "s"), model.accuracy, model.lineage)
+
+    with new_store() as store:
         known = len(shapes) * 9 // 10
         fill(store, records, shapes[:known])
-        rows.append(_updated("from nothing, before", *train(url)))
+        add("from nothing, before", *train(store))
         fill(store, records // 4, shapes[known // 2 :], seed=1)
-        rows.append(_updated("brought up to date", *train(url)))
-        rows.append(_updated("from nothing", *train(url, "afresh")))
-        store.close()
-    columns = {"training": "", "records": "", "takes": "", "accuracy": "", "lineage": ""}
-    save(columns, rows, variant="update", peer="training from nothing")
+        add("brought up to date", *train(store))
+        add("from nothing", *train(store, "afresh"))
+    table.save(variant="update", peer="training from nothing")
 
 
 def cluster(records: int, shapes: Sequence[tuple[int, int, int]]) -> None:
@@ -206,13 +191,11 @@ def cluster(records: int, shapes: Sequence[tuple[int, int, int]]) -> None:
     from service.predict import learner
     from service.predict.cluster import Cluster
 
-    with tempfile.TemporaryDirectory() as folder:
-        url = f"sqlite:///{folder}/plevel.db"
-        migration.upgrade(url)
-        store = Store(url)
+    table = Table({"": "", "records": "", "training": "", "accuracy": ""})
+    with new_store() as store:
         fill(store, records, shapes)
-        model, took, _ = train(url, "afresh")
-        rows: list[list[Cell]] = [["one host", model.records, (took, "s"), model.accuracy]]
+        model, took, _ = train(store, "afresh")
+        table.add("one host", model.records, (took, "s"), model.accuracy)
         with (
             LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0") as farm,
             Client(farm, set_as_default=False) as client,
@@ -222,16 +205,8 @@ def cluster(records: int, shapes: Sequence[tuple[int, int, int]]) -> None:
             model = learner.train(store, "dense", TARGET.key, afresh=True, cluster=place)
             took = time.monotonic() - began
             place.clear()
-        rows.append(["two Dask workers", model.records, (took, "s"), model.accuracy])
-        store.close()
-    print(*rows, sep="\n")
-    save({"": "", "records": "", "training": "", "accuracy": ""}, rows, variant="cluster", peer="one host")
-
-
-def _updated(name: str, model: training.Model, took: float, _: float) -> list[Cell]:
-    row: list[Cell] = [name, model.records, (took, "s"), model.accuracy, model.lineage]
-    print(*row, flush=True)
-    return row
+        table.add("two Dask workers", model.records, (took, "s"), model.accuracy)
+    table.save(variant="cluster", peer="one host")
 
 
 def main() -> None:
@@ -256,19 +231,14 @@ def main() -> None:
 
 
 def train_and_score(records: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        url = f"sqlite:///{folder}/plevel.db"
-        migration.upgrade(url)
-        store = Store(url)
+    table = Table({"": "", "found": "", "goal": ""})
+    with new_store() as store:
         one, found = fill(store, records, SHAPES)
-        model, took, peak = train(url)
-        print(
-            f"training on {model.records} records of {model.workloads} workloads: {took:.1f} s "
-            f"(goal 120), at most {peak:.2f} GiB (goal 2)"
-        )
+        model, took, peak = train(store)
+        table.add(f"training on {model.records:,} records of {model.workloads} workloads", (took, "s"), "≤ 120 s")
+        table.add("memory of training", (peak, "GiB"), "≤ 2 GiB")
         with store.read() as connection:
             row = connection.execute(cost_model.select()).one()
-        store.close()
     predictor = Predictor.load(row.columns, row.trees)
     assert found.space is not None
     known = Candidates(found.space, np.random.default_rng(1)).draw(20_000)
@@ -280,20 +250,9 @@ def train_and_score(records: int) -> None:
     began = time.perf_counter()
     predictor._booster.inplace_predict(matrix)
     bare = SCORED / (time.perf_counter() - began)
-    print(
-        f"scoring: {rate:,.0f} configurations/s with features (goal 300,000), "
-        f"{rate / bare:.2f} of XGBoost's bare predict ({bare:,.0f}/s)"
-    )
-    save(
-        {"": "", "found": "", "goal": ""},
-        [
-            (f"training on {model.records:,} records of {model.workloads} workloads", (took, "s"), "≤ 120 s"),
-            ("memory of training", (peak, "GiB"), "≤ 2 GiB"),
-            ("scoring with features", (round(rate), "configurations/s"), "≥ 300,000/s"),
-            ("the same over XGBoost's bare `predict`", (rate / bare, "×"), None),
-        ],
-        peer="XGBoost's bare `predict`",
-    )  # fmt: skip
+    table.add("scoring with features", (round(rate), "configurations/s"), "≥ 300,000/s")
+    table.add("the same over XGBoost's bare `predict`", (rate / bare, "×"), None)
+    table.save(peer="XGBoost's bare `predict`")
 
 
 if __name__ == "__main__":

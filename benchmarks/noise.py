@@ -14,7 +14,6 @@ most, though the slower has the higher plevel; beside it stands a rule whose int
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import random
@@ -24,12 +23,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.result import Cell, save
+from benchmarks.fixture import tau
+from benchmarks.result import Table
 from service.tuning.tuner import CONFIRM_SESSIONS, MORE_SESSIONS
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import Estimate, Job, JobEntry, Phase, Result, TimingPolicy, estimate
@@ -128,12 +128,6 @@ def spread(medians: list[float]) -> float:
     return (cuts[-1] - cuts[0]) / statistics.median(medians)
 
 
-def tau(order: list[float]) -> float:
-    """Kendall's tau between where values stand and their order."""
-    pairs = list(itertools.combinations(order, 2))
-    return sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
-
-
 @contextmanager
 def compiling(cores: tuple[int, ...]) -> Iterator[None]:
     """Keep these cores busy with a compiler's kind of work."""
@@ -142,17 +136,13 @@ def compiling(cores: tuple[int, ...]) -> Iterator[None]:
         "import ast, inspect, typing\nsource = inspect.getsource(typing)\n"
         "while True: compile(ast.parse(source), 'x', 'exec')"
     )
-    running = [subprocess.Popen([sys.executable, "-c", code, str(core)]) for core in cores]
-    try:
+    with ExitStack() as stack:
+        for core in cores:
+            stack.enter_context(_running(code, core))
         yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
 
 
-@contextmanager
-def bursting(core: int) -> Iterator[None]:
+def bursting(core: int) -> AbstractContextManager[None]:
     """Take this core in bursts of 1 to 100 ms, a third of the time."""
     code = (
         "import os, sys, time, random; os.sched_setaffinity(0, {int(sys.argv[1])})\n"
@@ -162,12 +152,16 @@ def bursting(core: int) -> Iterator[None]:
         "    while time.perf_counter() < end: pass\n"
         "    time.sleep(random.expovariate(1 / (2 * burst)))"
     )
-    running = subprocess.Popen([sys.executable, "-c", code, str(core)])
-    try:
-        yield
-    finally:
-        running.kill()
-        running.wait()
+    return _running(code, core)
+
+
+@contextmanager
+def _running(code: str, core: int) -> Iterator[None]:
+    with subprocess.Popen([sys.executable, "-c", code, str(core)]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def final_of(workload: Workload, configs: Sequence[Config], number: int) -> Job:
@@ -312,32 +306,26 @@ def show_path(path: Bench, sessions: int) -> None:
     with compiling(path.cores.building):
         loaded, busy = rank(path, jobs)
     moved = statistics.median(abs(b / q - 1) for q, b in zip(times, busy, strict=True))
-    rows: list[list[Cell]] = [
-        ["median of one kernel through the whole path", (statistics.median(through), "s"), None],
-        ["width of the middle 90 % of its medians", (spread(through), "%"), None],
-        ["the same of a bare loop of 60 repeats, in the same minutes", (spread(alone), "%"), None],
-        ["ratio of the widths", spread(through) / spread(alone), "≤ 1.2"],
-        ["Kendall's tau of ten kernels in steps of 3 %", quiet, "≥ 0.9"],
-        ["the same while the other core compiles", loaded, "≥ 0.9"],
-        ["change of their medians while it does", (moved, "%"), "≤ 4 %"],
-    ]
-    for row in rows:
-        print(*row, sep="  ")
-    save({"": "", "found": "", "goal": ""}, rows, variant="path", peer="a bare loop", runs=sessions)
+    table = Table({"": "", "found": "", "goal": ""})
+    table.add("median of one kernel through the whole path", (statistics.median(through), "s"), None)
+    table.add("width of the middle 90 % of its medians", (spread(through), "%"), None)
+    table.add("the same of a bare loop of 60 repeats, in the same minutes", (spread(alone), "%"), None)
+    table.add("ratio of the widths", spread(through) / spread(alone), "≤ 1.2")
+    table.add("Kendall's tau of ten kernels in steps of 3 %", quiet, "≥ 0.9")
+    table.add("the same while the other core compiles", loaded, "≥ 0.9")
+    table.add("change of their medians while it does", (moved, "%"), "≤ 4 %")
+    table.save(variant="path", peer="a bare loop", runs=sessions)
 
 
 def show_busy(path: Bench, rounds: int) -> None:
     """The shares of wrong selections beside a neighbour on the timing core."""
     wrong, unbounded, ratios, moved = choose_busily(path, rounds)
-    rows: list[list[Cell]] = [
-        ["times over the fastest, on the quiet core", ", ".join(f"{r:.2f}×" for r in ratios), None],
-        ["largest change of one of them from before to after", (moved, "%"), None],
-        ["over 5 % slower chosen", (wrong, "%"), "≤ 1 %"],
-        ["the same by intervals without a bound", (unbounded, "%"), None],
-    ]
-    for row in rows:
-        print(*row, sep="  ")
-    save({"": "", "found": "", "goal": ""}, rows, variant="busy", peer="intervals without a bound")
+    table = Table({"": "", "found": "", "goal": ""})
+    table.add("times over the fastest, on the quiet core", ", ".join(f"{r:.2f}×" for r in ratios), None)
+    table.add("largest change of one of them from before to after", (moved, "%"), None)
+    table.add("over 5 % slower chosen", (wrong, "%"), "≤ 1 %")
+    table.add("the same by intervals without a bound", (unbounded, "%"), None)
+    table.save(variant="busy", peer="intervals without a bound")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ import threading
 import time
 from pathlib import Path
 
-from benchmarks.result import save
+from benchmarks.fixture import dense
+from benchmarks.result import Table
 from plevel.client import Client
 from plevel.embedded import Embedded
 from strategy.op_strategy import Candidate
@@ -36,26 +37,24 @@ GOAL = 0.70
 
 def main() -> int:
     arguments = _arguments()
-    m, n, k = map(int, arguments.shape.split("x"))
-    types = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
-    workload = Workload.make("dense", types, constants=["weight"])
+    workload = dense(*map(int, arguments.shape.split("x")))
     with tempfile.TemporaryDirectory(prefix="plevel-overhead-") as folder:
         run, wall_s, spent = tune(workload, arguments.threads, arguments.trials, Path(folder))
     print(f"{workload}, {arguments.threads} thread(s): {run.trials_done} trials in {wall_s:.1f} s")
-    share = spent["timing"] / wall_s
-    spent["before the first and after the last job"] = wall_s - sum(spent.values())
-    rows = [
-        (what, seconds / wall_s, seconds / run.trials_done, f"≥ {GOAL:.0%}" if what == "timing" else None)
-        for what, seconds in sorted(spent.items(), key=lambda item: -item[1])
-    ]
-    for what, part, trial_s, goal in rows:
-        print(f"  {part:7.1%}  {1e3 * trial_s:6.1f} ms a trial  {what}" + (f" (goal {goal})" if goal else ""))
-    save(
-        {"": "", "share of the run": "%", "per trial": "s", "goal": ""},
-        [*rows, ("the whole run", None, (wall_s, "s"), None)],
-        variant=f"{arguments.threads}-threads",
-    )
-    return 0 if share >= GOAL else 1
+    table = tabulate(run, wall_s, spent, GOAL)
+    table.save(variant=f"{arguments.threads}-threads")
+    return 0 if spent["timing"] / wall_s >= GOAL else 1
+
+
+def tabulate(run: RunStatus, wall_s: float, spent: dict[str, float], goal: float) -> Table:
+    """The parts of a run's time, the largest first; `goal` is that of the share that times."""
+    table = Table({"": "", "share of the run": "%", "per trial": "s", "goal": ""})
+    parts = spent | {"before the first and after the last job": wall_s - sum(spent.values())}
+    for what, seconds in sorted(parts.items(), key=lambda item: -item[1]):
+        reach = f"≥ {goal:.0%}" if what == "timing" else None
+        table.add(what, seconds / wall_s, seconds / run.trials_done, reach)
+    table.add("the whole run", None, (wall_s, "s"), None)
+    return table
 
 
 def _arguments() -> argparse.Namespace:

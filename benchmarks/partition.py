@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from benchmarks.result import Cell, save
+from benchmarks.result import Table
 from benchmarks.store import records
 from service.records.importer import import_items
 from service.store import migration
@@ -58,15 +58,6 @@ def timed(admin: psycopg.Connection[Any], statement: str) -> float:
     return time.perf_counter() - began
 
 
-def keep(count: int, found: dict[str, int], times: dict[str, float], note: str | None = None) -> None:
-    rows: list[list[Cell]] = [[name, size / count, (size / 2**30, "GiB")] for name, size in found.items()]
-    rows.append(["all", sum(found.values()) / count, (sum(found.values()) / 2**30, "GiB")])
-    rows += [[what, None, (seconds, "s")] for what, seconds in times.items()]
-    for row in rows:
-        print(*row, sep="  ")
-    save({f"{count:,} records": "", "bytes a record": "", "": ""}, rows, variant=str(count), note=note)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--postgresql", metavar="URL", required=True, help="an empty database")
@@ -75,18 +66,18 @@ def main() -> None:
     migration.upgrade(given.postgresql)
     store = Store(given.postgresql)
     url = store.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    table = Table({f"{given.records:,} records": "", "bytes a record": "", "": ""})
     with psycopg.connect(url, autocommit=True) as admin:
         fill(store, admin, given.records)
         found = sizes(admin)
+        for name, size in (found | {"all": sum(found.values())}).items():
+            table.add(name, size / given.records, (size / 2**30, "GiB"))
         admin.execute(SCRIPT.read_text())
-        times = {
-            "closing the partition": timed(admin, "CALL plevel_partition()"),
-            "thinning it to the best": timed(
-                admin, "SELECT plevel_thin(('record_' || to_char(now(), 'YYYY_MM'))::regclass)"
-            ),
-        }
+        thin = "SELECT plevel_thin(('record_' || to_char(now(), 'YYYY_MM'))::regclass)"
+        table.add("closing the partition", None, (timed(admin, "CALL plevel_partition()"), "s"))
+        table.add("thinning it to the best", None, (timed(admin, thin), "s"))
     store.close()
-    keep(given.records, found, times)
+    table.save(variant=str(given.records))
 
 
 if __name__ == "__main__":

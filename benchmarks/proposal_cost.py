@@ -21,14 +21,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.result import save
+from benchmarks.fixture import dense
+from benchmarks.result import Table
 from service.search.child import InlineModel
 from service.search.search import Search
 from service.search.transfer import Source
 from strategy.op_strategy import candidates
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
-from strategy.workload import Workload
 
 TRIAL_S = 0.1
 BATCH = 8
@@ -37,9 +37,7 @@ SOURCES, RECORDS = 4, 500
 
 
 def spaces(threads: int) -> Iterator[tuple[str, ConfigSpace]]:
-    types = {"data": "float32[128,768]", "weight": "float32[3072,768]"}
-    asked = Workload.make("dense", types, constants=["weight"])
-    for found in candidates(asked, Target.parse("cpu").with_threads(threads)):
+    for found in candidates(dense(128, 3072, 768), Target.parse("cpu").with_threads(threads)):
         if found.space is not None and found.implementation != "dense_gemv.cpu":
             yield found.implementation, found.space
     yield "8 knobs of 32 values", ConfigSpace([Knob(f"k{i}", range(32)) for i in range(8)])
@@ -75,21 +73,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--threads", type=int, default=2, help="of the target, which shapes the spaces")
     given = parser.parse_args()
-    print(
-        f"{'space':24} {'size':>8} {'cold':>9} {'four sources':>14}   "
-        f"of a trial of {1e3 * TRIAL_S:.0f} ms (goal 5 %)"
-    )
-    rows = []
+    table = Table({"space": "", "size": "", "cold": "s", f"{SOURCES} sources": "s", "goal": "s"})
     for name, space in spaces(given.threads):
-        cold = cost_s(space, ())
         warm = cost_s(space, [drawn(space, 1 + i) for i in range(SOURCES)])
-        rows.append((name, f"{space.size:.0e}", cold, warm, 0.05 * TRIAL_S))
-        print(
-            f"{name:24} {space.size:8.0e} {1e3 * cold:6.1f} ms {1e3 * warm:11.1f} ms   "
-            f"{cold / TRIAL_S:.1%}, {warm / TRIAL_S:.1%}",
-            flush=True,
-        )
-    save({"space": "", "size": "", "cold": "s", f"{SOURCES} sources": "s", "goal": "s"}, rows)
+        table.add(name, f"{space.size:.0e}", cost_s(space, ()), warm, 0.05 * TRIAL_S)
+    table.save()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The result of a benchmark as JSON in `results/`: when, where and how it was taken, and rows of figures.
 
-`figures.py` makes the tables of the documentation from these files. A benchmark calls `save` at its end.
+`figures.py` makes the tables of the documentation from these files. A benchmark adds rows to a `Table`, which prints
+them, and saves it at its end.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from platform import python_version
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -98,6 +99,48 @@ def save(
         peer=peer, runs=runs, note=note, columns=dict(columns), rows=tuple(map(tuple, rows)),
     )  # fmt: skip
     write(result)
+
+
+class Table:
+    """Rows of a result, each printed as soon as it is there."""
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        self.columns = dict(columns)
+        self.rows: list[Sequence[Cell]] = []
+        self._print(list(columns))
+
+    def add(self, *row: Cell) -> None:
+        self.rows.append(row)
+        self._print([show(cell, unit) for cell, unit in zip(row, self.columns.values(), strict=True)])
+
+    def _print(self, cells: Sequence[str]) -> None:
+        first, *others = cells
+        shown = [f"{cell:>{max(len(name), 9)}}" for cell, name in zip(others, [*self.columns][1:], strict=True)]
+        print(f"{first:52}", *shown, sep="  ", flush=True)
+
+    def save(self, **about: Any) -> None:
+        """As the function `save` does, which names what there is to say about the rows."""
+        save(self.columns, self.rows, **about)
+
+
+def show(cell: Cell, unit: str) -> str:
+    """A cell as text, in its own unit or its column's."""
+    if isinstance(cell, tuple):
+        return show(*cell)
+    if cell is None or isinstance(cell, str):
+        return cell or ""
+    if unit == "s":
+        steps = ((1, "s"), (1e3, "ms"), (1e6, "µs"))
+        factor, unit = next(((f, u) for f, u in steps if cell * f >= 1), (1e9, "ns"))
+        return f"{_digits(cell * factor)} {unit}"
+    if unit == "%":
+        return f"{_digits(100 * cell)} %"
+    return f"{cell:.2f}×" if unit == "×" else f"{_digits(cell)} {unit}".rstrip()
+
+
+def _digits(value: float) -> str:
+    """Three significant digits; integers and what has more before the point in full."""
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
 
 
 def write(result: Result) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.result import save
+from benchmarks.result import Table
 
 BURST_S = 0.003
 THREADS = 1
@@ -118,21 +118,15 @@ def main() -> int:
             command = [sys.executable, __file__, str(checkout), "--build", str(folder)]
             subprocess.run(command, check=True, cwd=checkout, env={**os.environ, "PYTHONPATH": str(checkout)})
             kernels.append(json.loads((folder / "kernels.json").read_text()))
-        rows: list[tuple[str, float, float, float]] = []
+        table, ratios = Table({"kernel": "", "other": "s", "this": "s", "ratio": "×"}), []
         for name in sorted(kernels[0].keys() & kernels[1].keys()):
             other, own = (kernel(path, types) for path, *types in (found[name] for found in kernels))
             pairs = [(burst(other), burst(own)) for _ in range(arguments.rounds)]
             before, after = (min(times) for times in zip(*pairs, strict=True))
-            ratio = after / before
-            rows.append((name, before, after, ratio))
-            print(f"{ratio:5.3f}  {before * 1e6:9.1f} µs  {after * 1e6:9.1f} µs  {name}", flush=True)
-    mean = statistics.geometric_mean(row[-1] for row in rows)
-    print(f"{mean:5.3f}  geometric mean of {len(rows)}")
-    save(
-        {"kernel": "", "other": "s", "this": "s", "ratio": "×"},
-        [*rows, (f"geometric mean of {len(rows)}", None, None, mean)],
-        peer="the other checkout", note=f"the least of {arguments.rounds} bursts",
-    )  # fmt: skip
+            ratios.append(after / before)
+            table.add(name, before, after, ratios[-1])
+    table.add(f"geometric mean of {len(ratios)}", None, None, statistics.geometric_mean(ratios))
+    table.save(peer="the other checkout", note=f"the least of {arguments.rounds} bursts")
     return 0
 
 

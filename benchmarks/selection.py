@@ -10,11 +10,10 @@ take, and the rule without a `Selector`, which evaluates the strategy each time.
 from __future__ import annotations
 
 import random
-import statistics
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
-from benchmarks.result import save
+from benchmarks.fixture import dense, median_s
+from benchmarks.result import Table
 from strategy.op_strategy import candidates
 from strategy.record import estimate
 from strategy.select import Advised, History, Level, Measured, Selection, Selector, select
@@ -67,21 +66,6 @@ class Records:
         return ()
 
 
-def dense(m: int, n: int, k: int) -> Workload:
-    shapes = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
-    return Workload.make("dense", shapes, constants=["weight"])
-
-
-def microseconds(ask: Callable[[Workload], object], workloads: Iterable[Workload]) -> float:
-    """Median time of one question."""
-    times = []
-    for workload in workloads:
-        start = time.perf_counter_ns()
-        ask(workload)
-        times.append(time.perf_counter_ns() - start)
-    return statistics.median(times) / 1e3
-
-
 def main() -> None:
     rng = random.Random(0)
     sizes = [
@@ -105,37 +89,26 @@ def main() -> None:
     def keep(workload: Workload) -> None:
         known[workload.key, TARGET.key] = selector.select(workload, TARGET)
 
+    def ask(workload: Workload) -> Selection:
+        return selector.select(workload, TARGET)
+
     rows = [
-        ("on record, not asked before, parts of its spaces known", microseconds(keep, on_record), 200),
-        (
-            "never measured, not asked before",
-            microseconds(lambda w: selector.select(w, TARGET), never_measured),
-            200,
-        ),
-        (
-            "never measured, every dimension new",
-            microseconds(lambda w: selector.select(w, TARGET), strange),
-            200,
-        ),
-        ("asked before", microseconds(lambda w: selector.select(w, TARGET), on_record), 20),
-        ("asked before, the workload made anew", microseconds(lambda w: selector.select(w, TARGET), again), 20),
-    ]  # fmt: skip
-    bare = microseconds(lambda w: known[w.key, TARGET.key], on_record)
-    plain = microseconds(lambda w: select(w, TARGET, records), on_record)
-    answer = selector.select(on_record[0], TARGET)
-    print(f"{WORKLOADS} workloads of dense on record; {len(answer.rivals)} implementations each\n")
-    print(f"{'':38}{'median':>10}{'goal':>9}{'bare dict':>12}{'no Selector':>13}")
+        ("on record, not asked before, parts of its spaces known", median_s(keep, on_record), 200e-6),
+        ("never measured, not asked before", median_s(ask, never_measured), 200e-6),
+        ("never measured, every dimension new", median_s(ask, strange), 200e-6),
+        ("asked before", median_s(ask, on_record), 20e-6),
+        ("asked before, the workload made anew", median_s(ask, again), 20e-6),
+    ]
+    bare = median_s(lambda w: known[w.key, TARGET.key], on_record)
+    plain = median_s(lambda w: select(w, TARGET, records), on_record)
+    print(f"{WORKLOADS} workloads of dense on record; {len(ask(on_record[0]).rivals)} implementations each\n")
+    table = Table({
+        "": "", "median": "s", "goal": "s", "over a bare dict": "×", "over the rule without a Selector": "×",
+    })  # fmt: skip
     for name, found, goal in rows:
-        verdict = "" if found <= goal else "  missed"
-        print(
-            f"{name:38}{found:7.1f} µs{goal:6} µs{found / bare:10.1f} ×{found / plain:11.3f} ×{verdict}"
-        )
-    save(
-        {"": "", "median": "s", "goal": "s", "over a bare dict": "×", "over the rule without a Selector": "×"},
-        [(name, 1e-6 * us, 1e-6 * goal, us / bare, us / plain) for name, us, goal in rows],
-        peer="a bare dict, and the rule without a Selector",
-    )  # fmt: skip
-    print(f"\npeers: bare dict {bare:.2f} µs, the rule without a Selector {plain:.0f} µs")
+        table.add(name, found, goal, found / bare, found / plain)
+    table.save(peer="a bare dict, and the rule without a Selector")
+    print(f"\npeers: bare dict {1e6 * bare:.2f} µs, the rule without a Selector {1e6 * plain:.0f} µs")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from operators_cpu import GROUPS, Row
 from race import bind
 
-from benchmarks.result import Cell, save
+from benchmarks.result import Table
 
 if TYPE_CHECKING:
     from strategy.space import ConfigSpace
@@ -64,40 +64,25 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     os.environ["TVM_NUM_THREADS"] = str(arguments.threads)
-    print(
-        f"{'implementation':>30} {'workload':>28} {'size':>8} {'valid':>6} {'≤1.1':>5} "
-        f"{'median':>6} {'fallback':>8}"
-    )
+    table = Table({
+        "": "", "workload": "", "size": "", "valid": "%", "within 10 %": "%", "median": "×", "fallback": "×",
+    })  # fmt: skip
     fallbacks: dict[str, list[float]] = {}
-    rows: list[list[Cell]] = []
     for op in arguments.only:
         for layer in WORKLOADS[op]:
-            for row in _rows(layer, arguments):
-                fallbacks.setdefault(row["implementation"], []).append(row["fallback"])
-                shown = ("size", "valid", "near", "median", "fallback")
-                rows.append([f"`{row['implementation']}`", layer.name, *(row[name] for name in shown)])
-                print(
-                    f"{row['implementation']:>30} {layer.name:>28} {row['size']:8d} {row['valid']:6.0%} "
-                    f"{row['near']:5.0%} {row['median']:5.1f}× {row['fallback']:7.2f}×",
-                    flush=True,
-                )
+            for name, *figures, fallback in _rows(layer, arguments):
+                fallbacks.setdefault(name, []).append(fallback)
+                table.add(f"`{name}`", layer.name, *figures, fallback)
     if not arguments.implementations:
-        _save(rows, "" if arguments.only == list(WORKLOADS) else "-".join(arguments.only))
+        variant = "" if arguments.only == list(WORKLOADS) else "-".join(arguments.only)
+        table.save(variant=variant, peer="the best of those drawn", runs=ROUNDS)
     for name, ratios in fallbacks.items():
         print(f"{name}: the fallback takes {statistics.geometric_mean(ratios):.2f}× the best (geometric mean)")
     return 0
 
 
-def _save(rows: list[list[Cell]], variant: str) -> None:
-    save(
-        {
-            "": "", "workload": "", "size": "", "valid": "%", "within 10 %": "%", "median": "×", "fallback": "×",
-        },
-        rows, variant=variant, peer="the best of those drawn", runs=ROUNDS,
-    )  # fmt: skip
-
-
-def _rows(layer: Row, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _rows(layer: Row, arguments: argparse.Namespace) -> Iterator[tuple[Any, ...]]:
+    """Of each implementation the name, the size, the shares that are valid and near the best, and two ratios to it."""
     from strategy.op_strategy import candidates
     from strategy.target import Target
 
@@ -113,14 +98,9 @@ def _rows(layer: Row, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]
         rounds = [[_seconds(call) for call in calls] for _ in range(ROUNDS)]
         *times, fallback = map(min, zip(*rounds, strict=True))
         best = min(*times, fallback)
-        yield {
-            "implementation": name,
-            "size": math.prod(len(k.values) for k in space.knobs),
-            "valid": _valid_share(space),
-            "near": sum(t <= 1.1 * best for t in times) / len(times),
-            "median": statistics.median(times) / best,
-            "fallback": fallback / best,
-        }
+        near = sum(t <= 1.1 * best for t in times) / len(times)
+        size = math.prod(len(k.values) for k in space.knobs)
+        yield name, size, _valid_share(space), near, statistics.median(times) / best, fallback / best
 
 
 def _valid_share(space: ConfigSpace) -> float:

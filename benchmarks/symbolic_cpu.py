@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.result import save
+from benchmarks.result import Table
 
 if TYPE_CHECKING:
     from strategy.workload import Workload
@@ -43,26 +43,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9, help="bursts of each contender")
     arguments = parser.parse_args()
     os.environ["TVM_NUM_THREADS"] = str(arguments.threads)
-    print(f"{'operator':>14} {'m':>5} {'implementation':>22} {'any m':>9} {'this m':>9} {'ratio':>6} {'plain':>9}")
-    ratios, rows = [], []
+    ratios = []
+    table = Table({
+        "operator": "", "m": "", "implementation": "", "any m": "s", "this m": "s", "ratio": "×",
+        "plain schedule, any m": "s",
+    })  # fmt: skip
     for op in CASES:
-        for size, name, times in _times(op, arguments):
-            for_all, for_one, plain = times
+        for size, name, (for_all, for_one, plain) in _times(op, arguments):
             ratios.append(for_one / for_all)
-            rows.append((op, size, name, for_all, for_one, ratios[-1], plain))
-            shown = "" if plain is None else f"{plain * 1e6:7.1f}µs"
-            print(
-                f"{op:>14} {size:5d} {name:>22} {for_all * 1e6:7.1f}µs {for_one * 1e6:7.1f}µs "
-                f"{ratios[-1]:5.2f}× {shown:>9}",
-                flush=True,
-            )
-    save(
-        {
-            "operator": "", "m": "", "implementation": "", "any m": "s", "this m": "s", "ratio": "×",
-            "plain schedule, any m": "s",
-        },
-        rows, peer="the same implementation lowered for the size", runs=arguments.rounds,
-    )  # fmt: skip
+            table.add(op, size, name, for_all, for_one, ratios[-1], plain)
+    table.save(peer="the same implementation lowered for the size", runs=arguments.rounds)
     print(f"{len(ratios)} rows: {statistics.geometric_mean(ratios):.2f}× on average (geometric)")
     return 0
 
@@ -88,13 +78,8 @@ def _times(op: str, arguments: argparse.Namespace) -> Any:
         calls = [_call(whole, one, target, name), _call(one, one, target, name)]
         if plain is not None:
             calls.append(_call(whole, one, target, plain))
-        samples: list[list[float]] = [[] for _ in calls]
-        for turn in range(arguments.rounds + 1):
-            for call, found in zip(calls, samples, strict=True):
-                seconds = burst(call)
-                if turn:  # the first warms up
-                    found.append(seconds)
-        medians: list[float | None] = [statistics.median(found) for found in samples]
+        rounds = [[burst(call) for call in calls] for _ in range(arguments.rounds + 1)][1:]  # the first warms up
+        medians = [statistics.median(found) for found in zip(*rounds, strict=True)]
         yield size, name, (*medians, None)[:3]
 
 

@@ -18,7 +18,6 @@ order of a confirmation of the same. Needs cloudpickle, psutil and tornado for M
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import random
@@ -30,8 +29,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.fixture import tau
 from benchmarks.metaschedule import without_torch
-from benchmarks.result import Cell, save
+from benchmarks.result import Table
 from strategy.op_strategy import candidates
 from strategy.record import (
     CONFIRM_POLICY,
@@ -73,28 +73,21 @@ def main() -> int:
     target = Target.parse("cpu").with_threads(arguments.threads)
     print(f"{workload} on {target}, {arguments.trials} trials")
     # First, as the peer's tuner can leave processes behind that take time from others.
-    tau = order_agreement(workload, target, arguments.candidates, arguments.seed)
-    print(f"Kendall's tau of {arguments.candidates} candidates, search against confirmed: {tau:.3f} "
-          f"(goal {TAU_GOAL})", flush=True)  # fmt: skip
+    agreement = order_agreement(workload, target, arguments.candidates, arguments.seed)
     peer = None if arguments.skip_peer else run_peer(arguments.trials, arguments.threads)
-    rows: list[list[Cell]] = []
+    table = Table({"": "", "per minute": "", "ratio": "×", "goal": ""})
     if peer is not None:
-        _print("MetaSchedule", peer, None, None)
-        rows.append(["MetaSchedule, local builder and runner", peer, None, None])
+        table.add("MetaSchedule, local builder and runner", peer, None, None)
     good = True
     for name, policy in (("peer's", PEER_POLICY), ("default", SEARCH_POLICY)):
         rate = search_rate(workload, target, policy, arguments.trials)
-        _print(f"plevel, {name} policy", rate, peer, GOALS[name])
         good &= peer is None or rate >= GOALS[name] * peer
-        goal = f"{GOALS[name]:g}×"
-        rows.append([f"plevel, {name} policy", rate, None if peer is None else rate / peer, goal])
-    rows.append([f"Kendall's tau of {arguments.candidates}, search against confirmed", (tau, ""), None, f"{TAU_GOAL}"])
+        table.add(f"plevel, {name} policy", rate, None if peer is None else rate / peer, f"{GOALS[name]:g}×")
+    what = f"Kendall's tau of {arguments.candidates}, search against confirmed"
+    table.add(what, (agreement, ""), None, f"{TAU_GOAL}")
     if peer is not None:
-        save(
-            {"": "", "per minute": "", "ratio": "×", "goal": ""}, rows,
-            variant=f"{arguments.threads}-threads", peer="MetaSchedule",
-        )  # fmt: skip
-    return 0 if good and tau >= TAU_GOAL else 1
+        table.save(variant=f"{arguments.threads}-threads", peer="MetaSchedule")
+    return 0 if good and agreement >= TAU_GOAL else 1
 
 
 def _arguments() -> argparse.Namespace:
@@ -108,22 +101,13 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _print(name: str, rate: float, peer: float | None, goal: float | None) -> None:
-    ratio = "" if peer is None or goal is None else f"  {rate / peer:5.2f}× (goal {goal:g}×)"
-    print(f"{name:24} {rate:7.1f} per minute{ratio}", flush=True)
-
-
 def search_rate(workload: Workload, target: Target, policy: TimingPolicy, trials: int) -> float:
     """Trials per minute from the request until the last one is stored."""
     from plevel.client import Client
     from plevel.embedded import Embedded
 
-    request = RunRequest(
-        workloads=(RunWorkload(workload=workload),),
-        target=target,
-        trials=trials,
-        search_policy=policy,
-    )
+    asked = (RunWorkload(workload=workload),)
+    request = RunRequest(workloads=asked, target=target, trials=trials, search_policy=policy)
     with (
         tempfile.TemporaryDirectory(prefix="plevel-trials-") as folder,
         Embedded(f"sqlite:///{folder}/trials.db", logs=Path(folder)) as embedded,
@@ -146,15 +130,7 @@ FAILED_S = 1e9  # MetaSchedule's time of what could not be run
 
 def run_peer(trials: int, threads: int) -> float:
     """MetaSchedule's trials per minute, in a process of its own."""
-    command = [
-        sys.executable,
-        __file__,
-        "--as-peer",
-        "--trials",
-        str(trials),
-        "--threads",
-        str(threads),
-    ]
+    command = [sys.executable, __file__, "--as-peer", "--trials", str(trials), "--threads", str(threads)]
     with without_torch() as environment:
         environment["TVM_NUM_THREADS"] = str(threads)
         done = subprocess.run(command, check=False, text=True, capture_output=True, env=environment)
@@ -252,15 +228,7 @@ def order_agreement(workload: Workload, target: Target, count: int, seed: int) -
             pool.close()
             runner.close()
     both = sorted(searched.keys() & confirmed.keys())
-    return kendall_tau([searched[i] for i in both], [confirmed[i] for i in both])
-
-
-def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float:
-    """The share of pairs in the same order minus that of pairs in the opposite one."""
-    signs = [
-        (a[i] - a[j]) * (b[i] - b[j]) for i, j in itertools.combinations(range(len(a)), 2)
-    ]  # fmt: skip
-    return sum((s > 0) - (s < 0) for s in signs) / max(1, len(signs))
+    return tau([searched[i] for i in sorted(both, key=confirmed.__getitem__)])
 
 
 if __name__ == "__main__":

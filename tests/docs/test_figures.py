@@ -12,7 +12,7 @@ from benchmarks import figures, result
 from tests.docs.page import ROOT
 
 SHOWN = {page: figures.find_names(page.read_text()) for page in figures.PAGES}
-LIBRARIES = {"figures", "metaschedule", "peer_search", "race", "recording", "result"}  # of the other scripts
+LIBRARIES = {"figures", "fixture", "metaschedule", "peer_search", "race", "recording", "result"}  # of the other scripts
 SOAK = {"soak"}  # it has no figure beside a peer: it counts faults, and fails
 
 

@@ -1,0 +1,79 @@
+"""Common parts of the benchmarks: a workload, a new database, a service as a process, medians and orders."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from service.store.db import Store
+    from strategy.workload import Workload
+
+
+def dense(m: int, n: int, k: int, *, constant: bool = True) -> Workload:
+    """A product of m×k by n×k in float32, whose weight is constant."""
+    from strategy.workload import Workload
+
+    types = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
+    return Workload.make("dense", types, constants=["weight"] if constant else [])
+
+
+@contextmanager
+def new_store() -> Iterator[Store]:
+    """A store on an empty SQLite database, which ends with it."""
+    from service.store import migration
+    from service.store.db import Store
+
+    with tempfile.TemporaryDirectory(prefix="plevel-bench-") as folder:
+        url = f"sqlite:///{folder}/plevel.db"
+        migration.upgrade(url)
+        store = Store(url)
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+@contextmanager
+def serve(database: str, **settings: str) -> Iterator[tuple[str, int]]:
+    """The address and the process id of a service over a database, with these settings in its environment."""
+    with tempfile.TemporaryDirectory(prefix="plevel-bench-") as folder:
+        ready = Path(folder, "ready")
+        child = subprocess.Popen(
+            [sys.executable, "-m", "service", "--database", database, "--port", "0", "--ready-file", str(ready)],
+            env={**os.environ, **settings}, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            while not ready.exists():
+                if child.poll() is not None:
+                    raise SystemExit("the service did not start: it says above why")
+                time.sleep(0.01)
+            yield ready.read_text().strip(), child.pid
+        finally:
+            child.terminate()
+            child.wait()
+
+
+def median_s(call: Callable[[Any], object], given: Iterable[Any], *, warm_up: int = 0) -> float:
+    """The median seconds of a call with each of what is given; the first ones may be left out."""
+    taken = []
+    for one in given:
+        began = time.perf_counter()
+        call(one)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken[warm_up:])
+
+
+def tau(order: Sequence[float]) -> float:
+    """Kendall's tau between where values stand and their order."""
+    pairs = list(itertools.combinations(order, 2))
+    return sum((b > a) - (b < a) for a, b in pairs) / max(1, len(pairs))
