@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,14 +30,14 @@ import msgspec
 import sqlalchemy as sa
 import uvloop
 
-from benchmarks.result import Cell, save
+from benchmarks.fixture import serve
+from benchmarks.result import Table
 from service.queue import job as queue
 from service.store import migration
 from service.store.db import Store
 from service.store.tables import job, job_entry
 from service.tuning import plan as planning
 from service.tuning import run as runs
-from service.tuning import run_status
 from strategy.op_strategy import Candidate
 from strategy.record import (
     SEARCH_POLICY,
@@ -64,45 +64,25 @@ WARM_UP_S = 1.0
 SLEEP_S = 0.02
 
 
-class Farm:
-    """A service over a database that holds as many jobs of one configuration as are asked for."""
-
-    def __init__(self, url: str, folder: Path, jobs: int, entries: int = 1) -> None:
-        migration.upgrade(url)
-        self.store = Store(url)
-        run = RunWorkload(workload=WORKLOAD, candidates=(CANDIDATE,))
-        request = RunRequest(workloads=(run,), target=TARGET, force=True)
-        with self.store.write() as c:
-            self.run_id = runs.create(c, request, planning.plan(request))
-            self.task_id = run_status.status(c, self.run_id, 60).tasks[0].task_id
-            place = c.execute(sa.text("SELECT workload_id, target_id FROM task")).first()
-            assert place is not None
-            if jobs:
-                first = [queue.NewEntry(self.task_id, Config({"x": 0, "y": 0}))]
-                like = queue.enqueue(
-                    c, self.run_id, place.workload_id, place.target_id, Phase.SEARCH, first,
-                    SEARCH_POLICY, seed=1,
-                )  # fmt: skip
-                _multiply(c, like, jobs, entries)
-        ready = folder / "ready"
-        ready.unlink(missing_ok=True)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "service", "--database", url, "--port", "0", "--ready-file",
-             str(ready)],
-            # All of the simulated workers have one address.
-            env={**os.environ, "PLEVEL_TUNE": "false", "PLEVEL_LEASE_S": "60",
-                 "PLEVEL_MAX_CONNECTIONS_PER_ADDRESS": "0"},
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        while not ready.exists():
-            assert self.process.poll() is None, "the service did not start"
-            time.sleep(0.02)
-        self.url = ready.read_text().strip()
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait()
-        self.store.close()
+@contextmanager
+def farm(database: str, jobs: int, entries: int = 1) -> Iterator[str]:
+    """The address of a service over a database that holds as many jobs of one configuration as are asked for."""
+    migration.upgrade(database)
+    store = Store(database)
+    run = RunWorkload(workload=WORKLOAD, candidates=(CANDIDATE,))
+    request = RunRequest(workloads=(run,), target=TARGET, force=True)
+    with store.write() as c:
+        run_id = runs.create(c, request, planning.plan(request))
+        if jobs:
+            task_id, *place = c.execute(sa.text("SELECT id, workload_id, target_id FROM task")).one()
+            first = [queue.NewEntry(task_id, Config({"x": 0, "y": 0}))]
+            like = queue.enqueue(c, run_id, *place, Phase.SEARCH, first, SEARCH_POLICY, seed=1)
+            _multiply(c, like, jobs, entries)
+    store.close()
+    # All of the simulated workers have one address.
+    settings = {"PLEVEL_TUNE": "false", "PLEVEL_LEASE_S": "60", "PLEVEL_MAX_CONNECTIONS_PER_ADDRESS": "0"}
+    with serve(database, **settings) as (url, _):
+        yield url
 
 
 def _multiply(c: sa.Connection, like: int, jobs: int, entries: int) -> None:
@@ -316,34 +296,19 @@ def sleep_and_report(url: str, name: str, seconds: float) -> float:
     return uvloop.run(run())
 
 
-def show_trips(kind: str, url: str, folder: Path, seconds: float) -> list[list[Cell]]:
+def add_trips(table: Table, kind: str, database: str, seconds: float) -> None:
     goal = 1500 if kind == "SQLite" else 1000
-    rows: list[list[Cell]] = []
     for batch in (8, 1):
-        farm = Farm(url, folder, jobs=int((seconds + WARM_UP_S) * (5000 if batch == 8 else 2000)))
-        try:
-            rate, seen = uvloop.run(round_trips(farm.url, batch, seconds))
-        finally:
-            farm.close()
-        ratio = f", {rate / goal:.2f} of the goal of {goal}" if batch == 8 else ""
-        lease_s, report_s = spread(seen.leases_s), spread(seen.reports_s)
-        print(
-            f"{kind}, batches of {batch}: {rate:.0f} jobs/s{ratio}; "
-            f"a lease {show(lease_s)}, a report {show(report_s)}", flush=True,
-        )  # fmt: skip
+        with farm(database, jobs=int((seconds + WARM_UP_S) * (5000 if batch == 8 else 2000))) as url:
+            rate, seen = uvloop.run(round_trips(url, batch, seconds))
         goals = f"≥ {goal:,} jobs/s; p99 ≤ 50 ms" if batch == 8 else None
-        rows.append([f"{kind}, batches of {batch}: leases", (round(rate), "jobs/s"), *lease_s, goals])
-        rows.append([f"{kind}, batches of {batch}: reports", None, *report_s, None])
-    return rows
+        table.add(f"{kind}, batches of {batch}: leases", (round(rate), "jobs/s"), *spread(seen.leases_s), goals)
+        table.add(f"{kind}, batches of {batch}: reports", None, *spread(seen.reports_s), None)
 
 
 def spread(times_s: list[float]) -> tuple[float, float]:
     """The median and the 99th percentile."""
     return statistics.median(times_s), statistics.quantiles(times_s, n=100)[98]
-
-
-def show(times_s: tuple[float, float]) -> str:
-    return f"p50 {times_s[0] * 1e3:.1f} ms, p99 {times_s[1] * 1e3:.1f} ms"
 
 
 def parse() -> argparse.Namespace:
@@ -361,28 +326,18 @@ def main() -> None:
     if options.sleeper:
         print(sleep_and_report(options.sleeper, options.name, options.seconds))
         return
-    with tempfile.TemporaryDirectory(prefix="plevel-farm-") as name:
-        folder = Path(name)
-        rows = show_trips("SQLite", f"sqlite:///{folder}/trips.db", folder, options.seconds)
+    table = Table({"": "", "rate": "", "p50": "s", "p99": "s", "goal": ""})
+    with tempfile.TemporaryDirectory(prefix="plevel-farm-") as folder:
+        add_trips(table, "SQLite", f"sqlite:///{folder}/trips.db", options.seconds)
         if options.postgresql:
-            rows += show_trips("PostgreSQL", options.postgresql, folder, options.seconds)
-        farm = Farm(f"sqlite:///{folder}/crowd.db", folder, jobs=0)
-        try:
-            beats_s = uvloop.run(crowd(farm.url, options.crowd))
-        finally:
-            farm.close()
-        beat_s = spread(beats_s)
-        print(f"{options.crowd} workers at once: a heartbeat {show(beat_s)}", flush=True)
-        rows.append([f"a heartbeat of {options.crowd:,} workers that wait for a job", None, *beat_s, None])
-        farm = Farm(f"sqlite:///{folder}/sleep.db", folder, jobs=2000, entries=4)
-        try:
-            one, two = (sleepers(farm.url, n, options.seconds) for n in (1, 2))
-        finally:
-            farm.close()
-        print(f"trials a minute: {one * 60:.0f} by one process, {two * 60:.0f} by two: {two / one:.2f}× "
-              "(goal 1.8)")  # fmt: skip
-        rows.append(["trials of two processes that sleep, against one", (two / one, "×"), None, None, "≥ 1.8×"])
-    save({"": "", "rate": "", "p50": "s", "p99": "s", "goal": ""}, rows)
+            add_trips(table, "PostgreSQL", options.postgresql, options.seconds)
+        with farm(f"sqlite:///{folder}/crowd.db", jobs=0) as url:
+            beat_s = spread(uvloop.run(crowd(url, options.crowd)))
+        table.add(f"a heartbeat of {options.crowd:,} workers that wait for a job", None, *beat_s, None)
+        with farm(f"sqlite:///{folder}/sleep.db", jobs=2000, entries=4) as url:
+            one, two = (sleepers(url, n, options.seconds) for n in (1, 2))
+        table.add("trials of two processes that sleep, against one", (two / one, "×"), None, None, "≥ 1.8×")
+    table.save()
 
 
 if __name__ == "__main__":

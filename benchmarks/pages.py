@@ -16,11 +16,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +30,8 @@ from urllib.parse import urlencode
 import httpx
 import sqlalchemy as sa
 
-from benchmarks.result import Cell, save
+from benchmarks.fixture import median_s, serve
+from benchmarks.result import Table
 from service.queue import fleet
 from service.records.log import REFERENCE, REFERENCE_KERNEL
 from service.store import catalogue, migration
@@ -235,37 +234,13 @@ def pages(ids: dict[str, int]) -> list[str]:
     ]  # fmt: skip
 
 
-@contextlib.contextmanager
-def serve(url: str, folder: Path) -> Iterator[str]:
-    """The service as a process of its own, without a tuner."""
-    ready = folder / "ready"
-    ready.unlink(missing_ok=True)
-    child = subprocess.Popen(
-        [sys.executable, "-m", "service", "--database", url, "--port", "0", "--ready-file", str(ready)],
-        env={**os.environ, "PLEVEL_TUNE": "false"}, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        while not ready.exists():
-            if child.poll() is not None:
-                sys.exit("the service did not start: it says above why")
-            time.sleep(0.05)
-        yield ready.read_text().strip()
-    finally:
-        child.terminate()
-        child.wait()
-
-
 def ask(url: str, path: str, visits: int) -> tuple[float, int]:
-    """The median time of the whole answer in seconds, and its size."""
-    taken = []
+    """The median time of the whole answer in seconds after a first look, which fills the caches, and its size."""
     with httpx.Client(base_url=url, timeout=60, headers={"accept": "text/html"}) as client:
-        for _ in range(visits):
-            began = time.perf_counter()
-            response = client.get(path)
-            taken.append(time.perf_counter() - began)
-            if response.status_code != 200:
-                sys.exit(f"{path}: HTTP {response.status_code}: {response.text[:300]}")
-    return statistics.median(taken), len(response.content)
+        response = client.get(path)
+        if response.status_code != 200:
+            sys.exit(f"{path}: HTTP {response.status_code}: {response.text[:300]}")
+        return median_s(lambda _: client.get(path), range(visits)), len(response.content)
 
 
 @contextlib.contextmanager
@@ -309,7 +284,6 @@ def measure(url: str, ids: dict[str, int], visits: int) -> dict[str, tuple[float
     found = {}
     with chromium() as browser:
         for path in pages(ids):
-            ask(url, path, 1)  # the first look fills the caches
             answer_s, size = ask(url, path, visits)
             found[path] = answer_s, paint(browser, url, path, visits), size
     return found
@@ -339,28 +313,19 @@ def main() -> None:
         results = []
         for size in (given.records, PEER):
             database, ids = prepare(folder, size)
-            with serve(database, folder) as url:
+            with serve(database, PLEVEL_TUNE="false") as (url, _):
                 results.append(list(measure(url, ids, given.visits).items()))
-    print(f"{'page':<48} {'answer':>9} {'paint':>9} {'KB':>6}   {'peer':>9} {'ratio':>6}")
     late, large = [], []
-    rows: list[list[Cell]] = []
+    table = Table({"page": "", "answer": "s", "first paint": "s", "KB": "", "answer on 10⁴ records": "s", "ratio": "×"})
     for (path, (answer_s, paint_s, size)), (_, (peer_s, _, _)) in zip(*results, strict=True):
         if is_page(path) and max(answer_s, paint_s or 0.0) > PAINT_GOAL_S:
             late.append(path)
         if size > SIZE_GOAL:
             large.append(path)
-        rows.append([path, answer_s, paint_s, round(size / 1e3), peer_s, answer_s / peer_s])
-        painted = "–" if paint_s is None else f"{1e3 * paint_s:.0f} ms"
-        print(
-            f"{path[:48]:<48} {1e3 * answer_s:>6.0f} ms {painted:>9} {size / 1e3:>6.0f}   "
-            f"{1e3 * peer_s:>6.0f} ms {answer_s / peer_s:>5.1f}×"
-        )
+        table.add(path, answer_s, paint_s, round(size / 1e3), peer_s, answer_s / peer_s)
     print(f"later than {1e3 * PAINT_GOAL_S:.0f} ms: {', '.join(late) or 'none'}")
     print(f"larger than {SIZE_GOAL / 1e3:.0f} KB: {', '.join(large) or 'none'}")
-    save(
-        {"page": "", "answer": "s", "first paint": "s", "KB": "", "answer on 10⁴ records": "s", "ratio": "×"},
-        rows, peer="a database of 10⁴ records", runs=given.visits,
-    )  # fmt: skip
+    table.save(peer="a database of 10⁴ records", runs=given.visits)
 
 
 if __name__ == "__main__":

@@ -41,11 +41,11 @@ class Table:
     def __len__(self) -> int:
         return len(self.digits)
 
-    def mutate(self, rows: Rows, rng: np.random.Generator, tries: int = 10) -> Rows:
-        """Each row with one knob changed; itself where `tries` changes were not valid."""
+    def mutate(self, rows: Rows, rng: np.random.Generator) -> Rows:
+        """Each row with one knob changed; itself where ten changes were not valid."""
         moved = rows.copy()
         left = np.arange(len(rows))
-        for _ in range(tries):
+        for _ in range(10):
             knob = rng.choice(self._movable, size=len(left))
             digits = self.digits[rows[left]].astype(np.int64)
             shift = rng.integers(1, self._sizes[knob])

@@ -33,11 +33,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from recording import DATA, Key, Log, Recording, Task, or_nan, pack, record, unpack
 
-from benchmarks.result import Cell, save
+from benchmarks.fixture import dense
+from benchmarks.result import Table
 
 if TYPE_CHECKING:
     from service.search.predictor import Predictor, Trials
-    from strategy.workload import Workload
 
 FILE = DATA / "predict_cpu.json.gz"
 Shape = tuple[int, int, int]
@@ -60,20 +60,12 @@ RECORDS = {"dense_pack.cpu": 40, "dense_large_m.cpu": 40, "dense_nopack.cpu": 20
 SEARCHED = 24  # further trials around what is known, for the best known of a shape of TEST
 
 
-def workload(shape: Shape) -> Workload:
-    from strategy.workload import Workload
-
-    m, n, k = shape
-    types = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
-    return Workload.make("dense", types, constants=["weight"])
-
-
 def tasks(shape: Shape, target: Any) -> dict[str, Task]:
     """Those of the implementations that are valid for a shape."""
     from strategy.op_strategy import candidates
     from strategy.select import holds
 
-    asked = workload(shape)
+    asked = dense(*shape)
     return {
         c.implementation: Task(asked, target, c.implementation)
         for c in candidates(asked, target)
@@ -117,7 +109,7 @@ def keep(log: Log) -> None:
 def trials_of(found: dict[str, Recording], shapes: Sequence[Shape]) -> list[Trials]:
     from service.search.predictor import Trials
 
-    wanted = {workload(shape).key for shape in shapes}
+    wanted = {dense(*shape).key for shape in shapes}
     return [
         Trials(
             r.task.workload, r.task.implementation, r.task.space, r.digits,
@@ -150,7 +142,7 @@ def time_picks(model: Predictor, path: Path, until: float) -> bool:
     for shape in TEST:
         offered = tasks(shape, target)
         name, key = pick(model, offered)
-        plevels = {c.implementation: c.plevel for c in candidates(workload(shape), target)}
+        plevels = {c.implementation: c.plevel for c in candidates(dense(*shape), target)}
         for other, task in offered.items():
             keys = [key] if other == name else []
             if other in _rivals(plevels, offered):
@@ -195,8 +187,7 @@ def report(found: dict[str, Recording], model: Predictor, accuracy: float) -> No
         if took is None:
             print(f"{label(shape, name)}: not timed yet: --time does it")
             continue
-        asked = workload(shape)
-        plevels = {c.implementation: c.plevel for c in candidates(asked, next(iter(offered.values())).target)}
+        plevels = {c.implementation: c.plevel for c in candidates(dense(*shape), offered[name].target)}
         first, tunable = (
             ours[label(shape, n)].seconds[offered[n].fallback] for n in _rivals(plevels, offered)
         )
@@ -210,26 +201,15 @@ def report(found: dict[str, Recording], model: Predictor, accuracy: float) -> No
             f"{against[-1]:5.2f}× as fast as plevel's answer, {untuned[-1]:5.2f}× as the untuned"
         )
     if over:
-        print(
-            f"{len(over)} unseen shapes: {statistics.median(over):.3f}× the best known in the median, worst "
-            f"{max(over):.2f}×; within 20 % in {np.mean(np.array(over) <= 1.2):.0%}\n"
-            f"faster than plevel's answer in {np.mean(np.array(against) > 1):.0%}, geometric mean "
-            f"{statistics.geometric_mean(against):.2f}×; than the untuned configuration in "
-            f"{np.mean(np.array(untuned) > 1):.0%}, {statistics.geometric_mean(untuned):.2f}×"
-        )
-        rows: list[list[Cell]] = [
-            ["pick over the best known, median", (statistics.median(over), "×"), "≤ 1.2×"],
-            ["the same, worst", (max(over), "×"), None],
-            ["faster than the answer by plevel", (float(np.mean(np.array(against) > 1)), "%"), "≥ 80 %"],
-            ["as fast as that, geometric mean", (statistics.geometric_mean(against), "×"), None],
-            ["faster than the untuned configuration", (float(np.mean(np.array(untuned) > 1)), "%"), None],
-            ["as fast as that, geometric mean", (statistics.geometric_mean(untuned), "×"), None],
-        ]
-        save(
-            {f"on {len(over)} unseen shapes": "", "found": "", "goal": ""},
-            [["pairs of unseen shapes in the measured order", accuracy, "≥ 0.85"], *rows],
-            peer="the best of records, picks, and a search of 24 trials from there",
-        )
+        table = Table({f"on {len(over)} unseen shapes": "", "found": "", "goal": ""})
+        table.add("pairs of unseen shapes in the measured order", accuracy, "≥ 0.85")
+        table.add("pick over the best known, median", (statistics.median(over), "×"), "≤ 1.2×")
+        table.add("the same, worst", (max(over), "×"), None)
+        table.add("faster than the answer by plevel", (float(np.mean(np.array(against) > 1)), "%"), "≥ 80 %")
+        table.add("as fast as that, geometric mean", (statistics.geometric_mean(against), "×"), None)
+        table.add("faster than the untuned configuration", (float(np.mean(np.array(untuned) > 1)), "%"), None)
+        table.add("as fast as that, geometric mean", (statistics.geometric_mean(untuned), "×"), None)
+        table.save(peer="the best of records, picks, and a search of 24 trials from there")
 
 
 def study(found: dict[str, Recording]) -> None:
@@ -237,20 +217,17 @@ def study(found: dict[str, Recording]) -> None:
     from service.search.predictor import Predictor
 
     train, test = trials_of(found, TRAIN), trials_of(found, TEST)
-    rows: list[list[Cell]] = [
-        ["regression of log-seconds, as used", Predictor.fit(train).rank(test).accuracy, None],
-        ["`rank:pairwise`", _fit_ranks(train).rank(test).accuracy, None],
-    ]
+    table = Table({"": "", "pairs in the measured order": "", "in the true order": ""})
+    table.add("regression of log-seconds, as used", Predictor.fit(train).rank(test).accuracy, None)
+    table.add("`rank:pairwise`", _fit_ranks(train).rank(test).accuracy, None)
     for shapes in (5, 10, 20):
         few = trials_of(found, TRAIN[:: len(TRAIN) // shapes][:shapes])
-        rows.append([f"of {shapes} shapes", Predictor.fit(few).rank(test).accuracy, None])
+        table.add(f"of {shapes} shapes", Predictor.fit(few).rank(test).accuracy, None)
     for sigma in (0.1, 0.3, 0.5):
         known, asked = (_blurred(trials, sigma) for trials in (train, test))
         model = Predictor.fit(known)
-        rows.append([f"times off by {sigma:.0%}", model.rank(asked).accuracy, model.rank(test).accuracy])
-    for row in rows:
-        print(*row, sep="  ")
-    save({"": "", "pairs in the measured order": "", "in the true order": ""}, rows, variant="study")
+        table.add(f"times off by {sigma:.0%}", model.rank(asked).accuracy, model.rank(test).accuracy)
+    table.save(variant="study")
 
 
 def _blurred(trials: Sequence[Trials], sigma: float) -> list[Trials]:

@@ -27,7 +27,6 @@ import argparse
 import importlib
 import json
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.result import Cell, save
+from benchmarks.result import Table
 from service.search.child import InlineModel
 from service.search.search import Search
 from service.search.transfer import Source
@@ -81,16 +80,15 @@ class Elsewhere:
     undone here, before the search sees anything.
     """
 
-    def __init__(self, target: Any, sources: Sequence[Any], records: int = RECORDS) -> None:
+    def __init__(self, target: Any, sources: Sequence[Any]) -> None:
         own = {name.lower(): name for name in target.params}
         self._sources = [(s, {name: own[name.lower()] for name in s.params}) for s in sources]
-        self._records = records
 
     def draw(self, seed: int) -> dict[str, Told]:
         history: dict[str, Told] = {}
         for i, (space, names) in enumerate(self._sources):
             rng = np.random.default_rng((seed, i))
-            rows = rng.permutation(space.N)[: self._records]
+            rows = rng.permutation(space.N)[:RECORDS]
             history[space.name] = [
                 (
                     {names[k]: v for k, v in space.configs[row].items()},
@@ -161,26 +159,16 @@ def main() -> None:
     else:
         cases = list(warm_cases(harness, splits))
     scores: dict[str, list[float]] = {}
-    rows: list[list[Cell]] = []
+    table = Table({"space": "", "from": "", "score": "", "standard error": ""})
     for target, sources in cases:
         if given.spaces not in target.name:
             continue
-        began = time.process_time()
         found = replay(harness, target, sources, given.batch, given.seeds)
         scores.setdefault(target.name, []).append(found["score"])
-        rows.append([target.name, ", ".join(s.name for s in sources), found["score"], found["score_se"]])
-        print(
-            f"{target.name:22s} from {', '.join(s.name for s in sources):40s} "
-            f"{found['score']:+.3f} ± {found['score_se']:.3f}   to 5 %: {found['to5%']:.0f}   "
-            f"{(time.process_time() - began) / given.seeds:.1f} s a run",
-            flush=True,
-        )
-    means = [float(np.mean(s)) for s in scores.values()]
-    print(f"{'mean of the spaces':22s} {np.mean(means):+.3f}")
+        table.add(target.name, ", ".join(s.name for s in sources), found["score"], found["score_se"])
+    table.add("mean of the spaces", None, float(np.mean([np.mean(s) for s in scores.values()])), None)
     if not given.spaces:
-        save(
-            {"space": "", "from": "", "score": "", "standard error": ""},
-            [*rows, ["mean of the spaces", None, float(np.mean(means)), None]],
+        table.save(
             variant=f"{'misleading' if given.misleading else 'warm'}-{given.batch}",
             peer="random search (0) and the optimum at once (1)", runs=given.seeds,
         )  # fmt: skip

@@ -41,6 +41,7 @@ import numpy as np
 from peer_search import AutoTVM, Chance, MetaSchedule, Table, Tuner
 from recording import DATA, Digits, Key, Log, Recording, Task, or_nan, pack, record, unpack
 
+from benchmarks import fixture
 from benchmarks.result import Cell, save
 
 FILE, THREADS_FILE = DATA / "search_cpu.json.gz", DATA / "search_cpu_threads.json.gz"
@@ -57,10 +58,7 @@ SIX_TRIALS = 64
 
 
 def dense(m: int, n: int, k: int, target: Any) -> Task:
-    from strategy.workload import Workload
-
-    types = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
-    return Task(Workload.make("dense", types, constants=["weight"]), target, "dense_pack.cpu")
+    return Task(fixture.dense(m, n, k), target, "dense_pack.cpu")
 
 
 def conv2d(channels: int, out_channels: int, size: int, target: Any) -> Task:

@@ -39,7 +39,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from benchmarks.result import Cell, save
+from benchmarks.fixture import serve
+from benchmarks.result import Table
 from service.formats import ImportedRecord, Task, native
 from service.store import migration
 from strategy.record import encode, to_json
@@ -229,23 +230,6 @@ def batch_rate(url: str, tasks: int) -> float:
     return len(asked) / (time.perf_counter() - began)
 
 
-def serve(database: str, folder: Path) -> tuple[subprocess.Popen[bytes], str, float]:
-    """A service process, its address, and how long its start took."""
-    ready = folder / "ready"
-    ready.unlink(missing_ok=True)
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "service", "--database", database, "--port", "0",
-         "--ready-file", str(ready)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    while not ready.exists():
-        if process.poll() is not None:
-            raise SystemExit("the service did not start")
-        time.sleep(0.01)
-    return process, ready.read_text().strip(), time.perf_counter() - began
-
-
 def resident_mb(pid: int) -> float:
     """The most that a process has had in memory."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -281,9 +265,9 @@ def measure(name: str, url: str, files: Files, tasks: int, seconds: float) -> Fi
     tell("import of own NDJSON, records/s", ours)
     tell("import of AutoTVM lines, records/s", import_rate(url, files.autotvm)[0])
     tell("memory of the import, MB", memory)
-    process, address, start_s = serve(url, files.own.parent)
-    try:
-        tell("start-up, s", start_s)
+    began = time.perf_counter()
+    with serve(url) as (address, pid):
+        tell("start-up, s", time.perf_counter() - began)
         p50, p99 = select_latency(address, tasks, seconds)
         tell(f"select at {RATE}/s, p50, ms", p50)
         tell(f"select at {RATE}/s, p99, ms", p99)
@@ -296,10 +280,7 @@ def measure(name: str, url: str, files: Files, tasks: int, seconds: float) -> Fi
         tell("select while importing, p99, ms", busy)
         tell("batch select, workloads/s", batch_rate(address, tasks))
         tell("one record a request, records/s", single_rate(address, tasks, seconds))
-        tell("memory of the service, MB", resident_mb(process.pid))
-    finally:
-        process.terminate()
-        process.wait(30)
+        tell("memory of the service, MB", resident_mb(pid))
     return found
 
 
@@ -365,36 +346,16 @@ def metaschedule_rate(folder: Path) -> tuple[float, float] | None:
     return rate, memory
 
 
-def show(found: dict[str, Figures], peers: Peers) -> None:
-    """A row for each figure with its goal, and how many times a peer's rate the import is."""
-    width = max(map(len, GOALS)) + 2
-    print(f"{'':{width}}{'goal':>12}" + "".join(f"{name:>14}" for name in found))
+def tabulate(table: Table, found: dict[str, Figures], peers: Peers) -> None:
+    """Figures beside their goals, and the import's rate over each peer's."""
     for what, goal in GOALS.items():
-        rows = "".join(f"{figures[what]:>14,.{_digits(goal)}f}" for figures in found.values())
-        print(f"{what:{width}}{goal:>12,}{rows}")
-    print()
+        table.add(what, goal, *(round(figures[what], _digits(goal)) for figures in found.values()))
     for peer, rate in peers.items():
         if rate is None:
             print(f"{peer}: not installed")
-            continue
-        ours = ", ".join(
-            f"{name} {figures['import of own NDJSON, records/s'] / rate:,.0f}×"
-            for name, figures in found.items()
-        )
-        print(f"{peer}: {rate:,.0f}/s; import here: {ours}")
-
-
-def to_rows(found: dict[str, Figures], peers: Peers) -> list[list[Cell]]:
-    """Figures beside their goals, and the import's rate over each peer's."""
-    rows: list[list[Cell]] = [
-        [what, goal, *(round(figures[what], _digits(goal)) for figures in found.values())]
-        for what, goal in GOALS.items()
-    ]
-    for peer, rate in peers.items():
-        if rate is not None:
+        else:
             ratios = [figures["import of own NDJSON, records/s"] / rate for figures in found.values()]
-            rows.append([f"import over {peer} ({rate:,.0f}/s)", None, *((ratio, "×") for ratio in ratios)])
-    return rows
+            table.add(f"import over {peer} ({rate:,.0f}/s)", None, *((ratio, "×") for ratio in ratios))
 
 
 def _digits(goal: float) -> int:
@@ -423,14 +384,13 @@ def main() -> None:
             "Optuna's RDB storage on SQLite, trials by ask and tell": optuna_rate(folder),
             "MetaSchedule's JSONDatabase, records loaded": None if loaded is None else loaded[0],
         }
-        show(found, peers)
+        scale = f"{given.records:,} records of {given.tasks:,} tasks"
+        table = Table({scale: "", "goal": "", **dict.fromkeys(found, "")})
+        tabulate(table, found, peers)
         if loaded is not None:
             print(f"MetaSchedule's JSONDatabase keeps {loaded[1]:,.0f} KB of memory for each record")
-        save(
-            {f"{given.records:,} records of {given.tasks:,} tasks": "", "goal": "", **dict.fromkeys(found, "")},
-            to_rows(found, peers), variant=str(given.records),
-            peer=" and ".join(peer.split("'")[0] for peer, rate in peers.items() if rate is not None) or None,
-        )  # fmt: skip
+        there = [peer.split("'")[0] for peer, rate in peers.items() if rate is not None]
+        table.save(variant=str(given.records), peer=" and ".join(there) or None)
 
 
 if __name__ == "__main__":
