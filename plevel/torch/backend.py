@@ -35,7 +35,8 @@ from plevel.torch.whole import StaleError, Whole, draft_whole, find_whole, forge
 from strategy.select.lock import Lock
 
 logger = logging.getLogger("plevel.torch")
-torch._inductor.config.freezing = True
+# A setting is that of the thread that makes it, a default that of all: a server's threads compile, too.
+torch._inductor.config.freezing = torch._inductor.config._config["freezing"].default = True
 
 
 class OptionError(TypeError):

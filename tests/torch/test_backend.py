@@ -281,6 +281,24 @@ def test_several_threads_call_at_once():
         close(one, expected)
 
 
+def test_a_graph_that_another_thread_compiles_is_frozen_too():
+    torch.manual_seed(11)
+    model, x = models.Block(16, 24).eval(), torch.randn(8, 16)
+
+    def work():
+        with torch.inference_mode():
+            found.append(compiled(model)(x))
+
+    found = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    with torch.inference_mode():
+        close(found[0], model(x))
+    (report,) = explain(model)
+    assert "weight=float32[24,16]:const" in str(report)
+
+
 def test_guards_on_modules_can_be_left_out_without_mixing_up_models():
     entries = []
 
