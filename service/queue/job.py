@@ -29,6 +29,11 @@ def raised(priority: int, run_priority: int) -> int:
     return priority - RUN_PRIORITY * max(0, -(-behind // RUN_PRIORITY))
 
 
+def inherited(priority: int, run_priority: int) -> int:
+    """The priority of a search's job of some run, had a run of `run_priority` enqueued it."""
+    return priority % RUN_PRIORITY - RUN_PRIORITY * run_priority
+
+
 def lowest(run_priority: int) -> int:
     """The last priority of jobs that a run of `run_priority` enqueues."""
     return NORMAL - RUN_PRIORITY * run_priority

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.queue import fleet, pause, retry
+from service.queue import job as jobs
 from service.store.sql import is_due
 from service.store.tables import JobState, job, lease, run, worker, worker_device
 from strategy.record import Phase
@@ -86,6 +87,14 @@ def job_rules(claimant: Claimant) -> tuple[Rule, ...]:
         .correlate_except(run)
         .scalar_subquery()
     )
+    # A more urgent run waits for it (`tuning.other_run`), within its own maximum.
+    own_priority = (
+        sa.select(sa.func.coalesce(run.c.request["priority"].as_integer(), 0))
+        .where(run.c.id == job.c.run_id)
+        .correlate_except(run)
+        .scalar_subquery()
+    )
+    is_inherited = job.c.priority < jobs.URGENT - jobs.RUN_PRIORITY * own_priority
     holds_any = _held(claimant).correlate_except(lease).exists()
     lost_here = _lost_on(claimant.device_id).exists()
     lost_nowhere = ~_lost_on(worker_device.c.device_id).exists()
@@ -126,7 +135,7 @@ def job_rules(claimant: Claimant) -> tuple[Rule, ...]:
             job.c.phase == Phase.CONFIRM.value,
         ),
         Rule(
-            sa.or_(limit.is_(None), running < limit),
+            sa.or_(limit.is_(None), running < limit, is_inherited),
             "run {run_id} has {at_work} leased, its maximum (max_jobs = {max_jobs})",
             limit.is_not(None),
         ),

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import sqlalchemy as sa
 
 from service.queue import job as jobs
 from service.store.sql import among
-from service.store.tables import LIVE, EntryState, JobState, job, job_entry, run, run_task
-from strategy.record import Phase, RunRequest
+from service.store.tables import (
+    LIVE,
+    EntryState,
+    JobState,
+    TaskState,
+    job,
+    job_entry,
+    run,
+    run_task,
+)
+from strategy.record import Phase, RunRequest, RunState, TimingPolicy, convert
 from strategy.space import Config
 
 Entry = tuple[int, int]  # a job, and its entry's number
@@ -40,14 +49,56 @@ def find_awaited(
     return found
 
 
-def find_behind(connection: sa.Connection, awaited: Collection[int], priority: int) -> list[int]:
-    """Those of the jobs that are queued behind all that a run of `priority` enqueues."""
+def find_behind(
+    connection: sa.Connection, awaited: Collection[int], priority: int, most: int | None = None
+) -> list[int]:
+    """Those of the jobs that are queued behind all that a run of `priority` enqueues.
+
+    With `most`, only so many that no more of the jobs than that are leased, or not behind.
+    """
     if not awaited:
         return []
-    behind = sa.select(job.c.id).where(
-        among(job.c.id), job.c.state == JobState.QUEUED, job.c.priority > jobs.lowest(priority)
-    )
-    return list(connection.scalars(behind, {"ids": sorted(awaited)}))
+    is_behind = sa.and_(job.c.state == JobState.QUEUED, job.c.priority > jobs.lowest(priority))
+    is_open = job.c.state.in_((JobState.QUEUED, JobState.LEASED))
+    query = sa.select(job.c.id, is_behind.label("behind")).where(among(job.c.id), is_open)
+    rows = connection.execute(query.order_by(job.c.priority, job.c.turn, job.c.id), {"ids": sorted(awaited)}).all()
+    behind = [r.id for r in rows if r.behind]
+    return behind if most is None else behind[: max(0, most - (len(rows) - len(behind)))]
+
+
+def find_ahead(connection: sa.Connection, run_id: int, request: RunRequest) -> dict[int, int]:
+    """The queued jobs of a run that have inherited more than a run that still needs them gives; with what it gives."""
+    own = sa.select(*job.c["id", "priority"]).where(
+        job.c.run_id == run_id, job.c.state == JobState.QUEUED, job.c.phase == Phase.SEARCH.value,
+        job.c.priority < jobs.URGENT - jobs.RUN_PRIORITY * request.priority,
+    )  # fmt: skip
+    raised = {r.id: r.priority for r in connection.execute(own)}
+    if not raised:
+        return {}
+    needed = connection.execute(
+        sa.select(job_entry.c.job_id, *(run.c.request[name].label(name) for name in ("priority", "search_policy")))
+        .join(run_task, run_task.c.task_id == job_entry.c.task_id)
+        .join(run, run.c.id == run_task.c.run_id)
+        .where(
+            among(job_entry.c.job_id), job_entry.c.state == EntryState.PENDING, run_task.c.state == TaskState.ACTIVE,
+            run.c.id != run_id, run.c.state == RunState.RUNNING, ~run.c.forced,
+        ),
+        {"ids": sorted(raised)},
+    )  # fmt: skip
+    highest = dict.fromkeys(raised, request.priority)
+    for r in needed:
+        if convert(r.search_policy or {}, TimingPolicy) == request.search_policy:
+            highest[r.job_id] = max(highest[r.job_id], r.priority or 0)
+    due = {i: jobs.inherited(priority, highest[i]) for i, priority in raised.items()}
+    return {i: priority for i, priority in due.items() if priority > raised[i]}
+
+
+def fall_back(connection: sa.Connection, ahead: Mapping[int, int]) -> None:
+    """Give jobs the priorities of `find_ahead`. Those that another transaction holds are left to a later call."""
+    queued = sa.select(job.c.id).where(among(job.c.id), job.c.state == JobState.QUEUED)
+    free = queued.with_for_update(skip_locked=True, key_share=True)
+    for job_id in connection.scalars(free, {"ids": sorted(ahead)}).all():
+        connection.execute(sa.update(job).where(job.c.id == job_id).values(priority=ahead[job_id]))
 
 
 def bring_forward(connection: sa.Connection, behind: Collection[int], priority: int) -> None:

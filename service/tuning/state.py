@@ -15,9 +15,12 @@ _PRIORITY = sa.func.coalesce(run.c.request["priority"].as_integer(), 0).label("p
 
 
 def read_state(connection: sa.Connection, run_id: int) -> Any:
-    """Return a run's `state`, `age_s`, the seconds since it was created, and `priority`, which requests can raise."""
+    """Return a run's `state`, `age_s`, the seconds since it was created, `priority` and `max_jobs`.
+
+    Requests can raise the last two.
+    """
     age_s = (now() - run.c.created_at).label("age_s")
-    return connection.execute(sa.select(run.c.state, age_s, _PRIORITY).where(run.c.id == run_id)).one()
+    return connection.execute(sa.select(*run.c["state", "max_jobs"], age_s, _PRIORITY).where(run.c.id == run_id)).one()
 
 
 def lock_state(connection: sa.Connection, run_id: int) -> Any:

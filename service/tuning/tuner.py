@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,7 +149,9 @@ class Tuner(Background):
             row = state.read_state(connection, run_id)
             tuning.join(row.priority)
             open_jobs = jobs.open_jobs(connection, run_id)
-            behind = other_run.find_behind(connection, _needed(tuning), row.priority)
+            most = None if row.max_jobs is None else max(0, row.max_jobs - open_jobs)
+            behind = other_run.find_behind(connection, _needed(tuning), row.priority, most)
+            ahead = other_run.find_ahead(connection, run_id, tuning.request)
             devices = fleet.count_alive(connection, tuning.target_id, self.settings.alive_s)
         if row.state == RunState.CONFIRMING:
             if not open_jobs:
@@ -164,7 +166,7 @@ class Tuner(Background):
             proposals = self._propose(tuning, room)
         waiting = not timed_out and self._is_waiting(tuning)
         idle = not (open_jobs or waiting)
-        self._write(tuning, proposals, behind, timed_out=timed_out, waiting=waiting, idle=idle)
+        self._write(tuning, proposals, behind, ahead, timed_out=timed_out, waiting=waiting, idle=idle)
 
     # Decisions
 
@@ -250,10 +252,10 @@ class Tuner(Background):
     # Writing
 
     def _write(
-        self, tuning: TuningRun, proposals: Sequence[Proposal], behind: Sequence[int], *,
-        timed_out: bool, waiting: bool, idle: bool,
+        self, tuning: TuningRun, proposals: Sequence[Proposal], behind: Sequence[int],
+        ahead: Mapping[int, int], *, timed_out: bool, waiting: bool, idle: bool,
     ) -> None:  # fmt: skip
-        if not (proposals or behind or tuning.changed or timed_out or idle):
+        if not (proposals or behind or ahead or tuning.changed or timed_out or idle):
             return
         by_id = {t.id: t for t in tuning.tasks}
         with self.store.write() as connection:
@@ -278,7 +280,9 @@ class Tuner(Background):
             if ended:
                 self._confirm(connection, tuning, timed_out=timed_out)
             elif not timed_out:
-                other_run.bring_forward(connection, behind, row.priority)  # the last, as a claim may wait for it
+                # The last, as a claim may wait for them.
+                other_run.fall_back(connection, ahead)
+                other_run.bring_forward(connection, behind, row.priority)
         for e in entries:
             by_id[e.task_id].referenced = True
         self.queued.notify()

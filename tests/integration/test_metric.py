@@ -62,7 +62,8 @@ def test_counters_are_of_what_was_taken(store: Store) -> None:
     metrics = Metrics()
     references = tuple(Reference(samples_s=(s,), measured_at=1.0) for s in (1.0, 1.3))
     results = (timed(held.job.entries[0]), failed(1), failed(2, ErrorKind.CRASH), failed(3))
-    metrics.count(Results(token=1, session="s", results=results, references=references), ResultsAccepted(accepted=4, known=0))
+    sent = Results(token=1, session="s", results=results, references=references)
+    metrics.count(sent, ResultsAccepted(accepted=4, known=0))
     found = values(metrics, store)
     assert found["plevel_results_total", "compile"] == 2
     assert found["plevel_results_total", "crash"] == 1

@@ -469,6 +469,44 @@ def test_what_a_run_of_a_higher_priority_waits_for_goes_before_others(farm: Farm
     assert set(by_run[high]) == {raised[1]}
 
 
+def priorities(farm: Farm, run_id: int) -> set[int]:
+    with farm.store.read() as c:
+        return set(c.scalars(sa.select(job.c.priority).where(job.c.run_id == run_id, job.c.state == "queued")))
+
+
+def test_what_is_brought_forward_falls_back_when_runs_that_wait_for_it_are_cancelled(farm: Farm) -> None:
+    low = farm.ask(drawn(trials=60)).id
+    farm.tuner.step()
+    middle, high = (farm.ask(drawn(trials=60 + n, priority=n)).id for n in (1, 2))
+    own = {queue.URGENT, queue.NORMAL}
+    for steps, highest, ended in ((2, 2, high), (2, 1, middle), (1, 0, None)):
+        for _ in range(steps):
+            farm.tuner.step()
+        assert priorities(farm, low) == {p - highest * queue.RUN_PRIORITY for p in own}
+        if ended is not None:
+            with farm.store.write() as c:
+                runs.cancel(c, ended)
+
+
+@pytest.mark.parametrize("most", [None, 1])
+def test_what_a_more_urgent_run_waits_for_is_held_to_that_one_s_maximum_of_jobs(farm: Farm, most: int | None) -> None:
+    low = farm.ask(drawn(trials=60, max_jobs=1)).id
+    farm.tuner.step()
+
+    def lease_some() -> int:
+        """Lease jobs; return how many of the first run's are leased."""
+        with farm.store.write() as c:
+            lease_jobs(c, farm.worker_id, farm.identity, most=9)
+            leased = sa.select(sa.func.count()).where(job.c.run_id == low, job.c.state == "leased")
+            return int(c.scalar(leased) or 0)
+
+    assert (lease_some(), lease_some()) == (1, 1)
+    farm.ask(drawn(trials=61, max_jobs=most, priority=2))
+    farm.tuner.step()
+    lease_some()  # what goes before it
+    assert lease_some() == (1 if most else 2)
+
+
 @pytest.mark.parametrize("end", ["trials", "time"])
 def test_a_run_that_needs_no_more_brings_nothing_forward(farm: Farm, end: str) -> None:
     high = farm.ask(drawn(trials=1 if end == "trials" else 61, priority=2, timeout_s=1000.0)).id
