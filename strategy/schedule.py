@@ -36,11 +36,19 @@ def stage(name: str) -> dict[str, str]:
     return {STAGE: name}
 
 
+# An annotation by `tvm.topi` for TVM's tuners. Once an inlined block was named, its digest is another at each lowering.
+_LAYOUT_FREE = "layout_free_placeholders"
+
+
 def new_schedule(outs: Outs) -> Any:
     """A schedule of the function, with the 64-bit indices that fusion needs."""
     from tvm import s_tir, te
 
-    return s_tir.Schedule(te.create_prim_func(list(outs.args), index_dtype_override="int64"))
+    sch = s_tir.Schedule(te.create_prim_func(list(outs.args), index_dtype_override="int64"))
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        if _LAYOUT_FREE in sch.get(block).annotations:
+            sch.unannotate(block, _LAYOUT_FREE)
+    return sch
 
 
 def find_stages(schedule: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strategy.compile.lower import lower
 from strategy.op_strategy import candidates
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload
@@ -108,3 +109,10 @@ def test_what_runs_untuned(batch: int, m: int, constant: bool, expected: str) ->
     workload = Workload.make("batch_matmul", types, constants=["y"] if constant else [])
     target = Target.parse("llvm -mcpu=znver5 -num-cores=2 -libs=cblas")
     assert max(candidates(workload, target), key=lambda c: c.plevel).implementation == expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_equal_code_has_equal_digests(dtype: str) -> None:
+    work = Workload.make("batch_matmul", {"x": f"{dtype}[2,8,8]", "y": f"{dtype}[2,8,8]"})
+    one, same = (lower(work, TARGET, "batch_matmul.cpu").digest for _ in range(2))
+    assert one == same
