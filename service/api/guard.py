@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
+from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.access.auth import LOCAL, Actor, Authority
@@ -93,15 +94,29 @@ class Guard:
             raise
         if actor.token_id is not None:
             self._authority.spend(actor.token_id)
-        actor.check(wanted)
-        if actor.namespace is not None and not scope["path"].startswith(_NAMESPACED):
-            raise ForbiddenError(
-                f"token {actor.name!r} is restricted to namespace {actor.namespace}, and this "
-                "spans all: use another token"
-            )
+        try:
+            _check(actor, wanted, scope["path"])
+        except ForbiddenError:
+            if _is_served(scope):
+                raise  # else the answer is 404 or 405: no other token would help
         if scope["method"] not in ("GET", "HEAD"):
             _check_origin(headers)
         return actor
+
+
+def _check(actor: Actor, wanted: TokenScope, path: str) -> None:
+    """Raise `ForbiddenError` for a token without the scope or the namespace of a request."""
+    actor.check(wanted)
+    if actor.namespace is not None and not path.startswith(_NAMESPACED):
+        raise ForbiddenError(
+            f"token {actor.name!r} is restricted to namespace {actor.namespace}, and this "
+            "spans all: use another token"
+        )
+
+
+def _is_served(scope: Scope) -> bool:
+    """Return whether a route takes the path and the method of a request."""
+    return any(route.matches(scope)[0] is Match.FULL for route in scope["app"].router.routes)
 
 
 def _stay(error: ServiceError) -> None:

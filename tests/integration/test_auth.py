@@ -117,6 +117,14 @@ def test_there_are_routes() -> None:
     assert {*WORKER, *SUBMIT, *ADMIN} <= set(found)
 
 
+def test_what_no_route_serves_needs_no_other_scope(secrets: dict[str, str], http: httpx.Client) -> None:
+    for method, path, status in (
+        ("POST", "/v1/selekt", 404), ("PUT", "/v1/runs", 405), ("DELETE", "/v1/coverage", 405),
+    ):  # fmt: skip
+        assert http.request(method, path).status_code == 401
+        assert http.request(method, path, headers=bearer(secrets[TokenScope.READ])).status_code == status, path
+
+
 @pytest.mark.parametrize(("method", "path"), routes())
 def test_a_route_needs_what_it_is_known_to_need(method: str, path: str) -> None:
     assert needed(method, path) is expected(method, path)
