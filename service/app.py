@@ -29,7 +29,7 @@ from service.api import (
     worker,
 )
 from service.api.direct import DirectRoutes
-from service.api.guard import Guard
+from service.api.guard import Guard, needed
 from service.api.query import check_query
 from service.api.wire import install_schema
 from service.context import Context
@@ -106,7 +106,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.router.routes.insert(0, DirectRoutes([selection.router, transfer.router, lease.router]))
     problem.install(app)
     site.install(app)
-    install_schema(app)
+    install_schema(app, needed)
     app.add_middleware(Guard, authority=authority)
     return app
 

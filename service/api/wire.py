@@ -21,8 +21,10 @@ from strategy.record import WireError, decode, encode, json_schema
 T = TypeVar("T")
 PROBLEM = "application/problem+json"
 _REF = "#/components/schemas/"
-# Errors of any request: too slow, URL or headers too large, database away.
+# Errors of any request: too slow, URL or headers too large, database away; and of any that may need a token.
 _ANYWHERE = (400, 408, 414, 431, 503)
+_GUARDED = (401, 403, 429)
+_TOKEN = {"type": "http", "scheme": "bearer", "description": "Needed once the service has one: `plevel token create`."}
 
 
 class FieldFault(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,8 +143,8 @@ def _refusal(status: int) -> dict[str, Any]:
     }
 
 
-def install_schema(app: FastAPI) -> None:
-    """Put the wire types' schemas into `/openapi.json`."""
+def install_schema(app: FastAPI, needed: Callable[[str, str], str | None]) -> None:
+    """Put the wire types' schemas into `/openapi.json`, and the scope that each operation needs."""
 
     @cache
     def openapi() -> dict[str, Any]:
@@ -153,14 +155,21 @@ def install_schema(app: FastAPI) -> None:
         known = schema.setdefault("components", {}).setdefault("schemas", {})
         known.update(components)
         # Remove FastAPI's validation errors, which this service does not return.
-        for path in schema["paths"].values():
-            for operation in path.values():
+        for path, operations in schema["paths"].items():
+            for method, operation in operations.items():
                 responses = operation["responses"]
                 if "HTTPValidationError" in str(responses.get("422", "")):
                     responses["422"] = _refusal(422)
                 responses |= {str(code): _refusal(code) for code in _ANYWHERE}
+                if any(p["name"] == "if-none-match" for p in operation.get("parameters", ())):
+                    responses["304"] = {"description": HTTPStatus(304).phrase}
+                scope = needed(method.upper(), path)
+                if scope is not None:
+                    responses |= {str(code): _refusal(code) for code in _GUARDED}
+                    operation["security"] = [{"token": [scope]}, {}]
         known.pop("HTTPValidationError", None)
         known.pop("ValidationError", None)
+        schema["components"]["securitySchemes"] = {"token": _TOKEN}
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]

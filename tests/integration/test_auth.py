@@ -130,6 +130,17 @@ def test_a_route_needs_what_it_is_known_to_need(method: str, path: str) -> None:
     assert needed(method, path) is expected(method, path)
 
 
+def test_openapi_has_the_scope_and_the_refusals_of_each_operation(secrets: dict[str, str], http: httpx.Client) -> None:
+    described = http.get("/openapi.json", headers=bearer(secrets[TokenScope.READ])).json()
+    assert described["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    for path, operations in described["paths"].items():
+        for method, operation in operations.items():
+            scope = expected(method.upper(), re.sub(r"\{[^}]*\}", "1", path))
+            assert operation.get("security") == (None if scope is None else [{"token": [scope]}, {}]), path
+            assert ({"401", "403", "429"} <= operation["responses"].keys()) is (scope is not None), path
+    assert "304" in described["paths"]["/v1/select"]["post"]["responses"]
+
+
 def test_every_route_under_every_scope(secrets: dict[str, str], http: httpx.Client) -> None:
     for method, path in routes():
         wanted = expected(method, path)
