@@ -7,8 +7,8 @@
 For each shape and number of threads plevel tunes as `plevel tune` does, with its own service and
 worker, for as many trials in total as MetaSchedule gets, the library being measured besides. What
 it selects among its own implementations, what it selects with the library among them, and the peers
-are then timed again, each in a process of its own, in short bursts that alternate, while the other
-processes are stopped: threads that spin for work would take the cores from each other. Weights are
+are then timed again, plevel and each peer in a process of its own, in short bursts that alternate, while
+the other processes are stopped: threads that spin for work would take the cores from each other. Weights are
 constant. OpenBLAS may take the weight in either layout, packed by rows or by columns, and sgemv for
 one row; the faster counts. Overrides such as OPENBLAS_CORETYPE, which can halve its speed, are
 dropped for all.
@@ -22,21 +22,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from race import BURST_S, OVERRIDES, tuning
+from race import OVERRIDES, Call, Side, race, serve, tuning
 
+from benchmarks.fixture import dense
 from benchmarks.metaschedule import without_torch
-from benchmarks.result import save
+from benchmarks.result import Table
 
 if TYPE_CHECKING:
     from plevel.client import Client
@@ -59,8 +59,11 @@ def goal(shape: Shape) -> float:
 
 def main() -> int:
     arguments = _arguments()
-    if arguments.contender:
-        return _serve(json.loads(arguments.contender))
+    if arguments.metaschedule_for:
+        _run_metaschedule(json.loads(arguments.metaschedule_for))
+        return 0
+    if arguments.side:
+        return serve(SIDES[arguments.side])
     dropped = [name for name in OVERRIDES if os.environ.pop(name, None) is not None]
     if dropped:
         print(f"dropped from the environment: {', '.join(dropped)}")
@@ -69,39 +72,31 @@ def main() -> int:
         print(f"no such shape; known: {' '.join(map(_name, SHAPES))}", file=sys.stderr)
         return 2
     rows: list[dict[str, Any]] = []
+    table = Table({
+        "m×n×k": "", "threads": "", "plevel": "s", "GFLOP/s": "", "OpenBLAS": "s", "ratio": "×", "goal": "×",
+        "unpacked": "×", "MetaSchedule": "×", "select": "×",
+    })  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="plevel-bench-") as folder:
         database = arguments.database or f"sqlite:///{folder}/dense.db"
         for threads in arguments.threads:
-            _print_head(threads, metaschedule=arguments.metaschedule)
-            with tuning(database, threads) as client:
+            with ExitStack() as stack:
+                client = stack.enter_context(tuning(database, threads))
+                kinds = SIDES if arguments.metaschedule else SIDES.keys() - {"metaschedule"}
+                sides = {kind: stack.enter_context(closing(Side(__file__, kind, threads))) for kind in sorted(kinds)}
                 for shape in shapes:
-                    row = _compare(shape, threads, client, Path(folder), arguments)
-                    rows.append(row)
-                    _print_row(row)
+                    r = _compare(shape, threads, client, sides, Path(folder), arguments)
+                    rows.append(r)
+                    table.add(
+                        r["shape"].replace("x", "×"), threads, r["own_s"], round(r["flops"] / r["own_s"] * 1e-9),
+                        r["openblas_s"], r["ratio"], r["goal"], r["unpacked_ratio"], r["metaschedule_ratio"],
+                        r["selection_ratio"],
+                    )  # fmt: skip
                     if arguments.json:
                         Path(arguments.json).write_text(json.dumps(rows, indent=1))
     _print_summary(rows)
     if not arguments.only:
-        _save(rows, arguments.rounds)
+        table.save(peer="OpenBLAS", runs=arguments.rounds)
     return 0
-
-
-def _save(rows: list[dict[str, Any]], rounds: int) -> None:
-    save(
-        {
-            "m×n×k": "", "threads": "", "plevel": "s", "GFLOP/s": "", "OpenBLAS": "s", "ratio": "×", "goal": "×",
-            "unpacked": "×", "MetaSchedule": "×", "select": "×",
-        },
-        [
-            (
-                r["shape"].replace("x", "×"), r["threads"], r["own_s"], round(r["flops"] / r["own_s"] * 1e-9),
-                r["openblas_s"], r["ratio"], r["goal"], r["unpacked_ratio"], r["metaschedule_ratio"],
-                r["selection_ratio"],
-            )
-            for r in rows
-        ],
-        peer="OpenBLAS", runs=rounds,
-    )  # fmt: skip
 
 
 def _arguments() -> argparse.Namespace:
@@ -116,8 +111,9 @@ def _arguments() -> argparse.Namespace:
         help="also with weights that are packed inside of the timed function",
     )  # fmt: skip
     parser.add_argument("--database", help="where plevel's records go; dropped at the end if not given")
-    parser.add_argument("--json", help="write the rows to this file too")
-    parser.add_argument("--contender", help=argparse.SUPPRESS)
+    parser.add_argument("--json", help="write the rows, and by which implementation they are, to this file too")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--metaschedule-for", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -125,224 +121,106 @@ def _name(shape: Shape) -> str:
     return "x".join(map(str, shape))
 
 
-# ------------------------------------------------------------------ tuning
-
-
 def _tune(shape: Shape, threads: int, client: Client, trials: int, *, constant: bool) -> dict[str, Any]:
-    """The confirmed best of plevel: `own` without the library, `all` with it, as contenders."""
+    """The confirmed best of plevel, as contenders: `own` without the library, `all` with it, and `singles`."""
     from strategy.op_strategy import candidates
     from strategy.record import RunRequest, RunWorkload
     from strategy.target import Target
-    from strategy.workload import Workload
 
-    m, n, k = shape
-    workload = Workload.make(
-        "dense",
-        {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"},
-        constants=["weight"] if constant else [],
-    )
+    workload = dense(*shape, constant=constant)
     target = Target.parse("cpu").with_threads(threads)
-    own = tuple(c for c in candidates(workload, target) if c.library is None)
-    request = RunRequest(
-        workloads=(RunWorkload(workload=workload),), target=target, trials=trials, force=True
-    )
-    run = client.create_run(request)
+    asked = (RunWorkload(workload=workload),)
+    run = client.create_run(RunRequest(workloads=asked, target=target, trials=trials, force=True))
     for status in client.follow(run.id):
         run = status
-    best = client.select(workload, target, candidates=own)
+    best = client.select(workload, target, candidates=[c for c in candidates(workload, target) if c.library is None])
     either = client.select(workload, target)
-    singles = [
-        {"kind": "plevel", "implementation": t.implementation, "config": t.best_config.to_json()}
-        for t in run.tasks
-        if t.best_config is not None
-    ]
-    common = {"shape": shape, "threads": threads, "constant": constant}
+
+    def contender(implementation: str, config: Any) -> dict[str, Any]:
+        return {"implementation": implementation, "config": config.to_json(), "constant": constant}
+
     return {
-        "own": {**common, **_as_contender(best)},
-        "all": {**common, **_as_contender(either)},
-        "singles": [{**common, **s} for s in singles],
+        "own": contender(best.implementation, best.config),
+        "all": contender(either.implementation, either.config),
+        "singles": [contender(t.implementation, t.best_config) for t in run.tasks if t.best_config is not None],
         "trials": run.trials_done,
         "reason": str(best.reason),
     }
 
 
-def _as_contender(selection: Any) -> dict[str, Any]:
-    return {
-        "kind": "plevel",
-        "implementation": selection.implementation,
-        "config": selection.config.to_json(),
-    }
-
-
-def _tune_metaschedule(shape: Shape, threads: int, trials: int, folder: Path) -> dict[str, Any]:
-    """MetaSchedule's best for the plain definition, as a library on disk."""
-    path = folder / f"metaschedule-{_name(shape)}-{threads}.so"
-    spec = {"kind": "metaschedule-tune", "shape": shape, "threads": threads, "trials": trials, "path": str(path)}
-    begin = time.monotonic()
-    with without_torch() as own:
-        environment = _environment(threads) | {"PYTHONPATH": own["PYTHONPATH"]}
-        done = subprocess.run(_command(spec), check=False, env=environment, capture_output=True, text=True)
+def _tune_metaschedule(shape: Shape, threads: int, trials: int, path: Path) -> None:
+    """Write MetaSchedule's best for the plain definition as a library."""
+    spec = {"shape": shape, "threads": threads, "trials": trials, "path": str(path)}
+    with without_torch() as environment:
+        done = subprocess.run(
+            [sys.executable, __file__, "--metaschedule-for", json.dumps(spec)], check=False,
+            env=environment | {"TVM_NUM_THREADS": str(threads)}, capture_output=True, text=True,
+        )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"MetaSchedule failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return {
-        "kind": "library", "path": str(path), "shape": shape, "threads": threads,
-        "tuning_s": time.monotonic() - begin,
-    }  # fmt: skip
-
-
-# -------------------------------------------------------------- comparison
 
 
 def _compare(
-    shape: Shape, threads: int, client: Client, folder: Path, arguments: argparse.Namespace
+    shape: Shape, threads: int, client: Client, sides: dict[str, Side], folder: Path, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     begin = time.monotonic()
     tuned = _tune(shape, threads, client, arguments.trials, constant=True)
     tuning_s = time.monotonic() - begin
     contenders: dict[str, dict[str, Any]] = {"own": tuned["own"]}
     if arguments.unpacked:
-        unpacked = _tune(shape, threads, client, arguments.trials, constant=False)
-        contenders["unpacked"] = unpacked["own"]
+        contenders["unpacked"] = _tune(shape, threads, client, arguments.trials, constant=False)["own"]
     if tuned["all"] != tuned["own"]:
         contenders["all"] = tuned["all"]
-    for layout in ("rows", "columns"):
-        for routine in ("sgemm", "sgemv") if shape[0] == 1 else ("sgemm",):
-            contenders[f"openblas {routine} {layout}"] = {
-                "kind": "openblas", "routine": routine, "layout": layout,
-                "shape": shape, "threads": threads,
-            }  # fmt: skip
     for single in tuned["singles"]:
         if single not in contenders.values():
             contenders[single["implementation"]] = single
+    library = folder / f"metaschedule-{_name(shape)}-{threads}.so"
+    begin = time.monotonic()
     if arguments.metaschedule:
-        contenders["metaschedule"] = _tune_metaschedule(shape, threads, arguments.trials, folder)
-    times = _race(contenders, threads, arguments.rounds)
-    median = {name: statistics.median(samples) for name, samples in times.items()}
-    library = {name: t for name, t in median.items() if name.startswith("openblas")}
-    best_library = min(library, key=library.__getitem__)
-    ours = {n: t for n, t in median.items() if not n.startswith(("openblas", "metaschedule", "unpacked"))}
-    selected = median.get("all", median["own"])
+        _tune_metaschedule(shape, threads, arguments.trials, library)
+    metaschedule_s = time.monotonic() - begin
+    what = {"shape": shape, "threads": threads, "contenders": contenders, "library": str(library)}
+    times = race(sides, what, arguments.rounds)
+    ours, openblas = times["plevel"], times["openblas"]
+    best_library = min(openblas, key=openblas.__getitem__)
+    peer_s, unpacked_s = openblas[best_library], ours.pop("unpacked", None)
     m, n, k = shape
     return {
         "shape": _name(shape),
         "threads": threads,
         "flops": 2 * m * n * k,
-        "own_s": median["own"],
+        "own_s": ours["own"],
         "own": tuned["own"]["implementation"],
         "config": tuned["own"]["config"],
         "reason": tuned["reason"],
         "trials": tuned["trials"],
         "tuning_s": tuning_s,
-        "openblas_s": library[best_library],
-        "openblas": best_library.removeprefix("openblas "),
-        "ratio": library[best_library] / median["own"],
+        "openblas_s": peer_s,
+        "openblas": best_library,
+        "ratio": peer_s / ours["own"],
         "goal": goal(shape),
-        "unpacked_ratio": library[best_library] / median["unpacked"] if "unpacked" in median else None,
-        "metaschedule_ratio": median["metaschedule"] / median["own"] if "metaschedule" in median else None,
-        "metaschedule_tuning_s": contenders.get("metaschedule", {}).get("tuning_s"),
+        "unpacked_ratio": peer_s / unpacked_s if unpacked_s else None,
+        "metaschedule_ratio": times["metaschedule"]["library"] / ours["own"] if arguments.metaschedule else None,
+        "metaschedule_tuning_s": metaschedule_s if arguments.metaschedule else None,
         "selected": tuned["all"]["implementation"],
         # What selection loses to the best single implementation, the library included.
-        "selection_ratio": min(ours.values()) / selected,
-        "spread": _spread(times["own"]),
+        "selection_ratio": min(ours.values()) / ours.get("all", ours["own"]),
     }
 
 
-def _spread(samples: list[float]) -> float:
-    """Half of the middle half of the samples, relative to their median."""
-    low, middle, high = statistics.quantiles(samples, n=4)
-    return (high - low) / 2 / middle
+# ------------------------------------------------------- a side's process
 
 
-def _race(
-    contenders: dict[str, dict[str, Any]], threads: int, rounds: int
-) -> dict[str, list[float]]:
-    """Seconds per call of each contender, in bursts that alternate."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    with _started(contenders, threads) as children:
-        for child in children.values():
-            _answer(child)  # ready
-            child.send_signal(signal.SIGSTOP)
-        for turn in range(rounds + 1):
-            for name, child in children.items():
-                assert child.stdin is not None
-                child.send_signal(signal.SIGCONT)
-                child.stdin.write(f"{BURST_S}\n")
-                child.stdin.flush()
-                seconds = float(_answer(child))
-                # Threads of a pool spin after a call, TVM's for a tenth of a second.
-                child.send_signal(signal.SIGSTOP)
-                if turn:  # the first warms up
-                    times[name].append(seconds)
-    return times
+def _pinned(make: Callable[[dict[str, Any]], dict[str, Call]]) -> Callable[[dict[str, Any]], dict[str, Call]]:
+    """A side's calls, on the last cores."""
 
+    def calls(what: dict[str, Any]) -> dict[str, Call]:
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # to prepare on all of them
+        made = make(what)
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-what["threads"] :])
+        return made
 
-@contextmanager
-def _started(
-    contenders: dict[str, dict[str, Any]], threads: int
-) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    children: dict[str, subprocess.Popen[str]] = {}
-    try:
-        for name, spec in contenders.items():
-            children[name] = subprocess.Popen(
-                _command(spec),
-                env=_environment(threads),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        yield children
-    finally:
-        for child in children.values():
-            assert child.stdin is not None
-            child.stdin.close()
-            child.send_signal(signal.SIGCONT)
-        for child in children.values():
-            child.wait(timeout=20)
-
-
-def _answer(child: subprocess.Popen[str]) -> str:
-    output: IO[str] | None = child.stdout
-    assert output is not None
-    line = output.readline()
-    if not line:
-        raise RuntimeError(f"a contender died: {child.args!r}")
-    return line
-
-
-def _command(spec: dict[str, Any]) -> list[str]:
-    return [sys.executable, __file__, "--contender", json.dumps(spec)]
-
-
-def _environment(threads: int) -> dict[str, str]:
-    return {**os.environ, "TVM_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
-
-
-# -------------------------------------------------- a contender's process
-
-
-def _serve(spec: dict[str, Any]) -> int:
-    """Prepares one contender, then times a burst for each number of seconds on standard input."""
-    if spec["kind"] == "metaschedule-tune":
-        _run_metaschedule(spec)
-        return 0
-    call = {"plevel": _plevel_call, "openblas": _openblas_call, "library": _library_call}[spec["kind"]](spec)
-    # Only now: contenders prepare themselves at the same time.
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-spec["threads"]:])
-    calls = 1
-    print("ready", flush=True)
-    for line in sys.stdin:
-        budget = float(line)
-        call()
-        done, spent, begin = 0, 0.0, time.perf_counter()
-        while spent < budget:
-            for _ in range(calls):
-                call()
-            done += calls
-            spent = time.perf_counter() - begin
-            # As many calls between two looks at the clock as take a fifth of a millisecond.
-            calls = max(1, min(1000, int(done * 2e-4 / spent)))
-        print(spent / done, flush=True)
-    return 0
+    return calls
 
 
 def _data(shape: Shape) -> tuple[Any, Any, Any]:
@@ -364,49 +242,64 @@ def _check(got: Any, expected: Any) -> None:
         raise RuntimeError(f"wrong answer: error {error}")
 
 
-def _plevel_call(spec: dict[str, Any]) -> Callable[[], Any]:
-    import tvm
-
+def _plevel_calls(what: dict[str, Any]) -> dict[str, Call]:
     from strategy.compile.lower import lower
     from strategy.target import Target
-    from strategy.workload import Workload
 
-    shape = (m, n, k) = tuple(spec["shape"])
-    workload = Workload.make(
-        "dense",
-        {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"},
-        constants=["weight"] if spec["constant"] else [],
-    )
-    target = Target.parse("cpu").with_threads(spec["threads"])
-    artefact = lower(workload, target, spec["implementation"], spec["config"]).compile()
+    target = Target.parse("cpu").with_threads(what["threads"])
+
+    def call(implementation: str, config: dict[str, Any], constant: bool) -> Call:
+        artefact = lower(dense(*what["shape"], constant=constant), target, implementation, config).compile()
+        return _checked(artefact.main, what["shape"], lambda i, x: artefact.prepare(artefact.arguments[i], x))
+
+    return {name: call(**contender) for name, contender in what["contenders"].items()}
+
+
+def _library_call(what: dict[str, Any]) -> dict[str, Call]:
+    import tvm
+
+    return {"library": _checked(tvm.runtime.load_module(what["library"])["main"], what["shape"], lambda i, x: x)}
+
+
+def _checked(main: Any, shape: Shape, prepare: Callable[[int, Any], Any]) -> Call:
+    """A call of a function of TVM's that is right."""
+    import tvm
+
     x, w, expected = _data(shape)
-    out = tvm.runtime.empty((m, n), "float32")
-    sources = (tvm.runtime.tensor(x), tvm.runtime.tensor(w))
-    inputs = [artefact.prepare(a, s) for a, s in zip(artefact.arguments, sources, strict=False)]
-    main = artefact.main
+    out = tvm.runtime.empty(expected.shape, "float32")
+    inputs = [prepare(i, tvm.runtime.tensor(given)) for i, given in enumerate((x, w))]
     main(*inputs, out)
     _check(out.numpy(), expected)
     return lambda: main(*inputs, out)
 
 
-def _openblas_call(spec: dict[str, Any]) -> Callable[[], Any]:
+def _openblas_calls(what: dict[str, Any]) -> dict[str, Call]:
+    from strategy.extern import load_library
+
+    load_library("cblas").set_threads(what["threads"])
+    routines = ("sgemm", "sgemv") if what["shape"][0] == 1 else ("sgemm",)
+    return {
+        f"{routine} {layout}": _openblas_call(tuple(what["shape"]), routine, by_rows=layout == "rows")
+        for layout in ("rows", "columns")
+        for routine in routines
+    }
+
+
+def _openblas_call(shape: Shape, routine_name: str, *, by_rows: bool) -> Call:
     import ctypes
 
     import numpy as np
 
     from strategy.extern import load_library
 
-    loaded = load_library("cblas")
-    loaded.set_threads(spec["threads"])
-    shape = (m, n, k) = tuple(spec["shape"])
+    m, n, k = shape
     x, w, expected = _data(shape)
-    by_rows = spec["layout"] == "rows"
     weight = w if by_rows else np.ascontiguousarray(w.T)
     out = np.empty((m, n), np.float32)
     pointer = [a.ctypes.data_as(ctypes.c_void_p) for a in (x, weight, out)]
     one, zero = ctypes.c_float(1), ctypes.c_float(0)
     arguments: tuple[Any, ...]
-    if spec["routine"] == "sgemv":
+    if routine_name == "sgemv":
         rows, columns = weight.shape
         arguments = (
             101, 111 if by_rows else 112, rows, columns, one, pointer[1], columns,
@@ -417,23 +310,10 @@ def _openblas_call(spec: dict[str, Any]) -> Callable[[], Any]:
             101, 111, 112 if by_rows else 111, m, n, k, one, pointer[0], k,
             pointer[1], weight.shape[1], zero, pointer[2], n,
         )  # fmt: skip
-    routine = loaded.function(f"cblas_{spec['routine']}")
+    routine = load_library("cblas").function(f"cblas_{routine_name}")
     routine(*arguments)
     _check(out, expected)
     return lambda: (routine(*arguments), x, weight)  # the arrays live as long as the call
-
-
-def _library_call(spec: dict[str, Any]) -> Callable[[], Any]:
-    import tvm
-
-    main = tvm.runtime.load_module(spec["path"])["main"]
-    m, n, _ = spec["shape"]
-    x, w, expected = _data(tuple(spec["shape"]))
-    out = tvm.runtime.empty((m, n), "float32")
-    inputs = [tvm.runtime.tensor(x), tvm.runtime.tensor(w)]
-    main(*inputs, out)
-    _check(out.numpy(), expected)
-    return lambda: main(*inputs, out)
 
 
 def _run_metaschedule(spec: dict[str, Any]) -> None:
@@ -460,31 +340,9 @@ def _run_metaschedule(spec: dict[str, Any]) -> None:
     tvm.compile(schedule.mod, target=target).export_library(spec["path"])
 
 
-# ---------------------------------------------------------------- printing
-
-
-def _print_head(threads: int, *, metaschedule: bool) -> None:
-    from strategy.extern import load_library
-    from strategy.target import Target
-
-    kernels = load_library("cblas").describe()
-    print(f"\n{threads} thread(s), {Target.parse('cpu').model}; OpenBLAS kernels: {kernels['kernels']}")
-    print(
-        f"{'shape':>15} {'plevel':>9} {'GFLOP/s':>8} {'OpenBLAS':>9} {'ratio':>6} {'goal':>5} "
-        f"{'no pack':>7} {'select':>6}" + (f" {'MetaS.':>6}" if metaschedule else "") + "  by"
-    )
-
-
-def _print_row(row: dict[str, Any]) -> None:
-    peer = "" if row["metaschedule_ratio"] is None else f" {row['metaschedule_ratio']:6.2f}"
-    print(
-        f"{row['shape']:>15} {row['own_s'] * 1e6:7.1f}µs {row['flops'] / row['own_s'] * 1e-9:8.1f} "
-        f"{row['openblas_s'] * 1e6:7.1f}µs {row['ratio']:6.3f} {row['goal']:5.2f} "
-        f"{row['unpacked_ratio'] or float('nan'):7.2f} {row['selection_ratio']:6.2f}{peer}"
-        f"  {row['own']} ({row['reason']}, {row['trials']} trials in {row['tuning_s']:.0f} s); "
-        f"selected {row['selected']}; OpenBLAS {row['openblas']}",
-        flush=True,
-    )
+SIDES = {
+    "plevel": _pinned(_plevel_calls), "openblas": _pinned(_openblas_calls), "metaschedule": _pinned(_library_call),
+}  # fmt: skip
 
 
 def _print_summary(rows: list[dict[str, Any]]) -> None:
