@@ -24,6 +24,7 @@ from workers.fork import without_torch
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
 TORCH = "tests/torch/"
+OF_TORCH = 2  # processes
 WAITING = ("tests/acceptance/", "tests/browser/", "tests/docs/", "tests/integration/")  # for processes that they start
 # The longest files of those that come last: begun early, as one process would end long after the others.
 LONGEST = tuple(f"tests/integration/test_{name}.py" for name in ("races", "training", "tuner"))
@@ -115,7 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def arranged(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Items with PyTorch's first, the longest of one process, and files that wait spread among those that compute.
+    """Items with PyTorch's first, the longest of two processes, and files that wait spread among those that compute.
 
     The longest files come before both.
     """
@@ -168,10 +169,13 @@ def sampled(items: list[pytest.Item]) -> list[pytest.Item]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Leave the tests of PyTorch to the first process, as loading it takes 5 s; one that replaces another has all."""
+    """Leave the tests of PyTorch to two processes, as loading it takes 5 s in each; one that replaces another has all.
+
+    In one alone they would end long after all others.
+    """
     of_all = node.config.getoption("dist") == "loadfile" and node.config.args_source is node.config.ArgsSource.TESTPATHS
     number, processes = int(node.gateway.id.removeprefix("gw")), node.config.getoption("numprocesses")
-    node.workerinput |= {"of_all": of_all, "torch": not (of_all and 0 < number < processes)}
+    node.workerinput |= {"of_all": of_all, "torch": not (of_all and OF_TORCH <= number < processes)}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -181,15 +185,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each file to a process, and all of PyTorch's to one: Inductor's first compilation takes 14 s in each."""
+    """Give each file to a process, and those of PyTorch to the processes that have collected them."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return TORCH if nodeid.startswith(TORCH) else super()._split_scope(nodeid)
-
         def _check_nodes_have_same_collection(self) -> bool:
             collected = sorted(self.registered_collections.items(), key=lambda found: -len(found[1]))
             self.registered_collections = {n: [i for i in ids if not i.startswith(TORCH)] for n, ids in collected}
@@ -200,10 +201,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return same
 
         def _assign_work_unit(self, node: Any) -> None:
-            """Assign the next that the process has collected."""
+            """Assign the next that the process has collected; end it where there is none."""
             ids = set(self.registered_collections[node])
             scope = next((scope for scope, unit in self.workqueue.items() if ids.issuperset(unit)), None)
-            if scope is not None:
+            if scope is None:
+                node.shutdown()
+            else:
                 self.workqueue.move_to_end(scope, last=False)
                 super()._assign_work_unit(node)
 

@@ -1,0 +1,40 @@
+"""How files are spread over processes: each to one, and those of PyTorch to two, which alone load it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+OF_TORCH = {"gw0", "gw1"}
+
+
+def test_two_processes_take_the_files_of_pytorch_and_each_runs_whole(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
+    for name in ("torch", "unit"):
+        (tmp_path / "tests" / name).mkdir(parents=True)
+        for n in range(4):
+            path = tmp_path / "tests" / name / f"test_{name}_{n}.py"
+            path.write_text("import pytest\n\n\n@pytest.mark.parametrize('n', range(6))\ndef test_one(n): ...\n")
+    shutil.copy(TESTS / "allowed_skips.txt", tmp_path / "tests")
+    copy = (TESTS / "conftest.py").read_text()
+    (found,) = [line for line in copy.splitlines() if line.startswith("PARTS = ")]
+    (tmp_path / "tests" / "conftest.py").write_text(copy.replace(found, 'PARTS = ("json",)'))
+    spread = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "xdist", "-v", *spread],
+        cwd=tmp_path, env={"PYTHONPATH": str(TESTS.parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran: defaultdict[str, list[str]] = defaultdict(list)
+    for line in done.stdout.splitlines():
+        if " PASSED " in line:
+            process, _, test = line.partition(" PASSED ")
+            ran[test.partition("::")[0]].append(process[1:4])
+    assert len(ran) == 8
+    assert all(len(processes) == 6 and len({*processes}) == 1 for processes in ran.values()), ran
+    assert {p for path, (p, *_) in ran.items() if path.startswith("tests/torch/")} == OF_TORCH
