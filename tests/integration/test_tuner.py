@@ -33,6 +33,7 @@ from service.tuning.ownership import Ownership
 from service.tuning.tuner import CONFIRM_SESSIONS, FINALISTS, MORE_SESSIONS, Tuner
 from strategy.op_strategy import Candidate
 from strategy.record import (
+    UNBUILDABLE,
     Device,
     ErrorKind,
     JobEntry,
@@ -343,7 +344,10 @@ class Told(Search):
         super().tell(config, seconds)
 
 
-@pytest.mark.parametrize("kind", [k for k in ErrorKind if k not in (ErrorKind.LOST, ErrorKind.CANCELLED)])
+@pytest.mark.parametrize("kind", [
+    pytest.param(k, marks=[] if k in (*UNBUILDABLE, ErrorKind.CRASH, ErrorKind.IMPLAUSIBLE) else [pytest.mark.full])
+    for k in ErrorKind if k not in (ErrorKind.LOST, ErrorKind.CANCELLED)
+])  # fmt: skip
 def test_a_failure_on_another_device_model_is_told_only_if_it_holds_here(
     farm: Farm, kind: ErrorKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,9 +43,12 @@ def close(found, expected):
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    "make", [models.transformer, models.convolutions, models.activations, models.decoder]
+    "make",
+    [
+        *(pytest.param(m, marks=pytest.mark.full) for m in (models.transformer, models.convolutions, models.decoder)),
+        models.activations,
+    ],
 )
 def test_products_are_replaced_and_the_numbers_stay(make):
     model, inputs = make()

@@ -117,7 +117,7 @@ def test_a_library_of_slow_steps_that_inductor_could_run_is_compared_with_the_fo
     assert set(folder().glob("graph-*")) == before
 
 
-@pytest.mark.parametrize("faster", [True, False])
+@pytest.mark.parametrize("faster", [pytest.param(True, marks=pytest.mark.full), False])
 def test_convolutions_stay_joined_where_the_library_without_is_slower(whole, faster, monkeypatch: pytest.MonkeyPatch):
     def seconds(chosen: kernel_selection.Chosen) -> float:
         return 0.1 if '_layout":"NCHW' in chosen.workload.key else 2.0
@@ -135,7 +135,7 @@ def test_convolutions_stay_joined_where_the_library_without_is_slower(whole, fas
     assert any('_layout":"NCHW' in row.workload.key for row in report.rows)
 
 
-@pytest.mark.parametrize("faster", [True, False])
+@pytest.mark.parametrize("faster", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_blocked_layouts_stay_where_the_library_of_nchw_is_slower(whole, faster, monkeypatch: pytest.MonkeyPatch):
     blocked = True
 
@@ -351,7 +351,7 @@ def test_norms_and_softmax_are_one_family_that_replaces_only_where_it_is_timed(r
     assert [len(s.workloads) for s in report.verdict.steps] == [1, 3]
 
 
-@pytest.mark.parametrize("over", ["a constant", "all", "alpha"])
+@pytest.mark.parametrize("over", ["a constant", pytest.param("all", marks=pytest.mark.full), "alpha"])
 def test_what_is_nearly_a_norm_is_none(ratios, over: str) -> None:
     class Norm(torch.nn.Module):
         def __init__(self) -> None:

@@ -386,6 +386,7 @@ def test_a_size_that_makes_an_empty_tensor_is_out_of_range(tmp_path: Path) -> No
         library(x[:2])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("function", "least"),
     [

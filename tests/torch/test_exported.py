@@ -377,6 +377,9 @@ def test_what_is_not_computed_is_refused_by_name(message: str) -> None:
     [
         (lambda x: x[:2] * 2, 2), (lambda x: x[-3:-1] * 2, 3), (lambda x: x[1:5] * 2, 5), (lambda x: x[3] * 2, 4),
         (lambda x: x[-2] * 2, 2), (lambda x: x[:1] * 2, 1), (lambda x: x[::1] * 2, 1),
+        (lambda x: x[torch.tensor([0, 2]) + 2] * 2, 5), (lambda x: x[torch.tensor([0, -4])] * 2, 4),
+        (lambda x: x.index_select(0, torch.tensor([4, 1])) * 2, 5), (lambda x: x[:, torch.tensor([0, 4])][0] * 2, 1),
+        (lambda x: x[torch.arange(x.shape[0]) - 1] * 2, 1),
     ],
 )  # fmt: skip
 def test_parts_of_an_axis_bound_its_size(function, least: int) -> None:

@@ -1,4 +1,4 @@
-"""How files are spread over processes: each to one, and those of PyTorch to two, which alone load it."""
+"""The spread of files over processes: each to one, and those of PyTorch to two, which alone load it."""
 
 from __future__ import annotations
 
