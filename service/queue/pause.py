@@ -43,7 +43,7 @@ def create(connection: sa.Connection, asked: PauseRequest) -> Pause:
     """Create a pause; running jobs finish.
 
     Raises:
-        InvalidError: not exactly one of device and target is named, or the window is empty.
+        InvalidError: not exactly one of device and target is named, or the window is empty or over.
         NotFoundError: the device or target is not known.
     """
     if (asked.device is None) == (asked.target is None):
@@ -60,6 +60,12 @@ def create(connection: sa.Connection, asked: PauseRequest) -> Pause:
         )
     if asked.ends_at is not None and asked.ends_at <= (asked.starts_at or 0.0):
         raise InvalidError("ends_at: before starts_at: give a later time, or none")
+    current_at = connection.execute(sa.select(now())).scalar_one()
+    if asked.ends_at is not None and asked.ends_at <= current_at:
+        past_s = current_at - asked.ends_at
+        raise InvalidError(
+            f"ends_at: has passed, {past_s:.0f} s ago by the database's clock: give a later time, in UTC"
+        )
     pause_id = connection.execute(
         sa.insert(pause)
         .values(

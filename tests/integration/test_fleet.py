@@ -19,6 +19,7 @@ from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import RunState, job, run
 from service.store.tables import device as device_table
+from service.store.tables import pause as pause_table
 from service.tuning import ownership, run_status
 from service.tuning import run as runs
 from service.tuning.ownership import Ownership
@@ -338,10 +339,12 @@ def test_a_window_to_come_and_one_that_is_over(scene: Scene) -> None:
     scene.enqueue(configs(1))
     with scene.store.write() as c:
         at = c.execute(sa.select(now())).scalar_one()
-        for starts_at, ends_at in ((at + 1000, None), (at - 1000, at - 500)):
-            pause.create(
+        for starts_at, ends_at in ((at + 1000, None), (at - 1000, at + 500)):
+            made = pause.create(
                 c, pause.PauseRequest(reason="power", device=HOST, starts_at=starts_at, ends_at=ends_at)
             )
+        assert len(pause.current(c)) == 2
+        c.execute(sa.update(pause_table).where(pause_table.c.id == made.id).values(ends_at=at - 500))
         assert len(pause.current(c)) == 1
     assert scene.lease(worker_id) is not None
 
@@ -356,6 +359,17 @@ def test_pauses_that_make_no_sense(scene: Scene) -> None:
     ):
         with scene.store.write() as c, pytest.raises(error):
             pause.create(c, asked)
+
+
+def test_the_database_s_clock_says_whether_a_pause_has_passed(scene: Scene) -> None:
+    scene.register()
+    with scene.store.write() as c:
+        at = c.execute(sa.select(now())).scalar_one()
+        for starts_at in (None, at - 1000):
+            over = pause.PauseRequest(reason="r", device=HOST, starts_at=starts_at, ends_at=at - 500)
+            with pytest.raises(InvalidError, match="^ends_at: has passed, 50. s ago by the database's clock"):
+                pause.create(c, over)
+        assert pause.current(c) == []
 
 
 def test_a_device_with_a_new_name_keeps_its_history(scene: Scene) -> None:

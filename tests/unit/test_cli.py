@@ -321,10 +321,6 @@ def test_usage_errors_name_the_field(
             ["--config rows", "given twice"], id="knob twice",
         ),
         pytest.param(
-            ("fleet", "pause", "--reason", "x", "--device", "d", "--until", "2020-01-01"),
-            ["--until 2020-01-01 00:00 UTC: has passed"], id="pause of the past",
-        ),
-        pytest.param(
             ("fleet", "scale", "--url", "http://x"), ["--slurm", "--pbs", "--kubernetes", "--local"], id="scale of what"
         ),
         pytest.param(
