@@ -69,13 +69,10 @@ class Field:
         if value is None:
             return None
         real = float in _alternatives(self.type) and isinstance(value, int) and not isinstance(value, bool)
+        if not _fits(value, 1023 if real else 63):
+            raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: too large for {'float64' if real else '64 bits'}")
         if real:
-            try:
-                value = float(value)
-            except OverflowError:
-                raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: too large for float64") from None
-        elif not _fits(value):
-            raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: too large for 64 bits")
+            value = float(value)
         for entry in value if isinstance(value, tuple) else (value,):
             outside = (
                 (self.choices is not None and entry not in self.choices)
@@ -128,11 +125,11 @@ def _is_a(value: Any, kind: Any) -> bool:
     return False
 
 
-def _fits(value: Any) -> bool:
-    """Return whether integers fit 64 bits."""
+def _fits(value: Any, bits: int) -> bool:
+    """Return whether integers have so many bits at most, beside the sign."""
     if isinstance(value, tuple):
-        return all(_fits(v) for v in value)
-    return not isinstance(value, int) or -(2**63) <= value < 2**63
+        return all(_fits(v, bits) for v in value)
+    return not isinstance(value, int) or -(2**bits) <= value < 2**bits
 
 
 def _frozen(value: Any) -> Any:
@@ -188,8 +185,8 @@ class Attrs:
 
     def to_json(self) -> dict[str, Any]:
         """The attributes that differ from their defaults, so that new attributes keep old keys."""
-        found = {name: listed(getattr(self, name)) for name in self._fields}
-        return {name: value for name, value in found.items() if value != listed(self._fields[name].default)}
+        found = {name: _listed(getattr(self, name)) for name in self._fields}
+        return {name: value for name, value in found.items() if value != _listed(self._fields[name].default)}
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
@@ -201,7 +198,7 @@ class Attrs:
         return tuple(getattr(self, name) for name in self._fields)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and listed(self._values()) == listed(other._values())
+        return type(self) is type(other) and _listed(self._values()) == _listed(other._values())
 
     def __hash__(self) -> int:
         return hash((type(self), self._values()))
@@ -211,10 +208,7 @@ class Attrs:
         return f"{type(self).__name__}({shown})"
 
 
-def listed(value: Any) -> Any:
-    """Return a value in its JSON form: tuples as lists, and some numbers as text."""
+def _listed(value: Any) -> Any:
     if isinstance(value, float) and str(value) in _WRITTEN:
         return str(value)
-    if isinstance(value, dict):
-        return {name: listed(v) for name, v in value.items()}
-    return [listed(v) for v in value] if isinstance(value, list | tuple) else value
+    return [_listed(v) for v in value] if isinstance(value, tuple) else value

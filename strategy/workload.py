@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from strategy.attrs import Attrs, listed
+from strategy.attrs import Attrs
 from strategy.condition import SpecializedCondition
 from strategy.op import Op, find_op, get_op
 from strategy.suggestion import suggest
@@ -70,15 +70,13 @@ class EpilogueStep(msgspec.Struct, frozen=True, omit_defaults=True):
         _check_name("an operator's name", self.op)
         if not 1 <= len(self.operands) <= MAX_INPUTS:
             raise WorkloadError(f"{self.op}: 1 to {MAX_INPUTS} operands, got {len(self.operands)}")
-        if self.attrs:  # normal form, for the key
-            msgspec.structs.force_setattr(self, "attrs", listed(self.attrs))
 
 
 class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     """An operator, its attributes, the types of its inputs, and its epilogue.
 
-    `Workload.make` validates and normalises it for an installed operator; of a decoded one of another operator, only
-    numbers that databases do not keep are normalised.
+    `Workload.make` validates and normalises it for an installed operator; a decoded one of another operator is kept
+    unchanged.
     """
 
     op: str
@@ -97,8 +95,6 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         for given in (o for step in self.epilogue for o in step.operands if o is not None):
             if known.setdefault(given.name, given).type != given.type:
                 raise WorkloadError(f"{self.op}: {known[given.name]} and {given} have the same name: rename one")
-        if self.attrs:  # normal form, for the key
-            msgspec.structs.force_setattr(self, "attrs", listed(self.attrs))
 
     @classmethod
     def make(

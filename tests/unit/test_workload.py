@@ -326,17 +326,3 @@ def test_an_epilogue_assumes_too():
     workload = Workload.make("relu", {"data": "float32[m,3]"}, epilogue=steps)
     assert str(workload.assumptions) == "n == 3"
     assert "scale=float32[3]" in str(workload.unified)
-
-
-def test_numbers_that_databases_do_not_keep_are_text_in_keys() -> None:
-    """Also of operators that are not installed, which are decoded and not checked."""
-    given = {"low": -0.0, "of": [{"x": float("inf")}]}
-    normal = {"low": "-0.0", "of": [{"x": "inf"}]}
-    x = Input("x", "float32[4]")
-
-    def make(attrs: dict[str, Any]) -> Workload:
-        return Workload("foreign", (x,), attrs, (EpilogueStep("foreign_step", (None,), attrs),))
-
-    assert make(given) == make(normal) == decode(encode(make(given)), Workload)
-    assert make(given).key == make(normal).key == decode(encode(make(given)), Workload).key
-    assert make({"low": -0.0}) != make({"low": 0.0})
