@@ -69,10 +69,13 @@ class Field:
         if value is None:
             return None
         real = float in _alternatives(self.type) and isinstance(value, int) and not isinstance(value, bool)
-        if not _fits(value, 1023 if real else 63):
-            raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: too large for {'float64' if real else '64 bits'}")
         if real:
-            value = float(value)
+            try:
+                value = float(value)
+            except OverflowError:
+                raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: too large for float64") from None
+        elif not _fits(value):
+            raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: too large for 64 bits")
         for entry in value if isinstance(value, tuple) else (value,):
             outside = (
                 (self.choices is not None and entry not in self.choices)
@@ -125,11 +128,11 @@ def _is_a(value: Any, kind: Any) -> bool:
     return False
 
 
-def _fits(value: Any, bits: int) -> bool:
-    """Return whether integers have so many bits at most, beside the sign."""
+def _fits(value: Any) -> bool:
+    """Return whether integers fit 64 bits."""
     if isinstance(value, tuple):
-        return all(_fits(v, bits) for v in value)
-    return not isinstance(value, int) or -(2**bits) <= value < 2**bits
+        return all(_fits(v) for v in value)
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 def _frozen(value: Any) -> Any:

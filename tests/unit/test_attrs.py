@@ -126,8 +126,11 @@ def test_an_integer_beyond_64_bits_is_named(value):
 
 def test_an_integer_beyond_float64_is_named():
     assert PoolAttrs(size=(1, 1), scale=10**30) == PoolAttrs(size=(1, 1), scale=1e30)
-    with pytest.raises(AttrsError, match=r"^PoolAttrs.scale = .*: too large for float64$"):
-        PoolAttrs(size=(1, 1), scale=10**400)
+    largest = int(np.finfo(np.float64).max)  # more than 2**1023
+    assert PoolAttrs(size=(1, 1), scale=largest).scale == float(largest)
+    for value in (2**1024, 10**400):
+        with pytest.raises(AttrsError, match=r"^PoolAttrs.scale = .*: too large for float64$"):
+            PoolAttrs(size=(1, 1), scale=value)
 
 
 @pytest.mark.parametrize("value", [np.int64(2), np.uint8(2), np.array(2)])
