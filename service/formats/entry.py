@@ -107,11 +107,14 @@ def checked(task: Task) -> Task:
         RejectError: an integer of more than 64 bits, a number that is not finite, or text that is not Unicode.
     """
     if "-0.0" in task.workload.key:  # PostgreSQL's JSON has none, and would give back another task
-        unsigned = msgspec.structs.replace(task.workload, attrs=_unsigned(task.workload.attrs))
+        workload = task.workload
+        steps = tuple(msgspec.structs.replace(s, attrs=_unsigned(s.attrs)) for s in workload.epilogue)
+        unsigned = msgspec.structs.replace(workload, attrs=_unsigned(workload.attrs), epilogue=steps)
         task = msgspec.structs.replace(task, workload=unsigned)
     try:
         orjson.dumps(to_json(task))
-        json.dumps(task.workload.attrs, allow_nan=False)  # orjson writes null
+        for attrs in (task.workload.attrs, *(step.attrs for step in task.workload.epilogue)):
+            json.dumps(attrs, allow_nan=False)  # orjson writes null
         _ = task.key
     except (TypeError, ValueError) as error:  # UnicodeError is one
         raise RejectError(Reason.WORKLOAD, f"cannot be stored: {error}") from error

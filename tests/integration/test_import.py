@@ -51,7 +51,7 @@ from strategy.select import Level, Selection, select
 from strategy.select import Reason as Why
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
-from strategy.workload import Input, Workload
+from strategy.workload import EpilogueStep, Input, Workload
 from tests.integration.scene import FAST, TARGET, WORKLOAD, Scene, configs, timed
 from tests.integration.scene import device as describe
 
@@ -373,6 +373,32 @@ def test_what_a_database_cannot_keep_is_put_aside(store: Store) -> None:
     assert all(a.text for a in aside)
 
 
+def test_numbers_without_json_that_a_database_holds_are_text(sqlite_copy: str, tmp_path: Path) -> None:
+    """Older versions stored them in SQLite's files."""
+    store = Store(sqlite_copy)
+    scene = Scene.make(store)
+    scene.enqueue(configs(2))
+    held = scene.leased(scene.register())
+    scene.report(held, [timed(e) for e in held.job.entries])
+    with store.write() as c:
+        for table in ("record", "best", "history"):
+            change = sa.text(f"UPDATE {table} SET config = :bad WHERE config LIKE :good")
+            c.execute(change, {"bad": '{"x":NaN,"y":-Infinity}', "good": '%"x":1,%'})
+    with store.read() as c:
+        answer = select(WORKLOAD, TARGET, RecordDatabase(c), offered=(FAST,))
+    assert answer.implementation == FAST.implementation
+    for form in ("native", "csv"):
+        data = b"".join(exporter.export(store, form))
+        assert data.count(b"-Infinity") == 1 and b"NaN" in data
+    other = Store(f"sqlite:///{tmp_path / 'other.db'}")
+    migration.upgrade(str(other.url))
+    exported = b"".join(exporter.export(store, "native"))
+    assert import_items(other, native.read(Source(io.BytesIO(exported)))).new == 2
+    assert import_items(store, [made(1), made(3)]).new == 2
+    store.close()
+    other.close()
+
+
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
 def test_a_number_that_is_none_is_put_aside_and_spoils_nothing(store: Store, number: str) -> None:
     lines = (DATA / "autotvm_0_2.log").read_text().splitlines()
@@ -386,9 +412,11 @@ def test_a_number_that_is_none_is_put_aside_and_spoils_nothing(store: Store, num
     assert len(b"".join(exporter.export(store, "native")).splitlines()) == 2
 
 
-def test_a_task_has_finite_numbers_and_no_sign_of_zero() -> None:
+@pytest.mark.parametrize("of_step", [False, True])
+def test_a_task_has_finite_numbers_and_no_sign_of_zero(of_step: bool) -> None:
     def with_attrs(**attrs: Any) -> Task:
-        return msgspec.structs.replace(made(0).task, workload=msgspec.structs.replace(WORKLOAD, attrs=attrs))
+        given = {"epilogue": (EpilogueStep("step", (None,), attrs),)} if of_step else {"attrs": attrs}
+        return msgspec.structs.replace(made(0).task, workload=msgspec.structs.replace(WORKLOAD, **given))
 
     for number in (math.inf, -math.inf, math.nan):
         with pytest.raises(RejectError, match="cannot be stored"):
