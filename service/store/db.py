@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import orjson
 import platformdirs
 import sqlalchemy as sa
 
@@ -21,7 +20,7 @@ from service.address import url_of
 from service.errors import DatabaseError, InvalidError, OverloadedError, UnansweredError
 from service.store import row_cache
 from service.store.foreign import ForeignFile, may_write, real_path
-from service.store.text import json_text
+from service.store.text import json_text, read_json
 
 Connection = sa.Connection
 
@@ -97,7 +96,7 @@ class Store:
         self._read_only = read_only
         self._foreign: ForeignFile | None = None
         source = self.url
-        options: dict[str, Any] = {"json_serializer": json_text, "json_deserializer": orjson.loads}
+        options: dict[str, Any] = {"json_serializer": json_text, "json_deserializer": read_json}
         if self.is_sqlite:
             path = Path(str(self.url.database))
             _check_file(path, read_only=read_only)

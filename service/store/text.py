@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -23,6 +24,14 @@ def json_bytes(value: Any, option: int = 0) -> bytes:
 def json_text(value: Any) -> str:
     """As `json_bytes`, for a column."""
     return positional(json_bytes(value).decode())
+
+
+def read_json(text: str | bytes) -> Any:
+    """The value of a column's JSON. NaN and infinities, which older versions stored on SQLite, become text."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text, parse_constant=str)
 
 
 def positional(text: str) -> str:
