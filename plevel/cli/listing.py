@@ -36,7 +36,7 @@ def runs(
 
     Example: plevel runs --limit 5
     """
-    from plevel.cli.output import make_console, make_table, print_json, show_ago
+    from plevel.cli.output import make_console, print_json, print_table, show_ago
 
     place = location.locate(url, database, namespace)
     with place.connect() as records:
@@ -51,7 +51,10 @@ def runs(
     ]  # fmt: skip
     columns = ("run", "state", "trials", "workload", "target", "asked", "message")
     console = make_console()
-    console.print(make_table(columns, rows, right=("run", "trials")) if rows else "no runs yet")
+    if rows:
+        print_table(console, columns, rows, right=("run", "trials"))
+    else:
+        console.print("no runs yet")
     _say_what_continues(console, found, place)
 
 
@@ -215,7 +218,7 @@ def workers(
 
     Example: plevel workers --url http://farm:8765
     """
-    from plevel.cli.output import make_console, make_table, print_json, show_ago
+    from plevel.cli.output import make_console, print_json, print_table, show_ago
 
     with location.locate(url, database).connect() as source:
         found = source.workers()
@@ -228,7 +231,11 @@ def workers(
         for w in found for d in w["devices"]
     ]  # fmt: skip
     columns = ("worker", "name", "state", "device", "model", "target", "seen")
-    make_console().print(make_table(columns, rows, right=("worker",)) if rows else "no workers yet")
+    console = make_console()
+    if rows:
+        print_table(console, columns, rows, right=("worker",))
+    else:
+        console.print("no workers yet")
 
 
 def status(

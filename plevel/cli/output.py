@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from strategy.select import Selection
 
 NOISY = 0.05  # from here on the dashboard calls a device noisy
+NARROW = 60  # width below which a row that does not fit has a line for each cell
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -78,7 +79,7 @@ def print_table(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (),
     aside: Sequence[str] = (), above: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Print a table; on a terminal that is too narrow without its empty columns.
+    """Print a table; on a terminal that is too narrow without its empty columns, or a line for each cell.
 
     Args:
         aside: columns that are left out, and named, where that does not suffice.
@@ -96,13 +97,24 @@ def print_table(
             console.print(", ".join(common), markup=False, soft_wrap=True)
         filled = [name for name in columns if name not in above and any(row[name] for row in of)]
         table = make_table(filled, [[row[name] for name in filled] for row in of], right=right)
-        if fits(console, table) or not set(aside).intersection(filled):
+        if not fits(console, table) and console.width < NARROW:
+            for row in of:
+                _print_lines(console, [(name.strip(), row[name].strip()) for name in filled if row[name]])
+        elif fits(console, table) or not set(aside).intersection(filled):
             console.print(table)
         else:
             kept = [name for name in filled if name not in aside]
             console.print(make_table(kept, [[row[name] for name in kept] for row in of], right=right))
             missing = ", ".join(name for name in filled if name in aside)
             console.print(f"without {missing}: widen the terminal, or use --json", markup=False, soft_wrap=True)
+
+
+def _print_lines(console: Console, cells: Sequence[tuple[str, str]]) -> None:
+    """Print a row as a block of its first cell and a line with a name for each other one."""
+    (head, first), *others = cells
+    console.print(f"{head} {first}" if first.isdigit() else first, markup=False, soft_wrap=True)
+    for name, cell in others:
+        console.print(f"  {name}: {cell}", markup=False, soft_wrap=True)
 
 
 def show_ago(instant: float) -> str:
@@ -234,8 +246,8 @@ def find_estimate(selection: Selection) -> Estimate | None:
     return next((r.estimate for r in selection.rivals if r.implementation == name), None)
 
 
-def rival_table(selection: Selection) -> Table:
-    """Return a table of the compared implementations."""
+def print_rivals(console: Console, selection: Selection) -> None:
+    """Print a table of the compared implementations."""
     rows = []
     for rival in selection.rivals:
         mark = "→ " if rival.implementation == selection.implementation else "  "
@@ -256,8 +268,8 @@ def rival_table(selection: Selection) -> Table:
             rival.estimate.show_spread() if rival.estimate else "",
             state,
         ))  # fmt: skip
-    return make_table(("  implementation", "plevel", "median", "95 %", "state"), rows,
-                      right=("plevel", "median", "95 %"))  # fmt: skip
+    columns = ("  implementation", "plevel", "median", "95 %", "state")
+    print_table(console, columns, rows, right=("plevel", "median", "95 %"))
 
 
 @contextmanager

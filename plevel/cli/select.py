@@ -53,7 +53,7 @@ def select(
     workload = option.read_workload(op, inputs, attr, far=far)
     where = option.read_target(target, threads)
 
-    from plevel.cli.output import make_console, print_json, rival_table, selection_lines
+    from plevel.cli.output import make_console, print_json, print_rivals, selection_lines
 
     if lock is not None:
         answer = read_lock(lock).select(workload, where).selection(where)
@@ -73,4 +73,4 @@ def select(
         console.print(line, markup=False, soft_wrap=True)
     # TVM's rule compares mean costs, not the medians of the table; a lock need not have any.
     if policy == "plevel" and answer.rivals:
-        console.print(rival_table(answer))
+        print_rivals(console, answer)

@@ -71,7 +71,7 @@ def report_model(
     place: location.Location,
 ) -> None:
     """A row for each workload: the selected implementation, its time, and its share of the network's."""
-    from plevel.cli.output import find_estimate, make_table, show_noise
+    from plevel.cli.output import find_estimate, print_table, show_noise
     from strategy.table import show_seconds
 
     best = [find_estimate(a) for a in answers]
@@ -87,7 +87,7 @@ def report_model(
         for one, a, b, s in zip(workloads, answers, best, spent, strict=True)
     ]  # fmt: skip
     columns = ("workload", "weight", "selected", "reason", "median", "share")
-    console.print(make_table(columns, rows, right=("weight", "median", "share")))
+    print_table(console, columns, rows, right=("weight", "median", "share"))
     part = "" if None not in spent else " without unmeasured workloads"
     for line in (
         f"total      {show_seconds(total)}{part}: the sum of median × weight" if total else "",

@@ -168,6 +168,18 @@ def test_a_narrow_table_loses_no_letter_of_a_name(width: int) -> None:
     assert "conv2d_nchw_" * 5 + ".cpu" in kept
 
 
+@pytest.mark.parametrize(("width", "terminal"), [(40, True), (80, True), (40, False)])
+def test_on_a_narrow_terminal_a_row_has_a_line_for_each_cell(width: int, terminal: bool) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=terminal, highlight=False, no_color=True)
+    columns = ("  implementation", "plevel", "median", "state")
+    rows = [("→ dense_pack.cpu", "10", "1.30 ms", ""), ("  dense_cblas.cpu", "15", "", "not measured " + "x" * 20)]
+    output.print_table(console, columns, rows, right=("plevel", "median"))
+    text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    narrow = "→ dense_pack.cpu\n  plevel: 10\n  median: 1.30 ms\ndense_cblas.cpu\n  plevel: 15\n  state: not measured "
+    assert text.startswith(narrow) == (terminal and width < output.NARROW)
+
+
 def test_the_table_has_the_confirmed_first_and_names_failures() -> None:
     console, out = plain()
     tasks = [
