@@ -219,6 +219,14 @@ def tile_share(m: int, rows: int, vectors: int, multiply_adds: int) -> float:
     return m / int(round_up(m, rows)) * ideal / cycles
 
 
+def usual_unroll(k: int) -> int:
+    """The steps of k in a turn of a fallback's loop: a divisor, as a turn with fewer would check each.
+
+    A turn has instructions of its own, as the loop's and a prefetch, which weigh as much as a step's loads.
+    """
+    return largest_divisor((1, 2, 4), k, 4)
+
+
 def largest_divisor(offered: Sequence[int], extent: int, most: int) -> int:
     """The largest of the `offered` sizes, one of them 1, that divides `extent`; at most `most`."""
     return max(size for size in offered if size <= max(most, 1) and extent % size == 0)

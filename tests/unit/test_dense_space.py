@@ -71,3 +71,15 @@ def test_panels_that_stay_in_the_second_level_are_of_all_steps(l2_bytes: int, ex
     assert chosen.implementation == f"dense_{expected}.cpu"
     if expected == "pack":
         assert chosen.config["ahead"]
+
+
+@pytest.mark.parametrize(("k", "unroll"), [(768, 4), (770, 2), (531, 1)])
+def test_untuned_a_turn_has_as_many_steps_as_divide_all(k: int, unroll: int) -> None:
+    """Products of one kind and the other; a turn with fewer steps at the end would check each."""
+    target = Target.parse("llvm -mcpu=znver5 -num-cores=2")
+    dense = Workload.make("dense", {"data": f"float32[64,{k}]", "weight": f"float32[96,{k}]"}, constants=["weight"])
+    batch = Workload.make("batch_matmul", {"x": f"float32[4,64,{k}]", "y": f"float32[4,96,{k}]"}, {"transpose_b": True})
+    for work, name in ((dense, "dense_pack.cpu"), (batch, "batch_matmul_pack.cpu")):
+        (space,) = (c.space for c in candidates(work, target) if c.implementation == name)
+        assert space is not None
+        assert space.fallback["unroll"] == unroll

@@ -20,6 +20,7 @@ from strategy.cpu.tile import (
     round_up,
     schedule_tile,
     up_to,
+    usual_unroll,
     whole_blocks,
     width_knob,
 )
@@ -63,7 +64,7 @@ def space(
         return {
             "rows": rows,
             "width": width,
-            "unroll": 1,
+            "unroll": usual_unroll(depth),
             "n_tasks": largest_divisor(_TASKS, panels, 2 * target.threads) if shared else 1,
             "m_tasks": 1,
             "inner": "rows",

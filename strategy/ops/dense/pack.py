@@ -20,6 +20,7 @@ from strategy.cpu.tile import (
     round_up,
     schedule_tile,
     up_to,
+    usual_unroll,
     whole_blocks,
     width_knob,
 )
@@ -63,7 +64,7 @@ def space(
         return {
             "rows": rows,
             "width": width,
-            "unroll": 1,
+            "unroll": usual_unroll(extents.k),
             "n_block": 1,
             "m_tasks": largest_divisor(_BLOCKS, tiles, target.threads) if split_rows else 1,
             "inner": "rows",
