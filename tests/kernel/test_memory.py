@@ -272,6 +272,13 @@ def test_symbolic(
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize(("op", "data", "attrs"), [
+    ("cumsum", "float16[3,m]", {"axis": 1, "exclusive": True}), ("cummax", "int8[m,5]", {}),
+])  # fmt: skip
+def test_scans_of_no_elements_at_run_time(check: Check, op: str, data: str, attrs: dict[str, Any]) -> None:
+    assert not check(Workload.make(op, {"data": data}, attrs), f"{op}.generic", None, [{"m": 0}, {"m": 5}])
+
+
 def ops() -> Iterator[Any]:
     """All operators; those of one element, or of two, have one loop, whatever it computes: the first is the sample."""
     met: set[TOpPattern] = set()

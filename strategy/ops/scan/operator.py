@@ -72,7 +72,7 @@ def scanop_rel(types: Sequence[Type], attrs: ScanopAttrs, reporter: TypeReporter
 
 
 def _scan(attrs: ScanopAttrs, data: Any, combine: Callable[[Any, Any], Any], start: Start, name: str) -> list[Any]:
-    from tvm import tirx, topi
+    from tvm import te, tirx, topi
 
     dtype = attrs.dtype or str(data.dtype)
     if any(isinstance(n, tirx.IntImm) and int(n) == 0 for n in data.shape):  # TVM's scan has a first element
@@ -80,6 +80,14 @@ def _scan(attrs: ScanopAttrs, data: Any, combine: Callable[[Any, Any], Any], sta
     narrow = dtype in ("float16", "bfloat16")
     wide = "float32" if narrow else dtype
     found = topi.scan.scanop(data, combine, start(wide), f"{name}_generic", attrs.axis, wide, attrs.exclusive)
+    if any(not isinstance(n, tirx.IntImm) for n in data.shape):  # it may be 0 at run time
+        made, (size, *more) = found.op, data.shape if attrs.axis is None else [data.shape[attrs.axis]]
+        for extent in more:
+            size = size * extent
+        body = tirx.IfThenElse(size > 0, made.body, None)
+        found = te.ExternOp(
+            made.name, made.tag, made.attrs, made.inputs, made.input_placeholders, made.output_placeholders, body
+        ).output(0)
     return [topi.cast(found, dtype) if narrow else found]
 
 
