@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from benchmarks.result import save
+from benchmarks.result import Cell, Table
 
 if TYPE_CHECKING:
     from plevel.client import Client
@@ -77,10 +77,14 @@ def benchmark(
     if arguments.trials:
         _tune_all([layer for layer in layers if layer.name not in tuned], tuned, arguments)
     if not arguments.tune_only:
-        rows = _race_all(script, layers, tuned, arguments)
+        table = Table({
+            "workload": "", "selected": "", "plevel": "s", "GFLOP/s": "", "PyTorch": "s", "ratio": "×",
+            "fastest / selected": "×", "the others": "",
+        })  # fmt: skip
+        rows = _race_all(script, layers, tuned, arguments, table)
         _print_summary(rows)
         if not arguments.layers or set(arguments.layers) <= groups.keys():
-            _save(rows, "-".join(arguments.layers or ()), arguments.rounds)
+            table.save(variant="-".join(arguments.layers or ()), peer="PyTorch", runs=arguments.rounds)
     return 0
 
 
@@ -112,16 +116,15 @@ def _tune_all(layers: Sequence[Layer], tuned: dict[str, Any], arguments: argpars
 
 
 def _race_all(
-    script: str, layers: Sequence[Layer], tuned: dict[str, Any], arguments: argparse.Namespace
+    script: str, layers: Sequence[Layer], tuned: dict[str, Any], arguments: argparse.Namespace, table: Table
 ) -> list[dict[str, Any]]:
-    print(f"\n{arguments.threads} thread(s)")
     rows = []
     sides = {kind: Side(script, kind, arguments.threads) for kind in ("plevel", "torch")}
     try:
         for layer in layers:
             found = tuned.get(layer.name) or _untuned(layer.workload(), arguments.threads)
             rows.append(_compare(layer, found, sides, arguments.rounds))
-            _print_row(rows[-1])
+            table.add(*_cells(rows[-1]))
             if arguments.json:
                 Path(arguments.json).write_text(json.dumps(rows, indent=1))
     finally:
@@ -319,40 +322,13 @@ def _read_tuned(path: str | None) -> dict[str, Any]:
     return found
 
 
-def _print_row(row: dict[str, Any]) -> None:
-    others = ", ".join(
-        f"{_short(name)} {seconds * 1e6:.0f}"
-        for name, seconds in sorted(row["times_s"].items(), key=lambda item: item[1])
-    )
-    speed = f"{row['flops'] / row['selected_s'] * 1e-9:6.0f} GFLOP/s " if row["flops"] else ""
-    print(
-        f"{row['layer']:>20} {row['selected_s'] * 1e6:7.0f}µs {speed}"
-        f"torch {row['torch_s'] * 1e6:7.0f}µs ({row['torch']}) {row['ratio']:5.2f}×  "
-        f"{_short(row['selected'])} ({row['reason']})  [{others}]",
-        flush=True,
-    )
-
-
-def _save(rows: Sequence[Mapping[str, Any]], variant: str, rounds: int) -> None:
-    save(
-        {
-            "workload": "", "selected": "", "plevel": "s", "GFLOP/s": "", "PyTorch": "s", "ratio": "×",
-            "fastest / selected": "×", "the others": "",
-        },
-        [
-            (
-                row["layer"], _short(row["selected"]), row["selected_s"],
-                round(row["flops"] / row["selected_s"] * 1e-9) if row["flops"] else None, row["torch_s"], row["ratio"],
-                min(row["times_s"].values()) / row["selected_s"],
-                ", ".join(
-                    f"{_short(name)} {seconds * 1e6:.0f} µs"
-                    for name, seconds in sorted(row["times_s"].items(), key=lambda item: item[1])
-                    if name != row["selected"]
-                ),
-            )
-            for row in rows
-        ],
-        variant=variant, peer="PyTorch", runs=rounds,
+def _cells(row: Mapping[str, Any]) -> tuple[Cell, ...]:
+    others = sorted((item for item in row["times_s"].items() if item[0] != row["selected"]), key=lambda item: item[1])
+    return (
+        row["layer"], _short(row["selected"]), row["selected_s"],
+        round(row["flops"] / row["selected_s"] * 1e-9) if row["flops"] else None, row["torch_s"], row["ratio"],
+        min(row["times_s"].values()) / row["selected_s"],
+        ", ".join(f"{_short(name)} {seconds * 1e6:.0f} µs" for name, seconds in others),
     )  # fmt: skip
 
 

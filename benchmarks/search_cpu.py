@@ -41,8 +41,7 @@ import numpy as np
 from peer_search import AutoTVM, Chance, MetaSchedule, Table, Tuner
 from recording import DATA, Digits, Key, Log, Recording, Task, or_nan, pack, record, unpack
 
-from benchmarks import fixture
-from benchmarks.result import Cell, save
+from benchmarks import fixture, result
 
 FILE, THREADS_FILE = DATA / "search_cpu.json.gz", DATA / "search_cpu_threads.json.gz"
 NAMES = ("dense 37×64×512", "conv2d 32→64@28,3×3", "softmax 8×8192")
@@ -239,17 +238,15 @@ def trials_to(curve: Sequence[float], ratio: float) -> float:
     return next((i + 1 for i, x in enumerate(curve) if x <= ratio), np.inf)
 
 
-def show(name: str, curves: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    """A line of the table: medians of the trials within each ratio, and of the best after some trials."""
+def add(table: result.Table, name: str, way: str, curves: Sequence[Sequence[float]]) -> list[float]:
+    """A row: medians of the trials within each ratio, which are returned, and of the best after some trials."""
     to = [statistics.median(trials_to(c, ratio) for c in curves) for ratio in WITHIN]
     at = [statistics.median(c[min(n, len(c)) - 1] for c in curves) for n in AT]
-    counts = "".join(f"{'>' + str(TRIALS) if np.isinf(t) else f'{t:g}':>8}" for t in to)
-    print(f"  {name:34}{counts}" + "".join(f"{x:8.3f}" for x in at), flush=True)
-    return to, at
+    table.add(name, way, *(f">{TRIALS}" if np.isinf(trials) else trials for trials in to), *at)
+    return to
 
 
-def compare(found: dict[str, Recording], seeds: int, only: str) -> list[list[Cell]]:
-    rows: list[list[Cell]] = []
+def compare(table: result.Table, found: dict[str, Recording], seeds: int, only: str) -> None:
     for name, replay in _wanted(found, only):
         ways: dict[str, Callable[[int], Tuner]] = {
             "plevel": replay.ours,
@@ -259,17 +256,10 @@ def compare(found: dict[str, Recording], seeds: int, only: str) -> list[list[Cel
             "chance": lambda s, r=replay: Chance(r.table, s),
         }
         for way, make in ways.items():
-            to, at = show(way, [replay.run(make(seed)) for seed in range(seeds)])
-            rows.append([name, way, *map(_shown, to), *at])
-    return rows
+            add(table, name, way, [replay.run(make(seed)) for seed in range(seeds)])
 
 
-def _shown(trials: float) -> Cell:
-    return f">{TRIALS}" if np.isinf(trials) else trials
-
-
-def compare_warm(found: dict[str, Recording], seeds: int, only: str) -> list[list[Cell]]:
-    rows: list[list[Cell]] = []
+def compare_warm(table: result.Table, found: dict[str, Recording], seeds: int, only: str) -> None:
     six = [found[f"dense {'×'.join(map(str, shape))}"] for shape in SIX]
     other_threads = unpack(THREADS_FILE) if THREADS_FILE.exists() else {}
     for name, replay in _wanted(found, only):
@@ -279,28 +269,24 @@ def compare_warm(found: dict[str, Recording], seeds: int, only: str) -> list[lis
             ways[f"from {threads} threads"] = [other_threads[name]]
         if name.startswith("dense"):
             ways["from six other shapes"] = six
-        lines = {
-            way: show(way, [replay.run(replay.ours_unaided(seed, sources)) for seed in range(seeds)])
+        to = {
+            way: add(table, name, way, [replay.run(replay.ours_unaided(seed, sources)) for seed in range(seeds)])
             for way, sources in ways.items()
         }
-        rows += [[name, way, *map(_shown, to), *at] for way, (to, at) in lines.items()]
-        to = {way: line[0] for way, line in lines.items()}
         for way in list(ways)[1:]:
             both = zip(WITHIN, to[way], to["cold"], strict=True)
             shares = [f"{ratio - 1:.0%} in {warm / cold:.2f}" for ratio, warm, cold in both]
             print(f"  {way}: within {', '.join(shares)} of the trials of a cold start")
-    return rows
 
 
 def _wanted(found: dict[str, Recording], only: str) -> Any:
     for name in (n for n in found if n in NAMES and only in n):
         replay = Replay(found[name])
         near = np.nanmean(replay.seconds <= 1.05 * np.nanmin(replay.seconds))
-        heads = "".join(f"{f'{r - 1:.0%}':>8}" for r in WITHIN) + "".join(f"{f'@{n}':>8}" for n in AT)
         print(
             f"{name}: {len(replay.keys)} configurations, {np.isnan(replay.seconds).sum()} of them fail, "
             f"{near:.1%} within 5 % of the best ({np.nanmin(replay.seconds) * 1e6:.1f} µs; median "
-            f"{np.nanmedian(replay.seconds) * 1e6:.1f} µs)\n  {'trials to within, best after':34}{heads}"
+            f"{np.nanmedian(replay.seconds) * 1e6:.1f} µs)"
         )
         yield name, replay
 
@@ -319,12 +305,14 @@ def main() -> int:
         if given.threads == 1:
             return 0 if record_all(given.log, given.seconds) else 3
         return 0 if record_threads(given.log, given.threads, given.seconds) else 3
-    rows = (compare_warm if given.warm else compare)(unpack(FILE), given.seeds, given.only)
+    table = result.Table({
+        "space": "", "start" if given.warm else "search": "", **{f"to {ratio - 1:.0%}": "" for ratio in WITHIN},
+        **{f"best after {n}": "×" for n in AT},
+    })  # fmt: skip
+    (compare_warm if given.warm else compare)(table, unpack(FILE), given.seeds, given.only)
     if not given.only:
-        within = {f"to {ratio - 1:.0%}": "" for ratio in WITHIN}
-        save(
-            {"space": "", "start" if given.warm else "search": "", **within, **{f"best after {n}": "×" for n in AT}},
-            rows, variant="warm" if given.warm else "", runs=given.seeds,
+        table.save(
+            variant="warm" if given.warm else "", runs=given.seeds,
             peer="a cold start" if given.warm else "the strategies of AutoTVM and MetaSchedule, and chance",
         )  # fmt: skip
     return 0

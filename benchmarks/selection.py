@@ -16,7 +16,8 @@ from benchmarks.fixture import dense, median_s
 from benchmarks.result import Table
 from strategy.op_strategy import candidates
 from strategy.record import estimate
-from strategy.select import Advised, History, Level, Measured, Selection, Selector, select
+from strategy.select import Level, Measured, Selection, Selector, select
+from strategy.select.evidence import NoRecords
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -24,10 +25,8 @@ WORKLOADS = 1000
 TARGET = Target.parse("llvm -mcpu=znver4 -num-cores=2 -libs=cblas")
 
 
-class Records:
+class Records(NoRecords):
     """Measurements in memory, by workload."""
-
-    revision = 1
 
     def __init__(self) -> None:
         self._measured: dict[str, list[Measured]] = {}
@@ -53,17 +52,6 @@ class Records:
         self, workload: Workload, target: Target, device: str | None
     ) -> Sequence[Measured]:
         return self._measured.get(workload.key, ())
-
-    def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
-        return ()
-
-    def instances(
-        self, workload: Workload, target: Target, device: str | None
-    ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
-        return ()
-
-    def history(self, workload: Workload) -> Sequence[History]:
-        return ()
 
 
 def main() -> None:
