@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -29,11 +29,11 @@ def upgrade(database: option.Database = None, as_json: option.AsJson = False) ->
     Example: plevel db upgrade --database postgresql://plevel@db/plevel
     """
     from plevel.cli.output import tell
-    from plevel.embedded import make_folder
+    from plevel.embedded import make_folder, require_service
 
     where = location.locate_database(database)
     make_folder(where)
-    _require()
+    require_service()
     from service.store import migration
 
     revision = _answered(migration.upgrade, where)
@@ -201,7 +201,7 @@ def purge(
     """
     if worker is None and device is None and source is None and since is None and until is None:
         raise UsageError("name the records to purge: --worker, --device, --source, --since or --until")
-    begin, end = _instant(since), _instant(until)
+    begin, end = option.read_instant(since), option.read_instant(until)
     if begin is not None and end is not None and begin >= end:
         raise UsageError(f"--since {since} is not before --until {until}: give an earlier --since")
     from msgspec.structs import asdict
@@ -236,10 +236,6 @@ def purge(
     )  # fmt: skip
 
 
-def _instant(when: datetime | None) -> float | None:
-    return None if when is None else when.replace(tzinfo=when.tzinfo or UTC).timestamp()
-
-
 def _used(where: str, work: Callable[[Store], T]) -> T:
     """Check the database's schema, and return the result of `work` on it."""
 
@@ -258,21 +254,16 @@ def _used(where: str, work: Callable[[Store], T]) -> T:
     return _answered(ask, where)
 
 
-def _require() -> None:
-    from plevel.embedded import require_service
-
-    require_service()
-
-
 def _existing(database: str | None) -> str:
     """The database's URL; does not create it."""
+    from plevel.embedded import require_service
     from service.address import path_of
 
     where = location.locate_database(database)
     path = path_of(where)
     if path is not None and not path.exists():
         raise CommandError(f"database {path} does not exist: create it with 'plevel db upgrade'")
-    _require()
+    require_service()
     return where
 
 

@@ -56,7 +56,7 @@ def pause(
     if (device is None) == (target is None):
         raise UsageError("--device, --target: name exactly one")
     given = {
-        "device": device, "target": target, "starts_at": _instant(since), "ends_at": _instant(until),
+        "device": device, "target": target, "starts_at": option.read_instant(since), "ends_at": option.read_instant(until),
     }  # fmt: skip
     with location.locate(url, database).connect() as service:
         made = service.pause(reason, **{k: v for k, v in given.items() if v is not None})
@@ -144,10 +144,6 @@ def move(
         service.move_device(device, token)
     given = {"device": device, "token": token}
     tell(f"{device} now belongs to token {token}", given, as_json=as_json)
-
-
-def _instant(when: datetime | None) -> float | None:
-    return None if when is None else when.replace(tzinfo=when.tzinfo or UTC).timestamp()
 
 
 def _shown(instant: float | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,9 +27,7 @@ def follow(client: Client, run_id: int, place: Location, console: Console) -> It
     """
     from plevel.client import ServiceError, UnreachableError
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
+    say = partial(console.print, markup=False, soft_wrap=True)
     since: float | None = None
     while True:
         try:

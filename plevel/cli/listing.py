@@ -285,13 +285,10 @@ def cancel(
 
     Example: plevel cancel 12
     """
-    from plevel.cli.output import print_json
+    from plevel.cli.output import tell
     from strategy.table import show_number
 
     with location.locate(url, database).connect() as source:
         stopped = source.cancel(run)
-    if as_json:
-        print_json(stopped)
-        return
     kept = show_number(stopped.trials_done, "trial")
-    print(f"run {stopped.id} is {stopped.state}; its measurements are kept: {kept}")
+    tell(f"run {stopped.id} is {stopped.state}; its measurements are kept: {kept}", stopped, as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -128,10 +129,7 @@ def _print(found: dict[str, Any]) -> None:
     from plevel.cli.output import make_console, make_table
 
     console = make_console()
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
+    say = partial(console.print, markup=False, soft_wrap=True)
     say(f"{found['signature']}\n{found['description']}")
     inputs = [(a["name"], a["kind"], a["description"]) for a in found["inputs"]]
     console.print(make_table(("input", "", ""), inputs))

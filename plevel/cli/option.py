@@ -8,6 +8,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -304,6 +305,11 @@ def check_choice(option: str, text: str | None, choices: Sequence[str]) -> None:
     """Raise `UsageError` if the value is given and not one of the choices."""
     if text is not None and text not in choices:
         raise UsageError(f"{option} {text!r:.40}: unknown: expected one of {', '.join(choices)}")
+
+
+def read_instant(when: datetime | None) -> float | None:
+    """A moment, of UTC where it names no zone, as Unix time."""
+    return None if when is None else when.replace(tzinfo=when.tzinfo or UTC).timestamp()
 
 
 def read_age(option: str, text: str) -> float:

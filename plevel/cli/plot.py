@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -203,10 +204,7 @@ def _print(found: Curve | HeatMap) -> None:
     from strategy.table import show_seconds
 
     console = make_console()
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, soft_wrap=True)
-
+    say = partial(console.print, markup=False, soft_wrap=True)
     if isinstance(found, Curve):
         first, last = found.points[0], found.points[-1]
         trials = found.trials

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from plevel.cli import location, option
@@ -39,9 +40,7 @@ def report(
 ) -> None:
     from plevel.cli.output import selection_lines, task_table
 
-    def say(text: str = "") -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
+    say = partial(console.print, markup=False, soft_wrap=True)
     say(f"{answer.workload}  on {answer.target}")
     console.print(task_table(run.tasks, winner=answer.implementation))
     for line in selection_lines(answer):
