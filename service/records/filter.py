@@ -12,6 +12,14 @@ from service.store.tables import advice, device, record, target, task, worker, w
 from strategy.record import Phase
 
 
+def of_error(error: str | None) -> list[sa.ColumnElement[bool]]:
+    """The condition on `record` of a kind of failure, of `any` of them, or of `none`; empty for None."""
+    if error is None:
+        return []
+    column = record.c.error
+    return [{"any": column.is_not(None), "none": column.is_(None)}.get(error, column == str(error))]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
     """A conjunction of criteria; instants are Unix times.
@@ -46,13 +54,7 @@ class Wanted:
         phase = None if self.phase is None else str(self.phase)
         equal = [(self.run_id, record.c.run_id), (phase, record.c.phase)]
         found = [column == value for value, column in equal if value is not None]
-        if self.error == "any":
-            found.append(record.c.error.is_not(None))
-        elif self.error == "none":
-            found.append(record.c.error.is_(None))
-        elif self.error is not None:
-            found.append(record.c.error == str(self.error))
-        return found + self._of(record)
+        return found + of_error(self.error) + self._of(record)
 
     @property
     def of_advice(self) -> list[sa.ColumnElement[bool]]:

@@ -79,6 +79,11 @@ def of_one_model() -> sa.ColumnElement[bool]:
     )
 
 
+def best_on(model: str | sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """The condition under which a row of `best`, of a device model, is joined to its task."""
+    return sa.and_(best.c.task_id == task.c.id, best.c.scope_value == model, of_one_model())
+
+
 def measured_on(model: str) -> sa.ColumnElement[bool]:
     """The condition on `record` that it is of a device model; all are of the empty name, which is of none."""
     if not model:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from service.errors import NotFoundError
 from service.records.log import REFERENCE
-from service.records.ranking import of_one_model
+from service.records.ranking import best_on, of_one_model
 from service.store.namespace import DEFAULT
 from service.store.tables import best, run_task, target, task, workload
 from strategy.record import Estimate
@@ -121,7 +121,7 @@ def judge(connection: sa.Connection, op: str, target_id: int, model: str) -> Jud
             *best.c["median_s", "low_s", "high_s", "samples"],
         )
         .join(workload, workload.c.id == task.c.workload_id)
-        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope_value == model, of_one_model()))
+        .outerjoin(best, best_on(model))
         .where(workload.c.op == op, task.c.target_id == target_id)
         .order_by(task.c.workload_id, sa.case((tuned_here, 1), else_=0), task.c.id)
     )  # fmt: skip

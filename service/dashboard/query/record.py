@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from service.dashboard.listing import ALWAYS, Span, order
 from service.errors import NotFoundError
 from service.records.best import standing
-from service.records.filter import Wanted
+from service.records.filter import Wanted, of_error
 from service.store.tables import (
     advice,
     device,
@@ -66,12 +66,7 @@ class Filter:
             if self.implementation is not None:
                 tasks = tasks.where(task.c.implementation == self.implementation)
             found.append(record.c.task_id.in_(tasks))
-        if self.error == "any":
-            found.append(record.c.error.is_not(None))
-        elif self.error == "none":
-            found.append(record.c.error.is_(None))
-        elif self.error is not None:
-            found.append(record.c.error == self.error)
+        found += of_error(self.error)
         if self.message is not None:
             found.append(record.c.message.icontains(self.message, autoescape=True))
         return found

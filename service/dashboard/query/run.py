@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from service.dashboard.query.curve import MAX_CURVES, Curve, best_so_far
 from service.errors import NotFoundError
 from service.records.best import standing
-from service.records.ranking import measured_on, of_one_model
+from service.records.ranking import best_on, measured_on, of_one_model
 from service.store import catalogue
 from service.store.sql import among, now
 from service.store.tables import TaskState, best, record, run, run_task, target, task, workload
@@ -126,11 +126,6 @@ def device_model(connection: sa.Connection, run_id: int) -> str:
     return connection.scalar(query) or ""
 
 
-def _best_on(model: str) -> sa.ColumnElement[bool]:
-    """The condition under which a row of `best` is joined to its task."""
-    return sa.and_(best.c.task_id == task.c.id, best.c.scope_value == model, of_one_model())
-
-
 def workloads(connection: sa.Connection, run_id: int, offset: int, model: str) -> list[Any]:
     """The run's workloads with the best time of each on a device model.
 
@@ -144,7 +139,7 @@ def workloads(connection: sa.Connection, run_id: int, offset: int, model: str) -
         .select_from(workload)
         .join(task, task.c.workload_id == workload.c.id)
         .join(run_task, run_task.c.task_id == task.c.id)
-        .outerjoin(best, _best_on(model))
+        .outerjoin(best, best_on(model))
         .where(run_task.c.run_id == run_id)
         .group_by(workload.c.id, workload.c.op, workload.c.key)
         .order_by(sa.func.min(run_task.c.id))
@@ -184,7 +179,7 @@ def portions(
         )
         .select_from(task)
         .join(run_task, run_task.c.task_id == task.c.id)
-        .outerjoin(best, _best_on(model))
+        .outerjoin(best, best_on(model))
         .where(run_task.c.run_id == run_id)
     ).all()  # fmt: skip
     own = tried(told)

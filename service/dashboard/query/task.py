@@ -12,7 +12,7 @@ from service.dashboard.show import show_device
 from service.errors import NotFoundError
 from service.records.best import standing
 from service.records.log import REFERENCE
-from service.records.ranking import choose, measured_on, of_one_model
+from service.records.ranking import best_on, choose, measured_on
 from service.store.sql import now
 from service.store.tables import Scope, best, device, record, target, task, workload
 from strategy.record import Phase
@@ -55,7 +55,7 @@ def page(
         )
         .join(workload, workload.c.id == task.c.workload_id)
         .join(target, target.c.id == task.c.target_id)
-        .outerjoin(best, _best_on(sa.func.coalesce(fastest, "")))
+        .outerjoin(best, best_on(sa.func.coalesce(fastest, "")))
         .where(*wanted, *span.conditions(best.c.updated_at))
         .order_by(
             order(sort, {
@@ -90,17 +90,12 @@ def head(connection: sa.Connection, task_id: int) -> Any:
         .select_from(task)
         .join(workload, workload.c.id == task.c.workload_id)
         .join(target, target.c.id == task.c.target_id)
-        .outerjoin(best, _best_on(model))
+        .outerjoin(best, best_on(model))
         .where(task.c.id == task_id)
     ).one_or_none()  # fmt: skip
     if row is None:
         raise NotFoundError(f"task {task_id} does not exist: /tasks lists the tasks")
     return row
-
-
-def _best_on(model: str | sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """The condition under which a row of `best` is joined to its task."""
-    return sa.and_(best.c.task_id == task.c.id, best.c.scope_value == model, of_one_model())
 
 
 def of_same_place(row: Any) -> sa.ColumnElement[bool]:
@@ -115,7 +110,7 @@ def siblings(connection: sa.Connection, row: Any) -> list[Any]:
     query = (
         sa.select(task.c.id, task.c.implementation, task.c.version, task.c.plevel, best.c.median_s)
         .select_from(task)
-        .outerjoin(best, _best_on(row.model))
+        .outerjoin(best, best_on(row.model))
         .where(of_same_place(row))
         .order_by(best.c.median_s.is_(None), best.c.median_s, task.c.id)
         .limit(100)
