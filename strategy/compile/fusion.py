@@ -108,6 +108,21 @@ Operand = tuple[Expr, int | None]
 """A node, with an index if it is a tuple."""
 
 
+def type_of(operand: Operand) -> Type:
+    node, index = operand
+    kind = node.checked_type
+    if index is None:
+        return kind
+    assert isinstance(kind, TupleType)
+    return kind.fields[index]
+
+
+def tensor_type_of(operand: Operand) -> TensorType:
+    kind = type_of(operand)
+    assert isinstance(kind, TensorType)
+    return kind
+
+
 def describe(
     group: Group, show: Callable[[Type], str] = str
 ) -> tuple[Workload, dict[str, Operand]]:
@@ -119,13 +134,8 @@ def describe(
     sources: dict[str, Operand] = {}
 
     def take(name: str, operand: Operand) -> Input:
-        node, index = operand
-        kind = node.checked_type
-        if index is not None:
-            assert isinstance(kind, TupleType)
-            kind = kind.fields[index]
         sources[name] = operand
-        return Input(name, show(kind), isinstance(node, Constant))
+        return Input(name, show(type_of(operand)), isinstance(operand[0], Constant))
 
     anchor = group.anchor
     inputs: list[Input] = []

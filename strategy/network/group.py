@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from strategy.compile import fusion
-from strategy.compile.fusion import Group, Operand, fuse
+from strategy.compile.fusion import Group, Operand, fuse, tensor_type_of
 from strategy.expr import Call, Constant, Expr, Var
 from strategy.network.graph import Network, NetworkError
 from strategy.network.normal import extents
@@ -75,20 +75,11 @@ def _forms(found: Sequence[Group], sizes: Sizes) -> list[tuple[Any, ...]]:
         shapes = [sizes.encoded(t) for t in fields if isinstance(t, TensorType)]
         # A reshape is a view: its attribute is its shape.
         same = shapes if group.anchor.op.name == "reshape" else (shapes, workload.key)
-        given = [sizes.encoded(_type(node, i)) for node, i in sources.values()]
+        given = [sizes.encoded(tensor_type_of(operand)) for operand in sources.values()]
         constants = [node.value for node, _ in sources.values() if isinstance(node, Constant)]
         origins = [(node.name if isinstance(node, Var) else place.get(node), i) for node, i in sources.values()]
         forms.append((group.anchor.op.name, (same, given), origins, constants))
     return forms
-
-
-def _type(node: Expr, index: int | None) -> TensorType:
-    kind = node.checked_type
-    if isinstance(kind, TupleType):
-        assert index is not None
-        kind = kind.fields[index]
-    assert isinstance(kind, TensorType)
-    return kind
 
 
 def _alike(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

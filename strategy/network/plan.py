@@ -10,7 +10,7 @@ import numpy as np
 
 from strategy.compile.artefact import ALIGNMENT
 from strategy.compile.c_text import dlpack_type
-from strategy.compile.fusion import Group, Operand, resolve
+from strategy.compile.fusion import Group, Operand, resolve, tensor_type_of
 from strategy.expr import Call, Constant, Expr, Var
 from strategy.network.graph import Network
 from strategy.network.group import describe
@@ -201,7 +201,7 @@ class _Planner:
         for i, node in enumerate(self.network.outputs.values()):
             base = _base(node)
             if isinstance(base[0], Call) and base not in self.values:
-                self.values[base] = _Value(_type(base), count + i)
+                self.values[base] = _Value(tensor_type_of(base), count + i)
             else:
                 copies.add(i)
         return copies
@@ -228,9 +228,9 @@ class _Planner:
                 found.append((self._weight(node, kind, packed), kind))
             else:
                 # In the shape that this step reads it in.
-                found.append((self._read((node, index), number), _type(sources[argument.name])))
+                found.append((self._read((node, index), number), tensor_type_of(sources[argument.name])))
         for result in results:
-            value = self.values.setdefault(result, _Value(_type(result)))
+            value = self.values.setdefault(result, _Value(tensor_type_of(result)))
             value.first, value.last = number, max(number, value.last)
             found.append((value, value.type))
         named = tuple(self.network.names.get(node) if index is None else None for node, index in results)
@@ -283,13 +283,3 @@ def _base(found: Operand | Expr) -> Operand:
     while isinstance(node, Call) and node.op.name == "reshape":
         node, index = resolve(node.args[0])
     return node, index
-
-
-def _type(operand: Operand) -> TensorType:
-    node, index = operand
-    kind = node.checked_type
-    if index is not None:
-        assert isinstance(kind, TupleType)
-        kind = kind.fields[index]
-    assert isinstance(kind, TensorType)
-    return kind
