@@ -17,7 +17,7 @@ import msgspec
 
 from strategy.op_strategy import Candidate
 from strategy.record import Estimate, WireError, convert, to_json
-from strategy.select.evidence import Advised, History, Level, Measured
+from strategy.select.evidence import Level, Measured, NoRecords
 from strategy.select.selection import Reason, Rival, Selection
 from strategy.select.validity import SelectionError
 from strategy.space import Config
@@ -175,10 +175,11 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             raise LockError(f"not a lock file ({error}): write one with `plevel lock MODEL -o FILE`") from error
 
 
-class LockDatabase:
-    """`strategy.select.Database` of the evidence of a lock's selections."""
+class LockDatabase(NoRecords):
+    """`strategy.select.Database` of the evidence of a lock's selections.
 
-    revision = 0  # it never changes (`strategy.select.selector.RevisedDatabase`)
+    It has no advice, as it has the selections themselves, and nothing for TVM's rule.
+    """
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
@@ -197,9 +198,6 @@ class LockDatabase:
             return None
         return found.selection(target)
 
-    def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
-        return ()  # a lock has the selection itself
-
     def instances(
         self, workload: Workload, target: Target, device: str | None
     ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
@@ -210,9 +208,6 @@ class LockDatabase:
             and entry is self._lock.find(entry.workload, target)
             and (measured := entry.measured(target, device))
         ]
-
-    def history(self, workload: Workload) -> Sequence[History]:
-        return ()  # a lock has no evidence for TVM's rule
 
 
 def _locked(selection: Selection, device: str | None) -> Locked:

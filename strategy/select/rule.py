@@ -27,6 +27,7 @@ from strategy.select.evidence import (
 from strategy.select.lock import LockDatabase
 from strategy.select.selection import Reason, Selection, rank_rivals
 from strategy.select.validity import valid_candidates
+from strategy.space import Config
 from strategy.table import show_seconds
 from strategy.target import Target
 from strategy.workload import Workload
@@ -80,60 +81,56 @@ def choose(
             the workload itself has none.
     """
     valid = valid_candidates(workload, target, known)
+
+    def answer(
+        taken: Candidate | Advised, config: Config, reason: Reason, why: str, level: Level | None = None,
+        best: Mapping[str, Measured] = {}, predicted: Mapping[str, float] = {}, unmeasured: tuple[str, ...] = (),
+    ) -> Selection:  # fmt: skip
+        return Selection(
+            workload=workload, target=target, implementation=taken.implementation, version=taken.version,
+            config=config, reason=reason, level=level, explanation=why, partial=bool(unmeasured),
+            unmeasured=unmeasured, rivals=rank_rivals(known, valid, best, predicted),
+        )  # fmt: skip
+
     level, best = _of_one_level(valid, measured)
     if best:
         winner, lowest, close = _fastest(valid, best)
         unmeasured = tuple(c.implementation for c in valid if c.implementation not in best)
-        return Selection(
-            workload=workload, target=target, implementation=winner.implementation,
-            version=winner.version, config=best[winner.implementation].config,
-            reason=Reason.TRANSFERRED if level is Level.TRANSFERRED else Reason.MEASURED, level=level,
-            explanation=_explain_measured(winner, best, lowest, close, level, unmeasured),
-            partial=bool(unmeasured), unmeasured=unmeasured,
-            rivals=rank_rivals(known, valid, best),
-        )  # fmt: skip
+        reason = Reason.TRANSFERRED if level is Level.TRANSFERRED else Reason.MEASURED
+        why = _explain_measured(winner, best, lowest, close, level, unmeasured)
+        config = best[winner.implementation].config
+        return answer(winner, config, reason, why, level, best, unmeasured=unmeasured)
+    unknown = "nothing is measured for this workload"
     for anchor, found in shorter:
         level, best = _of_one_level(valid, found)
         if best:
             winner, lowest, close = _fastest(valid, best)
             why = _explain_measured(winner, best, lowest, close, level, ())
-            return Selection(
-                workload=workload, target=target, implementation=winner.implementation,
-                version=winner.version, config=best[winner.implementation].config,
-                reason=Reason.ANCHOR, level=None, rivals=rank_rivals(known, valid, {}),
-                explanation=f"nothing is measured for this workload; of {anchor}, the same call with a "
-                f"shorter epilogue, {why}",
-            )  # fmt: skip
+            why = f"{unknown}; of {anchor}, the same call with a shorter epilogue, {why}"
+            return answer(winner, best[winner.implementation].config, Reason.ANCHOR, why)
     advice = advice_of(valid, advised)
     if advice is not None:
-        return Selection(
-            workload=workload, target=target, implementation=advice.implementation,
-            version=advice.version, config=advice.config, reason=Reason.ADVISED, level=advice.level,
-            explanation=f"nothing is measured for this workload; {advice.implementation} has advice, a winner "
-            f"without a time of {advice.source}'s, {_place(advice)}",
-            rivals=rank_rivals(known, valid, {}),
-        )  # fmt: skip
+        why = (
+            f"{unknown}; {advice.implementation} has advice, a winner without a time of {advice.source}'s, "
+            f"{_place(advice)}"
+        )
+        return answer(advice, advice.config, Reason.ADVISED, why, advice.level)
     predictions = () if ranker is None else ranker.rank(workload, target, valid)
     if predictions and not isinstance(predictions, str):
         first = predictions[0]
         winner = next(c for c in valid if c.implementation == first.implementation)
         predicted = {p.implementation: p.median_s for p in predictions}
-        return Selection(
-            workload=workload, target=target, implementation=winner.implementation,
-            version=winner.version, config=first.config, reason=Reason.PREDICTED, level=None,
-            explanation=f"nothing is measured for this workload; the cost model ranks "
-            f"{winner.implementation} first, at about {show_seconds(first.median_s)}",
-            rivals=rank_rivals(known, valid, {}, predicted),
-        )  # fmt: skip
+        why = (
+            f"{unknown}; the cost model ranks {winner.implementation} first, at about {show_seconds(first.median_s)}"
+        )
+        return answer(winner, first.config, Reason.PREDICTED, why, predicted=predicted)
     winner = max(valid, key=lambda c: c.plevel)
     refused = f"{predictions}; " if isinstance(predictions, str) else ""
-    return Selection(
-        workload=workload, target=target, implementation=winner.implementation,
-        version=winner.version, config=winner.fallback, reason=Reason.PLEVEL, level=None,
-        explanation=f"nothing is measured for this workload on {target}; {refused}{winner.implementation} has "
-        f"the highest plevel ({winner.plevel}) of {len(valid)} valid, with its fallback configuration",
-        rivals=rank_rivals(known, valid, {}),
-    )  # fmt: skip
+    why = (
+        f"{unknown} on {target}; {refused}{winner.implementation} has the highest plevel ({winner.plevel}) of "
+        f"{len(valid)} valid, with its fallback configuration"
+    )
+    return answer(winner, winner.fallback, Reason.PLEVEL, why)
 
 
 def _of_one_level(
