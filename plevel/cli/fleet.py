@@ -56,7 +56,8 @@ def pause(
     if (device is None) == (target is None):
         raise UsageError("--device, --target: name exactly one")
     given = {
-        "device": device, "target": target, "starts_at": option.read_instant(since), "ends_at": option.read_instant(until),
+        "device": device, "target": target,
+        "starts_at": option.read_instant(since), "ends_at": option.read_instant(until),
     }  # fmt: skip
     with location.locate(url, database).connect() as service:
         made = service.pause(reason, **{k: v for k, v in given.items() if v is not None})
