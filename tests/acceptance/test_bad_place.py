@@ -47,7 +47,8 @@ def test_a_database_that_cannot_be_written(stage: Stage, command: int) -> None:
     assert_fails(stage, commands(database)[command], f"database {database}")
 
 
-@pytest.mark.parametrize("command", COMMANDS[:3])
+@pytest.mark.full
+@pytest.mark.parametrize("command", range(3))
 def test_a_file_that_is_no_database(stage: Stage, command: int) -> None:
     stage.database.write_text("something else altogether")
     assert_fails(
