@@ -85,8 +85,9 @@ def test_a_large_window_is_not_unrolled():
     check(workload)
 
 
-def test_a_block_may_be_several_vectors():
-    workload = make(*CASES[1], dtype="float64")
+@pytest.mark.parametrize(("case", "dtype"), [(1, "float64"), (2, "float16")])
+def test_a_block_may_be_several_vectors_and_floats_may_be_narrow(case, dtype):
+    workload = make(*CASES[case], dtype=dtype)
     for config in space_of(workload).sample(random.Random(0), 3):
         check(workload, config)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from strategy.cpu.widened import for_types
 from strategy.cuda.schedule import schedule_plain_cuda
 from strategy.generic_func import GenericFunc
 from strategy.op import register_strategy
@@ -38,7 +39,7 @@ def depthwise_separable_conv2d_strategy_cpu(
             rows.compute, rows.schedule, "depthwise_separable_conv2d_nchwc.cpu", 10, space=rows.space,
             prepare=rows.prepare,
         )  # fmt: skip
-    return strategy
+    return for_types(strategy, inputs)
 
 
 @depthwise_separable_conv2d_strategy.register(["cuda", "gpu"])

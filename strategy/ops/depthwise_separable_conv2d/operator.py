@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.cpu.widened import NARROW
 from strategy.expr import Call, Expr, call
 from strategy.layout import (
     laid_out,
@@ -30,7 +31,7 @@ from strategy.type_relation import require_dtype_of, require_nonempty, require_r
 from strategy.types import Dim, TensorType, Type
 
 BLOCKED = ("NCHW8c", "NCHW16c")
-_FLOATS = ("float32", "float64")
+_FLOATS = (*NARROW, "float32", "float64")
 
 
 class DepthwiseSeparableConv2DAttrs(Attrs):

@@ -9,9 +9,11 @@ from strategy.layout import laid_out_view, plain, plain_view
 from strategy.ops.conv2d.pad import pad_zeros
 from strategy.ops.depthwise_separable_conv2d.operator import DepthwiseSeparableConv2DAttrs
 from strategy.ops.depthwise_separable_conv2d.rows import activate
+from strategy.pattern import in_float32
 from strategy.types import TensorType
 
 
+@in_float32
 def compute(attrs: DepthwiseSeparableConv2DAttrs, inputs: Sequence[Any], out_type: TensorType) -> list[Any]:
     """The sums of the windows, their activation, and the sums of their product."""
     from tvm import te

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy.cpu.tile import largest_divisor, round_up, tile_share, up_to
+from strategy.cpu.tile import accumulator, largest_divisor, round_up, tile_share, up_to
 from strategy.layout import block_of, laid_out, plain, plain_index, transform_image
 from strategy.ops.conv2d.pad import pad_zeros
 from strategy.ops.depthwise_separable_conv2d.operator import DepthwiseSeparableConv2DAttrs
@@ -180,7 +180,7 @@ def schedule(attrs: DepthwiseSeparableConv2DAttrs, outs: Outs, target: Target, c
     output = join_epilogue(sch)
     stages = find_stages(sch)
     tiles, between, sums, padded = (stages.get(name) for name in ("tiles", "between", "sums", "padded"))
-    lanes, columns = _lanes(attrs, str(outs.args[0].dtype), target), integer(config, "columns")
+    lanes, columns = _lanes(attrs, accumulator(str(outs.args[0].dtype)), target), integer(config, "columns")
     transform_image(sch, output, attrs.out_layout, lambda n, o, h, w: (n, h, w, o))
     for name in ("depthwise_tiles", "weight_tiles"):
         if name in stages:
