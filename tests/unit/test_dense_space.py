@@ -83,3 +83,12 @@ def test_untuned_a_turn_has_as_many_steps_as_divide_all(k: int, unroll: int) -> 
         (space,) = (c.space for c in candidates(work, target) if c.implementation == name)
         assert space is not None
         assert space.fallback["unroll"] == unroll
+
+
+@pytest.mark.parametrize(("k", "depth", "m_block"), [(4096, 1024, 5), (11008, 688, 10)])
+def test_untuned_blocks_of_steps_leave_room_for_several_tiles_of_data(k: int, depth: int, m_block: int) -> None:
+    target = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2, "l2_bytes": 2**20})
+    types = {"data": f"float32[128,{k}]", "weight": f"float32[1024,{k}]"}
+    chosen = select(Workload.make("dense", types, constants=["weight"]), target, NO_RECORDS)
+    assert chosen.implementation == "dense_large_m.cpu"
+    assert (chosen.config["depth"], chosen.config["m_block"]) == (depth, m_block)

@@ -26,6 +26,7 @@ from strategy.cpu.tile import (
     round_up,
     schedule_tile,
     up_to,
+    usual_unroll,
     whole_blocks,
     width_knob,
 )
@@ -50,6 +51,7 @@ _ROWS = Knob("rows", ROWS, "layout")
 _BY = Knob("by", ["rows", "steps"], "layout")
 _INNER = Knob("inner", ["rows", "panels"])
 _UNROLL = Knob("unroll", [1, 2, 4])
+_LEAST_TILES = 8  # of a fallback's block of data, if there are as many
 _USUAL_VECTORS = 4  # of a step: those of a fallback's panel, and its rows
 
 
@@ -80,11 +82,12 @@ def space(
 
     def fallback() -> dict[str, Any]:
         rows, width = best_tile(extents, target, dtype)
-        depths = _depths(extents.k)
-        # A panel's part and a tile's must leave half of the second level to the block of data.
-        fitting = [d for d in depths if d * (width + rows) * size <= target.l2_bytes // 2]
-        depth = max(fitting, default=depths[0])
         tiles, count = -(-extents.rows // rows), -(-extents.n // width)
+        # A panel's part and a tile's must leave half of the second level to the block of data. Of a single tile or two,
+        # each would read the whole weight.
+        depths, block = _depths(extents.k), min(tiles, _LEAST_TILES) * rows
+        fitting = [d for d in depths if d * max(width + rows, block) * size <= target.l2_bytes // 2]
+        depth = max(fitting, default=depths[0])
         in_cache = target.l2_bytes // 2 // (rows * depth * size)
         return {
             "rows": rows,
@@ -96,7 +99,7 @@ def space(
             "by": "rows",
             "inner": "rows",
             "lanes": lanes,
-            "unroll": 1,
+            "unroll": usual_unroll(depth),
         }
 
     constraints = [
