@@ -35,6 +35,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
     early, late = s_tir.transform, tirx.transform
     passes = [
+        late.ConvertSSA(),  # what is inlined in several places binds the same names there
         early.CanonicalizeLoop(),
         early.LowerInitBlock(),
         early.PlanAndUpdateBufferAllocationLocation(),

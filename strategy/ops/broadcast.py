@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cpu.kept import keep
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -72,12 +73,13 @@ def register_binary(
         if element is None:
             return [getattr(topi, name)(*inputs)]
         shape = topi.add(*inputs).shape  # as TVM broadcasts
-        return [
-            te.compute(
-                shape, lambda *i: element(*(_broadcast(t, i) for t in inputs)), name=name,
-                tag=topi.tag.BROADCAST,
-            )
-        ]  # fmt: skip
+        lhs, rhs = inputs
+
+        def both(*i: Any) -> Any:
+            x, y = (_broadcast(t, i) for t in inputs)
+            return keep(lhs, x, lambda x: keep(rhs, y, lambda y: element(x, y)))
+
+        return [te.compute(shape, both, name=name, tag=topi.tag.BROADCAST)]
 
     def rule(orig: Call, grad: Expr) -> Sequence[Expr | None]:
         if gradient is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.cpu import elementary
+from strategy.cpu.kept import keep
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -33,7 +34,6 @@ from strategy.type_relation import (
 from strategy.types import DTYPES, TensorType, Type
 
 Unary = Callable[..., Expr]
-_MANY_NODES = 30  # an elementary function has more, what is cheap to repeat has fewer
 
 
 def register_unary(
@@ -77,21 +77,14 @@ def register_unary(
         return (attrs,) if attrs.fields() else ()
 
     def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-        from tvm import te, tirx, topi
+        from tvm import te, topi
 
         tensor = inputs[0]
         if vector is None:
             return [getattr(topi, name)(tensor)]
 
-        many = _nodes(tensor) >= _MANY_NODES
-
         def element(*i: Any) -> Any:
-            value = tensor(*i)
-            if not many:
-                return vector(value, *further(attrs))
-            # Once it is inlined, each use would repeat all of it, and each use there.
-            once = tirx.Var("once", str(tensor.dtype))
-            return tirx.Let(once, value, vector(once, *further(attrs)))
+            return keep(tensor, tensor(*i), lambda value: vector(value, *further(attrs)))
 
         return [te.compute(tensor.shape, element, name=name, tag=topi.tag.ELEMWISE)]
 
@@ -107,24 +100,6 @@ def register_unary(
     register_shape_func(name, False, elemwise_shape_func)
     register_gradient(name, lambda orig, grad: [gradient and gradient(orig, grad)])
     return _function(name, description, f"a tensor of {KINDS[require]}", attrs)
-
-
-def _nodes(tensor: Any) -> int:
-    """The number of expressions that an element of a TE tensor has once what it is from is inlined, or about."""
-    from tvm import ir, te
-    from tvm_ffi import structural_walk
-
-    met: list[Any] = []
-    pending: list[Any] = [tensor]
-    while pending and len(met) < _MANY_NODES:
-        made = pending.pop().op
-        if "float16" in str(made.output(0).dtype):  # which TVM does not lower within what is bound once
-            return 0
-        if isinstance(made, te.ComputeOp) and not made.reduce_axis:
-            for value in made.body:
-                structural_walk(value, [(ir.Expr, met.append)])
-            pending += list(made.input_tensors)
-    return len(met)
 
 
 def _function(name: str, description: str, data: str, attrs: type[Attrs] = Attrs) -> Unary:

@@ -209,10 +209,19 @@ def test_operator(op, inputs, attrs):
     assert check(make(op, inputs, attrs))
 
 
-def test_a_chain_of_elementary_functions_does_not_repeat_what_it_is_of():
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_chain_of_elementary_functions_does_not_repeat_what_it_is_of(dtype):
     chain = [EpilogueStep(name, (None,)) for name in ("exp", "sigmoid", "exp")]
-    work = make("relu", {"data": "float32[7,131]"}, epilogue=chain)
+    work = make("relu", {"data": f"{dtype}[7,131]"}, epilogue=chain)
     assert len(lower(work, TARGET, "broadcast.cpu").module.script()) < 100_000
+    assert check(work, "broadcast.cpu")
+
+
+def test_a_chain_of_elementary_functions_is_used_twice():
+    other = Input("other", "float32[7,131]")
+    chain = [EpilogueStep("silu", (None,)), EpilogueStep("swiglu", (None, other))]
+    work = make("exp", {"data": "float32[7,131]"}, epilogue=chain)
+    assert len(lower(work, TARGET, "broadcast.cpu").module.script()) < 200_000
     assert check(work, "broadcast.cpu")
 
 
