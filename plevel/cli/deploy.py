@@ -62,8 +62,9 @@ def compile_model(
 ) -> None:  # fmt: skip
     """Compile a model into one shared library with its weights.
 
-    Each part of the model runs by the implementation that the database selects. The library has one C
-    function of the model's inputs and outputs, and needs neither PyTorch nor Python.
+    Each part of the model runs by the implementation that the database selects, by times as in a network
+    (-thread-pool=openmp -constants=cold), which the file of `plevel extract` asks for. The library has one
+    C function of the model's inputs and outputs, and needs neither PyTorch nor Python.
 
     Example: plevel compile model.pt2 -o model.so
     """

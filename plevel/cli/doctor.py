@@ -15,7 +15,7 @@ def doctor(
         str, typer.Option("--device", metavar="SLOT", help="cpu, or cores of it: cpu:0-3.")
     ] = "cpu",
     threads: Annotated[
-        int | None, typer.Option("--threads", metavar="N", min=1, help="The kernels' threads.")
+        int | None, typer.Option("--threads", metavar="N", min=1, help="The kernels' threads; default: one per core.")
     ] = None,
     as_json: option.AsJson = False,
 ) -> None:

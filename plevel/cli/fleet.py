@@ -11,6 +11,7 @@ from plevel.cli import location, option, scale
 from plevel.cli.error import UsageError
 
 app = typer.Typer(help="Administer the farm: pauses, devices and pilot jobs.", no_args_is_help=True)
+_IDENTITY = "A device's identity, from `plevel workers --json`."
 app.command()(scale.scale)
 
 
@@ -110,8 +111,8 @@ def pauses(
 
 @app.command()
 def rename(
-    old: Annotated[str, typer.Argument(metavar="OLD", show_default=False)],
-    new: Annotated[str, typer.Argument(metavar="NEW", show_default=False)],
+    old: Annotated[str, typer.Argument(metavar="OLD", help=_IDENTITY, show_default=False)],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Its new identity.", show_default=False)],
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
@@ -129,7 +130,7 @@ def rename(
 
 @app.command()
 def move(
-    device: Annotated[str, typer.Argument(metavar="DEVICE", show_default=False)],
+    device: Annotated[str, typer.Argument(metavar="DEVICE", help=_IDENTITY, show_default=False)],
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="A token's name.", show_default=False)],
     url: option.Url = None,
     database: option.Database = None,

@@ -195,7 +195,8 @@ def _explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, UnreachableError | EmbeddedError):
         return 1, _line(error)
     if isinstance(error, OSError):
-        return 1, _line(error)
+        # Of a file that is moved or copied, the place where it goes.
+        return 1, f"{error.filename2} cannot be written: {error.strerror}" if error.filename2 else _line(error)
     from strategy.fault import find_fault
 
     fault = find_fault(error)

@@ -125,7 +125,7 @@ CacheFlush = Annotated[
 Log = Annotated[
     str | None,
     typer.Option(
-        "--log", metavar="text|json", help="The format of log lines.",
+        "--log", metavar="text|json", help="The format of log lines; default: text.",
         autocompletion=complete("text", "json"),
     ),
 ]

@@ -24,7 +24,7 @@ def serve(
         typer.Option(
             "--auth", metavar="auto|open|token",
             autocompletion=option.complete("auto", "open", "token"),
-            help="Require tokens: if any exist (auto), never (open), or always (token).",
+            help="Require tokens: if any exist (auto), never (open), or always (token) [PLEVEL_AUTH; default: auto].",
         ),
     ] = None,
     log: option.Log = None,

@@ -20,7 +20,7 @@ def worker(
     devices: Annotated[
         list[str] | None,
         typer.Option(
-            "--device", metavar="SLOT", help="cpu, cores of it (cpu:0-3), or cuda:0; repeatable."
+            "--device", metavar="SLOT", help="cpu, cores of it (cpu:0-3), or cuda:0; repeatable; default: cpu."
         ),
     ] = None,
     log: option.Log = None,

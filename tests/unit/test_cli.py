@@ -29,7 +29,7 @@ from rich.console import Console
 from plevel.cli.error import CommandError
 from plevel.cli.file import whole
 from plevel.cli.location import Location
-from plevel.cli.main import app, main
+from plevel.cli.main import _explain, app, main
 from plevel.cli.tune_report import again_command, target_text
 from plevel.cli.tune_run import follow_run
 from plevel.client import Client, UnreachableError
@@ -844,6 +844,13 @@ def test_a_disk_that_is_full_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"none/x cannot be written: No such file"), whole(tmp_path / "none" / "x"):
         pass
     assert list(tmp_path.iterdir()) == []
+    copied = OSError(errno.ENOSPC, "No space left on device", "/tmp/x/library.so", None, "out/m.so")
+    assert _explain(copied) == (1, "out/m.so cannot be written: No space left on device")
+
+
+@pytest.mark.parametrize("command", ["rename", "move"])
+def test_the_help_of_devices_says_where_their_identities_are(called: Called, command: str) -> None:
+    assert "plevel workers --json" in " ".join(called("fleet", command, "--help").stdout.split())
 
 
 def test_what_cannot_be_written_is_said_before_any_work(
