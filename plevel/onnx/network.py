@@ -22,6 +22,7 @@ from strategy.expr import Constant, Expr, Tuple, Var
 from strategy.network.graph import Network, NetworkError
 from strategy.network.plan import Port
 from strategy.network.size import MOST, NAMES, PROBED, Sizes, make_sizes
+from strategy.table import show_number
 from strategy.types import DTYPES, TensorType
 
 _OF_TYPES = frozenset({"Shape", "Size"})  # constant, whatever their input is
@@ -122,7 +123,7 @@ class _Importer:
                 counts[_name(node)] += 1
         if counts:
             listed = ", ".join(f"{name} ({n})" for name, n in counts.most_common())
-            raise NetworkError(f"{len(counts)} operators that plevel has no kernel for: {listed}")
+            raise NetworkError(f"{show_number(len(counts), 'operator')} that plevel has no kernel for: {listed}")
 
     def _value(self, name: str, reader: str) -> Expr:
         if name in self.unsized:

@@ -27,6 +27,7 @@ from strategy.expr import Constant, Expr, Tuple, Var
 from strategy.network.graph import Network, NetworkError
 from strategy.network.normal import extents
 from strategy.network.size import PROBED, Sizes, make_sizes
+from strategy.table import show_number
 from strategy.types import DTYPES
 
 aten = torch.ops.aten
@@ -225,7 +226,7 @@ def _refuse_unknown(program: ExportedProgram) -> None:
     )
     if unknown:
         listed = ", ".join(f"{name} ({n})" for name, n in unknown.most_common())
-        raise NetworkError(f"{len(unknown)} operators that plevel has no kernel for: {listed}")
+        raise NetworkError(f"{show_number(len(unknown), 'operator')} that plevel has no kernel for: {listed}")
 
 
 def _held(program: ExportedProgram, spec: Any) -> Any:

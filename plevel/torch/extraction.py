@@ -193,7 +193,7 @@ def _load_function(where: str) -> tuple[Callable[..., Any], Sequence[Any]]:
     place, colon, name = where.partition(":")
     if not colon or not place or not name:
         raise ExtractError(
-            f"{where!r:.120}: name package.module:function, or a file.pt2 of torch.export.save"
+            f"{where!r:.120}: name package.module:function, a file.pt2 of torch.export.save, or a file.onnx"
         )
     try:
         function = getattr(import_module(place), name)

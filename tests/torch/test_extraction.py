@@ -208,7 +208,7 @@ def test_an_exported_program_has_the_same_workloads(tmp_path: Path):
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("tests.torch.models", "name package.module:function"),
+        ("tests.torch.models", "name package.module:function, a file.pt2 of torch.export.save, or a file.onnx"),
         ("tests.torch.models:nothing", "no attribute 'nothing'"),
         ("tests.torch.nowhere:f", "No module named"),
         ("nothing.pt2", "nothing.pt2: cannot be read: No such file or directory"),
