@@ -86,8 +86,8 @@ def _say_what_continues(
 
 def records(
     op: option.OfOp = None,
-    run: Annotated[int | None, typer.Option("--run", metavar="ID", help="Only records of this run.")] = None,
-    task: Annotated[int | None, typer.Option("--task", metavar="ID", help="Only records of this task.")] = None,
+    run: option.OfRun = None,
+    task: option.OfTask = None,
     phase: Annotated[
         str | None,
         typer.Option(
@@ -160,9 +160,7 @@ def _config(config: dict[str, Any]) -> str:
 
 def coverage(
     op: option.OfOp = None,
-    implementation: Annotated[
-        str | None, typer.Option("--implementation", help="Only this implementation.")
-    ] = None,
+    implementation: option.OfImplementation = None,
     target: Annotated[
         str | None, typer.Option("--target", metavar="KEY", help="Only this target, by its key.")
     ] = None,

@@ -7,15 +7,12 @@ import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
 
 from plevel.cli import location, option, tls
 from plevel.cli.error import UsageError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _CONNECT_S = 5.0
 app = typer.Typer(help="Cost models, trained from a database's records.", no_args_is_help=True)
@@ -87,7 +84,7 @@ def train(
         service = stack.enter_context(place.connect())
         if isinstance(service, Direct):
             console = make_console(stderr=True)
-            told = stack.enter_context(_Status(console))
+            told = stack.enter_context(console.status("training")).update  # nothing unless it is a terminal
             if dask is None:
                 found = service.train_model(op, where, afresh=afresh, told=told)
             else:
@@ -111,26 +108,6 @@ def train(
             f"{show_number(found['records'], 'record')} of {show_number(found['workloads'], 'workload')}; it is "
             f"trained when no run is live, and 'plevel model list{place.option}' then shows it"
         )
-
-
-class _Status(contextlib.AbstractContextManager["_Status"]):
-    """A line that says what the training does: live on a terminal, else nothing."""
-
-    def __init__(self, console: Console) -> None:
-        self._status = console.status("training") if console.is_terminal else None
-
-    def __enter__(self) -> Self:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def __call__(self, text: str) -> None:
-        if self._status is not None:
-            self._status.update(text)
 
 
 @contextlib.contextmanager

@@ -70,6 +70,9 @@ OfOp = Annotated[
     str | None,
     typer.Option("--op", metavar="NAME", help="Only this operator.", autocompletion=complete_op),
 ]
+OfImplementation = Annotated[str | None, typer.Option("--implementation", help="Only this implementation.")]
+OfRun = Annotated[int | None, typer.Option("--run", metavar="ID", help="Only records of this run.")]
+OfTask = Annotated[int | None, typer.Option("--task", metavar="ID", help="Only records of this task.")]
 _INPUT = typer.Option(
     "--input", "-i", metavar="NAME=TYPE[:const]", show_default=False,
     help="An input and its type, as data=float32[128,768]; append :const if it never changes.",

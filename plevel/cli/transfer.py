@@ -186,14 +186,12 @@ def export(
         ),
     ] = None,
     op: option.OfOp = None,
-    implementation: Annotated[
-        str | None, typer.Option("--implementation", help="Only this implementation.")
-    ] = None,
+    implementation: option.OfImplementation = None,
     source: Annotated[
         str | None, typer.Option("--source", help="Only this source: plevel, autotvm, …")
     ] = None,
-    run: Annotated[int | None, typer.Option("--run", metavar="ID", help="Only records of this run.")] = None,
-    task: Annotated[int | None, typer.Option("--task", metavar="ID", help="Only records of this task.")] = None,
+    run: option.OfRun = None,
+    task: option.OfTask = None,
     url: option.Url = None,
     database: option.Database = None,
     namespace: option.Namespace = None,
