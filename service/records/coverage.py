@@ -155,11 +155,9 @@ def _counts(connection: sa.Connection, ids: list[int]) -> dict[int, Any]:
     rows = connection.execute(
         sa.select(
             record.c.task_id,
-            sa.func.sum(sa.case((searching, 1), else_=0)).label("trials"),
-            sa.func.sum(
-                sa.case((sa.and_(searching, record.c.error.is_not(None)), 1), else_=0)
-            ).label("failed"),
-            sa.func.sum(sa.case((sa.and_(searching, ~MEASURED_HERE), 1), else_=0)).label("imported"),
+            sa.func.count().filter(searching).label("trials"),
+            sa.func.count().filter(searching, record.c.error.is_not(None)).label("failed"),
+            sa.func.count().filter(searching, ~MEASURED_HERE).label("imported"),
             sa.func.max(record.c.measured_at).label("measured_at"),
         )
         .where(record.c.task_id.in_(ids))
