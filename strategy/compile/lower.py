@@ -122,6 +122,7 @@ def _instantiate(
     workload: Workload, target: Target, implementation: OpImplementation, tunable: tuple[Config, ...]
 ) -> Lowered:
     import tvm
+    from tvm import te
 
     from strategy.cuda.template import Template
 
@@ -140,7 +141,7 @@ def _instantiate(
             if transform is not None and given.constant:
                 packed = transform(tensor)
                 functions[PREPARE + given.name] = _transform_function(tensor, packed, target)
-                tensor, role = symbols.like(given.name, packed), Role.PREPARED
+                tensor, role = te.placeholder(packed.shape, packed.dtype, name=given.name), Role.PREPARED
             arguments.append(Argument(given.name, role, _type_text(tensor)))
             parameters.append(tensor)
             tensors.append(tensor if transform is None or given.constant else transform(tensor))
@@ -208,11 +209,6 @@ class _Symbols:
         from tvm import te
 
         return te.placeholder([self._extent(d) for d in kind.shape], kind.dtype, name=name)
-
-    def like(self, name: str, tensor: Any) -> Any:
-        from tvm import te
-
-        return te.placeholder(tensor.shape, tensor.dtype, name=name)
 
     def _extent(self, dim: Any) -> Any:
         from tvm import te
