@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 
 from plevel.kernel_selection import Chosen
-from plevel.torch.store import digest_of, folder, prune, touch
+from plevel.torch.store import digest_of, folder, is_library, prune, touch
 from plevel.torch.table_builder import BuildTable, Interface
 from strategy.compile.entry import common_code
 from strategy.record import JobEntry
@@ -44,6 +45,13 @@ class Kernel:
     @cached_property
     def _interface(self) -> Interface:
         return _interfaces.decode(self.path.with_name(self.path.name + ".json").read_bytes())
+
+    @property
+    def is_built(self) -> bool:
+        """Whether library and signature are on disk; one that is damaged is not."""
+        with suppress(OSError, msgspec.MsgspecError):
+            return is_library(self.path) and bool(self._interface)
+        return False
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -98,7 +106,7 @@ def build(
     """
     kept = folder()
     kernels = {s.workload: Kernel(s, kept / f"{kernel_digest(s)}.so") for s in selections}
-    missing = [k for k in kernels.values() if not k.path.exists()]
+    missing = [k for k in kernels.values() if not k.is_built]
     for kernel in kernels.values():
         touch(kernel.path)
     errors = {k.selection.workload: e for k, e in _build_all(missing) if e} if missing else {}

@@ -14,7 +14,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
-from plevel.torch.store import digest_of, folder, touch
+from plevel.torch.store import digest_of, folder, is_library, touch
 from strategy.compile.export import compiler_command
 from strategy.compile.openmp import LAUNCHER
 from strategy.fault import CompileError
@@ -41,7 +41,7 @@ def native() -> Any:
     text = source.read_text() + "".join(header.read_text() for header in _HEADERS)
     path = folder() / f"runtime-{digest_of(text, sys.version, include, platform.machine())}.so"
     touch(path)
-    if not path.exists():
+    if not is_library(path):
         _compile(source, include, path)
     loader = ExtensionFileLoader(_NAME, str(path))
     spec = spec_from_loader(_NAME, loader)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import struct
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,20 @@ def touch(path: Path) -> None:
     """Notes that a file is used."""
     with suppress(OSError):
         os.utime(path)
+
+
+def is_library(path: Path) -> bool:
+    """Return whether a file is a shared library up to its end.
+
+    A full disk or a machine that stops may leave a part of one, which kills the process that loads it.
+    """
+    with suppress(OSError, struct.error):
+        with path.open("rb") as file:
+            head = file.read(64)
+        # ELF of 64 bits: the begin of its table of sections, which ends the file, and their size and number.
+        (begin,), (size, count) = struct.unpack_from("=Q", head, 0x28), struct.unpack_from("=HH", head, 0x3A)
+        return head.startswith(b"\x7fELF\2") and path.stat().st_size >= begin + size * count > 0
+    return False
 
 
 def prune(limit_bytes: int = LIMIT_BYTES) -> None:

@@ -27,7 +27,7 @@ from plevel.deployment import Draft, draft
 from plevel.kernel_selection import Choose
 from plevel.torch.exported import find_weights, import_graph
 from plevel.torch.kernel import chosen_digest
-from plevel.torch.store import digest_of, folder, prune, touch
+from plevel.torch.store import digest_of, folder, is_library, prune, touch
 from plevel.torch.verdict import Verdict, is_current
 from strategy.host import cpu_model
 from strategy.network.graph import NetworkError
@@ -130,7 +130,7 @@ def find_whole(
             return None  # the weights need not be read
         path = _path(module, prefix)
         about = convert(msgspec.json.decode(_beside(path).read_bytes()), _About)
-        if path.exists() and is_current(_digests(about.manifest, target), choose):
+        if is_library(path) and is_current(_digests(about.manifest, target), choose):
             touch(path)
             return _load(path, about.manifest, path, inputs), about.verdict
     return None

@@ -20,7 +20,9 @@ from torch._dynamo.exc import BackendCompilerFailed, RestartAnalysis
 from plevel.torch import explain, kernel, operation, store
 from plevel.torch.backend import OptionError, plevel
 from plevel.torch.kernel import kernel_digest
-from plevel.torch.plan import Plan
+from plevel.torch.plan import Plan, model_target
+from strategy.select import NO_RECORDS, select
+from strategy.workload import Workload
 from tests.torch import models
 from workers import pool
 
@@ -237,10 +239,6 @@ def test_workspaces_end_with_their_thread_and_smaller_ones_are_not_kept():
 def test_the_digest_tells_selections_apart():
     import msgspec
 
-    from plevel.torch.plan import model_target
-    from strategy.select import NO_RECORDS, select
-    from strategy.workload import Workload
-
     workload = Workload.make("dense", {"data": "float32[8,8]", "weight": "float32[8,8]"}, constants=["weight"])
     one = select(workload, model_target(), NO_RECORDS)
     others = [
@@ -251,6 +249,17 @@ def test_the_digest_tells_selections_apart():
     ]
     assert len({kernel_digest(s) for s in (one, *others)}) == 5
     assert kernel_digest(one) == kernel_digest(msgspec.structs.replace(one, explanation="for another reason"))
+
+
+def test_a_kernel_that_is_damaged_on_disk_is_built_again():
+    workload = Workload.make("dense", {"data": "float32[8,8]", "weight": "float32[8,8]"}, constants=["weight"])
+    one = select(workload, model_target(), NO_RECORDS)
+    path = kernel.build([one])[0][workload].path
+    for damaged, size in ((path, 1000), (path, 0), (path.with_name(f"{path.name}.json"), 1)):
+        os.truncate(damaged, size)
+        assert kernel.build([one])[0][workload].inputs
+        assert damaged.stat().st_size > size
+        assert store.is_library(path)
 
 
 def test_training_passes_through_untouched():
