@@ -330,6 +330,12 @@ def _attention(
     factor = 1 / math.sqrt(extents(q)[-1]) if scale is None else scale
     if {len(extents(v)) for v in (q, k, v)} != {4}:
         return _attention_of_any_rank(q, k, v, attn_mask, factor, is_causal)
+    (batch,) = np.broadcast_shapes(*(extents(x)[:1] for x in (q, k, v)))
+    (heads,) = extents(q)[1:2] if enable_gqa else np.broadcast_shapes(*(extents(x)[1:2] for x in (q, k, v)))
+    q = layer.broadcast(q, (batch, heads, *extents(q)[2:]))
+    # Heads of keys and values that queries share need not be repeated.
+    (shared,) = np.broadcast_shapes(*(extents(x)[1:2] for x in (k, v)))
+    k, v = (layer.broadcast(x, (batch, shared, *extents(x)[2:])) for x in (k, v))
     return layer.attention(q, k, v, attn_mask, scale=factor, causal=is_causal)
 
 

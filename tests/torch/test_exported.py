@@ -266,6 +266,8 @@ COMPUTED = {
             scaled_dot_product_attention(q[0], q[1], q[1], is_causal=True),
             scaled_dot_product_attention(q[None, None], q[None, None], q[None, None], q[:, :1, :4] > 0),
             scaled_dot_product_attention(q, q, q, q[0, :, :4] > 0, scale=0.5),
+            scaled_dot_product_attention(q[None, :1], q[:, None], q[None, :1]),
+            scaled_dot_product_attention(q[:, None], q[None], q[:1, None], is_causal=True),
         ), IMAGE[0, :, :4],
     ),
     "values without inputs": (
