@@ -223,9 +223,7 @@ def _copy(x: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def _call(
-    function: Compiled, inputs: Sequence[Any], buffers: Sequence[Any]
-) -> tuple[list[Any], bool]:
+def _call(function: Compiled, inputs: Sequence[Any], buffers: Sequence[Any]) -> tuple[list[Any], bool]:
     """The outputs as they are at once, and whether buffers were changed, which are put back then."""
     before = [b.clone() for b in buffers]
     changed = False

@@ -48,7 +48,7 @@ class Kernel:
 
     @property
     def is_built(self) -> bool:
-        """Whether library and signature are on disk; one that is damaged is not."""
+        """True if library and signature are on disk, neither of them damaged."""
         with suppress(OSError, msgspec.MsgspecError):
             return is_library(self.path) and bool(self._interface)
         return False
