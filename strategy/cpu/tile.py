@@ -9,6 +9,7 @@ packed weight, and neither is stored. So every shape has the same inner loop.
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from strategy.types import Dim, TensorType
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 16, 19, 20, 24, 28)
 VECTORS = (1, 2, 3, 4, 6, 8)
+_PAGE_BYTES = 4096  # and of a way of the first level
 
 
 @dataclass(frozen=True)
@@ -173,13 +175,26 @@ def whole_blocks(extent: int, tile: str, blocks: str) -> Clause:
     return ceildiv(extent, knob(tile)) % knob(blocks) == 0
 
 
-def best_tile(extents: Extents, target: Target, dtype: str) -> tuple[int, int]:
-    """The rows and width of the fallback's tile, which waste little of the shape, registers and loads."""
-    return best_tile_of(extents.rows, extents.n, lanes_of(target, dtype), target.vector_registers, target.multiply_adds)
+def best_tile(extents: Extents, target: Target, dtype: str, most: int = ROWS[-1]) -> tuple[int, int]:
+    """The rows, `most` or fewer, and width of the fallback's tile: they waste little of shape, registers and loads."""
+    lanes = lanes_of(target, dtype)
+    return best_tile_of(extents.rows, extents.n, lanes, target.vector_registers, target.multiply_adds, most)
+
+
+def rows_in_place(row_bytes: int, target: Target) -> int:
+    """The most rows of an untuned tile that are read where they lie, `row_bytes` apart.
+
+    Rows whole pages apart share a set of the first level: of its ways they take two thirds, the panel the others. With
+    fewer than 8 rows, a wider panel takes as much of the second level as it saves of the first.
+    """
+    sets = _PAGE_BYTES // math.gcd(row_bytes, _PAGE_BYTES)
+    return max(2 * (target.l1d_bytes // _PAGE_BYTES) // 3, 8) * sets
 
 
 @lru_cache(maxsize=1024)
-def best_tile_of(m: int, n: int, lanes: int, registers: int, multiply_adds: int) -> tuple[int, int]:
+def best_tile_of(
+    m: int, n: int, lanes: int, registers: int, multiply_adds: int, most: int = ROWS[-1]
+) -> tuple[int, int]:
     """As `best_tile`, for m rows and n columns in vectors of `lanes`, of which a cycle multiplies and adds some."""
     heights = {rows: round_up(m, rows) for rows in ROWS}
     widths = {v: round_up(n, v * lanes) for v in VECTORS if v == 1 or (v - 1) * lanes < n}
@@ -188,7 +203,7 @@ def best_tile_of(m: int, n: int, lanes: int, registers: int, multiply_adds: int)
         [
             (size / (heights[rows] * widths[vectors]) * ideal / cycles, rows, vectors)
             for rows, vectors, ideal, cycles in _tiles(registers, multiply_adds)
-            if vectors in widths
+            if vectors in widths and rows <= most
         ],
         key=operator.itemgetter(0),
     )

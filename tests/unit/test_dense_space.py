@@ -92,3 +92,15 @@ def test_untuned_blocks_of_steps_leave_room_for_several_tiles_of_data(k: int, de
     chosen = select(Workload.make("dense", types, constants=["weight"]), target, NO_RECORDS)
     assert chosen.implementation == "dense_large_m.cpu"
     assert (chosen.config["depth"], chosen.config["m_block"]) == (depth, m_block)
+
+
+@pytest.mark.parametrize(
+    ("k", "l1d_bytes", "rows"),
+    [(1024, 48 * 1024, 8), (1024, 80 * 1024, 13), (1040, 48 * 1024, 13), (768, 48 * 1024, 13)],
+)  # fmt: skip
+def test_untuned_rows_whole_pages_apart_leave_ways_of_the_first_level(k: int, l1d_bytes: int, rows: int) -> None:
+    target = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2, "l1d_bytes": l1d_bytes})
+    work = Workload.make("dense", {"data": f"float32[128,{k}]", "weight": f"float32[1024,{k}]"}, constants=["weight"])
+    (space,) = (c.space for c in candidates(work, target) if c.implementation == "dense_pack.cpu")
+    assert space is not None
+    assert space.fallback["rows"] == rows

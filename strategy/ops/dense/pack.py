@@ -18,6 +18,7 @@ from strategy.cpu.tile import (
     panels,
     register_constraint,
     round_up,
+    rows_in_place,
     schedule_tile,
     up_to,
     usual_unroll,
@@ -58,7 +59,8 @@ def space(
     lanes = lanes_of(target, dtype)
 
     def fallback() -> dict[str, Any]:
-        rows, width = best_tile(extents, target, dtype)
+        apart = extents.k * dtype_bytes(inputs[0].dtype)
+        rows, width = best_tile(extents, target, dtype, rows_in_place(apart, target))
         tiles = -(-extents.rows // rows)
         split_rows = -(-extents.n // width) < target.threads and extents.m.is_constant
         return {
