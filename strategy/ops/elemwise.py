@@ -12,7 +12,7 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.cpu import elementary
-from strategy.cpu.kept import keep
+from strategy.cpu.binding import keep
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
