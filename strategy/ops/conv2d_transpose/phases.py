@@ -46,11 +46,15 @@ class _Phases:
 
     @classmethod
     def of(cls, attrs: Conv2DTransposeAttrs, inputs: Sequence[TensorType], out: TensorType) -> _Phases:
+        window = inputs[1].concrete_shape[2:]
         down, across = (
-            stride if dilation == 1 and int(extent) % stride == 0 else 1
-            for stride, dilation, extent in zip(attrs.strides, attrs.dilation, out.shape[2:], strict=True)
+            # Where each phase meets one row of the window, those that begin inside of it come out wrong.
+            stride if dilation == 1 and int(extent) % stride == 0 and (size > stride or before % stride == 0) else 1
+            for stride, dilation, extent, size, before in zip(
+                attrs.strides, attrs.dilation, out.shape[2:], window, attrs.padding[:2], strict=True
+            )
         )
-        return cls(attrs, inputs[0], inputs[1].concrete_shape[2:], out, (down, across))
+        return cls(attrs, inputs[0], window, out, (down, across))
 
     @property
     def groups(self) -> int:
@@ -153,8 +157,8 @@ def _add(
     known = all(d.is_constant and int(d) >= 1 for kind in inputs for d in kind.shape)
     if known and widened.serves(inputs, out_type):
         found, phases = OpStrategy(), _Phases.of(attrs, inputs, widened.wide_type(out_type))
-        _add_by_phases(found, im2col, phases, "conv2d_transpose_im2col.cpu", 12, 3)
-        _add_by_phases(found, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 5)
+        _add_by_phases(found, im2col, phases, "conv2d_transpose_im2col.cpu", 12, 4)
+        _add_by_phases(found, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 6)
         strategy.extend(widened.for_types(found, inputs))
 
 
