@@ -45,7 +45,8 @@ def new_schedule(outs: Outs) -> Any:
     from tvm import s_tir, te
 
     sch = s_tir.Schedule(te.create_prim_func(list(outs.args), index_dtype_override="int64"))
-    for block in sch.get_child_blocks(sch.get_sblock("root")):
+    root = sch.get_sblock(sch.mod["main"].body.block.name_hint)  # the only block, as of an extern, is named by itself
+    for block in sch.get_child_blocks(root):
         if _LAYOUT_FREE in sch.get(block).annotations:
             sch.unannotate(block, _LAYOUT_FREE)
     return sch

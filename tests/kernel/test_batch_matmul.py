@@ -111,8 +111,10 @@ def test_what_runs_untuned(batch: int, m: int, constant: bool, expected: str) ->
     assert max(candidates(workload, target), key=lambda c: c.plevel).implementation == expected
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_equal_code_has_equal_digests(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "name"), [("float32", ""), ("float16", ""), ("float32", "_cblas")])
+def test_equal_code_has_equal_digests(dtype: str, name: str) -> None:
+    """Also of a function that is one block, a call of a library."""
     work = Workload.make("batch_matmul", {"x": f"{dtype}[2,8,8]", "y": f"{dtype}[2,8,8]"})
-    one, same = (lower(work, TARGET, "batch_matmul.cpu").digest for _ in range(2))
+    target = Target.parse("llvm -mcpu=znver5 -num-cores=2 -libs=cblas")
+    one, same = (lower(work, target, f"batch_matmul{name}.cpu").digest for _ in range(2))
     assert one == same
