@@ -49,21 +49,16 @@ def find_awaited(
     return found
 
 
-def find_behind(
-    connection: sa.Connection, awaited: Collection[int], priority: int, most: int | None = None
-) -> list[int]:
-    """Those of the jobs that are queued behind all that a run of `priority` enqueues.
-
-    With `most`, only so many that no more of the jobs than that are leased, or not behind.
-    """
+def find_behind(connection: sa.Connection, awaited: Collection[int], priority: int) -> tuple[list[int], int]:
+    """Those of the jobs that are queued behind all that a run of `priority` enqueues, and how many are open besides."""
     if not awaited:
-        return []
+        return [], 0
     is_behind = sa.and_(job.c.state == JobState.QUEUED, job.c.priority > jobs.lowest(priority))
     is_open = job.c.state.in_((JobState.QUEUED, JobState.LEASED))
     query = sa.select(job.c.id, is_behind.label("behind")).where(among(job.c.id), is_open)
     rows = connection.execute(query.order_by(job.c.priority, job.c.turn, job.c.id), {"ids": sorted(awaited)}).all()
     behind = [r.id for r in rows if r.behind]
-    return behind if most is None else behind[: max(0, most - (len(rows) - len(behind)))]
+    return behind, len(rows) - len(behind)
 
 
 def find_ahead(connection: sa.Connection, run_id: int, request: RunRequest) -> dict[int, int]:
@@ -93,12 +88,16 @@ def find_ahead(connection: sa.Connection, run_id: int, request: RunRequest) -> d
     return {i: priority for i, priority in due.items() if priority > raised[i]}
 
 
-def fall_back(connection: sa.Connection, ahead: Mapping[int, int]) -> None:
-    """Give jobs the priorities of `find_ahead`. Those that another transaction holds are left to a later call."""
+def fall_back(connection: sa.Connection, ahead: Mapping[int, int], priority: int) -> None:
+    """Give jobs the priorities of `find_ahead`, or that of their run, which a request may have raised meanwhile.
+
+    Those that another transaction holds are left to a later call.
+    """
     queued = sa.select(job.c.id).where(among(job.c.id), job.c.state == JobState.QUEUED)
     free = queued.with_for_update(skip_locked=True, key_share=True)
     for job_id in connection.scalars(free, {"ids": sorted(ahead)}).all():
-        connection.execute(sa.update(job).where(job.c.id == job_id).values(priority=ahead[job_id]))
+        due = jobs.raised(ahead[job_id], priority)
+        connection.execute(sa.update(job).where(job.c.id == job_id).values(priority=due))
 
 
 def bring_forward(connection: sa.Connection, behind: Collection[int], priority: int) -> None:

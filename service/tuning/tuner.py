@@ -149,8 +149,7 @@ class Tuner(Background):
             row = state.read_state(connection, run_id)
             tuning.join(row.priority)
             open_jobs = jobs.open_jobs(connection, run_id)
-            most = None if row.max_jobs is None else max(0, row.max_jobs - open_jobs)
-            behind = other_run.find_behind(connection, _needed(tuning), row.priority, most)
+            behind, beside = other_run.find_behind(connection, _needed(tuning), row.priority)
             ahead = other_run.find_ahead(connection, run_id, tuning.request)
             devices = fleet.count_alive(connection, tuning.target_id, self.settings.alive_s)
         if row.state == RunState.CONFIRMING:
@@ -164,6 +163,8 @@ class Tuner(Background):
             self._judge(tuning)
             room = max(MIN_OPEN_JOBS, 2 * devices) - open_jobs
             proposals = self._propose(tuning, room)
+        if row.max_jobs is not None:  # what it waits for counts as its own
+            behind = behind[: max(0, row.max_jobs - open_jobs - len(proposals) - beside)]
         waiting = not timed_out and self._is_waiting(tuning)
         idle = not (open_jobs or waiting)
         self._write(tuning, proposals, behind, ahead, timed_out=timed_out, waiting=waiting, idle=idle)
@@ -281,7 +282,7 @@ class Tuner(Background):
                 self._confirm(connection, tuning, timed_out=timed_out)
             elif not timed_out:
                 # The last, as a claim may wait for them.
-                other_run.fall_back(connection, ahead)
+                other_run.fall_back(connection, ahead, row.priority)
                 other_run.bring_forward(connection, behind, row.priority)
         for e in entries:
             by_id[e.task_id].referenced = True

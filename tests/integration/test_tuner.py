@@ -492,6 +492,36 @@ def test_what_is_brought_forward_falls_back_when_runs_that_wait_for_it_are_cance
                 runs.cancel(c, ended)
 
 
+def test_what_falls_back_has_the_priority_that_a_request_gives_meanwhile(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low = farm.ask(drawn(trials=60)).id
+    farm.tuner.step()
+    high = farm.ask(drawn(trials=61, priority=1)).id
+    farm.tuner.step()
+    with farm.store.write() as c:
+        runs.cancel(c, high)
+    find = other_run.find_ahead
+
+    def find_first(*asked: Any) -> dict[int, int]:
+        found = find(*asked)
+        assert farm.ask(drawn(trials=60, priority=3)).id == low
+        return found
+
+    monkeypatch.setattr(other_run, "find_ahead", find_first)
+    farm.tuner.step()
+    assert priorities(farm, low) == {p - 3 * queue.RUN_PRIORITY for p in (queue.URGENT, queue.NORMAL)}
+
+
+def test_what_a_run_waits_for_counts_beside_what_it_enqueues_against_its_maximum_of_jobs(farm: Farm) -> None:
+    low = farm.ask(drawn(trials=60)).id
+    farm.tuner.step()
+    high = farm.ask(drawn(trials=90, max_jobs=2, priority=2)).id
+    farm.tuner.step()
+    assert farm.open_jobs(high) == 2
+    assert priorities(farm, low) == {queue.URGENT, queue.NORMAL}
+
+
 @pytest.mark.parametrize("most", [None, 1])
 def test_what_a_more_urgent_run_waits_for_is_held_to_that_one_s_maximum_of_jobs(farm: Farm, most: int | None) -> None:
     low = farm.ask(drawn(trials=60, max_jobs=1)).id
