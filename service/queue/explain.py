@@ -28,15 +28,9 @@ def explain(
     connection: sa.Connection, job_id: int, alive_s: float, namespace: str | None = None
 ) -> Explanation:
     """Explain a job, of any namespace if none is given; raise `NotFoundError`."""
-    of_run = job.alias("of_run")
-    running = (
-        sa.select(sa.func.count())
-        .where(of_run.c.run_id == job.c.run_id, of_run.c.state == JobState.LEASED)
-        .scalar_subquery()
-    )
     query = (
         sa.select(
-            job, run.c.max_jobs, target.c.key, running.label("running"),
+            job, run.c.max_jobs, target.c.key, rule.leased_of_run().label("running"),
             (job.c.available_at - now()).label("back_off_s"),
             (job.c.available_at + rule.SPREAD_S - now()).label("spread_s"),
         )

@@ -74,27 +74,12 @@ def claimant_rules(claimant: Claimant) -> tuple[Rule, ...]:
 
 def job_rules(claimant: Claimant) -> tuple[Rule, ...]:
     """The rules that concern some jobs only."""
-    of_run = job.alias("of_run")
-    running = (
-        sa.select(sa.func.count())
-        .where(of_run.c.run_id == job.c.run_id, of_run.c.state == JobState.LEASED)
-        .correlate_except(of_run)
-        .scalar_subquery()
-    )
     limit = (
         sa.select(run.c.max_jobs)
         .where(run.c.id == job.c.run_id)
         .correlate_except(run)
         .scalar_subquery()
     )
-    # A more urgent run waits for it (`tuning.other_run`), within its own maximum.
-    own_priority = (
-        sa.select(sa.func.coalesce(run.c.request["priority"].as_integer(), 0))
-        .where(run.c.id == job.c.run_id)
-        .correlate_except(run)
-        .scalar_subquery()
-    )
-    is_inherited = job.c.priority < jobs.URGENT - jobs.RUN_PRIORITY * own_priority
     holds_any = _held(claimant).correlate_except(lease).exists()
     lost_here = _lost_on(claimant.device_id).exists()
     lost_nowhere = ~_lost_on(worker_device.c.device_id).exists()
@@ -135,11 +120,34 @@ def job_rules(claimant: Claimant) -> tuple[Rule, ...]:
             job.c.phase == Phase.CONFIRM.value,
         ),
         Rule(
-            sa.or_(limit.is_(None), running < limit, is_inherited),
+            sa.or_(limit.is_(None), leased_of_run() < limit, _is_inherited(job)),
             "run {run_id} has {at_work} leased, its maximum (max_jobs = {max_jobs})",
             limit.is_not(None),
         ),
     )  # fmt: skip
+
+
+def leased_of_run() -> sa.ScalarSelect[int]:
+    """The number of leased jobs that count against the maximum of a job's run."""
+    of_run = job.alias("of_run")
+    return (
+        sa.select(sa.func.count())
+        .where(of_run.c.run_id == job.c.run_id, of_run.c.state == JobState.LEASED, ~_is_inherited(of_run))
+        .correlate_except(of_run)
+        .scalar_subquery()
+    )
+
+
+def _is_inherited(one: sa.FromClause) -> sa.ColumnElement[bool]:
+    """The condition that a more urgent run waits for a job (`tuning.other_run`), against whose maximum it counts."""
+    own_priority = (
+        sa.select(sa.func.coalesce(run.c.request["priority"].as_integer(), 0))
+        .where(run.c.id == one.c.run_id)
+        .correlate_except(run)
+        .scalar_subquery()
+    )
+    priority: sa.ColumnElement[bool] = one.c.priority < jobs.URGENT - jobs.RUN_PRIORITY * own_priority
+    return priority
 
 
 def _held(claimant: Claimant) -> sa.Select[Any]:

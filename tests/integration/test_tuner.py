@@ -15,6 +15,7 @@ from plevel.cli.tune_report import _ending
 from service.queue import fleet, retry
 from service.queue import job as queue
 from service.queue import report as reporting
+from service.queue.explain import explain
 from service.records.retention import Doubtful, prune, purge_doubtful
 from service.search.child import ChildModel, CostModel
 from service.search.pool import LOOK_THROUGH
@@ -520,6 +521,18 @@ def test_what_a_run_waits_for_counts_beside_what_it_enqueues_against_its_maximum
     farm.tuner.step()
     assert farm.open_jobs(high) == 2
     assert priorities(farm, low) == {queue.URGENT, queue.NORMAL}
+
+
+def test_what_is_brought_forward_leaves_its_own_run_its_maximum_of_jobs(farm: Farm) -> None:
+    low = farm.ask(drawn(trials=60, max_jobs=1)).id
+    farm.tuner.step()
+    with farm.store.write() as c:
+        first, second = c.scalars(sa.select(job.c.id).where(job.c.run_id == low).order_by(job.c.id))
+        other_run.bring_forward(c, [first], 2)
+        held = lease_jobs(c, farm.worker_id, farm.identity, most=9)
+        assert [h.job.id for h in held] == [first]
+        assert "max_jobs" not in explain(c, second, 60.0).reasons[0]
+        assert [h.job.id for h in lease_jobs(c, farm.worker_id, farm.identity, most=9)] == [second]
 
 
 @pytest.mark.parametrize("most", [None, 1])
