@@ -18,7 +18,15 @@ from strategy import order
 from strategy.attrs import Attrs
 from strategy.op_strategy import OpStrategy
 from strategy.pattern import register_cpu_implementations
-from strategy.schedule import Outs, find_stages, integer, lanes_of, new_schedule, stage
+from strategy.schedule import (
+    Outs,
+    find_stages,
+    integer,
+    join_epilogue,
+    lanes_of,
+    new_schedule,
+    stage,
+)
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
 from strategy.types import Dim, TensorType, Type
@@ -240,7 +248,7 @@ def schedule_rows(outs: Outs, config: Config) -> Any:
     """Schedule rows in tasks, and the stages of a row one after the other, the output last."""
     sch = new_schedule(outs)
     stages = find_stages(sch)
-    (output,) = sch.get_output_blocks(sch.get_sblock("root"))
+    output = join_epilogue(sch)
     *leading, elements = sch.get_loops(output)
     extent = int(sch.get(elements).extent)
     row = schedule_tasks(sch, leading, config)

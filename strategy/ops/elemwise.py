@@ -140,7 +140,8 @@ def reference_erf(x: Any) -> Any:
 def _relu(x: Any) -> Any:
     from tvm import tirx
 
-    return at_least(x, tirx.const(0, str(x.ty.dtype)))
+    dtype = str(x.ty.dtype)
+    return x if dtype.startswith("uint") else at_least(x, tirx.const(0, dtype))
 
 
 def like(node: Expr, value: float) -> Expr:

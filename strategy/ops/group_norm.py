@@ -42,7 +42,7 @@ from strategy.pattern import (
     schedule_plain_cpu,
 )
 from strategy.reference import widened
-from strategy.schedule import Outs, find_stages, new_schedule
+from strategy.schedule import Outs, find_stages, join_epilogue, new_schedule
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
@@ -218,7 +218,7 @@ def schedule_group_norm_row(attrs: GroupNormAttrs, outs: Outs, target: Target, c
     """Group by group; of the output, the elements of a channel in vectors."""
     sch = new_schedule(outs)
     stages = find_stages(sch)
-    (output,) = sch.get_output_blocks(sch.get_sblock("root"))
+    output = join_epilogue(sch)
     loops = sch.get_loops(output)
     axis = attrs.axis % len(loops)
     group, _ = sch.split(loops[axis], [attrs.num_groups, None])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from strategy.compile import compile as compile_graph
+from strategy.compile.lower import lower
 from strategy.expr import Constant, Var
 from strategy.ops.activation import gelu
 from strategy.ops.batch_matmul import batch_matmul
@@ -13,6 +15,8 @@ from strategy.ops.conv2d import conv2d
 from strategy.ops.dense import dense
 from strategy.ops.elemwise import relu
 from strategy.reference import evaluate
+from strategy.workload_text import parse_workload
+from workers.reference import random_inputs, reference
 
 from .test_conv2d import TARGET
 
@@ -43,3 +47,28 @@ def test_what_models_call_becomes_one_function():
         assert len(explained.calls) >= 3
         found = function(*(values[v.name] for v in function.variables))
         np.testing.assert_allclose(found, evaluate(graph, values), atol=3e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("instance_norm_row.cpu", "instance_norm(data=float32[4,6,40],gamma=float32[6],beta=float32[6])+relu(.)"),
+        ("softmax_row.cpu", "softmax(data=float32[4,40])+multiply(.,o=float32[40])"),
+        ("reduce_row.cpu", 'max(data=float32[5,40]){"axis":[1]}+add(o=float32[5],.)+relu(.)'),
+        ("reduce_column.cpu", 'sum(data=float32[5,40]){"axis":[0]}+add(o=float32[40],.)+relu(.)'),
+        (
+            "injective.cpu",
+            'quantize(data=float32[4,40],output_scale=float32[],output_zero_point=int32[]){"out_dtype":"uint8"}+relu(.)',
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_user_writes_after_any_operator_runs(name: str, key: str) -> None:
+    import tvm
+
+    work = parse_workload(key).checked()
+    kernel = lower(work, TARGET, name).compile(checks=False)
+    inputs = random_inputs(work, 0)
+    (right,) = reference(work, inputs)
+    found = tvm.runtime.empty(right.shape, kernel.arguments[-1].tensor.dtype)
+    kernel.main(*map(tvm.runtime.tensor, inputs.values()), found)
+    np.testing.assert_allclose(found.numpy(), right, rtol=1e-5, atol=1e-5)

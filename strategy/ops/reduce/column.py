@@ -17,7 +17,16 @@ from strategy.cpu.tile import round_up
 from strategy.op_strategy import OpStrategy
 from strategy.ops.reduce.operator import ReduceAttrs, reduced_axes
 from strategy.pattern import register_cpu_implementations
-from strategy.schedule import Outs, find_stages, integer, lanes_of, new_schedule, stage, vectorize
+from strategy.schedule import (
+    Outs,
+    find_stages,
+    integer,
+    join_epilogue,
+    lanes_of,
+    new_schedule,
+    stage,
+    vectorize,
+)
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -139,7 +148,7 @@ def schedule(attrs: ReduceAttrs, outs: Outs, target: Target, config: Config) -> 
     sch = new_schedule(outs)
     stages = find_stages(sch)
     tiles, kept = stages["tiles"], stages["kept"]
-    (output,) = sch.get_output_blocks(sch.get_sblock("root"))
+    output = join_epilogue(sch)
     lanes, width = integer(config, "lanes"), integer(config, "lanes") * integer(config, "vectors")
     outer, _, inner = _split(attrs, outs.args[0].shape)
     sch.transform_block_layout(

@@ -23,7 +23,7 @@ from strategy.cpu.row import (
 from strategy.op_strategy import OpStrategy
 from strategy.ops.reduce.operator import ReduceAttrs, reduced_axes
 from strategy.pattern import extents_of, register_cpu_implementations
-from strategy.schedule import Outs, find_stages, integer, lanes_of, new_schedule
+from strategy.schedule import Outs, find_stages, integer, join_epilogue, lanes_of, new_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -120,7 +120,7 @@ def schedule(attrs: ReduceAttrs, outs: Outs, target: Target, config: Config) -> 
     """Parts of rows in tasks; then, where there are several parts, what they add up to."""
     sch = new_schedule(outs)
     stages = find_stages(sch)
-    (output,) = sch.get_output_blocks(sch.get_sblock("root"))
+    output = join_epilogue(sch)
     (total,) = (name for name in stages if name.endswith(".total"))
     row = schedule_tasks(sch, sch.get_loops(stages[total]), config)
     for name in reversed(stages):
