@@ -99,6 +99,17 @@ def at_most(value: Any, bound: Any) -> Any:
     return tirx.Select(value > bound, bound, value)
 
 
+def scaled(value: Any, factor: float) -> Any:
+    """An expression times a number; NaN if either is, or of infinity and 0, a product that TVM takes for 0."""
+    from tvm import tirx
+
+    dtype = str(value.ty.dtype)
+    if factor:
+        return value * tirx.const(factor, dtype)
+    finite = tirx.abs(value) < tirx.const(math.inf, dtype)
+    return tirx.Select(finite, tirx.const(0, dtype), tirx.const(math.nan, dtype))
+
+
 def lowest(dtype: str) -> Any:
     """The smallest number: -infinity if the dtype has it."""
     from tvm import tirx

@@ -28,7 +28,7 @@ from strategy.ops.elemwise import (
     tanh,
     zeros_like,
 )
-from strategy.order import at_least, at_most
+from strategy.order import at_least, at_most, scaled
 from strategy.type_relation import require_float
 
 # gelu by tanh is x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))).
@@ -123,8 +123,8 @@ def _hardswish_grad(orig: Call, grad: Expr) -> Expr:
 
 
 def _hardsigmoid(x: Any, attrs: HardSigmoidAttrs) -> Any:
-    alpha, beta, zero, one = _constants(x, attrs.alpha, attrs.beta, 0, 1)
-    return at_most(at_least(x * alpha + beta, zero), one)
+    beta, zero, one = _constants(x, attrs.beta, 0, 1)
+    return at_most(at_least(scaled(x, attrs.alpha) + beta, zero), one)
 
 
 def _hardsigmoid_grad(orig: Call, grad: Expr) -> Expr:
@@ -143,8 +143,8 @@ def _reference_leaky_relu(x: Any, attrs: LeakyReluAttrs) -> Any:
 def _leaky_relu(x: Any, attrs: LeakyReluAttrs) -> Any:
     from tvm import tirx
 
-    zero, alpha = _constants(x, 0, attrs.alpha)
-    return tirx.Select(x > zero, x, x * alpha)
+    (zero,) = _constants(x, 0)
+    return tirx.Select(x > zero, x, scaled(x, attrs.alpha))
 
 
 def _leaky_relu_grad(orig: Call, grad: Expr) -> Expr:

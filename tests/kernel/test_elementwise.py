@@ -102,3 +102,21 @@ def test_an_empty_or_symbolic_shape_has_the_plain_schedule_only(shape: list[Any]
     assert [c.implementation for c in found] == ["broadcast.cpu"]
 
 
+
+
+@pytest.mark.parametrize(("op", "attrs", "names"), [
+    ("leaky_relu", {"alpha": 0.0}, ["broadcast.cpu"]), ("softmax", {"axis": 0, "scale": 0.0}, ["softmax_column.cpu"]),
+    ("log_softmax", {"scale": 0.0}, ["softmax.cpu", "log_softmax_row.cpu"]),
+])  # fmt: skip
+def test_infinity_times_a_factor_of_0_is_nan(op: str, attrs: dict[str, Any], names: list[str]) -> None:
+    import tvm
+
+    work = Workload.make(op, {"data": "float32[3,20]"}, attrs)
+    data = np.linspace(-1, 1, 60, dtype="float32").reshape(3, 20)
+    data[1, 3] = -np.inf
+    with np.errstate(all="ignore"):
+        (right,) = reference(work, {"data": data})
+    for name in names:
+        found = tvm.runtime.empty(data.shape, "float32")
+        lower(work, TARGET, name).compile(checks=False).main(tvm.runtime.tensor(data), found)
+        np.testing.assert_allclose(found.numpy(), right, rtol=1e-6, err_msg=name)

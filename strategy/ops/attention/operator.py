@@ -27,6 +27,7 @@ from strategy.ops.elemwise import zeros_like
 from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.ops.softmax import softmax
+from strategy.order import scaled
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
@@ -155,7 +156,7 @@ def compute_attention(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: Ty
     batch, heads, m, depth = query.shape
     _, groups, n, width = value.shape
     each, dtype = heads // groups, query.dtype
-    scale = tirx.const(factor(attrs, int(depth)), dtype)
+    scale = factor(attrs, int(depth))
     d, j, k = (te.reduce_axis((0, extent), name=name) for extent, name in ((depth, "d"), (n, "j"), (n, "k")))
 
     def product(b: Any, h: Any, i: Any, x: Any) -> Any:
@@ -163,7 +164,7 @@ def compute_attention(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: Ty
 
     products = te.compute((batch, heads, m, n), product, name="products")
     scores = te.compute(
-        products.shape, lambda *i: biased(attrs, products(*i) * scale, bias, i), name="scores"
+        products.shape, lambda *i: biased(attrs, scaled(products(*i), scale), bias, i), name="scores"
     )
     largest = te.compute((batch, heads, m), lambda *i: te.max(scores(*i, j), axis=j), name="largest")
     powers = te.compute(scores.shape, lambda *i: exp(scores(*i) - shift(largest(*i[:3]))), name="powers")

@@ -24,7 +24,7 @@ from strategy.ops.attention.operator import (
     factor,
     shift,
 )
-from strategy.order import fold
+from strategy.order import fold, scaled
 from strategy.pattern import register_cpu_implementations, schedule_extern_cpu
 from strategy.schedule import integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
@@ -88,7 +88,7 @@ def _attend(size: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, conf
     heads, keys, columns, block = (integer(config, name) for name in ("heads", "keys", "columns", "block"))
     tasks, dtype = all_heads // heads, accumulator(str(query.dtype))
     least, zero, one = (tirx.const(x, dtype) for x in (-math.inf, 0, 1))
-    scale = tirx.const(factor(attrs, depth), dtype)
+    scale = factor(attrs, depth)
     result = script.buffer_proxy(out)
     lanes = math.gcd(block, 16)  # of keys, for powers
     stride = -(-block // keys) * keys
@@ -108,7 +108,7 @@ def _attend(size: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, conf
         with script.serial(0, heads) as q:
             with script.serial(0, depth // size) as part:
                 d = part * size
-                each(lambda x: fill(rows, q * depth + d + x, query[b, h + q, 0, d + x].astype(dtype) * scale))
+                each(lambda x: fill(rows, q * depth + d + x, scaled(query[b, h + q, 0, d + x].astype(dtype), scale)))
             with script.serial(0, width // size) as part:
                 each(lambda x: fill(sums, q * width + part * size + x, zero))
         with script.unroll(0, heads) as q:

@@ -25,6 +25,7 @@ from strategy.ops.attention.operator import (
     factor,
     shift,
 )
+from strategy.order import scaled
 from strategy.pattern import register_cpu_implementations, schedule_extern_cpu
 from strategy.schedule import integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
@@ -100,7 +101,7 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
     )
     queries, dtype = vectors * lanes, accumulator(str(query.dtype))
     least, zero, one = (tirx.const(x, dtype) for x in (-math.inf, 0, 1))
-    scale = tirx.const(factor(attrs, depth), dtype)
+    scale = factor(attrs, depth)
     result = script.buffer_proxy(out)
 
     place = partial(allocate, dtype=dtype)
@@ -141,7 +142,7 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
         largest, total, factors, found = (place(queries) for _ in range(4))
         turn(
             depth,
-            lambda q, d: query[b, h, tirx.min(start + q, m - 1), d].astype(dtype) * scale,
+            lambda q, d: scaled(query[b, h, tirx.min(start + q, m - 1), d].astype(dtype), scale),
             lambda q, d, x: fill(turned, d * queries + q, x),
             back=False,
         )

@@ -18,7 +18,7 @@ from strategy.cpu.loop import allocate, fill, written
 from strategy.cpu.row import PARALLEL_BYTES, accumulator
 from strategy.op_strategy import OpStrategy
 from strategy.ops.softmax.operator import SoftmaxAttrs
-from strategy.order import FLOATS, lowest
+from strategy.order import FLOATS, lowest, scaled
 from strategy.pattern import element_bytes, register_cpu_implementations, schedule_extern_cpu
 from strategy.schedule import integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, knob
@@ -87,7 +87,7 @@ def _loops(logarithm: bool, attrs: SoftmaxAttrs, inputs: Sequence[Any], out: Any
 
         def read(j: Any, x: Any) -> Any:
             found = source[(task // blocks * extent + j) * columns + column(x)].astype(dtype)
-            found = found if attrs.scale == 1 else found * tirx.const(attrs.scale, dtype)
+            found = found if attrs.scale == 1 else scaled(found, attrs.scale)
             for bias in biases:
                 own = [1] * (len(shape) - len(bias.shape)) + [int(n) for n in bias.shape]
                 place = _broadcast_place(shape, own, axis, task // blocks, j, column(x))

@@ -28,7 +28,7 @@ from strategy.op import (
     register_terms,
 )
 from strategy.ops.broadcast import collapse_sum_like
-from strategy.order import lowest
+from strategy.order import lowest, scaled
 from strategy.pattern import (
     in_float32,
     register_schedule,
@@ -110,7 +110,7 @@ def elements(attrs: SoftmaxAttrs, inputs: Sequence[Any], dtype: str) -> Callable
     def element(*index: Any) -> Any:
         value = read(*index)
         if attrs.scale != 1:
-            value = value * tirx.const(attrs.scale, dtype)
+            value = scaled(value, attrs.scale)
         for bias in further:
             own = index[len(index) - len(bias.shape) :]
             ones = [isinstance(n, tirx.IntImm) and int(n) == 1 for n in bias.shape]
