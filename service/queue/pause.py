@@ -58,14 +58,14 @@ def create(connection: sa.Connection, asked: PauseRequest) -> Pause:
         raise NotFoundError(
             f"{table.name} {name!r:.200} is not known: `plevel workers --json` lists devices and targets"
         )
-    if asked.ends_at is not None and asked.ends_at <= (asked.starts_at or 0.0):
-        raise InvalidError("ends_at: before starts_at: give a later time, or none")
-    current_at = connection.execute(sa.select(now())).scalar_one()
-    if asked.ends_at is not None and asked.ends_at <= current_at:
-        past_s = current_at - asked.ends_at
-        raise InvalidError(
-            f"ends_at: has passed, {past_s:.0f} s ago by the database's clock: give a later time, in UTC"
-        )
+    if asked.ends_at is not None:
+        if asked.starts_at is not None and asked.ends_at <= asked.starts_at:
+            raise InvalidError("ends_at: before starts_at: give a later time, or none")
+        past_s = connection.execute(sa.select(now())).scalar_one() - asked.ends_at
+        if past_s >= 0:
+            raise InvalidError(
+                f"ends_at: has passed, {past_s:.0f} s ago by the database's clock: give a later time, in UTC"
+            )
     pause_id = connection.execute(
         sa.insert(pause)
         .values(
