@@ -46,15 +46,11 @@ class _Phases:
 
     @classmethod
     def of(cls, attrs: Conv2DTransposeAttrs, inputs: Sequence[TensorType], out: TensorType) -> _Phases:
-        window = inputs[1].concrete_shape[2:]
         down, across = (
-            # Where each phase meets one row of the window, those that begin inside of it come out wrong.
-            stride if dilation == 1 and int(extent) % stride == 0 and (size > stride or before % stride == 0) else 1
-            for stride, dilation, extent, size, before in zip(
-                attrs.strides, attrs.dilation, out.shape[2:], window, attrs.padding[:2], strict=True
-            )
+            stride if dilation == 1 and int(extent) % stride == 0 else 1
+            for stride, dilation, extent in zip(attrs.strides, attrs.dilation, out.shape[2:], strict=True)
         )
-        return cls(attrs, inputs[0], window, out, (down, across))
+        return cls(attrs, inputs[0], inputs[1].concrete_shape[2:], out, (down, across))
 
     @property
     def groups(self) -> int:
@@ -96,7 +92,7 @@ class _Phases:
         def element(o: Any, c: Any, *place: Any) -> Any:
             group, phase = self.phase(o // own)
             taps = [
-                (r + before) % step + step * (count - 1 - i)
+                _divide(r, before, step)[1] + step * (count - 1 - i)
                 for r, before, step, count, i in zip(
                     phase, self.attrs.padding[:2], self.steps, self.taps, place, strict=True
                 )
@@ -117,7 +113,7 @@ class _Phases:
 
         def offset(axis: int, r: Any) -> Any:
             _, step, before, count, dilation = axes[axis]
-            return (r + before) // step - (count - 1) * dilation
+            return _divide(r, before, step)[0] - (count - 1) * dilation
 
         def element(n: Any, c: Any, *place: Any) -> Any:
             group, phase = self.phase(c // each)
@@ -149,6 +145,22 @@ class _Phases:
         return te.compute(self.out.concrete_shape, element, name="together")
 
 
+def _divide(phase: Any, before: int, step: int) -> tuple[Any, Any]:
+    """The quotient and the remainder of `phase` + `before` by `step`, for a phase below it.
+
+    By comparing: where one loop has the phases of both axes, TVM takes the numbers that are added to quotients and
+    remainders of its variable for one, the largest (`IterMapSimplify` in FlattenBuffer), and reads elsewhere.
+    """
+    from tvm import tirx
+
+    whole, part = divmod(before, step)
+    if isinstance(phase, int) or part == 0:
+        return whole + (phase + part) // step, (phase + part) % step
+    one = tirx.const(1, str(phase.ty.dtype))
+    beyond = tirx.Select(phase >= step - part, one, 0 * one)
+    return whole + beyond, phase + part - step * beyond
+
+
 def _add(
     strategy: OpStrategy, attrs: Conv2DTransposeAttrs, inputs: Sequence[TensorType], out_type: TensorType,
     target: Target,
@@ -157,8 +169,8 @@ def _add(
     known = all(d.is_constant and int(d) >= 1 for kind in inputs for d in kind.shape)
     if known and widened.serves(inputs, out_type):
         found, phases = OpStrategy(), _Phases.of(attrs, inputs, widened.wide_type(out_type))
-        _add_by_phases(found, im2col, phases, "conv2d_transpose_im2col.cpu", 12, 4)
-        _add_by_phases(found, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 6)
+        _add_by_phases(found, im2col, phases, "conv2d_transpose_im2col.cpu", 12, 5)
+        _add_by_phases(found, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 7)
         strategy.extend(widened.for_types(found, inputs))
 
 
