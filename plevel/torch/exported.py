@@ -38,8 +38,6 @@ _WHOLE = (
     aten.hardswish.default, aten.hardsigmoid.default, aten.mish.default, aten.relu6.default,
     aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec,
 )  # fmt: skip
-# Of which PyTorch has parts that it does not take by default.
-_APART = (aten.grid_sampler_2d.default,)
 # Of a dtype and a device, which types fix, and of values that PyTorch would refuse.
 _CLAIMS = (
     aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default,
@@ -86,6 +84,21 @@ def find_weights(module: GraphModule) -> dict[str, torch.Tensor]:
     return held
 
 
+def _sample_grid(data: Any, grid: Any, interpolation: int = 0, padding: int = 0, align: bool = False) -> Any:
+    """The parts that PyTorch has of `grid_sampler_2d`, but does not take by default, with NaN as its kernels have it.
+
+    These take it for -1 where they clip coordinates; else the nearest of it is 0, and what is interpolated is NaN.
+    """
+    parts = decomposition_table[aten.grid_sampler_2d.default]
+    if interpolation == 2:  # cubic: NaN passes
+        return parts(data, grid, interpolation, padding, align)
+    missing = torch.isnan(grid)
+    found = parts(data, torch.where(missing, -1.0, grid), interpolation, padding, align)
+    if padding:
+        return found
+    return torch.where((missing[..., 0] | missing[..., 1])[:, None], 0.0 if interpolation else float("nan"), found)
+
+
 def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     """The network of an exported program, and the program in the operators whose values it names.
 
@@ -96,7 +109,7 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     table = torch.export.default_decompositions()
     for kept in _WHOLE:
         table.pop(kept, None)
-    table.update({apart: decomposition_table[apart] for apart in _APART})
+    table[aten.grid_sampler_2d.default] = _sample_grid
     try:
         plain = program.run_decompositions(table)
     except Exception as error:  # of any type

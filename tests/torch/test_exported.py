@@ -254,7 +254,9 @@ COMPUTED = {
     "samples of a grid": (
         lambda x, g: (
             grid_sample(x, g, align_corners=False), grid_sample(x, g, "nearest", "border", align_corners=True),
-        ), IMAGE, (torch.arange(2 * 3 * 5 * 2).view(2, 3, 5, 2) * 0.7).sin() * 1.2,
+            grid_sample(x, g, "bilinear", "border", align_corners=False),
+            grid_sample(x, g, "nearest", align_corners=False),
+        ), IMAGE, (torch.arange(2 * 3 * 5 * 2).view(2, 3, 5, 2) * 0.7).sin().sqrt() * 2.4 - 1.2,  # some NaN
     ),
     "heads in groups": (
         lambda q, k: scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True),
