@@ -196,6 +196,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             self.registered_collections = {n: [i for i in ids if not i.startswith(TORCH)] for n, ids in collected}
             same = super()._check_nodes_have_same_collection()
             self.registered_collections = dict(collected)  # its first is that of all
+            # xdist leaves the count of the process that collected last, which may have none.
+            self.config.pluginmanager.get_plugin("session").testscollected = len(collected[0][1])
             # Of more processes than files the last ones end: that of all has to stay.
             self.assigned_work = {node: self.assigned_work[node] for node, _ in collected}
             return same

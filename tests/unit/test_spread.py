@@ -12,7 +12,7 @@ TESTS = Path(__file__).parents[1]
 OF_TORCH = {"gw0", "gw1"}
 
 
-def test_two_processes_take_the_files_of_pytorch_and_each_runs_whole(tmp_path: Path) -> None:
+def _run(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
     for name in ("torch", "unit"):
         (tmp_path / "tests" / name).mkdir(parents=True)
@@ -24,11 +24,20 @@ def test_two_processes_take_the_files_of_pytorch_and_each_runs_whole(tmp_path: P
     (found,) = [line for line in copy.splitlines() if line.startswith("PARTS = ")]
     (tmp_path / "tests" / "conftest.py").write_text(copy.replace(found, 'PARTS = ("json",)'))
     spread = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "xdist", "-v", *spread],
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "xdist", "-v", *spread, *options],
         cwd=tmp_path, env={"PYTHONPATH": str(TESTS.parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def test_tests_of_pytorch_alone_are_found_though_the_last_process_collects_none(tmp_path: Path) -> None:
+    done = _run(tmp_path, "-k", "torch_0")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_two_processes_take_the_files_of_pytorch_and_each_runs_whole(tmp_path: Path) -> None:
+    done = _run(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     ran: defaultdict[str, list[str]] = defaultdict(list)
     for line in done.stdout.splitlines():
