@@ -16,6 +16,7 @@ from typing import Any
 
 from strategy import elementwise
 from strategy.attrs import Attrs
+from strategy.cpu import binding
 from strategy.elementwise import fuse_contiguous, inline_injective
 from strategy.generic_func import GenericFunc, generic_func
 from strategy.op import OpError, get_registered_op, register_strategy
@@ -38,6 +39,8 @@ schedule_broadcast = GenericFunc("schedule_broadcast")
 schedule_reduce = GenericFunc("schedule_reduce")
 schedule_extern = GenericFunc("schedule_extern")
 
+_NARROW = ("float16", "bfloat16")
+_ROUNDED = "plevel.rounded"  # marks what only rounds another tensor
 # By operator, the argument of `register_cpu_implementations`.
 _added: dict[str, list[Callable[..., None]]] = {}
 
@@ -220,20 +223,48 @@ def element_bytes(dtype: str) -> int:
 
 
 def in_float32(compute: Compute) -> Compute:
-    """The compute with accumulation in float32 for narrower floats; indices and bools stay."""
+    """The compute with accumulation in float32 for narrower floats; indices and bools stay.
+
+    What one such compute reads of another is not rounded between them.
+    """
 
     @wraps(compute)
     def wide(attrs: Any, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-        from tvm import topi
-
-        narrow = ("float16", "bfloat16")
-        if not isinstance(out_type, TensorType) or out_type.dtype not in narrow:
+        if not isinstance(out_type, TensorType) or out_type.dtype not in _NARROW:
             return compute(attrs, inputs, out_type)
-        inputs = [topi.cast(t, "float32") if str(t.dtype) in narrow else t for t in inputs]
-        outputs = compute(attrs, inputs, TensorType(out_type.shape, "float32"))
-        return [topi.cast(t, out_type.dtype) for t in outputs]
+        outputs = compute(attrs, [_widen(t) for t in inputs], TensorType(out_type.shape, "float32"))
+        return [_round(t, out_type.dtype) for t in outputs]
 
     return wide
+
+
+def _widen(tensor: Any) -> Any:
+    """A TE tensor in float32 if it is of a narrower float: what was rounded to it, or it converted."""
+    from tvm import te, topi
+
+    if str(tensor.dtype) not in _NARROW:
+        return tensor
+    if isinstance(tensor.op, te.ComputeOp) and _ROUNDED in tensor.op.attrs:
+        (wide,) = tensor.op.input_tensors
+        return wide
+    if str(tensor.dtype) == "bfloat16" and isinstance(tensor.op, te.PlaceholderOp) and _is_cpu():
+        return binding.read_bits(tensor)
+    return topi.cast(tensor, "float32")
+
+
+def _is_cpu() -> bool:
+    import tvm
+
+    target = tvm.target.Target.current(allow_none=True)
+    return target is not None and target.kind.name == "llvm"
+
+
+def _round(tensor: Any, dtype: str) -> Any:
+    from tvm import te, topi
+
+    return te.compute(
+        tensor.shape, lambda *i: tensor(*i).astype(dtype), name="rounded", tag=topi.tag.ELEMWISE, attrs={_ROUNDED: 1}
+    )
 
 
 def extents_of(kind: TensorType, inputs: Sequence[Any]) -> list[Any]:

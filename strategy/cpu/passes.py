@@ -49,6 +49,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         module_pass(lambda module, _: mask_vector_loops(module), opt_level=0, name="mask_vector_loops"),
         module_pass(lambda module, _: insert_prefetches(module), opt_level=0, name="insert_prefetches"),
         late.BF16ComputeLegalize(),
+        late.ConvertSSA(),  # it repeats what is rounded, and the names that are bound there
         early.LoopPartition(),
         late.VectorizeLoop(True),
         late.StorageRewrite(),

@@ -120,3 +120,12 @@ def test_infinity_times_a_factor_of_0_is_nan(op: str, attrs: dict[str, Any], nam
         found = tvm.runtime.empty(data.shape, "float32")
         lower(work, TARGET, name).compile(checks=False).main(tvm.runtime.tensor(data), found)
         np.testing.assert_allclose(found.numpy(), right, rtol=1e-6, err_msg=name)
+
+
+def test_a_chain_of_bfloat16_is_written_once() -> None:
+    """Code that repeats each function for each use of its value takes a minute to compile."""
+    step = EpilogueStep("silu", (None,))
+    work = Workload.make("exp", {"data": "bfloat16[3,20]"}, epilogue=[step, step])
+    code = lower(work, TARGET, NAME).module.script()
+    assert len(code) < 100_000
+    check(work, None)
