@@ -225,7 +225,7 @@ def element_bytes(dtype: str) -> int:
 def in_float32(compute: Compute) -> Compute:
     """The compute with accumulation in float32 for narrower floats; indices and bools stay.
 
-    What one such compute reads of another is not rounded between them.
+    Values are not rounded between two such computes, of which one reads the other.
     """
 
     @wraps(compute)
