@@ -17,6 +17,7 @@ from typing import Any
 from strategy import elementwise
 from strategy.attrs import Attrs
 from strategy.cpu import binding
+from strategy.cpu.widened import NARROW
 from strategy.elementwise import fuse_contiguous, inline_injective
 from strategy.generic_func import GenericFunc, generic_func
 from strategy.op import OpError, get_registered_op, register_strategy
@@ -39,7 +40,6 @@ schedule_broadcast = GenericFunc("schedule_broadcast")
 schedule_reduce = GenericFunc("schedule_reduce")
 schedule_extern = GenericFunc("schedule_extern")
 
-_NARROW = ("float16", "bfloat16")
 _ROUNDED = "plevel.rounded"  # marks what only rounds another tensor
 # By operator, the argument of `register_cpu_implementations`.
 _added: dict[str, list[Callable[..., None]]] = {}
@@ -230,7 +230,7 @@ def in_float32(compute: Compute) -> Compute:
 
     @wraps(compute)
     def wide(attrs: Any, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-        if not isinstance(out_type, TensorType) or out_type.dtype not in _NARROW:
+        if not isinstance(out_type, TensorType) or out_type.dtype not in NARROW:
             return compute(attrs, inputs, out_type)
         outputs = compute(attrs, [_widen(t) for t in inputs], TensorType(out_type.shape, "float32"))
         return [_round(t, out_type.dtype) for t in outputs]
@@ -242,7 +242,7 @@ def _widen(tensor: Any) -> Any:
     """A TE tensor in float32 if it is of a narrower float: what was rounded to it, or it converted."""
     from tvm import te, topi
 
-    if str(tensor.dtype) not in _NARROW:
+    if str(tensor.dtype) not in NARROW:
         return tensor
     if isinstance(tensor.op, te.ComputeOp) and _ROUNDED in tensor.op.attrs:
         (wide,) = tensor.op.input_tensors
