@@ -77,7 +77,8 @@ class Service:
     def register(self) -> int:
         return self.call("POST", "/v1/workers", info(), Registered).worker_id
 
-    def lease(self, worker_id: int, wait_s: float = 2.0) -> Lease | None:
+    def lease(self, worker_id: int, wait_s: float = 60.0) -> Lease | None:
+        """The next job; by default after the longest wait, as on a busy machine a tuner's first proposals take long."""
         asked = LeaseRequest(worker_id=worker_id, device=device().identity, wait_s=wait_s)
         found = self.call("POST", "/v1/leases", asked, Leases).leases
         return found[0] if found else None
