@@ -306,6 +306,7 @@ def _candidate(name: str) -> Candidate:
     return next(c for c in offered if c.implementation == name)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("bundle", [True, False])
 def test_build_says_what_to_ship(
     tmp_path: Path, bundle: bool, printed: Callable[..., tuple[int, str, str]]

@@ -165,6 +165,7 @@ def samples() -> Iterator[Any]:
         met |= found
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("case", list(samples()))
 def test_the_fallback_is_right(case):
     data, weight, attrs, names = CASES[case]

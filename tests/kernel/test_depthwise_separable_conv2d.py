@@ -69,6 +69,7 @@ CASES: list[tuple[tuple[int, ...], tuple[int, int], int, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("case", CASES)
 def test_any_configuration_of_any_shape(case, constant, full):
@@ -92,6 +93,7 @@ def test_a_block_may_be_several_vectors_and_floats_may_be_narrow(case, dtype):
         check(workload, config)
 
 
+@pytest.mark.full
 def test_every_value_of_every_knob():
     workload = make(*CASES[2])
     space = space_of(workload)

@@ -224,6 +224,7 @@ def steps(n: int, *ops: str, axis: int = -1) -> list[EpilogueStep]:
     return [EpilogueStep(op, given[op], {} if op == "relu" else {"axis": axis}) for op in ops]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ops", [("requantize",), ("dequantize", "relu")])
 def test_an_epilogue_joins_the_integer_product(ops):
     workload = product("int8[19,32]", "int8[37,32]", epilogue=steps(37, *ops), input_zero_point=-7)

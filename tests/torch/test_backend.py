@@ -154,6 +154,7 @@ def test_outputs_have_the_strides_of_pytorch(everywhere):
     assert explain(merged)[0].replaced == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("function", "given"),
     [

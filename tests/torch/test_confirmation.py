@@ -103,6 +103,7 @@ def test_a_graph_that_is_faster_as_one_library_runs_as_one(whole):
     assert len(list(folder().glob("graph-*.so"))) == 2
 
 
+@pytest.mark.full
 def test_a_library_of_slow_steps_that_inductor_could_run_is_compared_with_the_form_of_all_products(
     whole, monkeypatch: pytest.MonkeyPatch
 ):
@@ -117,7 +118,8 @@ def test_a_library_of_slow_steps_that_inductor_could_run_is_compared_with_the_fo
     assert set(folder().glob("graph-*")) == before
 
 
-@pytest.mark.parametrize("faster", [pytest.param(True, marks=pytest.mark.full), False])
+@pytest.mark.full
+@pytest.mark.parametrize("faster", [True, False])
 def test_convolutions_stay_joined_where_the_library_without_is_slower(whole, faster, monkeypatch: pytest.MonkeyPatch):
     def seconds(chosen: kernel_selection.Chosen) -> float:
         return 0.1 if '_layout":"NCHW' in chosen.workload.key else 2.0
@@ -281,6 +283,7 @@ def test_a_family_that_wins_stays_and_the_verdict_is_not_asked_for_again(ratios,
     assert run(model, inputs).replaced == 0  # another plevel asks anew
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("alike", [True, False])
 def test_forms_are_of_the_frozen_graph_unless_that_becomes_another(ratios, alike, monkeypatch: pytest.MonkeyPatch):
     compiled = []
@@ -432,6 +435,7 @@ def test_wrong_numbers_are_refused(ratios, monkeypatch: pytest.MonkeyPatch):
     assert "its outputs differ from Inductor's" in str(report)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("inference", [False, True])
 def test_a_graph_that_changes_its_buffers_is_not_timed(ratios, inference):
     class Counting(models.Block):
@@ -523,6 +527,7 @@ def test_a_verdict_that_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch):
     assert reporting.recorded(plan, choose=None, database=None) is None
 
 
+@pytest.mark.full
 def test_another_machine_runs_a_graph_as_one_library_too(whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     migration.upgrade(f"sqlite:///{tmp_path / 'plevel.db'}")
     torch.manual_seed(5)
@@ -647,6 +652,7 @@ def test_complex_outputs_are_compared():
     assert not confirmation._agree([expected.conj()], [expected])
 
 
+@pytest.mark.full
 def test_a_graph_is_timed_anew_where_that_is_asked_for_and_what_was_kept_of_it_goes(
     whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

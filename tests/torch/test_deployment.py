@@ -486,6 +486,7 @@ class Named(nn.Module):
         return output, given * int64_t + a_b_2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ratio", [0.8, 1.2])
 def test_blocked_layouts_stay_where_the_library_of_nchw_is_slower(
     ratio: float, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -586,6 +587,7 @@ def test_what_cannot_be_compiled_is_named_in_one_line(
     assert not (tmp_path / "model.so").exists()
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")  # PyTorch's, of itself
 def test_a_program_that_gives_a_type_of_a_package_that_is_not_imported_is_read(tmp_path: Path) -> None:
     """As transformers' models do."""

@@ -369,6 +369,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_is_not_computed_is_refused_by_name(message: str) -> None:
     called, *inputs = REFUSED[message]
@@ -376,6 +377,7 @@ def test_what_is_not_computed_is_refused_by_name(message: str) -> None:
         import_program(torch.export.export(Calls(called), tuple(inputs)))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("function", "least"),
     [
@@ -444,6 +446,7 @@ def test_state_is_refused_with_what_to_do() -> None:
         import_program(torch.export.export(nn.BatchNorm1d(8).train(), (X,)))
 
 
+@pytest.mark.full
 def test_a_deep_model_is_imported_with_extents_that_are_numbers() -> None:
     model = nn.Sequential(*(nn.Conv2d(1, 1, 1 + 2 * (i % 2), padding=i % 2) for i in range(150)))
     network, _ = import_program(torch.export.export(model.eval(), (torch.randn(1, 1, 5, 5),)))

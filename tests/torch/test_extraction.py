@@ -314,6 +314,7 @@ def test_inputs_of_a_wrong_shape_are_one_error_without_a_log(caplog: pytest.LogC
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR] == []
 
 
+@pytest.mark.full
 def test_extracting_many_times_leaves_dynamo_able_to_compile():
     model = torch.nn.Linear(8, 8).eval()
     for batch in range(2, 12):
