@@ -5,6 +5,7 @@ A compute marks the stages for its schedule with annotations by `stage(...)`, as
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,13 @@ class Outs:
 def stage(name: str) -> dict[str, str]:
     """The attributes that mark a `te.compute` as a stage."""
     return {STAGE: name}
+
+
+def compute_stage(name: str, shape: Any, element: Callable[..., Any]) -> Any:
+    """A `te.compute` that is a stage of its name."""
+    from tvm import te
+
+    return te.compute(shape, element, name=name, attrs=stage(name))
 
 
 # An annotation by `tvm.topi` for TVM's tuners. Once an inlined block was named, its digest is another at each lowering.
@@ -84,12 +92,33 @@ def join_epilogue(schedule: Any) -> Any:
     return output
 
 
+def start_schedule(outs: Outs) -> tuple[Any, dict[str, Any], Any]:
+    """A schedule of the function, its stages, and the block of its output with the epilogue."""
+    sch = new_schedule(outs)
+    return sch, find_stages(sch), join_epilogue(sch)
+
+
 def vectorize(schedule: Any, loop: Any, lanes: int) -> Any:
     """Vectorise a loop by `lanes` and unroll vectors; return the loop over vectors."""
     outer, inner = schedule.split(loop, [None, lanes])
     schedule.vectorize(inner)
     schedule.unroll(outer)
     return outer
+
+
+def unroll_tile(schedule: Any, block: Any, depth: int = 3) -> None:
+    """Unroll the innermost `depth` loops of a block, but for the last, over lanes, which is vectorised."""
+    *unrolled, lane = schedule.get_loops(block)[-depth:]
+    schedule.vectorize(lane)
+    for loop in unrolled:
+        schedule.unroll(loop)
+
+
+def store_tile(schedule: Any, block: Any, lanes: int) -> None:
+    """Unroll the rows and columns of a tile, columns in vectors of `lanes`."""
+    *_, rows, columns = schedule.get_loops(block)
+    vectorize(schedule, columns, lanes)
+    schedule.unroll(rows)
 
 
 def pack_by_vectors(schedule: Any, block: Any, lanes: int, depth: int = 16) -> None:
@@ -116,6 +145,11 @@ def integer(config: Config, name: str) -> int:
 def lanes_of(target: Target, dtype: str) -> int:
     """The number of values of `dtype` in one vector register of the target."""
     return target.vector_bytes // dtype_bytes(dtype)
+
+
+def accumulator(dtype: str) -> str:
+    """The dtype in which floating-point numbers of this dtype, and products, are summed."""
+    return "float64" if dtype == "float64" else "float32"
 
 
 def dtype_bytes(dtype: str) -> int:

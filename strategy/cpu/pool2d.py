@@ -14,19 +14,20 @@ from itertools import product
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.cpu.row import PARALLEL_BYTES, accumulator, reduction
+from strategy.cpu.row import PARALLEL_BYTES, reduction
 from strategy.layout import PLAIN, laid_out_index, plain, plain_index
 from strategy.op_strategy import OpStrategy
 from strategy.order import FLOATS, fold
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import (
     Outs,
-    find_stages,
+    accumulator,
+    compute_stage,
     integer,
     join_epilogue,
     lanes_of,
     new_schedule,
-    stage,
+    start_schedule,
 )
 from strategy.space import Config, ConfigSpace, Knob, divisors
 from strategy.target import Target
@@ -97,8 +98,8 @@ def compute(
             value = value / window_count(attrs, (height, width), (y, x), dtype)
         return value.astype(out_type.dtype)
 
-    columns = te.compute((batch, channels, out_height, reach), down, name="down", attrs=stage("down"))
-    rows = te.compute((batch, channels, out_height, padded), across, name="across", attrs=stage("across"))
+    columns = compute_stage("down", (batch, channels, out_height, reach), down)
+    rows = compute_stage("across", (batch, channels, out_height, padded), across)
     return [te.compute((batch, channels, out_height, out_width), result, name="pool2d")]
 
 
@@ -121,9 +122,7 @@ def window_count(attrs: Any, extents: Sequence[Any], window: tuple[Any, Any], dt
 
 def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     """Schedule tasks of images, row after row."""
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output = join_epilogue(sch)
+    sch, stages, output = start_schedule(outs)
     lanes, tasks = integer(config, "lanes"), integer(config, "tasks")
     batch, channel, y, x = sch.get_loops(output)
     task, _ = sch.split(sch.fuse(batch, channel), [tasks, None])

@@ -20,12 +20,13 @@ from strategy.op_strategy import OpStrategy
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import (
     Outs,
-    find_stages,
+    accumulator,
+    compute_stage,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
     stage,
+    start_schedule,
+    unroll_tile,
 )
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
@@ -127,7 +128,7 @@ def row_space(inputs: Sequence[TensorType], target: Target) -> ConfigSpace:
     *leading, last = inputs[0].shape
     rows = constant_size(leading)
     extents = None if rows is None else tuple(map(int, leading))
-    dtype = "float64" if inputs[0].dtype == "float64" else "float32"
+    dtype = accumulator(inputs[0].dtype)
     parallel = rows is None or rows * int(last) * (8 if dtype == "float64" else 4) >= PARALLEL_BYTES
     return _row_space(extents, int(last), lanes_of(target, dtype), target.threads, parallel)
 
@@ -207,11 +208,6 @@ def row_extents(tensor: Any) -> tuple[list[Any], int]:
     return rows, int(extent)
 
 
-def accumulator(dtype: str) -> str:
-    """The dtype in which floating-point numbers of this dtype are reduced."""
-    return "float64" if dtype == "float64" else "float32"
-
-
 def reduction_accumulator(dtype: str) -> str:
     """The dtype in which numbers of this dtype are reduced; integers in their own."""
     return dtype if dtype.startswith("int") else accumulator(dtype)
@@ -229,7 +225,7 @@ def keep_row(rows: Sequence[Any], extent: int, value: Callable[..., Any], config
 
     The padding makes bound checks of readers unnecessary.
     """
-    from tvm import te, tirx
+    from tvm import tirx
 
     lanes, unroll = integer(config, "out_lanes"), integer(config, "out_unroll")
     width = max(integer(config, "lanes") * integer(config, "chains"), lanes * unroll)
@@ -241,14 +237,12 @@ def keep_row(rows: Sequence[Any], extent: int, value: Callable[..., Any], config
             return found
         return tirx.if_then_else(index[-1] < extent, found, tirx.const(0, found.ty.dtype))
 
-    return te.compute((*rows, padded), element, name=name, attrs=stage(name))
+    return compute_stage(name, (*rows, padded), element)
 
 
 def schedule_rows(outs: Outs, config: Config) -> Any:
     """Schedule rows in tasks, and the stages of a row one after the other, the output last."""
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output = join_epilogue(sch)
+    sch, stages, output = start_schedule(outs)
     *leading, elements = sch.get_loops(output)
     extent = int(sch.get(elements).extent)
     row = schedule_tasks(sch, leading, config)
@@ -299,10 +293,7 @@ def schedule_partial(sch: Any, block: Any, config: Config, extent: int | None = 
     sch.vectorize(lanes)
     sch.unroll(chains)
     sch.unroll(inner)
-    start = sch.decompose_reduction(block, outer)
-    *_, start_chains, start_lanes = sch.get_loops(start)
-    sch.vectorize(start_lanes)
-    sch.unroll(start_chains)
+    unroll_tile(sch, sch.decompose_reduction(block, outer), 2)
     group = integer(config, "chains") * integer(config, "lanes") * integer(config, "unroll")
     part_whole(sch, outer, (extent or 0) // group)
 

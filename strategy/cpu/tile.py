@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from strategy.condition import Clause, Expr, ceildiv
-from strategy.schedule import ScheduleError, lanes_of, stage, vectorize
+from strategy.schedule import ScheduleError, compute_stage, lanes_of, store_tile, unroll_tile
 from strategy.space import Knob, KnobKind, knob
 from strategy.target import Target
 from strategy.types import Dim, TensorType
@@ -50,11 +50,6 @@ class Extents:
         return int(self.m) if self.m.is_constant else 64
 
 
-def accumulator(dtype: str) -> str:
-    """The dtype in which a product of this dtype is summed."""
-    return "float64" if dtype == "float64" else "float32"
-
-
 def round_up(value: Any, multiple: int) -> Any:
     """Round up to a multiple; for integers and TE expressions."""
     return (value + multiple - 1) // multiple * multiple
@@ -71,7 +66,7 @@ def panels(width: int, depth: int | None = None) -> Callable[[Any], Any]:
     """The packing of weight[n, k] into [panel, k, width], or [k block, panel, depth, width]."""
 
     def pack(weight: Any) -> Any:
-        from tvm import te, tirx
+        from tvm import tirx
 
         n, k = (int(extent) for extent in weight.shape)
         count = -(-n // width)
@@ -83,13 +78,11 @@ def panels(width: int, depth: int | None = None) -> Callable[[Any], Any]:
             return tirx.if_then_else(column < n, weight[column, step], tirx.const(0, weight.dtype))
 
         if depth is None:
-            return te.compute((count, k, width), read, name="panels", attrs=stage("panels"))
-        return te.compute(
-            (k // depth, count, depth, width),
+            return compute_stage("panels", (count, k, width), read)
+        return compute_stage(
+            "panels", (k // depth, count, depth, width),
             lambda block, panel, step, lane: read(panel, block * depth + step, lane),
-            name="panels",
-            attrs=stage("panels"),
-        )
+        )  # fmt: skip
 
     return pack
 
@@ -110,14 +103,8 @@ def schedule_tile(
         sch.vectorize(lane)
     for loop in (inner_steps, rows, panel):
         sch.unroll(loop)
-    start = sch.decompose_reduction(block, outer_steps)
-    *_, start_rows, start_vectors, start_lane = sch.get_loops(start)
-    sch.vectorize(start_lane)
-    sch.unroll(start_rows)
-    sch.unroll(start_vectors)
-    *_, out_rows, out_columns = sch.get_loops(output)
-    vectorize(sch, out_columns, lanes)
-    sch.unroll(out_rows)
+    unroll_tile(sch, sch.decompose_reduction(block, outer_steps))
+    store_tile(sch, output, lanes)
     return lane
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from strategy.cpu.row import PARALLEL_BYTES
-from strategy.schedule import dtype_bytes, find_stages, integer, lanes_of, stage
+from strategy.schedule import compute_stage, dtype_bytes, find_stages, integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import Dim, TensorType
@@ -83,7 +83,7 @@ def transposed(data: Any, order: Sequence[int], shape: Sequence[int], config: Co
         return tirx.if_then_else(at[rank - 1] < shape[along], number, tirx.const(0, moved))
 
     extents = [*(shape[i] for i in outer), -(-shape[along] // rows), shape[-1] // columns, columns, rows]
-    tiles = te.compute(extents, read, name="tiles", attrs=stage("tiles"))
+    tiles = compute_stage("tiles", extents, read)
 
     def turned(*index: Any) -> Any:
         row, column = index[along], index[-1]

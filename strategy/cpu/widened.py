@@ -12,9 +12,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from strategy.cpu.tile import accumulator
 from strategy.op_strategy import OpImplementation, OpStrategy
-from strategy.schedule import stage
+from strategy.schedule import accumulator, stage
 from strategy.target import Target
 from strategy.types import TensorType
 

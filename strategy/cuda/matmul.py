@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from strategy.schedule import integer, stage
+from strategy.schedule import compute_stage, integer
 from strategy.space import Config
 
 Read = Callable[..., Any]  # of (batch, row, step)
@@ -74,7 +74,7 @@ def compute_product(
             return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, dtype))
 
         steps = (k // block_k, block_k) if turns else (k,)
-        return te.compute((product.batch, rows, *steps), read, name=name, attrs=stage(name))
+        return compute_stage(name, (product.batch, rows, *steps), read)
 
     left, right = padded(a, product.m, m, "a"), padded(b, product.n, n, "b")
     depth = k // parts
@@ -89,12 +89,10 @@ def compute_product(
         )
 
     count = product.batch * parts
-    whole = te.compute((count, m, n), term, name="product", attrs=stage("product"))
+    whole = compute_stage("product", (count, m, n), term)
     if parts == 1:
         return whole
-    stored = te.compute(
-        (count, product.m, product.n), lambda *at: whole[at], name="parts", attrs=stage("parts")
-    )
+    stored = compute_stage("parts", (count, product.m, product.n), lambda *at: whole[at])
 
     def total(batch: Any, i: Any, j: Any) -> Any:
         found = stored[batch * parts, i, j]

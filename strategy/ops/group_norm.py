@@ -11,7 +11,6 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.cpu.row import (
-    accumulator,
     reader,
     reduce_row,
     row_space,
@@ -42,7 +41,7 @@ from strategy.pattern import (
     schedule_plain_cpu,
 )
 from strategy.reference import widened
-from strategy.schedule import Outs, find_stages, join_epilogue, new_schedule
+from strategy.schedule import Outs, accumulator, start_schedule
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
@@ -216,9 +215,7 @@ def group_norm_row_space(
 
 def schedule_group_norm_row(attrs: GroupNormAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Group by group; of the output, the elements of a channel in vectors."""
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output = join_epilogue(sch)
+    sch, stages, output = start_schedule(outs)
     loops = sch.get_loops(output)
     axis = attrs.axis % len(loops)
     group, _ = sch.split(loops[axis], [attrs.num_groups, None])

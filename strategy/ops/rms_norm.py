@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.cpu.row import accumulator, reader, reduce_row, register_rows, row_extents
+from strategy.cpu.row import reader, reduce_row, register_rows, row_extents
 from strategy.cuda.rowwise import register_row_implementations
 from strategy.expr import Call, Expr, call, const
 from strategy.generic_func import GenericFunc
@@ -23,6 +23,7 @@ from strategy.ops.bias_add import along, vector_grad, vector_relation
 from strategy.ops.reduce import mean
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
+from strategy.schedule import accumulator
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config
 from strategy.type_relation import require_float, require_nonempty

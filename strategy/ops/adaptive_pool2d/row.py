@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from strategy.cpu.row import PARALLEL_BYTES, accumulator, reader, reduction
+from strategy.cpu.row import PARALLEL_BYTES, reader, reduction
 from strategy.layout import PLAIN
 from strategy.op_strategy import OpStrategy
 from strategy.ops.adaptive_pool2d.operator import AdaptivePool2DAttrs, begin, end
@@ -19,12 +19,11 @@ from strategy.order import FLOATS
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import (
     Outs,
-    find_stages,
+    accumulator,
+    compute_stage,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
-    stage,
+    start_schedule,
     vectorize,
 )
 from strategy.space import Config, ConfigSpace, Knob, divisors
@@ -86,12 +85,10 @@ def compute(
         return found.join(values)
 
     height, width = attrs.layout.index("H"), attrs.layout.index("W")
-    columns = te.compute(
-        [*shape[:height], out_type.concrete_shape[height], *shape[height + 1 :]],
+    columns = compute_stage(
+        "down", [*shape[:height], out_type.concrete_shape[height], *shape[height + 1 :]],
         lambda *index: pooled(reader(data, dtype), height, index),
-        name="down",
-        attrs=stage("down"),
-    )
+    )  # fmt: skip
 
     def result(*index: Any) -> Any:
         value = pooled(columns, width, index)
@@ -108,9 +105,7 @@ def compute(
 
 def schedule(attrs: AdaptivePool2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of rows of windows in parallel; a row that is reduced down stays in the first-level cache."""
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output = join_epilogue(sch)
+    sch, stages, output = start_schedule(outs)
     height, lanes, tasks = attrs.layout.index("H"), integer(config, "lanes"), integer(config, "tasks")
     loops = sch.get_loops(output)
     across = loops[height + 1]

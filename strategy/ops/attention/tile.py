@@ -15,7 +15,6 @@ from typing import Any
 
 from strategy.cpu.elementary import exp
 from strategy.cpu.loop import allocate, fill, written
-from strategy.cpu.row import accumulator
 from strategy.op_strategy import OpStrategy
 from strategy.ops.attention.operator import (
     NAMES,
@@ -27,7 +26,7 @@ from strategy.ops.attention.operator import (
 )
 from strategy.order import scaled
 from strategy.pattern import register_cpu_implementations, schedule_extern_cpu
-from strategy.schedule import integer, lanes_of
+from strategy.schedule import accumulator, integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
 from strategy.types import TensorType

@@ -11,7 +11,6 @@ from typing import Any
 
 from strategy.cpu.tile import (
     ROWS,
-    accumulator,
     accumulators,
     best_tile_of,
     clamped_row,
@@ -28,13 +27,12 @@ from strategy.ops.batch_matmul.operator import BatchMatmulAttrs
 from strategy.pattern import extents_of
 from strategy.schedule import (
     Outs,
-    find_stages,
+    accumulator,
+    compute_stage,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
     pack_by_vectors,
-    stage,
+    start_schedule,
 )
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -98,7 +96,7 @@ def prepare(attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], config: Confi
     width = integer(config, "width")
 
     def pack(y: Any) -> Any:
-        from tvm import te, tirx
+        from tvm import tirx
 
         batch, n, k = y.shape[0], int(y.shape[1]), int(y.shape[2])
 
@@ -108,9 +106,7 @@ def prepare(attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], config: Confi
                 return y[b, column, step]
             return tirx.if_then_else(column < n, y[b, column, step], tirx.const(0, y.dtype))
 
-        return te.compute(
-            (batch, -(-n // width), k, width), read, name="panels", attrs=stage("panels")
-        )
+        return compute_stage("panels", (batch, -(-n // width), k, width), read)
 
     return {1: pack} if attrs.transpose_b else {}
 
@@ -141,20 +137,16 @@ def compute(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: TensorType
             return y[b, r, j]
         return tirx.if_then_else(j < n, y[b, r, j], tirx.const(0, y.dtype))
 
-    tiles = te.compute(
-        (batch, round_up(m, rows), round_up(n, width)),
+    tiles = compute_stage(
+        "tiles", (batch, round_up(m, rows), round_up(n, width)),
         lambda b, i, j: te.sum(left(b, i).astype(dtype) * right(b, j).astype(dtype), axis=r),
-        name="tiles",
-        attrs=stage("tiles"),
-    )
+    )  # fmt: skip
     return [te.compute((batch, m, n), lambda b, i, j: tiles[b, i, j].astype(out_type.dtype), name="batch_matmul")]
 
 
 def schedule(attrs: BatchMatmulAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of entries × panels × rows in parallel; in each, one register tile after the other."""
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output = join_epilogue(sch)
+    sch, stages, output = start_schedule(outs)
     tiles = stages["tiles"]
     lanes = lanes_of(target, accumulator(outs.args[0].dtype))
     sch.set_scope(tiles, 0, "local")

@@ -26,7 +26,6 @@ from types import ModuleType
 from strategy.condition import SpecializedCondition
 from strategy.cpu import widened
 from strategy.cpu.dot import plevel_of
-from strategy.cpu.tile import accumulator
 from strategy.generic_func import GenericFunc, get_native_generic_func
 from strategy.layout import block_of
 from strategy.op import register_strategy
@@ -50,7 +49,7 @@ from strategy.ops.conv2d.layout import in_any_layout, plain_inputs
 from strategy.ops.conv2d.operator import Conv2DAttrs, conv2d
 from strategy.ops.conv2d.transform import F2, F4, Transform
 from strategy.pattern import schedule_plain_cpu
-from strategy.schedule import lanes_of
+from strategy.schedule import accumulator, lanes_of
 from strategy.target import Target
 from strategy.types import TensorType
 

@@ -13,7 +13,6 @@ from typing import Any
 from strategy.cpu.tile import (
     ROWS,
     VECTORS,
-    accumulator,
     accumulators,
     best_tile_of,
     block_knob,
@@ -31,13 +30,13 @@ from strategy.ops.conv2d.pointwise import leaves_pixels
 from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry
 from strategy.schedule import (
     Outs,
-    find_stages,
+    accumulator,
+    compute_stage,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
-    stage,
-    vectorize,
+    start_schedule,
+    store_tile,
+    unroll_tile,
 )
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
@@ -111,7 +110,7 @@ def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) ->
     width, block = integer(config, "width"), block_of(attrs.data_layout)
 
     def pack(given: Any) -> Any:
-        from tvm import te, tirx
+        from tvm import tirx
 
         weight = plain_weight(attrs, given)
         out_channels, channels, kernel_h, kernel_w = (int(extent) for extent in weight.shape)
@@ -124,7 +123,7 @@ def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) ->
             )  # fmt: skip
 
         shape = (-(-out_channels // width), channels // block, kernel_h, kernel_w, block, width)
-        return te.compute(shape, read, name="weight_tiles", attrs=stage("weight_tiles"))
+        return compute_stage("weight_tiles", shape, read)
 
     return {1: pack}
 
@@ -154,7 +153,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
         return te.sum(weighted, axis=[outer, y, x, inner])
 
     shape = (batch, round_up(pixels, rows), round_up(out_channels, width))
-    tiles = te.compute(shape, term, name="tiles", attrs=stage("tiles"))
+    tiles = compute_stage("tiles", shape, term)
 
     def element(*index: Any) -> Any:
         n, o, h, w = plain_index(index, attrs.result_layout)
@@ -166,9 +165,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
 
 def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of channels × pixels in parallel; in each, one register tile after the other."""
-    sch = new_schedule(outs)
-    output = join_epilogue(sch)
-    stages = find_stages(sch)
+    sch, stages, output = start_schedule(outs)
     layout, out_w = attrs.result_layout, int(outs.tensors[0].shape[3])
 
     transform_image(sch, output, layout, lambda n, o, h, w: (n, h * out_w + w, o))
@@ -188,9 +185,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
     sch.parallel(sch.fuse(n, o_task, p_task))
     _schedule_tile(sch, tiles, lanes, str(config["window"]), integer(config, "unroll"))
-    *_, out_rows, out_columns = sch.get_loops(output)
-    vectorize(sch, out_columns, lanes)
-    sch.unroll(out_rows)
+    store_tile(sch, output, lanes)
     return sch
 
 
@@ -211,8 +206,4 @@ def _schedule_tile(sch: Any, tiles: Any, lanes: int, window: str, unroll: int) -
     unrolled = {"unrolled": (y, x), "rows": (x,), "loops": ()}[window]
     for loop in (*unrolled, step, rows, vectors):
         sch.unroll(loop)
-    start = sch.decompose_reduction(tiles, outer)
-    *_, start_rows, start_vectors, start_lane = sch.get_loops(start)
-    sch.vectorize(start_lane)
-    sch.unroll(start_rows)
-    sch.unroll(start_vectors)
+    unroll_tile(sch, sch.decompose_reduction(tiles, outer))

@@ -29,14 +29,7 @@ from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d import cudnn, implicit_gemm, mma, winograd_cuda
 from strategy.ops.conv2d.layout import in_any_layout
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.schedule import (
-    Outs,
-    find_stages,
-    integer,
-    join_epilogue,
-    new_schedule,
-    stage,
-)
+from strategy.schedule import Outs, compute_stage, find_stages, integer, join_epilogue, new_schedule
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.type_relation import certainly
@@ -136,7 +129,7 @@ def compute_direct(
         return te.sum(value * weight[o, c, y, x].astype(dtype), axis=[c, y, x])
 
     shape = (data.shape[0], out_channels, rows, columns)
-    sums = te.compute(shape, term, name="conv2d", attrs=stage("conv2d"))
+    sums = compute_stage("conv2d", shape, term)
     if dtype == out_type.dtype:
         return [sums]
     return [te.compute(shape, lambda *i: sums[i].astype(out_type.dtype), name="cast")]

@@ -11,20 +11,20 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from strategy.cpu.tile import accumulator, largest_divisor, round_up, up_to
+from strategy.cpu.tile import largest_divisor, round_up, up_to
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
+from strategy.ops.conv2d.pad import pad_zeros, place_padding, whole_padding
 from strategy.schedule import (
     Outs,
+    accumulator,
+    compute_stage,
     dtype_bytes,
-    find_stages,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
-    stage,
-    vectorize,
+    start_schedule,
+    store_tile,
+    unroll_tile,
 )
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -95,12 +95,7 @@ def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) ->
     dtype = inputs[1].dtype
 
     def pack(weight: Any) -> Any:
-        from tvm import te
-
-        return te.compute(
-            weight.shape, lambda *i: widened_weight(attrs, weight(*i), dtype), name="wide_weight",
-            attrs=stage("wide_weight"),
-        )  # fmt: skip
+        return compute_stage("wide_weight", weight.shape, lambda *i: widened_weight(attrs, weight(*i), dtype))
 
     return {1: pack}
 
@@ -168,16 +163,13 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     multiplier = out_channels // attrs.groups
     tile_h, tile_w = integer(config, "rows"), integer(config, "vectors") * integer(config, "lanes")
     height, width = round_up(out_h, tile_h), round_up(out_w, tile_w)
-    # Whole tiles read this far; what they compute beyond the output is left out.
-    top, left, bottom, right = attrs.padding
-    bottom = max(bottom, (height - 1) * stride_h + (kernel_h - 1) * dilation_h + 1 - int(data.shape[2]) - top)
-    right = max(right, (width - 1) * stride_w + (kernel_w - 1) * dilation_w + 1 - int(data.shape[3]) - left)
-    padded = pad_zeros(widened(attrs, data), (top, left, bottom, right))
+    padding = whole_padding(attrs, data.shape[2:], (height, width), (kernel_h, kernel_w))
+    padded = pad_zeros(widened(attrs, data), padding)
     y = te.reduce_axis((0, kernel_h), name="y")
     x = te.reduce_axis((0, kernel_w), name="x")
     wide = accumulator(dtype)
-    tiles = te.compute(
-        (batch, out_channels, height, width),
+    tiles = compute_stage(
+        "tiles", (batch, out_channels, height, width),
         lambda n, o, h, w: te.sum(
             padded[
                 n, o // multiplier, h * stride_h + y * dilation_h, w * stride_w + x * dilation_w
@@ -185,9 +177,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
             * weight[o, 0, y, x].astype(wide),
             axis=[y, x],
         ),
-        name="tiles",
-        attrs=stage("tiles"),
-    )
+    )  # fmt: skip
     return [
         te.compute(
             (batch, out_channels, out_h, out_w),
@@ -199,9 +189,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
 
 def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Channels in parallel; in each, one tile of pixels after the other."""
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output = join_epilogue(sch)
+    sch, stages, output = start_schedule(outs)
     tiles, padded = stages["tiles"], stages.get("padded")
     lanes = integer(config, "lanes")
     if "wide_weight" in stages:
@@ -214,16 +202,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     sch.reorder(task, channel, h_tile, w_tile, y, x, rows, columns)
     sch.reverse_compute_at(output, w_tile, preserve_unit_loops=True)
     sch.parallel(task)
-    if padded is not None and config["pad"] == "inline":
-        sch.compute_inline(padded)
-    elif padded is not None:
-        full = lanes_of(target, accumulator(str(outs.args[0].dtype)))
-        if config["pad"] in ("task", "tile"):
-            sch.compute_at(padded, channel if config["pad"] == "task" else h_tile, preserve_unit_loops=True)
-            _, lane = sch.split(sch.get_loops(padded)[-1], [None, full])
-            sch.vectorize(lane)
-        else:
-            schedule_padding(sch, padded, full)
+    place_padding(sch, padded, config, (channel, h_tile), lanes_of(target, accumulator(str(outs.args[0].dtype))))
     _schedule_tile(sch, tiles, output, (y, x, rows, columns), lanes, str(config["window"]))
     return sch
 
@@ -238,11 +217,5 @@ def _schedule_tile(
     unrolled = {"unrolled": (y, x), "rows": (x,), "loops": ()}[window]
     for loop in (*unrolled, rows, vectors):
         sch.unroll(loop)
-    start = sch.decompose_reduction(block, y)
-    *_, start_rows, start_vectors, start_lane = sch.get_loops(start)
-    sch.vectorize(start_lane)
-    sch.unroll(start_rows)
-    sch.unroll(start_vectors)
-    *_, out_rows, out_columns = sch.get_loops(output)
-    vectorize(sch, out_columns, lanes)
-    sch.unroll(out_rows)
+    unroll_tile(sch, sch.decompose_reduction(block, y))
+    store_tile(sch, output, lanes)

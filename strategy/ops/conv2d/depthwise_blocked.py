@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy.cpu.tile import accumulator, round_up
+from strategy.cpu.tile import round_up
 from strategy.layout import block_of
 from strategy.ops.conv2d.blocked import lanes_of_block, schedule_padding
 from strategy.ops.conv2d.depthwise_space import space_of_pixels
 from strategy.ops.conv2d.layout import plain_weight
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.ops.conv2d.pad import pad_zeros
+from strategy.ops.conv2d.pad import pad_zeros, place_padding, whole_padding
 from strategy.schedule import (
     Outs,
-    find_stages,
+    accumulator,
+    compute_stage,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
-    stage,
+    start_schedule,
+    unroll_tile,
 )
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
@@ -48,16 +48,12 @@ def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) ->
     block = block_of(attrs.data_layout)
 
     def pack(given: Any) -> Any:
-        from tvm import te
-
         weight = plain_weight(attrs, given)
         channels, _, kernel_h, kernel_w = (int(extent) for extent in weight.shape)
-        return te.compute(
-            (channels // block, kernel_h, kernel_w, block),
+        return compute_stage(
+            "weight_tiles", (channels // block, kernel_h, kernel_w, block),
             lambda outer, y, x, inner: weight[outer * block + inner, 0, y, x],
-            name="weight_tiles",
-            attrs=stage("weight_tiles"),
-        )
+        )  # fmt: skip
 
     return {1: pack}
 
@@ -72,35 +68,27 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     batch, blocks, out_h, out_w, block = (int(d) for d in out_type.shape)
     kernel_h, kernel_w = int(weight.shape[1]), int(weight.shape[2])
     height, width = round_up(out_h, integer(config, "rows")), round_up(out_w, integer(config, "columns"))
-    # Whole tiles read this far; what they compute beyond the output is left out.
-    top, left, bottom, right = attrs.padding
-    bottom = max(bottom, (height - 1) * stride_h + (kernel_h - 1) * dilation_h + 1 - int(data.shape[2]) - top)
-    right = max(right, (width - 1) * stride_w + (kernel_w - 1) * dilation_w + 1 - int(data.shape[3]) - left)
-    padded = pad_zeros(data, (top, left, bottom, right))
+    padded = pad_zeros(data, whole_padding(attrs, data.shape[2:4], (height, width), (kernel_h, kernel_w)))
     y, x = te.reduce_axis((0, kernel_h), name="y"), te.reduce_axis((0, kernel_w), name="x")
     wide = accumulator(dtype)
-    tiles = te.compute(
-        (batch, blocks, height, width, block),
+    tiles = compute_stage(
+        "tiles", (batch, blocks, height, width, block),
         lambda n, o, h, w, c: te.sum(
             padded[n, o, h * stride_h + y * dilation_h, w * stride_w + x * dilation_w, c].astype(wide)
             * weight[o, y, x, c].astype(wide),
             axis=[y, x],
         ),
-        name="tiles",
-        attrs=stage("tiles"),
-    )
+    )  # fmt: skip
     shape = (batch, blocks, out_h, out_w, block)
     return [te.compute(shape, lambda *i: tiles(*i).astype(dtype), name="depthwise_conv2d")]
 
 
 def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Parts of blocks in parallel; in each, one tile of pixels after the other."""
-    sch = new_schedule(outs)
-    output = join_epilogue(sch)
-    stages = find_stages(sch)
+    sch, stages, output = start_schedule(outs)
     tiles, padded = stages["tiles"], stages.get("padded")
     dtype = accumulator(str(outs.args[0].dtype))
-    lanes, full = lanes_of_block(attrs, dtype, target), lanes_of(target, dtype)
+    lanes = lanes_of_block(attrs, dtype, target)
     if "weight_tiles" in stages:
         sch.parallel(sch.get_loops(stages["weight_tiles"])[0])
     sch.set_scope(tiles, 0, "local")
@@ -112,21 +100,10 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     sch.reverse_compute_at(output, vector, preserve_unit_loops=True)
     task = sch.fuse(n, o, task)
     sch.parallel(task)
-    if padded is not None and config["pad"] == "inline":
-        sch.compute_inline(padded)
-    elif padded is not None and config["pad"] == "apart":
-        schedule_padding(sch, padded, full)
-    elif padded is not None:
-        sch.compute_at(padded, task if config["pad"] == "task" else h_tile, preserve_unit_loops=True)
-        sch.vectorize(sch.split(sch.get_loops(padded)[-1], [None, full])[1])
+    place_padding(sch, padded, config, (task, h_tile), lanes_of(target, dtype), schedule_padding)
     sch.vectorize(lane)
     for loop in (*{"unrolled": (y, x), "rows": (x,), "loops": ()}[str(config["window"])], rows, columns):
         sch.unroll(loop)
-    start = sch.decompose_reduction(tiles, y)
-    *_, start_rows, start_columns, start_lane = sch.get_loops(start)
-    *_, out_rows, out_columns, out_lane = sch.get_loops(output)
-    for loop in (start_lane, out_lane):
-        sch.vectorize(loop)
-    for loop in (start_rows, start_columns, out_rows, out_columns):
-        sch.unroll(loop)
+    for block in (sch.decompose_reduction(tiles, y), output):
+        unroll_tile(sch, block)
     return sch

@@ -10,20 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy.cpu.tile import accumulator, round_up
+from strategy.cpu.tile import round_up
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d.depthwise import is_exact, widened, widened_weight
 from strategy.ops.conv2d.depthwise_space import space_of_pixels
 from strategy.ops.conv2d.layout import plain_inputs, plain_weight
 from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.pad import place_padding, whole_padding
 from strategy.schedule import (
     Outs,
-    find_stages,
+    accumulator,
+    compute_stage,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
     stage,
+    start_schedule,
+    unroll_tile,
 )
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
@@ -54,14 +56,11 @@ def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) ->
     """The weight [c, 1, kh, kw] is packed into [kh, kw, c] of the dtype of the sums."""
 
     def pack(given: Any) -> Any:
-        from tvm import te
-
         weight = plain_weight(attrs, given)
         channels, _, kernel_h, kernel_w = (int(extent) for extent in weight.shape)
-        return te.compute(
-            (kernel_h, kernel_w, channels),
+        return compute_stage(
+            "weight_tiles", (kernel_h, kernel_w, channels),
             lambda y, x, c: widened_weight(attrs, weight[c, 0, y, x], str(weight.dtype)),
-            name="weight_tiles", attrs=stage("weight_tiles"),
         )  # fmt: skip
 
     return {1: pack}
@@ -76,10 +75,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     batch, (out_h, out_w, channels) = data.shape[0], (int(d) for d in out_type.shape[1:])
     kernel_h, kernel_w = int(weight.shape[0]), int(weight.shape[1])
     height, width = round_up(out_h, integer(config, "rows")), round_up(out_w, integer(config, "columns"))
-    # Whole tiles read this far; what they compute beyond the output is left out.
-    top, left, bottom, right = attrs.padding
-    bottom = max(bottom, (height - 1) * stride_h + (kernel_h - 1) * dilation_h + 1 - int(data.shape[1]) - top)
-    right = max(right, (width - 1) * stride_w + (kernel_w - 1) * dilation_w + 1 - int(data.shape[2]) - left)
+    top, left, bottom, right = whole_padding(attrs, data.shape[1:3], (height, width), (kernel_h, kernel_w))
     padded = widened(attrs, data)
     if any((top, left, bottom, right)):
         padded = topi.nn.pad(
@@ -87,24 +83,20 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
         )
     y, x = te.reduce_axis((0, kernel_h), name="y"), te.reduce_axis((0, kernel_w), name="x")
     wide = accumulator(str(data.dtype))
-    tiles = te.compute(
-        (batch, height, width, channels),
+    tiles = compute_stage(
+        "tiles", (batch, height, width, channels),
         lambda n, h, w, c: te.sum(
             padded[n, h * stride_h + y * dilation_h, w * stride_w + x * dilation_w, c].astype(wide) * weight[y, x, c],
             axis=[y, x],
         ),
-        name="tiles",
-        attrs=stage("tiles"),
-    )
+    )  # fmt: skip
     shape = (batch, out_h, out_w, channels)
     return [te.compute(shape, lambda *i: tiles(*i).astype(out_type.dtype), name="depthwise_conv2d")]
 
 
 def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Parts of images in parallel; in each, one tile of pixels after the other."""
-    sch = new_schedule(outs)
-    output = join_epilogue(sch)
-    stages = find_stages(sch)
+    sch, stages, output = start_schedule(outs)
     tiles, padded = stages["tiles"], stages.get("padded")
     lanes = lanes_of(target, accumulator(str(outs.args[0].dtype)))
     if "weight_tiles" in stages:
@@ -119,24 +111,13 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     sch.reverse_compute_at(output, inner[-1], preserve_unit_loops=True)
     task = sch.fuse(n, task)
     sch.parallel(task)
-    if padded is not None and config["pad"] == "inline":
-        sch.compute_inline(padded)
-    elif padded is not None:
-        if config["pad"] != "apart":
-            sch.compute_at(padded, task if config["pad"] == "task" else h_tile, preserve_unit_loops=True)
-        *_, outer, channel = sch.get_loops(padded)
-        if config["pad"] == "apart":
-            outer = sch.fuse(*sch.get_loops(padded)[:2])
-            sch.parallel(outer)
-        sch.vectorize(sch.split(channel, [None, lanes])[1])
+    place_padding(sch, padded, config, (task, h_tile), lanes)
     sch.vectorize(lane)
     for loop in (*{"unrolled": (y, x), "rows": (x,), "loops": ()}[str(config["window"])], rows, columns):
         sch.unroll(loop)
-    start = sch.decompose_reduction(tiles, y)
-    *_, start_rows, start_columns, start_lane = sch.get_loops(start)
+    unroll_tile(sch, sch.decompose_reduction(tiles, y))
     *_, out_rows, out_columns, out_channels = sch.get_loops(output)
-    for loop in (start_lane, sch.split(out_channels, [None, lanes])[1]):
-        sch.vectorize(loop)
-    for loop in (start_rows, start_columns, out_rows, out_columns):
+    sch.vectorize(sch.split(out_channels, [None, lanes])[1])
+    for loop in (out_rows, out_columns):
         sch.unroll(loop)
     return sch

@@ -24,7 +24,7 @@ from strategy.ops.conv2d.im2col import UNROLL, schedule_columns, space_of_column
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import padded_width, read_windows
 from strategy.ops.conv2d.product import Geometry, pack_rows
-from strategy.schedule import Outs, integer, stage
+from strategy.schedule import Outs, compute_stage, integer, stage
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType
@@ -92,9 +92,9 @@ def prepare(
         if not has_sums:
             return pack_rows(integer(config, "rows"), attrs.groups)(te.compute(shape, word, name="words"))
         r, s, t = (te.reduce_axis((0, extent)) for extent in (channels, height, width))
-        sums = te.compute(
-            (out_channels,), lambda o: te.sum(dot.pack(weight[o, r, s, t]).astype("int32"), axis=[r, s, t]),
-            name="weight_sums", attrs=stage("weight_sums"),
+        sums = compute_stage(
+            "weight_sums", (out_channels,),
+            lambda o: te.sum(dot.pack(weight[o, r, s, t]).astype("int32"), axis=[r, s, t]),
         )  # fmt: skip
         with_sums = te.compute(
             shape, lambda o, c, y, x: tirx.if_then_else(c < words, word(o, c, y, x), sums[o]), name="words"
@@ -145,9 +145,7 @@ def compute(
         line = h if lines == out_h else tirx.min(h, out_h - 1)
         return pixel(n, g * words + k // window, k // kernel_w % kernel_h, k % kernel_w, line, w)
 
-    columns = te.compute(
-        (geometry.batch, attrs.groups, geometry.depth, lines, out_w), unfolded, name="columns", attrs=stage("columns")
-    )
+    columns = compute_stage("columns", (geometry.batch, attrs.groups, geometry.depth, lines, out_w), unfolded)
     r, own = te.reduce_axis((0, geometry.depth), name="r"), geometry.out_channels
     tiles_of_group = -(-own // rows)
 
@@ -158,11 +156,8 @@ def compute(
         packed = packed_number(g, o, r // window, r // kernel_w % kernel_h, r % kernel_w)
         return te.sum(dot.product(columns[n, g, r, p // out_w, p % out_w], packed), axis=r)
 
-    tiles = te.compute(
-        (geometry.batch, attrs.groups, round_up(own, rows), round_up(geometry.pixels, width)),
-        term,
-        name="tiles",
-        attrs=stage("tiles"),
+    tiles = compute_stage(
+        "tiles", (geometry.batch, attrs.groups, round_up(own, rows), round_up(geometry.pixels, width)), term
     )
 
     total, windows = tiles, None
@@ -173,9 +168,7 @@ def compute(
             numbers = dot.numbers(columns[n, g, k, p // out_w, p % out_w], dot.data)
             return te.sum(sum(numbers[1:], numbers[0]), axis=k)
 
-        windows = te.compute(
-            (geometry.batch, attrs.groups, lines * out_w), of_window, name="window_sums", attrs=stage("window_sums")
-        )
+        windows = compute_stage("window_sums", (geometry.batch, attrs.groups, lines * out_w), of_window)
     zeros = geometry.depth * dot.group * of_data
 
     def less_zeros(n: Any, g: Any, o: Any, p: Any) -> Any:
@@ -185,7 +178,7 @@ def compute(
         return found - of_weight * (windows[n, g, p] - zeros) if windows is not None else found
 
     if of_data or of_weight:
-        total = te.compute(tiles.shape, less_zeros, name="total", attrs=stage("total"))
+        total = compute_stage("total", tiles.shape, less_zeros)
     return [
         te.compute(
             (geometry.batch, attrs.groups * own, out_h, out_w),

@@ -10,7 +10,7 @@ from strategy.cpu.dot import Dot
 from strategy.ops.conv2d.layout import plain_weight
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pointwise import leaves_pixels
-from strategy.schedule import integer, stage
+from strategy.schedule import compute_stage, integer
 from strategy.space import Config
 from strategy.types import TensorType
 
@@ -99,10 +99,10 @@ def prepare(
 
         shape = (attrs.groups * panels, kernel_h, 1 if form.in_rows else kernel_w, words, width, group)
         if not has_sums:
-            return te.compute(shape, number, name="panels", attrs=stage("panels"))
-        sums = te.compute(
-            (out_channels,), lambda o: te.sum(dot.pack(weight[o, r, s, t]).astype("int32"), axis=[r, s, t]),
-            name="sums", attrs=stage("sums"),
+            return compute_stage("panels", shape, number)
+        sums = compute_stage(
+            "sums", (out_channels,),
+            lambda o: te.sum(dot.pack(weight[o, r, s, t]).astype("int32"), axis=[r, s, t]),
         )  # fmt: skip
 
         def number_or_byte(panel: Any, y: Any, x: Any, word: Any, lane: Any, place: Any) -> Any:
@@ -111,14 +111,14 @@ def prepare(
             return tirx.if_then_else(word < words, number(panel, y, x, word, lane, place), byte)
 
         shape = (*shape[:3], words + 1, *shape[4:])
-        return te.compute(shape, number_or_byte, name="panels", attrs=stage("panels"))
+        return compute_stage("panels", shape, number_or_byte)
 
     return {1: pack}
 
 
 def copied(form: Form, attrs: Conv2DAttrs, data: Any, columns: int) -> Any:
     """The padded lines [n, h, w * g * stored] of the numbers that the instruction takes, of at least some `columns`."""
-    from tvm import te, tirx
+    from tvm import tirx
 
     dot, channels, wide = form.dot, form.channels, form.stored
     batch, height, width, _ = data.shape[0], *(int(extent) for extent in data.shape[1:])
@@ -145,4 +145,4 @@ def copied(form: Form, attrs: Conv2DAttrs, data: Any, columns: int) -> Any:
         return tirx.if_then_else(tirx.all(*tests), found, tirx.const(zero, dot.kept)) if tests else found
 
     shape = (batch, height + top + bottom, (left + width + right) * pixel)
-    return te.compute(shape, number, name="copied", attrs=stage("copied"))
+    return compute_stage("copied", shape, number)

@@ -32,8 +32,9 @@ from strategy.ops.conv2d.dot import dot_of
 from strategy.ops.conv2d.dot_form import Form, copied, prepare
 from strategy.ops.conv2d.layout import plain_inputs
 from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.pad import schedule_padding
 from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, split_groups
-from strategy.schedule import Outs, find_stages, integer, stage, vectorize
+from strategy.schedule import Outs, compute_stage, find_stages, integer, store_tile, unroll_tile
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType
@@ -160,16 +161,15 @@ def compute(
         return te.sum(number * dot.number(weight[panel_of(g, o), y, x, r, o % width, t]), axis=[y, x, r, t])
 
     shape = (batch, attrs.groups, *lines, round_up(across, rows), round_up(own, width))
-    total = tiles = te.compute(shape, term, name="tiles", attrs=stage("tiles"))
+    total = tiles = compute_stage("tiles", shape, term)
     windows = None
     if of_weight:
         zero = of_data - shift
         k = te.reduce_axis((0, channels), name="k")
         height, columns = int(image.shape[1]), int(image.shape[2]) // (stored * attrs.groups if config["copied"] else 1)
-        pixels = te.compute(
-            (batch, height, columns, attrs.groups),
+        pixels = compute_stage(
+            "pixel_sums", (batch, height, columns, attrs.groups),
             lambda n, h, w, g: te.sum(read(n, h, w, g * stored + k) - zero, axis=k),
-            name="pixel_sums", attrs=stage("pixel_sums"),
         )  # fmt: skip
         s, c = te.reduce_axis((0, kernel_h), name="s"), te.reduce_axis((0, form.kernel_w), name="c")
 
@@ -177,7 +177,7 @@ def compute(
             h, w = pixel(place)
             return te.sum(pixels[n, h + s * dilation_h, w + c * dilation_w, g], axis=[s, c])
 
-        windows = te.compute(shape[:-1], of_window, name="window_sums", attrs=stage("window_sums"))
+        windows = compute_stage("window_sums", shape[:-1], of_window)
 
     def byte(g: Any, o: Any, place: int) -> Any:
         flat = place * width + o % width
@@ -192,7 +192,7 @@ def compute(
         return found - of_weight * windows[(n, g, *at)] if windows is not None else found
 
     if of_data or of_weight:
-        total = te.compute(shape, less_zeros, name="total", attrs=stage("total"))
+        total = compute_stage("total", shape, less_zeros)
 
     def out(n: Any, h: Any, w: Any, o: Any) -> Any:
         place = (h * out_w + w,) if is_flat else (h, w)
@@ -230,14 +230,9 @@ def schedule(form: Form, attrs: Conv2DAttrs, outs: Outs, target: Target, config:
     task = sch.fuse(n, g, o_task, p_task)
     sch.parallel(task)
     for block in (output,) if anchor is tiles else (output, anchor):
-        *_, out_rows, out_columns = sch.get_loops(block)
-        vectorize(sch, out_columns, dot.lanes)
-        sch.unroll(out_rows)
+        store_tile(sch, block, dot.lanes)
     if "copied" in stages:
-        batch, row, numbers = sch.get_loops(stages["copied"])
-        _, vector = sch.split(numbers, [None, target.vector_bytes * dot.group // 4])
-        sch.vectorize(vector)
-        sch.parallel(sch.fuse(batch, row))
+        schedule_padding(sch, stages["copied"], target.vector_bytes * dot.group // 4)
     _schedule_tile(sch, dot, tiles, config)
     use_dot(sch, dot, _dtype(dot, outs, config), task, sch.get_loops(tiles)[-2])
     return sch
@@ -256,8 +251,4 @@ def _schedule_tile(sch: Any, dot: Dot, tiles: Any, config: Config) -> None:
     unrolled = {"unrolled": (y, x), "rows": (x,), "loops": ()}[str(config["window"])]
     for loop in (*unrolled, inner, rows, vectors):
         sch.unroll(loop)
-    start = sch.decompose_reduction(tiles, y)
-    *_, start_rows, start_vectors, start_lane = sch.get_loops(start)
-    sch.vectorize(start_lane)
-    sch.unroll(start_rows)
-    sch.unroll(start_vectors)
+    unroll_tile(sch, sch.decompose_reduction(tiles, y))

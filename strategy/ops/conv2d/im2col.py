@@ -15,7 +15,6 @@ from strategy.condition import ceildiv, maximum
 from strategy.cpu.tile import (
     ROWS,
     VECTORS,
-    accumulator,
     accumulators,
     best_tile_of,
     largest_divisor,
@@ -42,7 +41,7 @@ from strategy.ops.conv2d.product import (
     schedule_packing,
     schedule_product,
 )
-from strategy.schedule import Outs, dtype_bytes, integer, lanes_of, stage
+from strategy.schedule import Outs, accumulator, compute_stage, dtype_bytes, integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
 from strategy.types import TensorType
@@ -175,8 +174,6 @@ def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) ->
 
 def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
     """Padding, the columns [n, g, c * kh * kw, h, w], and their product with the weight."""
-    from tvm import te
-
     data, weight = inputs
     geometry = Geometry.of_tensors(attrs, data, weight, out_type)
     kernel_h, kernel_w, out_w = geometry.kernel_h, geometry.kernel_w, geometry.out_w
@@ -184,14 +181,12 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     width = int(data.shape[3])
     right = padded_width(attrs, width, kernel_w) - left - width
     pixel = read_windows(pad_zeros(data, (top, left, bottom, right)), attrs, kernel_w)
-    columns = te.compute(
-        (geometry.batch, geometry.groups, geometry.depth, geometry.out_h, out_w),
+    columns = compute_stage(
+        "columns", (geometry.batch, geometry.groups, geometry.depth, geometry.out_h, out_w),
         lambda n, g, k, h, w: pixel(
             n, g * geometry.channels + k // (kernel_h * kernel_w), k // kernel_w % kernel_h, k % kernel_w, h, w
         ),
-        name="columns",
-        attrs=stage("columns"),
-    )
+    )  # fmt: skip
 
     def column(n: Any, g: Any, k: Any, p: Any) -> Any:
         return columns[n, g, k, p // out_w, p % out_w]

@@ -16,7 +16,7 @@ from strategy.cuda.matmul import Product, compute_product
 from strategy.cuda.schedule import bind_flat
 from strategy.cuda.tiled import loops_of_parts, schedule_tiled, tiled_space
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.schedule import Outs, find_stages, integer, join_epilogue, new_schedule, stage
+from strategy.schedule import Outs, compute_stage, find_stages, integer, join_epilogue, new_schedule
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import TensorType
@@ -59,14 +59,9 @@ def prepare(
     """The weight [o, c, kh, kw] as [kh, kw, c, o]."""
 
     def pack(weight: Any) -> Any:
-        from tvm import te
-
         out_channels, channels, height, width = weight.shape
-        return te.compute(
-            (height, width, channels, out_channels),
-            lambda y, x, c, o: weight[o, c, y, x],
-            name="packed_weight",
-            attrs=stage("packed_weight"),
+        return compute_stage(
+            "packed_weight", (height, width, channels, out_channels), lambda y, x, c, o: weight[o, c, y, x]
         )
 
     return {1: pack}

@@ -18,7 +18,14 @@ from strategy.cuda.schedule import bind_block, bind_flat
 from strategy.cuda.staging import ByHand, Operands
 from strategy.cuda.wgmma import BLOCK_K
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.schedule import Outs, find_stages, integer, join_epilogue, new_schedule, stage
+from strategy.schedule import (
+    Outs,
+    compute_stage,
+    find_stages,
+    integer,
+    join_epilogue,
+    new_schedule,
+)
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import Dim, TensorType
@@ -134,7 +141,7 @@ def prepare(
     block = integer(config, "block_k") if "block_k" in config else BLOCK_K
 
     def pack(weight: Any) -> Any:
-        from tvm import te, tirx
+        from tvm import tirx
 
         out_channels, channels, height, width = (int(e) for e in weight.shape)
 
@@ -144,7 +151,7 @@ def prepare(
             return tirx.if_then_else(c < channels, weight[o, c, y, x], tirx.const(0, weight.dtype))
 
         shape = (out_channels, height, width, -(-channels // block) * block)
-        return te.compute(shape, read, name="packed_weight", attrs=stage("packed_weight"))
+        return compute_stage("packed_weight", shape, read)
 
     return {1: pack}
 

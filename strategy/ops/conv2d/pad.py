@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.cpu.tile import round_up
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.schedule import stage
+from strategy.schedule import compute_stage, stage
+from strategy.space import Config
+
+Padding = tuple[int, int, int, int]
+Schedule = Callable[[Any, Any, int], None]
 
 
-def pad_zeros(data: Any, padding: tuple[int, int, int, int]) -> Any:
+def pad_zeros(data: Any, padding: Padding) -> Any:
     """The TE tensor [n, c, h, w], or a blocked one, with zeros at top, left, bottom and right; itself without padding.
 
     A separate stage, as bound checks in the product would cost more than the copy.
@@ -23,6 +27,25 @@ def pad_zeros(data: Any, padding: tuple[int, int, int, int]) -> Any:
     blocks = (0,) * (len(data.shape) - 4)
     before, after = (0, 0, top, left, *blocks), (0, 0, bottom, right, *blocks)
     return topi.nn.pad(data, before, after, name="padded", attrs=stage("padded"))
+
+
+def whole_padding(attrs: Any, image: Sequence[Any], outputs: Sequence[int], window: Sequence[int]) -> Padding:
+    """The padding with which whole tiles read within the image; what they compute beyond the output is left out.
+
+    Args:
+        attrs: strides, dilation and padding.
+        image: rows and columns of the data, not padded.
+        outputs: those that the tiles compute.
+        window: those of the weight.
+    """
+    top, left, bottom, right = attrs.padding
+    down, across = (
+        (count - 1) * stride + (size - 1) * dilation + 1 - int(extent)
+        for extent, count, size, stride, dilation in zip(
+            image, outputs, window, attrs.strides, attrs.dilation, strict=True
+        )
+    )
+    return top, left, max(bottom, down - top), max(right, across - left)
 
 
 def splits_columns(attrs: Conv2DAttrs, kernel_w: int) -> bool:
@@ -42,15 +65,13 @@ def read_windows(image: Any, attrs: Conv2DAttrs, kernel_w: int) -> Callable[...,
     With a stride the image is first put as [n, c, h, stride, w / stride], each stride-th column together, so that
     neighbours in the output are neighbours there.
     """
-    from tvm import te
-
     (stride_h, stride), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
     if not splits_columns(attrs, kernel_w):
         return lambda n, c, y, x, h, w: image[n, c, h * stride_h + y * dilation_h, w * stride + x * dilation_w]
     batch, channels, height, width = image.shape
-    split = te.compute(
-        (batch, channels, height, stride, width // stride), lambda n, c, h, part, w: image[n, c, h, w * stride + part],
-        name="split", attrs=stage("split"),
+    split = compute_stage(
+        "split", (batch, channels, height, stride, width // stride),
+        lambda n, c, h, part, w: image[n, c, h, w * stride + part],
     )  # fmt: skip
 
     def pixel(n: Any, c: Any, y: Any, x: Any, h: Any, w: Any) -> Any:
@@ -62,7 +83,7 @@ def read_windows(image: Any, attrs: Conv2DAttrs, kernel_w: int) -> Callable[...,
 
 def pick_pixels(data: Any, attrs: Conv2DAttrs, out_h: Any, out_w: Any) -> Any:
     """The pixels that windows of one pixel see, next to each other: what a stride leaves out is not read again."""
-    from tvm import te, tirx
+    from tvm import tirx
 
     top, left, *_ = attrs.padding
     batch, channels, height, width = data.shape
@@ -74,12 +95,12 @@ def pick_pixels(data: Any, attrs: Conv2DAttrs, out_h: Any, out_w: Any) -> Any:
         inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
         return tirx.if_then_else(inside, data[n, c, y, x], tirx.const(0, data.dtype))
 
-    return te.compute((batch, channels, out_h, out_w), pixel, name="padded", attrs=stage("padded"))
+    return compute_stage("padded", (batch, channels, out_h, out_w), pixel)
 
 
 def pick_phases(data: Any, attrs: Conv2DAttrs, height: int, width: int) -> Any:
     """Images of every d-th row and column of the padded image, where windows have no dilation: [n d d, c, h, w]."""
-    from tvm import te, tirx
+    from tvm import tirx
 
     top, left, *_ = attrs.padding
     dilation_h, dilation_w = attrs.dilation
@@ -93,7 +114,7 @@ def pick_phases(data: Any, attrs: Conv2DAttrs, height: int, width: int) -> Any:
         return tirx.if_then_else(inside, data[n // phases, c, y, x], tirx.const(0, data.dtype))
 
     shape = (batch * phases, channels, height, width)
-    return te.compute(shape, pixel, name="padded", attrs=stage("padded"))
+    return compute_stage("padded", shape, pixel)
 
 
 def schedule_padding(sch: Any, padded: Any, lanes: int) -> None:
@@ -114,6 +135,21 @@ def schedule_split(sch: Any, split: Any, padded: Any, lanes: int, task: Any = No
     copy_by_vectors(sch, split, lanes)
     if task is None:
         sch.parallel(sch.fuse(n, c, y))
+
+
+def place_padding(
+    sch: Any, padded: Any, config: Config, loops: tuple[Any, Any], lanes: int, apart: Schedule = schedule_padding
+) -> None:
+    """Pad, if there is padding, as the knob `pad` says: in a task, for a row of tiles, by bound checks, or `apart`."""
+    if padded is None:
+        return
+    if config["pad"] == "inline":
+        sch.compute_inline(padded)
+    elif config["pad"] == "apart":
+        apart(sch, padded, lanes)
+    else:
+        sch.compute_at(padded, loops[config["pad"] != "task"], preserve_unit_loops=True)
+        copy_by_vectors(sch, padded, lanes)
 
 
 def copy_by_vectors(sch: Any, block: Any, lanes: int) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from strategy.attrs import Attrs
 from strategy.cpu.tile import (
     ROWS,
-    accumulator,
     accumulators,
     best_tile_of,
     block_knob,
@@ -32,7 +31,7 @@ from strategy.ops.conv2d.product import (
     schedule_packing,
     schedule_product,
 )
-from strategy.schedule import Outs, integer, lanes_of
+from strategy.schedule import Outs, accumulator, integer, lanes_of
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import TensorType

@@ -11,16 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strategy.cpu.tile import accumulator, round_up, schedule_tile
+from strategy.cpu.tile import round_up, schedule_tile
 from strategy.ops.conv2d.operator import DATA, Conv2DAttrs
 from strategy.ops.window import windowed_extent
 from strategy.schedule import (
     Outs,
+    accumulator,
+    compute_stage,
     find_stages,
     integer,
     join_epilogue,
     new_schedule,
-    stage,
     vectorize,
 )
 from strategy.space import Config, Knob
@@ -88,7 +89,7 @@ def pack_rows(rows: int, groups: int) -> Callable[[Any], Any]:
     """The packing of weight[o, c, kh, kw] into tiles [ceil(o / rows), c, kh, kw, rows], of each group."""
 
     def pack(weight: Any) -> Any:
-        from tvm import te, tirx
+        from tvm import tirx
 
         out_channels, channels, kernel_h, kernel_w = (int(extent) for extent in weight.shape)
         own = out_channels // groups
@@ -100,7 +101,7 @@ def pack_rows(rows: int, groups: int) -> Callable[[Any], Any]:
             return number if own % rows == 0 else tirx.if_then_else(o < own, number, tirx.const(0, weight.dtype))
 
         shape = (groups * tiles, channels, kernel_h, kernel_w, rows)
-        return te.compute(shape, read, name="weight_tiles", attrs=stage("weight_tiles"))
+        return compute_stage("weight_tiles", shape, read)
 
     return pack
 
@@ -130,11 +131,8 @@ def product(
         weighted = weight[g * per_group + o // rows, c, y, x, o % rows].astype(wide) * number.astype(wide)
         return te.sum(weighted, axis=r)
 
-    tiles = te.compute(
-        (geometry.batch, geometry.groups, round_up(out_channels, rows), round_up(pixels, width)),
-        term,
-        name="tiles",
-        attrs=stage("tiles"),
+    tiles = compute_stage(
+        "tiles", (geometry.batch, geometry.groups, round_up(out_channels, rows), round_up(pixels, width)), term
     )
     return te.compute(
         (geometry.batch, geometry.groups * out_channels, geometry.out_h, out_w),

@@ -15,7 +15,6 @@ from typing import Any
 from strategy.attrs import Attrs
 from strategy.cpu.tile import (
     ROWS,
-    accumulator,
     accumulators,
     best_tile_of,
     block_knob,
@@ -32,10 +31,12 @@ from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
 from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, pack_rows, split_groups
 from strategy.schedule import (
     Outs,
+    accumulator,
+    compute_stage,
     find_stages,
     integer,
     lanes_of,
-    stage,
+    unroll_tile,
     vectorize,
 )
 from strategy.space import Config, ConfigSpace, Knob
@@ -153,13 +154,12 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
 
     lines = [geometry.out_h] if any_size else []
     shape = (geometry.batch, geometry.groups, *lines, round_up(pixels, rows), round_up(own, width))
-    tiles = te.compute(shape, term, name="tiles", attrs=stage("tiles"))
-    kept = te.compute(shape, lambda *place: tiles[place], name="kept", attrs=stage("kept"))
+    tiles = compute_stage("tiles", shape, term)
+    kept = compute_stage("kept", shape, lambda *place: tiles[place])
     *outer, high, deep = shape
-    turned = te.compute(
-        (*outer, deep, high), lambda *place: kept[(*place[:-2], place[-1], place[-2])], name="turned",
-        attrs=stage("turned"),
-    )  # fmt: skip
+    turned = compute_stage(
+        "turned", (*outer, deep, high), lambda *place: kept[(*place[:-2], place[-1], place[-2])]
+    )
 
     def out(n: Any, o: Any, h: Any, w: Any) -> Any:
         *line, p = (h, w) if any_size else (h * out_w + w,)
@@ -246,8 +246,4 @@ def _schedule_tile(sch: Any, tiles: Any, lanes: int, window: str) -> None:
     unrolled = {"unrolled": (y, x), "rows": (x,), "loops": ()}[window]
     for loop in (*unrolled, rows, vectors):
         sch.unroll(loop)
-    start = sch.decompose_reduction(tiles, c)
-    *_, start_rows, start_vectors, start_lane = sch.get_loops(start)
-    sch.vectorize(start_lane)
-    sch.unroll(start_rows)
-    sch.unroll(start_vectors)
+    unroll_tile(sch, sch.decompose_reduction(tiles, c))

@@ -15,7 +15,6 @@ from typing import Any
 from strategy.attrs import Attrs
 from strategy.cpu.tile import (
     ROWS,
-    accumulator,
     accumulators,
     best_tile_of,
     block_knob,
@@ -33,12 +32,11 @@ from strategy.ops.conv2d.product import BLOCKS, Geometry
 from strategy.ops.conv2d.transform import KERNEL, Transform, coefficient, combine
 from strategy.schedule import (
     Outs,
-    find_stages,
+    accumulator,
+    compute_stage,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
-    stage,
+    start_schedule,
     vectorize,
 )
 from strategy.space import Config, ConfigSpace, Knob
@@ -111,7 +109,7 @@ def prepare(
     rows, alpha = integer(config, "rows"), transform.alpha
 
     def apply(weight: Any) -> Any:
-        from tvm import te, tirx
+        from tvm import tirx
 
         out_channels, channels = int(weight.shape[0]), int(weight.shape[1])
 
@@ -122,20 +120,16 @@ def prepare(
             return tirx.if_then_else(o < out_channels, number, tirx.const(0, weight.dtype))
 
         padded = round_up(out_channels, rows)
-        columns = te.compute(
-            (alpha, KERNEL, channels, padded),
+        columns = compute_stage(
+            "weight_columns", (alpha, KERNEL, channels, padded),
             lambda i, x, c, o: combine(transform.weight, i, [read(o, c, y, x) for y in range(KERNEL)]),
-            name="weight_columns",
-            attrs=stage("weight_columns"),
-        )
-        return te.compute(
-            (alpha, alpha, padded // rows, channels, rows),
+        )  # fmt: skip
+        return compute_stage(
+            "weight_transform", (alpha, alpha, padded // rows, channels, rows),
             lambda i, j, tile, c, row: combine(
                 transform.weight, j, [columns[i, x, c, tile * rows + row] for x in range(KERNEL)]
             ),
-            name="weight_transform",
-            attrs=stage("weight_transform"),
-        )
+        )  # fmt: skip
 
     return {1: apply}
 
@@ -164,22 +158,16 @@ def compute(
         missing = (height - int(data.shape[2]) - top, breadth - int(data.shape[3]) - left)
         padded = pad_zeros(data, (top, left, max(0, missing[0]), max(0, missing[1])))
 
-    columns = te.compute(
-        (batch, channels, down, alpha, breadth),
-        lambda n, c, y, i, x: combine(
-            transform.data, i, [padded[n, c, y * tile + a, x] for a in range(alpha)]
-        ),
-        name="data_columns",
-        attrs=stage("data_columns"),
-    )
-    data_transform = te.compute(
-        (alpha, alpha, channels, batch, down, across),
+    columns = compute_stage(
+        "data_columns", (batch, channels, down, alpha, breadth),
+        lambda n, c, y, i, x: combine(transform.data, i, [padded[n, c, y * tile + a, x] for a in range(alpha)]),
+    )  # fmt: skip
+    data_transform = compute_stage(
+        "data_transform", (alpha, alpha, channels, batch, down, across),
         lambda i, j, c, n, y, x: combine(
             transform.data, j, [columns[n, c, y, i, x * tile + b] for b in range(alpha)]
         ),
-        name="data_transform",
-        attrs=stage("data_transform"),
-    )
+    )  # fmt: skip
     r = te.reduce_axis((0, channels), name="r")
 
     def term(i: Any, j: Any, o: Any, t: Any) -> Any:
@@ -189,26 +177,17 @@ def compute(
             number = tirx.if_then_else(t < tiles, number, tirx.const(0, dtype))
         return te.sum(weight[i, j, o // rows, r, o % rows] * number, axis=r)
 
-    sums = te.compute(
-        (alpha, alpha, round_up(out_channels, rows), round_up(tiles, width)),
-        term,
-        name="tiles",
-        attrs=stage("tiles"),
-    )
-    product = te.compute(
-        (alpha, alpha, out_channels, batch, down, across),
+    sums = compute_stage("tiles", (alpha, alpha, round_up(out_channels, rows), round_up(tiles, width)), term)
+    product = compute_stage(
+        "product", (alpha, alpha, out_channels, batch, down, across),
         lambda i, j, o, n, y, x: sums[i, j, o, (n * down + y) * across + x],
-        name="product",
-        attrs=stage("product"),
-    )
-    inverse = te.compute(
-        (batch, out_channels, down, tile, alpha, across),
+    )  # fmt: skip
+    inverse = compute_stage(
+        "inverse", (batch, out_channels, down, tile, alpha, across),
         lambda n, o, y, i, b, x: combine(
             transform.inverse, i, [product[a, b, o, n, y, x] for a in range(alpha)]
         ),
-        name="inverse",
-        attrs=stage("inverse"),
-    )
+    )  # fmt: skip
 
     def gather(n: Any, o: Any, h: Any, w: Any) -> Any:
         terms = [
@@ -220,9 +199,7 @@ def compute(
 
     if batch == whole:
         return [te.compute((batch, out_channels, out_h, out_w), gather, name="conv2d_winograd")]
-    phases = te.compute(
-        (batch, out_channels, down * tile, across * tile), gather, name="phases", attrs=stage("phases")
-    )
+    phases = compute_stage("phases", (batch, out_channels, down * tile, across * tile), gather)
 
     def join(n: Any, o: Any, h: Any, w: Any) -> Any:
         image = (n * dilation_h + h % dilation_h) * dilation_w + w % dilation_w
@@ -235,9 +212,7 @@ def schedule(
     transform: Transform, attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config
 ) -> Any:
     """Padding and transform of the data by channels, products by tiles, then the inverse by channels."""
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output = join_epilogue(sch)
+    sch, stages, output = start_schedule(outs)
     full = lanes_of(target, accumulator(str(outs.args[0].dtype)))
     if "padded" in stages:
         schedule_padding(sch, stages["padded"], full)

@@ -12,7 +12,6 @@ from typing import Any
 from strategy.cpu.tile import (
     ROWS,
     VECTORS,
-    accumulator,
     accumulators,
     best_tile_of,
     block_knob,
@@ -31,12 +30,13 @@ from strategy.ops.conv2d.product import BLOCKS, Geometry
 from strategy.ops.conv2d.transform import KERNEL, Transform, combine
 from strategy.schedule import (
     Outs,
-    find_stages,
+    accumulator,
+    compute_stage,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
-    stage,
+    start_schedule,
+    store_tile,
+    unroll_tile,
     vectorize,
 )
 from strategy.space import Config, ConfigSpace, Knob
@@ -98,7 +98,7 @@ def prepare(
     width, alpha, block = integer(config, "width"), transform.alpha, block_of(attrs.data_layout)
 
     def apply(given: Any) -> Any:
-        from tvm import te, tirx
+        from tvm import tirx
 
         weight = plain_weight(attrs, given)
         out_channels, channels = int(weight.shape[0]), int(weight.shape[1])
@@ -110,22 +110,18 @@ def prepare(
             return tirx.if_then_else(o < out_channels, number, tirx.const(0, weight.dtype))
 
         padded = round_up(out_channels, width)
-        columns = te.compute(
-            (alpha, KERNEL, channels, padded),
+        columns = compute_stage(
+            "weight_columns", (alpha, KERNEL, channels, padded),
             lambda i, x, c, o: combine(transform.weight, i, [read(o, c, y, x) for y in range(KERNEL)]),
-            name="weight_columns",
-            attrs=stage("weight_columns"),
-        )
-        return te.compute(
-            (alpha, alpha, padded // width, channels // block, block, width),
+        )  # fmt: skip
+        return compute_stage(
+            "weight_transform", (alpha, alpha, padded // width, channels // block, block, width),
             lambda i, j, panel, outer, inner, lane: combine(
                 transform.weight,
                 j,
                 [columns[i, x, outer * block + inner, panel * width + lane] for x in range(KERNEL)],
             ),
-            name="weight_transform",
-            attrs=stage("weight_transform"),
-        )
+        )  # fmt: skip
 
     return {1: apply}
 
@@ -146,20 +142,16 @@ def compute(
     # Whole tiles: zeros beyond the data, whose results are not stored.
     missing = (down * tile + 2 - int(data.shape[2]) - top, across * tile + 2 - int(data.shape[3]) - left)
     padded = pad_zeros(data, (top, left, max(0, missing[0]), max(0, missing[1])))
-    columns = te.compute(
-        (batch, blocks, down, across * tile + 2, alpha, block),
+    columns = compute_stage(
+        "data_columns", (batch, blocks, down, across * tile + 2, alpha, block),
         lambda n, o, y, x, i, c: combine(transform.data, i, [padded[n, o, y * tile + a, x, c] for a in range(alpha)]),
-        name="data_columns",
-        attrs=stage("data_columns"),
-    )
-    data_transform = te.compute(
-        (alpha, alpha, blocks, batch, down, across, block),
+    )  # fmt: skip
+    data_transform = compute_stage(
+        "data_transform", (alpha, alpha, blocks, batch, down, across, block),
         lambda i, j, o, n, y, x, c: combine(
             transform.data, j, [columns[n, o, y, x * tile + b, i, c] for b in range(alpha)]
         ),
-        name="data_transform",
-        attrs=stage("data_transform"),
-    )
+    )  # fmt: skip
     outer, inner = te.reduce_axis((0, blocks), name="c"), te.reduce_axis((0, block), name="i")
 
     def term(i: Any, j: Any, t: Any, o: Any) -> Any:
@@ -169,23 +161,17 @@ def compute(
         return te.sum(number * weight[i, j, o // width, outer, inner, o % width], axis=[outer, inner])
 
     channels = out_blocks * out_block
-    sums = te.compute(
-        (alpha, alpha, round_up(tiles, rows), round_up(channels, width)), term, name="tiles", attrs=stage("tiles")
-    )
-    product = te.compute(
-        (alpha, alpha, out_blocks, tiles, out_block),
+    sums = compute_stage("tiles", (alpha, alpha, round_up(tiles, rows), round_up(channels, width)), term)
+    product = compute_stage(
+        "product", (alpha, alpha, out_blocks, tiles, out_block),
         lambda i, j, o, t, c: sums[i, j, t, o * out_block + c],
-        name="product",
-        attrs=stage("product"),
-    )
-    inverse = te.compute(
-        (batch, out_blocks, down, across, alpha, tile, out_block),
+    )  # fmt: skip
+    inverse = compute_stage(
+        "inverse", (batch, out_blocks, down, across, alpha, tile, out_block),
         lambda n, o, y, x, b, i, c: combine(
             transform.inverse, i, [product[a, b, o, (n * down + y) * across + x, c] for a in range(alpha)]
         ),
-        name="inverse",
-        attrs=stage("inverse"),
-    )
+    )  # fmt: skip
 
     def gather(n: Any, o: Any, h: Any, w: Any, c: Any) -> Any:
         values = [inverse[n, o, h // tile, w // tile, b, h % tile, c] for b in range(alpha)]
@@ -196,9 +182,7 @@ def compute(
 
 def schedule(transform: Transform, attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Padding and transform of the data by blocks, products by tiles, then the inverse by blocks."""
-    sch = new_schedule(outs)
-    output = join_epilogue(sch)
-    stages = find_stages(sch)
+    sch, stages, output = start_schedule(outs)
     dtype = accumulator(str(outs.args[0].dtype))
     lanes = lanes_of_block(attrs, dtype, target)
     if "padded" in stages:
@@ -246,13 +230,8 @@ def _schedule_product(sch: Any, stages: dict[str, Any], lanes: int, config: Conf
     sch.vectorize(lane)
     for loop in (step, rows, vectors):
         sch.unroll(loop)
-    start = sch.decompose_reduction(tiles, outer)
-    *_, start_rows, start_vectors, start_lane = sch.get_loops(start)
-    sch.vectorize(start_lane)
-    *_, out_rows, out_columns = sch.get_loops(product)
-    vectorize(sch, out_columns, lanes)
-    for loop in (start_rows, start_vectors, out_rows):
-        sch.unroll(loop)
+    unroll_tile(sch, sch.decompose_reduction(tiles, outer))
+    store_tile(sch, product, lanes)
 
 
 def _schedule_output(sch: Any, inverse: Any, output: Any, transform: Transform, lanes: int) -> None:

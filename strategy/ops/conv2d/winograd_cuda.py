@@ -14,7 +14,14 @@ from strategy.cuda.matmul import Product, compute_product
 from strategy.cuda.schedule import bind_flat
 from strategy.cuda.tiled import schedule_tiled, tiled_space
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.schedule import Outs, ScheduleError, find_stages, join_epilogue, new_schedule, stage
+from strategy.schedule import (
+    Outs,
+    ScheduleError,
+    compute_stage,
+    find_stages,
+    join_epilogue,
+    new_schedule,
+)
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import TensorType
@@ -76,16 +83,12 @@ def prepare(
     """The weight [o, c, 3, 3] in the transformed domain: [16, o, c]."""
 
     def transform(weight: Any) -> Any:
-        from tvm import te
-
-        return te.compute(
-            (_ALPHA * _ALPHA, weight.shape[0], weight.shape[1]),
+        return compute_stage(
+            "weight_transform", (_ALPHA * _ALPHA, weight.shape[0], weight.shape[1]),
             lambda p, o, c: _transformed(
                 _WEIGHT, _WEIGHT, p // _ALPHA, p % _ALPHA, lambda a, b: weight[o, c, a, b]
             ),
-            name="weight_transform",
-            attrs=stage("weight_transform"),
-        )
+        )  # fmt: skip
 
     return {1: transform}
 
@@ -109,9 +112,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
 
         return _transformed(_DATA, _DATA, p // _ALPHA, p % _ALPHA, read)
 
-    tiles = te.compute(
-        (_ALPHA * _ALPHA, channels, count), place, name="tiles", attrs=stage("tiles")
-    )
+    tiles = compute_stage("tiles", (_ALPHA * _ALPHA, channels, count), place)
     product = compute_product(
         Product(_ALPHA * _ALPHA, out_channels, count, channels),
         lambda p, o, c: weight[p, o, c],
@@ -119,12 +120,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
         str(data.dtype),
         config,
     )
-    sums = te.compute(
-        (_ALPHA * _ALPHA, out_channels, count),
-        lambda p, o, t: product[p, o, t],
-        name="sums",
-        attrs=stage("sums"),
-    )
+    sums = compute_stage("sums", (_ALPHA * _ALPHA, out_channels, count), lambda p, o, t: product[p, o, t])
 
     def back(n: Any, o: Any, h: Any, w: Any) -> Any:
         t = (n * down + h // _TILE) * across + w // _TILE

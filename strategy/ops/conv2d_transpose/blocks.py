@@ -12,25 +12,20 @@ from functools import partial
 from typing import Any
 
 from strategy.cpu import widened
-from strategy.cpu.tile import (
-    ROWS,
-    VECTORS,
-    accumulator,
-    round_up,
-    tile_share,
-    up_to,
-)
+from strategy.cpu.tile import ROWS, VECTORS, round_up, tile_share, up_to
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d_transpose.operator import Conv2DTransposeAttrs
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import (
     Outs,
+    accumulator,
+    compute_stage,
     find_stages,
     integer,
     join_epilogue,
     lanes_of,
     new_schedule,
-    stage,
+    unroll_tile,
     vectorize,
 )
 from strategy.space import Config, ConfigSpace, Knob, knob
@@ -117,7 +112,7 @@ def prepare(
     rows, parts = integer(config, "rows"), integer(config, "parts")
 
     def pack(weight: Any) -> Any:
-        from tvm import te, tirx
+        from tvm import tirx
 
         channels, own, height, width = (int(extent) for extent in weight.shape)
         depth, numbers = channels // attrs.groups, own * height * width
@@ -131,7 +126,7 @@ def prepare(
                 place < numbers, number, tirx.const(0, weight.dtype)
             )  # fmt: skip
 
-        return te.compute((attrs.groups * tiles, depth, rows), read, name="weight_tiles", attrs=stage("weight_tiles"))
+        return compute_stage("weight_tiles", (attrs.groups * tiles, depth, rows), read)
 
     return {1: pack}
 
@@ -156,9 +151,7 @@ def compute(
             return data[n, channel, place // width, place % width]
         return tirx.if_then_else(place < width, data[n, channel, line, place], tirx.const(0, dtype))
 
-    copied = te.compute(
-        (geometry.batch, geometry.groups, depth, lines, vectors, lanes), pixel, name="copied", attrs=stage("copied")
-    )
+    copied = compute_stage("copied", (geometry.batch, geometry.groups, depth, lines, vectors, lanes), pixel)
     c = te.reduce_axis((0, depth), name="c")
 
     def term(n: Any, g: Any, q: Any, line: Any, vector: Any, x: Any, lane: Any) -> Any:
@@ -166,10 +159,9 @@ def compute(
         number = weight[g * tiles + row // rows, c, row % rows]
         return te.sum(number.astype(wide) * copied[n, g, c, line, vector, lane].astype(wide), axis=c)
 
-    sums = te.compute(
-        (geometry.batch, geometry.groups, tiles * rows // across, lines, vectors, across, lanes), term,
-        name="tiles", attrs=stage("tiles"),
-    )  # fmt: skip
+    sums = compute_stage(
+        "tiles", (geometry.batch, geometry.groups, tiles * rows // across, lines, vectors, across, lanes), term
+    )
 
     def element(n: Any, o: Any, y: Any, x: Any) -> Any:
         line, place = (0, y // down * width + x // across) if lines == 1 else (y // down, x // across)
@@ -232,11 +224,7 @@ def _schedule_tile(sch: Any, tiles: Any, loops: Sequence[Any], unroll: int) -> N
     sch.vectorize(lane)
     for loop in (inner_steps, rows, x, vectors):
         sch.unroll(loop)
-    start = sch.decompose_reduction(tiles, outer_steps)
-    *unrolled, start_lane = sch.get_loops(start)[-4:]
-    sch.vectorize(start_lane)
-    for loop in unrolled:
-        sch.unroll(loop)
+    unroll_tile(sch, sch.decompose_reduction(tiles, outer_steps), 4)
 
 
 def _add(

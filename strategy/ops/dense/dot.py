@@ -29,15 +29,7 @@ from strategy.cpu.tile import (
     width_knob,
 )
 from strategy.op_strategy import OpStrategy
-from strategy.schedule import (
-    Outs,
-    find_stages,
-    integer,
-    join_epilogue,
-    new_schedule,
-    stage,
-    vectorize,
-)
+from strategy.schedule import Outs, compute_stage, integer, start_schedule, store_tile, unroll_tile
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType
@@ -132,11 +124,9 @@ def prepare(
 
         if dot.sums != "int32":
             shape = (*batch, -(-n // width), steps, width, group)
-            return te.compute(shape, number, name="panels", attrs=stage("panels"))
+            return compute_stage("panels", shape, number)
         r = te.reduce_axis((0, k), name="r")
-        sums = te.compute(
-            (n,), lambda j: te.sum(dot.pack(weight[j, r]).astype("int32"), axis=r), name="sums", attrs=stage("sums")
-        )
+        sums = compute_stage("sums", (n,), lambda j: te.sum(dot.pack(weight[j, r]).astype("int32"), axis=r))
 
         def number_or_byte(panel: Any, step: Any, lane: Any, place: Any) -> Any:
             flat = lane * group + place  # the bytes of a number are `width` apart
@@ -146,7 +136,7 @@ def prepare(
             return tirx.if_then_else(step < steps, number(panel, step, lane, place), byte)
 
         shape = (-(-n // width), steps + 1, width, group)
-        return te.compute(shape, number_or_byte, name="panels", attrs=stage("panels"))
+        return compute_stage("panels", shape, number_or_byte)
 
     return {1: pack}
 
@@ -178,7 +168,7 @@ def compute(
         return te.sum(number * dot.number(packed), axis=[r, t])
 
     shape = (*batch, round_up(m, rows), round_up(n, width))
-    tiles = te.compute(shape, term, name="tiles", attrs=stage("tiles"))
+    tiles = compute_stage("tiles", shape, term)
 
     def byte(j: Any, place: int) -> Any:
         flat = place * width + j % width
@@ -187,9 +177,7 @@ def compute(
     total, row_sums = tiles, None
     if of_weight:
         c, zero = te.reduce_axis((0, k), name="c"), of_data - shift
-        row_sums = te.compute(
-            (m,), lambda i: te.sum(data[i, c].astype(dot.sums) - zero, axis=c), name="row_sums", attrs=stage("row_sums")
-        )
+        row_sums = compute_stage("row_sums", (m,), lambda i: te.sum(data[i, c].astype(dot.sums) - zero, axis=c))
 
     def less_zeros(i: Any, j: Any) -> Any:
         found = tiles[i, j]
@@ -198,15 +186,13 @@ def compute(
         return found - of_weight * row_sums[row(i)] if row_sums is not None else found
 
     if of_data or of_weight:
-        total = te.compute(tiles.shape, less_zeros, name="total", attrs=stage("total"))
+        total = compute_stage("total", tiles.shape, less_zeros)
     return [te.compute((*batch, m, n), lambda *i: total(*i).astype(out_type.dtype), name="dense")]
 
 
 def schedule(dot: Dot, attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of panels × rows in parallel; in each, one register tile after the other."""
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output = join_epilogue(sch)
+    sch, stages, output = start_schedule(outs)
     tiles = stages["tiles"]
     for name in ("sums", "panels", "row_sums"):
         if name in stages:
@@ -227,19 +213,13 @@ def schedule(dot: Dot, attrs: Attrs, outs: Outs, target: Target, config: Config)
     task = sch.fuse(*batch, n_task, m_task)
     sch.parallel(task)
     for block in (output,) if anchor is tiles else (output, anchor):
-        *_, out_rows, out_columns = sch.get_loops(block)
-        vectorize(sch, out_columns, dot.lanes)
-        sch.unroll(out_rows)
+        store_tile(sch, block, dot.lanes)
     rows, columns, steps, group = sch.get_loops(tiles)[-4:]
     vectors, lane = sch.split(columns, [None, dot.lanes])
     outer, inner = sch.split(steps, [None, integer(config, "unroll")])
     sch.reorder(outer, inner, rows, vectors, lane, group)
     for loop in (inner, rows, vectors):
         sch.unroll(loop)
-    start = sch.decompose_reduction(tiles, outer)
-    *_, start_rows, start_vectors, start_lane = sch.get_loops(start)
-    sch.vectorize(start_lane)
-    sch.unroll(start_rows)
-    sch.unroll(start_vectors)
+    unroll_tile(sch, sch.decompose_reduction(tiles, outer))
     use_dot(sch, dot, str(outs.args[0].dtype), task, lane)
     return sch

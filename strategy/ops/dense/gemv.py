@@ -12,25 +12,16 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.condition import Clause
-from strategy.cpu.tile import (
-    Extents,
-    accumulator,
-    panels,
-    round_up,
-    schedule_tile,
-    up_to,
-    whole_blocks,
-)
+from strategy.cpu.tile import Extents, panels, round_up, schedule_tile, up_to, whole_blocks
 from strategy.schedule import (
     Outs,
     ScheduleError,
-    find_stages,
+    accumulator,
+    compute_stage,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
     pack_by_vectors,
-    stage,
+    start_schedule,
     vectorize,
 )
 from strategy.space import Config, ConfigSpace, knob
@@ -118,22 +109,18 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
         number = data[0, step].astype(dtype)
         return te.sum(number * weight[j // width, step, j % width].astype(dtype), axis=r)
 
-    tiles = te.compute((chains, round_up(n, width)), product, name="tiles", attrs=stage("tiles"))
+    tiles = compute_stage("tiles", (chains, round_up(n, width)), product)
 
-    total = te.compute(
-        (1, round_up(n, width)),
+    total = compute_stage(
+        "total", (1, round_up(n, width)),
         lambda i, j: reduce(lambda a, b: a + b, (tiles[c, j] for c in range(chains))),
-        name="total",
-        attrs=stage("total"),
-    )
+    )  # fmt: skip
     return [te.compute((1, n), lambda i, j: total[i, j].astype(out_type.dtype), name="dense")]
 
 
 def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of panels in parallel, each panel from its first step to its last."""
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output = join_epilogue(sch)
+    sch, stages, output = start_schedule(outs)
     tiles, total = stages["tiles"], stages["total"]
     lanes = integer(config, "lanes")
     if "panels" in stages:

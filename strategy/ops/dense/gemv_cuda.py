@@ -15,7 +15,7 @@ from strategy.cpu.tile import Extents
 from strategy.cuda.limit import DeviceLimits, limits_of
 from strategy.cuda.matmul import Product, compute_product
 from strategy.pattern import element_bytes
-from strategy.schedule import Outs, find_stages, integer, join_epilogue, new_schedule
+from strategy.schedule import Outs, integer, start_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -95,9 +95,8 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
 
 def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     """A block has some columns of some rows, and `threads` threads for each few of them."""
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output, product = join_epilogue(sch), stages["product"]
+    sch, stages, output = start_schedule(outs)
+    product = stages["product"]
     threads, columns, each, rows, vector = (
         integer(config, name) for name in ("threads", "columns", "each", "rows", "vector")
     )

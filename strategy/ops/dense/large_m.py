@@ -16,7 +16,6 @@ from strategy.condition import Expr
 from strategy.cpu.tile import (
     ROWS,
     Extents,
-    accumulator,
     accumulators,
     best_tile,
     clamped_row,
@@ -32,14 +31,14 @@ from strategy.cpu.tile import (
 )
 from strategy.schedule import (
     Outs,
+    accumulator,
+    compute_stage,
     dtype_bytes,
-    find_stages,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
     pack_by_vectors,
     stage,
+    start_schedule,
     vectorize,
 )
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
@@ -182,28 +181,22 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
         return packed[i // rows, i % rows, s] if config["by"] == "rows" else packed[i // rows, s, i % rows]
 
     r = te.reduce_axis((0, depth), name="r")
-    tiles = te.compute(
-        (blocks, padded_m, padded_n),
+    tiles = compute_stage(
+        "tiles", (blocks, padded_m, padded_n),
         lambda b, i, j: te.sum(
             item(i, b * depth + r) * weight[b, j // width, r, j % width].astype(dtype), axis=r
         ),
-        name="tiles",
-        attrs=stage("tiles"),
-    )
+    )  # fmt: skip
     if blocks == 1:
         return [te.compute((m, n), lambda i, j: tiles[0, i, j].astype(out_type.dtype), name="dense")]
     b = te.reduce_axis((0, blocks), name="b")
-    total = te.compute(
-        (padded_m, padded_n), lambda i, j: te.sum(tiles[b, i, j], axis=b), name="total", attrs=stage("total")
-    )
+    total = compute_stage("total", (padded_m, padded_n), lambda i, j: te.sum(tiles[b, i, j], axis=b))
     return [te.compute((m, n), lambda i, j: total[i, j].astype(out_type.dtype), name="dense")]
 
 
 def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of m_block × n_block tiles in parallel; in each, blocks of k, panels, then rows."""
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output = join_epilogue(sch)
+    sch, stages, output = start_schedule(outs)
     tiles, data = stages["tiles"], stages["data"]
     lanes = integer(config, "lanes")
     m_factors = [None, integer(config, "m_block"), integer(config, "rows")]

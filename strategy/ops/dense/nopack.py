@@ -12,23 +12,15 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.condition import Clause
-from strategy.cpu.tile import (
-    Extents,
-    accumulator,
-    clamped_row,
-    largest_divisor,
-    round_up,
-    up_to,
-    whole_blocks,
-)
+from strategy.cpu.tile import Extents, clamped_row, largest_divisor, round_up, up_to, whole_blocks
 from strategy.schedule import (
     Outs,
-    find_stages,
+    accumulator,
+    compute_stage,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
-    stage,
+    start_schedule,
+    unroll_tile,
 )
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -116,11 +108,8 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
         return data[row(i), step].astype(dtype) * weight[col(j), step].astype(dtype)
 
     r = te.reduce_axis((0, whole // lanes), name="r")
-    sums = te.compute(
-        (*shape, lanes),
-        lambda i, j, lane: te.sum(product(i, j, r * lanes + lane), axis=r),
-        name="tiles",
-        attrs=stage("tiles"),
+    sums = compute_stage(
+        "tiles", (*shape, lanes), lambda i, j, lane: te.sum(product(i, j, r * lanes + lane), axis=r)
     )
     if whole < depth:
         tiles = sums
@@ -131,37 +120,25 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
             )
             return tiles[i, j, lane] + rest
 
-        sums = te.compute((*shape, lanes), with_rest, name="rest", attrs=stage("rest"))
+        sums = compute_stage("rest", (*shape, lanes), with_rest)
     while lanes > 2:
         lanes //= 2
         sums = _halved(sums, (*shape, lanes))
 
-    total = te.compute(
-        shape,
-        lambda i, j: sums[i, j, 0] + sums[i, j, 1] if lanes == 2 else sums[i, j, 0],
-        name="total",
-        attrs=stage("total"),
+    total = compute_stage(
+        "total", shape, lambda i, j: sums[i, j, 0] + sums[i, j, 1] if lanes == 2 else sums[i, j, 0]
     )
     return [te.compute((m, n), lambda i, j: total[i, j].astype(out_type.dtype), name="dense")]
 
 
 def _halved(sums: Any, shape: tuple[Any, Any, int]) -> Any:
-    from tvm import te
-
     lanes = shape[2]
-    return te.compute(
-        shape,
-        lambda i, j, lane: sums[i, j, lane] + sums[i, j, lane + lanes],
-        name=f"sum{lanes}",
-        attrs=stage(f"sum{lanes}"),
-    )
+    return compute_stage(f"sum{lanes}", shape, lambda i, j, lane: sums[i, j, lane] + sums[i, j, lane + lanes])
 
 
 def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of columns × rows in parallel; in each, one register tile after the other."""
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output = join_epilogue(sch)
+    sch, stages, output = start_schedule(outs)
     total = stages.pop("total")
     i, j = sch.get_loops(total)
     m_task, row_tile, rows = sch.split(i, [integer(config, "m_tasks"), None, integer(config, "rows")])
@@ -181,10 +158,7 @@ def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     for loop in (inner_steps, rows, cols):
         sch.unroll(loop)
     for block in (sch.decompose_reduction(tiles, outer_steps), *stages.values()):
-        *_, rows, cols, lane = sch.get_loops(block)
-        sch.vectorize(lane)
-        sch.unroll(rows)
-        sch.unroll(cols)
+        unroll_tile(sch, block)
     for block in (tiles, total, *stages.values()):
         sch.set_scope(block, 0, "local")
     for block in (total, output):

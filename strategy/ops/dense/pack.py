@@ -10,7 +10,6 @@ from strategy.cpu.ahead import fits_ahead, prefetch_panels
 from strategy.cpu.tile import (
     ROWS,
     Extents,
-    accumulator,
     accumulators,
     best_tile,
     clamped_row,
@@ -27,14 +26,13 @@ from strategy.cpu.tile import (
 )
 from strategy.schedule import (
     Outs,
+    accumulator,
+    compute_stage,
     dtype_bytes,
-    find_stages,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
     pack_by_vectors,
-    stage,
+    start_schedule,
 )
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
@@ -111,14 +109,12 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
     dtype = accumulator(data.dtype)
     row = clamped_row(m)
     r = te.reduce_axis((0, k), name="r")
-    tiles = te.compute(
-        (round_up(m, rows), round_up(n, width)),
+    tiles = compute_stage(
+        "tiles", (round_up(m, rows), round_up(n, width)),
         lambda i, j: te.sum(
             data[row(i), r].astype(dtype) * weight[j // width, r, j % width].astype(dtype), axis=r
         ),
-        name="tiles",
-        attrs=stage("tiles"),
-    )
+    )  # fmt: skip
     return [te.compute((m, n), lambda i, j: tiles[i, j].astype(out_type.dtype), name="dense")]
 
 
@@ -126,9 +122,7 @@ def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of panels × rows in parallel; in each, one register tile after the other."""
     from tvm import tirx
 
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output = join_epilogue(sch)
+    sch, stages, output = start_schedule(outs)
     tiles = stages["tiles"]
     lanes = lanes_of(target, accumulator(outs.args[0].dtype))
     if "panels" in stages:

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy.cpu.tile import accumulator, largest_divisor, round_up, tile_share, up_to
+from strategy.cpu.tile import largest_divisor, round_up, tile_share, up_to
 from strategy.layout import block_of, laid_out, plain, plain_index, transform_image
-from strategy.ops.conv2d.pad import pad_zeros
+from strategy.ops.conv2d.pad import copy_by_vectors, pad_zeros, whole_padding
 from strategy.ops.depthwise_separable_conv2d.operator import DepthwiseSeparableConv2DAttrs
 from strategy.order import at_least, at_most
 from strategy.schedule import (
     Outs,
-    find_stages,
+    accumulator,
+    compute_stage,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
-    stage,
-    vectorize,
+    start_schedule,
+    store_tile,
+    unroll_tile,
 )
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -99,17 +99,14 @@ def prepare(
     width, block = integer(config, "width"), block_of(attrs.data_layout)
 
     def pack_depthwise(weight: Any) -> Any:
-        from tvm import te
-
         channels, _, kernel_h, kernel_w = (int(extent) for extent in weight.shape)
-        return te.compute(
-            (channels // block, kernel_h, kernel_w, block),
+        return compute_stage(
+            "depthwise_tiles", (channels // block, kernel_h, kernel_w, block),
             lambda outer, y, x, inner: weight[outer * block + inner, 0, y, x],
-            name="depthwise_tiles", attrs=stage("depthwise_tiles"),
         )  # fmt: skip
 
     def pack_pointwise(weight: Any) -> Any:
-        from tvm import te, tirx
+        from tvm import tirx
 
         out_channels, channels = (int(extent) for extent in weight.shape[:2])
 
@@ -121,7 +118,7 @@ def prepare(
             )  # fmt: skip
 
         shape = (-(-out_channels // width), channels // block, block, width)
-        return te.compute(shape, read, name="weight_tiles", attrs=stage("weight_tiles"))
+        return compute_stage("weight_tiles", shape, read)
 
     return {1: pack_depthwise, 3: pack_pointwise}
 
@@ -137,33 +134,26 @@ def compute(
     blocks, kernel_h, kernel_w, block = (int(d) for d in depthwise.shape)
     (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
     height, columns = round_up(out_h, integer(config, "rows")), round_up(out_w, integer(config, "columns"))
-    # Whole tiles read this far; what they compute beyond the output is left out.
-    top, left, bottom, right = attrs.padding
-    bottom = max(bottom, (height - 1) * stride_h + (kernel_h - 1) * dilation_h + 1 - int(data.shape[2]) - top)
-    right = max(right, (columns - 1) * stride_w + (kernel_w - 1) * dilation_w + 1 - int(data.shape[3]) - left)
-    padded = pad_zeros(data, (top, left, bottom, right))
+    padded = pad_zeros(data, whole_padding(attrs, data.shape[2:4], (height, columns), (kernel_h, kernel_w)))
     y, x = te.reduce_axis((0, kernel_h), name="y"), te.reduce_axis((0, kernel_w), name="x")
-    sums = te.compute(
-        (batch, blocks, height, columns, block),
+    sums = compute_stage(
+        "sums", (batch, blocks, height, columns, block),
         lambda n, o, h, w, c: te.sum(
             padded[n, o, h * stride_h + y * dilation_h, w * stride_w + x * dilation_w, c] * depthwise[o, y, x, c],
             axis=[y, x],
         ),
-        name="sums", attrs=stage("sums"),
     )  # fmt: skip
-    between = te.compute(
-        (batch, blocks, height, columns, block),
+    between = compute_stage(
+        "between", (batch, blocks, height, columns, block),
         lambda n, o, h, w, c: activate(sums[n, o, h, w, c] + bias[o * block + c], attrs.activation),
-        name="between", attrs=stage("between"),
     )  # fmt: skip
     outer, inner = te.reduce_axis((0, blocks), name="c"), te.reduce_axis((0, block), name="i")
     width = integer(config, "width")
-    tiles = te.compute(
-        (batch, height, columns, round_up(out_channels, width)),
+    tiles = compute_stage(
+        "tiles", (batch, height, columns, round_up(out_channels, width)),
         lambda n, h, w, o: te.sum(
             between[n, outer, h, w, inner] * weight[o // width, outer, inner, o % width], axis=[outer, inner]
         ),
-        name="tiles", attrs=stage("tiles"),
     )  # fmt: skip
 
     def element(*index: Any) -> Any:
@@ -176,9 +166,7 @@ def compute(
 
 def schedule(attrs: DepthwiseSeparableConv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Groups of rows in parallel: of each first all channels between, then one register tile after the other."""
-    sch = new_schedule(outs)
-    output = join_epilogue(sch)
-    stages = find_stages(sch)
+    sch, stages, output = start_schedule(outs)
     tiles, between, sums, padded = (stages.get(name) for name in ("tiles", "between", "sums", "padded"))
     lanes, columns = _lanes(attrs, accumulator(str(outs.args[0].dtype)), target), integer(config, "columns")
     transform_image(sch, output, attrs.out_layout, lambda n, o, h, w: (n, h, w, o))
@@ -203,13 +191,8 @@ def schedule(attrs: DepthwiseSeparableConv2DAttrs, outs: Outs, target: Target, c
     sch.vectorize(lane)
     for loop in (step, column, vector):
         sch.unroll(loop)
-    start = sch.decompose_reduction(tiles, outer)
-    *_, start_columns, start_vectors, start_lane = sch.get_loops(start)
-    sch.vectorize(start_lane)
-    *_, out_columns, out_channels = sch.get_loops(output)
-    vectorize(sch, out_channels, min(lanes, block_of(attrs.out_layout)))
-    for loop in (start_columns, start_vectors, out_columns):
-        sch.unroll(loop)
+    unroll_tile(sch, sch.decompose_reduction(tiles, outer))
+    store_tile(sch, output, min(lanes, block_of(attrs.out_layout)))
     return sch
 
 
@@ -226,7 +209,7 @@ def _schedule_depthwise(
         sch.compute_inline(padded)
     elif padded is not None:
         sch.compute_at(padded, blocks, preserve_unit_loops=True)
-        sch.vectorize(sch.split(sch.get_loops(padded)[-1], [None, lanes])[1])
+        copy_by_vectors(sch, padded, lanes)
     sch.vectorize(lane)
     sch.unroll(column)
     *_, w, c, y, x = sch.get_loops(sums)
@@ -237,9 +220,6 @@ def _schedule_depthwise(
         turns *= int(sch.get(loop).extent)
         if turns <= _MOST_UNROLLED:
             sch.unroll(loop)
-    start = sch.decompose_reduction(sums, y)
-    *_, start_columns, start_lane = sch.get_loops(start)
-    sch.vectorize(start_lane)
-    sch.unroll(start_columns)
+    unroll_tile(sch, sch.decompose_reduction(sums, y), 2)
 
 

@@ -21,7 +21,7 @@ from strategy.op_strategy import OpStrategy
 from strategy.ops.matmul_nbits.operator import MatMulNBitsAttrs, rounded, step_of
 from strategy.order import join, larger
 from strategy.pattern import register_cpu_implementations, schedule_plain_cpu
-from strategy.schedule import Outs, integer, lanes_of, new_schedule, stage
+from strategy.schedule import Outs, compute_stage, integer, lanes_of, new_schedule
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
 from strategy.types import TensorType
@@ -66,7 +66,7 @@ def prepare(
     lanes: int, attrs: MatMulNBitsAttrs, inputs: Sequence[TensorType], config: Config
 ) -> dict[int, Callable[[Any], Any]]:
     """The weight and the scales as panels; columns beyond n are zeros."""
-    from tvm import te, tirx
+    from tvm import tirx
 
     width, bits = integer(config, "vectors") * lanes, attrs.bits
     n, blocks, size = inputs[1].concrete_shape
@@ -78,7 +78,7 @@ def prepare(
             found = scales[column, b]
             return found if n % width == 0 else tirx.if_then_else(column < n, found, tirx.const(0, scales.dtype))
 
-        return te.compute((panels, blocks, width), scale, name="scales", attrs=stage("scales"))
+        return compute_stage("scales", (panels, blocks, width), scale)
 
     def pack(weight: Any) -> Any:
         def number(column: Any, place: Any) -> Any:
@@ -94,7 +94,7 @@ def prepare(
             return byte if n % width == 0 else tirx.if_then_else(column < n, byte, tirx.const(0, "uint8"))
 
         shape = (panels, blocks * size // 4, width, 4)
-        return te.compute(shape, of_word, name="panels", attrs=stage("panels"))
+        return compute_stage("panels", shape, of_word)
 
     return {1: pack, 2: pack_scales}
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from strategy.cpu.loop import allocate
 from strategy.cpu.radix import Radix
-from strategy.cpu.row import accumulator
 from strategy.op_strategy import OpStrategy
 from strategy.ops.non_max_suppression.operator import (
     AllClassNonMaxSuppressionAttrs,
@@ -24,7 +23,7 @@ from strategy.ops.non_max_suppression.operator import (
 )
 from strategy.order import fold
 from strategy.pattern import schedule_extern_cpu
-from strategy.schedule import integer, lanes_of
+from strategy.schedule import accumulator, integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType, Type

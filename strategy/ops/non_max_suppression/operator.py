@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.cpu.row import accumulator
 from strategy.expr import Expr, TupleGetItem, call
 from strategy.generic_func import override_native_generic_func
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_op, register_reference, register_strategy
 from strategy.op_strategy import OpStrategy
+from strategy.schedule import accumulator
 from strategy.shape_func import register_shape_func
 from strategy.target import Target
 from strategy.type_relation import (

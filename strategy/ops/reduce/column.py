@@ -19,12 +19,11 @@ from strategy.ops.reduce.operator import ReduceAttrs, reduced_axes
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import (
     Outs,
-    find_stages,
+    compute_stage,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
-    stage,
+    start_schedule,
+    unroll_tile,
     vectorize,
 )
 from strategy.space import Config, ConfigSpace, Knob, knob
@@ -121,8 +120,8 @@ def _compute(name: str) -> Any:
             return reducer(value, axis=step)
 
         shape = (count, parts, round_up(columns, width))
-        tiles = te.compute(shape, term, name="tiles", attrs=stage("tiles"))
-        kept = te.compute(shape, lambda o, part, column: tiles[o, part, column], name="kept", attrs=stage("kept"))
+        tiles = compute_stage("tiles", shape, term)
+        kept = compute_stage("kept", shape, lambda o, part, column: tiles[o, part, column])
 
         def result(*index: Any) -> Any:
             o, column = _columns(attrs, outer, inner, index)
@@ -145,10 +144,8 @@ def schedule(attrs: ReduceAttrs, outs: Outs, target: Target, config: Config) -> 
     """Blocks of columns in parallel, each from the first row of its part to the last."""
     from tvm import tirx
 
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
+    sch, stages, output = start_schedule(outs)
     tiles, kept = stages["tiles"], stages["kept"]
-    output = join_epilogue(sch)
     lanes, width = integer(config, "lanes"), integer(config, "lanes") * integer(config, "vectors")
     outer, _, inner = _split(attrs, outs.args[0].shape)
     sch.transform_block_layout(
@@ -175,10 +172,7 @@ def schedule(attrs: ReduceAttrs, outs: Outs, target: Target, config: Config) -> 
     sch.vectorize(lane)
     sch.unroll(inner_steps)
     sch.unroll(vectors)
-    start = sch.decompose_reduction(tiles, outer_steps)
-    *_, start_vectors, start_lane = sch.get_loops(start)
-    sch.vectorize(start_lane)
-    sch.unroll(start_vectors)
+    unroll_tile(sch, sch.decompose_reduction(tiles, outer_steps), 2)
     return sch
 
 

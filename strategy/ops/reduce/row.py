@@ -23,7 +23,7 @@ from strategy.cpu.row import (
 from strategy.op_strategy import OpStrategy
 from strategy.ops.reduce.operator import ReduceAttrs, reduced_axes
 from strategy.pattern import extents_of, register_cpu_implementations
-from strategy.schedule import Outs, find_stages, integer, join_epilogue, lanes_of, new_schedule
+from strategy.schedule import Outs, integer, lanes_of, start_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -118,9 +118,7 @@ def _compute(name: str) -> Any:
 
 def schedule(attrs: ReduceAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Parts of rows in tasks; then, where there are several parts, what they add up to."""
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output = join_epilogue(sch)
+    sch, stages, output = start_schedule(outs)
     (total,) = (name for name in stages if name.endswith(".total"))
     row = schedule_tasks(sch, sch.get_loops(stages[total]), config)
     for name in reversed(stages):

@@ -14,16 +14,7 @@ from strategy.cpu.row import PARALLEL_BYTES
 from strategy.op_strategy import OpStrategy
 from strategy.ops.resize2d.operator import Resize2DAttrs, inside, interpolate, neighbours
 from strategy.pattern import register_cpu_implementations
-from strategy.schedule import (
-    Outs,
-    find_stages,
-    integer,
-    join_epilogue,
-    lanes_of,
-    new_schedule,
-    stage,
-    vectorize,
-)
+from strategy.schedule import Outs, compute_stage, integer, lanes_of, start_schedule, vectorize
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
 from strategy.types import TensorType
@@ -81,7 +72,7 @@ def compute(
         return interpolate(lambda column: data(n, c, y, inside(column, width)).astype(dtype), columns)
 
     if config["across_first"]:
-        wide = te.compute((batch, channels, height, size), across, name="across", attrs=stage("across"))
+        wide = compute_stage("across", (batch, channels, height, size), across)
         return [
             te.compute(
                 (batch, channels, *attrs.size), lambda *i: down(wide, *i).astype(out_type.dtype), name="resize2d"
@@ -98,12 +89,10 @@ def compute(
             return chosen
 
         name = ("places", "weights")[part]
-        return te.compute((taps, size), entry, name=name, attrs=stage(name))
+        return compute_stage(name, (taps, size), entry)
 
     places, weights = table(0), table(1)
-    rows = te.compute(
-        (batch, channels, attrs.size[0], width), lambda *i: down(data, *i), name="down", attrs=stage("down")
-    )
+    rows = compute_stage("down", (batch, channels, attrs.size[0], width), lambda *i: down(data, *i))
 
     def element(n: Any, c: Any, y: Any, x: Any) -> Any:
         columns = [(places[tap, x], weights[tap, x]) for tap in range(taps)]
@@ -115,9 +104,7 @@ def compute(
 
 def schedule(attrs: Resize2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of images or of rows in parallel; what the first step makes stays in cache."""
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output = join_epilogue(sch)
+    sch, stages, output = start_schedule(outs)
     *rows, x = sch.get_loops(output)
     if config["across_first"]:
         image = sch.fuse(*rows[:2])

@@ -15,12 +15,12 @@ from typing import Any
 
 from strategy.cpu.elementary import exp, exp_of_difference, log_of_sum
 from strategy.cpu.loop import allocate, fill, written
-from strategy.cpu.row import PARALLEL_BYTES, accumulator
+from strategy.cpu.row import PARALLEL_BYTES
 from strategy.op_strategy import OpStrategy
 from strategy.ops.softmax.operator import SoftmaxAttrs
 from strategy.order import FLOATS, lowest, scaled
 from strategy.pattern import element_bytes, register_cpu_implementations, schedule_extern_cpu
-from strategy.schedule import integer, lanes_of
+from strategy.schedule import accumulator, integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type

@@ -7,14 +7,7 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.cpu.elementary import exp
-from strategy.cpu.row import (
-    accumulator,
-    keep_row,
-    reader,
-    reduce_row,
-    register_rows,
-    row_extents,
-)
+from strategy.cpu.row import keep_row, reader, reduce_row, register_rows, row_extents
 from strategy.cuda.rowwise import register_row_implementations
 from strategy.expr import Call, Expr, call, const
 from strategy.generic_func import GenericFunc
@@ -35,6 +28,7 @@ from strategy.pattern import (
     schedule_plain_cpu,
 )
 from strategy.reference import widened
+from strategy.schedule import accumulator
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config
 from strategy.type_relation import (
