@@ -199,9 +199,10 @@ def _load(
     if [(t.shape, getattr(torch, t.dtype)) for t in manifest.inputs] != [(tuple(i.shape), i.dtype) for i in inputs]:
         raise NetworkError("its library takes other inputs")
     # By a name of its own: one that this process has loaded by its path, and that was replaced since, would be called.
-    with tempfile.TemporaryDirectory(prefix="load-", dir=folder()) as unique:
+    # Not beside it: the folder of kernels may be read-only.
+    with tempfile.TemporaryDirectory(prefix="plevel-") as unique:
         link = Path(unique) / path.name
-        link.symlink_to(path)
+        link.symlink_to(path.absolute())
         library = ctypes.CDLL(str(link))
     function, trace = library[manifest.function], library[f"{manifest.function}_trace"]
     function.argtypes = [ctypes.c_void_p] * (len(manifest.inputs) + len(manifest.outputs))
