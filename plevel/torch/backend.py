@@ -112,7 +112,7 @@ def plevel(
 def _alone(module: GraphModule, inputs: Sequence[Any], why: str) -> Callable[..., Any]:
     from torch._inductor.compile_fx import compile_fx
 
-    note(Report(note=f"left to Inductor: {why}", parameters=owned(module)), module)
+    note(Report(note=f"left to Inductor: {why}", parameters=owned(module, inputs)), module, inputs)
     logger.info("left to Inductor: %s", why)
     found: Callable[..., Any] = compile_fx(module, inputs)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,17 +122,22 @@ def report_whole(whole: Whole, verdict: Verdict, model: Any) -> Report:
     return Report(ordered, {}, verdict, parameters=owned(model))
 
 
-def owned(model: Any) -> frozenset[int]:
+def owned(model: Any, inputs: Sequence[Any] = ()) -> frozenset[int]:
     """The identities of a module's parameters and buffers."""
-    return frozenset(id(t) for t in (*model.parameters(), *model.buffers()))
+    return frozenset(id(t) for t in _tensors(model, inputs))
 
 
-def note(report: Report, model: Any) -> None:
+def note(report: Report, model: Any, inputs: Sequence[Any] = ()) -> None:
     """Keeps a report for as long as the model's parameters live."""
     _reports.append(report)
     del _reports[:-MAX_REPORTS]
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in _tensors(model, inputs):
         weakref.finalize(tensor, _forget, report)
+
+
+def _tensors(model: Any, inputs: Sequence[Any]) -> list[Any]:
+    """A graph's parameters and buffers; where it may need gradients, parameters are inputs."""
+    return [*model.parameters(), *model.buffers(), *(i for i in inputs if isinstance(i, torch.nn.Parameter))]
 
 
 def _forget(report: Report) -> None:
