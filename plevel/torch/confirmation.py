@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from plevel.torch.frozen import is_same, unchanged
 from plevel.torch.node import hint
 from plevel.torch.plan import SMALL, Plan
 from plevel.torch.verdict import Verdict
@@ -99,7 +100,7 @@ class _Search:
         if changed:
             raise _RefusedError("the graph changes the model's buffers, so it is not timed")
         pairs = zip(self.given, self.inputs, strict=True)
-        if any(isinstance(i, torch.Tensor) and not _same(g, i) for g, i in pairs):
+        if any(isinstance(i, torch.Tensor) and not is_same(g, i) for g, i in pairs):
             raise _RefusedError("the graph changes its inputs, so it is not timed")
         # Forms cost a compilation each, a library's kernels are built while Inductor compiles.
         if self._try_whole(make_whole):
@@ -225,17 +226,9 @@ def _copy(x: torch.Tensor) -> torch.Tensor:
 
 def _call(function: Compiled, inputs: Sequence[Any], buffers: Sequence[Any]) -> tuple[list[Any], bool]:
     """The outputs as they are at once, and whether buffers were changed, which are put back then."""
-    before = [b.clone() for b in buffers]
-    changed = False
-    try:
+    with unchanged(buffers) as changed:
         found = [o.clone() if isinstance(o, torch.Tensor) else o for o in function(*inputs)]
-    finally:
-        for buffer, old in zip(buffers, before, strict=True):
-            if not _same(buffer, old):
-                with torch.inference_mode(buffer.is_inference()):  # where alone one that was made there can be changed
-                    buffer.copy_(old)
-                changed = True
-    return found, changed
+    return found, bool(changed)
 
 
 def _agree(found: Sequence[Any], expected: Sequence[Any]) -> bool:
@@ -251,11 +244,6 @@ def _agree(found: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 def _real(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal, where NaN equals itself."""
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:

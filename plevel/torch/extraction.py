@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 from torch.fx import GraphModule
+from torch.nn.parameter import is_lazy
 
 from plevel.extraction import (
     Extracted,
@@ -23,7 +24,7 @@ from plevel.extraction import (
     library_workloads,
 )
 from plevel.torch.exported import import_graph
-from plevel.torch.frozen import compile_frozen
+from plevel.torch.frozen import compile_frozen, unchanged
 from plevel.torch.merging import find_merged
 from plevel.torch.node import flops, name_of
 from plevel.torch.program import load_program
@@ -40,33 +41,35 @@ class _Read(Exception):
 
 
 def extract(model: Callable[..., Any], inputs: Sequence[Any]) -> Extraction:
-    """The workloads of a model's call with these inputs; nothing is compiled.
+    """The workloads of a model's call with these inputs; nothing is compiled, and its buffers stay as they are.
 
     Raises:
         ExtractError: the model cannot be traced as one graph or more, or has no graph at all.
     """
     graphs: list[Extraction] = []
+    given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
 
     def read(module: GraphModule) -> None:
         graphs.append(extract_graph(module))
         raise _Read
 
-    def backend(module: GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+    def backend(module: GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
         try:
-            compile_frozen(module, given, read)
+            compile_frozen(module, values, read)
         except Exception as error:
             if not _is_read(error):
                 raise
-            graphs[-1] = _with_library(module, given, graphs[-1])
+            graphs[-1] = _with_library(module, values, graphs[-1])
         eager: Callable[..., Any] = module.forward
         return eager  # the rest of the model may be in further graphs
 
     was = torch._inductor.config.freezing
+    buffers = model.buffers() if isinstance(model, torch.nn.Module) else ()
     try:
         torch._inductor.config.freezing = True
-        with torch.inference_mode(), _without_traces():
+        with unchanged([b for b in buffers if not is_lazy(b)]), torch.inference_mode(), _without_traces():
             # Apart from other entries: of eight on one function, Dynamo compiles no more.
-            torch.compile(model, backend=backend, dynamic=False, isolate_recompiles=True)(*inputs)
+            torch.compile(model, backend=backend, dynamic=False, isolate_recompiles=True)(*given)
     except Exception as error:
         raise ExtractError(
             f"the model cannot be traced: {type(error).__name__}: {' '.join(str(error).split())[:500]}"

@@ -7,7 +7,7 @@ order, so the first of them is wrapped.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -53,6 +53,25 @@ def visiting(visit: Visit) -> Iterator[None]:
         yield
     finally:
         _active.visit = before
+
+
+@contextmanager
+def unchanged(buffers: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Put back what is written to buffers meanwhile; in the end the list has those."""
+    before, changed = [b.clone() for b in buffers], []
+    try:
+        yield changed
+    finally:
+        for buffer, old in zip(buffers, before, strict=True):
+            if not is_same(buffer, old):
+                with torch.inference_mode(buffer.is_inference()):  # where alone one that was made there can be changed
+                    buffer.copy_(old)
+                changed.append(buffer)
+
+
+def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal, where NaN equals itself."""
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def copy(module: GraphModule) -> GraphModule:

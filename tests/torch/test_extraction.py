@@ -302,6 +302,13 @@ def test_products_of_one_operand_are_also_offered_as_one():
     assert f"attention_bias({heads},bias=float32[2,1,1,12])" in masked
 
 
+def test_a_model_in_training_keeps_its_statistics():
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4))
+    assert extract(model, torch.ones(2, 8)).workloads  # a tensor is the one input
+    assert model[0].num_batches_tracked == 0
+    assert not model[0].running_mean.any()
+
+
 def test_inputs_of_a_wrong_shape_are_one_error_without_a_log(caplog: pytest.LogCaptureFixture):
     import logging
 
