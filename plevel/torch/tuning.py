@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from plevel.torch.extraction import ExtractError, extract
@@ -16,7 +17,7 @@ def tune(
     inputs: Sequence[Any],
     *,
     trials: int = 128,
-    database: str | None = None,
+    database: str | Path | None = None,
     wait: bool = False,
     report: Callable[[RunStatus], None] | None = None,
 ) -> RunStatus:
@@ -51,9 +52,10 @@ def tune(
         workloads=tuple(RunWorkload(workload=w.workload, weight=w.occurrences) for w in found),
         target=model_target(), trials=trials,
     )  # fmt: skip
-    is_service = database is not None and database.startswith(("http://", "https://"))
+    where = None if database is None else str(database)
+    is_service = where is not None and where.startswith(("http://", "https://"))
     try:
-        place = locate(database, None) if is_service else locate(None, database, makes=True)
+        place = locate(where, None) if is_service else locate(None, where, makes=True)
     except CommandError as error:
         raise UnreachableError(str(error)) from error
     with connection(place, request.target) as (client, embedded):

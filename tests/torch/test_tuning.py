@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 from plevel.cli import follower
 from plevel.client import Client, NoWorkerError, UnreachableError
 from plevel.database import plevel_database
+from plevel.embedded import EmbeddedError
 from plevel.torch import explain, tune
 from plevel.torch.backend import plevel
 from plevel.torch.plan import model_target
@@ -61,6 +62,8 @@ def test_a_database_that_is_not_there_falls_back(tmp_path: Path):
     model, inputs = models.Block(24, 48).eval(), (torch.randn(16, 24),)
     with pytest.warns(UserWarning, match="left to Inductor: UnreachableError: .*no such file"):
         assert reasons(model, inputs, database=tmp_path / "none.db") == []
+    with pytest.raises(EmbeddedError, match="there is no folder"):
+        tune(model, inputs, database=tmp_path / "none" / "records.db")
 
 
 def test_a_service_without_a_worker_for_the_target_is_an_error_unless_the_run_is_to_wait(service) -> None:
