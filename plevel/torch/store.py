@@ -10,7 +10,9 @@ import os
 import shutil
 import struct
 import time
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,15 @@ def touch(path: Path) -> None:
     """Notes that a file is used."""
     with suppress(OSError):
         os.utime(path)
+
+
+@contextmanager
+def keeping(what: str) -> Iterator[None]:
+    """Warn, and go on without, where the folder is full or read-only."""
+    try:
+        yield
+    except OSError as error:
+        warnings.warn(f"plevel: {what} is not kept, and the next process times again: {error}", stacklevel=3)
 
 
 def is_library(path: Path) -> bool:
@@ -69,8 +80,9 @@ def prune(limit_bytes: int = LIMIT_BYTES) -> None:
     for used, size, path in sorted(found):
         if total <= limit_bytes or used >= before:
             break
-        path.unlink(missing_ok=True)
-        path.with_name(path.name + ".json").unlink(missing_ok=True)  # after it: a kernel has a signature
+        with suppress(OSError):  # it may be read-only
+            path.unlink(missing_ok=True)
+            path.with_name(path.name + ".json").unlink(missing_ok=True)  # after it: a kernel has a signature
         total -= size
 
 

@@ -12,7 +12,7 @@ import msgspec
 from plevel.kernel_selection import Choose
 from plevel.torch.kernel import kernel_digest
 from plevel.torch.plan import Plan
-from plevel.torch.store import folder, touch
+from plevel.torch.store import folder, keeping, touch
 from strategy.confirmation import Comparison
 from strategy.workload_text import parse_workload
 
@@ -56,7 +56,7 @@ def read_verdict(plan: Plan, choose: Choose) -> Verdict | None:
 
 
 def write_verdict(verdict: Verdict) -> None:
-    with tempfile.TemporaryDirectory(dir=folder()) as made:
+    with keeping("a verdict"), tempfile.TemporaryDirectory(dir=folder()) as made:
         partial = Path(made) / "verdict"
         partial.write_bytes(msgspec.json.encode(verdict))
         partial.replace(_path(verdict.key))

@@ -27,7 +27,7 @@ from plevel.deployment import Draft, draft
 from plevel.kernel_selection import Choose
 from plevel.torch.exported import find_weights, import_graph
 from plevel.torch.kernel import chosen_digest
-from plevel.torch.store import digest_of, folder, is_library, prune, touch
+from plevel.torch.store import digest_of, folder, is_library, keeping, prune, touch
 from plevel.torch.verdict import Verdict, is_current
 from strategy.host import cpu_model
 from strategy.network.graph import NetworkError
@@ -102,11 +102,12 @@ class Whole:
     def keep(self, verdict: Verdict) -> None:
         """Move a new library to its path, its description first; of two processes the last one's stays."""
         if self.made:
-            beside = _beside(self.made / self.path.name)
-            beside.write_bytes(msgspec.json.encode(to_json(_About(self.manifest, verdict))))
-            self.path.unlink(missing_ok=True)  # whoever is killed between leaves none beside another's description
-            for name in (_beside(self.path), self.path):
-                (self.made / name.name).replace(name)
+            with keeping("a graph's library"):
+                beside = _beside(self.made / self.path.name)
+                beside.write_bytes(msgspec.json.encode(to_json(_About(self.manifest, verdict))))
+                self.path.unlink(missing_ok=True)  # whoever is killed between leaves none beside another's description
+                for name in (_beside(self.path), self.path):
+                    (self.made / name.name).replace(name)
             prune()
 
     def sweep(self) -> None:
@@ -238,7 +239,7 @@ def _prefix(module: GraphModule, inputs: Sequence[Any], target: Target) -> str:
         NetworkError: a library cannot have its inputs or weights, or the graph's text does not say all that it does.
     """
     if not all(
-        isinstance(i, torch.Tensor) and i.device.type == "cpu" and i.layout is torch.strided and not i.is_conj()
+        isinstance(i, torch.Tensor) and i.device.type == "cpu" and i.layout is torch.strided and not (i.is_conj() or i.is_neg())
         for i in inputs
     ):
         raise NetworkError("its inputs are not all dense tensors of fixed sizes")

@@ -766,6 +766,16 @@ def test_keeping_a_library_prunes_its_folder(library):
     assert not half.exists()
 
 
+def test_what_cannot_be_kept_is_warned_of_and_no_more(library, monkeypatch: pytest.MonkeyPatch):
+    made, x = library
+    monkeypatch.setattr(os, "mkdir", refuse_below(folder()))
+    with pytest.warns(UserWarning, match="a verdict is not kept, .*Read-only file system"):
+        write_verdict(Verdict("full", "graph", 0))
+    with pytest.warns(UserWarning, match="a graph's library is not kept"):
+        replace(made, made=made.path.with_name("none")).keep(Verdict("key", "graph", 0))
+    assert made.call(x)
+
+
 def test_two_that_write_a_verdict_at_once_both_succeed(monkeypatch: pytest.MonkeyPatch):
     both, write = threading.Barrier(2), Path.write_bytes
 
