@@ -32,7 +32,7 @@ _HEADER = Template("""\
 $ports$sizes *
  * Buffers are row-major and contiguous, and do not overlap; aligned to $alignment bytes they are not copied.
  * Parallel loops use $threads of OpenMP. Several threads may call it at once, each with $arena bytes of memory$least.
- * It returns 0, or another number on failure.
+ * It returns 0; -1 without memory, -2 for ${wrong}a buffer that is NULL, or the number of the step that failed, from 1.
  *
  * ${name}_trace has a function called after each step of the manifest, with its number and its output;
  * NULL ends that.
@@ -182,6 +182,7 @@ def _header(plan: Plan, name: str, about: str, target: Target) -> str:
         about=about.replace("*/", "* /"), target=target, ports="".join(lines), alignment=ALIGNMENT, name=name,
         threads=show_number(target.threads, "thread"), arena=plan.arena_bytes, guard=f"{name.upper()}_H",
         arguments=_parameters(plan), least=" at the least sizes" if plan.sizes else "",
+        wrong="a size out of range or " if plan.sizes else "",
         sizes="".join(f" *   {s.name}: a symbolic size, from {s.low} to {s.high}\n" for s in sizes_of(plan)),
     )  # fmt: skip
 

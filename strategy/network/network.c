@@ -81,16 +81,18 @@ static uint64_t _plevel_port_bytes(int i, const int64_t *extents) {
   return _plevel_bytes(_plevel_ports[i].bits, _plevel_ports[i].ndim, _plevel_ports[i].shape, extents);
 }
 
-/* The network, on its inputs and then its outputs: 0, -1 without memory, -2 for a size that is out of range, or one more
- * than the step that failed. */
+/* The network, on its inputs and then its outputs: 0, -1 without memory, -2 for a size that is out of range or a buffer
+ * that is NULL, or one more than the step that failed. */
 static int _plevel_run(const int64_t *sizes, void *const *given) {
   if (!_plevel_fits(sizes)) return -2;
-  uint64_t places[PLEVEL_PLACES], needed = _plevel_arrange(sizes, places);
   int64_t extents[PLEVEL_EXTENTS];
+  _plevel_measure(sizes, extents);
+  for (int i = 0; i < PLEVEL_PORTS; ++i)
+    if (!given[i] && _plevel_port_bytes(i, extents)) return -2;
+  uint64_t places[PLEVEL_PLACES], needed = _plevel_arrange(sizes, places);
   char *arena = needed < TOO_MANY ? _plevel_take(needed) : NULL, *ports[PLEVEL_PORTS];
   int failed = 0;
   if (!arena) return -1;
-  _plevel_measure(sizes, extents);
   _plevel_ready();
   for (int i = 0; i < PLEVEL_PORTS; ++i) {
     const Port *port = &_plevel_ports[i];
@@ -156,6 +158,7 @@ int __tvm_ffi_main(void *self, const Any *args, int32_t count, Any *result) {
     given[i] = (char *)t->data + t->byte_offset;
   }
   int failed = _plevel_run(sizes, given);
+  if (failed == -2) return _plevel_refuse("an argument has no memory");
   if (failed == -1) return _plevel_refuse("there is no memory for the values between its steps");
   if (!failed) return 0;
   /* A kernel has not always said why, such as where a workspace is missing, and its threads say it to themselves. */
