@@ -239,7 +239,8 @@ def _prefix(module: GraphModule, inputs: Sequence[Any], target: Target) -> str:
         NetworkError: a library cannot have its inputs or weights, or the graph's text does not say all that it does.
     """
     if not all(
-        isinstance(i, torch.Tensor) and i.device.type == "cpu" and i.layout is torch.strided and not (i.is_conj() or i.is_neg())
+        isinstance(i, torch.Tensor) and i.device.type == "cpu" and i.layout is torch.strided
+        and not (i.is_conj() or i.is_neg())
         for i in inputs
     ):
         raise NetworkError("its inputs are not all dense tensors of fixed sizes")

@@ -403,6 +403,11 @@ def test_a_users_own_operator_may_change_behind_its_name() -> None:
             _prefix(graph, (torch.ones(3),), model_target())
 
 
+def test_an_input_whose_memory_has_the_opposite_sign_is_not_a_librarys() -> None:
+    with pytest.raises(NetworkError, match="dense tensors"):
+        _prefix(torch.fx.symbolic_trace(torch.nn.ReLU()), (torch._neg_view(torch.ones(3)),), model_target())
+
+
 def test_products_of_one_operand_are_merged_where_that_wins(ratios):
     model, inputs = models.decoder()
     ratios += [[0.8] * 9, [1.1] * 9, [0.9] * 9, *[[1.1] * 9] * 4, [0.7] * 9]
