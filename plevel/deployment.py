@@ -196,7 +196,8 @@ def _build_all(
             tried = "a dispatch table" if isinstance(chosen, DispatchTable) else chosen.implementation
             errors[workload] = f"{tried}: {built.error}"
         elif called := _CALLED.search(_object(made, workload).read_bytes()):
-            errors[workload] = f"it calls {called[1].decode()} of TVM's runtime, which a library is without"
+            remedy = ": export the model with that size fixed" if workload.symbols else ""
+            errors[workload] = f"it calls {called[1].decode()} of TVM's runtime, which a library is without{remedy}"
         else:
             kernels[workload] = built
     _refuse(errors)

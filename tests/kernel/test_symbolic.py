@@ -29,6 +29,7 @@ CASES = [
     ("sum", {"data": "float32[m,4,33]"}, {"axis": [2]}, "reduce_row.cpu"),
     ("max", {"data": "int32[m,50]"}, {"axis": [1]}, "reduce_row.cpu"),
     ("sum", {"data": "float32[m,50]"}, {"axis": [0]}, "reduce.cpu"),
+    ("topk", {"data": "float32[m,40,w]"}, {"k": 3, "axis": 1, "ret_type": "values"}, "topk_scan.cpu"),
     ("dense", {"data": "float32[m,40]", "weight": "float32[33,40]"}, {}, "dense_pack.cpu"),
     ("matmul_nbits", {"data": "float32[m,32]", "weight": "uint8[33,1,16]", "scales": "float32[33,1]"},
      {"accuracy_level": 4}, "matmul_nbits_panel.cpu"),

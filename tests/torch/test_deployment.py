@@ -643,8 +643,16 @@ def test_instances_of_a_symbolic_batch_are_normed(tmp_path: Path) -> None:
     assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--verify") == 0
 
 
+def test_any_number_of_rows_is_sorted(tmp_path: Path) -> None:
+    model = Sized(lambda x: (*x.topk(2), *x.sort(1, descending=True)))
+    path = tmp_path / "m.pt2"
+    torch.export.save(torch.export.export(model, (torch.randn(5, 8, 3),), dynamic_shapes=({0: DIM},)), path)
+    assert compile_model(path, "-o", tmp_path / "m.so", "--verify") == 0
+
+
 def test_a_kernel_that_calls_tvms_runtime_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = Sized(lambda x: tuple(x.topk(2)))
+    model = Sized(lambda x: tuple(x.topk(2, 0)))
     torch.export.save(torch.export.export(model, (torch.randn(5, 8),), dynamic_shapes=({0: DIM},)), tmp_path / "m.pt2")
     assert compile_model(tmp_path / "m.pt2", "-o", tmp_path / "m.so") == 2
-    assert "it calls tvm.contrib.sort.topk of TVM's runtime, which a library is without" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "it calls tvm.contrib.sort.topk of TVM's runtime, which a library is without: export the model with" in said

@@ -8,7 +8,7 @@ from typing import Any
 
 from strategy.cpu.loop import written
 from strategy.cpu.radix import Radix
-from strategy.cpu.row import PARALLEL_BYTES
+from strategy.cpu.row import PARALLEL_BYTES, along_constant, constant_size
 from strategy.op_strategy import OpStrategy
 from strategy.ops.argsort.operator import ArgsortAttrs, argsort_strategy
 from strategy.pattern import element_bytes, schedule_extern_cpu
@@ -21,8 +21,9 @@ from strategy.types import TensorType, Type
 def space(attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
     """The bits of a digit, and threads or none."""
     data = inputs[0]
-    extent = int(data.shape[attrs.axis])
-    parallel = target.threads > 1 and data.size * element_bytes(data.dtype) >= PARALLEL_BYTES // 16
+    extent, size = int(data.shape[attrs.axis]), constant_size(data.shape)
+    is_large = size is None or size * element_bytes(data.dtype) >= PARALLEL_BYTES // 16
+    parallel = target.threads > 1 and is_large
     bits = 4 if extent < 64 else 8 if extent < 1 << 15 else 11
     return ConfigSpace(
         [Knob("bits", (4, 6, 8, 11)), Knob("parallel", (False, True))], [],
@@ -40,7 +41,7 @@ def _sort(attrs: ArgsortAttrs, data: Any, out: Any, config: Config) -> Any:
     from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as script
 
-    shape, dtype = [int(n) for n in data.shape], str(data.dtype)
+    shape, dtype = [int(n) if isinstance(n, tirx.IntImm) else n for n in data.shape], str(data.dtype)
     axis = attrs.axis % len(shape)
     extent, inner = shape[axis], math.prod(shape[axis + 1 :])
     source, result = script.buffer_proxy(data), script.buffer_proxy(out)
@@ -59,7 +60,7 @@ def _sort(attrs: ArgsortAttrs, data: Any, out: Any, config: Config) -> Any:
             result[spot(j)] = tirx.Cast(attrs.dtype, sorter.index(j))
 
     with IRBuilder() as builder:
-        with (script.parallel if config["parallel"] else script.serial)(0, math.prod(shape) // extent) as row:
+        with (script.parallel if config["parallel"] else script.serial)(0, math.prod(shape[:axis]) * inner) as row:
             sort_row(row)
         return builder.get()
 
@@ -68,11 +69,9 @@ def _sort(attrs: ArgsortAttrs, data: Any, out: Any, config: Config) -> Any:
 def argsort_strategy_cpu(
     attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> OpStrategy:
-    """The sort of TVM's runtime, and by digits where all extents are constant."""
+    """The sort of TVM's runtime, and by digits where the extent along the axis is constant."""
     assert argsort_strategy.default is not None
     strategy: OpStrategy = argsort_strategy.default(attrs, inputs, out_type, target)
-    if all(d.is_constant and int(d) >= 1 for d in inputs[0].shape):
-        strategy.add_implementation(
-            compute, schedule_extern_cpu, "argsort_radix.cpu", 12, space=space, symbolic=False
-        )
+    if along_constant(attrs.axis, inputs):
+        strategy.add_implementation(compute, schedule_extern_cpu, "argsort_radix.cpu", 12, space=space)
     return strategy

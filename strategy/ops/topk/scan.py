@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from strategy.cpu.loop import allocate, bound
-from strategy.cpu.row import PARALLEL_BYTES, reduction_accumulator
+from strategy.cpu.row import PARALLEL_BYTES, along_constant, constant_size, reduction_accumulator
 from strategy.op_strategy import OpStrategy
 from strategy.ops.topk.operator import TopKAttrs, topk_strategy
 from strategy.order import fold, highest, is_nan, lowest
@@ -33,8 +33,9 @@ _DTYPES = frozenset({"bfloat16", "float16", "float32", "float64", "int32", "int6
 def space(attrs: TopKAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> ConfigSpace:
     """The vectors that are compared before it is asked whether any was better, and threads or none."""
     data = inputs[0]
-    several = data.size > int(data.shape[attrs.axis])
-    parallel = several and data.size * element_bytes(data.dtype) >= PARALLEL_BYTES
+    size = constant_size(data.shape)  # None: some extent is symbolic
+    several = size is None or size > int(data.shape[attrs.axis])
+    parallel = several and (size is None or size * element_bytes(data.dtype) >= PARALLEL_BYTES)
     return ConfigSpace(
         [Knob("block", (1, 2, 4, 8)), Knob("parallel", (False, True) if several else (False,))], [],
         fallback={"block": 4, "parallel": parallel},
@@ -48,7 +49,7 @@ def compute(
     from tvm import te
 
     data = inputs[0]
-    shape = [int(d) for d in data.shape]
+    shape = list(data.shape)
     shape[attrs.axis] = attrs.k
     values, indices = te.extern(
         [shape] * 2,
@@ -65,9 +66,10 @@ def _scan(full: int, attrs: TopKAttrs, config: Config, data: Any, values: Any, i
     from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as script
 
-    shape = [int(d) for d in data.shape]
+    shape = [int(d) if isinstance(d, tirx.IntImm) else d for d in data.shape]
     axis = attrs.axis % len(shape)
     extent, inner = shape[axis], math.prod(shape[axis + 1 :])
+    is_whole = isinstance(inner, int) and inner == 1  # else a row's elements stand apart
     count, k, dtype = math.prod(shape[:axis]) * inner, attrs.k, reduction_accumulator(str(data.dtype))
     lanes, compared = min(full, 1 << (k - 1).bit_length()), integer(config, "block")
     vectors, block = -(-k // lanes), full * compared
@@ -88,13 +90,13 @@ def _scan(full: int, attrs: TopKAttrs, config: Config, data: Any, values: Any, i
         kept, found = (allocate(vectors * lanes + 1, kind) for kind in (dtype, attrs.dtype))
         hits = allocate(full, "int32")
         line = source
-        if inner > 1:
+        if not is_whole:
             line = allocate(extent, dtype, "global")
             with script.serial(0, extent) as element:
                 line[element] = source[(row // inner * extent + element) * inner + row % inner].astype(dtype)
 
         def read(element: Any) -> Any:
-            return line[element if inner > 1 else row * extent + element].astype(dtype)
+            return line[row * extent + element if is_whole else element].astype(dtype)
 
         def insert(element: Any, *, filling: bool) -> None:
             value = bound(read(element))
@@ -160,10 +162,9 @@ def topk_strategy_cpu(
     assert topk_strategy.default is not None
     strategy: OpStrategy = topk_strategy.default(attrs, inputs, out_type, target)
     data = inputs[0]
-    known = all(d.is_constant and int(d) >= 1 for d in data.shape)
-    if known and data.dtype in _DTYPES and attrs.k <= _MOST:
+    if along_constant(attrs.axis, inputs) and data.dtype in _DTYPES and attrs.k <= _MOST:
         strategy.add_implementation(
             partial(compute, lanes_of(target, reduction_accumulator(data.dtype))), schedule_extern_cpu,
-            "topk_scan.cpu", 12, version=4, space=space, symbolic=False,
+            "topk_scan.cpu", 12, version=4, space=space,
         )  # fmt: skip
     return strategy
