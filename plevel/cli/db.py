@@ -201,9 +201,7 @@ def purge(
     """
     if worker is None and device is None and source is None and since is None and until is None:
         raise UsageError("name the records to purge: --worker, --device, --source, --since or --until")
-    begin, end = option.read_instant(since), option.read_instant(until)
-    if begin is not None and end is not None and begin >= end:
-        raise UsageError(f"--since {since} is not before --until {until}: give an earlier --since")
+    begin, end = option.read_window("--since", since, "--until", until)
     from msgspec.structs import asdict
 
     from plevel.cli.output import tell

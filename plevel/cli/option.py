@@ -315,6 +315,16 @@ def read_instant(when: datetime | None) -> float | None:
     return None if when is None else when.replace(tzinfo=when.tzinfo or UTC).timestamp()
 
 
+def read_window(
+    first: str, since: datetime | None, last: str, until: datetime | None
+) -> tuple[float | None, float | None]:
+    """The two moments; raise `UsageError` if the second, of option `last`, is not after that of `first`."""
+    begin, end = read_instant(since), read_instant(until)
+    if begin is not None and end is not None and begin >= end:
+        raise UsageError(f"{first} {since} is not before {last} {until}: give an earlier {first}")
+    return begin, end
+
+
 def read_age(option: str, text: str) -> float:
     """Parse `90d`, `12h`, `30m` or `45s` as seconds."""
     number, unit = text[:-1], {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}.get(text[-1:])
