@@ -25,7 +25,7 @@ def doctor(
 
     Example: plevel doctor --device cpu:0-3
     """
-    from plevel.cli.output import make_console, make_table, print_json
+    from plevel.cli.output import make_console, print_json, print_table
     from workers.cpu import DeviceError, assign, parse_cores
     from workers.doctor import examine
 
@@ -39,6 +39,6 @@ def doctor(
         print_json(found)
     else:
         rows = [(f.what, f.found, f.remedy or "good") for f in found]
-        make_console().print(make_table(("what", "found", "remedy"), rows))
+        print_table(make_console(), ("what", "found", "remedy"), rows)
     if wrong:
         raise CommandError(f"timing on this host is less reliable because of: {', '.join(wrong)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -56,10 +57,10 @@ def pause(
 
     if (device is None) == (target is None):
         raise UsageError("--device, --target: name exactly one")
-    given = {
-        "device": device, "target": target,
-        "starts_at": option.read_instant(since), "ends_at": option.read_instant(until),
-    }  # fmt: skip
+    begin, end = option.read_window("--from", since, "--until", until)
+    if end is not None and end <= time.time():
+        raise UsageError(f"--until {until}: has passed: give a later time, in UTC")
+    given = {"device": device, "target": target, "starts_at": begin, "ends_at": end}
     with location.locate(url, database).connect() as service:
         made = service.pause(reason, **{k: v for k, v in given.items() if v is not None})
     tell(
@@ -93,7 +94,7 @@ def pauses(
 
     Example: plevel fleet pauses
     """
-    from plevel.cli.output import make_console, make_table, print_json
+    from plevel.cli.output import make_console, print_json, print_table
 
     with location.locate(url, database).connect() as service:
         found = service.pauses()
@@ -106,7 +107,7 @@ def pauses(
         for p in found
     ]  # fmt: skip
     columns = ("pause", "of", "from", "until", "reason")
-    make_console().print(make_table(columns, rows, right=("pause",)) if rows else "no pauses")
+    print_table(make_console(), columns, rows, right=("pause",), none="no pauses")
 
 
 @app.command()

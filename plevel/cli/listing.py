@@ -51,10 +51,7 @@ def runs(
     ]  # fmt: skip
     columns = ("run", "state", "trials", "workload", "target", "asked", "message")
     console = make_console()
-    if rows:
-        print_table(console, columns, rows, right=("run", "trials"))
-    else:
-        console.print("no runs yet")
+    print_table(console, columns, rows, right=("run", "trials"), none="no runs yet")
     _say_what_continues(console, found, place)
 
 
@@ -143,11 +140,8 @@ def records(
     ]  # fmt: skip
     columns = ("record", "task", "implementation", "phase", "median", "95 %", "config", "measured", "where", "message")
     console = make_console()
-    if rows:
-        right, aside = ("record", "task", "median", "95 %"), ("config", "measured", "where", "message")
-        print_table(console, columns, rows, right=right, aside=aside)
-    else:
-        console.print("no record matches")
+    right, aside = ("record", "task", "median", "95 %"), ("config", "measured", "where", "message")
+    print_table(console, columns, rows, right=right, aside=aside, none="no record matches")
     if page["next"] is not None:
         console.print(f"for more, repeat it with {'--newest ' if newest else ''}--after {page['next']}")
 
@@ -201,12 +195,8 @@ def coverage(
         "best", "95 %", "state", "measured",
     )  # fmt: skip
     right = ("task", "trials", "imported", "failed", "best", "95 %")
-    console = make_console()
-    if rows:
-        above, aside = ("workload", "target", "device model"), ("imported", "measured")
-        print_table(console, columns, rows, right=right, above=above, aside=aside)
-    else:
-        console.print("no task matches")
+    above, aside = ("workload", "target", "device model"), ("imported", "measured")
+    print_table(make_console(), columns, rows, right=right, above=above, aside=aside, none="no task matches")
 
 
 def workers(
@@ -229,11 +219,7 @@ def workers(
         for w in found for d in w["devices"]
     ]  # fmt: skip
     columns = ("worker", "name", "state", "device", "model", "target", "seen")
-    console = make_console()
-    if rows:
-        print_table(console, columns, rows, right=("worker",))
-    else:
-        console.print("no workers yet")
+    print_table(make_console(), columns, rows, right=("worker",), none="no workers yet")
 
 
 def status(

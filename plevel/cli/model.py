@@ -26,7 +26,7 @@ def list_models(
 
     Example: plevel model list
     """
-    from plevel.cli.output import make_console, make_table, print_json, show_ago
+    from plevel.cli.output import make_console, print_json, print_table, show_ago
 
     with location.locate(url, database).connect() as service:
         found = service.models()
@@ -43,7 +43,7 @@ def list_models(
     )  # fmt: skip
     right = ("model", "version", "records", "workloads", "accuracy")
     none = "no cost models yet: train one with 'plevel model train'"
-    make_console().print(make_table(columns, rows, right=right) if rows else none)
+    print_table(make_console(), columns, rows, right=right, none=none)
 
 
 @app.command()

@@ -117,28 +117,28 @@ def _implementations(workload: Workload, target: Target) -> list[dict[str, Any]]
 
 
 def _print_all(found: list[Op]) -> None:
-    from plevel.cli.output import make_console, make_table
+    from plevel.cli.output import make_console, print_table
 
     rows = [(_signature(op), op.description) for op in found]
     console = make_console()
-    console.print(make_table(("operator", ""), rows))
+    print_table(console, ("operator", ""), rows)
     console.print("details of one, with a command to copy: plevel ops conv2d", markup=False)
 
 
 def _print(found: dict[str, Any]) -> None:
-    from plevel.cli.output import make_console, make_table
+    from plevel.cli.output import make_console, print_table
 
     console = make_console()
     say = partial(console.print, markup=False, soft_wrap=True)
     say(f"{found['signature']}\n{found['description']}")
     inputs = [(a["name"], a["kind"], a["description"]) for a in found["inputs"]]
-    console.print(make_table(("input", "", ""), inputs))
+    print_table(console, ("input", "kind", ""), inputs)
     attributes = [
         (f["name"], f["type"], "required" if f["required"] else repr(f["default"]), f["bounds"], f["description"])
         for f in found["attributes"]
     ]
     if attributes:
-        console.print(make_table(("attribute", "type", "default", "bounds", ""), attributes))
+        print_table(console, ("attribute", "type", "default", "bounds", ""), attributes)
     for example in found["examples"]:
         say(f"{example['command']}\n")
         rows = [
@@ -147,4 +147,4 @@ def _print(found: dict[str, Any]) -> None:
             for target, offered in example["implementations"].items() for c in offered
         ]  # fmt: skip
         columns = ("target", "implementation", "plevel", "knobs, or library", "valid where")
-        console.print(make_table(columns, rows, right=("plevel",)))
+        print_table(console, columns, rows, right=("plevel",), above=("target",))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from strategy.select import Selection
 
 NOISY = 0.05  # from here on the dashboard calls a device noisy
+_TASK_NUMBERS = ("plevel", "median", "95 %", "GFLOP/s", "trials", "failed")
 NARROW = 60  # width below which a row that does not fit has a line for each cell
 
 
@@ -77,14 +78,18 @@ def fits(console: Console, table: Table) -> bool:
 
 def print_table(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (),
-    aside: Sequence[str] = (), above: Sequence[str] = (),
+    aside: Sequence[str] = (), above: Sequence[str] = (), none: str = "",
 ) -> None:  # fmt: skip
     """Print a table; on a terminal that is too narrow without its empty columns, or a line for each cell.
 
     Args:
         aside: columns that are left out, and named, where that does not suffice.
         above: columns whose cells stand above a table of the rows that have them in common there.
+        none: printed if there are no rows.
     """
+    if none and not rows:
+        console.print(none)
+        return
     table = make_table(columns, rows, right=right)
     if fits(console, table):
         console.print(table)
@@ -114,7 +119,7 @@ def _print_lines(console: Console, cells: Sequence[tuple[str, str]]) -> None:
     (head, first), *others = cells
     console.print(f"{head} {first}" if first.isdigit() else first, markup=False, soft_wrap=True)
     for name, cell in others:
-        console.print(f"  {name}: {cell}", markup=False, soft_wrap=True)
+        console.print(f"  {name}: {cell}" if name else f"  {cell}", markup=False, soft_wrap=True)
 
 
 def show_ago(instant: float) -> str:
@@ -142,10 +147,10 @@ def by_speed(tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
     )
 
 
-def task_table(
+def task_cells(
     tasks: Iterable[TaskStatus], *, winner: str | None = None, ended: bool = True
-) -> Table:
-    """Each implementation with its best time, by speed, for each device model.
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The columns, and a row of each implementation with its best time, by speed, for each device model.
 
     Once a run has ended, unconfirmed times are marked.
     """
@@ -165,9 +170,18 @@ def task_table(
             str(task.trials),
             failures or (str(task.failed) if task.failed else ""),
         ))  # fmt: skip
-    columns = ("plevel", "median", "95 %", "GFLOP/s", "trials", "failed")
     named = ("device model",) if len(on_models) > 1 else ()
-    return make_table(("  implementation", *named, *columns), rows, right=columns)
+    return ("  implementation", *named, *_TASK_NUMBERS), rows
+
+
+def task_table(tasks: Iterable[TaskStatus]) -> Table:
+    """A table of the implementations of a live run."""
+    return make_table(*task_cells(tasks, ended=False), right=_TASK_NUMBERS)
+
+
+def print_tasks(console: Console, tasks: Iterable[TaskStatus], winner: str | None) -> None:
+    """Print a table of the implementations of a run that has ended."""
+    print_table(console, *task_cells(tasks, winner=winner), right=_TASK_NUMBERS)
 
 
 def by_model(tasks: Iterable[TaskStatus]) -> list[list[TaskStatus]]:

@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from strategy.record import RunStatus
-from plevel.cli.output import group_by_workload, show_duration, task_table, workload_table
+from plevel.cli.output import (
+    NARROW,
+    fits,
+    group_by_workload,
+    show_duration,
+    task_table,
+    workload_table,
+)
 
 
 class Progress:
@@ -49,8 +56,9 @@ class Progress:
 
             bar = ProgressBar(total=max(1, status.trials), completed=status.trials_done, width=40)
             several = len(group_by_workload(status.tasks)) > 1
-            table = workload_table(status.tasks) if several else task_table(status.tasks, ended=False)
-            self._live.update(Group(Text(line), bar, table))
+            table = workload_table(status.tasks) if several else task_table(status.tasks)
+            shown = [table] if fits(self._console, table) or self._console.width >= NARROW else []
+            self._live.update(Group(Text(line), bar, *shown))
             return
         now = time.monotonic()
         said_at, said = self._said

@@ -58,7 +58,7 @@ def list_tokens(
 
     Example: plevel token list
     """
-    from plevel.cli.output import make_console, make_table, print_json, show_ago
+    from plevel.cli.output import make_console, print_json, print_table, show_ago
 
     with location.locate(url, database).connect() as service:
         found = service.tokens()
@@ -71,7 +71,7 @@ def list_tokens(
         for t in found
     ]  # fmt: skip
     columns = ("token", "name", "scopes", "namespace", "made", "state")
-    make_console().print(make_table(columns, rows, right=("token",)) if rows else "no tokens yet")
+    print_table(make_console(), columns, rows, right=("token",), none="no tokens yet")
 
 
 @app.command()

@@ -38,11 +38,11 @@ def again_command(workload: Workload, target: str, threads: int | None, place: l
 def report(
     console: Console, run: RunStatus, answer: Selection, place: location.Location, again: str
 ) -> None:
-    from plevel.cli.output import selection_lines, task_table
+    from plevel.cli.output import print_tasks, selection_lines
 
     say = partial(console.print, markup=False, soft_wrap=True)
     say(f"{answer.workload}  on {answer.target}")
-    console.print(task_table(run.tasks, winner=answer.implementation))
+    print_tasks(console, run.tasks, answer.implementation)
     for line in selection_lines(answer):
         say(line)
     say(_ending(run))

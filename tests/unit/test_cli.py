@@ -381,6 +381,15 @@ def test_usage_errors_name_the_field(
             ["--since", "--until", "earlier"],
             id="purge of no time",
         ),
+        *(
+            pytest.param(
+                ("fleet", "pause", "--reason", "x", "--device", "y", *window), words, id=f"pause of {words[-1]}"
+            )
+            for window, words in (
+                (("--until", "2020-01-01"), ["--until 2020-01-01", "has passed"]),
+                (("--from", "2999-02-01", "--until", "2999-01-01"), ["--until", "earlier --from"]),
+            )
+        ),
         pytest.param(
             ("bundle", "run", "/none", "-k", "/none", "-o", "/none"), ["/none cannot be read"],
             id="no bundle",
@@ -1009,6 +1018,35 @@ def test_a_narrow_terminal_has_no_columns_of_single_letters(
         else:
             assert "where, message: widen the terminal, or use --json" in shown
         said.seek(said.truncate(0))
+
+
+_AT = {"created_at": 0.0, "expires_at": None, "revoked_at": None, "starts_at": 0.0, "ends_at": None}
+
+
+@pytest.mark.parametrize(
+    ("command", "method", "row", "first"),
+    [
+        ("token list", "tokens", {"id": 3, "name": "lab" * 9, "scopes": ["read", "worker"]} | _AT, "token 3"),
+        ("fleet pauses", "pauses", {"id": 3, "device": "3f2a/cpu:0-3", "reason": "fan " * 9} | _AT, "pause 3"),
+        (
+            "model list", "models",
+            {"id": 3, "op": "dense", "target": "llvm", "version": 1, "records": 9, "workloads": 2,
+             "accuracy": 0.9, "answers": True} | _AT, "model 3",
+        ),
+        ("ops dense", "", {}, "dense_pack.cpu"),
+        ("ops", "", {}, "dense(data, weight, units=None, out_dtype=None)"),
+    ],
+)  # fmt: skip
+def test_a_terminal_of_40_columns_has_a_line_for_each_cell(
+    command: str, method: str, row: dict[str, Any], first: str, called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = io.StringIO()
+    narrow = Console(file=said, width=40, force_terminal=True, no_color=True, highlight=False)
+    monkeypatch.setattr("plevel.cli.output.make_console", lambda **_: narrow)
+    monkeypatch.setattr(Direct, method or "tokens", lambda self: [row])
+    assert called(*command.split()).returncode == 0
+    lines = said.getvalue().splitlines()
+    assert lines[lines.index(first) + 1].startswith("  ")
 
 
 def test_coverage_lists_the_tasks(called: Called, tmp_path: Path) -> None:

@@ -76,18 +76,19 @@ def test_progress_says_nothing_twice_and_not_too_often(monkeypatch: pytest.Monke
     assert out.getvalue().splitlines() == ["confirming 1/10 trials", "confirming 3/10 trials"]
 
 
-@pytest.mark.parametrize("no_color", ["", "1"])
+@pytest.mark.parametrize(("no_color", "width"), [("", 120), ("1", 120), ("", 40)])
 def test_progress_on_a_terminal_is_live_and_in_colour_where_that_is_wanted(
-    no_color: str, monkeypatch: pytest.MonkeyPatch
+    no_color: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", no_color)
     out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=120)
+    console = Console(file=out, force_terminal=True, width=width)
     with Progress(console) as progress:
         progress.show(run(3, task("dense_pack.cpu", 2e-3, gflops=301.5)))
     assert "dense_pack.cpu" in out.getvalue()
     assert "3/10 trials" in out.getvalue()
+    assert ("GFLOP/s" in out.getvalue()) is (width == 120)  # no table of single letters
     assert bool(re.search(r"\x1b\[[39]\d", out.getvalue())) is not bool(no_color)
 
 
@@ -174,7 +175,7 @@ def test_on_a_narrow_terminal_a_row_has_a_line_for_each_cell(width: int, termina
     console = Console(file=out, width=width, force_terminal=terminal, highlight=False, no_color=True)
     columns = ("  implementation", "plevel", "median", "state")
     rows = [("→ dense_pack.cpu", "10", "1.30 ms", ""), ("  dense_cblas.cpu", "15", "", "not measured " + "x" * 20)]
-    output.print_table(console, columns, rows, right=("plevel", "median"))
+    output.print_table(console, columns, rows, right=("plevel", "median"), none="none")
     text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
     narrow = "→ dense_pack.cpu\n  plevel: 10\n  median: 1.30 ms\ndense_cblas.cpu\n  plevel: 15\n  state: not measured "
     assert text.startswith(narrow) == (terminal and width < output.NARROW)
@@ -187,7 +188,7 @@ def test_the_table_has_the_confirmed_first_and_names_failures() -> None:
         task("confirmed", 2e-3, confirmed=True, gflops=300.0, trials=64),
         task("broken", None, failed=3, failures={"compile": 2, "wrong_answer": 1}),
     ]
-    console.print(output.task_table(tasks, winner="confirmed"))
+    output.print_tasks(console, tasks, "confirmed")
     text = out.getvalue()
     places = [text.index(n) for n in ("→ confirmed", "quick_but_unconfirmed", "broken")]
     assert places == sorted(places)
