@@ -13,7 +13,8 @@ Medians of bursts, in another order each round; before a burst the threads of ot
 calls of its first 20 ms are not counted. Without a database nothing is tuned. The first start is the first call
 in a new process with empty caches on disk, confirmation included; the second start is that in another new process, with
 the caches that the first has left. Needs torch==2.13.0, torchvision==0.28.0 and transformers; peers that are not
-installed (onnxruntime with onnxscript, openvino) are left out.
+installed (onnxruntime with onnxscript, openvino) are left out. Each model's row is saved as soon as it is there, beside
+those that are in the file already.
 """
 # Over 300 lines: the models, and each way of running them.
 
@@ -311,6 +312,16 @@ def main() -> None:
     tuned = {n: tune(n, given.trials, given.database) for n in given.models if given.trials}
     asked = [label for label, value in zip(BESIDE, (given.metaschedule, given.like), strict=True) if value]
     shown, against = (*SHOWN, *asked), (*PEERS, *asked, "model.so")
+    columns = {
+        "model": "", **dict.fromkeys(shown, "s"), **{f"{p} / confirmed": "×" for p in against},
+        **{f"{p} / model.so": "×" for p in LIBRARIES},
+        "Inductor's first start": "s", "plevel's first start": "s", "Inductor's second": "s", "plevel's second": "s",
+        "tunes in": "s",
+    }  # fmt: skip
+    kinds = {"tuned": given.database, "max-autotune": given.max_autotune, **dict.fromkeys(asked, True)}
+    kind = "".join(f"-{label.lower()}" for label, there in kinds.items() if there)
+    note = f"{given.trials} trials for each distinct workload" if given.trials else None
+    about = {"variant": f"{given.threads}-threads{kind}", "note": note if given.database else "untuned"}
     rows: list[list[Cell]] = []
     with torch.inference_mode():
         for name in given.models:
@@ -328,16 +339,7 @@ def main() -> None:
             cells += [found[p] / found["model.so"] if {p, "model.so"} <= set(found) else None for p in LIBRARIES]
             cells += [times[label][place] for place in (0, 1) for label in ("Inductor", "confirmed")]
             rows.append([*cells, tuned.get(name)])
-    columns = {
-        "model": "", **dict.fromkeys(shown, "s"), **{f"{p} / confirmed": "×" for p in against},
-        **{f"{p} / model.so": "×" for p in LIBRARIES},
-        "Inductor's first start": "s", "plevel's first start": "s", "Inductor's second": "s", "plevel's second": "s",
-        "tunes in": "s",
-    }  # fmt: skip
-    kind = "-tuned" if given.database else ""
-    single = f"-{given.models[0]}" if len(given.models) == 1 else ""
-    note = f"{given.trials} trials for each distinct workload" if given.trials else None
-    save(columns, rows, variant=f"{given.threads}-threads{kind}{single}", note=note if kind else "untuned")
+            save(columns, rows, merge=True, **about)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 from platform import python_version
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 FOLDER = Path(__file__).parent / "results"
 PACKAGES = {
@@ -75,10 +77,15 @@ def save(
     runs: int | None = None,
     note: str | None = None,
     device: str | None = None,
+    merge: bool = False,
 ) -> None:
-    """Write the result of the program that runs. `device` is the GPU that the figures are of, if any.
+    """Write the result of the program that runs.
 
     The note says if other programs, or other guests of the host, used the cores meanwhile.
+
+    Args:
+        device: the GPU that the figures are of, if any.
+        merge: keep the other rows, by their first cells, that an earlier run left in the file.
     """
     from strategy.target import Target
     from workers.cpu import assign, describe_device, parse_cores
@@ -98,7 +105,7 @@ def save(
         command=shlex.join(["python", f"benchmarks/{script}.py", *given]),
         peer=peer, runs=runs, note=note, columns=dict(columns), rows=tuple(map(tuple, rows)),
     )  # fmt: skip
-    write(result)
+    write(_merge(result, _read_earlier(result.name)) if merge else result)
 
 
 class Table:
@@ -155,6 +162,30 @@ def write(result: Result) -> None:
 def read(name: str, folder: Path = FOLDER) -> Result:
     """A result by the name of its file. Raises FileNotFoundError, or ValidationError."""
     return msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=Result)
+
+
+@cache
+def _read_earlier(name: str) -> Result | None:
+    """The result that was there before this program wrote one."""
+    try:
+        return read(name, FOLDER)
+    except FileNotFoundError:
+        return None
+
+
+def _merge(result: Result, earlier: Result | None) -> Result:
+    """A result with those rows of an earlier one that it has not, if both can stand in one table."""
+    taken = {row[0] for row in result.rows}
+    kept = tuple(row for row in earlier.rows if row[0] not in taken) if earlier else ()
+    if earlier is None or not kept:
+        return result
+    names = ", ".join(str(row[0]) for row in kept)
+    if differing := [n for n in ("machine", "versions", "columns") if getattr(earlier, n) != getattr(result, n)]:
+        print(f"{result.name}: {names} are replaced: of other {' and '.join(differing)}", file=sys.stderr)
+        return result
+    about = ", ".join(filter(None, (earlier.date, earlier.commit and f"commit {earlier.commit}", earlier.note)))
+    note = "; ".join(filter(None, (result.note, f"{names}: {about}")))
+    return replace(result, rows=kept + result.rows, note=note)
 
 
 class _Cores(NamedTuple):

@@ -63,6 +63,27 @@ def test_a_cell_is_shown_in_its_unit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert page.endswith("\n<!-- end -->\n\nMore.\n")
 
 
+def test_a_run_keeps_the_rows_of_an_earlier_one_that_it_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(result, "FOLDER", tmp_path)
+    monkeypatch.setattr("sys.argv", ["benchmarks/models.py"])
+    result._read_earlier.cache_clear()
+    result.save({"model": "", "time": "s"}, [["a", 1.0], ["b", 2.0]], note="untuned")
+    written = result.read("models", tmp_path)
+    for rows in ([["b", 3.0]], [["b", 3.0], ["c", 4.0]]):  # the second is of the same run
+        result.save({"model": "", "time": "s"}, rows, note="again", merge=True)
+    found = result.read("models", tmp_path)
+    assert found.rows == (("a", 1.0), ("b", 3.0), ("c", 4.0))
+    assert found.note is not None
+    assert f"a: {written.date}" in found.note
+    assert found.note.count("untuned") == 1
+    capsys.readouterr()
+    result.save({"model": "", "seconds": "s"}, [["c", 4.0]], merge=True)
+    assert result.read("models", tmp_path).rows == (("c", 4.0),)
+    assert "models: a, b are replaced: of other columns\n" in capsys.readouterr().err
+
+
 def test_an_incomplete_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "noise.json").write_text('{"script": "noise", "rows": []}')
     with pytest.raises(msgspec.ValidationError):
