@@ -303,11 +303,11 @@ def test_imports_at_the_same_time_agree(store: Store) -> None:
     assert of_ours == expected_best(rows[:120])
 
 
-@pytest.mark.parametrize("count", [13, 150], ids=["few", "many"])
+@pytest.mark.parametrize("count", [19, 150], ids=["few", "many"])
 def test_texts_come_back_whatever_they_hold(store: Store, count: int) -> None:
     texts = [
         "", "\t", "\\", r"\N", r"\.", "a\nb\r\n", r"\x00 \t", "é\u2028🙂", '"quoted" {json}', "\x7f\x1b[0m",
-        r"\u0000", r"\ud800", r"\\ud83d\ude00",
+        r"\u0000", r"\ud800", r"\\ud83d\ude00", "\b\f\x01", r"\n", '\\"\\', "a\n\\.\n", "null", ", ,",
     ]  # fmt: skip
     rows = [
         made(i, (), error=ErrorKind.RUNTIME, message=f"{texts[i % len(texts)]}{i}", worker=texts[i % len(texts)])

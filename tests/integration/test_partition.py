@@ -108,8 +108,8 @@ def test_many_records_at_once_are_copied_into_the_partition_that_takes_them(
     store: Store, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[int] = []
-    text_of = sql._copied
-    monkeypatch.setattr(sql, "_copied", lambda value: (copied.append(1), text_of(value))[1])
+    text_of = sql._bytea
+    monkeypatch.setattr(sql, "_bytea", lambda value: (copied.append(1), text_of(value))[1])
     import_items(store, records(0, 50))
     partition(admin, "record_2026_01")
     assert not copied
