@@ -142,7 +142,7 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True, tag="attachment", ta
     text: str
 
 
-class ImportedRecord(msgspec.Struct, frozen=True, kw_only=True):
+class ImportedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One attempt of one configuration, from any source.
 
     Either `error` is set or there are samples; with neither it is advice: a tool's winner without a time. `source`
@@ -207,7 +207,8 @@ def identity(
     samples_s: Sequence[float],
 ) -> bytes:
     """Compute `ImportedRecord.identity` from the keys of its task and configuration."""
-    text = f"{task}\n{config}\n{phase}\n{error or ''}\n{measured_at!r}\n{session}\n{where}\n"
+    # Joined, as formatting an enumeration's member takes as long as the digest.
+    text = "\n".join((task, config, phase, error or "", repr(measured_at), session, where, ""))
     content = text.encode() + struct.pack(f"<{len(samples_s)}d", *samples_s)
     return hashlib.blake2b(content, digest_size=16).digest()
 
