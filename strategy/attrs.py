@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, Self, Union, dataclass_transform
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self, SupportsIndex, Union, dataclass_transform
 
 from strategy.suggestion import suggest
 
@@ -41,6 +41,7 @@ class Field:
     lower: float | None = None
     upper: float | None = None
     choices: tuple[Any, ...] | None = None
+    form: Callable[[Any], Any] = lambda value: value
     name: str = ""
     type: Any = None
 
@@ -61,7 +62,7 @@ class Field:
 
     def check(self, owner: str, value: Any) -> Any:
         """Return `value` in this field's normal form (lists become tuples); raise `AttrsError`."""
-        value = _frozen(value)
+        value = _frozen(self.form(value))
         if value in _WRITTEN and float in _alternatives(self.type):
             value = float(value)
         if not _is_a(value, self.type):
@@ -94,10 +95,18 @@ def field(
     lower: float | None = None,
     upper: float | None = None,
     choices: Collection[Any] | None = None,
+    form: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
-    """Declare an attribute. Bounds and choices hold for each entry of a tuple."""
+    """Declare an attribute. Bounds and choices hold for each entry of a tuple; `form` completes a shorter form."""
     ordered = None if choices is None else tuple(sorted(choices))
-    return Field(default, description, lower, upper, ordered)
+    return Field(default, description, lower, upper, ordered, form)
+
+
+def repeated(count: int) -> Callable[[Any], Any]:
+    """The form of an attribute for which one integer stands for a tuple of `count`."""
+    return lambda value: (
+        (value,) * count if isinstance(value, SupportsIndex) and not isinstance(value, bool) else value
+    )
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
@@ -158,10 +167,7 @@ class Attrs:
         declared = dict(cls._fields)
         for name, value in list(vars(cls).items()):
             if isinstance(value, Field):
-                declared[name] = Field(
-                    value.default, value.description, value.lower, value.upper, value.choices,
-                    name, hints[name],
-                )
+                declared[name] = replace(value, name=name, type=hints[name])
                 delattr(cls, name)
         cls._fields = declared
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from strategy.expr import Call, Constant, Expr, Tuple, TupleGetItem, Var, post_order
-from strategy.op import Op, OpError, TypeRelationError, TypeReporter
+from strategy.op import Op, TypeRelationError, TypeReporter
 from strategy.types import Dim, IncompleteType, TensorType, TupleType, Type, may_equal
 
 
@@ -72,11 +72,9 @@ class _Types:
 
     def relate(self, node: Call) -> bool:
         """Run the relation of one call; return True once it is solved."""
-        if node.op.type_rel is None:
-            raise OpError(f"{node.op.name} has no type relation: add one with add_type_rel")
         before = [*(self[a] for a in node.args), self[node]]
         reporter = TypeReporter(node.op, before)
-        decided = node.op.type_rel(reporter.types, node.attrs, reporter)
+        decided = node.op.solve(reporter, node.attrs)
         for target, old, new in zip((*node.args, node), before, reporter.types, strict=True):
             if old is not new:
                 self._learn(node.op, target, new)

@@ -36,6 +36,10 @@ class TypeRelationError(ValueError):
     """The types do not fit an operator; the message names operator, argument and types."""
 
 
+class UnknownTypeError(Exception):
+    """A type relation cannot go on until a type is known."""
+
+
 class TOpPattern(IntEnum):
     """The dependence of an operator's output on its inputs, for fusion; with TVM's names and order."""
 
@@ -111,6 +115,13 @@ class TypeReporter:
             raise TypeRelationError(
                 f"{self.op.name}: {self.name(index)} must be one tensor, got {found}"
             )
+        return found
+
+    def known(self, index: int) -> TensorType:
+        """The tensor type at `index`; while it is unknown, the relation ends here, and is run again later."""
+        found = self.tensor(index)
+        if found is None:
+            raise UnknownTypeError
         return found
 
 
@@ -204,6 +215,15 @@ class Op:
         """Remove an attribute of this operator."""
         self._attrs.pop(key, None)
 
+    def solve(self, reporter: TypeReporter, attrs: Attrs) -> bool:
+        """Run the type relation; return whether it had the types that it needs."""
+        if self.type_rel is None:
+            raise OpError(f"{self.name} has no type relation: add one with add_type_rel")
+        try:
+            return self.type_rel(reporter.types, attrs, reporter)
+        except UnknownTypeError:
+            return False
+
     def infer_type(self, inputs: Sequence[Type], attrs: Attrs) -> Type:
         """The output's type; raise as `relate`."""
         return self.relate(inputs, attrs)[0]
@@ -219,10 +239,8 @@ class Op:
             raise TypeRelationError(
                 f"{self.name} takes {self.num_inputs} inputs ({names}), got {len(inputs)}"
             )
-        if self.type_rel is None:
-            raise OpError(f"{self.name} has no type relation: add one with add_type_rel")
         reporter = TypeReporter(self, [*inputs, IncompleteType("output")])
-        self.type_rel(reporter.types, attrs, reporter)
+        self.solve(reporter, attrs)
         out = reporter.types[-1]
         if isinstance(out, IncompleteType):
             shown = ", ".join(map(str, inputs))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.op import TypeRelation, TypeRelationError, TypeReporter
+from strategy.op import TypeRelation, TypeRelationError, TypeReporter, UnknownTypeError
 from strategy.types import Dim, IncompleteType, TensorType, TupleType, Type
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -199,11 +199,11 @@ def normal_axes(
     return normal
 
 
-def tuple_fields(reporter: TypeReporter, index: int) -> tuple[TensorType, ...] | None:
-    """The types of the tuple at `index`, None while one is unknown; raise if it is no tuple."""
+def tuple_fields(reporter: TypeReporter, index: int) -> tuple[TensorType, ...]:
+    """The types of the tuple at `index`, as `TypeReporter.known`; raise if it is no tuple."""
     kind = reporter.types[index]
     if isinstance(kind, IncompleteType):
-        return None
+        raise UnknownTypeError
     if not isinstance(kind, TupleType) or not kind.fields:
         raise TypeRelationError(
             f"{reporter.op.name}: {reporter.name(index)} is {kind}: expected a tuple of tensors"
@@ -211,7 +211,7 @@ def tuple_fields(reporter: TypeReporter, index: int) -> tuple[TensorType, ...] |
     fields: list[TensorType] = []
     for entry in kind.fields:
         if isinstance(entry, IncompleteType):
-            return None
+            raise UnknownTypeError
         if not isinstance(entry, TensorType):
             raise TypeRelationError(
                 f"{reporter.op.name}: {reporter.name(index)} is {kind}: a tuple inside a tuple"

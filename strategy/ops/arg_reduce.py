@@ -27,9 +27,7 @@ class ArgReduceAttrs(ReduceAttrs):
 
 def arg_reduce_rel(types: Sequence[Type], attrs: ArgReduceAttrs, reporter: TypeReporter) -> bool:
     """The shape of a reduction, of indices."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     require_number(reporter, 0, data)
     shape = reduced_shape(attrs, reporter, data)
     require_nonempty(reporter, 0, data, reduced_axes(attrs, data.ndim))

@@ -27,8 +27,6 @@ class BatchNormAttrs(Attrs):
 def batch_norm_rel(types: Sequence[Type], attrs: BatchNormAttrs, reporter: TypeReporter) -> bool:
     """The type of the data; the vectors have its extent along the axis."""
     data = vector_relation(reporter, (1, 2, 3, 4), attrs.axis)
-    if data is None:
-        return False
     require_float(reporter, 0, data)
     reporter.assign(5, data)
     return True

@@ -24,14 +24,12 @@ class BiasAddAttrs(Attrs):
     axis: int = field(1, "The axis along which the bias lies")
 
 
-def vector_relation(reporter: TypeReporter, indices: Sequence[int], axis: int) -> TensorType | None:
+def vector_relation(reporter: TypeReporter, indices: Sequence[int], axis: int) -> TensorType:
     """The type of input 0, once it is known that the inputs at `indices` are vectors along its axis.
 
-    Where a vector is unknown, its type follows from the data; None while the data is unknown.
+    Where a vector is unknown, its type follows from the data.
     """
-    data = reporter.tensor(0)
-    if data is None:
-        return None
+    data = reporter.known(0)
     require_number(reporter, 0, data)
     extent = data.shape[normal_axis(reporter, 0, axis, data.ndim)]
     for index in indices:
@@ -60,8 +58,6 @@ def vector_grad(grad: Expr, vector: Expr, axis: int) -> Expr:
 def bias_add_rel(types: Sequence[Type], attrs: BiasAddAttrs, reporter: TypeReporter) -> bool:
     """The type of the data; the bias has its extent along the axis."""
     data = vector_relation(reporter, (1,), attrs.axis)
-    if data is None:
-        return False
     reporter.assign(2, data)
     return True
 

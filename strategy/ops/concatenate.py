@@ -40,8 +40,6 @@ class SplitAttrs(Attrs):
 def concatenate_rel(types: Sequence[Type], attrs: ConcatenateAttrs, reporter: TypeReporter) -> bool:
     """The extents along the axis add up; all others, and the dtypes, are equal."""
     fields = tuple_fields(reporter, 0)
-    if fields is None:
-        return False
     first = fields[0]
     axis = normal_axis(reporter, 0, attrs.axis, first.ndim)
     for number, other in enumerate(fields[1:], start=1):
@@ -60,8 +58,6 @@ def concatenate_rel(types: Sequence[Type], attrs: ConcatenateAttrs, reporter: Ty
 def stack_rel(types: Sequence[Type], attrs: StackAttrs, reporter: TypeReporter) -> bool:
     """The number of tensors, all of one type, is the extent of a new axis."""
     fields = tuple_fields(reporter, 0)
-    if fields is None:
-        return False
     for number, other in enumerate(fields[1:], start=1):
         remedy = f"entry {number} is {other}, but the first {fields[0]}"
         reporter.check(other.dtype == fields[0].dtype, 0, remedy)
@@ -74,9 +70,7 @@ def stack_rel(types: Sequence[Type], attrs: StackAttrs, reporter: TypeReporter) 
 
 def split_rel(types: Sequence[Type], attrs: SplitAttrs, reporter: TypeReporter) -> bool:
     """A tuple of the parts between the indices."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     axis = normal_axis(reporter, 0, attrs.axis, data.ndim)
     bounds = [Dim(0), *map(Dim, attrs.indices), data.shape[axis]]
     parts = []

@@ -35,9 +35,7 @@ def _check_indices(reporter: TypeReporter, attrs: GatherAttrs, data: TensorType,
 
 def gather_rel(types: Sequence[Type], attrs: GatherAttrs, reporter: TypeReporter) -> bool:
     """The shape of the indices, the dtype of the data."""
-    data, indices = reporter.tensor(0), reporter.tensor(1)
-    if data is None or indices is None:
-        return False
+    data, indices = reporter.known(0), reporter.known(1)
     _check_indices(reporter, attrs, data, indices)
     reporter.assign(2, TensorType(indices.shape, data.dtype))
     return True

@@ -35,9 +35,7 @@ def _gathered(attrs: GatherNdAttrs, data: Sequence[Any], indices: Sequence[Any])
 
 def gather_nd_rel(types: Sequence[Type], attrs: GatherNdAttrs, reporter: TypeReporter) -> bool:
     """The indices' shape without the coordinates, then what they leave of the data's."""
-    data, indices = reporter.tensor(0), reporter.tensor(1)
-    if data is None or indices is None:
-        return False
+    data, indices = reporter.known(0), reporter.known(1)
     batch = attrs.batch_dims
     reporter.check(indices.dtype.startswith(("int", "uint")), 1, "expected integers: cast it first")
     reporter.check(indices.ndim > batch, 1, f"expected the coordinates, then batch_dims = {batch} axes and others")

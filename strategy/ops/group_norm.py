@@ -60,8 +60,6 @@ class GroupNormAttrs(Attrs):
 def group_norm_rel(types: Sequence[Type], attrs: GroupNormAttrs, reporter: TypeReporter) -> bool:
     """The type of the data; gamma and beta have its extent along the axis, which the groups divide."""
     data = vector_relation(reporter, (1, 2), attrs.axis)
-    if data is None:
-        return False
     require_float(reporter, 0, data)
     axis = attrs.axis % data.ndim
     require_nonempty(reporter, 0, data, list(range(axis, data.ndim)))

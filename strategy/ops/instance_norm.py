@@ -58,8 +58,6 @@ def _groups(attrs: InstanceNormAttrs, shape: Sequence[Any]) -> GroupNormAttrs:
 def instance_norm_rel(types: Sequence[Type], attrs: InstanceNormAttrs, reporter: TypeReporter) -> bool:
     """As group_norm's, of a constant number of channels."""
     data = vector_relation(reporter, (1, 2), attrs.axis)
-    if data is None:
-        return False
     channels = data.shape[attrs.axis]
     known = channels.is_constant and int(channels) > 0
     reporter.check(known, 0, f"axis {attrs.axis}, of the channels, must have a known extent of at least 1")

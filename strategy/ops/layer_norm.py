@@ -44,8 +44,6 @@ class LayerNormAttrs(Attrs):
 def layer_norm_rel(types: Sequence[Type], attrs: LayerNormAttrs, reporter: TypeReporter) -> bool:
     """The type of the data; gamma and beta have its extent along the axis."""
     data = vector_relation(reporter, (1, 2), attrs.axis)
-    if data is None:
-        return False
     require_float(reporter, 0, data)
     require_nonempty(reporter, 0, data, [attrs.axis % data.ndim])
     reporter.assign(3, data)

@@ -54,9 +54,7 @@ class LayoutTransformAttrs(Attrs):
 
 def layout_transform_rel(types: Sequence[Type], attrs: LayoutTransformAttrs, reporter: TypeReporter) -> bool:
     """The extents of the other layout."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     found = require_layout(reporter, 0, data, attrs.src_layout)
     require_blocks(reporter, 0, found.shape[1], attrs.dst_layout)
     reporter.assign(1, TensorType(laid_out(found.shape, attrs.dst_layout), data.dtype))

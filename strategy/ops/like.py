@@ -19,9 +19,7 @@ from strategy.types import TensorType, Type
 
 def broadcast_to_like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
     """The shape of the second input, the dtype of the first."""
-    data, like = reporter.tensor(0), reporter.tensor(1)
-    if data is None or like is None:
-        return False
+    data, like = reporter.known(0), reporter.known(1)
     whole = TensorType(like.shape, data.dtype)
     fits = broadcast_shape(reporter, 0, data, whole)
     require_shape(reporter, 0, fits, whole.shape, f"does not broadcast to {reporter.name(1)}, {like}")

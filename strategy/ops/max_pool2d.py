@@ -45,20 +45,12 @@ _MOST_STARTS = 2**16
 class MaxPool2DAttrs(Attrs):
     """Attributes of max_pool2d. One number stands for both axes, or all sides."""
 
-    pool_size: tuple[int, int] = field(description="Height and width of the window", lower=1)
-    strides: tuple[int, int] = field((1, 1), "Steps of the window", lower=1)
-    dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1)
-    padding: tuple[int, int, int, int] = field((0, 0, 0, 0), "Top, left, bottom, right", lower=0)
+    pool_size: tuple[int, int] = field(description="Height and width of the window", lower=1, form=pair)
+    strides: tuple[int, int] = field((1, 1), "Steps of the window", lower=1, form=pair)
+    dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1, form=pair)
+    padding: tuple[int, int, int, int] = field((0, 0, 0, 0), "Top, left, bottom, right", lower=0, form=four_sides)
     ceil_mode: bool = field(False, "Windows that begin in the image, or before it, may end beyond it and its padding")
     layout: str = field(PLAIN, "The order of the data's axes, and of the result's", choices=LAYOUTS)
-
-    def __init__(self, **values: Any) -> None:
-        for name in ("pool_size", "strides", "dilation"):
-            if name in values:
-                values[name] = pair(values[name])
-        if "padding" in values:
-            values["padding"] = four_sides(values["padding"])
-        super().__init__(**values)
 
     def sides(self, shape: Sequence[Any]) -> tuple[int, int, int, int]:
         """The padding of images of a shape, with what `ceil_mode` needs below and to the right."""
@@ -75,9 +67,7 @@ class MaxPool2DAttrs(Attrs):
 
 def max_pool2d_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, reporter: TypeReporter) -> bool:
     """[n, c, h, w] gives [n, c, number of windows down, across], in the order of the layout."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     require_number(reporter, 0, data)
     reporter.assign(1, _pooled(attrs, reporter, 0, data))
     return True
@@ -113,9 +103,7 @@ def _pooled(attrs: MaxPool2DAttrs, reporter: TypeReporter, index: int, data: Ten
 
 def max_pool2d_backward_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, reporter: TypeReporter) -> bool:
     """The type of the data, from which the gradient's elements were taken."""
-    grad, data = reporter.tensor(0), reporter.tensor(1)
-    if grad is None or data is None:
-        return False
+    grad, data = reporter.known(0), reporter.known(1)
     reporter.check(attrs.layout == PLAIN, 1, f"layout {attrs.layout}: gradients are of images of {PLAIN}")
     require_float(reporter, 1, data)
     require_dtype_of(reporter, 0, 1)

@@ -70,9 +70,7 @@ def _register(
         op.example({"data": data}, example)
 
     def relation(types: Sequence[Type], attrs: Any, reporter: TypeReporter) -> bool:
-        data = reporter.tensor(0)
-        if data is None:
-            return False
+        data = reporter.known(0)
         check(attrs, reporter, data)
         reporter.assign(1, TensorType(list(shape(attrs, data.shape)), data.dtype))
         return True

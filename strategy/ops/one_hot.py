@@ -32,9 +32,7 @@ def _shape(attrs: OneHotAttrs, shape: Sequence[Any]) -> list[Any]:
 
 def one_hot_rel(types: Sequence[Type], attrs: OneHotAttrs, reporter: TypeReporter) -> bool:
     """The shape of the indices with the depth as a further axis."""
-    indices = reporter.tensor(0)
-    if indices is None:
-        return False
+    indices = reporter.known(0)
     reporter.check(indices.dtype.startswith(("int", "uint")), 0, "expected integers: cast it first")
     rank = indices.ndim + 1
     reporter.check(-rank <= attrs.axis < rank, 0, f"axis {attrs.axis} is out of range for {rank} dimensions")

@@ -28,8 +28,6 @@ class PReluAttrs(Attrs):
 def prelu_rel(types: Sequence[Type], attrs: PReluAttrs, reporter: TypeReporter) -> bool:
     """The type of the data; alpha has its extent along the axis."""
     data = vector_relation(reporter, (1,), attrs.axis)
-    if data is None:
-        return False
     require_float(reporter, 0, data)
     reporter.assign(2, data)
     return True

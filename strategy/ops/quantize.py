@@ -64,14 +64,10 @@ def _register(
 
     def relation(types: Sequence[Type], attrs: Any, reporter: TypeReporter) -> bool:
         """The shape of the data, in `out_dtype` or float32."""
-        data = reporter.tensor(0)
-        if data is None:
-            return False
+        data = reporter.known(0)
         reporter.check(data.dtype in accepted, 0, f"its dtype must be one of {', '.join(accepted)}")
         for index in range(1, 1 + 2 * len(sides)):
-            given = reporter.tensor(index)
-            if given is None:
-                return False
+            given = reporter.known(index)
             dtype = "float32" if index % 2 else "int32"
             reporter.check(given.dtype == dtype, index, f"its dtype must be {dtype}")
             reporter.check(given.ndim <= 1, index, "expected one number, or one for each entry of the axis")

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
-from strategy.attrs import Attrs, field
+from strategy.attrs import Attrs, field, repeated
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -81,9 +81,7 @@ def _resolved(attrs: ReshapeAttrs, shape: Sequence[int]) -> list[int]:
 
 def reshape_rel(types: Sequence[Type], attrs: ReshapeAttrs, reporter: TypeReporter) -> bool:
     """The new shape, which must have as many elements as the input."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     new = attrs.newshape
     try:
         found, kept = attrs.resolve(data.shape)
@@ -110,9 +108,7 @@ def reshape_rel(types: Sequence[Type], attrs: ReshapeAttrs, reporter: TypeReport
 
 def reshape_like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
     """The shape of the second input, the dtype of the first."""
-    data, like = reporter.tensor(0), reporter.tensor(1)
-    if data is None or like is None:
-        return False
+    data, like = reporter.known(0), reporter.known(1)
     fits = product(data.shape) == product(like.shape)
     reporter.check(fits, 0, f"has not as many elements as {reporter.name(1)}, {like}")
     reporter.assign(2, TensorType(like.shape, data.dtype))
@@ -122,32 +118,18 @@ def reshape_like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter
 class ExpandDimsAttrs(Attrs):
     """Attributes of expand_dims. `axis` may be given as one integer."""
 
-    axis: tuple[int, ...] = field(description="Where the result has new axes of extent 1")
-
-    def __init__(self, **values: Any) -> None:
-        axis = values.get("axis")
-        if isinstance(axis, SupportsIndex) and not isinstance(axis, bool):
-            values["axis"] = (axis,)
-        super().__init__(**values)
+    axis: tuple[int, ...] = field(description="Where the result has new axes of extent 1", form=repeated(1))
 
 
 class SqueezeAttrs(Attrs):
     """Attributes of squeeze. `axis` may be given as one integer."""
 
-    axis: tuple[int, ...] | None = field(None, "The axes of extent 1 to take away; default: all")
-
-    def __init__(self, **values: Any) -> None:
-        axis = values.get("axis")
-        if isinstance(axis, SupportsIndex) and not isinstance(axis, bool):
-            values["axis"] = (axis,)
-        super().__init__(**values)
+    axis: tuple[int, ...] | None = field(None, "The axes of extent 1 to take away; default: all", form=repeated(1))
 
 
 def expand_dims_rel(types: Sequence[Type], attrs: ExpandDimsAttrs, reporter: TypeReporter) -> bool:
     """The input's shape with new axes of extent 1."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     rank = data.ndim + len(attrs.axis)
     new = normal_axes(reporter, 0, attrs.axis, rank)
     kept = iter(data.shape)
@@ -158,9 +140,7 @@ def expand_dims_rel(types: Sequence[Type], attrs: ExpandDimsAttrs, reporter: Typ
 
 def squeeze_rel(types: Sequence[Type], attrs: SqueezeAttrs, reporter: TypeReporter) -> bool:
     """The input's shape without axes of extent 1."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     if attrs.axis is None:
         gone = [i for i, d in enumerate(data.shape) if d.is_constant and int(d) == 1]
         known = all(d.is_constant for d in data.shape)

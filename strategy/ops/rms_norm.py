@@ -40,8 +40,6 @@ class RMSNormAttrs(Attrs):
 def rms_norm_rel(types: Sequence[Type], attrs: RMSNormAttrs, reporter: TypeReporter) -> bool:
     """The type of the data; gamma has its extent along the axis."""
     data = vector_relation(reporter, (1,), attrs.axis)
-    if data is None:
-        return False
     require_float(reporter, 0, data)
     require_nonempty(reporter, 0, data, [attrs.axis % data.ndim])
     reporter.assign(2, data)

@@ -28,9 +28,7 @@ class RotaryEmbeddingAttrs(Attrs):
 
 def rotary_embedding_rel(types: Sequence[Type], attrs: RotaryEmbeddingAttrs, reporter: TypeReporter) -> bool:
     """The type of the data [batch, heads, m, d]; cosines and sines are [m, d / 2]."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     require_rank(reporter, 0, data, 4, "[batch, heads, m, d]")
     require_float(reporter, 0, data)
     reporter.check(data.shape[3] % 2 == 0, 0, "its vectors are no pairs: d is odd")

@@ -97,9 +97,7 @@ def _sliced(attrs: StridedSliceAttrs, shape: Sequence[Any]) -> list[Any]:
 
 def strided_slice_rel(types: Sequence[Type], attrs: StridedSliceAttrs, reporter: TypeReporter) -> bool:
     """The extents of the sliced axes are as many as indices are taken."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     _check_axes(reporter, 0, attrs, data)
     shape = [Dim(d) if isinstance(d, int) else d for d in _sliced(attrs, data.shape)]
     reporter.assign(1, TensorType(shape, data.dtype))
@@ -108,9 +106,7 @@ def strided_slice_rel(types: Sequence[Type], attrs: StridedSliceAttrs, reporter:
 
 def strided_slice_backward_rel(types: Sequence[Type], attrs: StridedSliceAttrs, reporter: TypeReporter) -> bool:
     """The type of the data, whose slice the gradient has the shape of."""
-    grad, data = reporter.tensor(0), reporter.tensor(1)
-    if grad is None or data is None:
-        return False
+    grad, data = reporter.known(0), reporter.known(1)
     _check_axes(reporter, 1, attrs, data)
     require_dtype_of(reporter, 0, 1)
     expected = TensorType(_sliced(attrs, data.shape), data.dtype)

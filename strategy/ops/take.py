@@ -53,9 +53,7 @@ def _check(attrs: TakeAttrs, reporter: TypeReporter, data: TensorType, indices: 
 
 def take_rel(types: Sequence[Type], attrs: TakeAttrs, reporter: TypeReporter) -> bool:
     """The indices' shape in place of the axis."""
-    data, indices = reporter.tensor(0), reporter.tensor(1)
-    if data is None or indices is None:
-        return False
+    data, indices = reporter.known(0), reporter.known(1)
     _check(attrs, reporter, data, indices, 0)
     reporter.assign(2, TensorType(_taken(attrs, data.shape, indices.shape), data.dtype))
     return True
@@ -63,9 +61,7 @@ def take_rel(types: Sequence[Type], attrs: TakeAttrs, reporter: TypeReporter) ->
 
 def take_backward_rel(types: Sequence[Type], attrs: TakeAttrs, reporter: TypeReporter) -> bool:
     """The type of the data, from which the gradient's elements were taken."""
-    grad, indices, data = (reporter.tensor(i) for i in range(3))
-    if grad is None or indices is None or data is None:
-        return False
+    grad, indices, data = (reporter.known(i) for i in range(3))
     require_number(reporter, 2, data)
     _check(attrs, reporter, data, indices, 2)
     expected = TensorType(_taken(attrs, data.shape, indices.shape), data.dtype)

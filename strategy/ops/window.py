@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, SupportsIndex
+from typing import Any
 
+from strategy.attrs import repeated
 
-def pair(value: Any) -> Any:
-    """One integer as (value, value); anything else as it is."""
-    return (value, value) if isinstance(value, SupportsIndex) and not isinstance(value, bool) else value
+pair = repeated(2)
 
 
 def four_sides(value: Any) -> Any:

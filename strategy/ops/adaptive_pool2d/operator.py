@@ -41,13 +41,8 @@ from strategy.types import Dim, TensorType, Type
 class AdaptivePool2DAttrs(Attrs):
     """Attributes of adaptive pooling. One number stands for both axes."""
 
-    output_size: tuple[int, int] = field(description="Height and width of the result", lower=1)
+    output_size: tuple[int, int] = field(description="Height and width of the result", lower=1, form=pair)
     layout: str = field(PLAIN, "The order of the data's axes, and of the result's", choices=LAYOUTS)
-
-    def __init__(self, **values: Any) -> None:
-        if "output_size" in values:
-            values["output_size"] = pair(values["output_size"])
-        super().__init__(**values)
 
 
 def begin(i: Any, extent: Any, size: int) -> Any:
@@ -74,9 +69,7 @@ def _register(name: str, description: str, *, mean: bool) -> Callable[..., Expr]
 
     def relation(types: Sequence[Type], attrs: AdaptivePool2DAttrs, reporter: TypeReporter) -> bool:
         """[n, c, h, w] gives [n, c, *output_size], in the order of the layout."""
-        data = reporter.tensor(0)
-        if data is None:
-            return False
+        data = reporter.known(0)
         n, c, *_ = require_layout(reporter, 0, data, attrs.layout).shape
         (require_float if mean else require_number)(reporter, 0, data)
         require_nonempty(reporter, 0, data, [attrs.layout.index(axis) for axis in "HW"])

@@ -31,9 +31,7 @@ class ArgsortAttrs(Attrs):
 
 def argsort_rel(types: Sequence[Type], attrs: ArgsortAttrs, reporter: TypeReporter) -> bool:
     """The input's shape, of indices."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     require_number(reporter, 0, data)
     normal_axis(reporter, 0, attrs.axis, data.ndim)
     reporter.assign(1, TensorType(data.shape, attrs.dtype))

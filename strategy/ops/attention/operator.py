@@ -74,9 +74,7 @@ def attention_rel(types: Sequence[Type], attrs: AttentionAttrs, reporter: TypeRe
         reporter.check(value.shape[axis] == key.shape[axis], 2, f"its {what} differs from that of key, {key}")
     scores = TensorType([*query.shape[:3], key.shape[2]], query.dtype)
     if reporter.op.name == "attention_bias":
-        bias = reporter.tensor(3)
-        if bias is None:
-            return False
+        bias = reporter.known(3)
         if bias.dtype != "bool":
             reporter.check(bias.dtype == query.dtype, 3, f"expected bools, or the dtype of query, {query}")
         shape = broadcast_shape(reporter, 3, bias, scores)

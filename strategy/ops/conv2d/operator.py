@@ -56,12 +56,12 @@ def permuted_type(kind: TensorType, given: str, wanted: str) -> TensorType:
 class Conv2DAttrs(Attrs):
     """Attributes of conv2d. One number stands for both axes, or all sides."""
 
-    strides: tuple[int, int] = field((1, 1), "Steps of the window", lower=1)
-    padding: tuple[int, int, int, int] = field((0, 0, 0, 0), "Top, left, bottom, right", lower=0)
-    dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1)
+    strides: tuple[int, int] = field((1, 1), "Steps of the window", lower=1, form=pair)
+    padding: tuple[int, int, int, int] = field((0, 0, 0, 0), "Top, left, bottom, right", lower=0, form=four_sides)
+    dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1, form=pair)
     groups: int = field(1, "Input channels are split into this many groups", lower=1)
     channels: int | None = field(None, "Output channels, for a weight without a type", lower=1)
-    kernel_size: tuple[int, int] | None = field(None, "Window, for a weight without a type", lower=1)
+    kernel_size: tuple[int, int] | None = field(None, "Window, for a weight without a type", lower=1, form=pair)
     data_layout: str = field(DATA, "Layout of the data", choices=LAYOUTS)
     kernel_layout: str = field(
         KERNEL, "Order of the axes of the weight, with I the channels of a group", choices=(KERNEL, "HWIO", "OHWI")
@@ -70,16 +70,6 @@ class Conv2DAttrs(Attrs):
     out_dtype: str | None = field(
         None, "Data type of the sums and the output; default: that of the data", choices=SUMS
     )
-
-    def __init__(self, **values: Any) -> None:
-        for name in ("strides", "dilation"):
-            if name in values:
-                values[name] = pair(values[name])
-        if "padding" in values:
-            values["padding"] = four_sides(values["padding"])
-        if "kernel_size" in values:
-            values["kernel_size"] = pair(values["kernel_size"])
-        super().__init__(**values)
 
     @property
     def result_layout(self) -> str:

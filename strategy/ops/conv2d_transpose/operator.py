@@ -32,19 +32,15 @@ from strategy.types import TensorType, Type
 class Conv2DTransposeAttrs(Attrs):
     """Attributes of conv2d_transpose. One number stands for both axes, or all sides."""
 
-    strides: tuple[int, int] = field((1, 1), "Distance in the result of the data's elements", lower=1)
-    padding: tuple[int, int, int, int] = field((0, 0, 0, 0), "Top, left, bottom, right: cut off the result", lower=0)
-    output_padding: tuple[int, int] = field((0, 0), "Rows and columns more at the end, fewer than strides", lower=0)
-    dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1)
+    strides: tuple[int, int] = field((1, 1), "Distance in the result of the data's elements", lower=1, form=pair)
+    padding: tuple[int, int, int, int] = field(
+        (0, 0, 0, 0), "Top, left, bottom, right: cut off the result", lower=0, form=four_sides
+    )
+    output_padding: tuple[int, int] = field(
+        (0, 0), "Rows and columns more at the end, fewer than strides", lower=0, form=pair
+    )
+    dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1, form=pair)
     groups: int = field(1, "Input channels are split into this many groups", lower=1)
-
-    def __init__(self, **values: Any) -> None:
-        for name in ("strides", "dilation", "output_padding"):
-            if name in values:
-                values[name] = pair(values[name])
-        if "padding" in values:
-            values["padding"] = four_sides(values["padding"])
-        super().__init__(**values)
 
     def image(self, extents: Sequence[Any], window: Sequence[Any]) -> list[Any]:
         """Height and width of the result: of numbers, or of dimensions."""

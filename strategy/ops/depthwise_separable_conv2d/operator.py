@@ -37,20 +37,12 @@ _FLOATS = (*NARROW, "float32", "float64")
 class DepthwiseSeparableConv2DAttrs(Attrs):
     """Attributes of depthwise_separable_conv2d; the window is that of the depthwise convolution."""
 
-    strides: tuple[int, int] = field((1, 1), "Steps of the window", lower=1)
-    padding: tuple[int, int, int, int] = field((0, 0, 0, 0), "Top, left, bottom, right", lower=0)
-    dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1)
+    strides: tuple[int, int] = field((1, 1), "Steps of the window", lower=1, form=pair)
+    padding: tuple[int, int, int, int] = field((0, 0, 0, 0), "Top, left, bottom, right", lower=0, form=four_sides)
+    dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1, form=pair)
     activation: str = field("none", "Between both convolutions", choices=("none", "relu", "relu6", "hardswish"))
     data_layout: str = field(description="Layout of the data", choices=BLOCKED)
     out_layout: str = field(description="Layout of the result", choices=BLOCKED)
-
-    def __init__(self, **values: Any) -> None:
-        for name in ("strides", "dilation"):
-            if name in values:
-                values[name] = pair(values[name])
-        if "padding" in values:
-            values["padding"] = four_sides(values["padding"])
-        super().__init__(**values)
 
 
 def _extents(attrs: DepthwiseSeparableConv2DAttrs, data: Sequence[Any], window: Sequence[Any]) -> list[Any]:
@@ -67,9 +59,7 @@ def depthwise_separable_conv2d_rel(
     types: Sequence[Type], attrs: DepthwiseSeparableConv2DAttrs, reporter: TypeReporter
 ) -> bool:
     """Images of c channels by [c, 1, kh, kw], plus [c], by [o, c, 1, 1] give images of o channels."""
-    data, depthwise, pointwise = (reporter.tensor(i) for i in (0, 1, 3))
-    if data is None or depthwise is None or pointwise is None:
-        return False
+    data, depthwise, pointwise = (reporter.known(i) for i in (0, 1, 3))
     reporter.check(data.dtype in _FLOATS, 0, f"its dtype must be one of {', '.join(_FLOATS)}")
     require_nonempty(reporter, 0, data)
     plain_data = require_layout(reporter, 0, data, attrs.data_layout)

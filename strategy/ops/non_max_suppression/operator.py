@@ -52,9 +52,7 @@ def all_class_non_max_suppression_rel(
     types: Sequence[Type], attrs: AllClassNonMaxSuppressionAttrs, reporter: TypeReporter
 ) -> bool:
     """[n, boxes, 4] and [n, classes, boxes] give as many rows as can be chosen, and the number of those that are."""
-    boxes, scores = reporter.tensor(0), reporter.tensor(1)
-    if boxes is None or scores is None:
-        return False
+    boxes, scores = reporter.known(0), reporter.known(1)
     require_rank(reporter, 0, boxes, 3, "[batch, boxes, 4]")
     require_rank(reporter, 1, scores, 3, "[batch, classes, boxes]")
     require_float(reporter, 0, boxes)

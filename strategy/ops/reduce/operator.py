@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
-from strategy.attrs import Attrs, AttrsError, field
+from strategy.attrs import Attrs, AttrsError, field, repeated
 from strategy.expr import Expr, call
 from strategy.op import (
     TOpPattern,
@@ -34,14 +34,11 @@ from strategy.types import Dim, TensorType, Type
 class ReduceAttrs(Attrs):
     """Attributes of reductions. `axis` may be given as one integer."""
 
-    axis: tuple[int, ...] | None = field(None, "The axes to reduce; default: all")
+    axis: tuple[int, ...] | None = field(None, "The axes to reduce; default: all", form=repeated(1))
     keepdims: bool = field(False, "Keep the reduced axes, with extent 1")
     exclude: bool = field(False, "Reduce the axes that are not named instead")
 
     def __init__(self, **values: Any) -> None:
-        axis = values.get("axis")
-        if isinstance(axis, SupportsIndex) and not isinstance(axis, bool):
-            values["axis"] = (axis,)
         super().__init__(**values)
         if self.axis == ():
             raise AttrsError("ReduceAttrs.axis = (): name at least one axis, or None for all")
@@ -74,9 +71,7 @@ def reduce_relation(require: Requirement = require_number, *, nonempty: bool = F
     """The input's type without the reduced axes, or with extent 1 there."""
 
     def relation(types: Sequence[Type], attrs: ReduceAttrs, reporter: TypeReporter) -> bool:
-        data = reporter.tensor(0)
-        if data is None:
-            return False
+        data = reporter.known(0)
         require(reporter, 0, data)
         shape = reduced_shape(attrs, reporter, data)
         if nonempty:

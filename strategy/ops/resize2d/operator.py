@@ -36,7 +36,7 @@ _ROUNDING = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 class Resize2DAttrs(Attrs):
     """Attributes of resize2d."""
 
-    size: tuple[int, int] = field(description="Height and width of the result", lower=1)
+    size: tuple[int, int] = field(description="Height and width of the result", lower=1, form=pair)
     method: str = field("linear", "How a pixel is computed from its neighbours", choices=_METHODS)
     coordinate_transformation_mode: str = field(
         "half_pixel", "The place in the image of a pixel of the result",
@@ -45,17 +45,10 @@ class Resize2DAttrs(Attrs):
     rounding_method: str = field("round_prefer_floor", "The nearest of two pixels, as ONNX's", choices=_ROUNDING)
     cubic_alpha: float = field(-0.75, "The coefficient of cubic interpolation")
 
-    def __init__(self, **values: Any) -> None:
-        if "size" in values:
-            values["size"] = pair(values["size"])
-        super().__init__(**values)
-
 
 def resize2d_rel(types: Sequence[Type], attrs: Resize2DAttrs, reporter: TypeReporter) -> bool:
     """[n, c, h, w] gives [n, c, *size]."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     require_rank(reporter, 0, data, 4, "[batch, channels, height, width]")
     (require_number if attrs.method == "nearest_neighbor" else require_float)(reporter, 0, data)
     require_nonempty(reporter, 0, data, (2, 3))

@@ -57,9 +57,7 @@ class ScanopAttrs(Attrs):
 
 def scanop_rel(types: Sequence[Type], attrs: ScanopAttrs, reporter: TypeReporter) -> bool:
     """The input's shape, or one dimension where the axis is None."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     require_number(reporter, 0, data)
     dtype = attrs.dtype or data.dtype
     reporter.check(dtype != "bool", 0, "dtype = bool: scans are of numbers: cast the result, or name another dtype")

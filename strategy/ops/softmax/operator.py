@@ -53,15 +53,11 @@ NAMES = ("softmax", "log_softmax", "softmax_bias")
 
 def softmax_rel(types: Sequence[Type], attrs: SoftmaxAttrs, reporter: TypeReporter) -> bool:
     """The type of the input; a bias broadcasts to it."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     require_float(reporter, 0, data)
     require_nonempty(reporter, 0, data, [normal_axis(reporter, 0, attrs.axis, data.ndim)])
     if reporter.op.name == "softmax_bias":
-        bias = reporter.tensor(1)
-        if bias is None:
-            return False
+        bias = reporter.known(1)
         if bias.dtype != "bool":
             reporter.check(bias.dtype == data.dtype, 1, f"expected bools, or the dtype of data, {data}")
         shape = broadcast_shape(reporter, 1, bias, data)

@@ -36,9 +36,7 @@ class TopKAttrs(Attrs):
 
 def topk_rel(types: Sequence[Type], attrs: TopKAttrs, reporter: TypeReporter) -> bool:
     """The input's shape with k along the axis; values, indices, or a tuple of both."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     require_number(reporter, 0, data)
     axis = normal_axis(reporter, 0, attrs.axis, data.ndim)
     reporter.check(data.shape[axis] >= attrs.k, 0, f"has fewer than k = {attrs.k} along axis {axis}")

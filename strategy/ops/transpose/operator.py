@@ -44,9 +44,7 @@ def _order(attrs: TransposeAttrs, rank: int) -> tuple[int, ...]:
 
 def transpose_rel(types: Sequence[Type], attrs: TransposeAttrs, reporter: TypeReporter) -> bool:
     """The input's extents in the new order."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     if attrs.axes is not None:
         reporter.check(len(attrs.axes) == data.ndim, 0, f"axes {attrs.axes} do not name each axis once")
         normal_axes(reporter, 0, attrs.axes, data.ndim)

@@ -31,9 +31,7 @@ class UniqueAttrs(Attrs):
 
 def unique_rel(types: Sequence[Type], attrs: UniqueAttrs, reporter: TypeReporter) -> bool:
     """[n] gives elements, indices and inverse indices of as many, the number of elements, and counts."""
-    data = reporter.tensor(0)
-    if data is None:
-        return False
+    data = reporter.known(0)
     require_rank(reporter, 0, data, 1, "[elements]")
     require_number(reporter, 0, data)
     places = TensorType(data.shape, attrs.dtype)
