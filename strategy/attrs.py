@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self, SupportsIndex, Union, dataclass_transform
+from typing import Any, Self, SupportsIndex, Union
 
 from strategy.suggestion import suggest
 
@@ -151,7 +151,6 @@ def _frozen(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 class Attrs:
     """Base of attribute nodes: immutable, equal and hashed by value, with a JSON form.
 

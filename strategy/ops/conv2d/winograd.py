@@ -5,7 +5,6 @@ output. After Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks
 transform is a preparation, done once for a constant weight. Where the window is dilated by d, every d-th row
 and column is an image of its own.
 """
-# Over 300 lines: two tile sizes of one algorithm, with its transforms, space and schedule.
 
 from __future__ import annotations
 
