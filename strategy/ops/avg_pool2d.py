@@ -28,7 +28,6 @@ from strategy.ops.layout_transform import by_plain
 from strategy.ops.max_pool2d import (
     MaxPool2DAttrs,
     max_pool2d_rel,
-    max_pool2d_shape_func,
     schedule_pool,
 )
 from strategy.ops.reduce import shared_out
@@ -36,7 +35,6 @@ from strategy.ops.reshape import reshape, reshape_like
 from strategy.ops.window import windows
 from strategy.pattern import in_float32, register_schedule
 from strategy.reference import widened
-from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_float
 from strategy.types import Dim, TensorType, Type
 
@@ -165,17 +163,6 @@ def _counts(attrs: AvgPool2DAttrs, shape: Sequence[int]) -> Any:
 def reference_global_avg_pool2d(attrs: GlobalPool2DAttrs, inputs: Sequence[Any]) -> Any:
     data = plain_array(widened(inputs[0]), attrs.layout)
     return laid_out_array(data.mean(axis=(2, 3), keepdims=True), attrs.layout)
-
-
-register_shape_func("avg_pool2d", False, max_pool2d_shape_func)
-
-
-@register_shape_func("global_avg_pool2d", False)
-def global_avg_pool2d_shape_func(
-    attrs: GlobalPool2DAttrs, inputs: Sequence[tuple[int, ...]]
-) -> list[tuple[int, ...]]:
-    n, c, *_ = plain(inputs[0], attrs.layout)
-    return [tuple(laid_out((n, c, 1, 1), attrs.layout))]
 
 
 for _name in ("avg_pool2d", "global_avg_pool2d"):

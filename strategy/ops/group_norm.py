@@ -42,7 +42,6 @@ from strategy.pattern import (
 )
 from strategy.reference import widened
 from strategy.schedule import Outs, accumulator, start_schedule
-from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.type_relation import require_float, require_nonempty
@@ -153,7 +152,6 @@ schedule_group_norm = GenericFunc("schedule_group_norm")
 schedule_group_norm.register("cpu", schedule_plain_cpu)
 schedule_group_norm.register(["cuda", "gpu"], schedule_plain_cuda)
 register_schedule("group_norm", schedule_group_norm)
-register_shape_func("group_norm", False, elemwise_shape_func)
 
 
 def _groups(attrs: GroupNormAttrs, data: TensorType) -> TensorType:

@@ -37,7 +37,6 @@ from strategy.ops.group_norm import (
 )
 from strategy.pattern import register_cpu_implementations, register_schedule, schedule_plain_cpu
 from strategy.schedule import Outs
-from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -100,7 +99,6 @@ schedule_instance_norm = GenericFunc("schedule_instance_norm")
 schedule_instance_norm.register("cpu", schedule_plain_cpu)
 schedule_instance_norm.register(["cuda", "gpu"], schedule_plain_cuda)
 register_schedule("instance_norm", schedule_instance_norm)
-register_shape_func("instance_norm", False, elemwise_shape_func)
 
 
 def compute_instance_norm_row(

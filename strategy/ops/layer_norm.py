@@ -28,7 +28,6 @@ from strategy.pattern import (
 )
 from strategy.reference import widened
 from strategy.schedule import accumulator
-from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config
 from strategy.type_relation import require_float, require_nonempty
 from strategy.types import TensorType, Type
@@ -110,7 +109,6 @@ def layer_norm_terms(attrs: LayerNormAttrs, inputs: Sequence[TensorType], out_ty
 schedule_layer_norm = GenericFunc("schedule_layer_norm")
 schedule_layer_norm.register("cpu", schedule_plain_cpu)
 register_schedule("layer_norm", schedule_layer_norm)
-register_shape_func("layer_norm", False, elemwise_shape_func)
 
 
 def compute_layer_norm_row(

@@ -19,7 +19,6 @@ from strategy.layout import (
     in_layouts,
     laid_out,
     laid_out_array,
-    plain,
     plain_array,
     require_layout,
 )
@@ -29,7 +28,6 @@ from strategy.ops.window import four_sides, pair, windowed_extent, windows
 from strategy.order import largest, lowest, sort_key
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
-from strategy.shape_func import like_shape_func, register_shape_func
 from strategy.type_relation import (
     require_dtype_of,
     require_float,
@@ -264,19 +262,11 @@ def reference_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) 
     return padded[:, :, top : top + data.shape[2], left : left + data.shape[3]]
 
 
-@register_shape_func("max_pool2d", False)
-def max_pool2d_shape_func(
-    attrs: MaxPool2DAttrs, inputs: Sequence[tuple[int, ...]]
-) -> list[tuple[int, ...]]:
-    return [tuple(laid_out(_extents(attrs, plain(inputs[0], attrs.layout)), attrs.layout))]
-
-
 schedule_pool = GenericFunc("schedule_pool")
 schedule_pool.register("cpu", schedule_plain_cpu)
 schedule_pool.register(["cuda", "gpu"], schedule_plain_cuda)
 for _name in ("max_pool2d", "max_pool2d_backward"):
     register_schedule(_name, schedule_pool)
-register_shape_func("max_pool2d_backward", False, like_shape_func)
 
 register_pool2d_rows("max_pool2d", mean=False)
 

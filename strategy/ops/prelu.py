@@ -14,7 +14,6 @@ from strategy.ops.broadcast import greater, where
 from strategy.ops.elemwise import zeros_like
 from strategy.pattern import register_broadcast_schedule
 from strategy.reference import widened
-from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.type_relation import require_float
 from strategy.types import Type
 
@@ -74,7 +73,6 @@ def reference_prelu(attrs: PReluAttrs, inputs: Sequence[Any]) -> Any:
 
 
 register_broadcast_schedule("prelu")
-register_shape_func("prelu", False, elemwise_shape_func)
 
 
 @register_gradient("prelu")

@@ -24,7 +24,6 @@ from strategy.ops.layout_transform import layout_transform
 from strategy.ops.window import windowed_extent, windows
 from strategy.pattern import extents_of, in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
-from strategy.shape_func import register_shape_func
 from strategy.type_relation import (
     require_dtype_of,
     require_float,
@@ -213,15 +212,6 @@ def least_flops_backward_weight(
 def _convolution_flops(grad: TensorType, weight: TensorType) -> int:
     _, channels, height, width = weight.concrete_shape
     return 2 * grad.size * channels * height * width
-
-
-@register_shape_func("conv2d_backward_data", False)
-@register_shape_func("conv2d_backward_weight", False)
-def conv2d_backward_shape_func(
-    attrs: Conv2DAttrs, inputs: Sequence[tuple[int, ...]]
-) -> list[tuple[int, ...]]:
-    """The shape of the third input."""
-    return [inputs[2]]
 
 
 schedule_conv2d_backward = GenericFunc("schedule_conv2d_backward")

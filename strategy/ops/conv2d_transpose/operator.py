@@ -24,7 +24,6 @@ from strategy.ops.conv2d.gradient import compute_backward_data, reference_backwa
 from strategy.ops.conv2d.operator import least_flops
 from strategy.ops.window import four_sides, pair
 from strategy.pattern import register_schedule, schedule_plain_cpu
-from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_dtype_of, require_float, require_nonempty, require_rank
 from strategy.types import TensorType, Type
 
@@ -110,7 +109,8 @@ def reference_conv2d_transpose(attrs: Conv2DTransposeAttrs, inputs: Sequence[Any
     import numpy as np
 
     data, weight = inputs
-    shape = conv2d_transpose_shape_func(attrs, [np.shape(data), np.shape(weight)])[0]
+    (n, _, *extents), (_, own, *window) = np.shape(data), np.shape(weight)
+    shape = (n, own * attrs.groups, *attrs.image(extents, window))
     return reference_backward_data(attrs.as_conv2d(), [data, weight, np.zeros(shape)])
 
 
@@ -125,14 +125,6 @@ def least_flops_conv2d_transpose(
     attrs: Conv2DTransposeAttrs, inputs: Sequence[TensorType], out_type: TensorType
 ) -> int:
     return least_flops(attrs.as_conv2d(), out_type, inputs[1], inputs[0])
-
-
-@register_shape_func("conv2d_transpose", False)
-def conv2d_transpose_shape_func(
-    attrs: Conv2DTransposeAttrs, inputs: Sequence[tuple[int, ...]]
-) -> list[tuple[int, ...]]:
-    data, weight = inputs
-    return [(data[0], weight[1] * attrs.groups, *attrs.image(data[2:], weight[2:]))]
 
 
 schedule_conv2d_transpose = GenericFunc("schedule_conv2d_transpose")

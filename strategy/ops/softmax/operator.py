@@ -29,7 +29,6 @@ from strategy.pattern import (
 )
 from strategy.reference import widened
 from strategy.schedule import accumulator
-from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config
 from strategy.type_relation import (
     broadcast_shape,
@@ -180,7 +179,6 @@ schedule_softmax.register("cpu", schedule_plain_cpu)
 for _name in NAMES:
     register_terms(_name, softmax_terms)
     register_schedule(_name, schedule_softmax)
-    register_shape_func(_name, False, elemwise_shape_func)
 
 
 def compute_softmax_row(

@@ -17,7 +17,6 @@ from strategy.ops.take import take
 from strategy.ops.topk import sort_keys
 from strategy.pattern import register_schedule, schedule_plain_cpu
 from strategy.reference import widened
-from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_number, require_rank
 from strategy.types import Dim, TensorType, TupleType, Type
 
@@ -118,12 +117,6 @@ schedule_unique = GenericFunc("schedule_unique")
 schedule_unique.register("cpu", schedule_plain_cpu)
 schedule_unique.register(["cuda", "gpu"], schedule_plain_cuda)
 register_schedule("unique", schedule_unique)
-
-
-@register_shape_func("unique", False)
-def unique_shape_func(attrs: UniqueAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    shape = inputs[0]
-    return [shape, shape, shape, (1,), *([shape] if attrs.return_counts else [])]
 
 
 @register_gradient("unique")
