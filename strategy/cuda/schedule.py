@@ -12,7 +12,15 @@ from typing import Any
 from strategy.attrs import Attrs
 from strategy.cuda.limit import DeviceLimits, limits_of
 from strategy.elementwise import inline_injective
-from strategy.pattern import element_bytes, schedule_broadcast, schedule_injective, schedule_reduce
+from strategy.generic_func import GenericFunc
+from strategy.pattern import (
+    element_bytes,
+    register_schedule,
+    schedule_broadcast,
+    schedule_injective,
+    schedule_plain_cpu,
+    schedule_reduce,
+)
 from strategy.schedule import Outs, ScheduleError, new_schedule
 from strategy.target import Target
 
@@ -35,6 +43,15 @@ def schedule_plain_cuda(attrs: Attrs, outs: Outs, target: Target) -> Any:
     for block in blocks:
         bind_block(sch, block, limits_of(target))
     return sch
+
+
+def register_plain_schedule(pattern: str, *names: str) -> None:
+    """Register `PATTERN.cpu` and `PATTERN.cuda`, the plain schedules of any compute, for operators."""
+    schedule = GenericFunc(f"schedule_{pattern}")
+    schedule.register("cpu", schedule_plain_cpu)
+    schedule.register(["cuda", "gpu"], schedule_plain_cuda)
+    for name in names:
+        register_schedule(name, schedule)
 
 
 def bind_block(sch: Any, block: Any, limits: DeviceLimits) -> None:

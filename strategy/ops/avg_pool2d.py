@@ -8,6 +8,7 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.cpu.pool2d import register_pool2d_rows, window_count
+from strategy.cuda.schedule import register_plain_schedule
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.layout import (
@@ -25,15 +26,11 @@ from strategy.layout import (
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.elemwise import ones_like
 from strategy.ops.layout_transform import by_plain
-from strategy.ops.max_pool2d import (
-    MaxPool2DAttrs,
-    max_pool2d_rel,
-    schedule_pool,
-)
+from strategy.ops.max_pool2d import MaxPool2DAttrs, max_pool2d_rel
 from strategy.ops.reduce import shared_out
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.ops.window import windows
-from strategy.pattern import in_float32, register_schedule
+from strategy.pattern import in_float32
 from strategy.reference import widened
 from strategy.type_relation import require_float
 from strategy.types import Dim, TensorType, Type
@@ -165,9 +162,7 @@ def reference_global_avg_pool2d(attrs: GlobalPool2DAttrs, inputs: Sequence[Any])
     return laid_out_array(data.mean(axis=(2, 3), keepdims=True), attrs.layout)
 
 
-for _name in ("avg_pool2d", "global_avg_pool2d"):
-    register_schedule(_name, schedule_pool)
-
+register_plain_schedule("pool", "avg_pool2d", "global_avg_pool2d")
 register_pool2d_rows("avg_pool2d", mean=True)
 
 

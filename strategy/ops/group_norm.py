@@ -18,9 +18,8 @@ from strategy.cpu.row import (
     schedule_stages,
     schedule_tasks,
 )
-from strategy.cuda.schedule import schedule_plain_cuda
+from strategy.cuda.schedule import register_plain_schedule
 from strategy.expr import Call, Expr, call, const
-from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
@@ -34,12 +33,7 @@ from strategy.op_strategy import OpStrategy
 from strategy.ops.bias_add import along, vector_grad, vector_relation
 from strategy.ops.reduce import mean
 from strategy.ops.reshape import reshape, reshape_like
-from strategy.pattern import (
-    in_float32,
-    register_cpu_implementations,
-    register_schedule,
-    schedule_plain_cpu,
-)
+from strategy.pattern import in_float32, register_cpu_implementations
 from strategy.reference import widened
 from strategy.schedule import Outs, accumulator, start_schedule
 from strategy.space import Config, ConfigSpace
@@ -148,10 +142,7 @@ def group_norm_terms(attrs: GroupNormAttrs, inputs: Sequence[TensorType], out_ty
     return int(_groups(attrs, inputs[0]).shape[-1])
 
 
-schedule_group_norm = GenericFunc("schedule_group_norm")
-schedule_group_norm.register("cpu", schedule_plain_cpu)
-schedule_group_norm.register(["cuda", "gpu"], schedule_plain_cuda)
-register_schedule("group_norm", schedule_group_norm)
+register_plain_schedule("group_norm", "group_norm")
 
 
 def _groups(attrs: GroupNormAttrs, data: TensorType) -> TensorType:

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.cuda.schedule import schedule_plain_cuda
+from strategy.cuda.schedule import register_plain_schedule
 from strategy.expr import Call, Expr, call
-from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
@@ -35,7 +34,7 @@ from strategy.ops.group_norm import (
     reference_group_norm,
     schedule_group_norm_row,
 )
-from strategy.pattern import register_cpu_implementations, register_schedule, schedule_plain_cpu
+from strategy.pattern import register_cpu_implementations
 from strategy.schedule import Outs
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
@@ -95,10 +94,7 @@ def instance_norm_terms(attrs: InstanceNormAttrs, inputs: Sequence[TensorType], 
     return group_norm_terms(_groups(attrs, inputs[0].shape), inputs, out_type)
 
 
-schedule_instance_norm = GenericFunc("schedule_instance_norm")
-schedule_instance_norm.register("cpu", schedule_plain_cpu)
-schedule_instance_norm.register(["cuda", "gpu"], schedule_plain_cuda)
-register_schedule("instance_norm", schedule_instance_norm)
+register_plain_schedule("instance_norm", "instance_norm")
 
 
 def compute_instance_norm_row(

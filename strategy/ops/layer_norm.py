@@ -21,11 +21,7 @@ from strategy.op import (
 )
 from strategy.ops.bias_add import along, vector_grad, vector_relation
 from strategy.ops.reduce import mean
-from strategy.pattern import (
-    in_float32,
-    register_schedule,
-    schedule_plain_cpu,
-)
+from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
 from strategy.schedule import accumulator
 from strategy.space import Config

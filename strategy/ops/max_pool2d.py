@@ -9,9 +9,8 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.cpu.pool2d import register_pool2d_rows
-from strategy.cuda.schedule import schedule_plain_cuda
+from strategy.cuda.schedule import register_plain_schedule
 from strategy.expr import Call, Expr, call
-from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
 from strategy.layout import (
     LAYOUTS,
@@ -26,14 +25,9 @@ from strategy.op import TOpPattern, TypeReporter, register_compute, register_op,
 from strategy.ops.layout_transform import by_plain
 from strategy.ops.window import four_sides, pair, windowed_extent, windows
 from strategy.order import largest, lowest, sort_key
-from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
+from strategy.pattern import in_float32
 from strategy.reference import widened
-from strategy.type_relation import (
-    require_dtype_of,
-    require_float,
-    require_nonempty,
-    require_number,
-)
+from strategy.type_relation import require_dtype_of, require_float, require_nonempty, require_number
 from strategy.types import TensorType, Type
 
 # Windows that begin in padding, of which it is asked whether they meet an image smaller than their dilation.
@@ -262,11 +256,7 @@ def reference_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) 
     return padded[:, :, top : top + data.shape[2], left : left + data.shape[3]]
 
 
-schedule_pool = GenericFunc("schedule_pool")
-schedule_pool.register("cpu", schedule_plain_cpu)
-schedule_pool.register(["cuda", "gpu"], schedule_plain_cuda)
-for _name in ("max_pool2d", "max_pool2d_backward"):
-    register_schedule(_name, schedule_pool)
+register_plain_schedule("pool", "max_pool2d", "max_pool2d_backward")
 
 register_pool2d_rows("max_pool2d", mean=False)
 

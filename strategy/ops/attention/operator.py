@@ -8,9 +8,8 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.cpu.elementary import exp
-from strategy.cuda.schedule import schedule_plain_cuda
+from strategy.cuda.schedule import register_plain_schedule
 from strategy.expr import Call, Constant, Expr, call, const
-from strategy.generic_func import GenericFunc
 from strategy.gradient import GradientError, register_gradient
 from strategy.op import (
     TOpPattern,
@@ -28,7 +27,7 @@ from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.ops.softmax import softmax
 from strategy.order import scaled
-from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
+from strategy.pattern import in_float32
 from strategy.reference import widened
 from strategy.type_relation import (
     broadcast_shape,
@@ -248,16 +247,13 @@ def attention_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     return [*flowing, *to_bias]
 
 
-schedule_attention = GenericFunc("schedule_attention")
-schedule_attention.register("cpu", schedule_plain_cpu)
-schedule_attention.register(["cuda", "gpu"], schedule_plain_cuda)
 for _name in NAMES:
     register_compute(_name, compute_attention)
     register_reference(_name, reference_attention)
     register_flops(_name, attention_flops)
     register_terms(_name, attention_terms)
     register_gradient(_name, attention_grad)
-    register_schedule(_name, schedule_attention)
+register_plain_schedule("attention", *NAMES)
 
 
 def constant_inner(inputs: Sequence[TensorType]) -> bool:

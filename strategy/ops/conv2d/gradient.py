@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from strategy.cuda.schedule import schedule_plain_cuda
+from strategy.cuda.schedule import register_plain_schedule
 from strategy.expr import Call, Expr, call
-from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
@@ -22,7 +21,7 @@ from strategy.ops.conv2d.operator import DATA, KERNEL, Conv2DAttrs, conv2d, leas
 from strategy.ops.conv2d.pad import pad_zeros
 from strategy.ops.layout_transform import layout_transform
 from strategy.ops.window import windowed_extent, windows
-from strategy.pattern import extents_of, in_float32, register_schedule, schedule_plain_cpu
+from strategy.pattern import extents_of, in_float32
 from strategy.reference import widened
 from strategy.type_relation import (
     require_dtype_of,
@@ -214,11 +213,7 @@ def _convolution_flops(grad: TensorType, weight: TensorType) -> int:
     return 2 * grad.size * channels * height * width
 
 
-schedule_conv2d_backward = GenericFunc("schedule_conv2d_backward")
-schedule_conv2d_backward.register("cpu", schedule_plain_cpu)
-schedule_conv2d_backward.register(["cuda", "gpu"], schedule_plain_cuda)
-for _name in ("conv2d_backward_data", "conv2d_backward_weight"):
-    register_schedule(_name, schedule_conv2d_backward)
+register_plain_schedule("conv2d_backward", "conv2d_backward_data", "conv2d_backward_weight")
 
 
 @register_gradient("conv2d")

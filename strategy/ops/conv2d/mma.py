@@ -18,14 +18,7 @@ from strategy.cuda.schedule import bind_block, bind_flat
 from strategy.cuda.staging import ByHand, Operands
 from strategy.cuda.wgmma import BLOCK_K
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.schedule import (
-    Outs,
-    compute_stage,
-    find_stages,
-    integer,
-    join_epilogue,
-    new_schedule,
-)
+from strategy.schedule import Outs, compute_stage, find_stages, integer, join_epilogue, new_schedule
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import Dim, TensorType

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.cuda.schedule import schedule_plain_cuda
+from strategy.cuda.schedule import register_plain_schedule
 from strategy.expr import Call, Expr, call
-from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
@@ -23,7 +22,6 @@ from strategy.ops.conv2d import Conv2DAttrs, conv2d
 from strategy.ops.conv2d.gradient import compute_backward_data, reference_backward_data
 from strategy.ops.conv2d.operator import least_flops
 from strategy.ops.window import four_sides, pair
-from strategy.pattern import register_schedule, schedule_plain_cpu
 from strategy.type_relation import require_dtype_of, require_float, require_nonempty, require_rank
 from strategy.types import TensorType, Type
 
@@ -127,10 +125,7 @@ def least_flops_conv2d_transpose(
     return least_flops(attrs.as_conv2d(), out_type, inputs[1], inputs[0])
 
 
-schedule_conv2d_transpose = GenericFunc("schedule_conv2d_transpose")
-schedule_conv2d_transpose.register("cpu", schedule_plain_cpu)
-schedule_conv2d_transpose.register(["cuda", "gpu"], schedule_plain_cuda)
-register_schedule("conv2d_transpose", schedule_conv2d_transpose)
+register_plain_schedule("conv2d_transpose", "conv2d_transpose")
 
 
 @register_gradient("conv2d_transpose")

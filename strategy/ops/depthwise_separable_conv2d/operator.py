@@ -8,13 +8,7 @@ from typing import Any
 from strategy.attrs import Attrs, field
 from strategy.cpu.widened import NARROW
 from strategy.expr import Call, Expr, call
-from strategy.layout import (
-    laid_out,
-    laid_out_array,
-    plain_array,
-    require_blocks,
-    require_layout,
-)
+from strategy.layout import laid_out, laid_out_array, plain_array, require_blocks, require_layout
 from strategy.op import (
     TOpPattern,
     TypeReporter,

@@ -22,12 +22,7 @@ from strategy.op import (
 )
 from strategy.order import largest
 from strategy.pattern import in_float32, register_reduce_schedule
-from strategy.type_relation import (
-    require_dtype_of,
-    require_nonempty,
-    require_rank,
-    require_shape,
-)
+from strategy.type_relation import require_dtype_of, require_nonempty, require_rank, require_shape
 from strategy.types import TensorType, Type
 
 _FLOATS = ("float32", "float16", "bfloat16")

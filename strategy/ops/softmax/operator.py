@@ -22,11 +22,7 @@ from strategy.op import (
 )
 from strategy.ops.broadcast import collapse_sum_like
 from strategy.order import lowest, scaled
-from strategy.pattern import (
-    in_float32,
-    register_schedule,
-    schedule_plain_cpu,
-)
+from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
 from strategy.schedule import accumulator
 from strategy.space import Config

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.cuda.schedule import schedule_plain_cuda
+from strategy.cuda.schedule import register_plain_schedule
 from strategy.expr import Call, Expr, TupleGetItem, call
-from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.broadcast import equal, where
 from strategy.ops.elemwise import cast, ones_like, zeros_like
 from strategy.ops.take import take
 from strategy.ops.topk import sort_keys
-from strategy.pattern import register_schedule, schedule_plain_cpu
 from strategy.reference import widened
 from strategy.type_relation import require_number, require_rank
 from strategy.types import Dim, TensorType, TupleType, Type
@@ -113,10 +111,7 @@ def reference_unique(attrs: UniqueAttrs, inputs: Sequence[Any]) -> Any:
     return tuple(found if attrs.return_counts else found[:4])
 
 
-schedule_unique = GenericFunc("schedule_unique")
-schedule_unique.register("cpu", schedule_plain_cpu)
-schedule_unique.register(["cuda", "gpu"], schedule_plain_cuda)
-register_schedule("unique", schedule_unique)
+register_plain_schedule("unique", "unique")
 
 
 @register_gradient("unique")
