@@ -12,6 +12,7 @@ from strategy.compile.lower import lower
 from strategy.op_strategy import find_implementation
 from strategy.target import Target
 from strategy.workload import Workload
+from strategy.workload_text import parse_workload
 from workers.reference import compare, poison, random_inputs, reference, tolerances
 
 TARGET = Target.parse("cpu").with_threads(2)
@@ -112,6 +113,14 @@ def test_right_for_every_size(op, inputs, attrs, implementation, full):
         artefact = lowered.compile(checks=False)
         for seed, sizes in enumerate(sizes_of(workload)):
             check(artefact, workload.bind(sizes), seed)
+
+
+def test_a_product_of_batches_with_an_epilogue_takes_every_size():
+    product = 'batch_matmul(x=float32[m,w,8],y=float32[m,8,3]){"transpose_b":false}'
+    workload = parse_workload(f"{product}+multiply(.,multiply0.rhs=float32[])+add(.,add1.rhs=float32[m,w,3])")
+    artefact = lower(workload, TARGET, "batch_matmul.cpu", None).compile(checks=False)
+    for seed, sizes in enumerate(sizes_of(workload)):
+        check(artefact, workload.bind(sizes), seed)
 
 
 @pytest.mark.parametrize(("op", "inputs", "attrs", "implementation"), [c for c in CASES if "row" in c[3]])

@@ -17,7 +17,7 @@ from strategy.op import (
     register_reference,
 )
 from strategy.ops.broadcast import collapse_sum_like
-from strategy.pattern import in_float32
+from strategy.pattern import extents_of, in_float32
 from strategy.reference import summed
 from strategy.type_relation import (
     SUMS,
@@ -91,7 +91,8 @@ def compute_batch_matmul(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_typ
 
     return [
         topi.nn.batch_matmul(
-            *inputs, out_dtype=out_type.dtype, transpose_a=attrs.transpose_a, transpose_b=attrs.transpose_b
+            *inputs, extents_of(out_type, inputs), out_type.dtype, transpose_a=attrs.transpose_a,
+            transpose_b=attrs.transpose_b,
         )
     ]
 
