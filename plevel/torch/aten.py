@@ -313,9 +313,9 @@ def _distances(x: Expr, y: Expr, order: float, *_: Any) -> Expr:
 
 @register("addmm.default")
 def _addmm(bias: Expr, x: Expr, y: Expr, beta: float = 1, alpha: float = 1) -> Expr:
-    if beta != 1 or alpha != 1:
-        raise NetworkError(f"beta {beta} and alpha {alpha}: they must be 1")
-    return layer.add_bias(layer.matmul(x, y), bias)
+    pairs = (layer.matmul(x, y), alpha), (bias, beta)
+    product, summand = (v if factor == 1 else call("multiply", v, number(factor, v)) for v, factor in pairs)
+    return layer.add_bias(product, summand) if beta else product
 
 
 @register("scaled_dot_product_attention.default")

@@ -83,6 +83,12 @@ COMPUTED = {
     "numbers as tensors": (lambda i: (i + torch.full((8,), 3), i + torch.arange(0, 4, 0.5)), COUNTS),
     "a part longer than its axis": (lambda x: (x[:, :1_000_000] * 2, x[-1_000_000:] * 2), X),
     "vectors": (lambda x, y: (x @ y, x @ y[:, None], y[None] @ x), X[0], X[1]),
+    "products with factors": (
+        lambda x: (
+            torch.addmm(x[0], x, x.T @ x, beta=0.3, alpha=2), torch.addmm(x * torch.nan, x, x.T @ x, beta=0),
+            torch.baddbmm(x[None], x[None], (x.T @ x)[None], beta=0.5),
+        ), X,
+    ),
     "types that are claimed": (lambda x, i: (x.to(torch.float32) + 1, i.to(torch.float32)), X, COUNTS),
     "bfloat16": (nn.Linear(8, 4).bfloat16(), X.bfloat16()),
     "transposed convolutions": (
