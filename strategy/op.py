@@ -382,3 +382,11 @@ def register_terms(name: str, terms: Any = None, level: int = 10) -> Callable[[F
     Used for tolerances; needed only if neither FLOPs nor the inputs' sizes determine it.
     """
     return register_op_attr(name, "FTerms", terms, level)
+
+
+def register_condition(name: str, condition: Any = None, level: int = 10) -> Callable[[F], F]:
+    """Register `condition(attrs, inputs) -> array`: by how much each output element magnifies a rounding of an input.
+
+    Used for tolerances; needed only if the operator subtracts numbers that may be nearly equal, and scales the rest.
+    """
+    return register_op_attr(name, "FCondition", condition, level)

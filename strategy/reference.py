@@ -28,6 +28,17 @@ def summed(array: Any, out_dtype: str | None) -> Any:
     return array if out_dtype is None or array.dtype.kind == "f" else array.astype(out_dtype)
 
 
+def norm_condition(data: Any, axis: int, epsilon: float) -> Any:
+    """√(mean(x²) / (variance + ε)) along an axis: x less the mean is as inexact as x, and is divided by the deviation.
+
+    It is about 1 of many numbers around 0; of few, which may all be nearly equal, it has no limit.
+    """
+    import numpy as np
+
+    square, variance = np.mean(data * data, axis, keepdims=True), np.var(data, axis, keepdims=True)
+    return np.broadcast_to(np.sqrt(square / (variance + epsilon)), data.shape)
+
+
 def wide(function: Callable[..., Any]) -> Callable[[Attrs, Sequence[Any]], Any]:
     """A reference for an operator without attributes: `function` of its widened inputs."""
 

@@ -15,7 +15,7 @@ from strategy.compile.openmp import Evictor, use_openmp
 from strategy.signature import Argument, Role
 from workers.builder import Built
 from workers.guard import Buffer, Placement, Pool, Span, size_bytes
-from workers.reference import Array, WrongAnswerError, compare, poison
+from workers.reference import Array, Tolerance, WrongAnswerError, compare, poison
 from workers.workspace import guarded_workspaces
 
 # Below this many calls a loop in Python costs less than 0.2 % of a repeat of 2 ms, and saves the
@@ -33,7 +33,7 @@ class Data:
     inputs: Mapping[str, Array]
     tensors: Mapping[str, Any]  # the inputs as TVM tensors
     reference: tuple[Array, ...]
-    tolerance: tuple[float, ...]
+    tolerance: tuple[Tolerance, ...]
     pool: Pool = field(default_factory=Pool)
     _guarded: dict[tuple[str, Placement], Buffer] = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ from strategy.types import TensorType, TupleType
 from strategy.workload import Input, Workload
 
 Array = NDArray[Any]
+Tolerance = float | Array
 
 
 class WrongAnswerError(Exception):
@@ -121,14 +122,17 @@ def reduction_length(
 
 def tolerances(
     workload: Workload, inputs: Mapping[str, Array], outputs: Sequence[Array]
-) -> tuple[float, ...]:
-    """The absolute tolerance of each output."""
+) -> tuple[Tolerance, ...]:
+    """The absolute tolerance of each output, for all of its elements or for each."""
     length = reduction_length(workload, inputs, outputs)
+    find, condition = workload.operator.get_attr("FCondition"), 1.0
+    if find is not None and outputs[0].size:
+        condition = np.maximum(1, find(workload.attr_node, [inputs[i.name] for i in workload.inputs]))
     # Intermediate values may be rounded to the least precise dtype of inputs and outputs.
     out = workload.out_type
     kinds = [*(i.tensor for i in _all_inputs(workload)), *(out.fields if isinstance(out, TupleType) else [out])]
     narrowest = max((k.dtype for k in kinds if isinstance(k, TensorType)), key=epsilon)
-    return tuple(absolute_tolerance(o, length, narrowest) for o in outputs)
+    return tuple(absolute_tolerance(o, length, narrowest, condition) for o in outputs)
 
 
 def epsilon(dtype: str) -> float:
@@ -137,18 +141,19 @@ def epsilon(dtype: str) -> float:
     return known.get(dtype, 0.0)
 
 
-def absolute_tolerance(right: Array, length: int, dtype: str) -> float:
+def absolute_tolerance(right: Array, length: int, dtype: str, condition: Tolerance = 1.0) -> Tolerance:
     """The largest acceptable error of any element, for inputs of `dtype` and sums of `length` terms.
 
     Rounding errors of a sum add up like a random walk: about ε √length relative to the sum, with the ε of float32 or
     better, in which operators accumulate. Four times that allows any order of summation, while an omitted
-    term is about 1 / √length of the sum. Narrower dtypes add the rounding of intermediate values.
+    term is about 1 / √length of the sum. Narrower dtypes add the rounding of intermediate values. Where numbers that
+    may be nearly equal are subtracted and the rest is scaled, it grows by `condition` (`register_condition`).
     """
     if right.dtype.kind not in "fV" or not right.size or not epsilon(dtype):
         return 0.0
     finite = right[np.isfinite(right)]
     scale = math.sqrt(float(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
-    accumulated = min(epsilon(dtype), epsilon("float32")) * math.sqrt(length)
+    accumulated = min(epsilon(dtype), epsilon("float32")) * math.sqrt(length) * condition
     rounded = epsilon(dtype) if epsilon(dtype) > epsilon("float32") else 0.0
     # float16 is less precise near zero (subnormals).
     return 4 * scale * (accumulated + rounded) + (2.0**-24 if dtype == "float16" else 0.0)
@@ -165,7 +170,7 @@ def poison(right: Array, dtype: str) -> Array:
     return wrong
 
 
-def compare(found: Array, right: Array, tolerance: float) -> None:
+def compare(found: Array, right: Array, tolerance: Tolerance) -> None:
     """Raise `WrongAnswerError` with the largest error and its index if `found` is wrong."""
     if found.shape != right.shape:
         raise WrongAnswerError(f"the output has shape {found.shape}, expected {right.shape}")
@@ -178,7 +183,7 @@ def compare(found: Array, right: Array, tolerance: float) -> None:
         error = np.empty(found.shape)  # `out`, as the result for a scalar would be no array
         np.abs(np.subtract(found, right, out=error, dtype=np.float64), out=error)
         # The elementwise bound is only computed if the absolute one is exceeded.
-        if not exact and float(error.max()) <= tolerance:
+        if not exact and bool((error <= tolerance).all()):
             return
         same = (found == right) | (np.isnan(error) & np.isnan(right) & (found != found))
         close = np.isfinite(error) & (error <= tolerance + relative * np.abs(right))
@@ -188,7 +193,8 @@ def compare(found: Array, right: Array, tolerance: float) -> None:
         return
     worst = np.where(bad, np.where(np.isnan(error), np.inf, error), -1.0)
     place = tuple(int(i) for i in np.unravel_index(int(worst.argmax()), worst.shape))
+    bound = np.broadcast_to(tolerance, error.shape)[place]
     raise WrongAnswerError(
         f"{count} of {found.size} elements are wrong; the largest error is {error[place]:.3g} at "
-        f"{list(place)}: {found[place]} instead of {right[place]:.9g} (tolerance {tolerance:.3g})"
+        f"{list(place)}: {found[place]} instead of {right[place]:.9g} (tolerance {bound:.3g})"
     )

@@ -25,6 +25,7 @@ from strategy.op import (
     TOpPattern,
     TypeReporter,
     register_compute,
+    register_condition,
     register_op,
     register_reference,
     register_terms,
@@ -34,7 +35,7 @@ from strategy.ops.bias_add import along, vector_grad, vector_relation
 from strategy.ops.reduce import mean
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.pattern import in_float32, register_cpu_implementations
-from strategy.reference import widened
+from strategy.reference import norm_condition, widened
 from strategy.schedule import Outs, accumulator, start_schedule
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
@@ -126,15 +127,26 @@ def reference_group_norm(attrs: GroupNormAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
     data, gamma, beta = map(widened, inputs)
-    axis = attrs.axis % data.ndim
-    each = math.prod(data.shape[axis:]) // attrs.num_groups
-    groups = data.reshape(*data.shape[:axis], attrs.num_groups, each)
+    groups, axis = _grouped(attrs, data), attrs.axis % data.ndim
     offset = groups - groups.mean(axis=-1, keepdims=True)
     variance = (offset * offset).mean(axis=-1, keepdims=True)
     norm = (offset / np.sqrt(variance + attrs.epsilon)).reshape(data.shape)
     shape = [1] * data.ndim
     shape[axis] = -1
     return norm * gamma.reshape(shape) + beta.reshape(shape)
+
+
+def _grouped(attrs: GroupNormAttrs, data: Any) -> Any:
+    """An array with a row for each group."""
+    axis = attrs.axis % data.ndim
+    each = math.prod(data.shape[axis:]) // attrs.num_groups
+    return data.reshape(*data.shape[:axis], attrs.num_groups, each)
+
+
+@register_condition("group_norm")
+def group_norm_condition(attrs: GroupNormAttrs, inputs: Sequence[Any]) -> Any:
+    data = widened(inputs[0])
+    return norm_condition(_grouped(attrs, data), -1, attrs.epsilon).reshape(data.shape)
 
 
 @register_terms("group_norm")

@@ -16,6 +16,7 @@ from strategy.op import (
     TOpPattern,
     TypeReporter,
     register_compute,
+    register_condition,
     register_op,
     register_reference,
     register_terms,
@@ -27,6 +28,7 @@ from strategy.ops.group_norm import (
     compute_group_norm,
     compute_group_norm_row,
     differentiate,
+    group_norm_condition,
     group_norm_rel,
     group_norm_row_space,
     group_norm_terms,
@@ -87,6 +89,11 @@ def compute_instance_norm(attrs: InstanceNormAttrs, inputs: Sequence[Any], out_t
 @register_reference("instance_norm")
 def reference_instance_norm(attrs: InstanceNormAttrs, inputs: Sequence[Any]) -> Any:
     return reference_group_norm(_groups(attrs, inputs[0].shape), inputs)
+
+
+@register_condition("instance_norm")
+def instance_norm_condition(attrs: InstanceNormAttrs, inputs: Sequence[Any]) -> Any:
+    return group_norm_condition(_groups(attrs, inputs[0].shape), inputs)
 
 
 @register_terms("instance_norm")

@@ -15,6 +15,7 @@ from strategy.op import (
     TOpPattern,
     TypeReporter,
     register_compute,
+    register_condition,
     register_op,
     register_reference,
     register_terms,
@@ -22,7 +23,7 @@ from strategy.op import (
 from strategy.ops.bias_add import along, vector_grad, vector_relation
 from strategy.ops.reduce import mean
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
-from strategy.reference import widened
+from strategy.reference import norm_condition, widened
 from strategy.schedule import accumulator
 from strategy.space import Config
 from strategy.type_relation import require_float, require_nonempty
@@ -95,6 +96,11 @@ def reference_layer_norm(attrs: LayerNormAttrs, inputs: Sequence[Any]) -> Any:
     offset = data - data.mean(axis=attrs.axis, keepdims=True)
     variance = (offset * offset).mean(axis=attrs.axis, keepdims=True)
     return offset / np.sqrt(variance + attrs.epsilon) * gamma.reshape(shape) + beta.reshape(shape)
+
+
+@register_condition("layer_norm")
+def layer_norm_condition(attrs: LayerNormAttrs, inputs: Sequence[Any]) -> Any:
+    return norm_condition(widened(inputs[0]), attrs.axis, attrs.epsilon)
 
 
 @register_terms("layer_norm")

@@ -73,6 +73,31 @@ def test_the_narrowest_input_says_what_rounding_there_may_be() -> None:
     assert tolerance > 100 * precise
 
 
+@pytest.mark.parametrize("op", ["layer_norm", "instance_norm"])
+def test_the_mean_of_few_numbers_may_be_as_large_as_they_are(op: str) -> None:
+    """What is left of numbers that are nearly equal is as inexact as they are, and grows to 1."""
+    shape = "4096,3" if op == "layer_norm" else "1,4096,3"
+    vector = "3" if op == "layer_norm" else "4096"
+    inputs = {"data": f"float32[{shape}]"} | dict.fromkeys(("gamma", "beta"), f"float32[{vector}]")
+    workload = Workload.make(op, inputs)
+    drawn = random_inputs(workload, 0)
+    (right,) = reference(workload, drawn)
+    data, count = drawn["data"], np.float32(3)
+
+    def norm(skip: int = 0) -> np.ndarray:
+        centre = data[..., skip:].sum(-1, keepdims=True) / count
+        offset = data - centre
+        deviation = np.sqrt((offset * offset).sum(-1, keepdims=True) / count + np.float32(1e-5))
+        gamma, beta = (drawn[n] if op == "layer_norm" else drawn[n][:, None] for n in ("gamma", "beta"))
+        return offset / deviation * gamma + beta
+
+    (tolerance,) = tolerances(workload, drawn, [right])
+    assert np.abs(norm() - right).max() > np.min(tolerance)  # so that this says something
+    compare(norm(), right, tolerance)
+    with pytest.raises(WrongAnswerError, match="largest error"):
+        compare(norm(skip=1), right, tolerance)
+
+
 def test_inputs_are_those_of_their_seed() -> None:
     workload = dense(8)
     first, same, other = (random_inputs(workload, seed) for seed in (1, 1, 2))
