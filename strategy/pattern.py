@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from strategy import elementwise
@@ -40,7 +40,6 @@ schedule_broadcast = GenericFunc("schedule_broadcast")
 schedule_reduce = GenericFunc("schedule_reduce")
 schedule_extern = GenericFunc("schedule_extern")
 
-_ROUNDED = "plevel.rounded"  # marks what only rounds another tensor
 # By operator, the argument of `register_cpu_implementations`.
 _added: dict[str, list[Callable[..., None]]] = {}
 
@@ -230,26 +229,40 @@ def in_float32(compute: Compute) -> Compute:
 
     @wraps(compute)
     def wide(attrs: Any, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+        from tvm import topi
+
         if not isinstance(out_type, TensorType) or out_type.dtype not in NARROW:
             return compute(attrs, inputs, out_type)
         outputs = compute(attrs, [_widen(t) for t in inputs], TensorType(out_type.shape, "float32"))
-        return [_round(t, out_type.dtype) for t in outputs]
+        return [topi.cast(t, out_type.dtype) for t in outputs]
 
     return wide
 
 
 def _widen(tensor: Any) -> Any:
-    """A TE tensor in float32 if it is of a narrower float: what was rounded to it, or it converted."""
-    from tvm import te, topi
+    """A TE tensor in float32 if it is of a narrower float: without the rounding that makes it one, or converted."""
+    from tvm import te, tirx, topi
 
     if str(tensor.dtype) not in NARROW:
         return tensor
-    if isinstance(tensor.op, te.ComputeOp) and _ROUNDED in tensor.op.attrs:
-        (wide,) = tensor.op.input_tensors
-        return wide
-    if str(tensor.dtype) == "bfloat16" and isinstance(tensor.op, te.PlaceholderOp) and _is_cpu():
+    made = tensor.op
+    if isinstance(made, te.ComputeOp) and isinstance(made.body[0], tirx.Cast) and len(made.body) == 1:
+        value = made.body[0].value
+        if str(value.ty.dtype) not in NARROW:
+            return te.compute(tensor.shape, partial(_element, made.axis, value), name=made.name, tag=made.tag)
+    if str(tensor.dtype) == "bfloat16" and _is_cpu():
         return binding.read_bits(tensor)
     return topi.cast(tensor, "float32")
+
+
+def _element(axes: Sequence[Any], value: Any, *index: Any) -> Any:
+    """An expression over axes of a TE tensor in float32, at an index."""
+    from tvm import tirx
+    from tvm_ffi import structural_map
+
+    places = [(axis.var, place) for axis, place in zip(axes, index, strict=True)]
+    found = structural_map(value, [(tirx.Var, lambda v: next((p for a, p in places if a.same_as(v)), v))])
+    return found.astype("float32")
 
 
 def _is_cpu() -> bool:
@@ -257,14 +270,6 @@ def _is_cpu() -> bool:
 
     target = tvm.target.Target.current(allow_none=True)
     return target is not None and target.kind.name == "llvm"
-
-
-def _round(tensor: Any, dtype: str) -> Any:
-    from tvm import te, topi
-
-    return te.compute(
-        tensor.shape, lambda *i: tensor(*i).astype(dtype), name="rounded", tag=topi.tag.ELEMWISE, attrs={_ROUNDED: 1}
-    )
 
 
 def extents_of(kind: TensorType, inputs: Sequence[Any]) -> list[Any]:

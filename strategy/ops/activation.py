@@ -11,7 +11,6 @@ from strategy.cpu import elementary
 from strategy.expr import Call, Expr
 from strategy.ops.broadcast import (
     greater,
-    in_float32_element,
     less,
     register_binary,
     where,
@@ -209,10 +208,10 @@ mish = register_unary(
 )
 swiglu = register_binary(
     "swiglu", "silu(lhs) rhs, element by element: a gated product.", lambda x, y: x * reference_sigmoid(x) * y,
-    _gate_grad(silu), require=require_float, element=in_float32_element(lambda x, y: _silu(x) * y),
+    _gate_grad(silu), require=require_float, element=lambda x, y: _silu(x) * y,
 )  # fmt: skip
 geglu = register_binary(
     "geglu", "gelu(lhs) rhs, element by element, with the exact gelu: a gated product.",
     lambda x, y: _reference_gelu(x, GeluAttrs(approximate="none")) * y, _gate_grad(gelu), require=require_float,
-    element=in_float32_element(lambda x, y: _gelu(x, GeluAttrs(approximate="none")) * y),
+    element=lambda x, y: _gelu(x, GeluAttrs(approximate="none")) * y,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.broadcast import collapse_sum_like
 from strategy.ops.reshape import expand_dims, reshape_like
-from strategy.pattern import register_broadcast_schedule
+from strategy.pattern import in_float32, register_broadcast_schedule
 from strategy.reference import widened
 from strategy.type_relation import normal_axis, require_dtype_of, require_number, require_rank
 from strategy.types import TensorType, Type
@@ -75,6 +75,7 @@ def bias_add_rel(types: Sequence[Type], attrs: BiasAddAttrs, reporter: TypeRepor
 
 
 @register_compute("bias_add")
+@in_float32
 def compute_bias_add(attrs: BiasAddAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     from tvm import te, topi
 

@@ -89,7 +89,7 @@ def register_binary(
     def function(lhs: Expr, rhs: Expr) -> Expr:
         return call(name, lhs, rhs)
 
-    register_compute(name, compute)
+    register_compute(name, in_float32(compute))
     register_reference(name, wide(_quiet(reference)))
     register_broadcast_schedule(name)
     register_gradient(name, rule)
@@ -148,18 +148,6 @@ def _power(x: Any, y: Any) -> Any:
     return tirx.power(x, y)
 
 
-def in_float32_element(element: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The element of operands narrower than float32 by that of float32."""
-
-    def wide(x: Any, y: Any) -> Any:
-        dtype = str(x.ty.dtype)
-        if dtype not in ("float16", "bfloat16"):
-            return element(x, y)
-        return element(x.astype("float32"), y.astype("float32")).astype(dtype)
-
-    return wide
-
-
 def _divisor(y: Any) -> tuple[Any, Any, Any]:
     """The conditions that a whole divisor is 0 and that it is -1, and a divisor that never traps in place of both.
 
@@ -183,7 +171,6 @@ def _remainder(x: Any, y: Any) -> tuple[Any, Any]:
     return rest, tirx.any(tirx.all(rest < zero, y > zero), tirx.all(rest > zero, y < zero))
 
 
-@in_float32_element
 def _floor_mod(x: Any, y: Any) -> Any:
     from tvm import tirx
 
@@ -195,7 +182,6 @@ def _floor_mod(x: Any, y: Any) -> Any:
     return tirx.Select(other, rest + y, rest)
 
 
-@in_float32_element
 def _floor_divide(x: Any, y: Any) -> Any:
     """Of floating-point numbers from the remainder, as a rounded quotient may be the next integer."""
     from tvm import tirx
@@ -269,7 +255,7 @@ floor_mod = register_binary(
 )  # fmt: skip
 power = register_binary(
     "power", "Elements of lhs to the power of those of rhs.", _numpy_power, _power_grad,
-    require=require_float, element=in_float32_element(_power),
+    require=require_float, element=_power,
 )  # fmt: skip
 maximum = register_binary(
     "maximum", "The larger of two tensors' elements; where they are equal, the gradient is rhs's.",
@@ -343,6 +329,7 @@ def where_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bo
 
 
 @register_compute("where")
+@in_float32
 def compute_where(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     from tvm import topi
 

@@ -93,7 +93,7 @@ def register_unary(
         with np.errstate(all="ignore"):  # infinities and NaN are valid results
             return reference(widened(inputs[0]), *further(attrs))
 
-    register_compute(name, in_float32(compute) if vector is not None else compute)
+    register_compute(name, in_float32(compute))
     register_reference(name, answer)
     register_broadcast_schedule(name)
     register_gradient(name, lambda orig, grad: [gradient and gradient(orig, grad)])
@@ -351,15 +351,18 @@ def compute_cast(attrs: CastAttrs, inputs: Sequence[Any], out_type: Type) -> lis
 
 
 @register_compute("clip")
+@in_float32
 def compute_clip(attrs: ClipAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     from tvm import te, tirx, topi
 
     data = inputs[0]
     whole = str(data.dtype).startswith(("int", "uint"))  # others' bounds may be integers beyond 64 bits
     low, high = (tirx.const(int(b) if whole else b, data.dtype) for b in (attrs.a_min, attrs.a_max))
-    return [
-        te.compute(data.shape, lambda *i: at_most(at_least(data(*i), low), high), name="clip", tag=topi.tag.ELEMWISE)
-    ]
+
+    def element(*i: Any) -> Any:
+        return keep(data, data(*i), lambda x: at_most(at_least(x, low), high))
+
+    return [te.compute(data.shape, element, name="clip", tag=topi.tag.ELEMWISE)]
 
 
 @register_reference("cast")

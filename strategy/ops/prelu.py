@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.cpu.binding import keep
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.bias_add import along, vector_grad, vector_relation
 from strategy.ops.broadcast import greater, where
 from strategy.ops.elemwise import zeros_like
-from strategy.pattern import register_broadcast_schedule
+from strategy.pattern import in_float32, register_broadcast_schedule
 from strategy.reference import widened
 from strategy.type_relation import require_float
 from strategy.types import Type
@@ -47,6 +48,7 @@ def prelu_rel(types: Sequence[Type], attrs: PReluAttrs, reporter: TypeReporter) 
 
 
 @register_compute("prelu")
+@in_float32
 def compute_prelu(attrs: PReluAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     """NaN is not positive, and stays NaN as a product."""
     from tvm import te, tirx, topi
@@ -55,8 +57,7 @@ def compute_prelu(attrs: PReluAttrs, inputs: Sequence[Any], out_type: Type) -> l
     axis = attrs.axis % len(data.shape)
 
     def element(*i: Any) -> Any:
-        x = data(*i)
-        return tirx.Select(x > tirx.const(0, data.dtype), x, x * alpha[i[axis]])
+        return keep(data, data(*i), lambda x: tirx.Select(x > tirx.const(0, data.dtype), x, x * alpha[i[axis]]))
 
     return [te.compute(data.shape, element, name="prelu", tag=topi.tag.BROADCAST)]
 

@@ -122,16 +122,26 @@ def test_infinity_times_a_factor_of_0_is_nan(op: str, attrs: dict[str, Any], nam
         np.testing.assert_allclose(found.numpy(), right, rtol=1e-6, err_msg=name)
 
 
-def test_a_chain_of_bfloat16_is_written_once() -> None:
+@pytest.mark.parametrize("op", ["add", "prelu", "clip", "abs", "dense"])
+def test_a_chain_of_bfloat16_is_written_once(op: str) -> None:
     """Code that repeats each function for each use of its value takes a minute to compile."""
     import tvm
 
-    step = EpilogueStep("silu", (None,))
-    work = Workload.make("exp", {"data": "bfloat16[3,20]"}, epilogue=[step, step])
-    lowered, inputs = lower(work, TARGET, NAME), random_inputs(work, 7)
-    assert len(lowered.module.script()) < 100_000
+    dtype = "bfloat16"
+    matrix, vector = (f"{dtype}[{shape}]" for shape in ("6,20", "20"))
+    operands = {"add": {"rhs": matrix}, "prelu": {"alpha": vector}}.get(op, {})
+    attrs = {"prelu": {"axis": -1}, "clip": {"a_min": -1, "a_max": 0.3}}.get(op, {})
+    silu = EpilogueStep("silu", (None,))
+    if op == "dense":
+        head, between, name = {"data": f"{dtype}[6,3]", "weight": f"{dtype}[20,3]"}, silu, "dense_nopack.cpu"
+    else:
+        between = EpilogueStep(op, (None, *(Input(n, t) for n, t in operands.items())), attrs)
+        head, name = {"data": matrix}, NAME
+    work = Workload.make("dense" if op == "dense" else "tanh", head, epilogue=[between, silu])
+    lowered, inputs = lower(work, TARGET, name), random_inputs(work, 7)
+    assert len(lowered.module.script()) < 40_000
     expected = reference(work, inputs)
-    found = tvm.runtime.empty(expected[0].shape, "bfloat16")
-    lowered.compile(checks=False).main(tvm.runtime.tensor(inputs["data"]), found)
+    found = tvm.runtime.empty(expected[0].shape, dtype)
+    lowered.compile(checks=False).main(*map(tvm.runtime.tensor, inputs.values()), found)
     (tolerance,) = tolerances(work, inputs, expected)
     compare(found.numpy(), np.asarray(expected[0]), tolerance)
