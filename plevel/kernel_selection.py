@@ -74,10 +74,10 @@ def find_records(named: str | None) -> str | None:
 
 
 @contextmanager
-def open_records(named: str | None) -> Iterator[Database]:
-    """The records of `find_records`; none where there is no database."""
+def open_records(named: str | None, namespace: str | None = None) -> Iterator[Database]:
+    """The records of `find_records`, in the given or the environment's namespace; none where there is no database."""
     from plevel.database import plevel_database
 
     place = find_records(named)
-    with nullcontext(NO_RECORDS) if place is None else plevel_database(place) as found:
+    with nullcontext(NO_RECORDS) if place is None else plevel_database(place, namespace=namespace) as found:
         yield found

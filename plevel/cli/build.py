@@ -72,6 +72,7 @@ def build(
     ] = False,
     url: option.Url = None,
     database: option.Database = None,
+    namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
     """Compile the selected implementation into a shared library.
@@ -87,10 +88,11 @@ def build(
     """
     from strategy.compile.c_text import is_free
 
-    place = location.Location() if lock is not None else location.locate(url, database)
+    place = location.Location() if lock is not None else location.locate(url, database, namespace)
     locked = None if lock is None else read_lock(lock)
     for flag, given in (
         ("--implementation", implementation), ("--config", config), ("--url", url), ("--database", database),
+        ("--namespace", namespace),
     ):  # fmt: skip
         if locked is not None and given:
             raise UsageError(f"--lock names what is built: leave {flag} out")

@@ -66,6 +66,7 @@ def make(
     ] = 0,
     url: option.Url = None,
     database: option.Database = None,
+    namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
     """Propose configurations from what is on record, build them, and write a signed bundle.
@@ -82,7 +83,7 @@ def make(
     if not workload.is_constant:
         raise UsageError(f"--input: {workload} has a symbolic dimension: give a number")
     option.check_out(out)
-    place = location.locate(url, database)
+    place = location.locate(url, database, namespace)
     from plevel.cli.output import tell
     from plevel.embedded import require_service, require_worker
 

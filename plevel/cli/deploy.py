@@ -58,6 +58,7 @@ def compile_model(
     ] = None,
     url: option.Url = None,
     database: option.Database = None,
+    namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Compile a model into one shared library with its weights.
@@ -101,14 +102,14 @@ def compile_model(
     for entry in () if locked is None else locked.selections:
         if where.is_like(entry.target.key):
             require_version(entry)
-    if url is not None or database is not None:
-        place = location.locate(url, database)
+    if url is not None or database is not None or namespace is not None:
+        place = location.locate(url, database, namespace)
         database = place.url or place.database
     require_worker()
     require_known(where)
     warnings.filterwarnings("ignore", "`isinstance.treespec", FutureWarning)  # PyTorch's, of itself
     try:
-        with open_records(database or lock_path) as records:
+        with open_records(database or lock_path, namespace) as records:
             imported = import_model(model, sizes)
             choose = make_chooser(where, records, locked)
             given = imported.network, where, choose, out

@@ -94,6 +94,7 @@ def plot(
     ] = None,
     url: option.Url = None,
     database: option.Database = None,
+    namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Draw a task's tuning curve, or the fastest implementation at each shape.
@@ -106,7 +107,7 @@ def plot(
             raise UsageError(f"--out {out}: unknown kind of image: name it {', '.join('…' + s for s in SUFFIXES)}")
     if what.isdecimal() and target is not None:
         raise UsageError("--target: of an operator's heat map only: leave it out")
-    place = location.locate(url, database)
+    place = location.locate(url, database, namespace)
     from plevel.cli.output import print_json
 
     with place.connect() as records:

@@ -36,6 +36,7 @@ def show(
     ] = "tir",
     url: option.Url = None,
     database: option.Database = None,
+    namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
     """Print the code of the selected (or named) implementation.
@@ -44,7 +45,7 @@ def show(
     """
     workload, where = option.read_workload(op, inputs, attr), option.read_target(target, threads)
     option.check_choice("--as", form, FORMS)
-    place = location.locate(url, database)
+    place = location.locate(url, database, namespace)
     from plevel.cli.output import print_json
     from plevel.embedded import require_worker
 

@@ -349,8 +349,14 @@ def test_usage_errors_name_the_field(
             ("worker", "--url", "http://x", "--idle-exit", "0s"), ["--idle-exit 0s", "longer"], id="idle at once"
         ),
         pytest.param(("tune", *DENSE, "--timeout", "inf"), ["--timeout", "inf"], id="for ever"),
-        pytest.param(
-            ("runs", "--namespace", "A B"), ["--namespace", "'A B'", "a-z"], id="namespace"
+        *(
+            pytest.param(
+                (*command, "--namespace", "A B"), ["--namespace", "'A B'", "a-z"], id=f"namespace of {command[0]}"
+            )
+            for command in (
+                ("runs",), ("plot", "dense"), ("show", *DENSE), ("build", *DENSE, "-o", "x.so"),
+                ("compile", "x.pt2", "-o", "x.so"),
+            )
         ),
         pytest.param(("import", "/"), ["/ is a folder"], id="import of a folder"),
         pytest.param(
@@ -1063,6 +1069,9 @@ def test_coverage_lists_the_tasks(called: Called, tmp_path: Path) -> None:
     (task,) = json.loads(called("coverage", "--json").stdout)
     assert (task["trials"], task["failed"]) == (2, 1)
     assert task["best"]["median_s"] == pytest.approx(7e-5)
+    op = task["workload"].partition("(")[0]
+    assert called("plot", op, "--namespace", "other").returncode == 1
+    assert called("plot", op, "--namespace", "default").returncode == 0
     shown = called("coverage", "--target", task["target"]).stdout
     for word in (task["workload"], task["implementation"], "70.0 µs"):
         assert word in shown
