@@ -6,11 +6,10 @@ from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
-from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.access.auth import LOCAL, Actor, Authority
-from service.api.problem import response_of
+from service.api.problem import is_served, response_of
 from service.errors import (
     ForbiddenError,
     MalformedRequestError,
@@ -97,7 +96,7 @@ class Guard:
         try:
             _check(actor, wanted, scope["path"])
         except ForbiddenError:
-            if _is_served(scope):
+            if is_served(scope):
                 raise  # else the answer is 404 or 405: no other token would help
         if scope["method"] not in ("GET", "HEAD"):
             _check_origin(headers)
@@ -112,11 +111,6 @@ def _check(actor: Actor, wanted: TokenScope, path: str) -> None:
             f"token {actor.name!r} is restricted to namespace {actor.namespace}, and this "
             "spans all: use another token"
         )
-
-
-def _is_served(scope: Scope) -> bool:
-    """Return whether a route takes the path and the method of a request."""
-    return any(route.matches(scope)[0] is Match.FULL for route in scope["app"].router.routes)
 
 
 def _stay(error: ServiceError) -> None:

@@ -11,6 +11,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
+from starlette.types import Scope
 
 from service.api.wire import PROBLEM, FieldFault, Problem
 from service.errors import InvalidError, MalformedError, NoSelectionError, ServiceError
@@ -32,6 +34,7 @@ _FAULTS = (
     AttrsError, ConfigError, ExpressionError, OpError, SelectionError, SpaceError, TargetError,
     TypeRelationError, TypeSyntaxError, WorkloadError,
 )  # fmt: skip
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _QUOTED = re.compile(r"'([^']*)'")
 _AT = re.compile(r"^(?P<detail>.*) - at `\$\.?(?P<field>[^`]*)`$", re.DOTALL)
 
@@ -55,7 +58,11 @@ def _on_one_line(request: str) -> str:
 
 
 def _handle(request: Request, error: Exception) -> Response:
-    return response_of(error, f"{request.method} {request.url.path}")
+    response = response_of(error, f"{request.method} {request.url.path}")
+    if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the framework names those of the first route only
+        served = [name for name in _METHODS if is_served({**request.scope, "method": name})]
+        response.headers["allow"] = ", ".join(served)
+    return response
 
 
 def response_of(error: Exception, request: str) -> Response:
@@ -63,6 +70,11 @@ def response_of(error: Exception, request: str) -> Response:
     problem = problem_of(error, request)
     headers = error.headers if isinstance(error, HTTPException) else None
     return Response(encode(problem), problem.status, headers, PROBLEM)
+
+
+def is_served(scope: Scope) -> bool:
+    """Return whether a route takes the path and the method of a request."""
+    return any(route.matches(scope)[0] is Match.FULL for route in scope["app"].router.routes)
 
 
 def problem_of(error: Exception, request: str) -> Problem:

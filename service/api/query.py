@@ -45,19 +45,20 @@ async def check_query(request: Request) -> None:
     for name, value in request.query_params.multi_items():
         if name not in known.query:
             text = f"unknown parameter{suggest(name, known.query)}: expected one of {', '.join(known.query)}"
-            raise _refusal("query", f"{name:.80}", text)
+            raise refusal("query", f"{name:.80}", text)
         _check_value("query", name, value, integer=("query", name) in known.integers)
 
 
 def _check_value(place: str, name: str, value: str, *, integer: bool) -> None:
     if "\0" in value:
-        raise _refusal(place, name, "it has a NUL, which no text on record has: leave it out")
+        raise refusal(place, name, "it has a NUL, which no text on record has: leave it out")
     digits = value.strip().lstrip("+-0").replace("_", "")
     if integer and digits.isdecimal() and (len(digits) > _SHORT or int(digits) > MOST):
-        raise _refusal(place, name, f"{value:.40} is not within ±{MOST}, as all numbers on record are")
+        raise refusal(place, name, f"{value:.40} is not within ±{MOST}, as all numbers on record are")
 
 
-def _refusal(place: str, name: str, text: str) -> RequestValidationError:
+def refusal(place: str, name: str, text: str) -> RequestValidationError:
+    """The error of a parameter, by its place (`query` or `path`) and name."""
     return RequestValidationError([{"loc": (place, name), "msg": text}])
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.responses import StreamingResponse
 
 from service.access.auth import Who, Within
-from service.api.query import OfWorkload
+from service.api.query import OfWorkload, refusal
 from service.api.wire import describe, reply
 from service.context import Context, Ctx
 from service.records import exporter, log_page
@@ -65,13 +65,14 @@ _LIST = describe(
     "fewer than `limit`, or none, if matches are rare, and still have a `next`. `error` is a "
     "kind of failure, `any` for all failures, or `none` for successes; `target` is a target's key, "
     "`since` and `until` are Unix times. `format=ndjson` (plevel's own, see docs/formats.md), `csv` "
-    "and `parquet` give all matching records as a stream, without pages.",
+    "and `parquet` give all matching records as a stream, without pages: `limit`, `cursor` and `newest` are refused.",
 )  # fmt: skip
 _LIST["responses"][200]["content"] = _STREAMS | _LIST["responses"][200]["content"]
 
 
 @router.get("/records", **_LIST)
 def list_records(
+    request: Request,
     context: Ctx,
     which: Filter,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -80,6 +81,9 @@ def list_records(
     format: Literal["json", "ndjson", "csv", "parquet"] = "json",
 ) -> Response:
     if format != "json":
+        for name in ("limit", "cursor", "newest"):
+            if name in request.query_params:
+                raise refusal("query", name, f"format={format} gives all that match, without pages: leave it out")
         return stream(context, "native" if format == "ndjson" else format, which)
     with context.store.read() as connection:
         page = log_page.page(connection, which, limit=limit, cursor=cursor, newest=newest)

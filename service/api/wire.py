@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
@@ -68,6 +70,8 @@ def body_of(kind: type[T]) -> Any:
     async def read(request: Request) -> T:
         data = await read_body(request)
         _check_text(data)
+        if kind.__struct_config__.forbid_unknown_fields:  # type: ignore[attr-defined]
+            _check_keys(data)
         try:
             return decode(data, kind)
         except WireError as error:
@@ -98,6 +102,22 @@ def _check_text(data: bytes) -> None:
             left += [(f"{path}[{i}]", inner) for i, inner in enumerate(value)]
         if isinstance(value, str) and "\0" in value and not _MESSAGE.fullmatch(path):
             raise InvalidError(f"{path!r:.80}: it has a NUL, which no text on record has: leave it out")
+
+
+def _check_keys(data: bytes) -> None:
+    """Refuse an object that names a key twice, of which decoders take the last; raise `InvalidError`.
+
+    It takes a tenth of the time of decoding. Bodies of workers, which no person writes, go without.
+    """
+    with contextlib.suppress(ValueError, RecursionError):  # `decode` names the fault
+        json.loads(data, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in pairs]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidError(f"{twice!r:.80}: is given twice in an object: leave one out")
 
 
 _kinds: dict[str, Any] = {"Problem": Problem}

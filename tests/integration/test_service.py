@@ -343,11 +343,19 @@ def test_the_field_at_fault_is_named_apart(service: Service) -> None:
     assert [e["field"] for e in problem["errors"]] == ["seed"]
 
 
+@pytest.mark.parametrize(("given", "twice"), [('"seed":1,"seed":2', "seed"), ('"x":[{"y":1,"y":1}]', "y")])
+def test_a_key_that_is_given_twice_is_named(service: Service, given: str, twice: str) -> None:
+    answer = service.raw("POST", "/v1/runs", f"{{{given}}}".encode())
+    assert answer.status_code == 422
+    assert answer.json()["detail"] == f"{twice!r}: is given twice in an object: leave one out"
+
+
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("PUT", "/v1/runs", 405)])
 def test_unknown_paths_are_problems_too(service: Service, method: str, path: str, status: int) -> None:
     response = service.raw(method, path)
     assert response.status_code == response.json()["status"] == status
     assert response.headers["content-type"] == "application/problem+json"
+    assert status == 404 or response.headers["allow"] == "GET, POST"
 
 
 def test_openapi_is_complete(service: Service) -> None:

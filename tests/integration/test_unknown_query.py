@@ -74,6 +74,13 @@ def test_a_value_that_no_database_holds_is_refused_by_name(client: httpx.Client,
     assert len(answer.text) < 1000
 
 
+@pytest.mark.parametrize("given", ["limit=1", "cursor=0", "newest=true"])
+def test_a_stream_has_no_pages(client: httpx.Client, given: str) -> None:
+    answer = client.get(f"/v1/records?format=csv&{given}")
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] == f"query.{given.partition('=')[0]}"
+
+
 def test_numbers_that_are_names_are_names(client: httpx.Client) -> None:
     assert client.get("/v1/records", params={"worker": "1" * 40}).status_code == 200
     assert client.get(f"/v1/runs/{2**63 - 1}").status_code == 404
