@@ -146,6 +146,16 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         """This workload in normal form, validated against the installed operator."""
         return Workload.make(self.op, self.inputs, self.attrs, epilogue=self.epilogue)
 
+    def unsigned(self) -> Workload:
+        """This workload of an operator that is not installed, in normal form: its attributes lose the sign of zeros.
+
+        PostgreSQL's JSON has none, and would give back another workload.
+        """
+        if "-0.0" not in self.key:
+            return self
+        steps = tuple(msgspec.structs.replace(s, attrs=_unsigned(s.attrs)) for s in self.epilogue)
+        return msgspec.structs.replace(self, attrs=_unsigned(self.attrs), epilogue=steps)
+
     @cached_property
     def key(self) -> str:
         """The canonical text: `dense(data=float32[128,768],weight=float32[3072,768]:const)`."""
@@ -355,6 +365,15 @@ def _check_name(what: str, name: str) -> None:
         raise WorkloadError(
             f"{what} has 1 to {MAX_NAME} characters, no spaces and none of ()[]{{}},=+:, got {name!r:.40}"
         )
+
+
+def _unsigned(value: Any) -> Any:
+    """A value of JSON without the sign of zeros."""
+    if isinstance(value, dict):
+        return {name: _unsigned(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_unsigned(inner) for inner in value]
+    return value + 0.0 if type(value) is float else value
 
 
 def _compact(data: Mapping[str, Any]) -> str:

@@ -106,11 +106,9 @@ def checked(task: Task) -> Task:
     Raises:
         RejectError: an integer of more than 64 bits, a number that is not finite, or text that is not Unicode.
     """
-    if "-0.0" in task.workload.key:  # PostgreSQL's JSON has none, and would give back another task
-        workload = task.workload
-        steps = tuple(msgspec.structs.replace(s, attrs=_unsigned(s.attrs)) for s in workload.epilogue)
-        unsigned = msgspec.structs.replace(workload, attrs=_unsigned(workload.attrs), epilogue=steps)
-        task = msgspec.structs.replace(task, workload=unsigned)
+    workload = task.workload.unsigned()
+    if workload is not task.workload:
+        task = msgspec.structs.replace(task, workload=workload)
     try:
         orjson.dumps(to_json(task))
         for attrs in (task.workload.attrs, *(step.attrs for step in task.workload.epilogue)):
@@ -119,15 +117,6 @@ def checked(task: Task) -> Task:
     except (TypeError, ValueError) as error:  # UnicodeError is one
         raise RejectError(Reason.WORKLOAD, f"cannot be stored: {error}") from error
     return task
-
-
-def _unsigned(value: Any) -> Any:
-    """A value of JSON without the sign of zeros."""
-    if isinstance(value, dict):
-        return {name: _unsigned(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_unsigned(inner) for inner in value]
-    return value + 0.0 if type(value) is float else value
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True, tag="attachment", tag_field="kind"):

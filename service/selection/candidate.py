@@ -14,8 +14,8 @@ from strategy.workload import Workload
 
 
 def normal(asked: Workload) -> Workload:
-    """The workload, in normal form if its operator is installed here."""
-    return asked if find_op(asked.op) is None else asked.checked()
+    """The workload in normal form, checked if its operator is installed here."""
+    return asked.unsigned() if find_op(asked.op) is None else asked.checked()
 
 
 def gather(
@@ -60,12 +60,12 @@ def known_candidates(
     Raises:
         InvalidError: the operator is not installed here and no candidates are given.
     """
-    if find_op(asked.op) is not None:
-        checked = asked.checked()
-        return checked, list(given) if given is not None else candidates(checked, on)
-    if given is None:
+    wanted = normal(asked)
+    if given is not None:
+        return wanted, list(given)
+    if find_op(asked.op) is None:
         raise not_installed(asked, field)
-    return asked, list(given)
+    return wanted, candidates(wanted, on)
 
 
 def not_installed(asked: Workload, field: str) -> InvalidError:

@@ -41,6 +41,7 @@ from service.records import exporter
 from service.records.batch import COLUMNS
 from service.records.filter import Wanted
 from service.records.importer import import_items
+from service.selection.candidate import normal
 from service.selection.database import RecordDatabase
 from service.store import migration
 from service.store.db import Store
