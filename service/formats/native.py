@@ -52,6 +52,7 @@ OWN_FIELDS: Mapping[str, Callable[[ImportedRecord], object]] = {
     "kernel_tuner": lambda item: list(kernel_tuner.write([item])),
     "metaschedule": lambda item: msgspec.json.decode(item.extra, type=list[Any]),
 }
+_decode_any = msgspec.json.Decoder(dict[str, Any]).decode  # of other tools: not read before, such as 1e400
 
 T = TypeVar("T")
 NONE = msgspec.Raw(b"")  # omitted; msgspec has no optional Raw
@@ -218,9 +219,10 @@ class _Reader:
             run_s=line.run_s, code_digest=line.code_digest,
             extra=bytes(line.extra),
         )  # fmt: skip
-        if made.extra and made.source in OWN_FIELDS:
+        if made.extra:
             try:
-                OWN_FIELDS[made.source](made)
+                read = OWN_FIELDS.get(made.source)
+                _ = _decode_any(made.extra) if read is None else read(made)
             except Exception as error:
                 raise RejectError(
                     Reason.FIELD, f"extra: not what a record of {made.source} has: {error!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -27,11 +28,15 @@ def json_text(value: Any) -> str:
 
 
 def read_json(text: str | bytes) -> Any:
-    """The value of a column's JSON. NaN and infinities, which older versions stored on SQLite, become text."""
+    """The value of a column's JSON. NaN, infinities and 1e400, which older versions stored, become text."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        return json.loads(text, parse_constant=str)
+        return json.loads(text, parse_constant=str, parse_float=_finite)
+
+
+def _finite(number: str) -> float | str:
+    return number if math.isinf(float(number)) else float(number)
 
 
 def positional(text: str) -> str:

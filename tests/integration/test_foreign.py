@@ -313,6 +313,11 @@ def test_bodies_of_unanswered_results_are_not_read(store: Store) -> None:
 
     peak(1)  # compiles the statements
     assert peak(1) < 6 * size < 20 * size < peak(20)
+    question = ForeignQuestion(workload=MATMUL, limit=1)
+    with store.write() as connection:
+        connection.execute(sa.update(record).values(extra='{"note":1e400}'))  # older versions stored such
+        (answer,) = foreign.find_best(connection, "triton", question, "default").answers
+    assert answer.extra == {"note": "1e400"}
 
 
 def test_kernels_are_listed_the_newest_first_page_by_page(client: Client) -> None:

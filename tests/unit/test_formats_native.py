@@ -114,6 +114,7 @@ def task_with(**parts: Any) -> dict[str, Any]:
         (edited(SPACE_LINE, text='{"knobs":[{"name":"a","values":[]}]}'), Reason.SPACE),
         (edited(SPACE_LINE, text="{}"), Reason.SPACE),
         (edited(SPACE_LINE, what="weights"), Reason.FIELD),
+        (edited(FULL_LINE, source="triton", extra={"a": "X"}).replace(b'"X"', b"1e400"), Reason.FIELD),
     ],
 )  # fmt: skip
 def test_bad_lines_are_put_aside_alone(line: bytes, reason: Reason) -> None:
