@@ -51,7 +51,7 @@ _LOCK = (
 )
 _SAMPLES = sa.select(record.c.id, record.c.samples_s).where(among(record.c.id))
 _CONFIGS = sa.select(*record.c["id", "config", "config_digest"]).where(among(record.c.id))
-_TEXTS = sa.select(record.c.id, sa.cast(record.c.config, sa.Text()).label("config")).where(
+_WINNERS = sa.select(*record.c["id", "samples_s"], sa.cast(record.c.config, sa.Text()).label("config")).where(
     among(record.c.id)
 )
 
@@ -163,20 +163,19 @@ def _rows(
     connection: sa.Connection, winners: Mapping[Place, list[Any]], current: Mapping[Place, Any]
 ) -> list[tuple[Any, ...]]:
     """The changed rows, with the columns `_COLUMNS`."""
-    samples = _samples(connection, {row.id for rows in winners.values() for row in rows})
-    found: list[tuple[int, tuple[Any, ...]]] = []
+    ids = {row.id for rows in winners.values() for row in rows}
+    read = {row.id: row for row in connection.execute(_WINNERS, {"ids": ids})} if ids else {}
+    found: list[tuple[Any, ...]] = []
     for place, rows in winners.items():
-        cost = estimate([s for row in rows for s in samples[row.id]])
+        cost = estimate([s for row in rows for s in read[row.id].samples_s])
         new = (
             *place, rows[0].config_digest, rows[0].phase, cost.median_s, cost.low_s, cost.high_s,
             cost.samples,
         )  # fmt: skip
         old = current.get(place)
         if old is None or new != tuple(old):
-            found.append((rows[0].id, new))
-    ids = {record_id for record_id, _ in found}
-    texts = {row.id: row.config for row in connection.execute(_TEXTS, {"ids": ids})} if ids else {}
-    return [(*new, texts[record_id]) for record_id, new in found]
+            found.append((*new, read[rows[0].id].config))
+    return found
 
 
 def _pooled_ids(groups: Iterable[list[Any]]) -> set[int]:

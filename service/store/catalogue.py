@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import orjson
@@ -14,7 +15,7 @@ from service.formats.admission import MAX_KEY
 from service.formats.entry import Task as ImportedTask
 from service.store.namespace import DEFAULT, key_within
 from service.store.row_cache import recall
-from service.store.sql import among, insert, now, values_table
+from service.store.sql import among, given_table, insert, now, values_of, values_table
 from service.store.tables import (
     attachment,
     device,
@@ -55,9 +56,8 @@ def _one(
 
 
 def _many(
-    connection: sa.Connection, table: sa.Table, identity: Sequence[str],
-    rows: Iterable[dict[str, Any]],
-) -> dict[tuple[Any, ...], int]:  # fmt: skip
+    connection: sa.Connection, table: sa.Table, identity: Sequence[str], rows: Iterable[dict[str, Any]]
+) -> dict[tuple[Any, ...], int]:
     """The ids of rows by identity, in a few statements; missing ones are inserted.
 
     They are inserted in a fixed order, against deadlocks.
@@ -75,16 +75,16 @@ def _many(
 
 
 def _find(
-    connection: sa.Connection, table: sa.Table, identity: Sequence[str],
-    keys: Collection[tuple[Any, ...]],
-) -> dict[tuple[Any, ...], int]:  # fmt: skip
-    if not keys:
-        return {}
-    columns = [table.c[name] for name in identity]
-    given = values_table(connection, columns, keys)
-    same = sa.and_(*(c == given.c[c.name] for c in columns))
-    rows = connection.execute(sa.select(table.c.id, *columns).join(given, same)).all()
+    connection: sa.Connection, table: sa.Table, identity: Sequence[str], keys: Collection[tuple[Any, ...]]
+) -> dict[tuple[Any, ...], int]:
+    rows = connection.execute(_found(connection.dialect.name, table, tuple(identity)), {"rows": values_of(keys)}).all()
     return {tuple(row[1:]): row[0] for row in rows}
+
+
+@cache
+def _found(dialect: str, table: sa.Table, identity: tuple[str, ...]) -> sa.Select[Any]:
+    given = given_table(dialect, [table.c[name] for name in identity])
+    return sa.select(table.c.id, *table.c[identity]).join(given, sa.and_(*(table.c[c.name] == c for c in given.c)))
 
 
 def put_workload(connection: sa.Connection, value: Workload) -> int:
@@ -270,9 +270,8 @@ def _fill_spaces(connection: sa.Connection, spaces: Mapping[int, Any]) -> None:
     known = [i for i, space in spaces.items() if space is not None]
     if not known:
         return
-    given = values_table(connection, [task.c.id], [(i,) for i in sorted(known)])
-    lost = sa.select(task.c.id).join(given, given.c.id == task.c.id)
-    for task_id in connection.scalars(lost.where(task.c.space.is_(sa.null()))).all():
+    lost = sa.select(task.c.id).where(among(task.c.id), task.c.space.is_(sa.null()))
+    for task_id in connection.scalars(lost, {"ids": sorted(known)}).all():
         connection.execute(
             sa.update(task).where(task.c.id == task_id).values(space=spaces[task_id])
         )
