@@ -34,6 +34,9 @@ GRACE_S = 5
 # The interpreter's switch interval. A selection acquires the interpreter a dozen times and waits up to this
 # long each time while an import computes; Python's default of 5 ms would be noticeable.
 SWITCH_S = 0.0005
+# Connections opened at the start. A new one costs its first request ten times the time of a selection, as PostgreSQL
+# starts a process, which reads the catalogue and plans the statements.
+WARM = 4
 log = logging.getLogger(__name__)
 
 
@@ -205,8 +208,9 @@ class _Server(uvicorn.Server):
             self._listener.start(listening)
         all_ops()  # loaded now, so that no request waits for it
         # Whoever asks first waits a little longer if the database has no connection to spare now.
-        with contextlib.suppress(DatabaseError), self._context.store.read() as connection:
-            warm(connection)
+        with contextlib.suppress(DatabaseError), contextlib.ExitStack() as opened:
+            for _ in range(WARM):
+                warm(opened.enter_context(self._context.store.read()))
         # What is loaded now stays: scanning it in each garbage collection would stop all requests for a
         # tenth of a second.
         gc.collect()

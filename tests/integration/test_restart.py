@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
+from service.__main__ import WARM
 from tests.integration.process import Start
 
 
@@ -41,6 +42,12 @@ def test_a_service_waits_until_there_is_a_connection(
         assert "too many connections" in child.stderr.readline()
         set_limit(-1)
         assert "plevel service on http://" in child.stdout.readline()
+        with psycopg.connect(url) as own:
+            opened = own.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            ).fetchone()
+        assert opened is not None
+        assert opened[0] >= WARM
         child.terminate()
         child.communicate()
     assert child.returncode == 0
