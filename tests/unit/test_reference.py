@@ -137,6 +137,17 @@ def test_the_message_names_the_worst_place() -> None:
         compare(found, right, 1e-6)
 
 
+@pytest.mark.parametrize("wrong", [0.5, np.nan, np.inf])
+@pytest.mark.parametrize("at", [0, 32767, 32768, 65536, 70000])
+def test_a_wrong_element_of_many_is_found(at: int, wrong: float) -> None:
+    right = np.zeros((7, 10001))
+    found = right.astype(np.float32)
+    compare(found, right, 1e-6)
+    found.flat[at] = wrong
+    with pytest.raises(WrongAnswerError, match=rf"1 of 70007 .* at \[{at // 10001}, {at % 10001}\]"):
+        compare(found, right, 1e-6)
+
+
 def test_integers_are_compared_as_integers() -> None:
     right = np.asarray([2**62, 5])
     compare(right.copy(), right, 0.0)
