@@ -58,7 +58,8 @@ def visiting(visit: Visit) -> Iterator[None]:
 @contextmanager
 def unchanged(buffers: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Put back what is written to buffers meanwhile; in the end the list has those."""
-    before, changed = [b.clone() for b in buffers], []
+    before = [b.clone() for b in buffers]
+    changed: list[torch.Tensor] = []
     try:
         yield changed
     finally:
