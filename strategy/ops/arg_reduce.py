@@ -14,6 +14,7 @@ from strategy.ops.reduce import ReduceAttrs, reduced_axes, reduced_shape
 from strategy.order import sort_key
 from strategy.pattern import register_reduce_schedule
 from strategy.reference import widened
+from strategy.shape_func import reduce_shape_func, register_shape_func
 from strategy.type_relation import require_nonempty, require_number
 from strategy.types import TensorType, Type
 
@@ -76,6 +77,7 @@ def _register(name: str, which: str) -> None:
     register_compute(name, compute)
     register_reference(name, reference)
     register_reduce_schedule(name)
+    register_shape_func(name, False, reduce_shape_func)
     register_gradient(name, lambda orig, grad: [None])
 
 

@@ -26,12 +26,13 @@ from strategy.layout import (
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.elemwise import ones_like
 from strategy.ops.layout_transform import by_plain
-from strategy.ops.max_pool2d import MaxPool2DAttrs, max_pool2d_rel
+from strategy.ops.max_pool2d import MaxPool2DAttrs, max_pool2d_rel, max_pool2d_shape_func
 from strategy.ops.reduce import shared_out
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.ops.window import windows
 from strategy.pattern import in_float32
 from strategy.reference import widened
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_float
 from strategy.types import Dim, TensorType, Type
 
@@ -163,6 +164,17 @@ def reference_global_avg_pool2d(attrs: GlobalPool2DAttrs, inputs: Sequence[Any])
 
 
 register_plain_schedule("pool", "avg_pool2d", "global_avg_pool2d")
+register_shape_func("avg_pool2d", False, max_pool2d_shape_func)
+
+
+@register_shape_func("global_avg_pool2d", False)
+def global_avg_pool2d_shape_func(
+    attrs: GlobalPool2DAttrs, inputs: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    n, c, *_ = plain(inputs[0], attrs.layout)
+    return [tuple(laid_out((n, c, 1, 1), attrs.layout))]
+
+
 register_pool2d_rows("avg_pool2d", mean=True)
 
 

@@ -12,6 +12,7 @@ from strategy.op import TOpPattern, TypeReporter, register_compute, register_op,
 from strategy.ops.bias_add import along, vector_grad, vector_relation
 from strategy.pattern import in_float32, register_broadcast_schedule
 from strategy.reference import widened
+from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.type_relation import require_float
 from strategy.types import Type
 
@@ -81,6 +82,7 @@ def reference_batch_norm(attrs: BatchNormAttrs, inputs: Sequence[Any]) -> Any:
 
 
 register_broadcast_schedule("batch_norm")
+register_shape_func("batch_norm", False, elemwise_shape_func)
 
 
 @register_gradient("batch_norm")

@@ -13,6 +13,7 @@ from strategy.ops.broadcast import collapse_sum_like
 from strategy.ops.reshape import expand_dims, reshape_like
 from strategy.pattern import in_float32, register_broadcast_schedule
 from strategy.reference import widened
+from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.type_relation import normal_axis, require_dtype_of, require_number, require_rank
 from strategy.types import TensorType, Type
 
@@ -97,6 +98,7 @@ def reference_bias_add(attrs: BiasAddAttrs, inputs: Sequence[Any]) -> Any:
 
 
 register_broadcast_schedule("bias_add")
+register_shape_func("bias_add", False, elemwise_shape_func)
 
 
 @register_gradient("bias_add")

@@ -15,6 +15,7 @@ from strategy.op import TOpPattern, TypeReporter, register_compute, register_op,
 from strategy.order import larger, smaller
 from strategy.pattern import in_float32, register_broadcast_schedule, register_reduce_schedule
 from strategy.reference import wide
+from strategy.shape_func import broadcast_shape_func, like_shape_func, register_shape_func
 from strategy.type_relation import (
     KINDS,
     Requirement,
@@ -92,6 +93,7 @@ def register_binary(
     register_compute(name, in_float32(compute))
     register_reference(name, wide(_quiet(reference)))
     register_broadcast_schedule(name)
+    register_shape_func(name, False, broadcast_shape_func)
     register_gradient(name, rule)
     kind = KINDS[require]
     function.__name__ = function.__qualname__ = name
@@ -344,6 +346,7 @@ def reference_where(attrs: Attrs, inputs: Sequence[Any]) -> Any:
 
 
 register_broadcast_schedule("where")
+register_shape_func("where", False, broadcast_shape_func)
 
 
 def collapse_sum_like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
@@ -398,6 +401,7 @@ def reference_collapse_sum_like(attrs: Attrs, inputs: Sequence[Any]) -> Any:
 
 
 register_reduce_schedule("collapse_sum_like")
+register_shape_func("collapse_sum_like", False, like_shape_func)
 
 
 @register_gradient("where")

@@ -13,6 +13,7 @@ from strategy.op import TOpPattern, TypeReporter, register_compute, register_op,
 from strategy.ops.take import take
 from strategy.pattern import register_injective_schedule
 from strategy.reference import widened
+from strategy.shape_func import concatenate_shape_func, register_shape_func
 from strategy.type_relation import normal_axis, require_shape, tuple_fields
 from strategy.types import Dim, TensorType, TupleType, Type
 
@@ -153,6 +154,24 @@ def reference_split(attrs: SplitAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
     return tuple(np.split(widened(inputs[0]), list(attrs.indices), axis=attrs.axis))
+
+
+@register_shape_func("split", False)
+def split_shape_func(attrs: SplitAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    shape = inputs[0]
+    axis = attrs.axis % len(shape)
+    bounds = [0, *attrs.indices, shape[axis]]
+    return [
+        (*shape[:axis], high - low, *shape[axis + 1 :])
+        for low, high in pairwise(bounds)
+    ]
+
+
+register_shape_func("concatenate", False, concatenate_shape_func)
+@register_shape_func("stack", False)
+def stack_shape_func(attrs: StackAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    axis = attrs.axis % (len(inputs[0]) + 1)
+    return [(*inputs[0][:axis], len(inputs), *inputs[0][axis:])]
 
 
 for _name in ("concatenate", "split", "stack"):

@@ -11,6 +11,7 @@ from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.pattern import register_injective_schedule
 from strategy.reference import widened
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_dtype_of, require_shape
 from strategy.types import TensorType, Type
 
@@ -149,6 +150,18 @@ def reference_dynamic_slice_backward(attrs: DynamicSliceAttrs, inputs: Sequence[
     whole = np.zeros_like(data)
     whole[_slices(attrs, inputs[1], data.shape)] = grad
     return whole
+
+
+@register_shape_func("dynamic_slice", False)
+def dynamic_slice_shape_func(attrs: DynamicSliceAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [tuple(_sized(attrs, inputs[0]))]
+
+
+@register_shape_func("dynamic_slice_backward", False)
+def dynamic_slice_backward_shape_func(
+    attrs: DynamicSliceAttrs, inputs: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    return [inputs[2]]
 
 
 for _name in ("dynamic_slice", "dynamic_slice_backward"):

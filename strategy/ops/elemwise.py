@@ -20,6 +20,7 @@ from strategy.ops.broadcast import equal, greater, greater_equal, less_equal, wh
 from strategy.order import at_least, at_most, is_infinite, is_nan
 from strategy.pattern import in_float32, register_broadcast_schedule, register_injective_schedule
 from strategy.reference import widened
+from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.type_relation import (
     KINDS,
     Requirement,
@@ -96,6 +97,7 @@ def register_unary(
     register_compute(name, in_float32(compute))
     register_reference(name, answer)
     register_broadcast_schedule(name)
+    register_shape_func(name, False, elemwise_shape_func)
     register_gradient(name, lambda orig, grad: [gradient and gradient(orig, grad)])
     return _function(name, description, f"a tensor of {KINDS[require]}", attrs)
 
@@ -277,6 +279,7 @@ def _register_fill(name: str, description: str, value: int) -> Unary:
     register_compute(name, compute)
     register_reference(name, reference)
     register_injective_schedule(name)
+    register_shape_func(name, False, elemwise_shape_func)
     register_gradient(name, lambda orig, grad: [None])
     return _function(name, description, "the tensor whose shape and dtype the result has")
 
@@ -383,6 +386,7 @@ def reference_clip(attrs: ClipAttrs, inputs: Sequence[Any]) -> Any:
 
 for _name in ("cast", "clip"):
     register_broadcast_schedule(_name)
+    register_shape_func(_name, False, elemwise_shape_func)
 
 
 @register_gradient("cast")

@@ -12,6 +12,7 @@ from strategy.op import TOpPattern, TypeReporter, register_compute, register_op,
 from strategy.ops.elemwise import zeros_like
 from strategy.pattern import in_float32, register_injective_schedule, register_reduce_schedule
 from strategy.reference import widened
+from strategy.shape_func import elemwise_shape_func, like_shape_func, register_shape_func
 from strategy.type_relation import normal_axis, require_dtype_of, require_nonempty, require_number
 from strategy.types import TensorType, Type
 
@@ -155,6 +156,8 @@ def reference_scatter_add(attrs: GatherAttrs, inputs: Sequence[Any]) -> Any:
 
 register_injective_schedule("gather")
 register_reduce_schedule("scatter_add")
+register_shape_func("gather", False, like_shape_func)
+register_shape_func("scatter_add", False, elemwise_shape_func)
 
 
 @register_gradient("gather")

@@ -17,6 +17,7 @@ from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.pattern import register_injective_schedule
 from strategy.reference import widened
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_nonempty, require_shape
 from strategy.types import TensorType, Type
 
@@ -89,6 +90,11 @@ def reference_gather_nd(attrs: GatherNdAttrs, inputs: Sequence[Any]) -> Any:
 
 
 register_injective_schedule("gather_nd")
+
+
+@register_shape_func("gather_nd", False)
+def gather_nd_shape_func(attrs: GatherNdAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [_gathered(attrs, *inputs)]
 
 
 @register_gradient("gather_nd")

@@ -37,6 +37,7 @@ from strategy.ops.reshape import reshape, reshape_like
 from strategy.pattern import in_float32, register_cpu_implementations
 from strategy.reference import norm_condition, widened
 from strategy.schedule import Outs, accumulator, start_schedule
+from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.type_relation import require_float, require_nonempty
@@ -155,6 +156,7 @@ def group_norm_terms(attrs: GroupNormAttrs, inputs: Sequence[TensorType], out_ty
 
 
 register_plain_schedule("group_norm", "group_norm")
+register_shape_func("group_norm", False, elemwise_shape_func)
 
 
 def _groups(attrs: GroupNormAttrs, data: TensorType) -> TensorType:

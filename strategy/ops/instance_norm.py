@@ -38,6 +38,7 @@ from strategy.ops.group_norm import (
 )
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import Outs
+from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -102,6 +103,7 @@ def instance_norm_terms(attrs: InstanceNormAttrs, inputs: Sequence[TensorType], 
 
 
 register_plain_schedule("instance_norm", "instance_norm")
+register_shape_func("instance_norm", False, elemwise_shape_func)
 
 
 def compute_instance_norm_row(

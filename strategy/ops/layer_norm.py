@@ -25,6 +25,7 @@ from strategy.ops.reduce import mean
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import norm_condition, widened
 from strategy.schedule import accumulator
+from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config
 from strategy.type_relation import require_float, require_nonempty
 from strategy.types import TensorType, Type
@@ -111,6 +112,7 @@ def layer_norm_terms(attrs: LayerNormAttrs, inputs: Sequence[TensorType], out_ty
 schedule_layer_norm = GenericFunc("schedule_layer_norm")
 schedule_layer_norm.register("cpu", schedule_plain_cpu)
 register_schedule("layer_norm", schedule_layer_norm)
+register_shape_func("layer_norm", False, elemwise_shape_func)
 
 
 def compute_layer_norm_row(

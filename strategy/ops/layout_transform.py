@@ -39,6 +39,7 @@ from strategy.pattern import (
 )
 from strategy.reference import widened
 from strategy.schedule import Outs, join_epilogue, new_schedule
+from strategy.shape_func import register_shape_func
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -91,6 +92,13 @@ def compute_layout_transform(attrs: LayoutTransformAttrs, inputs: Sequence[Any],
 @register_reference("layout_transform")
 def reference_layout_transform(attrs: LayoutTransformAttrs, inputs: Sequence[Any]) -> Any:
     return laid_out_array(plain_array(widened(inputs[0]), attrs.src_layout), attrs.dst_layout)
+
+
+@register_shape_func("layout_transform", False)
+def layout_transform_shape_func(
+    attrs: LayoutTransformAttrs, inputs: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    return [tuple(laid_out(plain(inputs[0], attrs.src_layout), attrs.dst_layout))]
 
 
 register_injective_schedule("layout_transform")

@@ -12,6 +12,7 @@ from strategy.op import TOpPattern, TypeReporter, register_compute, register_op,
 from strategy.ops.broadcast import collapse_sum_like
 from strategy.pattern import extents_of, register_injective_schedule
 from strategy.reference import widened
+from strategy.shape_func import like_shape_func, register_shape_func
 from strategy.type_relation import broadcast_shape, require_shape
 from strategy.types import TensorType, Type
 
@@ -58,6 +59,7 @@ def reference_broadcast_to_like(attrs: Attrs, inputs: Sequence[Any]) -> Any:
     return np.broadcast_to(widened(inputs[0]), np.shape(inputs[1]))
 
 
+register_shape_func("broadcast_to_like", False, like_shape_func)
 register_injective_schedule("broadcast_to_like")
 
 

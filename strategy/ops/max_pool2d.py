@@ -17,6 +17,7 @@ from strategy.layout import (
     in_layouts,
     laid_out,
     laid_out_array,
+    plain,
     plain_array,
     require_layout,
 )
@@ -26,6 +27,7 @@ from strategy.ops.window import four_sides, pair, windowed_extent, windows
 from strategy.order import largest, lowest, sort_key
 from strategy.pattern import in_float32
 from strategy.reference import widened
+from strategy.shape_func import like_shape_func, register_shape_func
 from strategy.type_relation import require_dtype_of, require_float, require_nonempty, require_number
 from strategy.types import TensorType, Type
 
@@ -257,6 +259,15 @@ def reference_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) 
 
 register_plain_schedule("pool", "max_pool2d", "max_pool2d_backward")
 
+
+@register_shape_func("max_pool2d", False)
+def max_pool2d_shape_func(
+    attrs: MaxPool2DAttrs, inputs: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    return [tuple(laid_out(_extents(attrs, plain(inputs[0], attrs.layout)), attrs.layout))]
+
+
+register_shape_func("max_pool2d_backward", False, like_shape_func)
 register_pool2d_rows("max_pool2d", mean=False)
 
 

@@ -20,6 +20,7 @@ from strategy.ops.reshape import reshape, reshape_like
 from strategy.ops.strided_slice import strided_slice
 from strategy.pattern import register_injective_schedule
 from strategy.reference import widened
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import (
     broadcast_shape,
     normal_axis,
@@ -91,6 +92,7 @@ def _register(
     register_compute(name, compute)
     register_reference(name, lambda attrs, inputs: reference(widened(inputs[0]), attrs))
     register_injective_schedule(name)
+    register_shape_func(name, False, lambda attrs, inputs: [tuple(shape(attrs, inputs[0]))])
     register_gradient(name, lambda orig, grad: [gradient(orig.attrs, orig.args[0], grad)])
 
     def function(data: Expr, **attrs: Any) -> Expr:

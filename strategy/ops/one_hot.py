@@ -10,6 +10,7 @@ from strategy.expr import Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.pattern import register_injective_schedule
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import represents
 from strategy.types import DTYPES, TensorType, Type
 
@@ -83,6 +84,11 @@ def reference_one_hot(attrs: OneHotAttrs, inputs: Sequence[Any]) -> Any:
 
 register_injective_schedule("one_hot")
 register_gradient("one_hot", lambda orig, grad: [None])
+
+
+@register_shape_func("one_hot", False)
+def one_hot_shape_func(attrs: OneHotAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [tuple(_shape(attrs, inputs[0]))]
 
 
 def one_hot(

@@ -15,6 +15,7 @@ from strategy.ops.broadcast import greater, where
 from strategy.ops.elemwise import zeros_like
 from strategy.pattern import in_float32, register_broadcast_schedule
 from strategy.reference import widened
+from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.type_relation import require_float
 from strategy.types import Type
 
@@ -74,6 +75,7 @@ def reference_prelu(attrs: PReluAttrs, inputs: Sequence[Any]) -> Any:
 
 
 register_broadcast_schedule("prelu")
+register_shape_func("prelu", False, elemwise_shape_func)
 
 
 @register_gradient("prelu")

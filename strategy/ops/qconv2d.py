@@ -28,11 +28,13 @@ from strategy.ops.conv2d.operator import (
     DATA,
     KERNEL,
     Conv2DAttrs,
+    conv2d_shape_func,
     convolved,
     flops_conv2d,
     reference_conv2d,
 )
 from strategy.pattern import schedule_plain_cpu
+from strategy.shape_func import register_shape_func
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
@@ -145,6 +147,7 @@ def qconv2d_strategy_cuda(
     return strategy
 
 
+register_shape_func("qconv2d", False, conv2d_shape_func)
 register_flops("qconv2d", flops_conv2d)
 register_strategy("qconv2d", qconv2d_strategy)
 

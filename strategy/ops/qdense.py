@@ -22,6 +22,7 @@ from strategy.op import (
 from strategy.op_strategy import OpStrategy
 from strategy.ops.dense import dense_flops, dot
 from strategy.pattern import register_cpu_implementations, register_reduce_schedule
+from strategy.shape_func import register_shape_func
 from strategy.target import Target
 from strategy.type_relation import require_nonempty, require_rank
 from strategy.types import TensorType, Type
@@ -102,6 +103,11 @@ def _add_dot(
     instruction = dot.dot_of(inputs, target)
     if instruction is not None:
         dot.add(strategy, instruction, "qdense_dot.cpu", 14)
+
+
+@register_shape_func("qdense", False)
+def qdense_shape_func(attrs: QDenseAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [(inputs[0][0], inputs[1][0])]
 
 
 register_flops("qdense", dense_flops)

@@ -14,6 +14,7 @@ from strategy.attrs import Attrs, field
 from strategy.expr import Call, Expr, call
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.pattern import register_broadcast_schedule, register_injective_schedule
+from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.type_relation import normal_axis
 from strategy.types import TensorType, Type
 
@@ -104,6 +105,7 @@ def _register(
     register_compute(name, compute)
     register_reference(name, reference)
     (register_injective_schedule if injective else register_broadcast_schedule)(name)
+    register_shape_func(name, False, elemwise_shape_func)
 
     def function(data: Expr, *numbers: Expr, axis: int = -1, **more: Any) -> Call:
         return call(name, data, *numbers, axis=axis, **more)

@@ -1,4 +1,5 @@
 """The same elements in another shape: reshape, reshape_like, expand_dims and squeeze."""
+# Over 300 lines: four operators that share their compute.
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.pattern import extents_of, register_injective_schedule
 from strategy.reference import widened
-from strategy.shape_func import ShapeError
+from strategy.shape_func import ShapeError, like_shape_func, register_shape_func
 from strategy.type_relation import normal_axes, product
 from strategy.types import Dim, TensorType, Type
 
@@ -233,6 +234,33 @@ def reference_squeeze(attrs: SqueezeAttrs, inputs: Sequence[Any]) -> Any:
     return np.squeeze(widened(inputs[0]), attrs.axis)
 
 
+@register_shape_func("reshape", False)
+def reshape_shape_func(attrs: ReshapeAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    shape = _resolved(attrs, inputs[0])
+    if math.prod(shape) != math.prod(inputs[0]):
+        raise ShapeError(f"{inputs[0]} does not reshape to {attrs.newshape}")
+    return [tuple(shape)]
+
+
+@register_shape_func("expand_dims", False)
+def expand_dims_shape_func(attrs: ExpandDimsAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    rank = len(inputs[0]) + len(attrs.axis)
+    new = {a % rank for a in attrs.axis}
+    kept = iter(inputs[0])
+    return [tuple(1 if i in new else next(kept) for i in range(rank))]
+
+
+@register_shape_func("squeeze", False)
+def squeeze_shape_func(attrs: SqueezeAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    shape = inputs[0]
+    axes = range(len(shape)) if attrs.axis is None else attrs.axis
+    gone = {a % len(shape) for a in axes if shape[a] == 1}
+    if attrs.axis is not None and len(gone) < len(attrs.axis):
+        raise ShapeError(f"{shape} has another extent than 1 on one of axes {attrs.axis}")
+    return [tuple(n for i, n in enumerate(shape) if i not in gone)]
+
+
+register_shape_func("reshape_like", False, like_shape_func)
 for _name in ("reshape", "reshape_like", "expand_dims", "squeeze"):
     register_injective_schedule(_name)
 

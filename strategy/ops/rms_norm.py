@@ -24,6 +24,7 @@ from strategy.ops.reduce import mean
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
 from strategy.schedule import accumulator
+from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config
 from strategy.type_relation import require_float, require_nonempty
 from strategy.types import TensorType, Type
@@ -93,6 +94,7 @@ def rms_norm_terms(attrs: RMSNormAttrs, inputs: Sequence[TensorType], out_type: 
 schedule_rms_norm = GenericFunc("schedule_rms_norm")
 schedule_rms_norm.register("cpu", schedule_plain_cpu)
 register_schedule("rms_norm", schedule_rms_norm)
+register_shape_func("rms_norm", False, elemwise_shape_func)
 
 
 def compute_rms_norm_row(attrs: RMSNormAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:

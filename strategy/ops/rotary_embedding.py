@@ -15,6 +15,7 @@ from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import reshape
 from strategy.pattern import in_float32, register_injective_schedule
 from strategy.reference import widened
+from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.type_relation import require_dtype_of, require_float, require_rank
 from strategy.types import TensorType, Type
 
@@ -93,6 +94,7 @@ def reference_rotary_embedding(attrs: RotaryEmbeddingAttrs, inputs: Sequence[Any
 
 
 register_injective_schedule("rotary_embedding")
+register_shape_func("rotary_embedding", False, elemwise_shape_func)
 
 
 @register_gradient("rotary_embedding")

@@ -17,6 +17,7 @@ from strategy.ops.reduce.operator import ReduceAttrs, reduce_relation
 from strategy.order import is_infinite
 from strategy.pattern import in_float32, register_reduce_schedule
 from strategy.reference import widened
+from strategy.shape_func import reduce_shape_func, register_shape_func
 from strategy.type_relation import Requirement, require_bool, require_float
 from strategy.types import TensorType, Type
 
@@ -80,6 +81,7 @@ def _register(
     register_compute(name, in_float32(computed))
     register_reference(name, answer)
     register_reduce_schedule(name)
+    register_shape_func(name, False, reduce_shape_func)
     register_gradient(name, lambda orig, grad: [gradient and gradient(orig, kept(orig, grad))])
 
     def function(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, **more: Any) -> Expr:

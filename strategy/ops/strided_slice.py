@@ -11,6 +11,7 @@ from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.pattern import register_injective_schedule
 from strategy.reference import widened
+from strategy.shape_func import like_shape_func, register_shape_func
 from strategy.type_relation import normal_axes, require_dtype_of, require_shape
 from strategy.types import Dim, TensorType, Type
 
@@ -201,6 +202,14 @@ def reference_strided_slice_backward(attrs: StridedSliceAttrs, inputs: Sequence[
     return whole
 
 
+@register_shape_func("strided_slice", False)
+def strided_slice_shape_func(
+    attrs: StridedSliceAttrs, inputs: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    return [tuple(_sliced(attrs, inputs[0]))]
+
+
+register_shape_func("strided_slice_backward", False, like_shape_func)
 for _name in ("strided_slice", "strided_slice_backward"):
     register_injective_schedule(_name)
 

@@ -11,6 +11,7 @@ from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.pattern import register_injective_schedule, register_reduce_schedule
 from strategy.reference import widened
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import normal_axis, require_number, require_shape
 from strategy.types import TensorType, Type
 
@@ -196,6 +197,16 @@ def reference_take_backward(attrs: TakeAttrs, inputs: Sequence[Any]) -> Any:
     sums = np.zeros(data.size, data.dtype)
     np.add.at(sums, places.ravel(), grad.ravel())
     return sums.reshape(data.shape)
+
+
+@register_shape_func("take", False)
+def take_shape_func(attrs: TakeAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [_taken(attrs, *inputs)]
+
+
+@register_shape_func("take_backward", False)
+def take_backward_shape_func(attrs: TakeAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [inputs[2]]
 
 
 register_injective_schedule("take")

@@ -33,6 +33,7 @@ from strategy.ops.window import pair
 from strategy.order import largest, lowest
 from strategy.pattern import in_float32, register_reduce_schedule
 from strategy.reference import widened
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_float, require_nonempty, require_number
 from strategy.types import Dim, TensorType, Type
 
@@ -128,6 +129,10 @@ def _register(name: str, description: str, *, mean: bool) -> Callable[..., Expr]
             found[:, :, y, x] = window.mean((2, 3)) if mean else window.max((2, 3))
         return laid_out_array(found, attrs.layout)
 
+    def shape_func(attrs: AdaptivePool2DAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        n, c, *_ = plain(inputs[0], attrs.layout)
+        return [tuple(laid_out((n, c, *attrs.output_size), attrs.layout))]
+
     (
         register_op(name)
         .describe(description)
@@ -143,6 +148,7 @@ def _register(name: str, description: str, *, mean: bool) -> Callable[..., Expr]
     register_compute(name, compute)
     register_reference(name, reference)
     register_reduce_schedule(name)
+    register_shape_func(name, False, shape_func)
 
     def function(data: Expr, output_size: int | tuple[int, int], layout: str = PLAIN) -> Expr:
         return call(name, data, output_size=output_size, layout=layout)

@@ -15,6 +15,7 @@ from strategy.ops.gather import gather
 from strategy.ops.topk import sort_keys, sorted_order
 from strategy.pattern import schedule_extern
 from strategy.reference import widened
+from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.target import Target
 from strategy.type_relation import normal_axis, require_number
 from strategy.types import TensorType, Type
@@ -79,6 +80,7 @@ def argsort_strategy(
 
 
 register_strategy("argsort", argsort_strategy)
+register_shape_func("argsort", False, elemwise_shape_func)
 register_gradient("argsort", lambda orig, grad: [None])
 
 

@@ -29,6 +29,7 @@ from strategy.ops.softmax import softmax
 from strategy.order import scaled
 from strategy.pattern import in_float32
 from strategy.reference import widened
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import (
     broadcast_shape,
     certainly,
@@ -210,6 +211,10 @@ def attention_terms(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_typ
     return int(inputs[0].shape[3]) + int(inputs[1].shape[2])
 
 
+def attention_shape_func(attrs: AttentionAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [(*inputs[0][:3], inputs[2][3])]
+
+
 def attention_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     """The gradients of both products and of softmax; the heads of a group are rows of one product."""
     attrs = orig.attrs
@@ -252,6 +257,7 @@ for _name in NAMES:
     register_reference(_name, reference_attention)
     register_flops(_name, attention_flops)
     register_terms(_name, attention_terms)
+    register_shape_func(_name, False, attention_shape_func)
     register_gradient(_name, attention_grad)
 register_plain_schedule("attention", *NAMES)
 

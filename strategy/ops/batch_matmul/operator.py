@@ -19,6 +19,7 @@ from strategy.op import (
 from strategy.ops.broadcast import collapse_sum_like
 from strategy.pattern import extents_of, in_float32
 from strategy.reference import summed
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import (
     SUMS,
     require_dtype_of,
@@ -106,6 +107,14 @@ def reference_batch_matmul(attrs: BatchMatmulAttrs, inputs: Sequence[Any]) -> An
 @register_flops("batch_matmul")
 def flops_batch_matmul(attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
     return 2 * out_type.size * int(inputs[0].shape[1 if attrs.transpose_a else 2])
+
+
+@register_shape_func("batch_matmul", False)
+def batch_matmul_shape_func(
+    attrs: BatchMatmulAttrs, inputs: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    x, y = inputs
+    return [(max(x[0], y[0]), x[2 if attrs.transpose_a else 1], y[1 if attrs.transpose_b else 2])]
 
 
 @register_gradient("batch_matmul")

@@ -23,6 +23,7 @@ from strategy.ops.layout_transform import layout_transform
 from strategy.ops.window import windowed_extent, windows
 from strategy.pattern import extents_of, in_float32
 from strategy.reference import widened
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import (
     require_dtype_of,
     require_float,
@@ -214,6 +215,15 @@ def _convolution_flops(grad: TensorType, weight: TensorType) -> int:
 
 
 register_plain_schedule("conv2d_backward", "conv2d_backward_data", "conv2d_backward_weight")
+
+
+@register_shape_func("conv2d_backward_data", False)
+@register_shape_func("conv2d_backward_weight", False)
+def conv2d_backward_shape_func(
+    attrs: Conv2DAttrs, inputs: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    """The shape of the third input."""
+    return [inputs[2]]
 
 
 @register_gradient("conv2d")

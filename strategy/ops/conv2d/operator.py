@@ -13,6 +13,7 @@ from strategy.layout import (
     PLAIN,
     laid_out,
     laid_out_array,
+    plain,
     plain_array,
     plain_type,
     require_blocks,
@@ -29,6 +30,7 @@ from strategy.op import (
 )
 from strategy.ops.window import four_sides, pair, windowed_extent, windows
 from strategy.reference import summed
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import (
     SUMS,
     require_dtype_of,
@@ -233,6 +235,20 @@ def least_flops(attrs: Conv2DAttrs, data: TensorType, weight: TensorType, out: T
 def least_flops_conv2d(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
     data, out = plain_type(inputs[0], attrs.data_layout), plain_type(out_type, attrs.result_layout)
     return least_flops(attrs, data, permuted_type(inputs[1], attrs.kernel_layout, KERNEL), out)
+
+
+@register_shape_func("conv2d", False)
+def conv2d_shape_func(attrs: Conv2DAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    data = plain(inputs[0], attrs.data_layout)
+    weight = permuted(inputs[1], attrs.kernel_layout, KERNEL)
+    out = (
+        windowed_extent(
+            data[2 + i], weight[2 + i], attrs.strides[i], attrs.dilation[i],
+            attrs.padding[i], attrs.padding[2 + i],
+        )
+        for i in range(2)
+    )  # fmt: skip
+    return [tuple(laid_out((data[0], weight[0], *out), attrs.result_layout))]
 
 
 def conv2d(

@@ -22,6 +22,7 @@ from strategy.ops.conv2d import Conv2DAttrs, conv2d
 from strategy.ops.conv2d.gradient import compute_backward_data, reference_backward_data
 from strategy.ops.conv2d.operator import least_flops
 from strategy.ops.window import four_sides, pair
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_dtype_of, require_float, require_nonempty, require_rank
 from strategy.types import TensorType, Type
 
@@ -107,8 +108,7 @@ def reference_conv2d_transpose(attrs: Conv2DTransposeAttrs, inputs: Sequence[Any
     import numpy as np
 
     data, weight = inputs
-    (n, _, *extents), (_, own, *window) = np.shape(data), np.shape(weight)
-    shape = (n, own * attrs.groups, *attrs.image(extents, window))
+    shape = conv2d_transpose_shape_func(attrs, [np.shape(data), np.shape(weight)])[0]
     return reference_backward_data(attrs.as_conv2d(), [data, weight, np.zeros(shape)])
 
 
@@ -126,6 +126,14 @@ def least_flops_conv2d_transpose(
 
 
 register_plain_schedule("conv2d_transpose", "conv2d_transpose")
+
+
+@register_shape_func("conv2d_transpose", False)
+def conv2d_transpose_shape_func(
+    attrs: Conv2DTransposeAttrs, inputs: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    data, weight = inputs
+    return [(data[0], weight[1] * attrs.groups, *attrs.image(data[2:], weight[2:]))]
 
 
 @register_gradient("conv2d_transpose")

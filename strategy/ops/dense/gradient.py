@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.ops.transpose import transpose
+from strategy.shape_func import register_shape_func
 
 
 @register_gradient("dense")
@@ -18,3 +22,9 @@ def dense_grad(orig: Call, grad: Expr) -> list[Expr]:
         call("dense", grad, transpose(weight)),
         call("dense", transpose(grad), transpose(data)),
     ]
+
+
+@register_shape_func("dense", False)
+def dense_shape_func(attrs: Any, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    data, weight = inputs
+    return [(data[0], weight[0])]

@@ -8,7 +8,14 @@ from typing import Any
 from strategy.attrs import Attrs, field
 from strategy.cpu.widened import NARROW
 from strategy.expr import Call, Expr, call
-from strategy.layout import laid_out, laid_out_array, plain_array, require_blocks, require_layout
+from strategy.layout import (
+    laid_out,
+    laid_out_array,
+    plain,
+    plain_array,
+    require_blocks,
+    require_layout,
+)
 from strategy.op import (
     TOpPattern,
     TypeReporter,
@@ -19,6 +26,7 @@ from strategy.op import (
 )
 from strategy.ops.window import four_sides, pair, windowed_extent, windows
 from strategy.reference import widened
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_dtype_of, require_nonempty, require_rank, require_shape
 from strategy.types import Dim, TensorType, Type
 
@@ -142,6 +150,14 @@ def terms_depthwise_separable_conv2d(
 ) -> int:
     channels, _, height, width = inputs[1].concrete_shape
     return channels * (height * width + 1)
+
+
+@register_shape_func("depthwise_separable_conv2d", False)
+def depthwise_separable_conv2d_shape_func(
+    attrs: DepthwiseSeparableConv2DAttrs, inputs: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    data = plain(inputs[0], attrs.data_layout)
+    return [tuple(laid_out((data[0], inputs[3][0], *_extents(attrs, data, inputs[1][2:])), attrs.out_layout))]
 
 
 def depthwise_separable_conv2d(

@@ -22,6 +22,7 @@ from strategy.op import (
 )
 from strategy.order import largest
 from strategy.pattern import in_float32, register_reduce_schedule
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_dtype_of, require_nonempty, require_rank, require_shape
 from strategy.types import TensorType, Type
 
@@ -166,6 +167,11 @@ def reference_matmul_nbits(attrs: MatMulNBitsAttrs, inputs: Sequence[Any]) -> An
 def flops_matmul_nbits(attrs: MatMulNBitsAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
     """One multiplication and one addition per number of the weight."""
     return 2 * out_type.size * int(inputs[0].shape[1])
+
+
+@register_shape_func("matmul_nbits", False)
+def matmul_nbits_shape_func(attrs: MatMulNBitsAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [(inputs[0][0], inputs[1][0])]
 
 
 register_reduce_schedule("matmul_nbits")

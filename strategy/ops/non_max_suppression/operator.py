@@ -16,6 +16,7 @@ from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_op, register_reference, register_strategy
 from strategy.op_strategy import OpStrategy
 from strategy.schedule import accumulator
+from strategy.shape_func import register_shape_func
 from strategy.target import Target
 from strategy.type_relation import (
     require_dtype_of,
@@ -150,6 +151,14 @@ def all_class_non_max_suppression_strategy(
 
 register_strategy("all_class_non_max_suppression", all_class_non_max_suppression_strategy)
 register_gradient("all_class_non_max_suppression", lambda orig, grad: [None, None])
+
+
+@register_shape_func("all_class_non_max_suppression", False)
+def all_class_non_max_suppression_shape_func(
+    attrs: AllClassNonMaxSuppressionAttrs, inputs: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    batch, classes, boxes = inputs[1]
+    return [(batch * classes * attrs.most(boxes), 3), (1,)]
 
 
 def all_class_non_max_suppression(

@@ -20,6 +20,7 @@ from strategy.op import (
 from strategy.order import largest, smallest
 from strategy.pattern import in_float32, register_reduce_schedule
 from strategy.reference import widened
+from strategy.shape_func import reduce_shape_func, register_shape_func
 from strategy.type_relation import (
     Requirement,
     normal_axes,
@@ -100,6 +101,7 @@ def _register(name: str, description: str, reference: Callable[..., Any], **take
         return reference(data, axis=reduced_axes(attrs, data.ndim), keepdims=attrs.keepdims)
 
     register_reference(name, numpy_reference)
+    register_shape_func(name, False, reduce_shape_func)
 
 
 def _sum(x: Any, axis: Any, keepdims: bool) -> Any:

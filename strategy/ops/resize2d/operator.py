@@ -25,6 +25,7 @@ from strategy.ops.matmul import matmul
 from strategy.ops.window import pair
 from strategy.pattern import in_float32, register_injective_schedule
 from strategy.reference import widened
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_float, require_nonempty, require_number, require_rank
 from strategy.types import TensorType, Type
 
@@ -173,6 +174,11 @@ def reference_resize2d(attrs: Resize2DAttrs, inputs: Sequence[Any]) -> Any:
 
 
 register_injective_schedule("resize2d")
+
+
+@register_shape_func("resize2d", False)
+def resize2d_shape_func(attrs: Resize2DAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [(*inputs[0][:2], *attrs.size)]
 
 
 @register_gradient("resize2d")

@@ -26,6 +26,7 @@ from strategy.ops.reshape import reshape_like
 from strategy.order import larger, lowest
 from strategy.pattern import schedule_extern
 from strategy.reference import widened
+from strategy.shape_func import register_shape_func, scan_shape_func
 from strategy.target import Target
 from strategy.type_relation import normal_axis, product, require_number
 from strategy.types import DTYPES, TensorType, Type
@@ -156,6 +157,7 @@ def _register(
     register_reference(name, reference)
     register_terms(name, scan_terms)
     register_strategy(name, strategy)
+    register_shape_func(name, False, scan_shape_func)
     return strategy
 
 

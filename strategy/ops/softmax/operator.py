@@ -25,6 +25,7 @@ from strategy.order import lowest, scaled
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
 from strategy.schedule import accumulator
+from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config
 from strategy.type_relation import (
     broadcast_shape,
@@ -175,6 +176,7 @@ schedule_softmax.register("cpu", schedule_plain_cpu)
 for _name in NAMES:
     register_terms(_name, softmax_terms)
     register_schedule(_name, schedule_softmax)
+    register_shape_func(_name, False, elemwise_shape_func)
 
 
 def compute_softmax_row(

@@ -18,6 +18,7 @@ from strategy.ops.reshape import expand_dims
 from strategy.order import sort_key
 from strategy.pattern import schedule_extern
 from strategy.reference import widened
+from strategy.shape_func import register_shape_func
 from strategy.target import Target
 from strategy.type_relation import normal_axis, require_number
 from strategy.types import Dim, TensorType, TupleType, Type
@@ -117,6 +118,13 @@ def topk_strategy(
 
 
 register_strategy("topk", topk_strategy)
+
+
+@register_shape_func("topk", False)
+def topk_shape_func(attrs: TopKAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    axis = attrs.axis % len(inputs[0])
+    shape = (*inputs[0][:axis], attrs.k, *inputs[0][axis + 1 :])
+    return [shape, shape] if attrs.ret_type == "both" else [shape]
 
 
 @register_gradient("topk")

@@ -23,6 +23,7 @@ from strategy.pattern import (
 )
 from strategy.reference import widened
 from strategy.schedule import Outs, join_epilogue, new_schedule
+from strategy.shape_func import register_shape_func
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.type_relation import normal_axes
@@ -77,6 +78,11 @@ def compute_transpose(attrs: TransposeAttrs, inputs: Sequence[Any], out_type: Ty
 @register_reference("transpose")
 def reference_transpose(attrs: TransposeAttrs, inputs: Sequence[Any]) -> Any:
     return widened(inputs[0]).transpose(attrs.axes)
+
+
+@register_shape_func("transpose", False)
+def transpose_shape_func(attrs: TransposeAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [tuple(inputs[0][a] for a in _order(attrs, len(inputs[0])))]
 
 
 register_injective_schedule("transpose")

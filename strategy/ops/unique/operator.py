@@ -15,6 +15,7 @@ from strategy.ops.elemwise import cast, ones_like, zeros_like
 from strategy.ops.take import take
 from strategy.ops.topk import sort_keys
 from strategy.reference import widened
+from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_number, require_rank
 from strategy.types import Dim, TensorType, TupleType, Type
 
@@ -112,6 +113,12 @@ def reference_unique(attrs: UniqueAttrs, inputs: Sequence[Any]) -> Any:
 
 
 register_plain_schedule("unique", "unique")
+
+
+@register_shape_func("unique", False)
+def unique_shape_func(attrs: UniqueAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    shape = inputs[0]
+    return [shape, shape, shape, (1,), *([shape] if attrs.return_counts else [])]
 
 
 @register_gradient("unique")
