@@ -390,3 +390,8 @@ def register_condition(name: str, condition: Any = None, level: int = 10) -> Cal
     Used for tolerances; needed only if the operator subtracts numbers that may be nearly equal, and scales the rest.
     """
     return register_op_attr(name, "FCondition", condition, level)
+
+
+def axis_terms(attrs: Any, inputs: Sequence[TensorType], out_type: Type) -> int:
+    """As many terms as the first input has elements along `axis`."""
+    return int(inputs[0].shape[attrs.axis])

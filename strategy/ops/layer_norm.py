@@ -14,6 +14,7 @@ from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
     TypeReporter,
+    axis_terms,
     register_compute,
     register_condition,
     register_op,
@@ -104,11 +105,7 @@ def layer_norm_condition(attrs: LayerNormAttrs, inputs: Sequence[Any]) -> Any:
     return norm_condition(widened(inputs[0]), attrs.axis, attrs.epsilon)
 
 
-@register_terms("layer_norm")
-def layer_norm_terms(attrs: LayerNormAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
-    return int(inputs[0].shape[attrs.axis])
-
-
+register_terms("layer_norm", axis_terms)
 schedule_layer_norm = GenericFunc("schedule_layer_norm")
 schedule_layer_norm.register("cpu", schedule_plain_cpu)
 register_schedule("layer_norm", schedule_layer_norm)

@@ -14,6 +14,7 @@ from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
     TypeReporter,
+    axis_terms,
     register_compute,
     register_op,
     register_reference,
@@ -86,11 +87,7 @@ def reference_rms_norm(attrs: RMSNormAttrs, inputs: Sequence[Any]) -> Any:
     return data / np.sqrt((data * data).mean(axis=attrs.axis, keepdims=True) + attrs.epsilon) * gamma.reshape(shape)
 
 
-@register_terms("rms_norm")
-def rms_norm_terms(attrs: RMSNormAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
-    return int(inputs[0].shape[attrs.axis])
-
-
+register_terms("rms_norm", axis_terms)
 schedule_rms_norm = GenericFunc("schedule_rms_norm")
 schedule_rms_norm.register("cpu", schedule_plain_cpu)
 register_schedule("rms_norm", schedule_rms_norm)

@@ -75,7 +75,7 @@ def test_the_narrowest_input_says_what_rounding_there_may_be() -> None:
 
 @pytest.mark.parametrize("op", ["layer_norm", "instance_norm"])
 def test_the_mean_of_few_numbers_may_be_as_large_as_they_are(op: str) -> None:
-    """What is left of numbers that are nearly equal is as inexact as they are, and grows to 1."""
+    """Differences of numbers that are nearly equal are as inexact as they are, and are scaled to 1."""
     shape = "4096,3" if op == "layer_norm" else "1,4096,3"
     vector = "3" if op == "layer_norm" else "4096"
     inputs = {"data": f"float32[{shape}]"} | dict.fromkeys(("gamma", "beta"), f"float32[{vector}]")

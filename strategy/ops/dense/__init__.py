@@ -117,7 +117,7 @@ def dense_strategy(
         )  # fmt: skip
     with SpecializedCondition(m == 1):
         strategy.add_implementation(
-            gemv.compute, gemv.schedule, "dense_gemv.cpu", 12, space=gemv.space, prepare=gemv.prepare
+            gemv.compute, gemv.schedule, "dense_gemv.cpu", 12, space=gemv.space, prepare=pack.prepare
         )
     if (instruction := dot.dot_of(inputs, target)) is not None:
         dot.add(strategy, instruction, "dense_dot.cpu", plevel_of(target, inputs[0].dtype, 14))

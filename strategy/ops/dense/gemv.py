@@ -6,13 +6,13 @@ of accumulators, to hide the latency of additions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, reduce
 from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.condition import Clause
-from strategy.cpu.tile import Extents, panels, round_up, schedule_tile, up_to, whole_blocks
+from strategy.cpu.tile import Extents, round_up, schedule_tile, up_to, whole_blocks
 from strategy.schedule import (
     Outs,
     ScheduleError,
@@ -84,11 +84,6 @@ def _register_constraint(registers: int) -> Clause:
 def _step_constraint(k: int) -> Clause:
     """The steps unrolled are no more than there are."""
     return knob("unroll") * knob("chains") <= k
-
-
-def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
-    """The weight is packed into panels [ceil(n / width), k, width]."""
-    return {1: panels(integer(config, "width"))}
 
 
 def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:

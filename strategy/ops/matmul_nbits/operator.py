@@ -20,6 +20,7 @@ from strategy.op import (
     register_op,
     register_reference,
 )
+from strategy.ops.dense import dense_flops
 from strategy.order import largest
 from strategy.pattern import in_float32, register_reduce_schedule
 from strategy.shape_func import register_shape_func
@@ -163,10 +164,7 @@ def reference_matmul_nbits(attrs: MatMulNBitsAttrs, inputs: Sequence[Any]) -> An
     return blocks.reshape(m, -1).astype(np.float64) @ product.reshape(len(product), -1).T
 
 
-@register_flops("matmul_nbits")
-def flops_matmul_nbits(attrs: MatMulNBitsAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
-    """One multiplication and one addition per number of the weight."""
-    return 2 * out_type.size * int(inputs[0].shape[1])
+register_flops("matmul_nbits", dense_flops)
 
 
 @register_shape_func("matmul_nbits", False)

@@ -15,6 +15,7 @@ from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
     TypeReporter,
+    axis_terms,
     register_compute,
     register_op,
     register_reference,
@@ -167,14 +168,10 @@ def reference_log_softmax(attrs: SoftmaxAttrs, inputs: Sequence[Any]) -> Any:
     return shifted - np.log(np.exp(shifted).sum(axis=attrs.axis, keepdims=True))
 
 
-def softmax_terms(attrs: SoftmaxAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
-    return int(inputs[0].shape[attrs.axis])
-
-
 schedule_softmax = GenericFunc("schedule_softmax")
 schedule_softmax.register("cpu", schedule_plain_cpu)
 for _name in NAMES:
-    register_terms(_name, softmax_terms)
+    register_terms(_name, axis_terms)
     register_schedule(_name, schedule_softmax)
     register_shape_func(_name, False, elemwise_shape_func)
 

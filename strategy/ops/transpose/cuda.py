@@ -15,7 +15,7 @@ from strategy.cuda.limit import limits_of
 from strategy.elementwise import inline_injective
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
-from strategy.ops.transpose.operator import TransposeAttrs, compute_transpose
+from strategy.ops.transpose.operator import TransposeAttrs, compute_transpose, order_of
 from strategy.schedule import Outs, ScheduleError, integer, new_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -29,7 +29,7 @@ def transpose_strategy_cuda(
 ) -> OpStrategy:
     """The plain one of all targets, the tiled one, and TVM's own of matrices."""
     strategy: OpStrategy = _generic.default(attrs, inputs, out_type, target)
-    order = _order(attrs, inputs[0].ndim)
+    order = order_of(attrs, inputs[0].ndim)
     if order == (1, 0):
         strategy.add_implementation(
             compute_transpose, schedule_by("Transpose"), "transpose_dlight.cuda", 5
@@ -39,13 +39,6 @@ def transpose_strategy_cuda(
             compute, schedule, "transpose_tiled.cuda", 12, space=space, symbolic=False
         )
     return strategy
-
-
-def _order(attrs: Any, rank: int) -> tuple[int, ...]:
-    """The input's axes in the order of the output."""
-    if attrs.axes is None:
-        return tuple(reversed(range(rank)))
-    return tuple(a % rank for a in attrs.axes)
 
 
 def space(
@@ -75,7 +68,7 @@ def schedule(attrs: TransposeAttrs, outs: Outs, target: Target, config: Config) 
     sch = new_schedule(outs)
     blocks = inline_injective(sch)
     data = outs.args[0]
-    order = _order(attrs, len(data.shape))
+    order = order_of(attrs, len(data.shape))
     reads = [str(region.source.name) for region in sch.get(blocks[-1]).reads]
     if len(blocks) != 1 or data.name not in reads:
         raise ScheduleError("a tiled transpose takes an epilogue that is elementwise, and no other")

@@ -36,7 +36,8 @@ class TransposeAttrs(Attrs):
     axes: tuple[int, ...] | None = field(None, "The input's axes in their new order; default: reversed")
 
 
-def _order(attrs: TransposeAttrs, rank: int) -> tuple[int, ...]:
+def order_of(attrs: TransposeAttrs, rank: int) -> tuple[int, ...]:
+    """The input's axes in the order of the output."""
     if attrs.axes is None:
         return tuple(reversed(range(rank)))
     return tuple(a % rank for a in attrs.axes)
@@ -48,7 +49,7 @@ def transpose_rel(types: Sequence[Type], attrs: TransposeAttrs, reporter: TypeRe
     if attrs.axes is not None:
         reporter.check(len(attrs.axes) == data.ndim, 0, f"axes {attrs.axes} do not name each axis once")
         normal_axes(reporter, 0, attrs.axes, data.ndim)
-    shape = [data.shape[a] for a in _order(attrs, data.ndim)]
+    shape = [data.shape[a] for a in order_of(attrs, data.ndim)]
     reporter.assign(1, TensorType(shape, data.dtype))
     return True
 
@@ -72,7 +73,7 @@ def transpose_rel(types: Sequence[Type], attrs: TransposeAttrs, reporter: TypeRe
 def compute_transpose(attrs: TransposeAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     from tvm import topi
 
-    return [topi.transpose(inputs[0], _order(attrs, len(inputs[0].shape)))]
+    return [topi.transpose(inputs[0], order_of(attrs, len(inputs[0].shape)))]
 
 
 @register_reference("transpose")
@@ -82,7 +83,7 @@ def reference_transpose(attrs: TransposeAttrs, inputs: Sequence[Any]) -> Any:
 
 @register_shape_func("transpose", False)
 def transpose_shape_func(attrs: TransposeAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return [tuple(inputs[0][a] for a in _order(attrs, len(inputs[0])))]
+    return [tuple(inputs[0][a] for a in order_of(attrs, len(inputs[0])))]
 
 
 register_injective_schedule("transpose")
@@ -97,18 +98,18 @@ def compute_transpose_tile(
     attrs: TransposeAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
     """The output in tiles."""
-    return [transposed(inputs[0], _order(attrs, out_type.ndim), out_type.concrete_shape, config)]
+    return [transposed(inputs[0], order_of(attrs, out_type.ndim), out_type.concrete_shape, config)]
 
 
 def schedule_transpose_tile(attrs: TransposeAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Blocks of tiles; each within registers."""
     sch = new_schedule(outs)
-    schedule_transposed(sch, join_epilogue(sch), _order(attrs, len(outs.tensors[0].shape)), config)
+    schedule_transposed(sch, join_epilogue(sch), order_of(attrs, len(outs.tensors[0].shape)), config)
     return sch
 
 
 def _add_tile(strategy: OpStrategy, attrs: Any, inputs: Any, out_type: Any, target: Target) -> None:
-    order = _order(attrs, out_type.ndim)
+    order = order_of(attrs, out_type.ndim)
     if not out_type.ndim or order[-1] == out_type.ndim - 1:
         add_elementwise(strategy, attrs, inputs, out_type, target)  # rows stay as they are
     elif can_tile(out_type, out_type.shape[-1]):
@@ -125,7 +126,7 @@ register_cpu_implementations("transpose", _add_tile)
 def transpose_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad with the axes put back]."""
     assert isinstance(orig.attrs, TransposeAttrs)
-    order = _order(orig.attrs, orig.args[0].tensor_type.ndim)
+    order = order_of(orig.attrs, orig.args[0].tensor_type.ndim)
     return [transpose(grad, tuple(order.index(i) for i in range(len(order))))]
 
 
