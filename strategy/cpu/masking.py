@@ -15,7 +15,7 @@ instead of one load per lane. Unsupported loops are left to TVM.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial, reduce
 from typing import Any
@@ -177,6 +177,21 @@ def _has_load(expression: Any) -> bool:
     return bool(found)
 
 
+def _names(expression: Any, variables: Sequence[Any]) -> bool:
+    """True if the expression is of one of the variables."""
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    found: list[bool] = []
+
+    def look(variable: Any) -> None:
+        if any(map(variable.same_as, variables)):
+            found.append(True)
+
+    structural_walk(expression, [(tirx.Var, look)])
+    return bool(found)
+
+
 def _name(call: Any) -> str:
     return getattr(call.op, "name", "")
 
@@ -193,20 +208,11 @@ class _Lanes:
         self.count = count
         self.analyzer = analyzer
         self.declared: list[Any] = []  # views of buffers that the vector form reads
+        self.bound: list[tuple[Any, Any]] = []  # names of values (Let), and those of their vectors
 
     def varies(self, expression: Any) -> bool:
         """True if the expression differs between lanes."""
-        from tvm import tirx
-        from tvm_ffi import structural_walk
-
-        found: list[bool] = []
-
-        def look(variable: Any) -> None:
-            if variable.same_as(self.variable):
-                found.append(True)
-
-        structural_walk(expression, [(tirx.Var, look)])
-        return bool(found)
+        return _names(expression, [self.variable, *(name for name, _ in self.bound)])
 
     def base(self, index: Any) -> Any:
         """The value of `index` in lane 0, for an index that grows by one per lane."""
@@ -304,9 +310,19 @@ class _Lanes:
         pairs = (
             tirx.Add | tirx.Sub | tirx.Mul | tirx.Div | tirx.Max | tirx.Min
             | tirx.LShift | tirx.RShift | tirx.BitwiseAnd | tirx.BitwiseOr | tirx.BitwiseXor
+            | tirx.LT | tirx.LE | tirx.GT | tirx.GE
         )  # fmt: skip
         if isinstance(expression, pairs):
             return type(expression)(again(expression.a), again(expression.b))
+        if isinstance(expression, tirx.Let):
+            vector = tirx.Var(expression.var.name, f"{expression.var.ty.dtype}x{self.count}")
+            value = again(expression.value)
+            self.bound.append((expression.var, vector))
+            return tirx.Let(vector, value, again(expression.body))
+        if isinstance(expression, tirx.Var):
+            for name, vector in self.bound:
+                if name.same_as(expression):
+                    return vector
         if isinstance(expression, tirx.Cast):
             dtype, value = str(expression.ty.dtype), expression.value
             if bounds and dtype == "float32" and isinstance(value, ir.TensorLoad) and _is_bfloat16(value.source):
@@ -340,10 +356,8 @@ class _Lanes:
         condition = select.condition
         if not self.varies(condition):
             condition = tirx.Broadcast(condition, self.count)
-        elif _has_load(condition):
-            if not isinstance(condition, tirx.LT | tirx.LE | tirx.GT | tirx.GE):
-                raise _NotVectorizable
-            condition = type(condition)(again(condition.a), again(condition.b))
+        elif _has_load(condition) or _names(condition, [name for name, _ in self.bound]):
+            condition = again(condition)
         else:
             known = [self.analyzer.simplify(self._at(select, n)) for n in range(self.count)]
             if not all(isinstance(number, tirx.FloatImm) for number in known):

@@ -15,7 +15,7 @@ from tvm import s_tir, te, tirx
 from strategy.compile.lower import Lowered, lower
 from strategy.signature import Argument, Role, Signature
 from strategy.target import Target
-from strategy.workload import Workload
+from strategy.workload import EpilogueStep, Workload
 from workers.guard import Placement, allocate
 
 from .guarded_run import forked
@@ -72,3 +72,13 @@ def test_llvm_makes_no_masked_store_of_one_lane_of_a_scalar_loop(arch: str, size
     found = lower(Workload.make("add", inputs), Target.parse(f"llvm -mcpu={arch}"), "elementwise.cpu")
     code = found.compile(checks=False).executable.mod.inspect_source("ll")
     assert not re.search(r"masked\.store.*<i1 true(, i1 false)+>", code)
+
+
+def test_a_value_that_is_bound_to_a_name_is_masked() -> None:
+    """As a scalar loop over the lanes in use, a chain of functions would take several times as long at every edge."""
+    silu = EpilogueStep("silu", (None,))
+    work = Workload.make("exp", {"data": "bfloat16[3,21]"}, epilogue=[silu])
+    found = lower(work, Target.parse("llvm -mcpu=emeraldrapids"), "elementwise.cpu")
+    code = found.compile(checks=False).executable.mod.inspect_source("ll")
+    assert "masked.store" in code
+    assert not re.search(r"f(div|mul) (fast )?float ", code)
