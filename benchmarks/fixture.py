@@ -1,7 +1,8 @@
-"""Common parts of the benchmarks: a workload, a new database, a service as a process, medians and orders."""
+"""Common parts of the benchmarks: options, a workload, a new database, a service as a process, medians and orders."""
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import statistics
@@ -11,12 +12,41 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from service.store.db import Store
     from strategy.workload import Workload
+
+
+def make_parser(about: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is a script's docstring, and whose numbers are above zero, but for those of `natural`."""
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def positive(kind: type[int | float], text: str) -> int | float:
+        if (value := kind(text)) > 0:
+            return value
+        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+
+    for kind in (int, float):
+        made.register("type", kind, partial(positive, kind))
+    return made
+
+
+def natural(text: str) -> int:
+    """An option's integer that may be zero."""
+    if (value := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below zero")
+    return value
+
+
+def need(*packages: str) -> None:
+    """End the program if one of these is not installed."""
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise SystemExit(f"{Path(sys.argv[0]).name} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def dense(m: int, n: int, k: int, *, constant: bool = True) -> Workload:

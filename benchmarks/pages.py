@@ -7,13 +7,13 @@ of the request); where there is none, only the service's answers are timed. Medi
 
     python benchmarks/pages.py [--records 1000000] [--visits 7] [--folder FOLDER]
 
-Seeding takes a minute for a million records; with `--folder` the databases are kept there and used again.
+Seeding takes a minute for a million records, the visits a few; with `--folder` the databases are kept there and used
+again.
 """
 # Over 300 lines: one database, filled and visited page by page.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import random
@@ -30,7 +30,7 @@ from urllib.parse import urlencode
 import httpx
 import sqlalchemy as sa
 
-from benchmarks.fixture import median_s, serve
+from benchmarks.fixture import make_parser, median_s, need, serve
 from benchmarks.result import Table
 from service.queue import fleet
 from service.records.log import REFERENCE, REFERENCE_KERNEL
@@ -251,6 +251,7 @@ def chromium() -> Iterator[Any]:
         print("no chromium on this host: first paint is not measured")
         yield None
         return
+    need("playwright")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -279,13 +280,13 @@ def paint(browser: Any, url: str, path: str, visits: int) -> float | None:
     return statistics.median(taken)
 
 
-def measure(url: str, ids: dict[str, int], visits: int) -> dict[str, tuple[float, float | None, int]]:
-    """Of each page: seconds of the service, seconds to the first paint, bytes."""
-    found = {}
+def measure(url: str, ids: dict[str, int], visits: int) -> list[tuple[str, float, float | None, int]]:
+    """Of each page, some of which are the same in a small database: its path, the service's seconds, paint, bytes."""
+    found = []
     with chromium() as browser:
         for path in pages(ids):
             answer_s, size = ask(url, path, visits)
-            found[path] = answer_s, paint(browser, url, path, visits), size
+            found.append((path, answer_s, paint(browser, url, path, visits), size))
     return found
 
 
@@ -302,7 +303,7 @@ def prepare(folder: Path, size: int) -> tuple[str, dict[str, int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--visits", type=int, default=7, help="of each page")
     parser.add_argument("--folder", type=Path, help="keep the databases here")
@@ -314,10 +315,10 @@ def main() -> None:
         for size in (given.records, PEER):
             database, ids = prepare(folder, size)
             with serve(database, PLEVEL_TUNE="false") as (url, _):
-                results.append(list(measure(url, ids, given.visits).items()))
+                results.append(measure(url, ids, given.visits))
     late, large = [], []
     table = Table({"page": "", "answer": "s", "first paint": "s", "KB": "", "answer on 10⁴ records": "s", "ratio": "×"})
-    for (path, (answer_s, paint_s, size)), (_, (peer_s, _, _)) in zip(*results, strict=True):
+    for (path, answer_s, paint_s, size), (_, peer_s, _, _) in zip(*results, strict=True):
         if is_page(path) and max(answer_s, paint_s or 0.0) > PAINT_GOAL_S:
             late.append(path)
         if size > SIZE_GOAL:
