@@ -13,11 +13,12 @@ The share: all configurations of a part of the space, three values a knob, are b
 then takes them from the builder, on the core that builds.
 
 The cubins: an nvcc each, by as many children of this process as there are cores, and by as many builders.
+
+The overhead takes a minute or two, the share five, 200 cubins ten.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -34,7 +35,7 @@ from typing import IO
 from distributed import Client
 from msgspec.structs import replace
 
-from benchmarks.fixture import dense
+from benchmarks.fixture import dense, make_parser
 from benchmarks.overhead import tabulate, tune
 from benchmarks.result import Table
 from strategy.op_strategy import Candidate, candidates
@@ -223,17 +224,17 @@ def measure_cubins(folder: Path, count: int) -> bool:
             pool.close()
         table.add(what, (count * wall_s, "s"), 60 / wall_s, own_s)
 
-    os.environ["XDG_CACHE_HOME"] = str(folder / "here")  # cubins are kept there
-    measure(f"a builder of this host, {len(cores)} children", len(cores))
-    os.environ["XDG_CACHE_HOME"] = str(folder / "there")
-    with cluster(folder / "cluster", cores, len(cores)) as address:
-        measure(f"{len(cores)} builders of a cluster", 0, connect(address))
-    table.save(variant="cubins", peer="one host's builder")
+    with table.saved(variant="cubins", peer="one host's builder"):
+        os.environ["XDG_CACHE_HOME"] = str(folder / "here")  # cubins are kept there
+        measure(f"a builder of this host, {len(cores)} children", len(cores))
+        os.environ["XDG_CACHE_HOME"] = str(folder / "there")
+        with cluster(folder / "cluster", cores, len(cores)) as address:
+            measure(f"{len(cores)} builders of a cluster", 0, connect(address))
     return True
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--share", action="store_true", help="a run whose artefacts were built beforehand")
     parser.add_argument("--cubins", type=int, metavar="N", help="so many cubins, by this host and by a cluster of it")
     parser.add_argument("--trials", type=int, default=128, help="of the run; default: %(default)s")

@@ -14,6 +14,8 @@ one row; the faster counts. Overrides such as OPENBLAS_CORETYPE, which can halve
 dropped for all.
 
 Prints medians, and ratios of peer's time to plevel's: above 1, plevel is faster.
+
+A row takes about a minute, all an hour; `--metaschedule` adds minutes to each.
 """
 # Over 300 lines: one race, with the process of each contender.
 
@@ -34,8 +36,8 @@ from typing import TYPE_CHECKING, Any
 
 from race import OVERRIDES, Call, Side, race, serve, tuning
 
-from benchmarks.fixture import dense
-from benchmarks.metaschedule import without_torch
+from benchmarks.fixture import dense, make_parser, need
+from benchmarks.metaschedule import NEEDED, product, without_torch
 from benchmarks.result import Table
 
 if TYPE_CHECKING:
@@ -71,12 +73,17 @@ def main() -> int:
     if not shapes:
         print(f"no such shape; known: {' '.join(map(_name, SHAPES))}", file=sys.stderr)
         return 2
+    if arguments.metaschedule:
+        need(*NEEDED)
     rows: list[dict[str, Any]] = []
     table = Table({
         "m×n×k": "", "threads": "", "plevel": "s", "GFLOP/s": "", "OpenBLAS": "s", "ratio": "×", "goal": "×",
         "unpacked": "×", "MetaSchedule": "×", "select": "×",
     })  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="plevel-bench-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="plevel-bench-") as folder,
+        table.saved(keep=not arguments.only, peer="OpenBLAS", runs=arguments.rounds),
+    ):
         database = arguments.database or f"sqlite:///{folder}/dense.db"
         for threads in arguments.threads:
             with ExitStack() as stack:
@@ -94,13 +101,11 @@ def main() -> int:
                     if arguments.json:
                         Path(arguments.json).write_text(json.dumps(rows, indent=1))
     _print_summary(rows)
-    if not arguments.only:
-        table.save(peer="OpenBLAS", runs=arguments.rounds)
     return 0
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--trials", type=int, default=64, help="in total, for each tuner")
     parser.add_argument("--rounds", type=int, default=15, help="bursts of each contender")
@@ -157,7 +162,7 @@ def _tune_metaschedule(shape: Shape, threads: int, trials: int, path: Path) -> N
             env=environment | {"TVM_NUM_THREADS": str(threads)}, capture_output=True, text=True,
         )  # fmt: skip
     if done.returncode:
-        raise RuntimeError(f"MetaSchedule failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        raise SystemExit(f"MetaSchedule failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
 
 
 def _compare(
@@ -318,17 +323,11 @@ def _openblas_call(shape: Shape, routine_name: str, *, by_rows: bool) -> Call:
 
 def _run_metaschedule(spec: dict[str, Any]) -> None:
     import tvm
-    from tvm import te
     from tvm.s_tir import meta_schedule
 
     from strategy.target import Target
 
-    m, n, k = spec["shape"]
-    x = te.placeholder((m, k), name="data")
-    w = te.placeholder((n, k), name="weight")
-    r = te.reduce_axis((0, k), name="r")
-    y = te.compute((m, n), lambda i, j: te.sum(x[i, r] * w[j, r], axis=r), name="dense")
-    function = te.create_prim_func([x, w, y]).with_attr("global_symbol", "main")
+    function = product(*spec["shape"])
     target = tvm.target.Target(Target.parse("cpu").with_threads(spec["threads"]).to_tvm())
     with tempfile.TemporaryDirectory() as folder:
         database = meta_schedule.tune_tir(

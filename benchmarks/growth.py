@@ -8,17 +8,18 @@ stores one more record of a random task; both in this process, without HTTP, med
 
 Up to a million records each size is imported; beyond, the database of a million is repeated under other
 workloads, by SQL, which leaves the same rows in a tenth of the time. 10⁷ records take some 8 GB on disk.
+
+10⁶ records take some three minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from benchmarks.fixture import median_s, new_store
+from benchmarks.fixture import make_parser, median_s, new_store
 from benchmarks.result import Table
 from benchmarks.store import IMPLEMENTATIONS, TARGET, records, workload
 from service.records.importer import import_items
@@ -89,22 +90,24 @@ def repeat(connection: sa.Connection, copy: int, tasks: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--most", type=int, default=1_000_000, help="records")
     given = parser.parse_args()
+    if given.most < FIRST:
+        parser.error(f"--most {given.most}: {FIRST:,} at least")
     first: tuple[float, float] | None = None
     table = Table({
         "records": "", "select": "s", "over the first": "×", "record": "s", "over the first record": "×", "goal": "",
     })  # fmt: skip
     size = FIRST
-    while size <= given.most:
-        with new_store() as store:
-            fill(store, size)
-            select_s, update_s = measure(store, size)
-        first = first or (select_s, update_s)
-        table.add(size, select_s, select_s / first[0], update_s, update_s / first[1], "≤ 1.5×")
-        size *= 10
-    table.save(peer=f"a database of {FIRST:,} records")
+    with table.saved(peer=f"a database of {FIRST:,} records"):
+        while size <= given.most:
+            with new_store() as store:
+                fill(store, size)
+                select_s, update_s = measure(store, size)
+            first = first or (select_s, update_s)
+            table.add(size, select_s, select_s / first[0], update_s, update_s / first[1], "≤ 1.5×")
+            size *= 10
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ imported at 10,000/s; Helion's `get` within 3 ms at the median. A kernel's first
 of its own.
 
     python benchmarks/hooks.py
+
+It takes half a minute. Needs Triton and Helion, as for what is measured beside.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.fixture import median_s, serve
+from benchmarks.fixture import make_parser, median_s, serve
 from benchmarks.result import Table
 from plevel.client import Client
 from plevel.hooks.reporter import Reporter
@@ -160,6 +162,7 @@ def import_row(folder: Path) -> tuple[float, float]:
 
 
 def main() -> None:
+    make_parser(__doc__).parse_args()
     for tool in ("triton", "helion"):
         if importlib.util.find_spec(tool) is None:
             sys.exit(f"{tool} is not installed: pip install --no-deps 'triton>=3.8' 'helion>=1.5'")

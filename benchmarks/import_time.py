@@ -3,6 +3,8 @@
 Goals: `import strategy` with selection and wire types under 0.15 s, `plevel --help` under 0.3 s.
 
     python benchmarks/import_time.py
+
+It takes a quarter of a minute.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.fixture import make_parser
 from benchmarks.result import Table
 
 PROCESSES = 15
@@ -32,6 +35,7 @@ COMMANDS: dict[str, tuple[list[str], float | None]] = {
 
 
 def main() -> None:
+    make_parser(__doc__).parse_args()
     if shutil.which(HELP[0]) is None:
         sys.exit(f"{HELP[0]} is not there: install the package into this environment")
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}

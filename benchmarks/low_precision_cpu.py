@@ -7,16 +7,18 @@ as many bytes as the weight and its scales have, in as many threads. Both go thr
 than the caches, as the layers of a network are.
 
 Prints medians, and the ratio of the time of the sum to that of the product: 1 is the limit that memory sets.
+
+It takes about a minute.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.fixture import make_parser
 from benchmarks.result import Table
 from strategy.compile.lower import lower
 from strategy.target import Target
@@ -70,23 +72,23 @@ def times(contenders: Sequence[Sequence[Call]], rounds: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0] if __doc__ else "")
+    parser = make_parser(__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=12)
     arguments = parser.parse_args()
     target = Target.parse("cpu").with_threads(arguments.threads)
     table = Table({"workload": "", "plevel": "s", "memory": "s", "GB/s": "", "ratio": "×"})
-    for n, k in SHAPES:
-        for bits, level in ((4, 0), (4, 4), (8, 0), (8, 4)):
-            workload = product(n, k, bits, level)
-            size = sum(i.tensor.size * (1 if i.name == "weight" else 4) for i in workload.inputs)
-            copies = -(-CACHES // size)
-            total = Workload.make("sum", {"data": f"float32[64,{size // 256}]"}, {"axis": [1]})
-            read = calls(total, target, "reduce_row.cpu", copies)
-            memory, own = times([read, calls(workload, target, "matmul_nbits_panel.cpu", copies)], arguments.rounds)
-            label = f"1×{n}×{k},int{bits}" + (",int8 data" if level else "")
-            table.add(label, own, memory, round(size / memory * 1e-9, 1), memory / own)
-    table.save(peer="a sum over as many bytes", runs=arguments.rounds)
+    with table.saved(peer="a sum over as many bytes", runs=arguments.rounds):
+        for n, k in SHAPES:
+            for bits, level in ((4, 0), (4, 4), (8, 0), (8, 4)):
+                workload = product(n, k, bits, level)
+                size = sum(i.tensor.size * (1 if i.name == "weight" else 4) for i in workload.inputs)
+                copies = -(-CACHES // size)
+                total = Workload.make("sum", {"data": f"float32[64,{size // 256}]"}, {"axis": [1]})
+                read = calls(total, target, "reduce_row.cpu", copies)
+                memory, own = times([read, calls(workload, target, "matmul_nbits_panel.cpu", copies)], arguments.rounds)
+                label = f"1×{n}×{k},int{bits}" + (",int8 data" if level else "")
+                table.add(label, own, memory, round(size / memory * 1e-9, 1), memory / own)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,18 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+NEEDED = ("cloudpickle", "psutil", "tornado")  # by MetaSchedule, beside TVM
+
+
+def product(m: int, n: int, k: int) -> Any:
+    """The plain definition of a product of m×k by n×k in float32."""
+    from tvm import te
+
+    x, w, r = te.placeholder((m, k), name="data"), te.placeholder((n, k), name="weight"), te.reduce_axis((0, k), "r")
+    y = te.compute((m, n), lambda i, j: te.sum(x[i, r] * w[j, r], axis=r), name="dense")
+    return te.create_prim_func([x, w, y]).with_attr("global_symbol", "main")
 
 
 def build(module: Path, library: Path, threads: int, trials: int) -> None:

@@ -15,7 +15,7 @@ bare `predict` on the finished matrix, which is the most that any scoring could 
 to date with a quarter more records; the peer is training from nothing.
 
 Times come from a formula over dense's own spaces: this is about speed. How well a model ranks is in
-docs/search.md.
+docs/search.md. A million records take five minutes, the stream to ten million an hour.
 """
 
 from __future__ import annotations
@@ -28,15 +28,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import sqlalchemy as sa
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.fixture import dense, new_store
+from benchmarks.fixture import dense, make_parser, need, new_store
 from benchmarks.result import Table
 from service.predict import training
 from service.search.features import Digits
@@ -153,9 +150,9 @@ def train_here(url: str, options: Sequence[str]) -> None:
 def stream(sizes: Sequence[int], shapes: Sequence[tuple[int, int, int]]) -> None:
     """Training on a database as it grows."""
     table = Table({"records": "", "tasks": "", "binned form": "", "training": "", "memory": "", "accuracy": ""})
-    with new_store() as store:
+    with new_store() as store, table.saved(variant="stream", peer="training in memory"):
         stored = 0
-        for i, size in enumerate(sizes):
+        for i, size in enumerate(sorted(sizes)):
             fill(store, size - stored, shapes, seed=i)
             stored = size
             with store.read() as connection:
@@ -164,7 +161,6 @@ def stream(sizes: Sequence[int], shapes: Sequence[tuple[int, int, int]]) -> None
                 model, took, peak = train(store, "afresh", *([kind] if kind else []))
                 form = {"memory": "in memory", "disk": "on disk"}.get(kind, "as it comes")
                 table.add(f"{size:,}", tasks, form, (took, "s"), (peak, "GiB"), model.accuracy)
-    table.save(variant="stream", peer="training in memory")
 
 
 def update(records: int, shapes: Sequence[tuple[int, int, int]]) -> None:
@@ -174,14 +170,13 @@ def update(records: int, shapes: Sequence[tuple[int, int, int]]) -> None:
     def add(name: str, model: training.Model, took: float, _: float) -> None:
         table.add(name, model.records, (took, "s"), model.accuracy, model.lineage)
 
-    with new_store() as store:
+    with new_store() as store, table.saved(variant="update", peer="training from nothing"):
         known = len(shapes) * 9 // 10
         fill(store, records, shapes[:known])
         add("from nothing, before", *train(store))
         fill(store, records // 4, shapes[known // 2 :], seed=1)
         add("brought up to date", *train(store))
         add("from nothing", *train(store, "afresh"))
-    table.save(variant="update", peer="training from nothing")
 
 
 def cluster(records: int, shapes: Sequence[tuple[int, int, int]]) -> None:
@@ -192,7 +187,7 @@ def cluster(records: int, shapes: Sequence[tuple[int, int, int]]) -> None:
     from service.predict.cluster import Cluster
 
     table = Table({"": "", "records": "", "training": "", "accuracy": ""})
-    with new_store() as store:
+    with new_store() as store, table.saved(variant="cluster", peer="one host"):
         fill(store, records, shapes)
         model, took, _ = train(store, "afresh")
         table.add("one host", model.records, (took, "s"), model.accuracy)
@@ -206,11 +201,10 @@ def cluster(records: int, shapes: Sequence[tuple[int, int, int]]) -> None:
             took = time.monotonic() - began
             place.clear()
         table.add("two Dask workers", model.records, (took, "s"), model.accuracy)
-    table.save(variant="cluster", peer="one host")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--stream", type=int, nargs="+", help="numbers of records")
     parser.add_argument("--cluster", type=int, help="the number of records")
@@ -223,6 +217,7 @@ def main() -> None:
     elif given.stream:
         stream(given.stream, draw_shapes(given.workloads))
     elif given.cluster:
+        need("distributed")
         cluster(given.cluster, draw_shapes(given.workloads))
     elif given.update:
         update(given.update, draw_shapes(given.workloads))

@@ -8,12 +8,13 @@ the same core in bursts, what is chosen is more than 5 % slower than the fastest
 most, though the slower has the higher plevel; beside it stands a rule whose intervals are not bounded.
 
     python benchmarks/noise.py [--sessions N] [--rounds N] [--only path|busy]
+
+The path takes five minutes, the busy neighbour a quarter of an hour.
 """
 # Over 300 lines: one experiment, and the disturbances that it makes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.fixture import tau
+from benchmarks.fixture import dense, make_parser, tau
 from benchmarks.result import Table
 from service.tuning.tuner import CONFIRM_SESSIONS, MORE_SESSIONS
 from strategy.op_strategy import Candidate, candidates
@@ -82,8 +83,7 @@ for line in sys.stdin:
 
 def kernel(work: int) -> Workload:
     """A product whose work is in proportion to `work`, and whose data stays the same size per row."""
-    types = {"data": f"float32[{work},256]", "weight": "float32[64,256]"}
-    return Workload.make("dense", types, constants=["weight"])
+    return dense(work, 64, 256)
 
 
 def job_of(number: int, workload: Workload) -> Job:
@@ -263,11 +263,13 @@ def rank(path: Bench, jobs: list[Job]) -> tuple[float, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--sessions", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--only", choices=("path", "busy"), help="one of the two halves")
     options = parser.parse_args()
+    if options.sessions < 2:
+        parser.error("--sessions: two at least, as their spread is asked for")
     with tempfile.TemporaryDirectory(prefix="plevel-noise-") as name, ForkServer(Path(name)) as server:
         path = Bench(server, Path(name))
         if options.only != "busy":

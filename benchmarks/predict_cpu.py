@@ -13,6 +13,8 @@ shape is the best of its own records, of all picks, and of a search from there.
 
 TRAIN and TEST were fixed before anything was trained. Ranking: the share of pairs of one shape of TEST in the
 measured order, of those whose intervals are apart.
+
+Recording takes an hour of one core, `--time` some minutes, the others seconds.
 """
 # Over 300 lines: one experiment, from measuring to ranks.
 
@@ -22,7 +24,6 @@ import os
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-import argparse
 import statistics
 import sys
 import time
@@ -33,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from recording import DATA, Key, Log, Recording, Task, or_nan, pack, record, unpack
 
-from benchmarks.fixture import dense
+from benchmarks.fixture import dense, make_parser
 from benchmarks.result import Table
 
 if TYPE_CHECKING:
@@ -268,7 +269,7 @@ def _fit_ranks(trials: Sequence[Trials]) -> Predictor:
 def main() -> int:
     from service.search.predictor import Predictor
 
-    parser = argparse.ArgumentParser(description=str(__doc__).split("\n\n", maxsplit=1)[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--time", action="store_true", help="time what the model picks")
     parser.add_argument("--study", action="store_true", help="what the accuracy depends on")

@@ -6,6 +6,8 @@ at 128×3072×768, and one of 10¹² configurations. Warm: four sources of 500 r
 search takes. Times come from a formula.
 
     python benchmarks/proposal_cost.py [--threads 1]
+
+It takes a minute or two.
 """
 
 from __future__ import annotations
@@ -14,14 +16,13 @@ import os
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-import argparse
 import math
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.fixture import dense
+from benchmarks.fixture import dense, make_parser
 from benchmarks.result import Table
 from service.search.child import InlineModel
 from service.search.search import Search
@@ -70,14 +71,14 @@ def drawn(space: ConfigSpace, seed: int) -> Source:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--threads", type=int, default=2, help="of the target, which shapes the spaces")
     given = parser.parse_args()
     table = Table({"space": "", "size": "", "cold": "s", f"{SOURCES} sources": "s", "goal": "s"})
-    for name, space in spaces(given.threads):
-        warm = cost_s(space, [drawn(space, 1 + i) for i in range(SOURCES)])
-        table.add(name, f"{space.size:.0e}", cost_s(space, ()), warm, 0.05 * TRIAL_S)
-    table.save()
+    with table.saved():
+        for name, space in spaces(given.threads):
+            warm = cost_s(space, [drawn(space, 1 + i) for i in range(SOURCES)])
+            table.add(name, f"{space.size:.0e}", cost_s(space, ()), warm, 0.05 * TRIAL_S)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from benchmarks.fixture import make_parser, natural, need
 from benchmarks.result import Cell, Table
 
 if TYPE_CHECKING:
     from plevel.client import Client
     from strategy.compile.artefact import Artefact
+    from strategy.target import Target
     from strategy.workload import Workload
 
 BURST_S = 0.03
@@ -73,6 +75,8 @@ def benchmark(
         known = [*groups, *(layer.name for found in groups.values() for layer in found)]
         print(f"no such layer; known: {' '.join(known)}", file=sys.stderr)
         return 2
+    if not arguments.tune_only:
+        need("torch")
     tuned = _read_tuned(arguments.tuned)
     if arguments.trials:
         _tune_all([layer for layer in layers if layer.name not in tuned], tuned, arguments)
@@ -81,18 +85,19 @@ def benchmark(
             "workload": "", "selected": "", "plevel": "s", "GFLOP/s": "", "PyTorch": "s", "ratio": "×",
             "fastest / selected": "×", "the others": "",
         })  # fmt: skip
-        rows = _race_all(script, layers, tuned, arguments, table)
+        asked = arguments.layers or ()
+        known = set(asked) <= groups.keys()
+        with table.saved(keep=known, variant="-".join(asked), peer="PyTorch", runs=arguments.rounds):
+            rows = _race_all(script, layers, tuned, arguments, table)
         _print_summary(rows)
-        if not arguments.layers or set(arguments.layers) <= groups.keys():
-            table.save(variant="-".join(arguments.layers or ()), peer="PyTorch", runs=arguments.rounds)
     return 0
 
 
 def _arguments(description: str, groups: Mapping[str, Any]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=description.split("\n\n", maxsplit=1)[0])
+    parser = make_parser(description)
     parser.add_argument("--layers", nargs="+", metavar="NAME", help=f"{', '.join(groups)}, or names of layers")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--trials", type=int, default=64, help="for each implementation; with 0 fallbacks are taken")
+    parser.add_argument("--trials", type=natural, default=64, help="for each implementation; 0: fallbacks are taken")
     parser.add_argument("--rounds", type=int, default=9, help="bursts of each contender")
     parser.add_argument("--tuned", help="file with what earlier runs found; what is new is added")
     parser.add_argument("--tune-only", action="store_true", help="time nothing beside PyTorch")
@@ -233,7 +238,7 @@ class Side:
         self._child.stdin.flush()
         line = self._child.stdout.readline()
         if not line:
-            raise RuntimeError(f"a side died of {what}")
+            raise SystemExit(f"a side died of {what}: it says above why")
         self._child.send_signal(signal.SIGSTOP)
         return json.loads(line)
 
@@ -257,11 +262,11 @@ def serve(make: Callable[[dict[str, Any]], Mapping[str, Call]]) -> int:
     return 0
 
 
-def burst(call: Call) -> float:
-    """Seconds per call, over calls that take `BURST_S` together after one that warms up."""
+def burst(call: Call, length_s: float = BURST_S) -> float:
+    """Seconds per call, over calls that take a burst's length together after one that warms up."""
     call()
     done, count, begin = 0, 1, time.perf_counter()
-    while (spent := time.perf_counter() - begin) < BURST_S:
+    while (spent := time.perf_counter() - begin) < length_s:
         for _ in range(count):
             call()
         done += count
@@ -284,20 +289,23 @@ def race(sides: Mapping[str, Side], what: Mapping[str, Any], rounds: int) -> dic
 
 def plevel_calls(workload: Workload, threads: int, best: Mapping[str, Any]) -> dict[str, Call]:
     """A call of each implementation with its configuration."""
+    from strategy.target import Target
+
+    target = Target.parse("cpu").with_threads(threads)
+    return {name: plevel_call(workload, target, name, config) for name, config in best.items()}
+
+
+def plevel_call(workload: Workload, target: Target, name: str, config: Any) -> Call:
+    """A call of one configuration with tensors of its own."""
     import tvm
 
     from strategy.compile.lower import lower
-    from strategy.target import Target
     from workers.reference import random_inputs
 
-    target = Target.parse("cpu").with_threads(threads)
-    inputs = {n: tvm.runtime.tensor(x) for n, x in random_inputs(workload, 0).items()}
-    calls: dict[str, Call] = {}
-    for name, config in best.items():
-        artefact = lower(workload, target, name, config).compile()
-        arguments, main = bind(artefact, inputs), artefact.main
-        calls[name] = lambda main=main, arguments=arguments: main(*arguments)
-    return calls
+    artefact = lower(workload, target, name, config).compile()
+    arguments = bind(artefact, {n: tvm.runtime.tensor(x) for n, x in random_inputs(workload, 0).items()})
+    main = artefact.main
+    return lambda: main(*arguments)
 
 
 def bind(artefact: Artefact, inputs: Mapping[str, Any]) -> list[Any]:

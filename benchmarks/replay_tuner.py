@@ -14,6 +14,8 @@ The harness (`replay.py`, and its folder of spaces) is not part of the repositor
 Without `--data` the variable PLEVEL_SEARCHBENCH names the folder. Warm: each visible space with 500
 records, drawn at random, of each other recording of the same kernel, one source at a time. A
 score is the harness's: 0 is random search, 1 the optimum at once.
+
+A case takes about a minute.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ import os
 # One core, as beside measurements; NumPy reads this when it is loaded.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import argparse
 import importlib
 import json
 import sys
@@ -35,6 +36,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.fixture import make_parser
 from benchmarks.result import Table
 from service.search.child import InlineModel
 from service.search.search import Search
@@ -141,14 +143,14 @@ def replay(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--data", default=os.environ.get("PLEVEL_SEARCHBENCH"))
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--misleading", action="store_true", help="its own times, upside down")
     parser.add_argument("--spaces", default="", help="only targets whose name contains this")
     given = parser.parse_args()
-    if not given.data:
+    if not given.data or not Path(given.data, "replay.py").exists():
         parser.error("--data FOLDER, or PLEVEL_SEARCHBENCH: where replay.py and its spaces are")
     sys.path.insert(0, given.data)
     harness = importlib.import_module("replay")
@@ -158,20 +160,20 @@ def main() -> None:
         cases = [(s, [Misleading(s)]) for s in map(harness.Space, splits["visible"])]
     else:
         cases = list(warm_cases(harness, splits))
+    cases = [(target, sources) for target, sources in cases if given.spaces in target.name]
+    if not cases:
+        parser.error(f"--spaces {given.spaces}: no visible space has that in its name")
     scores: dict[str, list[float]] = {}
     table = Table({"space": "", "from": "", "score": "", "standard error": ""})
-    for target, sources in cases:
-        if given.spaces not in target.name:
-            continue
-        found = replay(harness, target, sources, given.batch, given.seeds)
-        scores.setdefault(target.name, []).append(found["score"])
-        table.add(target.name, ", ".join(s.name for s in sources), found["score"], found["score_se"])
-    table.add("mean of the spaces", None, float(np.mean([np.mean(s) for s in scores.values()])), None)
-    if not given.spaces:
-        table.save(
-            variant=f"{'misleading' if given.misleading else 'warm'}-{given.batch}",
-            peer="random search (0) and the optimum at once (1)", runs=given.seeds,
-        )  # fmt: skip
+    with table.saved(
+        keep=not given.spaces, variant=f"{'misleading' if given.misleading else 'warm'}-{given.batch}",
+        peer="random search (0) and the optimum at once (1)", runs=given.seeds,
+    ):  # fmt: skip
+        for target, sources in cases:
+            found = replay(harness, target, sources, given.batch, given.seeds)
+            scores.setdefault(target.name, []).append(found["score"])
+            table.add(target.name, ", ".join(s.name for s in sources), found["score"], found["score_se"])
+        table.add("mean of the spaces", None, float(np.mean([np.mean(s) for s in scores.values()])), None)
 
 
 if __name__ == "__main__":

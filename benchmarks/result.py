@@ -1,18 +1,21 @@
 """The result of a benchmark as JSON in `results/`: when, where and how it was taken, and rows of figures.
 
 `figures.py` makes the tables of the documentation from these files. A benchmark adds rows to a `Table`, which prints
-them, and saves it at its end.
+them, and saves it at its end; what measures for long does so in a `with table.saved(…)`, which keeps the rows of a run
+that is interrupted, too.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
@@ -129,6 +132,23 @@ class Table:
         """As the function `save` does, which names what there is to say about the rows."""
         save(self.columns, self.rows, **about)
 
+    @contextmanager
+    def saved(self, *, keep: bool = True, **about: Any) -> Iterator[None]:
+        """Save the rows at the end of the block, or, beside an earlier run's others, those that it came to.
+
+        Args:
+            keep: False saves nothing.
+        """
+        early = True
+        try:
+            yield
+            early = False
+        finally:
+            if early:
+                about |= {"note": "; ".join(filter(None, (about.get("note"), "ended early"))), "merge": True}
+            if keep and self.rows:
+                self.save(**about)
+
 
 def show(cell: Cell, unit: str) -> str:
     """A cell as text, in its own unit or its column's."""
@@ -183,7 +203,8 @@ def _merge(result: Result, earlier: Result | None) -> Result:
     if differing := [n for n in ("machine", "versions", "columns") if getattr(earlier, n) != getattr(result, n)]:
         print(f"{result.name}: {names} are replaced: of other {' and '.join(differing)}", file=sys.stderr)
         return result
-    about = ", ".join(filter(None, (earlier.date, earlier.commit and f"commit {earlier.commit}", earlier.note)))
+    commit = earlier.commit and f"commit {earlier.commit}"
+    about = ", ".join(filter(None, (earlier.command and f"`{earlier.command}`", earlier.date, commit, earlier.note)))
     note = "; ".join(filter(None, (result.note, f"{names}: {about}")))
     return replace(result, rows=kept + result.rows, note=note)
 
@@ -192,14 +213,17 @@ class _Cores(NamedTuple):
     """Seconds since the machine and this program began, of all cores together."""
 
     wall: float
-    busy: float  # time that other guests of the host took included
+    busy: float  # time that other guests of the host took included; NaN where the system does not tell
     own: float  # by this process and by those of its children that have ended
 
     @classmethod
     def now(cls) -> _Cores:
-        with Path("/proc/stat").open(encoding="ascii") as file:
-            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
-        busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        try:
+            with Path("/proc/stat").open(encoding="ascii") as file:
+                user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
+            busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        except OSError:  # there is none on macOS
+            busy = math.nan
         return cls(time.monotonic(), busy, sum(os.times()[:4]))
 
     def less(self, other: _Cores) -> _Cores:
@@ -207,7 +231,7 @@ class _Cores(NamedTuple):
 
     @property
     def others(self) -> float:
-        """The cores that all others used, on average."""
+        """The cores that all others used, on average; none where that is not known."""
         return max(0.0, self.busy - self.own) / max(self.wall, 1e-9)
 
 

@@ -6,6 +6,8 @@
 Each checkout compiles the same workloads in a process of its own; one process then times the two kernels
 of each in turns, in short bursts with one thread. The least of the bursts counts, as only other programs make one
 longer. Prints these, and the ratio of this checkout's time to the other's: below 1, this one is faster.
+
+It takes three minutes.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from race import burst
+
+from benchmarks.fixture import make_parser
 from benchmarks.result import Table
 
 BURST_S = 0.003
@@ -46,8 +50,9 @@ KERNELS: list[tuple[str, dict[str, str], dict[str, Any]]] = [
 ]
 
 
-def build(folder: Path) -> None:
-    """Compile all that the checkout on PYTHONPATH has for the workloads."""
+def build(checkout: Path, folder: Path) -> None:
+    """Compile all that a checkout has for the workloads."""
+    sys.path.insert(0, str(checkout))
     try:
         from strategy.compile.lower import lower
     except ModuleNotFoundError:  # where revisions before had it
@@ -87,27 +92,18 @@ def kernel(path: str, types: list[str]) -> Callable[[], Any]:
     return lambda: main(*arrays)
 
 
-def burst(call: Callable[[], Any]) -> float:
-    """Seconds for a call, of as many as fit a burst."""
-    start, count = time.perf_counter(), 0
-    while True:
-        call()
-        count += 1
-        took = time.perf_counter() - start
-        if took > BURST_S:
-            return took / count
-
-
 def main() -> int:
     """Compile both, and print a line for each kernel that both have."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0] if __doc__ else None)
+    parser = make_parser(__doc__)
     parser.add_argument("other", type=Path, help="another checkout")
     parser.add_argument("--rounds", type=int, default=101)
     parser.add_argument("--build", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.build:
-        build(arguments.build)
+        build(arguments.other, arguments.build)
         return 0
+    if not (arguments.other / "strategy").is_dir():
+        parser.error(f"{arguments.other} is no checkout of plevel")
     os.environ["TVM_NUM_THREADS"] = str(THREADS)
     here = Path(__file__).resolve().parents[1]
     with tempfile.TemporaryDirectory(prefix="plevel-bench-") as text:
@@ -116,17 +112,17 @@ def main() -> int:
             folder = Path(text) / name
             folder.mkdir()
             command = [sys.executable, __file__, str(checkout), "--build", str(folder)]
-            subprocess.run(command, check=True, cwd=checkout, env={**os.environ, "PYTHONPATH": str(checkout)})
+            subprocess.run(command, check=True, cwd=checkout, env={**os.environ, "PYTHONPATH": str(here)})
             kernels.append(json.loads((folder / "kernels.json").read_text()))
         table, ratios = Table({"kernel": "", "other": "s", "this": "s", "ratio": "×"}), []
-        for name in sorted(kernels[0].keys() & kernels[1].keys()):
-            other, own = (kernel(path, types) for path, *types in (found[name] for found in kernels))
-            pairs = [(burst(other), burst(own)) for _ in range(arguments.rounds)]
-            before, after = (min(times) for times in zip(*pairs, strict=True))
-            ratios.append(after / before)
-            table.add(name, before, after, ratios[-1])
-    table.add(f"geometric mean of {len(ratios)}", None, None, statistics.geometric_mean(ratios))
-    table.save(peer="the other checkout", note=f"the least of {arguments.rounds} bursts")
+        with table.saved(peer="the other checkout", note=f"the least of {arguments.rounds} bursts"):
+            for name in sorted(kernels[0].keys() & kernels[1].keys()):
+                other, own = (kernel(path, types) for path, *types in (found[name] for found in kernels))
+                pairs = [(burst(other, BURST_S), burst(own, BURST_S)) for _ in range(arguments.rounds)]
+                before, after = (min(times) for times in zip(*pairs, strict=True))
+                ratios.append(after / before)
+                table.add(name, before, after, ratios[-1])
+            table.add(f"geometric mean of {len(ratios)}", None, None, statistics.geometric_mean(ratios))
     return 0
 
 

@@ -18,6 +18,8 @@ configurations at random of the same workload with AVX2 in place of what this ho
 another number of threads (search_cpu_threads.json.gz). What it costs to record: half an hour of one core; five
 minutes with other threads, which need their cores to themselves. The least of five interleaved bursts
 counts, so with one thread other programs may run.
+
+A replay takes some minutes.
 """
 # Over 300 lines: one experiment over recorded and live searches.
 
@@ -27,7 +29,6 @@ import os
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-import argparse
 import random
 import statistics
 import sys
@@ -292,7 +293,7 @@ def _wanted(found: dict[str, Recording], only: str) -> Any:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=str(__doc__).split("\n\n", maxsplit=1)[0])
+    parser = fixture.make_parser(__doc__)
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--seconds", type=float, default=3600, help="after which recording stops")
     parser.add_argument("--log", type=Path, default=Path("build/search_cpu.jsonl"), help="of the recording")
@@ -301,6 +302,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--only", default="", help="spaces whose name contains this")
     given = parser.parse_args()
+    if not any(given.only in name for name in NAMES):
+        parser.error(f"--only {given.only}: part of {', '.join(NAMES)}")
     if given.record:
         if given.threads == 1:
             return 0 if record_all(given.log, given.seconds) else 3
@@ -309,12 +312,11 @@ def main() -> int:
         "space": "", "start" if given.warm else "search": "", **{f"to {ratio - 1:.0%}": "" for ratio in WITHIN},
         **{f"best after {n}": "×" for n in AT},
     })  # fmt: skip
-    (compare_warm if given.warm else compare)(table, unpack(FILE), given.seeds, given.only)
-    if not given.only:
-        table.save(
-            variant="warm" if given.warm else "", runs=given.seeds,
-            peer="a cold start" if given.warm else "the strategies of AutoTVM and MetaSchedule, and chance",
-        )  # fmt: skip
+    with table.saved(
+        keep=not given.only, variant="warm" if given.warm else "", runs=given.seeds,
+        peer="a cold start" if given.warm else "the strategies of AutoTVM and MetaSchedule, and chance",
+    ):  # fmt: skip
+        (compare_warm if given.warm else compare)(table, unpack(FILE), given.seeds, given.only)
     return 0
 
 

@@ -5,6 +5,8 @@ peers, in the same run: a bare dictionary from key to answer, which is the least
 take, and the rule without a `Selector`, which evaluates the strategy each time.
 
     python benchmarks/selection.py
+
+It takes a quarter of a minute.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from benchmarks.fixture import dense, median_s
+from benchmarks.fixture import dense, make_parser, median_s
 from benchmarks.result import Table
 from strategy.op_strategy import candidates
 from strategy.record import estimate
@@ -55,6 +57,7 @@ class Records(NoRecords):
 
 
 def main() -> None:
+    make_parser(__doc__).parse_args()
     rng = random.Random(0)
     sizes = [
         (m, n, k)

@@ -40,6 +40,7 @@ from urllib.parse import urlsplit
 import httpx
 import sqlalchemy as sa
 
+from benchmarks.fixture import make_parser, natural
 from service.store import migration
 from service.store.db import Store
 from service.store.tables import job, lease, record, run
@@ -479,9 +480,9 @@ def soak(database: str, folder: Path, seconds: float, seed: int, trials: int = T
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="of bad weather")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument("--database", metavar="URL", help="an empty PostgreSQL database")
     for name in ("--worker", "--name", "--spool", "--firmware"):
         parser.add_argument(name, help=argparse.SUPPRESS)

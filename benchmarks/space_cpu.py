@@ -9,6 +9,8 @@ of configurations drawn at random the share within 10 % of the best found; how m
 best the median is, and the fallback, which is used without tuning. The best is that of those drawn and
 the fallback, so that it is a lower bound. Each is timed for a few milliseconds in every round, all in turn:
 a moment in which something else ran counts against none of them alone.
+
+All groups take an hour.
 """
 
 from __future__ import annotations
@@ -19,18 +21,17 @@ import os
 import random
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from operators_cpu import GROUPS, Row
-from race import bind
+from race import burst, plevel_call
 
+from benchmarks.fixture import make_parser
 from benchmarks.result import Table
 
 if TYPE_CHECKING:
     from strategy.space import ConfigSpace
-    from strategy.workload import Workload
 
 BURST_S = 0.005
 ROUNDS = 5
@@ -57,7 +58,7 @@ WORKLOADS: dict[str, list[Row]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--implementations", nargs="+", metavar="NAME", help="only these")
     parser.add_argument("--samples", type=int, default=40)
@@ -68,14 +69,12 @@ def main() -> int:
         "": "", "workload": "", "size": "", "valid": "%", "within 10 %": "%", "median": "×", "fallback": "×",
     })  # fmt: skip
     fallbacks: dict[str, list[float]] = {}
-    for op in arguments.only:
-        for layer in WORKLOADS[op]:
+    variant = "" if arguments.only == list(WORKLOADS) else "-".join(arguments.only)
+    with table.saved(keep=not arguments.implementations, variant=variant, peer="the best of those drawn", runs=ROUNDS):
+        for layer in (layer for op in arguments.only for layer in WORKLOADS[op]):
             for name, *figures, fallback in _rows(layer, arguments):
                 fallbacks.setdefault(name, []).append(fallback)
                 table.add(f"`{name}`", layer.name, *figures, fallback)
-    if not arguments.implementations:
-        variant = "" if arguments.only == list(WORKLOADS) else "-".join(arguments.only)
-        table.save(variant=variant, peer="the best of those drawn", runs=ROUNDS)
     for name, ratios in fallbacks.items():
         print(f"{name}: the fallback takes {statistics.geometric_mean(ratios):.2f}× the best (geometric mean)")
     return 0
@@ -94,8 +93,8 @@ def _rows(layer: Row, arguments: argparse.Namespace) -> Iterator[tuple[Any, ...]
         if candidate.condition is not None and not candidate.condition.decide():
             continue
         drawn = space.sample(random.Random(0), arguments.samples)
-        calls = [_call(workload, target, name, config) for config in (*drawn, space.fallback)]
-        rounds = [[_seconds(call) for call in calls] for _ in range(ROUNDS)]
+        calls = [plevel_call(workload, target, name, config) for config in (*drawn, space.fallback)]
+        rounds = [[burst(call, BURST_S) for call in calls] for _ in range(ROUNDS)]
         *times, fallback = map(min, zip(*rounds, strict=True))
         best = min(*times, fallback)
         near = sum(t <= 1.1 * best for t in times) / len(times)
@@ -111,29 +110,6 @@ def _valid_share(space: ConfigSpace) -> float:
         return count / size
     rng, tries = random.Random(0), 20_000
     return sum(space.allows({k.name: rng.choice(k.values) for k in space.knobs}) for _ in range(tries)) / tries
-
-
-def _call(workload: Workload, target: Any, name: str, config: Any) -> Callable[[], Any]:
-    """A call of one configuration with tensors of its own."""
-    import tvm
-
-    from strategy.compile.lower import lower
-    from workers.reference import random_inputs
-
-    artefact = lower(workload, target, name, config).compile()
-    arguments = bind(artefact, {n: tvm.runtime.tensor(x) for n, x in random_inputs(workload, 0).items()})
-    main = artefact.main
-    return lambda: main(*arguments)
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    """The mean of a burst after a call that warms up."""
-    call()
-    done, begin = 0, time.perf_counter()
-    while time.perf_counter() - begin < BURST_S or done < 2:
-        call()
-        done += 1
-    return (time.perf_counter() - begin) / done
 
 
 if __name__ == "__main__":

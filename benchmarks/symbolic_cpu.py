@@ -9,6 +9,8 @@ size itself, and beside the plain schedule for any size. Bursts of the three alt
 
 Prints medians, and the ratio of the time of the function for one size to that of the one for all: above 1,
 nothing is lost.
+
+It takes about a minute.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.fixture import make_parser
 from benchmarks.result import Table
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 16, 128])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9, help="bursts of each contender")
@@ -48,11 +51,11 @@ def main() -> int:
         "operator": "", "m": "", "implementation": "", "any m": "s", "this m": "s", "ratio": "×",
         "plain schedule, any m": "s",
     })  # fmt: skip
-    for op in CASES:
-        for size, name, (for_all, for_one, plain) in _times(op, arguments):
-            ratios.append(for_one / for_all)
-            table.add(op, size, name, for_all, for_one, ratios[-1], plain)
-    table.save(peer="the same implementation lowered for the size", runs=arguments.rounds)
+    with table.saved(peer="the same implementation lowered for the size", runs=arguments.rounds):
+        for op in CASES:
+            for size, name, (for_all, for_one, plain) in _times(op, arguments):
+                ratios.append(for_one / for_all)
+                table.add(op, size, name, for_all, for_one, ratios[-1], plain)
     print(f"{len(ratios)} rows: {statistics.geometric_mean(ratios):.2f}× on average (geometric)")
     return 0
 

@@ -13,6 +13,7 @@ runner and its own defaults, all of its wall time counted.
 The default policy is quicker than the peer's because it measures for less long; that this costs no
 trust in the order is shown by Kendall's tau between the order that it gives to 30 candidates and the
 order of a confirmation of the same. Needs cloudpickle, psutil and tornado for MetaSchedule.
+It takes five minutes.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.fixture import tau
-from benchmarks.metaschedule import without_torch
+from race import OVERRIDES
+
+from benchmarks.fixture import dense, make_parser, natural, need, tau
+from benchmarks.metaschedule import NEEDED, product, without_torch
 from benchmarks.result import Table
 from strategy.op_strategy import candidates
 from strategy.record import (
@@ -57,8 +60,6 @@ PEER_POLICY = TimingPolicy(
 GOALS = {"default": 10.0, "peer's": 6.0}
 TAU_GOAL = 0.9
 BATCH = 8
-# They force kernels that are not this processor's on the library.
-OVERRIDES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
 
 def main() -> int:
@@ -66,10 +67,11 @@ def main() -> int:
     if arguments.as_peer:
         print(json.dumps(_tune_as_peer(arguments.trials, arguments.threads)))
         return 0
+    if not arguments.skip_peer:
+        need(*NEEDED)
     for name in OVERRIDES:
         os.environ.pop(name, None)
-    kind = f"float32[{SIDE},{SIDE}]"
-    workload = Workload.make("dense", {"data": kind, "weight": kind})
+    workload = dense(SIDE, SIDE, SIDE, constant=False)
     target = Target.parse("cpu").with_threads(arguments.threads)
     print(f"{workload} on {target}, {arguments.trials} trials")
     # First, as the peer's tuner can leave processes behind that take time from others.
@@ -91,11 +93,11 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--trials", type=int, default=64, help="of each tuner; default: 64")
     parser.add_argument("--threads", type=int, default=2, help="of the kernels; default: 2")
     parser.add_argument("--candidates", type=int, default=30, help="whose order is compared; 30")
-    parser.add_argument("--seed", type=int, default=0, help="of the candidates drawn; default: 0")
+    parser.add_argument("--seed", type=natural, default=0, help="of the candidates drawn; default: 0")
     parser.add_argument("--skip-peer", action="store_true", help="no MetaSchedule")
     parser.add_argument("--as-peer", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -141,23 +143,13 @@ def run_peer(trials: int, threads: int) -> float:
 
 def _tune_as_peer(trials: int, threads: int) -> float:
     import tvm
-    from tvm import te
     from tvm.s_tir import meta_schedule
 
-    data = te.placeholder((SIDE, SIDE), name="data")
-    weight = te.placeholder((SIDE, SIDE), name="weight")
-    k = te.reduce_axis((0, SIDE), "k")
-    out = te.compute(
-        (SIDE, SIDE), lambda i, j: te.sum(data[i, k] * weight[j, k], axis=k), name="out"
-    )
     target = tvm.target.Target(Target.parse("cpu").with_threads(threads).to_tvm())
     with tempfile.TemporaryDirectory(prefix="metaschedule-") as folder:
         began = time.monotonic()
         database = meta_schedule.tune_tir(
-            te.create_prim_func([data, weight, out]),
-            target,
-            work_dir=folder,
-            max_trials_global=trials,
+            product(SIDE, SIDE, SIDE), target, work_dir=folder, max_trials_global=trials
         )
         took_s = time.monotonic() - began
         times = [min(map(float, r.run_secs)) for r in database.get_all_tuning_records() if r.run_secs]

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks import figures, result
+from benchmarks import figures, fixture, result
 from tests.docs.page import ROOT
 
 SHOWN = {page: figures.find_names(page.read_text()) for page in figures.PAGES}
@@ -41,7 +41,7 @@ def test_every_benchmark_leaves_a_result() -> None:
     for path in (ROOT / "benchmarks").glob("*.py"):
         if path.stem not in LIBRARIES | SOAK:
             text = path.read_text()
-            assert "save(" in text or "import Call, benchmark" in text, path.name
+            assert "save(" in text or ".saved(" in text or "import Call, benchmark" in text, path.name
 
 
 def test_a_cell_is_shown_in_its_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,12 +76,56 @@ def test_a_run_keeps_the_rows_of_an_earlier_one_that_it_has_not(
     found = result.read("models", tmp_path)
     assert found.rows == (("a", 1.0), ("b", 3.0), ("c", 4.0))
     assert found.note is not None
-    assert f"a: {written.date}" in found.note
+    assert f"a: `python benchmarks/models.py`, {written.date}" in found.note
     assert found.note.count("untuned") == 1
     capsys.readouterr()
     result.save({"model": "", "seconds": "s"}, [["c", 4.0]], merge=True)
     assert result.read("models", tmp_path).rows == (("c", 4.0),)
     assert "models: a, b are replaced: of other columns\n" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result, "FOLDER", tmp_path)
+    monkeypatch.setattr("sys.argv", ["benchmarks/forms_cpu.py"])
+
+    def measure() -> None:
+        table = result.Table({"": "", "time": "s"})
+        with table.saved(note="fallbacks"):
+            table.add("one", 1.0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure()
+    found = result.read("forms_cpu", tmp_path)
+    assert found.rows == (("one", 1.0),)
+    assert str(found.note).startswith("fallbacks; ended early")
+
+
+def test_other_programs_are_not_told_of_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "open", fail)
+    assert result._Cores.now().less(result._BEGAN).others == 0
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "some"])
+def test_a_benchmark_refuses_numbers_that_are_not_above_zero(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = fixture.make_parser("What is measured.\n\n    python benchmarks/x.py\n")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--trials", type=fixture.natural)
+    assert vars(parser.parse_args(["--rounds", "7", "--trials", "0"])) == {"rounds": 7, "trials": 0}
+    assert "\n\n    python benchmarks/x.py\n" in parser.format_help()
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--rounds", text])
+    assert f"argument --rounds: {text}" in (told := capsys.readouterr().err) or f"value: '{text}'" in told
+
+
+def test_a_benchmark_names_the_packages_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks/x.py"])
+    fixture.need("json")
+    with pytest.raises(SystemExit, match=r"^x.py needs no_such and no_other: pip install no_such no_other$"):
+        fixture.need("json", "no_such", "no_other")
 
 
 def test_an_incomplete_result_is_refused(tmp_path: Path) -> None:
