@@ -200,7 +200,10 @@ def _merge(result: Result, earlier: Result | None) -> Result:
     if earlier is None or not kept:
         return result
     names = ", ".join(str(row[0]) for row in kept)
-    if differing := [n for n in ("machine", "versions", "columns") if getattr(earlier, n) != getattr(result, n)]:
+    shared = sorted(earlier.versions.keys() & result.versions.keys())  # others need not have been there
+    differing = [n for n in ("machine", "columns") if getattr(earlier, n) != getattr(result, n)]
+    differing += [n for n in shared if earlier.versions[n] != result.versions[n]]
+    if differing:
         print(f"{result.name}: {names} are replaced: of other {' and '.join(differing)}", file=sys.stderr)
         return result
     commit = earlier.commit and f"commit {earlier.commit}"

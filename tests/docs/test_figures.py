@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from benchmarks import figures, fixture, result
 from tests.docs.page import ROOT
@@ -71,6 +72,7 @@ def test_a_run_keeps_the_rows_of_an_earlier_one_that_it_has_not(
     result._read_earlier.cache_clear()
     result.save({"model": "", "time": "s"}, [["a", 1.0], ["b", 2.0]], note="untuned")
     written = result.read("models", tmp_path)
+    result.write(replace(written, versions={**written.versions, "a package": "1.0"}))  # which is not there any more
     for rows in ([["b", 3.0]], [["b", 3.0], ["c", 4.0]]):  # the second is of the same run
         result.save({"model": "", "time": "s"}, rows, note="again", merge=True)
     found = result.read("models", tmp_path)
