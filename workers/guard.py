@@ -24,7 +24,10 @@ from strategy.compile.artefact import ALIGNMENT
 from strategy.record import WireError, convert
 from workers.reference import numpy_dtype
 
-_GUARD = 1 << 20  # bytes on each side; stray accesses are rarely further away
+# Bytes on each side; stray accesses are rarely further away. As many as a huge page has, so that what lies between
+# them may be of huge pages as other memory is.
+_GUARD = 1 << 21
+_KEPT_BYTES = 1 << 27  # of regions that nothing uses
 _NONE = 0  # PROT_NONE
 _libc = ctypes.CDLL(None, use_errno=True)
 # Differs from all of its shifts, so that copying one canary cannot repair another.
@@ -54,7 +57,7 @@ class Span(msgspec.Struct, frozen=True):
     high: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Buffer:
     """An array in guarded memory, which is freed with its last view."""
 
@@ -62,6 +65,7 @@ class Buffer:
     array: NDArray[Any]
     dtype: str
     span: Span
+    region: Region
     _before: NDArray[np.uint8]
     _behind: NDArray[np.uint8]
     _canaries: tuple[NDArray[np.uint8], NDArray[np.uint8]]
@@ -80,6 +84,11 @@ class Buffer:
             return tvm.runtime.from_dlpack(self.array)
         raw = tvm.runtime.from_dlpack(self.array.view(np.uint16))  # NumPy's DLPack lacks bfloat16
         return raw._create_view(self.array.shape, self.dtype)
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it fills its pages: inaccessible ones touch both of its sides, at either placement."""
+        return not (self._before.size or self._behind.size)
 
     def verify(self) -> None:
         """Raise `OutOfBoundsError` if something was written right before or behind the array."""
@@ -105,8 +114,7 @@ class Region:
     """
 
     def __init__(self, capacity: int) -> None:
-        page = mmap.PAGESIZE
-        self.capacity = max(page, -(-capacity // page) * page)
+        self.capacity = _whole_pages(capacity)
         self._memory = mmap.mmap(
             -1, self.capacity + 2 * _GUARD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         )
@@ -138,7 +146,7 @@ class Region:
             self._start + self.capacity + _GUARD,
         )  # fmt: skip
         array: NDArray[Any] = np.ndarray(shape, kind, self._memory, _GUARD + begin)
-        return Buffer(name, array, dtype, span, before, behind, canaries)
+        return Buffer(name, array, dtype, span, self, before, behind, canaries)
 
     def _bytes(self, begin: int, end: int) -> NDArray[np.uint8]:
         return np.ndarray((end - begin,), np.uint8, self._memory, _GUARD + begin)
@@ -163,17 +171,28 @@ def allocate(
 
 
 class Pool:
-    """A cache of regions by name and placement, as creating one is expensive."""
+    """Regions that are kept for later buffers, as making one and touching its pages is expensive."""
 
     def __init__(self) -> None:
-        self._regions: dict[tuple[str, Placement], Region] = {}
+        self._free: list[Region] = []  # the oldest first
 
-    def place(self, name: str, shape: Sequence[int], dtype: str, placement: Placement) -> Buffer:
-        """A buffer that replaces the last one of this name and placement."""
-        size, region = size_bytes(shape, dtype), self._regions.get((name, placement))
-        if region is None or region.capacity < size:
-            region = self._regions[name, placement] = Region(size)
-        return region.place(name, shape, dtype, placement)
+    def take(self, name: str, shape: Sequence[int], dtype: str, placement: Placement) -> Buffer:
+        """A buffer whose region has no more pages than it needs."""
+        capacity = _whole_pages(size_bytes(shape, dtype))
+        kept = next((region for region in self._free if region.capacity == capacity), None)
+        if kept is not None:
+            self._free.remove(kept)
+        return (kept or Region(capacity)).place(name, shape, dtype, placement)
+
+    def give_back(self, buffers: Iterable[Buffer]) -> None:
+        """Keep the regions of buffers that are no longer used."""
+        self._free += [b.region for b in buffers]
+        while sum(region.capacity for region in self._free) > _KEPT_BYTES:
+            del self._free[0]
+
+
+def _whole_pages(size: int) -> int:
+    return max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
 
 
 def size_bytes(shape: Sequence[int], dtype: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,10 @@ import numpy as np
 
 from strategy.compile.artefact import Artefact, load
 from strategy.compile.openmp import Evictor, use_openmp
-from strategy.signature import Argument, Role
+from strategy.signature import Role
 from workers.builder import Built
 from workers.guard import Buffer, Placement, Pool, Span, size_bytes
-from workers.reference import Array, Tolerance, WrongAnswerError, compare, poison
+from workers.reference import Array, Tolerance, WrongAnswerError, compare, overwrite
 from workers.workspace import guarded_workspaces
 
 # Below this many calls a loop in Python costs less than 0.2 % of a repeat of 2 ms, and saves the
@@ -41,10 +42,14 @@ class Data:
         """An input in guarded memory, shared by all configurations until `forget_guarded`."""
         found = self._guarded.get((name, placement))
         if found is None:
-            given, dtype = self.inputs[name], str(self.tensors[name].dtype)
-            found = self.pool.place(f"input {name}", given.shape, dtype, placement)
-            found.array[...] = given
-            self._guarded[name, placement] = found
+            tight = next((b for (other, _), b in self._guarded.items() if other == name and b.is_tight), None)
+            found = self._guarded[name, placement] = tight or self._guard(name, placement)
+        return found
+
+    def _guard(self, name: str, placement: Placement) -> Buffer:
+        given, dtype = self.inputs[name], str(self.tensors[name].dtype)
+        found = self.pool.take(f"input {name}", given.shape, dtype, placement)
+        found.array[...] = given
         return found
 
     def forget_guarded(self) -> None:
@@ -98,7 +103,10 @@ class Kernel:
         self._begin = begin
         self._artefact: Artefact | None = None
         self._arguments: list[Any] = []
-        self._outputs: list[Any] = []
+        self._own: dict[int, Buffer] = {}  # outputs and packed constants, by the place of the argument
+        self._taken: list[Buffer] = []  # those, and what earlier runs had in their place
+        self._packing_s: dict[int, float] = {}
+        self._is_packed = False  # for good: no other placement tells more
 
     @property
     def built(self) -> Built:
@@ -121,18 +129,27 @@ class Kernel:
             WrongAnswerError: an output is wrong, or an input was written to.
         """
         began = time.perf_counter()
+        runs = []
         try:
+            for placement in Placement:
+                outputs, is_tight = self._run_guarded(placement)
+                runs.append(outputs)
+                if is_tight:
+                    break
             # Compared last, as a read out of bounds also makes a wrong answer, which explains less.
-            for outputs in [self._run_guarded(placement) for placement in Placement]:
+            for outputs in runs:
                 self._compare(outputs)
         except Exception:
             self._data.forget_guarded()
             raise
         self._begin(())
-        self.check_s += time.perf_counter() - began
+        self.check_s += time.perf_counter() - began - (self.prepare_s or 0.0)
 
-    def _run_guarded(self, placement: Placement) -> list[Array]:
-        """The outputs of one run with all buffers at inaccessible pages on one side."""
+    def _run_guarded(self, placement: Placement) -> tuple[list[Array], bool]:
+        """The outputs of one run with all buffers at inaccessible pages on one side.
+
+        True if they are at such pages on both sides: the other placement is the same then.
+        """
         assert self._artefact is not None
         assert self._allocator is not None
         arguments = self._artefact.arguments
@@ -141,58 +158,88 @@ class Kernel:
             for a in arguments
             if a.role is not Role.OUTPUT
         }
-        taken = [
-            inputs[a.name] if a.role in (Role.INPUT, Role.CONSTANT) else self._place(a, placement)
-            for a in arguments
-        ]
-        outputs = [b for a, b in zip(arguments, taken, strict=True) if a.role is Role.OUTPUT]
-        for buffer, right in zip(outputs, self._data.reference, strict=True):
-            buffer.array[...] = poison(right, buffer.dtype)
+        unpacked = self._take_all(placement)
+        taken = [self._own.get(place) or inputs[a.name] for place, a in enumerate(arguments)]
         used = {b.name: b for b in (*inputs.values(), *taken)}.values()
         spans = [b.span for b in used]
         self._begin(spans)
         with guarded_workspaces(
             Path(self._built.path), self._allocator, placement, lambda more: self._begin([*spans, *more])
-        ):
-            for argument, buffer in zip(arguments, taken, strict=True):
-                if argument.preparation is not None:
-                    prepare = self._artefact.executable[argument.preparation]
-                    prepare(inputs[argument.name].tensor, buffer.tensor)
+        ) as made:
+            self._pack(unpacked, {name: b.tensor for name, b in inputs.items()})
+            self._is_packed = all(b.is_tight for b in (*inputs.values(), *made))
             self._main(*(b.tensor for b in taken))
         for buffer in used:
             buffer.verify()
         for name, buffer in inputs.items():
             if not np.array_equal(bits(buffer.array), bits(self._data.inputs[name])):
                 raise WrongAnswerError(f"it writes to its input {name}")
-        return [b.array for b in outputs]
+        return [b.array for b in self._outputs], all(b.is_tight for b in (*used, *made))
 
-    def _place(self, argument: Argument, placement: Placement) -> Buffer:
-        kind, output = argument.tensor, argument.role is Role.OUTPUT
-        name = argument.name if output else f"{argument.role} {argument.name}"
-        return self._data.pool.place(name, kind.concrete_shape, kind.dtype, placement)
+    @property
+    def _outputs(self) -> list[Buffer]:
+        assert self._artefact is not None
+        return [self._own[place] for place, a in enumerate(self._artefact.arguments) if a.role is Role.OUTPUT]
+
+    def _take_all(self, placement: Placement) -> list[int]:
+        """Take poisoned buffers for outputs and packed constants; return the places of what is to be packed.
+
+        Constants that an earlier run has packed for good are kept.
+        """
+        assert self._artefact is not None
+        unpacked = []
+        for place, argument in enumerate(self._artefact.arguments):
+            kept = self._own.get(place)
+            if argument.role is Role.OUTPUT:
+                self._take(place, argument.name, placement)
+            elif argument.role is Role.PREPARED and not (kept and kept.is_tight and self._is_packed):
+                buffer = self._take(place, f"prepared {argument.name}", placement)
+                ctypes.memset(buffer.pointer, 0xFF, buffer.array.nbytes)  # another kernel may have packed there
+                unpacked.append(place)
+        self._poison()
+        return unpacked
+
+    def _take(self, place: int, name: str, placement: Placement) -> Buffer:
+        assert self._artefact is not None
+        kind = self._artefact.arguments[place].tensor
+        buffer = self._own[place] = self._data.pool.take(name, kind.concrete_shape, kind.dtype, placement)
+        self._taken.append(buffer)
+        return buffer
+
+    def _poison(self) -> None:
+        for buffer, right in zip(self._outputs, self._data.reference, strict=True):
+            overwrite(buffer.array, right, buffer.dtype)
+
+    def _pack(self, places: Sequence[int], sources: Mapping[str, Any]) -> None:
+        """Pack constant inputs, which is timed separately."""
+        assert self._artefact is not None
+        for place in places:
+            argument = self._artefact.arguments[place]
+            pack = self._artefact.executable[argument.preparation]
+            began = time.perf_counter()
+            pack(sources[argument.name], self._own[place].tensor)
+            self._packing_s[place] = time.perf_counter() - began
+            self.prepare_s = sum(self._packing_s.values())
 
     def bind(self) -> None:
-        """Make the arguments for timing; packing of constant inputs is timed separately."""
-        import tvm
-
+        """Make the arguments for timing: outputs and packed constants are where the last check had them."""
         assert self._artefact is not None
-        for argument in self._artefact.arguments:
-            if argument.role is Role.OUTPUT:
-                right = self._data.reference[len(self._outputs)]
-                tensor = tvm.runtime.empty(argument.tensor.concrete_shape, argument.tensor.dtype)
-                tensor.copyfrom(poison(right, argument.tensor.dtype))
-                self._outputs.append(tensor)
-                self.held_bytes += size_bytes(tensor.shape, argument.tensor.dtype)
-            else:
-                tensor = self._data.tensors[argument.name]
-                if argument.preparation is not None:
-                    began = time.perf_counter()
-                    tensor = self._artefact.prepare(argument, tensor)
-                    self.prepare_s = (self.prepare_s or 0.0) + time.perf_counter() - began
-                    self.held_bytes += size_bytes(tensor.shape, str(tensor.dtype))
-            self._arguments.append(tensor)
+        if self._own:
+            self._poison()
+        else:  # an earlier session has checked it
+            self._pack(self._take_all(Placement.BEGIN), self._data.tensors)
+        self._arguments = [
+            self._own[place].tensor if place in self._own else self._data.tensors[a.name]
+            for place, a in enumerate(self._artefact.arguments)
+        ]
+        self._give_back([b for b in self._taken if b not in self._own.values()])
+        self.held_bytes = sum(b.array.nbytes for b in self._taken)
         if self._cold_constants:
             self._evict = self._make_evictor()
+
+    def _give_back(self, buffers: Sequence[Buffer]) -> None:
+        self._taken = [b for b in self._taken if b not in buffers]
+        self._data.pool.give_back(buffers)
 
     def _make_evictor(self) -> Evictor | None:
         assert self._artefact is not None
@@ -207,7 +254,7 @@ class Kernel:
 
     def compare(self) -> None:
         """Compare the outputs of the timed calls with the reference."""
-        self._compare([_view(tensor) for tensor in self._outputs])
+        self._compare([b.array for b in self._outputs])
 
     def _compare(self, outputs: Sequence[Array]) -> None:
         for found, right, tolerance in zip(
@@ -264,20 +311,13 @@ class Kernel:
         return spent * 1e-9 * calls / done
 
     def release(self) -> None:
-        """Free its own buffers."""
+        """Leave its own buffers to other kernels."""
         self._evict = None
         self._arguments.clear()
-        self._outputs.clear()
+        self._own.clear()
+        self._give_back(self._taken)
         self._artefact = None
         self._main = None
-
-
-def _view(tensor: Any) -> Array:
-    """A tensor's memory, not copied if NumPy has its dtype."""
-    if str(tensor.dtype) == "bfloat16":
-        copied: Array = tensor.numpy()
-        return copied
-    return np.from_dlpack(tensor)
 
 
 def bits(array: Array) -> Array:

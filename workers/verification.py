@@ -18,7 +18,7 @@ from strategy.select.combination import satisfiable
 from strategy.signature import Argument, Role
 from strategy.workload import Workload
 from workers.fork import Channel, Limits
-from workers.guard import Buffer, OutOfBoundsError, Placement, Pool, explain
+from workers.guard import Buffer, OutOfBoundsError, Placement, allocate, explain
 from workers.reference import (
     WrongAnswerError,
     compare,
@@ -117,13 +117,12 @@ def _run(module: Any, asked: Request, sizes: Mapping[str, int], channel: Channel
     inputs = random_inputs(workload, 0)
     answers = tuple(np.asarray(x) for x in reference(workload, inputs))
     bounds = tolerances(workload, inputs, answers)
-    pool = Pool()
     found: list[Buffer] = []
     for placement in Placement:
         given: dict[str, Buffer] = {}
         for i in [*workload.inputs, *(o for s in workload.epilogue for o in s.operands if o)]:
             array, dtype = inputs[i.name], i.tensor.dtype
-            given[i.name] = pool.place(f"input {i.name}", array.shape, dtype, placement)
+            given[i.name] = allocate(f"input {i.name}", array.shape, dtype, placement)
             given[i.name].array[...] = array
         taken: list[Buffer] = []
         outputs: list[Buffer] = []
@@ -133,7 +132,7 @@ def _run(module: Any, asked: Request, sizes: Mapping[str, int], channel: Channel
                 continue
             kind = p.argument.tensor
             shape = [int(d.evaluate(sizes)) for d in kind.shape]
-            taken.append(pool.place(p.name, shape, kind.dtype, placement))
+            taken.append(allocate(p.name, shape, kind.dtype, placement))
             if p.argument.role is Role.OUTPUT:
                 taken[-1].array[...] = poison(answers[len(outputs)], kind.dtype)
                 outputs.append(taken[-1])

@@ -32,8 +32,8 @@ def build_allocator(folder: Path) -> Path:
 @contextmanager
 def guarded_workspaces(
     path: Path, allocator: Path, placement: Placement, note: Callable[[Sequence[Span]], None]
-) -> Iterator[None]:
-    """Guard the workspaces of a loaded library while the context lasts.
+) -> Iterator[list[Buffer]]:
+    """Guard the workspaces of a loaded library while the context lasts; it gives those made so far.
 
     They begin as NaN, so that what is read before it is written makes a wrong answer. One that was freed is
     given out again as it was left, as the runtime's own pool does: kernels allocate some thousands a run, and
@@ -74,7 +74,7 @@ def guarded_workspaces(
                 changed.callback(setattr, pointer, "value", pointer.value)
                 pointer.value = ctypes.cast(function, ctypes.c_void_p).value
         try:
-            yield
+            yield made
         finally:
             if refused:
                 raise refused[0]

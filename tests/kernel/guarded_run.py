@@ -172,6 +172,7 @@ def _call(
         else:
             raw = Memory.allocate(argument.name, source.shape, str(source.dtype), placing)
             raw.array[...] = source
+            memory.array.reshape(-1).view(np.uint8)[...] = _CANARY  # as there may be anything in it
             artefact.executable[argument.preparation](raw.tensor, memory.tensor)
             raw.verify()
         given.append(memory)

@@ -43,6 +43,7 @@ from workers.builder import Built
 from workers.builder_pool import BuilderPool, library_name
 from workers.cpu import assign, parse_cores, timing_lock
 from workers.fork import LENGTH, PROGRESS_BYTES, Channel, Limits
+from workers.guard import Placement
 from workers.kernel import Data, Kernel
 from workers.reference import random_inputs, reference, tolerances
 from workers.runner import Runner, Session
@@ -488,6 +489,7 @@ def test_inputs_that_a_timed_kernel_damaged_are_not_kept(builders: BuilderPool, 
 
 
 UNALIGNED = Workload.make("hostile", {"data": "float32[61]"})
+PAGES = Workload.make("hostile", {"data": f"float32[{mmap.PAGESIZE}]"})  # one run has both sides of its buffers
 
 
 @pytest.mark.sample(6)
@@ -501,6 +503,8 @@ UNALIGNED = Workload.make("hostile", {"data": "float32[61]"})
         ("writes_before", UNALIGNED, "4 bytes, the last of them 8 bytes before the beginning of"),
         ("writes_gap", UNALIGNED, "outside of output: 3 bytes, the last of them 3 bytes past the end"),
         ("writes_before_input", UNALIGNED, "outside of input data: 4 bytes"),
+        ("reads_before", PAGES, "memory 8 bytes before the beginning of input data"),
+        ("writes_past_end", PAGES, "memory 1 byte past the end of output"),
         ("code_reads_past_end", HOSTILE, "past the end of input data"),
         ("code_reads_before", HOSTILE, "before the beginning of input data"),
         ("code_writes_past_end", HOSTILE, "past the end of"),
@@ -768,7 +772,7 @@ def test_constants_alone_are_evicted_before_each_call_of_a_network_s_kernel(
     kernel.bind()
     assert kernel.measure(100) > 0
     assert ctypes.c_int.in_dll(ctypes.CDLL(str(launcher)), "count").value == 100
-    assert not kernel._outputs[0].numpy().any()  # all constants are zeros
+    assert not kernel._outputs[0].array.any()  # all constants are zeros
     monkeypatch.setattr("workers.kernel._MOST_EVICTING_S", 0.0)
     assert kernel.measure(1000) > 0
     assert ctypes.c_int.in_dll(ctypes.CDLL(str(launcher)), "count").value == 101, "it takes too long"
@@ -803,6 +807,50 @@ def test_a_session_that_repeats_one_checks_nothing_again(
             assert {m["result"].get("error") for m in found if "result" in m} == errors  # after timing, too
             assert sum("reference" in m for m in found) == 2
     assert checked == [0, 1]
+
+
+def test_buffers_that_fill_pages_are_checked_by_one_run_and_packed_once(
+    builders: BuilderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[Placement] = []
+    packed: list[int] = []
+    run, pack = Kernel._run_guarded, Kernel._pack
+    monkeypatch.setattr(Kernel, "_run_guarded", lambda kernel, side: (runs.append(side), run(kernel, side))[1])
+    monkeypatch.setattr(
+        Kernel, "_pack", lambda kernel, places, given: (packed.extend(places), pack(kernel, places, given))[1]
+    )
+    allocator = build_allocator(tmp_path)
+
+    def checked(job: Job) -> Kernel:
+        runs.clear(), packed.clear()
+        (built,) = builders.build(job, NEVER)
+        kernel = Kernel(built, Runner._draw(None, job.workload, 0), allocator=allocator)  # type: ignore[arg-type]
+        kernel.load()
+        kernel.check()
+        kernel.bind()
+        assert kernel.measure(1) > 0
+        kernel.compare()
+        return kernel
+
+    def packing(m: int, n: int) -> Job:
+        types = {"data": f"float32[{m},64]", "weight": f"float32[{n},64]"}
+        workload = Workload.make("dense", types, constants=["weight"])
+        (c,) = (c for c in candidates(workload, TARGET) if c.implementation == "dense_pack.cpu")
+        return job_of(workload, [(c.implementation, c.version, c.fallback)])
+
+    checked(hostile_job("good", workload=PAGES))
+    assert runs == [Placement.END]
+    checked(packing(3, 5))
+    assert runs == list(Placement) and packed == [1, 1]
+    kernel = checked(packing(32, 64))
+    assert packed == [1] and kernel.prepare_s is not None
+    before = kernel._own[1].pointer
+    kernel.release()
+    # What was packed is not left to a kernel that packs nothing.
+    kernel.load()
+    assert kernel._take_all(Placement.BEGIN) == [1]
+    assert kernel._own[1].pointer == before
+    assert (kernel._own[1].array.view(np.uint8) == 0xFF).all()
 
 
 def test_threads_of_a_repeated_session_have_a_core_each(
