@@ -202,12 +202,6 @@ def rowwise(axis: int, inputs: Sequence[TensorType]) -> bool:
     return all(int(d) >= 1 for d in data.shape if d.is_constant)
 
 
-def along_constant(axis: int, inputs: Sequence[TensorType]) -> bool:
-    """True if the extent along `axis` is constant, and no extent is known to be 0."""
-    shape = inputs[0].shape
-    return shape[axis].is_constant and all(int(d) >= 1 for d in shape if d.is_constant)
-
-
 def row_extents(tensor: Any) -> tuple[list[Any], int]:
     """The extents of a TE tensor's axes of rows, which may be symbolic, and of a row."""
     *rows, extent = tensor.shape

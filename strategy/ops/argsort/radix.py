@@ -8,7 +8,7 @@ from typing import Any
 
 from strategy.cpu.loop import written
 from strategy.cpu.radix import Radix
-from strategy.cpu.row import PARALLEL_BYTES, along_constant, constant_size
+from strategy.cpu.row import PARALLEL_BYTES, constant_size
 from strategy.op_strategy import OpStrategy
 from strategy.ops.argsort.operator import ArgsortAttrs, argsort_strategy
 from strategy.pattern import element_bytes, schedule_extern_cpu
@@ -72,6 +72,7 @@ def argsort_strategy_cpu(
     """The sort of TVM's runtime, and by digits where the extent along the axis is constant."""
     assert argsort_strategy.default is not None
     strategy: OpStrategy = argsort_strategy.default(attrs, inputs, out_type, target)
-    if along_constant(attrs.axis, inputs):
+    shape = inputs[0].shape
+    if shape[attrs.axis].is_constant and all(int(d) >= 1 for d in shape if d.is_constant):
         strategy.add_implementation(compute, schedule_extern_cpu, "argsort_radix.cpu", 12, space=space)
     return strategy

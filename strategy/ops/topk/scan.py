@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from strategy.cpu.loop import allocate, bound
-from strategy.cpu.row import PARALLEL_BYTES, along_constant, constant_size, reduction_accumulator
+from strategy.cpu.row import PARALLEL_BYTES, constant_size, reduction_accumulator
 from strategy.op_strategy import OpStrategy
 from strategy.ops.topk.operator import TopKAttrs, topk_strategy
 from strategy.order import fold, highest, is_nan, lowest
@@ -162,7 +162,8 @@ def topk_strategy_cpu(
     assert topk_strategy.default is not None
     strategy: OpStrategy = topk_strategy.default(attrs, inputs, out_type, target)
     data = inputs[0]
-    if along_constant(attrs.axis, inputs) and data.dtype in _DTYPES and attrs.k <= _MOST:
+    known = data.shape[attrs.axis].is_constant and all(int(d) >= 1 for d in data.shape if d.is_constant)
+    if known and data.dtype in _DTYPES and attrs.k <= _MOST:
         strategy.add_implementation(
             partial(compute, lanes_of(target, reduction_accumulator(data.dtype))), schedule_extern_cpu,
             "topk_scan.cpu", 12, version=4, space=space,
