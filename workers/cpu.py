@@ -64,16 +64,16 @@ def parse_cores(text: str) -> tuple[int, ...]:
     cores: set[int] = set()
     for part in numbers.split(","):
         first, dash, last = part.partition("-")
-        known = first.isdecimal() and (not dash or last.isdecimal())
+        known = all(n.isdecimal() and len(n) < 10 for n in ((first, last) if dash else (first,)))
         if not known or int(last or first) < int(first):
             raise DeviceError(f"device {text!r:.40}: {part!r:.20} is no core: write cpu:0-3 or cpu:0,2")
-        cores.update(range(int(first), int(last or first) + 1))
-    absent = sorted(cores - set(allowed))
-    if absent:
-        shown = ",".join(map(str, allowed))
-        raise DeviceError(
-            f"device {text!r:.40}: core {absent[0]} is not available to this process: choose from {shown}"
-        )
+        for core in range(int(first), int(last or first) + 1):
+            if core not in allowed:
+                shown = ",".join(map(str, allowed))
+                raise DeviceError(
+                    f"device {text!r:.40}: core {core} is not available to this process: choose from {shown}"
+                )
+            cores.add(core)
     return tuple(sorted(cores))
 
 

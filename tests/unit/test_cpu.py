@@ -29,7 +29,7 @@ def test_cores_are_read(eight: None, text: str, cores: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["gpu", "cpu:", "cpu:x", "cpu:1-", "cpu:-1", "cpu:7-8", "cpu:1,,2", "cpu:3-1"]
+    "text", ["gpu", "cpu:", "cpu:x", "cpu:1-", "cpu:-1", "cpu:7-8", "cpu:1,,2", "cpu:3-1", "cpu:0-99999999999"]
 )
 def test_what_cannot_be_read_is_named(eight: None, text: str) -> None:
     if text == "cpu:":
