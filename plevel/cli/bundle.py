@@ -62,7 +62,10 @@ def make(
         int, typer.Option("--trials", "-n", min=1, metavar="N", help="Total number of configurations.")
     ] = 64,
     seed: Annotated[
-        int, typer.Option("--seed", metavar="N", min=0, help="The seed of all random choices.")
+        int,
+        typer.Option(
+            "--seed", metavar="N", min=0, callback=option.check_number, help="The seed of all random choices."
+        ),
     ] = 0,
     url: option.Url = None,
     database: option.Database = None,

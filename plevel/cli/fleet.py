@@ -17,7 +17,7 @@ app.command()(scale.scale)
 
 
 def why(
-    job: Annotated[int, typer.Argument(metavar="JOB", help="The number.", show_default=False)],
+    job: Annotated[int, option.number("JOB", "The number.")],
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
@@ -70,7 +70,7 @@ def pause(
 
 @app.command()
 def resume(
-    pause: Annotated[int, typer.Argument(metavar="PAUSE", help="The number.", show_default=False)],
+    pause: Annotated[int, option.number("PAUSE", "The number.")],
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,

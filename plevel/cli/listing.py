@@ -100,7 +100,10 @@ def records(
     ] = None,
     newest: Annotated[bool, typer.Option("--newest", help="List the newest first.")] = False,
     after: Annotated[
-        int, typer.Option("--after", metavar="ID", min=0, help="Continue after this record.")
+        int,
+        typer.Option(
+            "--after", metavar="ID", min=0, callback=option.check_number, help="Continue after this record."
+        ),
     ] = 0,
     limit: Limit = 20,
     url: option.Url = None,
@@ -258,9 +261,7 @@ def status(
 
 
 def cancel(
-    run: Annotated[
-        int, typer.Argument(metavar="RUN", help="The run's number.", show_default=False)
-    ],
+    run: Annotated[int, option.number("RUN", "The run's number.")],
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,

@@ -136,7 +136,7 @@ def _connect(address: str, ca: Path | None, certificate: Path | None, key: Path 
 
 @app.command()
 def show(
-    model: Annotated[int, typer.Argument(metavar="MODEL", help="The number, from `plevel model list`.")],
+    model: Annotated[int, option.number("MODEL", "The number, from `plevel model list`.")],
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,

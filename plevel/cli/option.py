@@ -21,6 +21,21 @@ if TYPE_CHECKING:
     from strategy.workload import Input, Workload
 
 
+_MOST = 2**63 - 1
+
+
+def check_number(value: int | None) -> int | None:
+    """The callback of options for integers on record."""
+    if value is not None and abs(value) > _MOST:
+        raise typer.BadParameter(f"not within ±{_MOST}, as all numbers on record are")
+    return value
+
+
+def number(metavar: str, text: str) -> Any:
+    """An argument that is the number of a row."""
+    return typer.Argument(metavar=metavar, callback=check_number, help=text, show_default=False)
+
+
 def complete_op(incomplete: str) -> list[str]:
     """Installed operators with this prefix."""
     from strategy.op import all_ops
@@ -71,8 +86,12 @@ OfOp = Annotated[
     typer.Option("--op", metavar="NAME", help="Only this operator.", autocompletion=complete_op),
 ]
 OfImplementation = Annotated[str | None, typer.Option("--implementation", help="Only this implementation.")]
-OfRun = Annotated[int | None, typer.Option("--run", metavar="ID", help="Only records of this run.")]
-OfTask = Annotated[int | None, typer.Option("--task", metavar="ID", help="Only records of this task.")]
+OfRun = Annotated[
+    int | None, typer.Option("--run", metavar="ID", callback=check_number, help="Only records of this run.")
+]
+OfTask = Annotated[
+    int | None, typer.Option("--task", metavar="ID", callback=check_number, help="Only records of this task.")
+]
 _INPUT = typer.Option(
     "--input", "-i", metavar="NAME=TYPE[:const]", show_default=False,
     help="An input and its type, as data=float32[128,768]; append :const if it never changes.",

@@ -105,15 +105,16 @@ def plot(
         option.check_out(out)
         if out.suffix not in SUFFIXES:
             raise UsageError(f"--out {out}: unknown kind of image: name it {', '.join('…' + s for s in SUFFIXES)}")
-    if what.isdecimal() and target is not None:
+    number = int(what) if what.isdecimal() and len(what) < 19 else None
+    if number is not None and target is not None:
         raise UsageError("--target: of an operator's heat map only: leave it out")
     place = location.locate(url, database, namespace)
     from plevel.cli.output import print_json
 
     with place.connect() as records:
-        if what.isdecimal():
-            task = _find(records, int(what))
-            curve = records.curve(int(what), device_model)
+        if number is not None:
+            task = _find(records, number)
+            curve = records.curve(number, device_model)
             if not curve:
                 where = "" if device_model is None else f" on {device_model!r:.120}"
                 raise CommandError(f"task {what}: no trial has a time{where}: see 'plevel records --task {what}'")

@@ -76,9 +76,7 @@ def list_tokens(
 
 @app.command()
 def revoke(
-    token: Annotated[
-        int, typer.Argument(metavar="TOKEN", help="Its number, from `plevel token list`.", show_default=False)
-    ],
+    token: Annotated[int, option.number("TOKEN", "Its number, from `plevel token list`.")],
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,

@@ -35,14 +35,15 @@ def tune(
     run: Annotated[
         int | None,
         typer.Option(
-            "--run", metavar="ID", show_default=False,
+            "--run", metavar="ID", callback=option.check_number, show_default=False,
             help="Resume an interrupted run: repeat its request.",
         ),
     ] = None,
     target: option.ModelTarget = None,
     threads: option.Threads = None,
     trials: Annotated[
-        int, typer.Option("--trials", metavar="N", min=1, help="Number of configurations to measure.")
+        int,
+        typer.Option("--trials", metavar="N", min=1, max=10_000_000, help="Number of configurations to measure."),
     ] = 128,
     timeout: Annotated[
         float | None,
@@ -56,7 +57,10 @@ def tune(
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="The seed of the search and of the random inputs.")
+        int,
+        typer.Option(
+            "--seed", min=0, callback=option.check_number, help="The seed of the search and of the random inputs."
+        ),
     ] = 0,
     tuner: Annotated[
         str,

@@ -281,6 +281,15 @@ def test_usage_errors_name_the_field(
         pytest.param(("ops", "con2d"), ["did you mean conv2d?", "'plevel ops'"], id="ops of no operator"),
         pytest.param(("ops", "-t", "cpu"), ["--target: lists the implementations"], id="ops of a target"),
         pytest.param(("ops", "dense", "-t", "cpux"), ["--target", "'cpux'"], id="ops of no target"),
+        *(
+            pytest.param((*command.split(), str(2**63)), [name, "not within"], id=f"number of {command}")
+            for command, name in (
+                ("records --run", "--run"), ("records --after", "--after"), ("export --task", "--task"),
+                ("why", "JOB"), ("cancel", "RUN"), ("fleet resume", "PAUSE"), ("token revoke", "TOKEN"),
+                ("model show", "MODEL"), ("tune --run", "--run"), ("tune --seed", "--seed"),
+            )
+        ),
+        pytest.param(("tune", *DENSE, "--trials", "10000001"), ["--trials", "10000000"], id="many trials"),
         pytest.param(("tune", *DENSE, "--timeout", "0"), ["--timeout"], id="timeout"),
         pytest.param(("tune", *DENSE, "--seed", "-1"), ["--seed"], id="seed"),
         pytest.param(("db", "prune", "--older-than", "²d"), ["--older-than", "90d"], id="age"),
