@@ -164,9 +164,13 @@ def test_what_a_cluster_builds_is_timed_here_and_built_once_for_all_devices(
 def test_orders_are_sent_at_once(open_pool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     hour = partial(BatchedSend, interval="1h")
     monkeypatch.setattr("distributed.client.BatchedSend", lambda *_, loop, **__: hour(loop=loop))
+    monkeypatch.setattr("workers.cluster.client._RELEASE_S", HANG_S)
+    released: list[str] = []
+    monkeypatch.setattr("distributed.client.Client._release_key", lambda _, key: released.append(key))
     pool = open_pool()
     for _ in range(3):
         assert [b.error for b in build(pool, a_job(1))] == [None]
+    assert not released
 
 
 def test_a_killed_builder_loses_nothing(open_pool: Open, farm: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,6 +21,7 @@ from workers.cluster.artefact import Artefact, Order, RefusedOrderError
 from workers.cluster.site import build
 
 _CONNECT_S = 5.0
+_RELEASE_S = 0.02  # from an artefact to its release
 _LOOK_S = 1.0  # between two looks at the number of its threads
 _REST_S, _LONGEST_REST_S = 2.0, 120.0
 _PER_THREAD = 2  # orders: one that is built, and the next
@@ -132,8 +133,11 @@ class Cluster:
             future = self._client.submit(build, encode(order), key=f"plevel-{order.digest}")
             try:
                 artefact = Artefact.unpack(await future.result(), order)
-            finally:
+            except BaseException:
                 future.release()
+                raise
+            # The scheduler sends a builder nothing for 5 ms after a message: of the release, the next order would wait.
+            self._loop.call_later(_RELEASE_S, future.release)
         except RefusedOrderError as error:
             self._rest("refused", f"cannot be used: {error}")
             raise
