@@ -1,7 +1,7 @@
 """Guarded buffers: arrays that end or begin at an inaccessible page, with canaries around them.
 
-An access that reaches the page kills the process with a fault address that `locate` explains; one that
-stays in the alignment gap damages a canary, which `Buffer.verify` reports. Canaries are NaN in every
+An access that reaches the page kills the process with a fault address that `locate` explains, and so does a write to
+a buffer that is read-only; one that stays in the alignment gap damages a canary, which `Buffer.verify` reports. Canaries are NaN in every
 width of floating point, so that a kernel that reads them gives a wrong answer.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategy.compile.artefact import ALIGNMENT
-from strategy.record import WireError, convert
+from strategy.record import ErrorKind, WireError, convert
 from workers.reference import numpy_dtype
 
 # Bytes on each side; stray accesses are rarely further away. As many as a huge page has, so that what lies between
@@ -121,8 +121,11 @@ class Region:
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._start = start + _GUARD
         for guard in (start, self._start + self.capacity):
-            if _libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(_GUARD), _NONE):
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            _protect(guard, _GUARD, _NONE)
+
+    def protect(self) -> None:
+        """Make its buffers read-only, for good."""
+        _protect(self._start, self.capacity, mmap.PROT_READ)
 
     def place(
         self, name: str, shape: Sequence[int], dtype: str, placement: Placement = Placement.END
@@ -150,6 +153,11 @@ class Region:
 
     def _bytes(self, begin: int, end: int) -> NDArray[np.uint8]:
         return np.ndarray((end - begin,), np.uint8, self._memory, _GUARD + begin)
+
+
+def _protect(address: int, size: int, access: int) -> None:
+    if _libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), access):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _canary(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -200,7 +208,7 @@ def size_bytes(shape: Sequence[int], dtype: str) -> int:
     return int(np.prod(shape, dtype=np.int64)) * numpy_dtype(dtype).itemsize
 
 
-def explain(note: Any, address: int) -> str | None:
+def explain(note: Any, address: int) -> tuple[ErrorKind, str] | None:
     """`locate` among the spans of a process's note (JSON), None if it has none."""
     try:
         return locate(convert(note, list[Span]), address)
@@ -208,14 +216,17 @@ def explain(note: Any, address: int) -> str | None:
         return None
 
 
-def locate(spans: Iterable[Span], address: int) -> str | None:
-    """Describe an out-of-bounds access at an address; None if it is near none of the buffers."""
+def locate(spans: Iterable[Span], address: int) -> tuple[ErrorKind, str] | None:
+    """Describe a forbidden access at an address; None if it is near none of the buffers."""
     for span in spans:
+        if span.begin <= address < span.end:
+            return ErrorKind.WRONG_ANSWER, f"it writes to its {span.name}"
         if span.end <= address < span.high:
-            return f"it accesses memory {_bytes(address - span.end + 1)} past the end of {span.name}"
+            far = _bytes(address - span.end + 1)
+            return ErrorKind.OUT_OF_BOUNDS, f"it accesses memory {far} past the end of {span.name}"
         if span.low <= address < span.begin:
             far = _bytes(span.begin - address)
-            return f"it accesses memory {far} before the beginning of {span.name}"
+            return ErrorKind.OUT_OF_BOUNDS, f"it accesses memory {far} before the beginning of {span.name}"
     return None
 
 

@@ -278,7 +278,7 @@ def _copy(result: Result, twin: Built) -> Result:
 
 
 def _may_be_innocent(error: Died | Late) -> bool:
-    """True if another kernel's damage may have killed the child, not an access out of its own bounds."""
+    """True if another kernel's damage may have killed the child, not a forbidden access to its own buffers."""
     return isinstance(error, Died) and explain(error.note, error.fault) is None
 
 
@@ -286,8 +286,8 @@ def _lost(built: Built, error: Died | Late) -> Result:
     message = str(error)
     if isinstance(error, Late):
         kind = ErrorKind.RUN_TIMEOUT
-    elif outside := explain(error.note, error.fault):
-        kind, message = ErrorKind.OUT_OF_BOUNDS, f"{outside} ({error.cause})"
+    elif explained := explain(error.note, error.fault):
+        kind, message = explained[0], f"{explained[1]} ({error.cause})"
     else:
         kind = ErrorKind.OOM if error.out_of_memory else ErrorKind.CRASH
     return _failed(built, kind, message)

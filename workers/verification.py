@@ -73,8 +73,8 @@ def verify(
             child.send(to_json(request))
             failed = child.receive(_LATE_S)["failed"]
         except (Died, Late) as error:
-            outside = isinstance(error, Died) and explain(error.note, error.fault)
-            failed = f"{_case(sizes[max(0, child.stage)])}{outside or error}"
+            explained = explain(error.note, error.fault) if isinstance(error, Died) else None
+            failed = f"{_case(sizes[max(0, child.stage)])}{explained[1] if explained else error}"
         finally:
             child.kill()
     if failed:
@@ -124,6 +124,7 @@ def _run(module: Any, asked: Request, sizes: Mapping[str, int], channel: Channel
             array, dtype = inputs[i.name], i.tensor.dtype
             given[i.name] = allocate(f"input {i.name}", array.shape, dtype, placement)
             given[i.name].array[...] = array
+            given[i.name].region.protect()
         taken: list[Buffer] = []
         outputs: list[Buffer] = []
         for p in asked.parameters:

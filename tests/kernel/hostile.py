@@ -34,7 +34,7 @@ DEEDS = (
     "slow", "waits",
     "reads_past_end", "reads_far_past_end", "reads_before", "writes_past_end", "writes_before", "writes_gap",
     "writes_before_input", "code_reads_past_end", "code_reads_before", "code_writes_past_end",
-    "code_reads_past_workspace", "code_writes_past_workspace", "code_writes_before_workspace",
+    "code_reads_past_workspace", "code_writes_past_workspace", "code_writes_before_workspace", "code_writes_input",
 )  # fmt: skip
 
 GATE = "HOSTILE_GATE"  # the environment's name of a file; a run that waits goes on once it is there
@@ -106,6 +106,8 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Any, config: Config) 
         if deed == "hangs":
             return tirx.Evaluate(tirx.call_extern("int32", "pause"))
         source, result = ins[0].access_ptr("r"), outs[0].access_ptr("w")
+        if deed == "code_writes_input":
+            return tirx.Evaluate(tirx.call_extern("void", "memset", ins[0].access_ptr("w"), 0, 4))
         if deed == "code_writes_past_end":
             size = int(data.shape[0]) * 4
             copied = tirx.call_extern("void", "memcpy", result, source, size + 4)

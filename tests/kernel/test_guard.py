@@ -13,6 +13,7 @@ import pytest
 import tvm
 
 from strategy.compile.artefact import ALIGNMENT
+from strategy.record import ErrorKind
 from strategy.types import DTYPES
 from workers import guard
 from workers.guard import OutOfBoundsError, Placement, Region, allocate, locate
@@ -134,13 +135,21 @@ def test_memory_is_kept_for_as_long_as_a_view_of_it() -> None:
     assert float(tensor.numpy()[999]) == 999
 
 
+def test_a_read_only_buffer_can_be_read_only() -> None:
+    buffer = allocate("data", (5,), "float32")
+    buffer.region.protect()
+    assert died(lambda: ctypes.string_at(buffer.pointer, 20)) == 0
+    assert died(lambda: ctypes.memset(buffer.pointer, 0, 1)) == signal.SIGSEGV
+
+
 def test_an_address_is_explained() -> None:
     buffers = [allocate(name, (5,), "float32", p) for name, p in zip("ab", Placement, strict=True)]
     spans = [b.span for b in buffers]
     a, b = spans
-    assert locate(spans, a.end + 44) == "it accesses memory 45 bytes past the end of a"
-    assert locate(spans, b.begin - 1) == "it accesses memory 1 byte before the beginning of b"
-    assert locate(spans, a.begin) is None
+    past, before = "it accesses memory 45 bytes past the end of a", "it accesses memory 1 byte before the beginning of b"
+    assert locate(spans, a.end + 44) == (ErrorKind.OUT_OF_BOUNDS, past)
+    assert locate(spans, b.begin - 1) == (ErrorKind.OUT_OF_BOUNDS, before)
+    assert locate(spans, a.begin) == (ErrorKind.WRONG_ANSWER, "it writes to its a")
     assert locate(spans, 1) is None
     assert isinstance(buffers[0].tensor, tvm.runtime.Tensor)
 

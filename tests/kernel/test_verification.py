@@ -59,13 +59,14 @@ def test_a_library_is_run_at_sizes_that_it_takes(
     assert check(server, tmp_path, workload, table_rows(dispatch(workload, TARGET, NO_RECORDS))) == cases
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("deed", "words"),
     [
         ("wrong", "64 of 64 elements are wrong"),
         ("code_reads_past_end", "past the end of input data"),
         ("code_reads_before", "before the beginning of input data"),
+        ("code_writes_input", "it writes to its input data"),
         ("code_reads_past_workspace", "past the end of a workspace"),
         ("code_writes_past_workspace", "outside of a workspace"),
         ("aborts", "SIGABRT"),

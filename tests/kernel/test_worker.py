@@ -502,7 +502,7 @@ PAGES = Workload.make("hostile", {"data": f"float32[{mmap.PAGESIZE}]"})  # one r
         ("writes_past_end", HOSTILE, "memory 1 byte past the end of output"),
         ("writes_before", UNALIGNED, "4 bytes, the last of them 8 bytes before the beginning of"),
         ("writes_gap", UNALIGNED, "outside of output: 3 bytes, the last of them 3 bytes past the end"),
-        ("writes_before_input", UNALIGNED, "outside of input data: 4 bytes"),
+        ("writes_before_input", UNALIGNED, "memory 8 bytes before the beginning of input data"),
         ("reads_before", PAGES, "memory 8 bytes before the beginning of input data"),
         ("writes_past_end", PAGES, "memory 1 byte past the end of output"),
         ("code_reads_past_end", HOSTILE, "past the end of input data"),
