@@ -1,8 +1,9 @@
 """Guarded buffers: arrays that end or begin at an inaccessible page, with canaries around them.
 
-An access that reaches the page kills the process with a fault address that `locate` explains, and so does a write to
-a buffer that is read-only; one that stays in the alignment gap damages a canary, which `Buffer.verify` reports. Canaries are NaN in every
-width of floating point, so that a kernel that reads them gives a wrong answer.
+An access that reaches the page kills the process with a fault address that `locate` explains, and so does a
+write to a read-only buffer; one that stays in the alignment gap damages a canary, which `Buffer.verify`
+reports. Canaries are NaN in every width of floating point, so that a kernel that reads them gives a wrong
+answer.
 """
 
 from __future__ import annotations

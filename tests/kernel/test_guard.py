@@ -146,9 +146,9 @@ def test_an_address_is_explained() -> None:
     buffers = [allocate(name, (5,), "float32", p) for name, p in zip("ab", Placement, strict=True)]
     spans = [b.span for b in buffers]
     a, b = spans
-    past, before = "it accesses memory 45 bytes past the end of a", "it accesses memory 1 byte before the beginning of b"
-    assert locate(spans, a.end + 44) == (ErrorKind.OUT_OF_BOUNDS, past)
-    assert locate(spans, b.begin - 1) == (ErrorKind.OUT_OF_BOUNDS, before)
+    outside = ErrorKind.OUT_OF_BOUNDS
+    assert locate(spans, a.end + 44) == (outside, "it accesses memory 45 bytes past the end of a")
+    assert locate(spans, b.begin - 1) == (outside, "it accesses memory 1 byte before the beginning of b")
     assert locate(spans, a.begin) == (ErrorKind.WRONG_ANSWER, "it writes to its a")
     assert locate(spans, 1) is None
     assert isinstance(buffers[0].tensor, tvm.runtime.Tensor)
