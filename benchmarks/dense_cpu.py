@@ -136,8 +136,7 @@ def _tune(shape: Shape, threads: int, client: Client, trials: int, *, constant: 
     target = Target.parse("cpu").with_threads(threads)
     asked = (RunWorkload(workload=workload),)
     run = client.create_run(RunRequest(workloads=asked, target=target, trials=trials, force=True))
-    for status in client.follow(run.id):
-        run = status
+    *_, run = client.follow(run.id)
     best = client.select(workload, target, candidates=[c for c in candidates(workload, target) if c.library is None])
     either = client.select(workload, target)
 

@@ -99,9 +99,7 @@ def tune(
                 asked = RunWorkload(workload=workload, candidates=candidates)
                 request = RunRequest(workloads=(asked,), target=device.target, trials=trials)
                 began = time.monotonic()
-                run = client.create_run(request)
-                for status in client.follow(run.id):
-                    run = status
+                *_, run = client.follow(client.create_run(request).id)
                 wall_s = time.monotonic() - began
                 spent = {what: s - before.get(what, 0.0) for what, s in daemon.spent.items()}
         finally:

@@ -180,11 +180,8 @@ def tune(workload: Workload, threads: int, client: Client, trials: int) -> dict[
     valid = [c for c in candidates(workload, target) if c.condition is None or c.condition.decide()]
     count = sum(trials if c.tunable else 1 for c in valid)
     begin = time.monotonic()
-    run = client.create_run(
-        RunRequest(workloads=(RunWorkload(workload=workload),), target=target, trials=count, force=True)
-    )
-    for status in client.follow(run.id):
-        run = status
+    asked = (RunWorkload(workload=workload),)
+    *_, run = client.follow(client.create_run(RunRequest(workloads=asked, target=target, trials=count, force=True)).id)
     selected = client.select(workload, target)
     kept = {c.implementation for c in valid if c.tunable or c.library} | {selected.implementation}
     return {

@@ -108,9 +108,7 @@ class _Standing(Collector):
     def collect(self) -> Iterator[Metric]:
         with self._store.read() as connection:
             found = [
-                _gauge("plevel_jobs_queued", "Queued jobs", ["target"], _queued(connection)),
-                _gauge("plevel_jobs_oldest_seconds", "Age of the oldest queued job", ["target"],
-                       _oldest(connection)),
+                *_queued(connection),
                 *_leases(connection),
                 _gauge("plevel_devices_alive", "Devices of live workers", ["target"],
                        _devices(connection, self._alive_s)),
@@ -128,22 +126,18 @@ def _gauge(name: str, text: str, labels: Sequence[str], rows: Sequence[Any]) -> 
     return family
 
 
-def _queued(connection: sa.Connection) -> Sequence[Any]:
-    return connection.execute(
-        sa.select(target.c.key, sa.func.count())
+def _queued(connection: sa.Connection) -> list[Metric]:
+    rows = connection.execute(
+        sa.select(target.c.key, sa.func.count().label("n"), (now() - sa.func.min(job.c.created_at)).label("age_s"))
         .join(job, job.c.target_id == target.c.id)
         .where(job.c.state == JobState.QUEUED)
         .group_by(target.c.key)
     ).all()
-
-
-def _oldest(connection: sa.Connection) -> Sequence[Any]:
-    return connection.execute(
-        sa.select(target.c.key, now() - sa.func.min(job.c.created_at))
-        .join(job, job.c.target_id == target.c.id)
-        .where(job.c.state == JobState.QUEUED)
-        .group_by(target.c.key)
-    ).all()
+    return [
+        _gauge("plevel_jobs_queued", "Queued jobs", ["target"], [(r.key, r.n) for r in rows]),
+        _gauge("plevel_jobs_oldest_seconds", "Age of the oldest queued job", ["target"],
+               [(r.key, r.age_s) for r in rows]),
+    ]  # fmt: skip
 
 
 def _leases(connection: sa.Connection) -> list[Metric]:

@@ -87,7 +87,7 @@ class Cluster:
 
 
 class ClusterForest:
-    """A `service.predict.forest.Forest` on a cluster.
+    """As `service.predict.forest.LocalForest`, of a cluster.
 
     Args:
         cluster: where.

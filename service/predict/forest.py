@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import xgboost
 
@@ -24,22 +24,8 @@ MOVE = "free some, or set XDG_CACHE_HOME to a folder that has more"
 
 
 
-class Forest(Protocol):
-    """Grows trees from the trials of one training.
-
-    Attributes:
-        held_share: the share of the trials that are held out.
-    """
-
-    held_share: float
-
-    def grow(self, name: str, *, everything: bool, start: bytes | None, rounds: int) -> bytes:
-        """Trees in XGBoost's own format, with or without the held-out workloads."""
-        ...
-
-
 class LocalForest:
-    """A `Forest` of this process.
+    """Trees that this process grows from the trials of one training.
 
     Args:
         folder: for temporary files.
@@ -47,6 +33,9 @@ class LocalForest:
         layout: of the columns.
         held_below: see `Pages`.
         told: is told what it does.
+
+    Attributes:
+        held_share: the share of the trials that are held out.
     """
 
     def __init__(
@@ -62,6 +51,7 @@ class LocalForest:
         self.held_share = 1 - learned / every
 
     def grow(self, name: str, *, everything: bool, start: bytes | None, rounds: int) -> bytes:
+        """Trees in XGBoost's own format, with or without the held-out workloads."""
         pages, rows = self._pages.find(everything=everything)
 
         def told(done: int, _: xgboost.Booster) -> None:
