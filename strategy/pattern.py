@@ -40,6 +40,7 @@ schedule_broadcast = GenericFunc("schedule_broadcast")
 schedule_reduce = GenericFunc("schedule_reduce")
 schedule_extern = GenericFunc("schedule_extern")
 
+_LOAD = "te.tensor_load"  # the call that an element of a TE tensor is
 # By operator, the argument of `register_cpu_implementations`.
 _added: dict[str, list[Callable[..., None]]] = {}
 
@@ -250,7 +251,7 @@ def _widen(tensor: Any) -> Any:
         value = made.body[0].value
         if str(value.ty.dtype) not in NARROW:
             return te.compute(tensor.shape, partial(_element, made.axis, value), name=made.name, tag=made.tag)
-    if str(tensor.dtype) == "bfloat16" and _is_cpu():
+    if str(tensor.dtype) == "bfloat16" and _is_cpu() and _is_moved(tensor):
         return binding.read_bits(tensor)
     return topi.cast(tensor, "float32")
 
@@ -263,6 +264,17 @@ def _element(axes: Sequence[Any], value: Any, *index: Any) -> Any:
     places = [(axis.var, place) for axis, place in zip(axes, index, strict=True)]
     found = structural_map(value, [(tirx.Var, lambda v: next((p for a, p in places if a.same_as(v)), v))])
     return found.astype("float32")
+
+
+def _is_moved(tensor: Any) -> bool:
+    """Return whether a TE tensor has elements of inputs as they are, so that TVM does not compute in its dtype."""
+    from tvm import te
+
+    made = tensor.op
+    if isinstance(made, te.PlaceholderOp):
+        return True
+    is_load = isinstance(made, te.ComputeOp) and getattr(getattr(made.body[0], "op", None), "name", "") == _LOAD
+    return is_load and all(map(_is_moved, made.input_tensors))
 
 
 def _is_cpu() -> bool:

@@ -122,22 +122,28 @@ def test_infinity_times_a_factor_of_0_is_nan(op: str, attrs: dict[str, Any], nam
         np.testing.assert_allclose(found.numpy(), right, rtol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("op", ["add", "prelu", "clip", "abs", "dense"])
-def test_a_chain_of_bfloat16_is_written_once(op: str) -> None:
+CHAINS = [
+    "tanh add silu", "tanh prelu silu", "tanh clip silu", "dense silu silu", "transpose silu gelu",
+    "relu cast silu",
+]
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_chain_of_bfloat16_is_written_once(chain: str) -> None:
     """Code that repeats each function for each use of its value takes a minute to compile."""
     import tvm
 
     dtype = "bfloat16"
-    matrix, vector = (f"{dtype}[{shape}]" for shape in ("6,20", "20"))
-    operands = {"add": {"rhs": matrix}, "prelu": {"alpha": vector}}.get(op, {})
-    attrs = {"prelu": {"axis": -1}, "clip": {"a_min": -1, "a_max": 0.3}}.get(op, {})
-    silu = EpilogueStep("silu", (None,))
-    if op == "dense":
-        head, between, name = {"data": f"{dtype}[6,3]", "weight": f"{dtype}[20,3]"}, silu, "dense_nopack.cpu"
-    else:
-        between = EpilogueStep(op, (None, *(Input(n, t) for n, t in operands.items())), attrs)
-        head, name = {"data": matrix}, NAME
-    work = Workload.make("dense" if op == "dense" else "tanh", head, epilogue=[between, silu])
+    types = {shape: f"{dtype}[{shape}]" for shape in ("6,20", "20,6", "6,3", "20,3", "20")}
+    heads = {
+        "dense": {"data": types["6,3"], "weight": types["20,3"]}, "transpose": {"data": types["20,6"]},
+    }  # fmt: skip
+    operands = {"add": [Input("rhs", types["6,20"])], "prelu": [Input("alpha", types["20"])]}
+    attrs = {"prelu": {"axis": -1}, "clip": {"a_min": -1, "a_max": 0.3}, "cast": {"dtype": dtype}}
+    head, *ops = chain.split()
+    steps = [EpilogueStep(op, (None, *operands.get(op, [])), attrs.get(op, {})) for op in ops]
+    work = Workload.make(head, heads.get(head, {"data": types["6,20"]}), epilogue=steps)
+    name = candidates(work, TARGET)[0].implementation
     lowered, inputs = lower(work, TARGET, name), random_inputs(work, 7)
     assert len(lowered.module.script()) < 40_000
     expected = reference(work, inputs)
