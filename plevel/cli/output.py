@@ -292,10 +292,7 @@ def follow_reading(console: Console, what: str, size: int) -> Iterator[Callable[
     from rich import progress
     from rich.markup import escape
 
-    columns = (
-        "{task.description}", progress.BarColumn(), progress.DownloadColumn(),
-        progress.TimeRemainingColumn(),
-    )  # fmt: skip
+    bar = progress.BarColumn(), progress.DownloadColumn(), progress.TimeRemainingColumn()
     hidden = not console.is_terminal
-    with progress.Progress(*columns, console=console, transient=True, disable=hidden) as shown:
+    with progress.Progress("{task.description}", *bar, console=console, transient=True, disable=hidden) as shown:
         yield partial(shown.advance, shown.add_task(escape(what), total=size))

@@ -1,4 +1,5 @@
 """max_pool2d: the largest element of each window."""
+# Over 300 lines: the operator and its gradient, which share windows, types and layouts.
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from strategy.cpu.pool2d import register_pool2d_rows
 from strategy.cuda.schedule import register_plain_schedule
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
-from strategy.layout import (
+from strategy.layout import (  # fmt: skip
     LAYOUTS,
     PLAIN,
     in_layouts,
@@ -261,9 +262,7 @@ register_plain_schedule("pool", "max_pool2d", "max_pool2d_backward")
 
 
 @register_shape_func("max_pool2d", False)
-def max_pool2d_shape_func(
-    attrs: MaxPool2DAttrs, inputs: Sequence[tuple[int, ...]]
-) -> list[tuple[int, ...]]:
+def max_pool2d_shape_func(attrs: MaxPool2DAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [tuple(laid_out(_extents(attrs, plain(inputs[0], attrs.layout)), attrs.layout))]
 
 
