@@ -1,6 +1,6 @@
 """The entry point: commands, and how errors end them.
 
-Exit codes: 0 done, 1 failure, 2 usage, 130 interrupted.
+Exit codes: 0 done, 1 failure, 2 usage, 130 interrupted (Ctrl-C or SIGTERM).
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import functools
 import io
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeGuard
 
@@ -125,8 +128,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     arguments = [a for a in arguments if a != "--debug"]
     _open_streams()
     try:
-        code = _make_command().main(arguments, prog_name="plevel", standalone_mode=False)
-        sys.stdout.flush()
+        with _interruptible():
+            code = _make_command().main(arguments, prog_name="plevel", standalone_mode=False)
+            sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
@@ -150,6 +154,16 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             code, message = _explain(error)
             print(f"plevel: {message}", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Handle SIGTERM as Ctrl-C, so that child processes are stopped and partial files removed."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @functools.cache

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -141,7 +138,7 @@ def tune(
 
     # With --json, messages for people go to stderr.
     console = make_console(stderr=as_json)
-    with _interruptible(), connection(place, request.target) as (client, embedded):
+    with connection(place, request.target) as (client, embedded):
         if embedded is None and (missing := missing_worker(client, request.target)):
             if not wait:
                 raise CommandError(f"--target: {missing}, or queue the run with --wait")
@@ -238,17 +235,3 @@ def _check_implementations(request: RunRequest) -> None:
                 f"--implementation {name!r:.80}{suggest(name, known)}: unknown: {ops} has on "
                 f"{request.target}: {', '.join(known)}"
             )
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Handle SIGTERM as Ctrl-C, so that child processes are stopped."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -1062,6 +1063,21 @@ def test_a_terminal_of_40_columns_has_a_line_for_each_cell(
     assert called(*command.split()).returncode == 0
     lines = said.getvalue().splitlines()
     assert lines[lines.index(first) + 1].startswith("  ")
+
+
+def test_sigterm_leaves_no_part_of_a_file(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parts(self: Direct, form: str, **wanted: Any) -> Iterator[bytes]:
+        yield b"{}"
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield b"{}"
+
+    monkeypatch.setattr(Direct, "export_records", parts)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert called("export", "-o", str(tmp_path / "x.ndjson")).returncode == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_coverage_lists_the_tasks(called: Called, tmp_path: Path) -> None:
