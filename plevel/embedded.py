@@ -101,7 +101,7 @@ class Embedded:
                 "--host", "127.0.0.1", "--port", "0", "--ready-file", str(ready), "--auth", "open",
                 database=self.database,
             )  # fmt: skip
-            child.wait_for(ready.exists, "to start")
+            child.wait_for(ready.exists, "to start, as where another process holds the database locked")
             self.url = ready.read_text().strip()
 
     def start_worker(self, threads: int | None = None) -> None:

@@ -61,6 +61,14 @@ def test_settings_of_a_service_for_others_are_not_for_this_one(
             assert client.runs() == ()
 
 
+def test_a_service_that_does_not_start_says_what_it_may_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "READY_TIMEOUT_S", 0.0)
+    with pytest.raises(embedded.EmbeddedError, match="to start, as where another process holds the database locked"):
+        embedded.Embedded(f"sqlite:///{tmp_path / 'plevel.db'}", logs=tmp_path / "log").__enter__()
+
+
 def test_a_project_s_own_modules_are_not_taken_for_those_of_plevel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
