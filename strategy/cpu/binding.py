@@ -51,3 +51,65 @@ def _nodes(tensor: Any) -> int:
                 structural_walk(value, [(ir.Expr, met.append)])
             pending += list(made.input_tensors)
     return len(met)
+
+
+def store_names(module: Any) -> Any:
+    """Keep the values that are bound to names in local buffers, of which LLVM makes registers.
+
+    TVM's code generator has its analyzer replace each name by its value, and those within it: what a chain of n
+    functions takes grows as with 10ⁿ.
+    """
+    import tvm
+    from tvm import tirx
+    from tvm_ffi import structural_map
+
+    kinds = [(kind, _stored) for kind in (tirx.BufferStore, tirx.Evaluate)]
+    functions = {name: structural_map(function, kinds) for name, function in module.functions.items()}
+    return tvm.IRModule(functions, attrs=module.attrs)
+
+
+def _stored(statement: Any) -> Any:
+    """The statement after those that store its bound values; itself where a choice may leave out one of them."""
+    from tvm import DataType, ir, tirx
+    from tvm_ffi import structural_map, structural_walk
+
+    bound: list[Any] = []
+    choices: list[Any] = []
+    structural_walk(statement, [(tirx.Let, bound.append)])
+    structural_walk(statement, [(ir.Call, lambda call: choices.append(call) if _is_choice(call) else None)])
+    if not bound or choices:
+        return statement
+    bound = list({let.var: let for let in bound}.values())
+    places = {}
+    for let in bound:
+        kind, zero = DataType(str(let.var.ty.dtype)), tirx.const(0, "int32")
+        buffer = tirx.decl_buffer([kind.lanes], str(kind.with_lanes(1)), let.var.name, scope="local")
+        places[let.var] = buffer, [tirx.Ramp(zero, 1, kind.lanes) if kind.lanes > 1 else zero]
+
+    def read(variable: Any) -> Any:
+        return tirx.BufferLoad(*places[variable]) if variable in places else variable
+
+    def flat(code: Any) -> Any:
+        return structural_map(structural_map(code, [(tirx.Let, lambda let: let.body)]), [(tirx.Var, read)])
+
+    stores: list[Any] = []
+    while bound:
+        names = [let.var for let in bound]
+        let = next(let for let in bound if not _names(let.value, names))
+        bound = [other for other in bound if not other.same_as(let)]
+        buffer, index = places[let.var]
+        stores += [tirx.AllocBuffer(buffer), tirx.BufferStore(buffer, flat(let.value), index)]
+    return tirx.SeqStmt([*stores, flat(statement)])
+
+
+def _is_choice(call: Any) -> bool:
+    return getattr(call.op, "name", "").endswith(".if_then_else")
+
+
+def _names(expression: Any, variables: list[Any]) -> bool:
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    found: list[Any] = []
+    structural_walk(expression, [(tirx.Var, lambda v: found.append(v) if any(map(v.same_as, variables)) else None)])
+    return bool(found)

@@ -31,6 +31,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     from tvm.ir.transform import Sequential, module_pass
 
     from strategy.cpu.ahead import insert_prefetches
+    from strategy.cpu.binding import store_names
     from strategy.cpu.masking import mask_vector_loops, reveal_choices
 
     early, late = s_tir.transform, tirx.transform
@@ -71,6 +72,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
                 late.LowerTVMBuiltin(),
                 late.LowerIntrin(),
                 module_pass(lambda module, _: reveal_choices(module), opt_level=0, name="reveal_choices"),
+                module_pass(lambda module, _: store_names(module), opt_level=0, name="store_names"),
             ]
         ),
         lambda: Sequential([]),
