@@ -128,7 +128,7 @@ def reference_group_norm(attrs: GroupNormAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
     data, gamma, beta = map(widened, inputs)
-    groups, axis = _grouped(attrs, data), attrs.axis % data.ndim
+    groups, axis = data.reshape(_row_shape(attrs, data.shape)), attrs.axis % data.ndim
     offset = groups - groups.mean(axis=-1, keepdims=True)
     variance = (offset * offset).mean(axis=-1, keepdims=True)
     norm = (offset / np.sqrt(variance + attrs.epsilon)).reshape(data.shape)
@@ -137,33 +137,25 @@ def reference_group_norm(attrs: GroupNormAttrs, inputs: Sequence[Any]) -> Any:
     return norm * gamma.reshape(shape) + beta.reshape(shape)
 
 
-def _grouped(attrs: GroupNormAttrs, data: Any) -> Any:
-    """An array with a row for each group."""
-    axis = attrs.axis % data.ndim
-    each = math.prod(data.shape[axis:]) // attrs.num_groups
-    return data.reshape(*data.shape[:axis], attrs.num_groups, each)
-
-
 @register_condition("group_norm")
 def group_norm_condition(attrs: GroupNormAttrs, inputs: Sequence[Any]) -> Any:
     data = widened(inputs[0])
-    return norm_condition(_grouped(attrs, data), -1, attrs.epsilon).reshape(data.shape)
+    return norm_condition(data.reshape(_row_shape(attrs, data.shape)), -1, attrs.epsilon).reshape(data.shape)
 
 
 @register_terms("group_norm")
 def group_norm_terms(attrs: GroupNormAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
-    return int(_groups(attrs, inputs[0]).shape[-1])
+    return int(_row_shape(attrs, inputs[0].shape)[-1])
 
 
 register_plain_schedule("group_norm", "group_norm")
 register_shape_func("group_norm", False, elemwise_shape_func)
 
 
-def _groups(attrs: GroupNormAttrs, data: TensorType) -> TensorType:
-    """The data with a row for each group."""
-    axis = attrs.axis % data.ndim
-    each = math.prod(int(d) for d in data.shape[axis:]) // attrs.num_groups
-    return TensorType([*data.shape[:axis], attrs.num_groups, each], data.dtype)
+def _row_shape(attrs: GroupNormAttrs, shape: Sequence[Any]) -> list[Any]:
+    """The shape with a row for each group."""
+    axis = attrs.axis % len(shape)
+    return [*shape[:axis], attrs.num_groups, math.prod(map(int, shape[axis:])) // attrs.num_groups]
 
 
 def compute_group_norm_row(
@@ -211,7 +203,7 @@ def group_norm_row_space(
     attrs: GroupNormAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
     """The space of all operators over rows."""
-    return row_space([_groups(attrs, inputs[0])], target)
+    return row_space([TensorType(_row_shape(attrs, inputs[0].shape), inputs[0].dtype)], target)
 
 
 def schedule_group_norm_row(attrs: GroupNormAttrs, outs: Outs, target: Target, config: Config) -> Any:
