@@ -11,7 +11,7 @@ from typing import IO
 
 from plevel.cli.error import CommandError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a write's errors, which name no file
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a write's errors, which name no file
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ def whole(path: Path) -> Iterator[IO[bytes]]:
             part.replace(path)
     except OSError as error:
         # Others are of what is written, such as a service that is away.
-        if error.filename == str(part) or (error.filename is None and error.errno in _FULL):
+        if error.filename == str(part) or (error.filename is None and error.errno in FULL):
             raise CommandError(f"{named} cannot be written: {error.strerror}") from error
         raise
     finally:

@@ -42,6 +42,7 @@ from plevel.cli import (
     worker,
 )
 from plevel.cli.error import CommandError
+from plevel.cli.file import FULL
 
 
 class _Panels(TyperGroup):
@@ -209,6 +210,8 @@ def _explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, UnreachableError | EmbeddedError):
         return 1, _line(error)
     if isinstance(error, OSError):
+        if error.filename is None and error.errno in FULL:
+            return 1, f"the output cannot be written: {error.strerror}: free some space, or write to another disk"
         # Of a file that is moved or copied, the place where it goes.
         return 1, f"{error.filename2} cannot be written: {error.strerror}" if error.filename2 else _line(error)
     from strategy.fault import find_fault

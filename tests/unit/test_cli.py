@@ -751,7 +751,7 @@ def test_a_full_output_is_an_error_of_one_line(tmp_path: Path) -> None:
                 check=False, env=buffered,
             )  # fmt: skip
         done.stdout = ""
-        assert_one_line(done, 1, "No space left")
+        assert_one_line(done, 1, "the output cannot be written: No space left", "free some space")
 
 
 def test_what_is_written_to_a_pipe_or_a_link_leaves_it_one(called: Called, tmp_path: Path) -> None:
