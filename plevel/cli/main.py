@@ -214,6 +214,10 @@ def _explain(error: Exception) -> tuple[int, str]:
             return 1, f"the output cannot be written: {error.strerror}: free some space, or write to another disk"
         # Of a file that is moved or copied, the place where it goes.
         return 1, f"{error.filename2} cannot be written: {error.strerror}" if error.filename2 else _line(error)
+    if isinstance(error, UnicodeError) and not isinstance(error, UnicodeDecodeError):
+        # Surrogates, which stand for bytes of an argument.
+        given = f"{error.object!r:.80}" if isinstance(error, UnicodeEncodeError) else _line(error)
+        return 2, f"an argument is not text in UTF-8: {given}: write it anew"
     from strategy.fault import find_fault
 
     fault = find_fault(error)

@@ -1065,6 +1065,12 @@ def test_a_terminal_of_40_columns_has_a_line_for_each_cell(
     assert lines[lines.index(first) + 1].startswith("  ")
 
 
+def test_an_argument_that_is_no_text_is_no_defect() -> None:
+    with pytest.raises(UnicodeEncodeError) as raised:
+        "\udcff".encode()
+    assert _explain(raised.value) == (2, "an argument is not text in UTF-8: '\\udcff': write it anew")
+
+
 def test_sigterm_leaves_no_part_of_a_file(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def parts(self: Direct, form: str, **wanted: Any) -> Iterator[bytes]:
         yield b"{}"
