@@ -70,8 +70,8 @@ def main() -> int:
     if dropped:
         print(f"dropped from the environment: {', '.join(dropped)}")
     shapes = [s for s in SHAPES if not arguments.only or _name(s) in arguments.only]
-    if not shapes:
-        print(f"no such shape; known: {' '.join(map(_name, SHAPES))}", file=sys.stderr)
+    if unknown := set(arguments.only or ()) - set(map(_name, shapes)):
+        print(f"no shape {' '.join(sorted(unknown))}; known: {' '.join(map(_name, SHAPES))}", file=sys.stderr)
         return 2
     if arguments.metaschedule:
         need(*NEEDED)

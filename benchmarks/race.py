@@ -71,9 +71,8 @@ def benchmark(
         for layer in found
         if not arguments.layers or group in arguments.layers or layer.name in arguments.layers
     ]
-    if not layers:
-        known = [*groups, *(layer.name for found in groups.values() for layer in found)]
-        print(f"no such layer; known: {' '.join(known)}", file=sys.stderr)
+    if unknown := set(arguments.layers or ()) - groups.keys() - {layer.name for layer in layers}:
+        print(f"no group or layer {' '.join(sorted(unknown))}; groups: {' '.join(groups)}", file=sys.stderr)
         return 2
     if not arguments.tune_only:
         need("torch")
