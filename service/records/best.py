@@ -9,7 +9,8 @@ has no cost. Purged records are ignored.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -129,8 +130,14 @@ def refresh(connection: sa.Connection, changed: Iterable[Change]) -> None:
     settle(connection, changes, standing_now)
 
 
-def settle(connection: sa.Connection, changes: Mapping[Place, list[Change]], rows: Iterable[Any]) -> None:
-    """As `refresh`, of places whose current rows (`ask_current`) have come."""
+def settle(
+    connection: sa.Connection, changes: Mapping[Place, list[Change]], rows: Iterable[Any],
+    also: Callable[[], object] = lambda: None,
+) -> None:  # fmt: skip
+    """As `refresh`, of places whose current rows (`ask_current`) have come.
+
+    `also` is called once to insert more by `put_rows`, in a round trip with a query of this function.
+    """
     current = {(row.task_id, Scope(row.scope), row.scope_value): row for row in rows}
     places = {
         place: digests
@@ -138,18 +145,24 @@ def settle(connection: sa.Connection, changes: Mapping[Place, list[Change]], row
         if (digests := _contenders(found, current.get(place)))
     }
     if not places:
+        also()
         return
     wanted = {(place[0], digest) for place, digests in places.items() for digest in digests}
     wanted |= {(p[0], row.config_digest) for p, row in current.items() if p in places}
-    attempts = _attempts(connection, wanted)
+    with one_trip(connection) as ask:
+        also()
+        found = ask(_telling_of(connection.dialect.name), {"rows": values_of(sorted(wanted))})
+    attempts: dict[tuple[int, str], list[Any]] = {}  # all records of these configurations that affect their cost
+    for row in found:
+        attempts.setdefault((row.task_id, row.config_digest), []).append(row)
     samples = _samples(connection, _pooled_ids(attempts.values()))
     gone: list[Place] = []
     winners: dict[Place, list[Any]] = {}
     for place, digests in sorted(places.items()):
         old = current.get(place)
-        found = _derive(connection, place, digests, old, attempts, samples)
-        if found is not None:
-            winners[place] = found
+        deciding = _derive(connection, place, digests, old, attempts, samples)
+        if deciding is not None:
+            winners[place] = deciding
         elif old is not None:
             gone.append(place)
     rows = _rows(connection, winners, current)
@@ -240,26 +253,13 @@ def _standing_now(dialect: str) -> sa.Select[Any]:
     return sa.select(*_COLUMNS[:-1]).join(given, same)
 
 
-def _attempts(
-    connection: sa.Connection, wanted: Iterable[tuple[int, str]]
-) -> dict[tuple[int, str], list[Any]]:
-    """All records of these configurations that affect their cost."""
-    found: dict[tuple[int, str], list[Any]] = {}
-    rows = connection.execute(
-        _telling_of(connection.dialect.name), {"rows": values_of(sorted(wanted))}
-    )
-    for row in rows:
-        found.setdefault((row.task_id, row.config_digest), []).append(row)
-    return found
-
-
 @cache
 def _telling_of(dialect: str) -> sa.Select[Any]:
     asked = given_table(dialect, [record.c.task_id, record.c.config_digest])
     same = (
         record.c.task_id == asked.c.task_id, record.c.config_digest == asked.c.config_digest,
         # All phases, so that the index is used.
-        record.c.phase.in_([phase.value for phase in Phase]),
+        record.c.phase.in_(_written(Phase)),
     )  # fmt: skip
     there = (device, device.c.id == record.c.device_id)
     if dialect == "sqlite":
@@ -277,9 +277,14 @@ def telling(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
         *record.c["id", "task_id", "config_digest", "device_id", "phase", "error", "median_s"],
         device.c.model,
     ).where(
-        sa.or_(record.c.error.is_(None), record.c.error.in_([k.value for k in REFUTING])),
+        sa.or_(record.c.error.is_(None), record.c.error.in_(_written(REFUTING))),
         *conditions,
     )  # fmt: skip
+
+
+def _written(values: Iterable[StrEnum]) -> list[sa.ColumnElement[str]]:
+    """Values as a part of the statement: a list of parameters could not be sent in one trip with others."""
+    return [sa.literal_column(f"'{value}'") for value in values]
 
 
 def _derive(

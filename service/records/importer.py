@@ -158,8 +158,7 @@ class Importer:
                 lowest = tvm_history.ask_known(connection, ask, fastest)
             also(connection, new)
         if whole:
-            best.settle(connection, places, current)
-            tvm_history.settle(connection, fastest, lowest)
+            best.settle(connection, places, current, lambda: tvm_history.settle(connection, fastest, lowest))
         return new
 
     def _fresh(self, connection: sa.Connection, pending: Batch) -> Mapping[bytes, Row]:
