@@ -67,7 +67,7 @@ from workers.builder import Built
 from workers.builder_pool import BuilderPool
 from workers.cpu import DeviceError
 from workers.cuda.kernel import COPIES, REPLAYED, CudaKernel
-from workers.kernel import Data
+from workers.data import Data
 from workers.reference import numpy_dtype, random_inputs, reference, tolerances
 from workers.runner import Session
 from workers.sandbox import ForkServer
@@ -180,9 +180,7 @@ def measure(
     workload = job.workload
     inputs = random_inputs(workload, job.seed)
     expected = tuple(reference(workload, inputs))
-    data = Data(
-        (workload.key, job.seed), inputs, {}, expected, tolerances(workload, inputs, expected)
-    )
+    data = Data(inputs, {}, expected, tolerances(workload, inputs, expected))
     entries = {entry.index: entry for entry in job.entries}
     fallbacks = len({entry.task_id for entry in job.entries})
     shares: dict[str, dict[str, int]] = {}

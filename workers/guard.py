@@ -88,7 +88,7 @@ class Buffer:
 
     @property
     def is_tight(self) -> bool:
-        """Whether it fills its pages: inaccessible ones touch both of its sides, at either placement."""
+        """True if it fills its pages: inaccessible ones touch both of its sides, at either placement."""
         return not (self._before.size or self._behind.size)
 
     def verify(self) -> None:

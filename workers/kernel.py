@@ -5,18 +5,16 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from strategy.compile.artefact import Artefact, load
 from strategy.compile.openmp import Evictor, use_openmp
 from strategy.signature import Role
 from workers.builder import Built
-from workers.guard import Buffer, Placement, Pool, Span, size_bytes
-from workers.reference import Array, Tolerance, compare, overwrite
+from workers.data import Data
+from workers.guard import Buffer, Placement, Span, size_bytes
+from workers.reference import Array, compare, overwrite
 from workers.workspace import guarded_workspaces
 
 # Below this many calls a loop in Python costs less than 0.2 % of a repeat of 2 ms, and saves the
@@ -25,44 +23,6 @@ _LOOP_IN_C_FROM = 32
 _MOST_EVICTED_BYTES = 64 << 20  # of larger constants a call leaves little in the caches
 # Of a sample, to evict: to evict a table takes a thousand times as long as a kernel that reads some of its rows.
 _MOST_EVICTING_S = 0.1
-
-
-@dataclass
-class Data:
-    """Inputs, reference and tolerances, shared by all configurations of a workload and seed."""
-
-    inputs: Mapping[str, Array]
-    tensors: Mapping[str, Any]  # the inputs as TVM tensors
-    reference: tuple[Array, ...]
-    tolerance: tuple[Tolerance, ...]
-    pool: Pool = field(default_factory=Pool)
-    _guarded: dict[tuple[str, Placement], Buffer] = field(default_factory=dict)
-
-    def guarded_input(self, name: str, placement: Placement) -> Buffer:
-        """An input in guarded memory that is read-only, shared by all configurations."""
-        found = self._guarded.get((name, placement))
-        if found is None:
-            tight = next((b for (other, _), b in self._guarded.items() if other == name and b.is_tight), None)
-            found = self._guarded[name, placement] = tight or self._guard(name, placement)
-        return found
-
-    def _guard(self, name: str, placement: Placement) -> Buffer:
-        given, dtype = self.inputs[name], str(self.tensors[name].dtype)
-        found = self.pool.take(f"input {name}", given.shape, dtype, placement)
-        found.array[...] = given
-        found.region.protect()
-        return found
-
-    def release(self) -> None:
-        """Free all guarded memory."""
-        self._guarded.clear()
-        self.pool = Pool()
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of inputs, their tensors and the reference."""
-        once = [*self.reference, *self.inputs.values()]
-        return sum(a.nbytes for a in [*once, *(self.inputs[name] for name in self.tensors)])
 
 
 class Kernel:
@@ -308,10 +268,3 @@ class Kernel:
         self._give_back(self._taken)
         self._artefact = None
         self._main = None
-
-
-def bits(array: Array) -> Array:
-    """The bytes of an array, viewed as the widest possible elements."""
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    whole = flat[: flat.size // 8 * 8].view(np.uint64)
-    return whole if whole.size * 8 == flat.size else flat

@@ -25,10 +25,11 @@ from strategy.peak import least_seconds
 from strategy.record import ErrorKind, Job, Result, convert, estimate, to_json
 from strategy.workload import Workload
 from workers.builder import Built, shorten
+from workers.data import Data
 from workers.drift import time_reference
 from workers.fork import Channel
 from workers.guard import OutOfBoundsError, Span
-from workers.kernel import Data, Kernel
+from workers.kernel import Kernel
 from workers.reference import WrongAnswerError, random_inputs, reference, tolerances
 from workers.timing import ImplausibleError, Timed, time_kernels
 

@@ -29,7 +29,7 @@ from workers.builder import Built
 from workers.cuda.kernel import CudaKernel
 from workers.cuda.library import CudaError
 from workers.cuda.runner import CudaRunner, runner_on
-from workers.kernel import Data
+from workers.data import Data
 from workers.reference import random_inputs
 from workers.runner import Session
 from workers.sandbox import ForkServer, SandboxError

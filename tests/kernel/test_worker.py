@@ -42,9 +42,10 @@ from workers import cpu, pool, scratch
 from workers.builder import Built
 from workers.builder_pool import BuilderPool, library_name
 from workers.cpu import assign, parse_cores, timing_lock
+from workers.data import Data
 from workers.fork import LENGTH, PROGRESS_BYTES, Channel, Limits
 from workers.guard import Placement
-from workers.kernel import Data, Kernel
+from workers.kernel import Kernel
 from workers.reference import random_inputs, reference, tolerances
 from workers.runner import Runner, Session
 from workers.sandbox import Child, Died, ForkServer, Interrupted, Late, SandboxError

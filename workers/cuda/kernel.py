@@ -18,7 +18,8 @@ from strategy.cuda.program import CudaArtefact, Launch, LibraryCall, evaluate, s
 from strategy.signature import Role
 from workers.builder import Built
 from workers.cuda.library import prepare_call
-from workers.kernel import Data, Kernel, bits
+from workers.data import Data
+from workers.kernel import Kernel
 from workers.reference import Array, WrongAnswerError, compare, numpy_dtype, poison
 
 # Maximum number of sets of buffers, so that calls find no data in an L2 cache of up to 60 MB if a set has a
@@ -170,7 +171,7 @@ class CudaKernel(Kernel):
             if argument.role in (Role.INPUT, Role.CONSTANT) and given is not None:
                 found = np.empty_like(given, order="C")
                 self._driver.download(self._buffers[name], found)
-                if not np.array_equal(bits(found), bits(given)):
+                if not np.array_equal(_bits(found), _bits(given)):
                     raise WrongAnswerError(f"it writes to its input {argument.name}")
         self.compare()
         self.check_s += time.perf_counter() - began
@@ -231,3 +232,10 @@ class CudaKernel(Kernel):
 def _run(launches: list[Callable[[], None]]) -> None:
     for launch in launches:
         launch()
+
+
+def _bits(array: Array) -> Array:
+    """The bytes of an array, viewed as the widest possible elements."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    whole = flat[: flat.size // 8 * 8].view(np.uint64)
+    return whole if whole.size * 8 == flat.size else flat

@@ -18,8 +18,9 @@ from workers.builder import Built
 from workers.cgroup import machine_memory
 from workers.cuda.kernel import CudaKernel, Driver
 from workers.cuda.library import CudaError, describe_library
+from workers.data import Data
 from workers.fork import Channel
-from workers.kernel import Data, Kernel
+from workers.kernel import Kernel
 from workers.reference import random_inputs, reference, tolerances
 from workers.runner import Runner, Session
 from workers.sandbox import ForkServer

@@ -1,0 +1,48 @@
+"""Inputs of a workload and NumPy's outputs for them, which all of its configurations share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workers.guard import Buffer, Placement, Pool
+from workers.reference import Array, Tolerance
+
+
+@dataclass
+class Data:
+    """Inputs, reference and tolerances, shared by all configurations of a workload and seed."""
+
+    inputs: Mapping[str, Array]
+    tensors: Mapping[str, Any]  # the inputs as TVM tensors
+    reference: tuple[Array, ...]
+    tolerance: tuple[Tolerance, ...]
+    pool: Pool = field(default_factory=Pool)
+    _guarded: dict[tuple[str, Placement], Buffer] = field(default_factory=dict)
+
+    def guarded_input(self, name: str, placement: Placement) -> Buffer:
+        """An input in guarded memory that is read-only, shared by all configurations."""
+        found = self._guarded.get((name, placement))
+        if found is None:
+            tight = next((b for (other, _), b in self._guarded.items() if other == name and b.is_tight), None)
+            found = self._guarded[name, placement] = tight or self._guard(name, placement)
+        return found
+
+    def _guard(self, name: str, placement: Placement) -> Buffer:
+        given, dtype = self.inputs[name], str(self.tensors[name].dtype)
+        found = self.pool.take(f"input {name}", given.shape, dtype, placement)
+        found.array[...] = given
+        found.region.protect()
+        return found
+
+    def release(self) -> None:
+        """Free all guarded memory."""
+        self._guarded.clear()
+        self.pool = Pool()
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of inputs, their tensors and the reference."""
+        once = [*self.reference, *self.inputs.values()]
+        return sum(a.nbytes for a in [*once, *(self.inputs[name] for name in self.tensors)])
