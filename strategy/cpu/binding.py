@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 _BITS = "plevel.bits"
+_CALLED = frozenset(f"tirx.{name}" for name in "call_pure_extern cos log pow sin".split())  # of the C library
 _MANY_NODES = 30  # an elementary function has more, what is cheap to repeat has fewer
 
 
@@ -40,6 +41,10 @@ def _nodes(tensor: Any) -> int:
 
     met: list[Any] = []
     pending: list[Any] = [tensor]
+
+    def count(call: Any) -> None:
+        met.extend([call] * (_MANY_NODES if getattr(call.op, "name", "") in _CALLED else 1))
+
     while pending:
         made = pending.pop().op
         if isinstance(made, te.ComputeOp) and _BITS in made.attrs:
@@ -48,7 +53,7 @@ def _nodes(tensor: Any) -> int:
             return 0
         if isinstance(made, te.ComputeOp) and not made.reduce_axis:
             for value in made.body if len(met) < _MANY_NODES else ():
-                structural_walk(value, [(ir.Expr, met.append)])
+                structural_walk(value, [(ir.Expr, met.append), (ir.Call, count)])
             pending += list(made.input_tensors)
     return len(met)
 

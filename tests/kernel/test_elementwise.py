@@ -125,7 +125,7 @@ def test_infinity_times_a_factor_of_0_is_nan(op: str, attrs: dict[str, Any], nam
 
 CHAINS = [
     "tanh add silu", "tanh prelu silu", "tanh clip silu", "dense silu silu", "transpose silu gelu",
-    "relu cast silu", "tanh silu clip silu",
+    "relu cast silu", "tanh silu clip silu", "floor_mod gelu tanh",
 ]
 
 
@@ -138,6 +138,7 @@ def test_a_chain_of_bfloat16_is_written_once(chain: str) -> None:
     types = {shape: f"{dtype}[{shape}]" for shape in ("6,20", "20,6", "6,3", "20,3", "20")}
     heads = {
         "dense": {"data": types["6,3"], "weight": types["20,3"]}, "transpose": {"data": types["20,6"]},
+        "floor_mod": {"lhs": types["6,20"], "rhs": types["6,20"]},
     }  # fmt: skip
     operands = {"add": [Input("rhs", types["6,20"])], "prelu": [Input("alpha", types["20"])]}
     attrs = {"prelu": {"axis": -1}, "clip": {"a_min": -1, "a_max": 0.3}, "cast": {"dtype": dtype}}
