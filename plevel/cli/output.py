@@ -49,9 +49,7 @@ def tell(text: str, value: Any, *, as_json: bool) -> None:
         print(text)
 
 
-def make_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
-) -> Table:
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> Table:
     """A table with the named columns; those in `right` hold numbers."""
     from rich import box
     from rich.table import Table
