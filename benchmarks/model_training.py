@@ -127,8 +127,10 @@ def train(store: Store, *options: str) -> tuple[training.Model, float, float]:
     """A model trained in a process of its own, with its seconds and its largest resident memory in GiB."""
     command = [sys.executable, __file__, "--child", str(store.url), *options]
     began = time.monotonic()
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     took = time.monotonic() - began
+    if done.returncode:
+        raise SystemExit("the training failed: it says above why")
     model, peak = done.stdout.splitlines()[-1].split("\t")
     return msgspec.json.decode(model, type=training.Model), took, float(peak)
 
