@@ -5,7 +5,7 @@ Chains of elementary functions are inlined: each use would repeat all of what it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _BITS = "plevel.bits"
@@ -100,7 +100,7 @@ def _stored(statement: Any) -> Any:
     stores: list[Any] = []
     while bound:
         names = [let.var for let in bound]
-        let = next(let for let in bound if not _names(let.value, names))
+        let = next(let for let in bound if not has_names(let.value, names))
         bound = [other for other in bound if not other.same_as(let)]
         buffer, index = places[let.var]
         stores += [tirx.AllocBuffer(buffer), tirx.BufferStore(buffer, flat(let.value), index)]
@@ -111,10 +111,16 @@ def _is_choice(call: Any) -> bool:
     return getattr(call.op, "name", "").endswith(".if_then_else")
 
 
-def _names(expression: Any, variables: list[Any]) -> bool:
+def has_names(expression: Any, variables: Sequence[Any]) -> bool:
+    """True if the expression is of one of the variables."""
     from tvm import tirx
     from tvm_ffi import structural_walk
 
-    found: list[Any] = []
-    structural_walk(expression, [(tirx.Var, lambda v: found.append(v) if any(map(v.same_as, variables)) else None)])
+    found: list[bool] = []
+
+    def look(variable: Any) -> None:
+        if any(map(variable.same_as, variables)):
+            found.append(True)
+
+    structural_walk(expression, [(tirx.Var, look)])
     return bool(found)

@@ -15,10 +15,12 @@ instead of one load per lane. Unsupported loops are left to TVM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial, reduce
 from typing import Any
+
+from strategy.cpu.binding import has_names
 
 # Calls that are computed lane by lane.
 _ELEMENTWISE = frozenset(
@@ -177,21 +179,6 @@ def _has_load(expression: Any) -> bool:
     return bool(found)
 
 
-def _names(expression: Any, variables: Sequence[Any]) -> bool:
-    """True if the expression is of one of the variables."""
-    from tvm import tirx
-    from tvm_ffi import structural_walk
-
-    found: list[bool] = []
-
-    def look(variable: Any) -> None:
-        if any(map(variable.same_as, variables)):
-            found.append(True)
-
-    structural_walk(expression, [(tirx.Var, look)])
-    return bool(found)
-
-
 def _name(call: Any) -> str:
     return getattr(call.op, "name", "")
 
@@ -212,7 +199,7 @@ class _Lanes:
 
     def varies(self, expression: Any) -> bool:
         """True if the expression differs between lanes."""
-        return _names(expression, [self.variable, *(name for name, _ in self.bound)])
+        return has_names(expression, [self.variable, *(name for name, _ in self.bound)])
 
     def base(self, index: Any) -> Any:
         """The value of `index` in lane 0, for an index that grows by one per lane."""
@@ -356,7 +343,7 @@ class _Lanes:
         condition = select.condition
         if not self.varies(condition):
             condition = tirx.Broadcast(condition, self.count)
-        elif _has_load(condition) or _names(condition, [name for name, _ in self.bound]):
+        elif _has_load(condition) or has_names(condition, [name for name, _ in self.bound]):
             condition = again(condition)
         else:
             known = [self.analyzer.simplify(self._at(select, n)) for n in range(self.count)]
