@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
@@ -114,9 +115,8 @@ def _check_keys(data: bytes) -> None:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> None:
-    names = [name for name, _ in pairs]
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if len(dict(pairs)) != len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise InvalidError(f"{twice!r:.80}: is given twice in an object: leave one out")
 
 
