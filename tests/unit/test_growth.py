@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from service.api.problem import problem_of
+from service.api.wire import check_keys
 from service.errors import ServiceError
 from service.formats import Format, Source, detect, read
 from service.formats.foreign_target import foreign_target
@@ -278,3 +279,11 @@ def test_what_is_said_of_a_wrong_field() -> None:
 
     tokens = (b" - at `$", b"`", b"$.", b" - ", b"a", b"\n", b" - at `$.a`")
     assert grown(tell, itertools.product((b"", b"x - at `$."), units(tokens, 10, 4))) == []
+
+
+def test_a_key_that_is_given_twice() -> None:
+    def body(keys: int) -> bytes:
+        return b"{%s}" % b",".join(b'"%d":0' % i for i in (*range(keys), keys - 1))
+
+    short, long = body(1000), body(1000 * TIMES)
+    assert growth(lambda: quietly(check_keys, short), lambda: quietly(check_keys, long)) <= MOST
