@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import torch
 from torch.fx import GraphModule
-from torch.nn.parameter import is_lazy
 
 from plevel.extraction import (
     Extracted,
@@ -64,10 +63,11 @@ def extract(model: Callable[..., Any], inputs: Sequence[Any]) -> Extraction:
         return eager  # the rest of the model may be in further graphs
 
     was = torch._inductor.config.freezing
-    buffers = model.buffers() if isinstance(model, torch.nn.Module) else ()
+    modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
+    held = [dict(m._buffers) for m in modules]
     try:
         torch._inductor.config.freezing = True
-        with unchanged([b for b in buffers if not is_lazy(b)]), torch.inference_mode(), _without_traces():
+        with unchanged([b for m in modules[:1] for b in m.buffers()]), torch.inference_mode(), _without_traces():
             # Apart from other entries: of eight on one function, Dynamo compiles no more.
             torch.compile(model, backend=backend, dynamic=False, isolate_recompiles=True)(*given)
     except Exception as error:
@@ -76,6 +76,8 @@ def extract(model: Callable[..., Any], inputs: Sequence[Any]) -> Extraction:
         ) from error
     finally:
         torch._inductor.config.freezing = was
+        for module, buffers in zip(modules, held, strict=True):
+            module._buffers.update(buffers)
     if not graphs:
         raise ExtractError("the model calls no PyTorch operator: nothing to extract")
     return _joined(graphs)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule
+from torch.nn.parameter import is_lazy
 
 _active = threading.local()
 Visit = Callable[[GraphModule], None]
@@ -57,7 +58,8 @@ def visiting(visit: Visit) -> Iterator[None]:
 
 @contextmanager
 def unchanged(buffers: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Put back what is written to buffers meanwhile; in the end the list has those."""
+    """Put back what is written to dense buffers meanwhile; in the end the list has those."""
+    buffers = [b for b in buffers if b.layout is torch.strided and not (b.is_meta or is_lazy(b))]
     before = [b.clone() for b in buffers]
     changed: list[torch.Tensor] = []
     try:

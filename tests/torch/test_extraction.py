@@ -309,6 +309,20 @@ def test_a_model_in_training_keeps_its_statistics():
     assert not model[0].running_mean.any()
 
 
+def test_buffers_that_a_model_assigns_or_that_are_sparse_stay():
+    class Counting(torch.nn.Linear):
+        def forward(self, x):
+            self.count = self.count + 1
+            return super().forward(x) * self.count
+
+    model = Counting(8, 4)
+    model.register_buffer("count", torch.zeros(()))
+    model.register_buffer("edges", torch.eye(8).to_sparse())
+    count = model.count
+    assert extract(model, torch.ones(2, 8)).workloads
+    assert model.count is count
+
+
 def test_inputs_of_a_wrong_shape_are_one_error_without_a_log(caplog: pytest.LogCaptureFixture):
     import logging
 
