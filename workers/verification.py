@@ -5,6 +5,7 @@ Symbolic dimensions take several sizes each, and so reach several rows of a disp
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -134,6 +135,7 @@ def _run(module: Any, asked: Request, sizes: Mapping[str, int], channel: Channel
             kind = p.argument.tensor
             shape = [int(d.evaluate(sizes)) for d in kind.shape]
             taken.append(allocate(p.name, shape, kind.dtype, placement))
+            ctypes.memset(taken[-1].pointer, 0xFF, taken[-1].array.nbytes)  # a caller's memory holds anything
             if p.argument.role is Role.OUTPUT:
                 taken[-1].array[...] = poison(answers[len(outputs)], kind.dtype)
                 outputs.append(taken[-1])

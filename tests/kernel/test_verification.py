@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 pytest.importorskip("tvm")
@@ -15,10 +19,13 @@ from strategy.compile.export import export_library, table_rows
 from strategy.compile.lower import lower
 from strategy.select import NO_RECORDS
 from strategy.select.dispatch import dispatch
+from strategy.signature import Argument, Role
 from strategy.target import Target
 from strategy.workload import Workload
+from workers import verification
+from workers.reference import WrongAnswerError
 from workers.sandbox import ForkServer
-from workers.verification import SIZES, Parameter, VerificationError, verify
+from workers.verification import SIZES, Parameter, Request, VerificationError, verify
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too
 import hostile
@@ -80,3 +87,16 @@ def test_a_bad_library_is_refused(
     lowered = lower(workload, TARGET, "hostile.cpu", {"deed": deed, "id": 0})
     with pytest.raises(VerificationError, match=words):
         check(server, tmp_path, workload, [LibraryRow(lowered)])
+
+
+def test_what_is_read_before_it_is_packed_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Workload.make("add", {"lhs": "float32[4,3]", "rhs": "float32[4,3]"}, constants=["rhs"])
+    roles = {"lhs": Role.INPUT, "rhs": Role.PREPARED, "output": Role.OUTPUT}
+    parameters = tuple(Parameter(name, Argument(name, role, "float32[4,3]")) for name, role in roles.items())
+    request = Request(path="", allocator="", workload=workload, parameters=parameters, sizes=({},))
+    read: list[Any] = []
+    module = {"prepare_rhs": lambda raw, packed: None, "main": lambda lhs, rhs, out: read.append(rhs.numpy())}
+    monkeypatch.setattr(verification, "guarded_workspaces", lambda *_: nullcontext())
+    with pytest.raises(WrongAnswerError):
+        verification._run(module, request, {}, Mock())
+    assert len(read) == 2 and np.isnan(read).all()
