@@ -27,7 +27,7 @@ from service.formats.entry import (
     reject,
 )
 from service.formats.gpu import target_of_model
-from service.formats.native import OWN_FIELDS
+from service.formats.native import OWN_FIELDS, decode_any
 from service.formats.source import KEPT, Source, check, load
 from strategy.config import MAX_TEXT, Value
 from strategy.foreign import foreign_workload
@@ -98,6 +98,8 @@ def read(source: Source, target: Target | None = None, device_model: str = "") -
 def _record(line: _Line, task: Task, model: str, one: _Candidate) -> ImportedRecord:
     if one.error is not None and one.samples_s:
         raise RejectError(Reason.FIELD, "samples_s, error: a candidate has at most one of them")
+    if one.extra:
+        decode_any(one.extra)  # as the native format does, in which it is exported
     return ImportedRecord(
         source=line.tool, task=task, config_key=key_of(one.config), samples_s=one.samples_s,
         error=one.error, message=one.message, measured_at=line.measured_at, device_model=model,

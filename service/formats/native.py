@@ -52,7 +52,7 @@ OWN_FIELDS: Mapping[str, Callable[[ImportedRecord], object]] = {
     "kernel_tuner": lambda item: list(kernel_tuner.write([item])),
     "metaschedule": lambda item: msgspec.json.decode(item.extra, type=list[Any]),
 }
-_decode_any = msgspec.json.Decoder(dict[str, Any]).decode  # of other tools: not read before, such as 1e400
+decode_any = msgspec.json.Decoder(dict[str, Any]).decode  # of other tools: not read before, such as 1e400
 
 T = TypeVar("T")
 NONE = msgspec.Raw(b"")  # omitted; msgspec has no optional Raw
@@ -222,7 +222,7 @@ class _Reader:
         if made.extra:
             try:
                 read = OWN_FIELDS.get(made.source)
-                _ = _decode_any(made.extra) if read is None else read(made)
+                _ = decode_any(made.extra) if read is None else read(made)
             except Exception as error:
                 raise RejectError(
                     Reason.FIELD, f"extra: not what a record of {made.source} has: {error!r}"
