@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ def extract(model: Callable[..., Any], inputs: Sequence[Any]) -> Extraction:
     Raises:
         ExtractError: the model cannot be traced as one graph or more, or has no graph at all.
     """
+    if isinstance(inputs, Mapping):
+        raise ExtractError("inputs by name: give a tuple of them, in the order of the model's arguments")
     graphs: list[Extraction] = []
     given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
 
