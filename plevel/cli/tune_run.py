@@ -97,7 +97,9 @@ def follow_run(
     from plevel.client import FINISHED, UnreachableError
 
     run = client.create_run(request)
-    if run.state in FINISHED:
+    if run.state in FINISHED:  # its budget is on record
+        if report:
+            report(run)
         return run
     try:
         if embedded is not None:

@@ -64,4 +64,6 @@ def tune(
                 raise NoWorkerError(f"{missing}, or queue the run with wait=True")
             warnings.warn(f"plevel: the run waits: {missing}", stacklevel=2)
         console = Console(stderr=True, quiet=report is not None)
-        return follow_run(client, embedded, request, console, place, report)
+        run = follow_run(client, embedded, request, console, place, report)
+        console.print(f"run {run.id} is {run.state}: {run.message or 'no reason given'}", markup=False, soft_wrap=True)
+        return run

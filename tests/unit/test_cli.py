@@ -516,6 +516,14 @@ def test_a_run_that_stands_still_says_why(words: str, told: int) -> None:
     assert said.getvalue().count(f"goes on once its service can write again: {words}") == told
 
 
+def test_a_run_whose_budget_is_on_record_is_reported() -> None:
+    run, seen = replace(status(12, "dense(x)", interrupted=False), state=RunState.DONE), []
+    client: Any = SimpleNamespace(create_run=lambda request: run)
+    anything: Any = None
+    assert follow_run(client, None, anything, Console(), Location(url="http://x:1"), seen.append) == run
+    assert seen == [run]
+
+
 @pytest.mark.parametrize(
     "spec",
     [
