@@ -64,6 +64,7 @@ def _parse(url: str) -> httpx.URL:
         _ = urlsplit(url).port  # raises where it is no number, or too large
         address = httpx.URL(url)
         host = address.host
+        address.raw_host.decode().encode("idna")  # as it is looked up: raises for an empty or a long part
     except (httpx.InvalidURL, ValueError) as error:  # whose text may have a part of the password
         why = "no port" if "port" in str(error).lower() else "no address"
         raise ConnectionSettingError(f"url {shown}: {why}: write http://host:port") from error

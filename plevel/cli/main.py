@@ -214,10 +214,8 @@ def _explain(error: Exception) -> tuple[int, str]:
             return 1, f"the output cannot be written: {error.strerror}: free some space, or write to another disk"
         # Of a file that is moved or copied, the place where it goes.
         return 1, f"{error.filename2} cannot be written: {error.strerror}" if error.filename2 else _line(error)
-    if isinstance(error, UnicodeError) and not isinstance(error, UnicodeDecodeError):
-        # Surrogates, which stand for bytes of an argument.
-        given = f"{error.object!r:.80}" if isinstance(error, UnicodeEncodeError) else _line(error)
-        return 2, f"an argument is not text in UTF-8: {given}: write it anew"
+    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:  # they stand for bytes of an argument
+        return 2, f"an argument is not text in UTF-8: {error.object!r:.80}: write it anew"
     from strategy.fault import find_fault
 
     fault = find_fault(error)

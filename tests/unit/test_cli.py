@@ -1077,6 +1077,9 @@ def test_an_argument_that_is_no_text_is_no_defect() -> None:
     with pytest.raises(UnicodeEncodeError) as raised:
         "\udcff".encode()
     assert _explain(raised.value) == (2, "an argument is not text in UTF-8: '\\udcff': write it anew")
+    with pytest.raises(UnicodeEncodeError) as raised:
+        "\u00ef".encode("ascii")
+    assert "UTF-8" not in _explain(raised.value)[1]
 
 
 def test_sigterm_leaves_no_part_of_a_file(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

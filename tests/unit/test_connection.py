@@ -93,7 +93,7 @@ def test_an_address_in_the_environment_is_not_taken_for_the_service_s(
 @pytest.mark.parametrize(
     "url",
     ["http://", "http://[", "http://farm:x", "http://me:s3cret@farm:99999", "http://me:p@s3cret@farm:x",
-     "http://me:s3cret/s3cret@farm", "http://xn--a"],
+     "http://me:s3cret/s3cret@farm", "http://xn--a", "http://me:s3cret@farm..lab:1", f"http://{'a' * 64}"],
 )
 def test_an_address_that_is_none_is_said_without_its_password(
     url: str, capsys: pytest.CaptureFixture[str]
