@@ -27,7 +27,7 @@ class BiasAddAttrs(Attrs):
 def vector_relation(reporter: TypeReporter, indices: Sequence[int], axis: int) -> TensorType:
     """The type of input 0, once it is known that the inputs at `indices` are vectors along its axis.
 
-    Where a vector is unknown, its type follows from the data.
+    The type of a vector that is unknown follows from the data.
     """
     data = reporter.known(0)
     require_number(reporter, 0, data)
