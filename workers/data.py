@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from workers.guard import Buffer, Placement, Pool
 from workers.reference import Array, Tolerance
 
@@ -43,6 +45,6 @@ class Data:
 
     @property
     def nbytes(self) -> int:
-        """The memory of inputs, their tensors and the reference."""
-        once = [*self.reference, *self.inputs.values()]
+        """The memory of inputs, their tensors, the reference and its tolerances."""
+        once = [*self.reference, *self.inputs.values(), *map(np.asarray, self.tolerance)]
         return sum(a.nbytes for a in [*once, *(self.inputs[name] for name in self.tensors)])

@@ -16,6 +16,7 @@ from strategy.compile.artefact import ALIGNMENT
 from strategy.record import ErrorKind
 from strategy.types import DTYPES
 from workers import guard
+from workers.data import Data
 from workers.guard import OutOfBoundsError, Placement, Region, allocate, locate
 from workers.reference import numpy_dtype
 
@@ -162,3 +163,8 @@ def test_canaries_fill_pages_of_any_size(monkeypatch: pytest.MonkeyPatch) -> Non
         for _ in range(3):
             np.testing.assert_array_equal(guard._canary(memory), memory)
             assert memory.all()
+
+
+def test_what_a_workload_s_data_takes_includes_a_tolerance_for_each_element() -> None:
+    zeros = np.zeros(4, "float32")
+    assert Data({"x": zeros}, {"x": zeros}, (zeros,), (np.ones(4),)).nbytes == 3 * 16 + 32
