@@ -34,7 +34,7 @@ GRACE_S = 5
 # The interpreter's switch interval. A selection acquires the interpreter a dozen times and waits up to this
 # long each time while an import computes; Python's default of 5 ms would be noticeable.
 SWITCH_S = 0.0005
-# Connections opened at the start. A new one costs its first request ten times the time of a selection, as PostgreSQL
+# Connections opened at the start. A new one costs its first request many times that of a selection, as PostgreSQL
 # starts a process, which reads the catalogue and plans the statements.
 WARM = 4
 log = logging.getLogger(__name__)
