@@ -93,7 +93,7 @@ def bind_flat(sch: Any, loops: list[Any], threads: int = _THREADS, lanes: int = 
 def bind_reduction(sch: Any, block: Any, limits: DeviceLimits) -> None:
     """Schedule a reduction by neighbouring threads: along contiguous memory if reduced, else over outputs.
 
-    Few and long sums take two kernels: parts by many blocks, then their sums.
+    Few and long sums take two kernels or three: parts by many blocks, then their sums.
     """
     spatial, reduced = reduction_loops(sch, block)
     along = _along_memory(sch, block)
@@ -102,6 +102,18 @@ def bind_reduction(sch: Any, block: Any, limits: DeviceLimits) -> None:
         _bind_sums(sch, block, spatial, reduced, along, limits)
         return
     parts = _power_of_two(min(4 * limits.multiprocessors // kept, terms // _THREADS))
+    if terms % parts:
+        # TVM joins no threads where a condition couples their terms to the part: all would add to one element at once.
+        # So threads first sum terms of their own, to a power of two of them.
+        own = _power_of_two(min(8 * _THREADS * limits.multiprocessors // kept, terms // 8))
+        _, part = sch.split(sch.fuse(*reduced), [None, own])
+        *outer, inner, part = sch.get_loops(sch.rfactor(part, 0))
+        sch.reorder(*outer, part, inner)
+        bind_flat(sch, [*outer, part])
+        along, reduced = True, sch.get_loops(block)[-1:]
+        if own <= _LONG:
+            _bind_sums(sch, block, sch.get_loops(block)[:-1], reduced, along, limits)
+            return
     part, _ = sch.split(sch.fuse(*reduced), [parts, None])
     first = sch.rfactor(part, 0)
     *outer, inner = sch.get_loops(first)
@@ -155,7 +167,7 @@ def lanes_of_block(sch: Any, block: Any) -> int:
     """The number of elements of one access of a thread: 1 if a dtype has no such vectors."""
     found = sch.get(block)
     dtypes = {str(r.source.dtype) for r in (*found.reads, *found.writes)}
-    if not dtypes <= {"float32", "int32", "float16", "float64"}:
+    if not dtypes <= {"float32", "int32", "float16", "float64"} or _chooses_load(found.body):
         return 1
     lanes = _VECTOR_BYTES // max(element_bytes(d) for d in dtypes) if len(dtypes) == 1 else 1
     return min(lanes, 4) if compares(sch, block) else lanes
@@ -170,6 +182,25 @@ def compares(sch: Any, block: Any) -> bool:
     kinds = (tirx.Select, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
     structural_walk(sch.get(block).body, [(kind, met.append) for kind in kinds])
     return bool(met)
+
+
+def _chooses_load(body: Any) -> bool:
+    """True if places alone decide which element is read.
+
+    TVM simplifies the index of each choice by its condition, and vectors read both: outside of the buffer, too.
+    """
+    from tvm import ir, tirx
+    from tvm_ffi import structural_walk
+
+    def loads(*found: Any) -> bool:
+        met: list[Any] = []
+        for one in found:
+            structural_walk(one, [(ir.TensorLoad, met.append)])
+        return bool(met)
+
+    choices: list[Any] = []
+    structural_walk(body, [(tirx.Select, choices.append)])
+    return any(loads(c.true_value, c.false_value) and not loads(c.condition) for c in choices)
 
 
 def _along_memory(sch: Any, block: Any) -> bool:

@@ -23,6 +23,8 @@ from strategy.cuda.program import (
     Workspace,
     check_launch,
 )
+from strategy.cuda.race import find_races
+from strategy.fault import CompileError
 
 if TYPE_CHECKING:
     from strategy.target import Target
@@ -71,6 +73,7 @@ def emit_cuda(module: Any, target: Target, parameters: dict[str, tuple[str, ...]
     Raises:
         PlanError: a function does more on the host than launch kernels, or nothing on the device.
         LimitError: a launch exceeds a limit of the device.
+        CompileError: threads would write to one element at once.
     """
     import tvm
     from tvm.s_tir.analysis import calculate_allocated_bytes
@@ -117,6 +120,7 @@ def _split(module: Any, target: Any) -> tuple[Any, Any]:
     from tvm.tirx import transform
 
     kept: list[Any] = []
+    racing: list[str] = []
 
     @tvm.ir.instrument.pass_instrument
     class Keep:
@@ -124,9 +128,15 @@ def _split(module: Any, target: Any) -> tuple[Any, Any]:
             if info.name == "tirx.MakePackedAPI":  # from there on, the host part is packed calls
                 kept.append(module)
 
+        def run_after_pass(self, module: Any, info: Any) -> None:
+            if info.name == "s_tir.LowerCrossThreadReduction":
+                racing.extend(name for f in module.functions.values() for name in find_races(f))
+
     pipeline, _, finish_device = tvm.tirx.get_tir_pipeline("s_tir")
     with target, tvm.transform.PassContext(opt_level=3, instruments=[Keep()]):
         lowered = pipeline(transform.BindTarget(target)(module))
+    if racing:
+        raise CompileError(f"threads would add to one element of {', '.join(racing)} at once: TVM does not join them")
 
     def finish(kernels: dict[str, Any]) -> Any:
         functions = {v: f for v, f in lowered.functions.items() if v.name_hint in kernels}

@@ -128,6 +128,21 @@ def _module(*, host: bool) -> Any:
     return tvm.IRModule({"main": sch.mod["main"].with_attr("global_symbol", "main")})
 
 
+def test_threads_that_would_add_to_one_element_are_refused() -> None:
+    import tvm
+    from tvm import s_tir, te
+
+    x = te.placeholder((1000,), "float32", name="x")
+    k = te.reduce_axis((0, 1000), name="k")
+    sch = s_tir.Schedule(te.create_prim_func([x, te.compute((1,), lambda _: te.sum(x[k], axis=k), name="y")]))
+    # 63 terms for each part, and fewer for the last: TVM keeps the sum of a part as it is.
+    part, _ = sch.split(sch.get_loops(sch.get_sblock("y"))[-1], [16, None])
+    sch.bind(sch.get_loops(sch.rfactor(part, 0))[-1], "threadIdx.x")
+    module = tvm.IRModule({"main": sch.mod["main"].with_attr("global_symbol", "main")})
+    with pytest.raises(CompileError, match=r"threads would add to one element of y.*rf"):
+        emit_cuda(module, Target.parse("cuda -arch=sm_90"), {"main": ("x", "y")})
+
+
 @pytest.mark.parametrize("host", [True, False])
 def test_a_function_that_computes_on_the_host_is_refused(host: bool) -> None:
     with pytest.raises(PlanError, match="not a launch|bind its loops|own memory"):

@@ -1,0 +1,38 @@
+"""Reductions that threads would do at the same time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def find_races(function: Any) -> list[str]:
+    """The buffers outside of threads' own memory in which several threads reduce to one element.
+
+    TVM joins the threads of a reduction, but leaves it as it is, without an error, where it cannot. An emulation that
+    runs threads in turns computes such a sum rightly.
+
+    Args:
+        function: after `s_tir.LowerCrossThreadReduction`.
+    """
+    from tvm import s_tir, tirx
+    from tvm_ffi import structural_walk
+
+    threads: list[Any] = []
+    found: list[str] = []
+
+    def add_loop(loop: Any) -> None:
+        if loop.thread_binding is not None and loop.thread_binding.thread_tag.startswith("threadIdx"):
+            threads.append(loop.loop_var)
+
+    def add_block(realize: Any) -> None:
+        block = realize.block
+        used: list[Any] = []
+        for variable, value in zip(block.iter_vars, realize.iter_values, strict=True):
+            if variable.iter_type == tirx.IterVar.CommReduce:
+                structural_walk(value, [(tirx.Var, used.append)])
+        if any(u.same_as(t) for u in used for t in threads):
+            found.extend(w.source.name for w in block.writes if w.source.scope() != "local")
+
+    structural_walk(function.body, [(tirx.For, add_loop)])
+    structural_walk(function.body, [(s_tir.SBlockRealize, add_block)])
+    return found
