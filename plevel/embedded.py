@@ -68,14 +68,16 @@ class Embedded:
 
     Args:
         database: an SQLAlchemy URL.
+        slot: the device of this machine that the worker times on, `cpu` or `cuda:0`.
         logs: the folder for log files; default: this user's state directory.
 
     Raises:
         EmbeddedError: on entry, if the service does not start.
     """
 
-    def __init__(self, database: str, *, logs: Path | None = None) -> None:
+    def __init__(self, database: str, *, slot: str = "cpu", logs: Path | None = None) -> None:
         self.database = database
+        self.slot = slot
         self.url = ""
         self._logs = logs
         self._children: list[_Child] = []
@@ -111,7 +113,7 @@ class Embedded:
             EmbeddedError: this host cannot build, or the worker does not start.
         """
         require_worker()
-        arguments = [] if threads is None else ["--threads", str(threads)]
+        arguments = ["--device", self.slot] if self.slot != "cpu" else ["--threads", str(threads)] if threads else []
         child = self._spawn("workers", "--url", self.url, *arguments)
         with Client(self.url) as client:
 

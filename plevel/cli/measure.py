@@ -13,7 +13,6 @@ from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
     from strategy.record import Job, Result
-    from strategy.target import Target
 
 
 def measure(
@@ -46,7 +45,7 @@ def measure(
     workload = option.read_workload(op, inputs, attr)
     if not workload.is_constant:
         raise UsageError(f"--input: {workload} has a symbolic dimension: give a number")
-    target = _target_of(device, threads)
+    target = option.read_target("cpu", threads) if device == "cpu" else option.read_gpu(device, threads, "--device")
     values = read_config(workload, target, implementation, config)
 
     import msgspec
@@ -90,20 +89,6 @@ def measure(
         f"build   {show_seconds(result.build_s)}, checked against NumPy in {show_seconds(result.check_s)}"
     )
     make_console().print("\n".join(lines), markup=False, soft_wrap=True)
-
-
-def _target_of(device: str, threads: int | None) -> Target:
-    if device == "cpu":
-        return option.read_target("cpu", threads)
-    if threads is not None:
-        raise UsageError("--threads: a number of CPU threads: leave it out with --device")
-    from workers.__main__ import describe_cuda
-    from workers.cpu import DeviceError
-
-    try:
-        return describe_cuda(device).target
-    except DeviceError as error:
-        raise CommandError(f"--device: {error}") from error
 
 
 def _measure(job: Job, device: str) -> Result:

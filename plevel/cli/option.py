@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plevel.cli.error import UsageError
+from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
     from strategy.target import Target
@@ -104,14 +104,14 @@ Attributes = Annotated[
 ]
 TargetSpec = Annotated[
     str,
-    typer.Option("--target", "-t", metavar="TARGET", help="cpu (this host), 'llvm -mcpu=…', or JSON.",
+    typer.Option("--target", "-t", metavar="TARGET", help="cpu (this host), cuda:0 (its GPU), 'llvm -mcpu=…', or JSON.",
                  autocompletion=complete_target),
 ]  # fmt: skip
 ModelTarget = Annotated[
     str | None,
     typer.Option(
         "--target", "-t", metavar="TARGET", show_default=False, autocompletion=complete_target,
-        help="cpu (this host), 'llvm -mcpu=…', or JSON; default: the model file's, or cpu.",
+        help="cpu (this host), cuda:0 (its GPU), 'llvm -mcpu=…', or JSON; default: the model file's, or cpu.",
     ),
 ]  # fmt: skip
 Threads = Annotated[
@@ -259,18 +259,39 @@ def read_attributes(texts: Sequence[str] | None, option: str = "--attr") -> dict
 
 
 def read_target(spec: str, threads: int | None, name: str = "--target") -> Target:
-    """The target; `cpu` is resolved to this host's, before anything is sent.
+    """The target; `cpu` and `cuda:0` are resolved to this host's, before anything is sent.
 
     Raises:
         UsageError: an unknown target or target option.
+        CommandError: this host has no such GPU.
     """
     from strategy.target import Target, TargetError
 
+    if spec.startswith("cuda:"):
+        return read_gpu(spec, threads, name)
     try:
         target = Target.parse(spec)
         return target if threads is None else target.with_threads(threads)
     except TargetError as error:
         raise UsageError(f"{name}: {error}") from error
+
+
+def read_gpu(slot: str, threads: int | None, name: str) -> Target:
+    """The target of a GPU of this host, `cuda:0`.
+
+    Raises:
+        UsageError: threads were asked for.
+        CommandError: pycuda, a driver or the device is missing.
+    """
+    from workers.__main__ import describe_cuda
+    from workers.cpu import DeviceError
+
+    if threads is not None:
+        raise UsageError(f"--threads: a number of CPU threads: leave it out with {name} {slot}")
+    try:
+        return describe_cuda(slot).target
+    except DeviceError as error:
+        raise CommandError(f"{name}: {error}") from error
 
 
 Dims = Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from typing import TYPE_CHECKING
 
 from plevel.cli import location
@@ -36,19 +37,22 @@ def connection(place: location.Location, target: Target) -> Iterator[tuple[Clien
             return
         from plevel.embedded import Embedded, require_service, require_worker
 
-        _require_host(target)
+        slot = _require_host(target)
         require_service()
         require_worker()
         assert place.database is not None
-        embedded = stack.enter_context(Embedded(place.database))
+        embedded = stack.enter_context(Embedded(place.database, slot=slot))
         yield stack.enter_context(Client(embedded.url, namespace=namespace)), embedded
 
 
-def _require_host(target: Target) -> None:
+def _require_host(target: Target) -> str:
+    """Return the device of this machine that is such a target, `cpu` or `cuda:0`."""
     from plevel.embedded import EmbeddedError
     from strategy.table import show_number
     from strategy.target import cpu_target
 
+    if target.kind == "cuda":
+        return _find_gpu(target)
     host = cpu_target().with_threads(target.threads)
     if not host.is_like(target.key):
         raise EmbeddedError(
@@ -60,6 +64,26 @@ def _require_host(target: Target) -> None:
             f"--threads {target.threads}: more than the {show_number(cpu_target().threads, 'core')} that "
             "can be used here: give fewer"
         )
+    return "cpu"
+
+
+def _find_gpu(target: Target) -> str:
+    from plevel.embedded import EmbeddedError
+    from workers.__main__ import describe_cuda
+    from workers.cpu import DeviceError
+
+    found: list[str] = []
+    try:
+        for number in count():
+            device = describe_cuda(f"cuda:{number}").target
+            if device.is_like(target.key):
+                return f"cuda:{number}"
+            found.append(str(device))
+    except DeviceError as error:  # of the first number that this machine lacks
+        has = ", ".join(found) or str(error)
+    raise EmbeddedError(
+        f"--target: this machine cannot run {target} ({has}): name a service with such a worker, with --url"
+    )
 
 
 def missing_worker(client: Client, target: Target) -> str:

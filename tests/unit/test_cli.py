@@ -582,7 +582,14 @@ def test_a_service_that_is_not_there(
 def test_no_worker_for_the_target_on_this_machine(called: Called, tmp_path: Path) -> None:
     done = called("tune", *DENSE, "--target", "llvm -mcpu=core2")
     assert_one_line(done, 1, "--target", "llvm/core2", "--url")
+    assert_one_line(called("tune", *DENSE, "--target", "cuda -arch=sm_53"), 1, "--target", "cuda/sm_53", "--url")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gpu_that_this_machine_lacks_is_named(called: Called) -> None:
+    for command in ("tune", "select"):
+        assert_one_line(called(command, *DENSE, "--target", "cuda:99"), 1, "--target: cuda:99")
+        assert_one_line(called(command, *DENSE, "--target", "cuda:99", "--threads", "2"), 2, "--threads")
 
 
 @pytest.mark.parametrize(
