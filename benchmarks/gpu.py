@@ -385,7 +385,7 @@ def peer_of(workload: Workload, torch: Any) -> Callable[[dict[str, Any]], Any]:
         "softmax": lambda x: torch.softmax(x["data"], attrs.axis),
         "cumsum": lambda x: torch.cumsum(x["data"], attrs.axis or 0),
         "topk": lambda x: torch.topk(x["data"], attrs.k, attrs.axis),
-        "argsort": lambda x: torch.argsort(x["data"], attrs.axis, stable=True),
+        "argsort": lambda x: torch.argsort(x["data"], dim=attrs.axis, stable=True),
         "add": lambda x: torch.add(x["lhs"], x["rhs"]),
         "sum": lambda x: torch.sum(x["data"], attrs.axis),
     }[workload.op]  # type: ignore[no-any-return]
