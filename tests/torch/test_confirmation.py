@@ -150,7 +150,8 @@ def test_convolutions_stay_joined_where_the_library_without_is_slower(whole, fas
     assert any('_layout":"NCHW' in row.workload.key for row in report.rows)
 
 
-@pytest.mark.parametrize("faster", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("faster", [True, False])
 def test_blocked_layouts_stay_where_the_library_of_nchw_is_slower(whole, faster, monkeypatch: pytest.MonkeyPatch):
     blocked = True
 
@@ -183,6 +184,7 @@ def test_blocked_layouts_stay_where_the_library_of_nchw_is_slower(whole, faster,
     assert not any('_layout":"NCHW' in row.workload.key for row in anew.rows)
 
 
+@pytest.mark.full
 def test_graphs_that_differ_in_dtypes_or_in_places_of_weights_have_libraries_of_their_own(whole):
     class First(torch.nn.Module):
         def __init__(self) -> None:
@@ -239,6 +241,7 @@ def test_what_no_library_can_do_stays_apart_and_says_why(whole, function, why, m
     assert "no library of its own: " in str(report)
 
 
+@pytest.mark.full
 def test_a_library_is_timed_anew_once_another_kernel_of_it_is_selected(whole, monkeypatch: pytest.MonkeyPatch):
     class Pooled(torch.nn.Module):
         def __init__(self) -> None:
@@ -275,6 +278,7 @@ def test_a_library_is_timed_anew_once_another_kernel_of_it_is_selected(whole, mo
     assert set(chosen.values()) == {1}
 
 
+@pytest.mark.full
 def test_a_family_that_wins_stays_and_the_verdict_is_not_asked_for_again(ratios, monkeypatch: pytest.MonkeyPatch):
     model, inputs = models.transformer()
     ratios += [[0.8] * 9, [1.2] * 9, *[[1.1] * 9] * 5]
@@ -296,7 +300,7 @@ def test_a_family_that_wins_stays_and_the_verdict_is_not_asked_for_again(ratios,
     assert run(model, inputs).replaced == 0  # another plevel asks anew
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("alike", [True, False])
 def test_forms_are_of_the_frozen_graph_unless_that_becomes_another(ratios, alike, monkeypatch: pytest.MonkeyPatch):
     compiled = []
@@ -325,6 +329,7 @@ def test_forms_are_of_the_frozen_graph_unless_that_becomes_another(ratios, alike
     assert list(map(normalized, compiled)) == ([False] * 3 if alike else [False, True] * 3)
 
 
+@pytest.mark.full
 def test_an_expanded_input_is_timed_with_its_strides(ratios):
     torch.manual_seed(0)
     ratios += [[0.8] * 9]
@@ -367,7 +372,8 @@ def test_norms_and_softmax_are_one_family_that_replaces_only_where_it_is_timed(r
     assert [len(s.workloads) for s in report.verdict.steps] == [1, 3]
 
 
-@pytest.mark.parametrize("over", ["a constant", pytest.param("all", marks=pytest.mark.full), "alpha"])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("over", ["alpha", "a constant", "all"])
 def test_what_is_nearly_a_norm_is_none(ratios, over: str) -> None:
     class Norm(torch.nn.Module):
         def __init__(self) -> None:
@@ -408,6 +414,7 @@ def test_an_input_whose_memory_has_the_opposite_sign_is_not_a_librarys() -> None
         _prefix(torch.fx.symbolic_trace(torch.nn.ReLU()), (torch._neg_view(torch.ones(3)),), model_target())
 
 
+@pytest.mark.full
 def test_products_of_one_operand_are_merged_where_that_wins(ratios):
     model, inputs = models.decoder()
     ratios += [[0.8] * 9, [1.1] * 9, [0.9] * 9, *[[1.1] * 9] * 4, [0.7] * 9]
@@ -453,7 +460,7 @@ def test_wrong_numbers_are_refused(ratios, monkeypatch: pytest.MonkeyPatch):
     assert "its outputs differ from Inductor's" in str(report)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("inference", [False, True])
 def test_a_graph_that_changes_its_buffers_is_not_timed(ratios, inference):
     class Counting(models.Block):
@@ -585,6 +592,7 @@ def test_a_graph_keeps_its_kernels_where_its_verdict_cannot_be_recorded(
     reporting.report(report, report.verdict, model_target(), str(path))  # a second warning would be an error
 
 
+@pytest.mark.full
 def test_a_verdict_on_contiguous_inputs_is_neither_taken_for_transposed_ones_nor_recorded_over(whole):
     torch.manual_seed(0)
     model, x = torch.nn.Linear(104, 48).eval(), torch.randn(24, 104)
@@ -608,6 +616,7 @@ def test_a_library_copies_inputs_that_are_not_contiguous(whole):
     assert explain(model)[-1].verdict.whole
 
 
+@pytest.mark.full
 def test_a_graph_with_branches_keeps_the_kernels_of_its_products_and_is_extracted(whole):
     class Branching(torch.nn.Module):
         def __init__(self) -> None:
@@ -700,6 +709,7 @@ def test_a_graph_is_timed_anew_where_that_is_asked_for_and_what_was_kept_of_it_g
     assert convert(told["confirmation"], Confirmation).steps == found.steps
 
 
+@pytest.mark.full
 def test_a_library_that_is_built_after_its_graph_was_timed_is_swept(whole, monkeypatch: pytest.MonkeyPatch):
     class Turned(torch.nn.Module):
         def __init__(self) -> None:

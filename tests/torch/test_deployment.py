@@ -310,7 +310,7 @@ def test_one_library_takes_every_batch_and_every_number_of_tokens(
         library(np.zeros((1, 49, 32)))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("function", "inputs", "sizes"),
     [
@@ -348,6 +348,7 @@ class Strided(nn.Module):
         return y, y.mean((2, 3))
 
 
+@pytest.mark.full
 def test_strides_divide_pictures_of_which_a_size_is_a_factor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -374,6 +375,7 @@ def test_strides_divide_pictures_of_which_a_size_is_a_factor(
         library(np.zeros((2, 3, 40, 32)))  # no multiple
 
 
+@pytest.mark.full
 def test_a_size_that_makes_an_empty_tensor_is_out_of_range(tmp_path: Path) -> None:
     """PyTorch's least size is 2, which it says where it means 1, too: at 1 an extent of n - 2 would be none."""
     program = torch.export.export(
@@ -391,7 +393,7 @@ def test_a_size_that_makes_an_empty_tensor_is_out_of_range(tmp_path: Path) -> No
         library(x[:2])
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("function", "least"),
     [
@@ -434,6 +436,7 @@ def test_a_model_of_bfloat16_is_compiled_and_compared(tmp_path: Path, capsys: py
     assert about["steps"][0]["implementation"] != "dense_nopack.cpu", "weights are packed"
 
 
+@pytest.mark.full
 def test_a_fixed_extent_near_the_number_that_stands_for_a_symbolic_one_stays_fixed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -444,6 +447,7 @@ def test_a_fixed_extent_near_the_number_that_stands_for_a_symbolic_one_stays_fix
     assert "agree at sizes 1, 3, 8, 64 within" in capsys.readouterr().out
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("option", [["--verify"], []])
 def test_a_wrong_value_is_found_and_named_and_the_library_removed(
     option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -491,7 +495,7 @@ class Named(nn.Module):
         return output, given * int64_t + a_b_2
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("ratio", [0.8, 1.2])
 def test_blocked_layouts_stay_where_the_library_of_nchw_is_slower(
     ratio: float, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -536,6 +540,7 @@ def test_blocked_layouts_stay_where_the_library_of_nchw_is_slower(
     assert layouts["failure"]
 
 
+@pytest.mark.full
 def test_inputs_and_the_library_may_have_any_name(tmp_path: Path) -> None:
     path = save(tmp_path / "model.pt2", Named().eval(), tuple(torch.randn(4, 8) for _ in range(4)))
     assert compile_model(path, "-o", tmp_path / "run.so", "--verify") == 0
@@ -627,6 +632,7 @@ torch.export.save(torch.export.export(Model(), (torch.ones(3), given)), {str(tmp
     assert [i.name for i in network.inputs] == ["x", "given_0", "given_1"]
 
 
+@pytest.mark.full
 def test_sizes_that_the_example_does_not_fit_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its indices lie beyond the axis at the least size."""
     x, index = torch.randn(6, 4), torch.tensor([5, 0])
@@ -636,6 +642,7 @@ def test_sizes_that_the_example_does_not_fit_are_left_out(tmp_path: Path, capsys
     assert "agree at sizes 8, 64 within" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_instances_of_a_symbolic_batch_are_normed(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.ReLU()).eval()
     program = torch.export.export(model, (torch.randn(3, 3, 6, 6),), dynamic_shapes=({0: DIM},))

@@ -292,7 +292,7 @@ COMPUTED = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_program_computes_what_pytorch_does(name: str) -> None:
     called, *inputs = COMPUTED[name]
@@ -323,6 +323,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_compiled_program_computes_what_pytorch_does(name: str) -> None:
     called, *inputs = COMPILED[name]
@@ -334,6 +335,7 @@ def test_a_compiled_program_computes_what_pytorch_does(name: str) -> None:
         np.testing.assert_allclose(found.astype("float32"), wanted, rtol=epsilon, atol=0)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_number_is_not_rounded_to_16_bits_before_a_product(dtype: torch.dtype) -> None:
     def multiplied(x):
@@ -375,7 +377,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_is_not_computed_is_refused_by_name(message: str) -> None:
     called, *inputs = REFUSED[message]
@@ -383,7 +385,7 @@ def test_what_is_not_computed_is_refused_by_name(message: str) -> None:
         import_program(torch.export.export(Calls(called), tuple(inputs)))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("function", "least"),
     [

@@ -55,6 +55,7 @@ def test_convolutions_take_batch_norms_and_activations():
     assert found.covered == 1
 
 
+@pytest.mark.full
 def test_convolutions_of_groups_and_of_lines_are_images_of_groups():
     found = extract(*models.grouped())
     assert found.covered == 1
@@ -98,6 +99,7 @@ class Upsampled(torch.nn.Module):
         return self.third(self.second(self.first(x).relu()[:, :, None, :]).relu())
 
 
+@pytest.mark.full
 def test_products_that_a_library_alone_computes_are_tuned_and_named_as_those_of_onnx(tmp_path: Path):
     onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
     from onnx import helper
@@ -136,6 +138,7 @@ def test_products_that_a_library_alone_computes_are_tuned_and_named_as_those_of_
     assert keys(extract_onnx(tmp_path / "m.onnx", {})) == keys(found)
 
 
+@pytest.mark.full
 def test_what_else_a_library_of_the_graph_runs_is_tuned_where_there_is_a_choice():
     layers = torch.nn.Sequential(
         torch.nn.Conv2d(3, 16, 3), torch.nn.MaxPool2d(2), torch.nn.Upsample(scale_factor=2), torch.nn.Softmax(-1)
@@ -260,6 +263,7 @@ def test_the_command_refuses_what_is_no_model(tmp_path: Path, capsys: pytest.Cap
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_activations_are_read_whatever_the_way_they_are_written():
     (model, (x,)) = models.activations()
     product = "dense(data=float32[20,32],weight=float32[48,32]:const)"
