@@ -306,7 +306,7 @@ def _candidate(name: str) -> Candidate:
     return next(c for c in offered if c.implementation == name)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("bundle", [True, False])
 def test_build_says_what_to_ship(
     tmp_path: Path, bundle: bool, printed: Callable[..., tuple[int, str, str]]
@@ -337,6 +337,7 @@ def test_build_verifies_what_it_has_built(tmp_path: Path) -> None:
     assert "agrees with NumPy, within its buffers, at 10 sizes" in done.stdout
 
 
+@pytest.mark.full
 def test_build_keeps_no_library_that_must_not_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

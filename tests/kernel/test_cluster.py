@@ -187,6 +187,7 @@ def test_a_killed_builder_loses_nothing(open_pool: Open, farm: Any, caplog: pyte
     assert not said(caplog)
 
 
+@pytest.mark.full
 def test_a_slow_cluster_is_helped_out_and_named_once(
     open_pool: Open, farm: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +204,7 @@ def test_a_slow_cluster_is_helped_out_and_named_once(
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.full
 def test_shared_cores_leave_builds_to_the_cluster(open_pool: Open) -> None:
     turn = Turn(CORES.timing)
     pool = open_pool(shared=CORES.timing, turn=turn)

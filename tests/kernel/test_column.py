@@ -38,6 +38,7 @@ def space_of(work: Workload, threads: int = 2) -> tuple[str, ConfigSpace]:
     return name, space
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "work",
     [

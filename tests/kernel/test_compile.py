@@ -418,6 +418,7 @@ def max_sum(hidden: Expr) -> Expr:
     return reduce_sum(rows, axis=(3, 5))
 
 
+@pytest.mark.full
 def test_gradients_of_many_operators_compiled(engine):
     b = Var("b", "float64[3,5,2]")
     graph = tanh(batch_matmul(b, b)) / (exp(reduce_sum(b)) + ones_like(reduce_sum(b)))

@@ -165,7 +165,7 @@ def samples() -> Iterator[Any]:
         met |= found
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("case", list(samples()))
 def test_the_fallback_is_right(case):
     data, weight, attrs, names = CASES[case]
@@ -182,6 +182,7 @@ def test_a_strided_pixel_is_read_where_it_lies():
     assert "padded" not in code
 
 
+@pytest.mark.full
 def test_windows_of_few_channels_are_read_in_place():
     for data, attrs in (("float32[1,3,18,64]", {"strides": 2, "padding": 2}), ("float32[2,3,13,33]", {"padding": 2})):
         workload = make(data, "float32[21,3,6,6]", attrs)
@@ -195,6 +196,7 @@ def test_windows_of_few_channels_are_read_in_place():
     assert not space_of(make("float32[1,64,56,56]", "float32[64,64,3,3]", {"padding": 1}), IM2COL).fallback["in_place"]
 
 
+@pytest.mark.full
 def test_a_task_splits_the_rows_that_it_reads():
     workload = make("float32[1,3,64,64]", "float32[32,3,6,6]", {"strides": 2, "padding": 2})
     space = space_of(workload, IM2COL)
@@ -298,6 +300,7 @@ def extremes(space: ConfigSpace) -> Iterator[Config]:
             yield from ConfigSpace(held, space.constraints).sample(seeded, 1)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", TUNABLE)
 def test_the_ends_of_every_knob(name, full):
     workload = make(*EXAMPLES[name])
@@ -332,7 +335,7 @@ def test_any_configuration_of_any_shape(
     check(workload, name, space and space.sample(rng, 1)[0])
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_epilogue_joins_the_output(name):
     data, weight, attrs = EXAMPLES[name]

@@ -277,12 +277,14 @@ def test_a_row_of_a_million_elements_is_sorted(scratch: Path) -> None:
     check(workload, "topk_merge.cuda", None, scratch)
 
 
+@pytest.mark.sample(25)
 @pytest.mark.parametrize("workload", [*PLAIN, *OTHERS], ids=lambda w: w.op)
 def test_what_is_not_tuned_is_right(workload: Workload, scratch: Path, full: bool) -> None:
     for name, config in untuned(workload, full):
         check(workload, name, config, scratch)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("workload", KEEP_NAN, ids=lambda w: w.op)
 def test_nan_is_kept(workload: Workload, scratch: Path, full: bool) -> None:
     for name, config in fallbacks(workload, full):
@@ -296,6 +298,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.full
 def test_a_process_that_joins_threads_by_our_reducers_ends_well() -> None:
     program = (
         "import sys\n"
@@ -310,6 +313,7 @@ def test_a_process_that_joins_threads_by_our_reducers_ends_well() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_a_comparison_follows_whole_tiles_of_tensor_cores(scratch: Path) -> None:
     workload = Workload.make("dense", {"data": "float16[64,64]", "weight": "float16[64,64]"}, {}, (), [RELU])
     config = Config(
@@ -343,6 +347,7 @@ def test_dense_has_a_fallback_for_all_extents(shape: tuple[int, int, int], dtype
             assert candidate.space is None or candidate.space.contains(candidate.fallback)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("implementation", "dtype"),
     [
@@ -385,6 +390,7 @@ BROKEN: list[tuple[str, str, list[tuple[str, str]]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("implementation", "dtype", "changes"), BROKEN, ids=[b[0] for b in BROKEN])
 def test_the_emulation_notices_what_is_wrong(
     implementation: str, dtype: str, changes: list[tuple[str, str]], scratch: Path, full: bool

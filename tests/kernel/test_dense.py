@@ -51,6 +51,7 @@ def space_of(work: Workload, target: Target, name: str) -> ConfigSpace:
     return implementation.space(work.attr_node, work.input_types, work.out_type, target)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("constant", [True, False], ids=["constant", "variable"])
 @pytest.mark.parametrize("name", ALL)
 def test_the_fallback_is_right_at_every_shape(
@@ -74,6 +75,7 @@ def extremes(space: ConfigSpace) -> Iterator[Config]:
             yield from held.sample(seeded, 1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", TUNABLE)
 def test_the_ends_of_every_knob(check: Callable[..., None], target: Target, name: str, full: bool) -> None:
     m = 1 if name == "dense_gemv.cpu" else 45
@@ -111,6 +113,7 @@ def check_once(request: pytest.FixtureRequest) -> Any:
     return check.__wrapped__(Target.parse("cpu").with_threads(2))  # type: ignore[attr-defined]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 @pytest.mark.parametrize("name", TUNABLE)
 def test_other_dtypes(check: Callable[..., None], name: str, dtype: str) -> None:
@@ -123,6 +126,7 @@ def test_the_library_is_no_candidate_for_other_dtypes(target: Target) -> None:
     assert names == TUNABLE
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["dense_nopack.cpu", "dense_pack.cpu", "dense_large_m.cpu", "dense_cblas.cpu"])
 def test_symbolic_rows_are_right_for_every_size(target: Target, name: str) -> None:
     artefact = lower(workload("m", 131, 60), target, name).compile(checks=False)
@@ -133,6 +137,7 @@ def test_symbolic_rows_are_right_for_every_size(target: Target, name: str) -> No
         assert np.allclose(got, data @ weight.T, atol=1e-4), f"m = {m}"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("inner", ["rows", "panels"])
 @pytest.mark.parametrize(("m", "m_tasks"), [(8, 1), (45, 1), (45, 3)])
 @pytest.mark.parametrize("constant", [True, False])
@@ -146,6 +151,7 @@ def test_panels_that_are_prefetched(
     check(work, "dense_pack.cpu", Config(config))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("spec", "pattern"),
     [
@@ -191,6 +197,7 @@ def test_a_prepared_weight_is_an_argument_of_its_own(target: Target, name: str) 
     assert [a.role for a in variable.arguments] == [Role.INPUT, Role.INPUT, Role.OUTPUT]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ALL)
 def test_a_linked_library_computes_the_same(target: Target, name: str, tmp_path: Path) -> None:
     m = 1 if name == "dense_gemv.cpu" else 20

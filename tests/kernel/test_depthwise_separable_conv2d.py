@@ -69,7 +69,7 @@ CASES: list[tuple[tuple[int, ...], tuple[int, int], int, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("case", CASES)
 def test_any_configuration_of_any_shape(case, constant, full):
@@ -86,6 +86,7 @@ def test_a_large_window_is_not_unrolled():
     check(workload)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("case", "dtype"), [(1, "float64"), (2, "float16")])
 def test_a_block_may_be_several_vectors_and_floats_may_be_narrow(case, dtype):
     workload = make(*CASES[case], dtype=dtype)

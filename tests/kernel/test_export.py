@@ -119,6 +119,7 @@ def test_the_row_of_one_size_may_come_first(tmp_path: Path) -> None:
         np.testing.assert_allclose(output, data @ weight.T, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", ["4", "n"])
 def test_an_extent_that_types_assume_is_checked_at_the_call(tmp_path: Path, first: str) -> None:
     workload = Workload.make("add", {"lhs": f"float32[{first},3]", "rhs": "float32[h,3]"})
@@ -220,6 +221,7 @@ int main(void) {{
     )
 
 
+@pytest.mark.full
 def test_a_second_call_finds_the_workspaces_of_the_first(tmp_path: Path) -> None:
     work = Workload.make(
         "conv2d", {"data": "float32[1,64,56,56]", "weight": "float32[64,64,3,3]"},
@@ -242,6 +244,7 @@ print(faults[2] - faults[1])
     assert int(done.stdout) < 100  # of some thousand pages
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("symbol", ["int", "Tensor", "_t0", "data"])
 def test_a_dimension_may_be_called_what_c_calls_something_else(symbol: str, tmp_path: Path) -> None:
     workload = Workload.make("relu", {"data": f"float32[{symbol},8]"})
@@ -501,6 +504,7 @@ def test_two_that_write_one_library_at_once_both_succeed(tmp_path: Path, monkeyp
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == dict.fromkeys(("made.so", "kept.so"), "library")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("says", "said"), [("", "a kernel failed"), ('(const char *[]){"why"}', "why")])
 def test_a_network_says_that_a_kernel_failed_which_has_not_said_so_itself(
     says: str, said: str, tmp_path: Path

@@ -51,7 +51,7 @@ def test_a_buffer_is_an_aligned_array_of_any_dtype(
     buffer.verify()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_page_behind_the_end_is_inaccessible(shape: tuple[int, ...]) -> None:
     buffer = allocate("data", shape, "float32")
@@ -64,7 +64,7 @@ def test_the_page_behind_the_end_is_inaccessible(shape: tuple[int, ...]) -> None
     assert died(lambda: ctypes.string_at(buffer.pointer, end - buffer.pointer)) == 0
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_page_before_the_beginning_is_inaccessible(shape: tuple[int, ...]) -> None:
     buffer = allocate("data", shape, "float32", Placement.BEGIN)

@@ -71,7 +71,7 @@ KINDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
 @settings(max_examples=4)
 @given(
@@ -97,7 +97,7 @@ def points(kind: str, zeros: tuple[int, int]) -> dict[str, int]:
     return {} if kind == "bfloat16" else dict(zip(("input_zero_point", "kernel_zero_point"), zeros, strict=True))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
 @settings(max_examples=4)
@@ -121,7 +121,7 @@ def test_any_configuration_of_any_convolution(
     check(workload, name, space.sample(random.Random(seed), 1)[0])
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
 @settings(max_examples=4)
@@ -145,7 +145,7 @@ def test_any_configuration_of_any_depthwise_convolution(
     check(workload, name, space.sample(random.Random(seed), 1)[0])
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("kind", "zero"), [("uint8", 255), ("uint8", 128), ("int8", -128), ("int8", -1)])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("channels", [3, 7])
@@ -185,6 +185,7 @@ def test_a_word_is_loaded_for_several_instructions_where_a_cycle_begins_two():
     assert widths == {"znver4": 16, "znver5": 32}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["bfloat16", "uint8"])
 def test_words_of_few_channels_are_read_in_place(kind):
     weight = "bfloat16" if kind == "bfloat16" else "int8"
@@ -195,6 +196,7 @@ def test_words_of_few_channels_are_read_in_place(kind):
     check(workload, name)
 
 
+@pytest.mark.full
 def test_a_convolution_of_signed_integers_and_one_of_an_unknown_batch():
     attrs = {"padding": 1, "out_dtype": "int32"}
     workload = Workload.make("conv2d", {"data": "int8[1,6,5,9]", "weight": "int8[5,6,3,3]"}, attrs)
@@ -204,6 +206,7 @@ def test_a_convolution_of_signed_integers_and_one_of_an_unknown_batch():
     check(both_unsigned, dot_space(both_unsigned)[0])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("transpose_b", [False, True])
 def test_a_batch_of_products(transpose_b):
     for x, y in ((3, 3), (1, 3), (3, 1)):
@@ -292,6 +295,7 @@ def test_a_tenth_of_the_space_is_valid(m):
             assert space.count(limit=100_000) >= 0.1 * size
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("bits", "level"), [(4, 0), (4, 4), (8, 0), (8, 4)])
 @settings(max_examples=2)
 @given(
@@ -321,7 +325,7 @@ def test_data_of_8_bits_go_through_the_instruction():
         assert ("vpdpbusd" in code.executable.mod.inspect_source("s")) == (level == 4)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @settings(max_examples=min(6, settings.default.max_examples // 4))
 @given(
@@ -344,6 +348,7 @@ def test_narrow_floats_by_the_implementations_of_float32(dtype, shape, padding, 
         check(workload, candidate.implementation, config)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_products_of_two_narrow_floats_by_the_implementation_of_float32(dtype, transpose):

@@ -24,6 +24,7 @@ from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload
 
 from .guarded_run import Request
+from .sweep import sampled
 from .test_ops import CASES as OTHERS
 from .test_symbolic import SAMPLED as SYMBOLIC
 from .test_symbolic import sizes_of
@@ -216,7 +217,7 @@ def check(full: bool) -> Iterator[Check]:
     assert child.returncode == 0
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("work", "implementation", "changes"), REGRESSIONS, ids=str)
 def test_what_was_outside(
     check: Check, work: Workload, implementation: str, changes: dict[str, Any]
@@ -249,6 +250,7 @@ def one_behind() -> Iterator[Workload]:
     yield Workload.make("qconv2d", {"data": "uint8[1,5,19,19]", "weight": "int8[5,1,3,3]"}, {"groups": 5})
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("work", list(one_behind()), ids=str)
 def test_the_one_number_behind_the_vectors_is_stored_alone(check: Check, work: Workload) -> None:
     wrong = []
@@ -258,7 +260,7 @@ def test_the_one_number_behind_the_vectors_is_stored_alone(check: Check, work: W
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("op", "inputs", "attrs", "implementation"), SYMBOLIC)
 def test_symbolic(
     check: Check, op: str, inputs: dict[str, str], attrs: dict[str, Any], implementation: str, full: bool
@@ -280,12 +282,18 @@ def test_scans_of_no_elements_at_run_time(check: Check, op: str, data: str, attr
 
 
 def ops() -> Iterator[Any]:
-    """All operators; those of one element, or of two, have one loop, whatever it computes: the first is the sample."""
+    """All operators; a sample has those with implementations of their own, and those that `sweep` leaves out.
+
+    Those of one element, or of two, have one loop, whatever it computes: the first is the sample.
+    """
     met: set[TOpPattern] = set()
+    swept = set(sampled())
     for name, op in sorted(all_ops().items()):
         pattern = op.get_attr("TOpPattern")
-        yield pytest.param(name, marks=[pytest.mark.full] if pattern in met else [])
-        met |= {pattern} & {TOpPattern.kElemWise, TOpPattern.kBroadcast}
+        alike = pattern in {TOpPattern.kElemWise, TOpPattern.kBroadcast}
+        left_out = pattern in met if alike else name in swept and pattern != TOpPattern.kOutEWiseFusable
+        yield pytest.param(name, marks=[pytest.mark.full] if left_out else [])
+        met.add(pattern)
 
 
 @pytest.mark.parametrize("op", list(ops()))

@@ -65,6 +65,7 @@ def test_its_library_gives_the_values_of_onnx_runtime(
     assert found["verified"]["values"] >= 15
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("error", [ComparisonError("y differs"), KeyboardInterrupt()], ids=["other", "interrupted"])
 def test_a_library_that_was_not_verified_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
@@ -171,6 +172,7 @@ def test_workloads_are_of_a_multiple_whose_size_is_given_as_a_number(
     assert "--dim side: no input has such a symbolic size" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_fixed_extent_near_the_number_that_stands_for_a_symbolic_one_stays_fixed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -294,6 +296,7 @@ def test_a_strided_part_is_taken_where_its_extent_is_a_sum_of_products(
         assert count == (encoded if isinstance(encoded, int) else encoded.at((n,)))
 
 
+@pytest.mark.full
 def test_strided_parts_are_right_at_each_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = (1, -4, MAX, 2), (1, -1, -4, -2), (1, 5, -MAX, -2), (1, -MAX, 5, 1), (2, MAX, -MAX, -2), (2, 3, -2, 2)
     path, out = strided(tmp_path, *parts), tmp_path / "sizes.so"

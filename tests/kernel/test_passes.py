@@ -22,6 +22,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("implementation", EXAMPLES)
 def test_the_same_code_as_of_all_passes(implementation: str, tmp_path: Path) -> None:
     op, inputs = EXAMPLES[implementation]

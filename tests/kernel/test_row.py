@@ -69,6 +69,7 @@ def test_any_configuration_of_any_shape(
         check_once(work, name, config)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("shape", "dtype", "attrs"),
     [
@@ -138,6 +139,7 @@ def test_rows_of_symbolic_length_are_left_to_the_plain_schedule(op: str) -> None
     assert [c.tunable for c in found] == [False]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("op", ["softmax", "log_softmax", "layer_norm"])
 def test_only_the_end_of_a_row_is_read_under_a_mask(op: str) -> None:
     """A row that no step divides: its whole steps are a loop of their own."""

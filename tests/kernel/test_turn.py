@@ -32,6 +32,7 @@ def turned(rows: int, lanes: int, dtype: str) -> Any:
         return tvm.compile(sch.mod, target=target, tir_pipeline=processor_pipeline())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("rows", "lanes", "dtype"),
     [

@@ -66,7 +66,7 @@ def test_a_library_is_run_at_sizes_that_it_takes(
     assert check(server, tmp_path, workload, table_rows(dispatch(workload, TARGET, NO_RECORDS))) == cases
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("deed", "words"),
     [

@@ -254,6 +254,7 @@ def test_children_end_with_their_server(tmp_path: Path) -> None:
         short.spawn(Limits(module="hostile"))
 
 
+@pytest.mark.full
 def test_requests_to_many_children_end_with_the_first_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C, above all: children that still work are not waited for."""
     answers: list[Any] = []
@@ -299,6 +300,7 @@ def test_a_module_that_is_missing_is_named(tmp_path: Path) -> None:
 # Building
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("deed", "kind", "words"),
     [
@@ -449,7 +451,7 @@ def test_the_digest_is_that_of_the_code(builders: BuilderPool) -> None:
 # Running
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("deed", "kind", "words"),
     [
@@ -493,7 +495,7 @@ UNALIGNED = Workload.make("hostile", {"data": "float32[61]"})
 PAGES = Workload.make("hostile", {"data": f"float32[{mmap.PAGESIZE}]"})  # one run has both sides of its buffers
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("deed", "workload", "words"),
     [
@@ -534,6 +536,7 @@ def test_a_fault_elsewhere_is_a_crash(builders: BuilderPool, runner: TimingRunne
     assert results[0].message == "the child died (SIGSEGV)"
 
 
+@pytest.mark.full
 def test_many_bad_kernels_in_one_job(builders: BuilderPool, runner: TimingRunner) -> None:
     job = hostile_job("segfaults", "good", "aborts", "wrong", "segfaults", "good")
     _, results = run(job, builders, runner)
@@ -562,6 +565,7 @@ def test_the_clock_is_right(builders: BuilderPool, runner: TimingRunner) -> None
     assert 0.02 <= estimate(results[0].samples_s).median_s < 0.04
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("m", [1, 33])
 @pytest.mark.parametrize("constant", [True, False], ids=["constant", "variable"])
 def test_every_implementation_of_dense_is_built_checked_and_timed(
@@ -659,6 +663,7 @@ def test_a_compiler_that_compiles_nothing_ends_the_worker_not_its_candidates(
         run(hostile_job("good"), builders, runner)
 
 
+@pytest.mark.full
 def test_packed_weights_of_many_entries_do_not_need_all_their_memory_at_once(
     server: ForkServer, builders: BuilderPool
 ) -> None:
@@ -875,6 +880,7 @@ def test_threads_of_a_repeated_session_have_a_core_each(
     assert [r.error for r in results] == [None]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("moved", [0.0, 1.0])
 def test_a_child_that_has_loaded_many_libraries_is_replaced(
     builders: BuilderPool, runner: TimingRunner, monkeypatch: pytest.MonkeyPatch, moved: float

@@ -269,6 +269,7 @@ def test_a_thread_keeps_its_workspaces_until_it_ends(tmp_path: Path) -> None:
     assert within and refused and apart
 
 
+@pytest.mark.full
 def test_without_a_key_nothing_is_kept(tmp_path: Path) -> None:
     compiled(tmp_path, "program", KEYLESS, "-Wno-unused-function")
     done = subprocess.run(["./program"], cwd=tmp_path, env=RETURNED, stdout=subprocess.PIPE, text=True, check=True)
