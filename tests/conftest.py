@@ -142,28 +142,29 @@ def arranged(items: list[pytest.Item]) -> list[pytest.Item]:
 
 def sampled(items: list[pytest.Item]) -> list[pytest.Item]:
     """Items without the cases that the markers `sample` and `in_turn` leave to larger samples."""
-    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     turns: defaultdict[Path, defaultdict[tuple[str, int], list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     met: Counter[tuple[str, int]] = Counter()
     for item in items:
         if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
             continue
-        if item.get_closest_marker("sample"):
-            cases[item.nodeid.partition("[")[0]].append(item)
         marker = item.get_closest_marker("in_turn")
         if marker and (name := next((n for n in marker.args if n in item.callspec.indices), None)):
             test, index = item.nodeid.partition("[")[0], item.callspec.indices[name]
             turns[item.path][test, met[test, index]].append(item)  # with cases of its other arguments as they come
             met[test, index] += 1
     left_out: set[pytest.Item] = set()
-    for found in cases.values():
-        (most,) = found[0].get_closest_marker("sample").args
-        spread = {n * len(found) // most for n in range(most)}
-        left_out.update(item for n, item in enumerate(found) if n not in spread and len(found) > most)
     for of_file in turns.values():
         for turn, found in enumerate(of_file.values(), 1):
             kept = found[turn % len(found)]
             left_out.update(item for item in found if item is not kept)
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item not in left_out and item.get_closest_marker("sample"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for found in cases.values():
+        (most,) = found[0].get_closest_marker("sample").args
+        spread = {n * len(found) // most for n in range(most)}
+        left_out.update(item for n, item in enumerate(found) if n not in spread and len(found) > most)
     return [i for i in items if i not in left_out]
 
 

@@ -69,6 +69,7 @@ def test_a_database_of_a_newer_schema(stage: Stage, command: int) -> None:
     assert_fails(stage, command_line, "9999", "newer", "install a newer plevel")
 
 
+@pytest.mark.full
 def test_a_database_without_a_schema_is_not_guessed_at(stage: Stage) -> None:
     stage.database.touch()
     assert_fails(stage, ("select", *DENSE, "--database", str(stage.database)), "plevel db upgrade")
@@ -78,6 +79,7 @@ def test_a_database_without_a_schema_is_not_guessed_at(stage: Stage) -> None:
     assert_fails(stage, ("select", *DENSE, "--database", str(stage.database)), "belongs to another program")
 
 
+@pytest.mark.full
 def test_an_unknown_kind_of_database(stage: Stage) -> None:
     assert_fails(stage, ("db", "upgrade", "--database", "mysql://x/y"), "mysql", "postgresql://")
 

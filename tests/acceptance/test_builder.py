@@ -18,6 +18,7 @@ from tests.limit import HANG_S
 pytest.importorskip("distributed", reason="the cluster extra is not installed")
 
 
+@pytest.mark.full
 def test_a_worker_builds_on_a_builder_and_goes_on_without(stage: Stage) -> None:
     artefacts, file = stage.folder / "artefacts", stage.folder / "scheduler.json"
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
@@ -51,7 +52,7 @@ def test_a_worker_builds_on_a_builder_and_goes_on_without(stage: Stage) -> None:
     assert "Traceback" not in next(stage.folder.glob("*-worker.log")).read_text()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -43,7 +43,7 @@ from tests.limit import HANG_S
 from tests.serve import serve
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=[pytest.param("sqlite", marks=pytest.mark.full), "postgresql"])
 def filled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Store, str, dict[str, int]]]:
@@ -58,7 +58,6 @@ def filled(
         store.close()
 
 
-@pytest.mark.in_turn("filled")
 def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]]) -> None:
     store, url, ids = filled
     with store.write() as c:
@@ -235,6 +234,7 @@ def test_calibration_kernels_are_no_trials_and_the_newest_are_of_this_minute(
         raise _Undo
 
 
+@pytest.mark.full
 def test_a_list_that_is_cut_says_so(
     seeded: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,7 +313,6 @@ def test_what_was_never_measured_is_predicted_on_the_page_too(seeded: Site, tmp_
     assert "Importance of features" in shown
 
 
-@pytest.mark.in_turn("filled")
 def test_targets_and_namespaces_are_kept_apart(filled: tuple[Store, str, dict[str, int]]) -> None:
     store = filled[0]
     with contextlib.suppress(_Undo), store.write() as c:
@@ -343,7 +342,6 @@ def test_targets_and_namespaces_are_kept_apart(filled: tuple[Store, str, dict[st
         raise _Undo
 
 
-@pytest.mark.in_turn("filled")
 def test_a_runs_failures_are_by_kind_and_implementation(filled: tuple[Store, str, dict[str, int]]) -> None:
     store = filled[0]
     with store.read() as c:
@@ -354,7 +352,6 @@ def test_a_runs_failures_are_by_kind_and_implementation(filled: tuple[Store, str
             assert sum(f["n"] for f in failures) == 3 * sum(t.standing for t in told if t.error is not None)
 
 
-@pytest.mark.in_turn("filled")
 def test_a_message_is_found_in_either_case(filled: tuple[Store, str, dict[str, int]]) -> None:
     with filled[0].read() as c:
         message = c.scalar(sa.select(record.c.message).where(record.c.message.regexp_match("[a-z]")).limit(1))

@@ -140,6 +140,7 @@ def test_the_commands_of_a_page_exist_with_their_options(page: Path) -> None:
             assert option in options | {"--help", "--debug"}, f"{page.name}: {line.strip()}"
 
 
+@pytest.mark.full
 def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="the docs extra is not installed")
     done = subprocess.run(

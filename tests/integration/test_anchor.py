@@ -16,6 +16,8 @@ from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload
 
+pytestmark = pytest.mark.in_turn("url")
+
 TARGET = Target.parse("llvm -mcpu=znver4 -num-cores=2")
 BIAS = EpilogueStep("bias_add", (None, Input("bias_add0.bias", "float32[128]", True)))
 RELU = EpilogueStep("relu", (None,))

@@ -117,6 +117,7 @@ def test_there_are_routes() -> None:
     assert {*WORKER, *SUBMIT, *ADMIN} <= set(found)
 
 
+@pytest.mark.full
 def test_what_no_route_serves_needs_no_other_scope(secrets: dict[str, str], http: httpx.Client) -> None:
     for method, path, status in (
         ("POST", "/v1/selekt", 404), ("PUT", "/v1/runs", 405), ("DELETE", "/v1/coverage", 405),
@@ -180,6 +181,7 @@ def test_another_sites_page_changes_nothing(secrets: dict[str, str], http: httpx
     assert http.post("/v1/runs", headers=good, content=encode(request())).status_code == 201
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("text", ["[", "[::1", "a]", "http://["])
 def test_a_host_or_an_origin_that_is_none_is_refused(secrets: dict[str, str], http: httpx.Client, text: str) -> None:
     own = bearer(secrets["admin"])

@@ -17,6 +17,8 @@ from strategy.workload import EpilogueStep
 from tests.integration.scene import FAST, TARGET, WORKLOAD, Scene, configs, device, timed
 from tests.integration.test_sources import asked, measured, shape
 
+pytestmark = pytest.mark.in_turn("url")
+
 BEST = Config({"x": 8, "y": 3})  # by the formula of the scene
 
 

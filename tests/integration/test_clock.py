@@ -35,6 +35,8 @@ from tests.integration.scene import (
     timed,
 )
 
+pytestmark = pytest.mark.in_turn("url")
+
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 

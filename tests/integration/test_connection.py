@@ -137,6 +137,7 @@ def begin(length: Any, path: str = "/v1/runs", more: str = "") -> bytes:
     ).encode()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "head, piece, status",
     [
@@ -348,6 +349,7 @@ def test_a_body_that_does_not_come_is_refused(url: str, start: Start, dial: Dial
     assert "Traceback" not in err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("path", "length", "stopped"),
     [

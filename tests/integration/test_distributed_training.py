@@ -85,6 +85,7 @@ def test_the_command_trains_on_a_cluster_as_well_as_on_this_host(
     assert files(farm) == []
 
 
+@pytest.mark.full
 def test_a_killed_worker_costs_the_trees_since_the_last_checkpoint(
     store: Store, farm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_killed_worker_costs_the_trees_since_the_last_checkpoint(
     assert int(found[1]) >= clusters.share.CHECKPOINT
 
 
+@pytest.mark.full
 def test_a_scheduler_that_ends_is_said(store: Store) -> None:
     with (
         distributed.LocalCluster(
@@ -124,6 +126,7 @@ def test_a_scheduler_that_ends_is_said(store: Store) -> None:
             learner.train(store, "filter", TARGET.key, told=end, cluster=Cluster(client, print))
 
 
+@pytest.mark.full
 def test_a_worker_that_cannot_keep_records_says_why(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def keep(*order: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -139,6 +142,7 @@ def test_a_worker_that_cannot_keep_records_says_why(store: Store, monkeypatch: p
         learner.train(store, "filter", TARGET.key, cluster=Cluster(client, print))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -201,6 +201,7 @@ def check(url: str, status: RunStatus, trials: int = TRIALS) -> None:
         store.close()
 
 
+@pytest.mark.sample(1)
 def test_a_network_that_loses_halves_and_doubles(
     start: Start, url: str, tmp_path: Path, full: bool
 ) -> None:

@@ -51,6 +51,7 @@ def named(request: pytest.FixtureRequest, sqlite_copy: str, tmp_path: Path) -> P
     return path
 
 
+@pytest.mark.sample(3)
 def test_each_place_that_names_a_file_opens_it(
     named: Path, start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,6 +33,8 @@ from tests.integration.derived import assert_derived
 from tests.integration.process import Service
 from tests.postgres import create_database
 
+pytestmark = pytest.mark.in_turn("url")
+
 DATA = Path(__file__).parents[1] / "data" / "foreign"
 MOE = "E=128,N=384,device_name=NVIDIA_H20-3e.json"
 ROW = Workload("vllm.fused_moe", (), {"E": 128, "N": 384, "M": 512})
@@ -96,6 +98,7 @@ def test_nothing_is_imported_twice_and_an_export_carries_all(full: Store) -> Non
     assert b"vllm" not in b"".join(exporter.export(full, "csv"))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [

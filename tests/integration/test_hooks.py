@@ -29,6 +29,8 @@ from tests.integration.process import Service, Start
 from tests.limit import HANG_S
 from tests.port import free_port
 
+pytestmark = pytest.mark.in_turn("url")
+
 COUNT = 20
 
 

@@ -119,6 +119,7 @@ def made(i: int, samples: tuple[float, ...] = (1.0,), **values: Any) -> Imported
     return ImportedRecord(**({"source": "plevel", "task": of, "config_key": key} | given))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_read_once(store: Store, name: str) -> None:
     items = items_of(name)
@@ -140,6 +141,7 @@ def test_a_file_is_read_once(store: Store, name: str) -> None:
     assert bests(store) == before
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FILES)
 def test_what_comes_out_is_what_came_in(store: Store, other: Store, name: str) -> None:
     items = items_of(name)
@@ -200,6 +202,7 @@ def expected_best(rows: list[ImportedRecord]) -> dict[tuple[str, str], tuple[str
     return found
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("batch", [1, 3, 1000])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_best_is_kept_however_records_come(store: Store, batch: int, seed: int) -> None:
@@ -400,6 +403,7 @@ def test_numbers_without_json_that_a_database_holds_are_text(sqlite_copy: str, t
     other.close()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
 def test_a_number_that_is_none_is_put_aside_and_spoils_nothing(store: Store, number: str) -> None:
     lines = (DATA / "autotvm_0_2.log").read_text().splitlines()

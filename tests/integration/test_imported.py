@@ -21,6 +21,8 @@ from strategy.record import Device, ErrorKind
 from tests.integration.scene import TARGET, TERMS, Scene, configs, failed, timed
 from tests.integration.test_import import made
 
+pytestmark = pytest.mark.in_turn("url")
+
 
 def test_imported_records_count_as_nothing_that_was_measured_here(store: Store) -> None:
     scene = Scene.make(store)

@@ -12,6 +12,8 @@ from tests.integration.process import Service, Start
 from tests.integration.scene import request
 from tests.integration.test_import import made
 
+pytestmark = pytest.mark.in_turn("url")
+
 LISTS = ("/v1/records", "/v1/records:export", "/v1/records/best", "/v1/coverage")
 PAGES = ("/records", "/tasks")
 MISTYPED = {

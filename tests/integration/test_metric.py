@@ -15,6 +15,8 @@ from service.store.tables import cost_model
 from strategy.record import ErrorKind, Reference, Report, Results, ResultsAccepted
 from tests.integration.scene import TARGET, TERMS, Scene, configs, failed, timed
 
+pytestmark = pytest.mark.in_turn("url")
+
 
 def values(metrics: Metrics, store: Store) -> dict[tuple[str, ...], float]:
     text = metrics.render(store, TERMS.alive_s).decode()
@@ -74,6 +76,7 @@ def test_counters_are_of_what_was_taken(store: Store) -> None:
     assert found["plevel_drift_ratio_bucket", "0.5"] == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("done", [True, False])
 def test_times_that_the_service_refuses_count_as_failures(store: Store, done: bool) -> None:
     scene = Scene.make(store)

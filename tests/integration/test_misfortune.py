@@ -17,6 +17,8 @@ from service.store.db import Store
 from service.store.tables import best, environment, workload
 from tests.integration.test_import import bests, count, expected_best, made
 
+pytestmark = pytest.mark.in_turn("url")
+
 ROWS = [made(i % 30, (1.0 + i,), measured_at=float(i)) for i in range(60)]
 
 

@@ -19,6 +19,8 @@ from strategy.record import convert, to_json
 from tests.browser.seed import confirmation
 from tests.integration.process import Service
 
+pytestmark = pytest.mark.in_turn("url")
+
 FOUND = confirmation()
 
 

@@ -16,6 +16,8 @@ from service.store.tables import attachment
 from tests.integration.test_import import made
 from tests.integration.test_small_import import noted, together, upload_of
 
+pytestmark = pytest.mark.in_turn("url")
+
 COLUMNS = tuple(attachment.c["what", "key", "text"])
 KEYS = sa.text("SELECT key FROM attachment WHERE what = :what ORDER BY key")
 

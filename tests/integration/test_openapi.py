@@ -62,7 +62,7 @@ def questions(operation: APIOperation) -> list[st.SearchStrategy[Case]]:
 
 
 def test_answers_are_documented_and_never_a_server_s_error(service: Service, full: bool) -> None:
-    sample = settings(max_examples=40 if full else 2, suppress_health_check=list(HealthCheck))
+    sample = settings(max_examples=40 if full else 1, suppress_health_check=list(HealthCheck))
     with requests.Session() as session:
 
         def ask(case: Case) -> None:

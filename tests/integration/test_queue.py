@@ -49,6 +49,8 @@ from tests.integration.scene import (
 )
 from tests.serve import serve
 
+pytestmark = pytest.mark.in_turn("url")
+
 
 @pytest.fixture
 def scene(store: Store) -> Scene:
@@ -75,6 +77,7 @@ def test_a_job_goes_round(scene: Scene) -> None:
     assert [r.entry for r in scene.records()] == [0, 1, 2]
 
 
+@pytest.mark.in_turn
 def test_two_claim_one_job_and_one_wins(scene: Scene) -> None:
     workers = [scene.register(device(f"host-{i}/cpu:0")) for i in range(8)]
     for _ in range(5):
@@ -91,6 +94,7 @@ def test_two_claim_one_job_and_one_wins(scene: Scene) -> None:
             c.execute(sa.update(lease).values(ended_at=now()))
 
 
+@pytest.mark.in_turn
 def test_many_claim_many_jobs_and_each_goes_once(scene: Scene) -> None:
     for _ in range(24):
         scene.enqueue(configs(1))
@@ -109,6 +113,7 @@ def test_many_claim_many_jobs_and_each_goes_once(scene: Scene) -> None:
     assert len(scene.records()) == 24
 
 
+@pytest.mark.in_turn
 def test_sixteen_threads_write_and_none_is_locked_out(scene: Scene) -> None:
     workers = [scene.register(device(f"host-{i}/cpu:0")) for i in range(16)]
 
@@ -179,6 +184,7 @@ def test_a_renewal_that_has_to_wait_for_the_device_extends_the_lease_all_the_sam
     assert after.seen_at > before.seen_at
 
 
+@pytest.mark.in_turn
 def test_the_database_itself_allows_one_live_lease_of_a_job(scene: Scene) -> None:
     scene.enqueue(configs(1))
     held = scene.leased(scene.register())

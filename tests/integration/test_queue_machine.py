@@ -29,6 +29,8 @@ from strategy.record import Lease
 from strategy.target import Target
 from tests.integration.scene import TERMS, Scene, configs, device, failed, request, timed
 
+pytestmark = pytest.mark.in_turn("url")
+
 DEVICES = 3
 _numbers = itertools.count(1)
 

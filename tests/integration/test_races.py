@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 import sqlalchemy as sa
+from hypothesis import settings
 
 from service.access import token
 from service.errors import (
@@ -75,7 +76,7 @@ from tests.integration.test_import import made
 from tests.limit import HANG_S
 
 T = TypeVar("T")
-ROUNDS = 20
+ROUNDS = min(20, settings.default.max_examples * 2 // 3)
 
 
 class Crowd:
@@ -122,6 +123,13 @@ class Crowd:
 _REFUSALS = (DeviceBusyError, ForbiddenError, LeaseLostError, NotFoundError)
 
 
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.full), "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of a database; of SQLite, where one writes at a time, in larger samples."""
+    found: str = request.getfixturevalue("sqlite_copy" if request.param == "sqlite" else "postgres_copy")
+    return found
+
+
 @pytest.fixture
 def crowd(url: str) -> Iterator[Crowd]:
     made = Crowd(url)
@@ -136,6 +144,7 @@ def kinds(answers: Sequence[object]) -> Counter[type]:
 # Runs
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("force", [False, True])
 def test_equal_requests_make_one_run(crowd: Crowd, force: bool) -> None:
     for seed in range(ROUNDS):
@@ -450,6 +459,7 @@ def test_a_worker_that_leaves_keeps_no_job(crowd: Crowd) -> None:
             jobs.cancel(c, scene.run_id)
 
 
+@pytest.mark.full
 def test_finals_are_looked_at_again_once(crowd: Crowd) -> None:
     for seed in range(ROUNDS):
         scene = Scene.make(crowd.stores[0], drawn(seed=seed))
@@ -470,6 +480,7 @@ def test_finals_are_looked_at_again_once(crowd: Crowd) -> None:
             jobs.cancel(c, scene.run_id)
 
 
+@pytest.mark.full
 def test_services_together_keep_the_maximum_of_a_run(crowd: Crowd) -> None:
     for seed in range(ROUNDS):
         scene = Scene.make(crowd.stores[0], drawn(seed=seed, max_jobs=1))

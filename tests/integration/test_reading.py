@@ -160,6 +160,7 @@ def test_few_values_are_kept_for_the_next_log(monkeypatch: pytest.MonkeyPatch) -
     assert decoded.get((Task, b"abc")) is None
 
 
+@pytest.mark.full
 def test_what_is_not_kept_for_the_next_log_leaves_the_service_at_once(readers: Readers) -> None:
     """Not when the next log comes, which may be never: a log can share 20,000 values of megabytes."""
     line = next(x for x in LOG.splitlines(keepends=True) if x.startswith(b'{"input": ["cuda'))

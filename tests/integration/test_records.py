@@ -143,6 +143,7 @@ CHANGE = st.one_of(
 )
 
 
+@pytest.mark.full
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(CHANGE, min_size=2, max_size=6))
 @example([  # an honest change of name, and what was measured under the old one is no longer of use
@@ -461,6 +462,7 @@ def test_pages_go_through_all_records_once(scene: Scene, newest: bool) -> None:
         assert len(log_page.page(c, Wanted(task_id=scene.tasks[FAST.implementation])).records) == 7
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("by_op", "newest"), [(False, False), (True, False), (False, True)])
 def test_what_no_index_finds_is_looked_for_a_part_at_a_time(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, by_op: bool, newest: bool

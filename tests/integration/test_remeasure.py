@@ -17,6 +17,8 @@ from service.tuning.tuner import Tuner
 from strategy.record import ALL, Lease, Phase, RunState
 from tests.integration.scene import FAST, TERMS, Scene, configs, device, timed
 
+pytestmark = pytest.mark.in_turn("url")
+
 DAY_S = 86_400.0
 FINALS = configs(3)
 
@@ -107,6 +109,7 @@ def test_a_run_on_the_target_goes_first(scene: Scene) -> None:
     assert scene.leased(worker_id).job.id == urgent
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("operators", [{"filter": {FAST.implementation: 2}}, {"other": {ALL: 1}}])
 def test_only_where_a_worker_can_build_it(scene: Scene, operators: dict[str, dict[str, int]]) -> None:
     place = scene.register(), "host-a/cpu:0-1"
@@ -146,6 +149,7 @@ def test_finals_that_were_split_are_left_out(scene: Scene) -> None:
     assert look(scene) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("after_s", "jobs"), [(DAY_S, 1), (0.0, 0)])
 def test_the_tuner_looks(scene: Scene, after_s: float, jobs: int) -> None:
     place = scene.register(), "host-a/cpu:0-1"

@@ -16,6 +16,8 @@ from service.tuning import run_status
 from strategy.record import decode, encode
 from tests.integration.scene import Scene, drawn
 
+pytestmark = pytest.mark.in_turn("url")
+
 
 async def body_of(store: Store, limit: int = 1000) -> tuple[list[bytes], bytes]:
     """The parts of the answer, and all of it."""
@@ -25,6 +27,7 @@ async def body_of(store: Store, limit: int = 1000) -> tuple[list[bytes], bytes]:
     return parts, b"".join(parts)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_a_part_for_each_run(store: Store, count: int) -> None:
     for seed in range(count):

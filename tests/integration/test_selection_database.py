@@ -26,6 +26,8 @@ from strategy.workload import Input, Workload
 from tests.integration.scene import FAST, SLOW, TARGET, WORKLOAD, Scene, configs, device, timed
 from tests.integration.test_import import made
 
+pytestmark = pytest.mark.in_turn("url")
+
 Row = tuple[int, int, str, float, str]
 
 
@@ -156,6 +158,7 @@ def test_together_and_alone_are_the_same(store: Store) -> None:
         assert levels == {Level.DEVICE, Level.MODEL}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("policy", ["plevel", "tvm"])
 def test_as_of_answers_from_the_records_of_then(store: Store, policy: str) -> None:
     import_items(store, [ours(1, (3.0,)), ours(2, (4.0,))])

@@ -305,6 +305,7 @@ NESTED = json.loads("[" * 300 + "]" * 300)
 LONG = [{"workload": to_json(WORKLOAD), "candidates": [to_json(FAST) | {"version": "1." + "x" * 300}]}]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [

@@ -20,6 +20,8 @@ from service.store.tables import task
 from tests.integration.test_import import DATA, items_of, records_of
 from tests.integration.test_transfer import call
 
+pytestmark = pytest.mark.in_turn("url")
+
 __all__ = ["call"]  # a fixture
 FILES = {
     "autotvm": "autotvm_0_2.log", "kernel_tuner": "kernel_tuner_cache.json",
@@ -38,6 +40,7 @@ def read_back(data: bytes, name: str = "") -> list[Any]:
     return list(read(Source(io.BytesIO(data), name)))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("form", ["native", "autotvm", "metaschedule"])
 def test_all_tasks_come_back(filled: Store, form: Any) -> None:
     wanted = Wanted(source=None if form == "native" else form)
@@ -89,6 +92,7 @@ def test_kernel_tuner_s_own_comes_back_as_the_same_kernel(filled: Store) -> None
     assert len(records_of(back)) == len({r.identity for r in expected})
 
 
+@pytest.mark.full
 def test_the_command_line_refuses_what_matches_nothing(call: Callable[..., str], tmp_path: Path) -> None:
     database = ["--database", str(tmp_path / "p.db")]
     call("import", *(str(DATA / f) for f in (FILES["autotvm"], FILES["kernel_tuner"])), *database)

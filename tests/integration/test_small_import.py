@@ -27,6 +27,8 @@ from strategy.record import Phase
 from tests.integration.test_import import bests, count, expected_best, made
 from tests.limit import HANG_S
 
+pytestmark = pytest.mark.in_turn("url")
+
 LOCAL = Actor("test", frozenset())
 
 

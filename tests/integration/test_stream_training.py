@@ -81,6 +81,7 @@ def test_a_model_is_brought_up_to_date_where_that_is_as_good(
     assert told.startswith("trained from nothing: an update of version 4 ranked")
 
 
+@pytest.mark.full
 def test_a_full_disk_is_an_error_of_one_line(sqlite_copy: str, cache: Path) -> None:
     store = Store(sqlite_copy)
     measure(store, SHAPES)
@@ -102,6 +103,7 @@ def test_without_room_for_the_binned_form_it_is_said_before(store: Store, monkey
         train(store)
 
 
+@pytest.mark.full
 def test_an_interrupted_training_leaves_nothing(sqlite_copy: str, cache: Path) -> None:
     store = Store(sqlite_copy)
     measure(store, SHAPES)

@@ -13,10 +13,13 @@ from strategy.select.lock import Lock
 from tests.integration.process import Service
 from tests.integration.scene import CANDIDATES, TARGET, WORKLOAD, drawn
 
+pytestmark = pytest.mark.in_turn("url")
+
 IN_NETWORK = TARGET.in_network()
 DEVICE = "host-a/cpu:0-1"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", [TARGET, IN_NETWORK], ids=["alone", "in a network"])
 def test_selections_prefer_times_of_their_own_way(url: str, tmp_path, first) -> None:
     other = IN_NETWORK if first is TARGET else TARGET

@@ -122,6 +122,7 @@ def test_a_model_answers_for_what_was_never_measured(store: Store) -> None:
         assert ModelRanker(c).rank(unseen, OTHER_TARGET, (TILED, PLAIN)) == []
 
 
+@pytest.mark.full
 def test_a_model_is_of_the_device_model_with_the_most_records(store: Store) -> None:
     """On the other model, the slowest configurations are the fastest."""
     measure(store, SHAPES)
@@ -146,6 +147,7 @@ def test_a_model_is_of_the_device_model_with_the_most_records(store: Store) -> N
     )
 
 
+@pytest.mark.full
 def test_epilogues_of_a_call_are_held_out_together(store: Store) -> None:
     relu, tanh = ((EpilogueStep(name, (None,)),) for name in ("relu", "tanh"))
     for epilogue in ((), relu, tanh):
@@ -170,6 +172,7 @@ def test_versions_count_and_the_newest_answers(store: Store) -> None:
     assert ask(store, shape(512, 40)).reason is Reason.PLEVEL
 
 
+@pytest.mark.full
 def test_a_model_is_trained_on_the_greatest_version_not_on_the_one_recorded_last(store: Store) -> None:
     newest, *older = (msgspec.structs.replace(TILED, version=f"{v}.{SPACE.digest}") for v in (10, 9, "tvm"))
     measure(store, SHAPES[:2], offered=(newest,))
@@ -180,6 +183,7 @@ def test_a_model_is_trained_on_the_greatest_version_not_on_the_one_recorded_last
         assert evidence.count_trials(c, "filter", target_id, 0, ()) == (0, 2 * len(list(SPACE)), 2)
 
 
+@pytest.mark.full
 def test_a_model_of_older_code_does_not_answer_and_is_due_again(store: Store) -> None:
     measure(store, SHAPES[:5])
     learner.train(store, "filter", TARGET.key)
@@ -229,6 +233,7 @@ def test_a_model_below_the_bar_does_not_answer(store: Store) -> None:
     assert f"ranks {model.accuracy:.2f} of held-out pairs as measured, less than 0.85" in answer.explanation
 
 
+@pytest.mark.full
 def test_an_implementation_that_it_does_not_know_leaves_the_answer_to_the_plevel(
     store: Store,
 ) -> None:
@@ -268,6 +273,7 @@ def test_runs_that_end_train_a_model_once_all_is_quiet(store: Store) -> None:
     trainer.stop()
 
 
+@pytest.mark.full
 def test_training_gives_way_to_a_run_and_comes_back(store: Store) -> None:
     trainer = Trainer(store, poll_s=60.0, quiet_s=0.0)
     measure(store, SHAPES)

@@ -225,6 +225,7 @@ def test_what_stays_uncertain_ends_the_run_all_the_same(farm: Farm) -> None:
     assert LIBRARY.implementation in answer.explanation
 
 
+@pytest.mark.full
 def test_what_is_uncertain_on_another_device_model_is_not_measured_again(farm: Farm) -> None:
     farm.answer = unsure
     farm.go(farm.ask(drawn(trials=20)).id)
@@ -254,6 +255,7 @@ def test_each_device_model_has_finalists_of_its_own(farm: Farm) -> None:
     assert max((s for s in searched if s[0] == FAST.implementation), key=lambda s: seconds(*s)) in finals
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("second", [10.0, 0.1])
 def test_times_of_different_device_models_are_not_compared(farm: Farm, second: float) -> None:
     """Two models take jobs of both implementations; the second takes ten times, or a tenth, as long."""
@@ -296,6 +298,7 @@ def test_times_of_different_device_models_are_not_compared(farm: Farm, second: f
             assert t.elsewhere > 0
 
 
+@pytest.mark.full
 def test_failures_on_another_device_model_do_not_count_where_there_are_successes(farm: Farm) -> None:
     """The second model takes all jobs of one implementation, three of four of whose configurations fail there."""
     places = device(), device("host-b/cpu:0-1", model="Model B")
@@ -345,6 +348,7 @@ class Told(Search):
         super().tell(config, seconds)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [
     pytest.param(k, marks=[] if k in (*UNBUILDABLE, ErrorKind.CRASH, ErrorKind.IMPLAUSIBLE) else [pytest.mark.full])
     for k in ErrorKind if k not in (ErrorKind.LOST, ErrorKind.CANCELLED)
@@ -378,6 +382,7 @@ def test_a_failure_on_another_device_model_is_told_only_if_it_holds_here(
     assert len(tried) == len(set(tried))
 
 
+@pytest.mark.full
 def test_a_run_turns_to_the_device_model_that_times_most(farm: Farm) -> None:
     status = farm.ask(request(trials=48))
     farm.go(status.id, 2)
@@ -421,6 +426,7 @@ def searched(farm: Farm) -> list[tuple[str, Config]]:
     ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("priority", [0, 1])
 def test_two_live_runs_of_a_workload_try_no_configuration_twice(farm: Farm, priority: int) -> None:
     first, second = farm.ask(drawn(trials=60)).id, farm.ask(drawn(trials=61, priority=priority)).id
@@ -479,6 +485,7 @@ def priorities(farm: Farm, run_id: int) -> set[int]:
         return set(c.scalars(sa.select(job.c.priority).where(job.c.run_id == run_id, job.c.state == "queued")))
 
 
+@pytest.mark.full
 def test_what_is_brought_forward_falls_back_when_runs_that_wait_for_it_are_cancelled(farm: Farm) -> None:
     low = farm.ask(drawn(trials=60)).id
     farm.tuner.step()
@@ -535,6 +542,7 @@ def test_what_is_brought_forward_leaves_its_own_run_its_maximum_of_jobs(farm: Fa
         assert [h.job.id for h in lease_jobs(c, farm.worker_id, farm.identity, most=9)] == [second]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("most", [None, 1])
 def test_what_a_more_urgent_run_waits_for_is_held_to_that_one_s_maximum_of_jobs(farm: Farm, most: int | None) -> None:
     low = farm.ask(drawn(trials=60, max_jobs=1)).id
@@ -554,6 +562,7 @@ def test_what_a_more_urgent_run_waits_for_is_held_to_that_one_s_maximum_of_jobs(
     assert lease_some() == (1 if most else 2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("end", ["trials", "time"])
 def test_a_run_that_needs_no_more_brings_nothing_forward(farm: Farm, end: str) -> None:
     high = farm.ask(drawn(trials=1 if end == "trials" else 61, priority=2, timeout_s=1000.0)).id
@@ -585,6 +594,7 @@ def test_a_lost_job_returns_to_the_queue_with_the_priority_that_its_run_has_now(
     assert found == ("queued", queue.URGENT - queue.RUN_PRIORITY)
 
 
+@pytest.mark.full
 def test_a_forced_run_tries_again_what_another_has_in_the_queue(farm: Farm) -> None:
     farm.ask(drawn(trials=20))
     again = farm.ask(drawn(trials=20, force=True)).id
@@ -593,6 +603,7 @@ def test_a_forced_run_tries_again_what_another_has_in_the_queue(farm: Farm) -> N
     assert len(set(tried)) < len(tried)
 
 
+@pytest.mark.full
 def test_pruning_leaves_a_live_run_its_trials(farm: Farm) -> None:
     """On SQLite, ids of deleted rows come again, which a tuner that has seen them would take for old ones."""
     run_id = farm.ask(drawn(trials=40)).id
@@ -615,6 +626,7 @@ def of_few(**values: Any) -> RunRequest:
     return drawn(workloads=(RunWorkload(workload=WORKLOAD, candidates=offered),), **values)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("end", ["measured", "cancelled"])
 def test_a_run_waits_for_what_another_has_in_the_queue_and_tries_what_that_gives_up(farm: Farm, end: str) -> None:
     farm.settings = farm.settings.model_copy(update={"batch": 24})
@@ -658,6 +670,7 @@ def test_tasks_of_any_number_are_locked_and_looked_up(store: Store) -> None:
         assert not other_run.find_awaited(c, 1, drawn(), 1, tasks)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("late_by", ["the first jobs", "later jobs", "results"])
 def test_two_services_propose_no_configuration_twice(
     farm: Farm, monkeypatch: pytest.MonkeyPatch, late_by: str
@@ -775,6 +788,7 @@ def test_an_equal_request_joins_the_run_under_way(farm: Farm) -> None:
     assert farm.ask(request(force=True)).id != first.id
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("turns", [1, 4, 9])
 def test_a_killed_service_goes_on_where_it_was(farm: Farm, turns: int) -> None:
     """Another tuner, which has nothing but the database, takes over in the middle of the run."""
@@ -1100,6 +1114,7 @@ def test_what_is_reported_while_a_run_is_read_is_not_missed(store: Store, model:
     assert t.search is not None and not set(t.search.ask(SPACE.count() or 0)) & set(configs(2))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("device_model", ["Model A", "Model B"])
 def test_a_time_that_the_finals_of_an_earlier_run_refuted_leads_no_search(
     store: Store, model: CostModel, device_model: str

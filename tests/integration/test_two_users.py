@@ -55,6 +55,7 @@ def searched(database: str) -> Counter[tuple[int, str]]:
     return Counter((r.task_id, r.config_digest) for r in rows)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("users", ["alike", "of other budgets", "of another policy"])
 def test_two_users_of_one_workload(users: str, postgres_copy: str, start: Start) -> None:
     first = second = drawn(trials=40)

@@ -26,6 +26,8 @@ from service.store.db import Store, normal_url, show_url
 from service.store.tables import TokenScope, metadata, target
 from tests.limit import HANG_S
 
+pytestmark = pytest.mark.in_turn("url")
+
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest) -> str:
@@ -42,6 +44,7 @@ def store(url: str) -> Iterator[Store]:
     opened.close()
 
 
+@pytest.mark.in_turn
 def test_models_are_what_the_migrations_make(url: str, store: Store) -> None:
     migration.upgrade(url)
     with store.read() as connection:
@@ -49,6 +52,7 @@ def test_models_are_what_the_migrations_make(url: str, store: Store) -> None:
         assert compare_metadata(context, metadata) == []
 
 
+@pytest.mark.in_turn
 def test_constraints_are_what_the_migrations_make(url: str, store: Store) -> None:
     """Parts of the schema that alembic does not compare: checks, and the conditions of partial indexes."""
     migration.upgrade(url)
@@ -97,6 +101,7 @@ def test_upgrade_is_idempotent_and_said(url: str) -> None:
     migration.check(url)
 
 
+@pytest.mark.in_turn
 def test_downgrade_leaves_nothing(url: str, store: Store) -> None:
     from alembic import command
 

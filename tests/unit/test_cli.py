@@ -131,6 +131,7 @@ def test_bash_completes(
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", found.split())
 
 
+@pytest.mark.sample(33)
 @pytest.mark.parametrize("name", all_ops())
 def test_ops_shows_a_command_that_is_right(name: str, called: Called) -> None:
     found = json.loads(called("ops", name, "--json").stdout)
@@ -447,6 +448,7 @@ def status(run_id: int, *workloads: str, interrupted: bool) -> RunStatus:
     )  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", ["runs", "status"])
 def test_runs_have_a_title_and_an_interrupted_one_a_command(
     command: str, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -689,6 +691,7 @@ def test_a_token_that_is_none(token: str, called: Called, monkeypatch: pytest.Mo
     assert_one_line(called("runs", "--url", f"http://127.0.0.1:{free_port()}"), 1, "PLEVEL_TOKEN: not a token")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("content", [b"two\nlines", b"\xff\xfe"])
 def test_a_worker_does_not_show_what_is_no_token(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "token"
@@ -720,6 +723,7 @@ def test_logs_that_cannot_be_written(
     assert_one_line(called("tune", *DENSE), 1, f"log {file}", "XDG_STATE_HOME")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_an_encoding_lacks_is_a_question_mark(encoding: str, tmp_path: Path) -> None:
     done = plevel("select", *DENSE, home=tmp_path, env={"PYTHONIOENCODING": encoding})
@@ -946,6 +950,7 @@ def test_more_threads_than_cores(called: Called) -> None:
     assert_one_line(done, 1, "--threads 4096", "cores")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", [("tune", *DENSE), ("worker", "--url", "http://127.0.0.1:1")])
 def test_no_compiler(command: tuple[str, ...], tmp_path: Path) -> None:
     nothing = tmp_path / "bin"
@@ -956,6 +961,7 @@ def test_no_compiler(command: tuple[str, ...], tmp_path: Path) -> None:
     assert_one_line(done, 1, "CC names 'nonsense -m64'", "no program")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", [("tune", *DENSE), ("worker", "--url", "http://127.0.0.1:1")])
 def test_the_worker_extra_is_missing(command: tuple[str, ...], tmp_path: Path) -> None:
     without_tvm(tmp_path)

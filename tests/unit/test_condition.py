@@ -196,6 +196,7 @@ def test_a_clause_is_made_of_comparisons(tree: Any) -> None:
         Clause.from_json(tree)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("read", [Expr, Clause, SpecializedCondition])
 @pytest.mark.parametrize("op", ["and", "or", "<"])
 def test_size_and_depth_are_limited(read: Any, op: str) -> None:

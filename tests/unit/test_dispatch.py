@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategy.condition import SpecializedCondition
@@ -145,6 +145,7 @@ clause = st.lists(comparison, min_size=1, max_size=3).map(
 condition = st.lists(clause, min_size=1, max_size=2).map(lambda cs: SpecializedCondition(*cs))
 
 
+@settings(max_examples=settings.default.max_examples // 3)
 @given(st.lists(condition, min_size=1, max_size=4))
 def test_satisfiable_combinations_of_one_dimension_are_complete(
     conditions: list[SpecializedCondition],

@@ -11,12 +11,15 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("strategy", "service", "workers", "plevel", "migrations", "benchmarks", "tests", ".ci")
 _QUESTION = re.compile(r"(What|Who|Whether|Where|How|Which|Why)\b")
+_QUOTED = re.compile(rf"[\"'][\s\\]*{_QUESTION.pattern}")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def questions(source: str) -> list[tuple[int, str]]:
     """The line and first line of each docstring that opens with a question word."""
     found = []
+    if not _QUOTED.search(source):  # which takes a tenth of the time of parsing it
+        return found
     for node in ast.walk(ast.parse(source)):
         text = ast.get_docstring(node) if isinstance(node, _DOCUMENTED) else None
         if text and _QUESTION.match(text):

@@ -48,6 +48,7 @@ def test_others_see_neither_the_database_nor_the_log(tmp_path: Path) -> None:
     assert log.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.full
 def test_settings_of_a_service_for_others_are_not_for_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_service_that_does_not_start_says_what_it_may_wait_for(
         embedded.Embedded(f"sqlite:///{tmp_path / 'plevel.db'}", logs=tmp_path / "log").__enter__()
 
 
+@pytest.mark.full
 def test_a_project_s_own_modules_are_not_taken_for_those_of_plevel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,6 +229,7 @@ def test_a_document_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.reason is Reason.TOO_LONG
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_hostile_files_yield_items_that_can_be_stored(name: str) -> None:
     """Mutated samples: each entry is a record that plevel's own format carries, or rejected."""

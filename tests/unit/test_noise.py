@@ -76,6 +76,7 @@ def answer(estimates: dict[str, Estimate], plevels: dict[str, int]) -> Selection
     return choose(WORKLOAD, TARGET, known, measured)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rivals", [(1.06, 1.08), (1.03, 1.055, 1.3), (1.1, 1.2, 1.8, 3.0)])
 def test_what_is_chosen_beside_a_busy_neighbour_is_hardly_ever_slower(
     rivals: tuple[float, ...],

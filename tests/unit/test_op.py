@@ -269,6 +269,7 @@ def run_with_packages(folder: Path, *arguments: str) -> subprocess.CompletedProc
     )  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("last_line", "error"),
     [
@@ -349,6 +350,7 @@ def test_a_bug_in_an_operators_code_shows_file_and_line(tmp_path, arguments, lin
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.full
 def test_a_bug_in_an_operators_code_is_recorded_with_file_and_line(tmp_path):
     make_package(tmp_path, "buggy", BUGGY)
     program = (

@@ -137,6 +137,7 @@ def structs(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{**{n: values_of(h) for n, h in hints.items()}, **names})
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("kind", WIRE_TYPES, ids=lambda kind: kind.__name__)
 def test_every_wire_type_survives_the_wire(kind: type[msgspec.Struct]) -> None:
     @given(structs(kind))

@@ -177,6 +177,7 @@ def test_the_lower_bound_is_below_the_best_while_there_is_hope(model: ChildModel
     assert 0 < search.lower_bound_s < 2 * search.best_s
 
 
+@pytest.mark.full
 def test_little_is_expected_once_the_best_is_found(model: ChildModel) -> None:
     search = Search(BOWL, 2, model)
     assert search.expected_gain(1.0) is None
@@ -259,6 +260,7 @@ def test_records_of_elsewhere_say_where_to_look() -> None:
     assert statistics.median(warm) < statistics.median(cold)
 
 
+@pytest.mark.full
 def test_a_search_is_taught_under_way() -> None:
     search = Search(BOWL, 1, InlineModel())
     tune(search, 8)

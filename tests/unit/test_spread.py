@@ -8,6 +8,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 OF_TORCH = {"gw0", "gw1"}
 
@@ -31,6 +33,7 @@ def _run(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_tests_of_pytorch_alone_are_found_though_the_last_process_collects_none(tmp_path: Path) -> None:
     done = _run(tmp_path, "-k", "torch_0")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -37,6 +37,7 @@ def test_what_is_selected_is_for_the_targets_kind(name: str) -> None:
         assert find_implementation(example(name), target, found.implementation)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("text", NOT_BUILT)
 def test_where_nothing_can_be_built_one_error_says_what_there_is(text: str) -> None:
     target = Target.parse(text)

@@ -285,6 +285,7 @@ def record(because: str | None) -> list[str]:
     return unexplained
 
 
+@pytest.mark.full
 def test_code_that_changed_without_a_version_needs_a_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def _epilogued(workload: Workload) -> Workload | None:
     return Workload.make(workload.op, workload.inputs, workload.attrs, epilogue=steps)
 
 
+@pytest.mark.sample(33)
 @pytest.mark.parametrize("name", sorted(all_ops()))
 def test_examples_of_every_operator(name: str) -> None:
     examples = accepted(name)
