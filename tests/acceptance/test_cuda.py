@@ -57,6 +57,7 @@ def emulate_cuda(stage: Stage) -> None:
     }
 
 
+@pytest.mark.full
 def test_a_cuda_worker_tunes_for_a_service_and_measures_by_itself(stage: Stage) -> None:
     emulate_cuda(stage)
     stage.start_service()

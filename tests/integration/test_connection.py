@@ -246,6 +246,7 @@ def test_a_few_requests_sent_ahead_are_answered_in_turn(
     assert client.answer().count(b"HTTP/1.1 200 OK") == 5
 
 
+@pytest.mark.full
 def test_half_open_connections_are_closed_and_keep_nobody_out(
     url: str, start: Start, dial: Dial
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_file_that_nobody_may_write_is_opened(named: Path) -> None:
         named.parent.chmod(0o755)
 
 
+@pytest.mark.full
 def test_a_new_file_is_made_under_its_name(tmp_path: Path) -> None:
     for name in NAMES:
         make_folder(url_of(tmp_path / name))

@@ -232,6 +232,7 @@ def test_a_run_has_one_tuner(crowd: Crowd) -> None:
         assert sum(scene.run_id in mine for mine in held) == 1  # type: ignore[operator]
 
 
+@pytest.mark.full
 def test_lost_jobs_of_several_runs_do_not_stop_their_tuners(crowd: Crowd) -> None:
     """A deadlock otherwise: the one holds the runs in the order of their jobs, the other in its own."""
     first, second = (Scene.make(crowd.stores[0], drawn(seed=seed)) for seed in range(2))
@@ -514,6 +515,7 @@ def test_a_device_is_registered_once_and_has_one_owner(crowd: Crowd) -> None:
             assert owner == f"lab-{winner}"
 
 
+@pytest.mark.full
 def test_devices_in_another_order_do_not_stop_each_other(crowd: Crowd) -> None:
     for n in range(ROUNDS):
         targets = [Target.parse(f"llvm -mcpu=z{n} -num-cores={k}") for k in (1, 2, 3)]
@@ -523,6 +525,7 @@ def test_devices_in_another_order_do_not_stop_each_other(crowd: Crowd) -> None:
         assert not kinds(answers)
 
 
+@pytest.mark.full
 def test_renamings_take_turns(crowd: Crowd) -> None:
     names = ["a/cpu:0", "b/cpu:0", "c/cpu:0"]
     with crowd.stores[0].write() as c:

@@ -123,6 +123,7 @@ EQUALS = [
 ]
 
 
+@pytest.mark.full
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(JOB, min_size=1, max_size=5))
 @example(EQUALS)

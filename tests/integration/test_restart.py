@@ -30,6 +30,7 @@ def limit(postgres_server: str) -> Iterator[tuple[str, Callable[[int], None]]]:
         admin.execute(f"DROP ROLE {name}")
 
 
+@pytest.mark.full
 def test_a_service_waits_until_there_is_a_connection(
     limit: tuple[str, Callable[[int], None]],
 ) -> None:

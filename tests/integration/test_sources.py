@@ -183,7 +183,7 @@ def test_too_few_records_are_no_source(store: Store) -> None:
     assert found(store, asked(WORKLOAD)) == []
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("target", [TARGET, OTHER_TARGET])
 def test_a_run_begins_where_another_shape_or_target_was_fast(
     store: Store, url: str, target: Target

@@ -298,6 +298,7 @@ def plevel(*arguments: str) -> str:
     return done.output
 
 
+@pytest.mark.full
 def test_the_command_line_trains_lists_and_shows(store: Store, url: str) -> None:
     measure(store, SHAPES[:5])
     place = ("--database", url)
@@ -345,6 +346,7 @@ def test_a_service_trains_what_it_is_asked_for(store: Store, url: str, start: St
     assert "version" in plevel("model", "show", str(models[0]["id"]), *place)
 
 
+@pytest.mark.full
 def test_too_few_workloads_are_refused(store: Store) -> None:
     measure(store, SHAPES[:4])
     with pytest.raises(InvalidError, match="4 workloads on record, not counting epilogues, at least 5"):

@@ -211,6 +211,7 @@ def test_what_is_too_uncertain_to_choose_by_is_measured_again(farm: Farm) -> Non
     assert {e.implementation for e in again} == {LIBRARY.implementation, FAST.implementation}
 
 
+@pytest.mark.full
 def test_what_stays_uncertain_ends_the_run_all_the_same(farm: Farm) -> None:
     farm.answer = unsure
     status = farm.go(farm.ask(request(trials=20)).id)
@@ -238,6 +239,7 @@ def test_what_is_uncertain_on_another_device_model_is_not_measured_again(farm: F
     assert farm.phases.count(Phase.CONFIRM) == finals + CONFIRM_SESSIONS
 
 
+@pytest.mark.full
 def test_each_device_model_has_finalists_of_its_own(farm: Farm) -> None:
     """On the second model, which is slower, the fastest are those that are the slowest on the first."""
     farm.go(farm.ask(drawn(trials=20)).id)
@@ -722,6 +724,7 @@ def test_the_search_tells_workers_what_to_beat(farm: Farm) -> None:
     assert last.best_s is not None
 
 
+@pytest.mark.full
 def test_tuned_enough_spends_nothing(farm: Farm) -> None:
     first = farm.go(farm.ask(request(trials=20)).id)
     jobs = len(farm.jobs)
@@ -762,6 +765,7 @@ def test_a_run_whose_records_were_purged_is_tuned_again(farm: Farm) -> None:
     assert first.id < second.id < third.id
 
 
+@pytest.mark.full
 def test_a_larger_budget_goes_on_from_the_smaller(farm: Farm) -> None:
     farm.go(farm.ask(request(trials=20)).id)
     jobs = len(farm.jobs)
@@ -805,6 +809,7 @@ def test_a_killed_service_goes_on_where_it_was(farm: Farm, turns: int) -> None:
     assert farm.phases.count(Phase.CONFIRM) == CONFIRM_SESSIONS
 
 
+@pytest.mark.full
 def test_a_killed_service_goes_on_at_every_single_step(farm: Farm) -> None:
     status = farm.ask(request(trials=24))
     for _ in range(100):
@@ -893,6 +898,7 @@ def test_interruptions_do_not_count_as_time_of_the_run(farm: Farm) -> None:
     assert " of them timing, beside interruptions of 2:59 h: " in _ending(msgspec.structs.replace(status, timing_s=1.0))
 
 
+@pytest.mark.full
 def test_hopeless_implementations_are_dropped_and_named(farm: Farm) -> None:
     status = farm.go(farm.ask(request(trials=90)).id)
     tasks = {t.implementation: t for t in status.tasks}

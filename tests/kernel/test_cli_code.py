@@ -244,6 +244,7 @@ def test_a_model_is_built_into_a_folder_with_a_manifest(
     np.testing.assert_array_equal(result, np.maximum(data, 0))
 
 
+@pytest.mark.full
 def test_a_lock_is_built_as_it_was_written(
     tmp_path: Path, printed: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +331,7 @@ def test_build_says_what_to_ship(
         assert f"needs      {needed}" in said and "--bundle-libs" in said
 
 
+@pytest.mark.full
 def test_build_verifies_what_it_has_built(tmp_path: Path) -> None:
     output = ("-t", "llvm -num-cores=2", "-o", str(tmp_path / "libdense.so"), "--verify")
     done = plevel("build", *ANY_M, *output, home=tmp_path)
@@ -354,6 +356,7 @@ def test_build_keeps_no_library_that_must_not_be_used(
     assert not output.exists() and not output.with_suffix(".h").exists()
 
 
+@pytest.mark.full
 def test_build_bundles_nothing_into_a_cubin(tmp_path: Path) -> None:
     target = ("-t", "cuda -arch=sm_90", "-o", str(tmp_path / "dense.cubin"), "--bundle-libs")
     done = plevel("build", *SMALL, *target, home=tmp_path)

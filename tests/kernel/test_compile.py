@@ -166,6 +166,7 @@ def test_of_two_ends_the_anchor_is_extended():
     assert sorted(groups(graph)) == [["dense", "add"], ["tanh"]]
 
 
+@pytest.mark.full
 def test_a_function_waits_for_what_its_epilogue_needs(engine):
     early = dense(x, Var("w", "float32[5,5]"))
     late = softmax(transpose(transpose(exp(x))))
@@ -340,6 +341,7 @@ def test_new_measurements_are_taken_by_the_next_compile(engine, compiles):
     assert len(compiles) == 2
 
 
+@pytest.mark.full
 def test_what_has_no_row_for_all_sizes_is_compiled_for_each(engine, compiles, monkeypatch):
     strategy = get_op("softmax").get_attr("FTVMStrategy")
     monkeypatch.setattr(strategy, "_by_key", dict(strategy._by_key))
@@ -427,7 +429,7 @@ def test_gradients_of_many_operators_compiled(engine):
     compare(engine.compile(found, TARGET), found, {"b": value}, 1e-11)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("form", ["7,10000", "7,n"])
 def test_gradients_of_more_elements_than_float16_counts(engine, form):
     data = values((7, 10000), dtype="float16")[0]
@@ -496,6 +498,7 @@ def test_a_value_is_not_an_input_that_it_is_written_over(engine):
     np.testing.assert_array_equal(a, kept)
 
 
+@pytest.mark.full
 def test_the_runtime_has_the_targets_threads():
     program = (
         "import sys\n"

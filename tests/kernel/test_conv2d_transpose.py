@@ -60,7 +60,7 @@ def test_any_configuration(batch, groups, depth, own, height, width, down, acros
         check(work, BLOCKS, config)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_floats_by_every_implementation_of_float32(dtype: str) -> None:
     work = make("2,6,7,19", "6,5,3,3", dtype=dtype, strides=2, padding=1, groups=2)

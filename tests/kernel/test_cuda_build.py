@@ -251,7 +251,7 @@ def test_what_is_not_tuned_compiles(workload: Workload, arch: str, tmp_path: Pat
             assert {n.kernel for n in artefact.programs["main"].launches} <= artefact.usage.keys()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @compiled
 @pytest.mark.parametrize(
     ("op", "implementation"),

@@ -42,6 +42,7 @@ FALLBACKS = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 @compiled
 @pytest.mark.parametrize(("workload", "implementation", "blocks"), FALLBACKS)
 @pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.full)])

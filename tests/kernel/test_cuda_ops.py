@@ -262,6 +262,7 @@ def test_sampled_configurations_are_right(workload: Workload, scratch: Path, ful
         check(workload, name, config, scratch)
 
 
+@pytest.mark.full
 def test_runs_are_merged_and_equal_elements_stay_in_their_order(scratch: Path) -> None:
     config = Config({"threads": 64, "items": 2, "tile": 512})
     workload = Workload.make("topk", {"data": "int8[2,5000]"}, {"k": 700, "ret_type": "indices"})
@@ -347,7 +348,7 @@ def test_dense_has_a_fallback_for_all_extents(shape: tuple[int, int, int], dtype
             assert candidate.space is None or candidate.space.contains(candidate.fallback)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("implementation", "dtype"),
     [

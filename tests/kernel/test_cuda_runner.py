@@ -127,6 +127,7 @@ def begin(artefact: CudaArtefact, statement: str) -> CudaArtefact:
     return msgspec.structs.replace(artefact, source=source)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("no_pinning")
 def test_constants_are_prepared_once_and_workspaces_are_made(tmp_path: Path) -> None:
     workload = Workload.make(

@@ -292,6 +292,7 @@ def test_a_worker_without_jobs_ends(serve: Callable[..., Running]) -> None:
     assert script.done == [1, 2] and script.events[-1] == "gone"
 
 
+@pytest.mark.full
 def test_no_job_is_leased_that_may_outlast_the_lifetime(
     serve: Callable[..., Running], gate: Path
 ) -> None:
@@ -372,6 +373,7 @@ def test_a_cancelled_run_stops_within_seconds(serve: Callable[..., Running]) -> 
     assert script.results[1] == {}  # what was not finished is not reported
 
 
+@pytest.mark.full
 def test_a_lost_lease_is_left_and_the_next_job_goes_on(serve: Callable[..., Running]) -> None:
     script = Script([job(1, "good"), job(2, "hangs"), job(3, "good")])
     script.at["done 1"] = 409  # another worker has it by now

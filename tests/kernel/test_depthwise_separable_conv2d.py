@@ -80,13 +80,14 @@ def test_any_configuration_of_any_shape(case, constant, full):
         check(workload, config)
 
 
+@pytest.mark.full
 def test_a_large_window_is_not_unrolled():
     workload = make((1, 16, 14, 14), (31, 31), 16, {"padding": 15})
     assert lower(workload, TARGET, NAME).module.script().count("unroll(T.int64(31))") == 1  # its rows are
     check(workload)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize(("case", "dtype"), [(1, "float64"), (2, "float16")])
 def test_a_block_may_be_several_vectors_and_floats_may_be_narrow(case, dtype):
     workload = make(*CASES[case], dtype=dtype)

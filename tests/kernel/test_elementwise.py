@@ -130,6 +130,7 @@ CHAINS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("chain", CHAINS)
 def test_a_chain_of_bfloat16_is_written_once(chain: str) -> None:
     """Code that repeats each function for each use of its value takes a minute to compile."""

@@ -49,6 +49,7 @@ def test_what_models_call_becomes_one_function():
         np.testing.assert_allclose(found, evaluate(graph, values), atol=3e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "key"),
     [

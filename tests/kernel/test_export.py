@@ -102,6 +102,7 @@ def test_a_table_compiles_to_one_function_that_is_right_for_every_m(tmp_path: Pa
     assert takes_weight or packed
 
 
+@pytest.mark.full
 def test_the_row_of_one_size_may_come_first(tmp_path: Path) -> None:
     names = ("dense_gemv.cpu", "dense_nopack.cpu")  # the first where m is 1, and packs nothing then
     workload = Workload.make("dense", {"data": f"float32[m,{K}]", "weight": f"float32[{N},{K}]"})
@@ -290,6 +291,7 @@ def test_conditions_are_decided_in_c_as_in_python(tmp_path: Path) -> None:
             assert held == condition.evaluate({"m": size}), (str(condition), size)
 
 
+@pytest.mark.full
 def test_two_libraries_of_one_program_call_their_own_functions(tmp_path: Path) -> None:
     for op in ("sigmoid", "relu"):
         workload = Workload.make(op, {"data": "float32[8]"})

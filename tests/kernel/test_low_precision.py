@@ -254,6 +254,7 @@ def test_edges_of_an_image_are_packed_and_requantised_by_vectors():
     assert not any(scalar in code for scalar in ("vrndscaless", "vroundss", "movzbl"))
 
 
+@pytest.mark.full
 def test_the_instruction_is_used_where_the_target_has_it():
     for target, integer, real in ((ZEN4, "vpdpbusd", "vdpbf16ps"), (NEOVERSE, "sdot", "bfdot")):
         for kind, opcode in (("bfloat16", real), ("int8", integer), ("uint8", integer)):

@@ -106,6 +106,7 @@ def test_nan_and_infinities_pass(op: str, shape: tuple[int, ...], attrs: dict[st
         np.testing.assert_allclose(found.numpy().astype("float32"), right.astype("float32"), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.full
 def test_float16_is_widened_to_float32_alone() -> None:
     """Few processors convert float64 to float16, and not all C libraries do."""
     for op, inputs, attrs in CASES:
@@ -123,6 +124,7 @@ def floats() -> Iterator[Any]:
                 yield pytest.param(op, dict(example.inputs), dict(example.attrs), id=f"{op}-{example.inputs}")
 
 
+@pytest.mark.full
 def test_every_tunable_implementation_of_float32_is_one_of_narrow_floats() -> None:
     missing = []
     for op, inputs, attrs in (case.values for case in floats()):

@@ -115,6 +115,7 @@ def test_a_library_takes_every_size_that_has_a_name(tmp_path: Path, capsys: pyte
     assert [o["shape"] for o in manifest["outputs"]] == [["n", "m", "m"]]
 
 
+@pytest.mark.full
 def test_strides_divide_pictures_of_which_a_size_is_a_factor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -312,6 +313,7 @@ def test_a_strided_part_whose_extent_is_rounded_is_refused(
     assert "depends on a symbolic size, and a library has fixed ones" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_part_of_a_table_is_right_within_the_bounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nodes, weights, _ = PARTS["of a table"]
     path, out = of_sizes(tmp_path, *nodes, zero=np.array([0]), **weights), tmp_path / "sizes.so"

@@ -303,6 +303,7 @@ def test_older_versions_take_the_pixels_of_onnx_runtime(name: str, tmp_path: Pat
     assert found.ravel().tolist() == pixels
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("bits", "level", "signed", "dtype"), [
     (4, 0, True, "float32"), (4, 4, False, "float32"), (8, 4, False, "float32"), (4, 0, False, "float16"),
     (8, 0, False, "float16"),

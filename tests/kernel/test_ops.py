@@ -218,6 +218,7 @@ def test_a_chain_of_elementary_functions_does_not_repeat_what_it_is_of(dtype):
     assert check(work, "broadcast.cpu")
 
 
+@pytest.mark.full
 def test_a_chain_of_elementary_functions_is_used_twice():
     other = Input("other", "float32[7,131]")
     chain = [EpilogueStep("silu", (None,)), EpilogueStep("swiglu", (None, other))]
@@ -252,7 +253,7 @@ def test_empty_tensors(op, inputs, attrs):
     assert check(make(op, inputs, attrs))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["bool", "float32"])
 def test_attention_of_a_query_that_sees_no_key_is_zero(dtype):
     for m, implementation in ((1, "attention_row.cpu"), (5, "attention_tile.cpu")):
@@ -369,6 +370,7 @@ def test_logarithms_of_sums_over_their_whole_range(rows, least):
     np.testing.assert_allclose(out.numpy(), expected, rtol=5e-7, atol=3e-7)
 
 
+@pytest.mark.full
 def test_chains_and_a_value_used_twice():
     steps = [
         EpilogueStep("sigmoid", (None,)),

@@ -51,6 +51,7 @@ def test_the_ends_of_every_knob(check: Callable[..., None], op: str) -> None:
         check(work, name, config)
 
 
+@pytest.mark.full
 @settings(max_examples=min(16, settings.default.max_examples // 2))
 @given(
     op=st.sampled_from(ROW_OPS), rows=st.lists(st.integers(1, 6), min_size=1, max_size=2),

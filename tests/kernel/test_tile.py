@@ -81,6 +81,7 @@ def test_pooling(
         check(work, name, config)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("op", "data", "attrs"),
     [

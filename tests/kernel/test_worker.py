@@ -530,6 +530,7 @@ def test_a_kernel_that_leaves_its_buffers_has_no_time(
         assert results[index].samples_s
 
 
+@pytest.mark.full
 def test_a_fault_elsewhere_is_a_crash(builders: BuilderPool, runner: TimingRunner) -> None:
     _, results = run(hostile_job("segfaults"), builders, runner)
     assert results[0].error is ErrorKind.CRASH
@@ -596,6 +597,7 @@ def test_every_implementation_of_dense_is_built_checked_and_timed(
 ON_OPENMP = TARGET.with_threads(2).in_network()
 
 
+@pytest.mark.full
 def test_kernels_run_on_the_threads_that_the_target_names(
     builders: BuilderPool, runner: TimingRunner
 ) -> None:

@@ -277,6 +277,7 @@ def test_without_a_key_nothing_is_kept(tmp_path: Path) -> None:
     assert freed and grown < 4  # megabytes
 
 
+@pytest.mark.full
 def test_an_unloaded_library_leaves_no_workspaces(tmp_path: Path) -> None:
     compiled(tmp_path, "part.so", PART, "-shared", "-fPIC", "-Wno-unused-function")
     compiled(tmp_path, "host", HOST, "-ldl")

@@ -131,6 +131,7 @@ def test_a_downgrade_says_what_it_would_delete_before_it_does(url: str, store: S
         migration.downgrade(url, "0005")
 
 
+@pytest.mark.full
 def test_a_downgrade_to_nothing_needs_no_older_schema_that_holds_the_rows(url: str, store: Store) -> None:
     migration.upgrade(url)
     log = Path(__file__).parents[1] / "data/formats/autotvm_0_2.log"
@@ -217,6 +218,7 @@ def test_two_processes_upgrade_at_once(url: str) -> None:
         assert (process.returncode, out.strip()) == (0, migration.head())
 
 
+@pytest.mark.full
 def test_migrations_are_found_without_the_source_tree(url: str, tmp_path: Path) -> None:
     """As from an installed wheel: packages alone, another working directory."""
     import shutil

@@ -400,6 +400,7 @@ def test_a_convolution_of_all_batch_sizes():
     assert "float32[m,16,1,100]" in str(report)
 
 
+@pytest.mark.full
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_products_whose_rows_depend_on_values_are_replaced_and_may_be_none():
     torch.manual_seed(9)

@@ -568,6 +568,7 @@ def test_another_machine_runs_a_graph_as_one_library_too(whole, tmp_path: Path, 
         assert len(list(folder().glob("graph-*.so"))) == 1
 
 
+@pytest.mark.full
 def test_a_graph_keeps_its_kernels_where_its_verdict_cannot_be_recorded(
     ratios, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

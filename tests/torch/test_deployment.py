@@ -286,6 +286,7 @@ class Tokens(nn.Module):
         return x[:, -1], x[:, 1:].mean(1), x * torch.arange(1, n + 2)[:, None]
 
 
+@pytest.mark.full
 def test_one_library_takes_every_batch_and_every_number_of_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -462,6 +463,7 @@ def test_a_wrong_value_is_found_and_named_and_the_library_removed(
     assert not list(tmp_path.glob("model.[shj]*"))
 
 
+@pytest.mark.full
 def test_results_that_vary_are_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -335,7 +335,7 @@ def test_a_compiled_program_computes_what_pytorch_does(name: str) -> None:
         np.testing.assert_allclose(found.astype("float32"), wanted, rtol=epsilon, atol=0)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_number_is_not_rounded_to_16_bits_before_a_product(dtype: torch.dtype) -> None:
     def multiplied(x):
@@ -438,6 +438,7 @@ def test_numbers_and_none_are_no_inputs_and_outputs_of_a_library() -> None:
     np.testing.assert_allclose(found[0] if isinstance(found, tuple) else found, X.numpy() * 2.5)
 
 
+@pytest.mark.full
 def test_state_is_refused_with_what_to_do() -> None:
     class Counter(nn.Module):
         def __init__(self) -> None:

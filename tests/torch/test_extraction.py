@@ -157,6 +157,7 @@ def test_what_else_a_library_of_the_graph_runs_is_tuned_where_there_is_a_choice(
     assert keys(extract(layers.eval(), inputs)) == {conv: 1, softmax: 1}
 
 
+@pytest.mark.full
 def test_convolutions_of_a_library_are_tuned_in_blocked_layouts_too():
     layers = [torch.nn.Conv2d(16, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 16, 3, padding=1)]
     found = extract(torch.nn.Sequential(*layers).eval(), (torch.randn(1, 16, 28, 28),))
@@ -179,6 +180,7 @@ class Residuals(torch.nn.Module):
         return self.a(right) + self.b(right)
 
 
+@pytest.mark.full
 def test_equal_calculations_are_one_workload_whatever_their_place_and_order():
     found = keys(extract(Residuals().eval(), (torch.randn(32, 32),)))
     product = "dense(data=float32[32,32],weight=float32[32,32]:const)"
@@ -186,6 +188,7 @@ def test_equal_calculations_are_one_workload_whatever_their_place_and_order():
     assert found == {f"{product}+add(.,add0.rhs=float32[32,32])": 3, product: 1, merged: 1}
 
 
+@pytest.mark.full
 def test_a_model_with_several_graphs_is_read_whole():
     class Broken(torch.nn.Module):
         def __init__(self) -> None:
@@ -284,6 +287,7 @@ def test_activations_are_read_whatever_the_way_they_are_written():
     }
 
 
+@pytest.mark.full
 def test_products_of_one_operand_are_also_offered_as_one():
     found = extract(*models.decoder())
     dense = "dense(data=float32[24,32],weight=float32[{},32]:const)".format

@@ -112,6 +112,7 @@ def test_sizes_are_expressions_of_sizes_alone(size: str, tmp_path: Path, monkeyp
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "function",
     [

@@ -88,6 +88,7 @@ def test_a_service_without_a_worker_for_the_target_is_an_error_unless_the_run_is
     assert seen.value.args[0] not in before
 
 
+@pytest.mark.full
 def test_a_service_that_stays_away_or_is_misnamed_is_an_error_of_the_client(
     service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,7 +168,7 @@ def grown(parse: Callable[[bytes], object], cases: Iterable[tuple[bytes, bytes]]
     return found
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", Format)
 def test_formats(form: Format, full: bool) -> None:
     cases = list(itertools.product(BEGINS[form], units(JSON_TOKENS, 400 if full else 15, 1)))

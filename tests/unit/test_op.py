@@ -294,6 +294,7 @@ def test_a_package_that_cannot_be_loaded_is_reported_once_and_left_out(tmp_path,
     )
 
 
+@pytest.mark.full
 def test_commands_go_on_without_a_package_that_cannot_be_loaded(tmp_path):
     make_package(tmp_path, "broken", "1 / 0")
     select = ("select", "relu", "-i", "data=float32[4]", "-t", "llvm")

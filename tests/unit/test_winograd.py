@@ -38,7 +38,7 @@ def test_it_is_the_convolution(transform):
     np.testing.assert_allclose(convolve(transform, data, weight), expected, atol=1e-12)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("channels", [16, 64])
 @pytest.mark.parametrize("transform", [F2, F4], ids=["2x2", "4x4"])
 def test_float32_is_within_what_a_convolution_may_be_off(transform, channels):
