@@ -84,6 +84,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all is collected: it would pass over ever more that stays, a tenth of the time
     settings.load_profile("full" if config.getoption("--full") else "sample")
     config.pluginmanager.register(_SkipRule(), "plevel-skips")
     if getattr(config, "workerinput", {}).get("of_all"):
@@ -220,6 +221,7 @@ def pytest_collection_finish() -> None:
     """Have the garbage collector pass over what is loaded by now: it lives to the end, and is most of the heap."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 class _SkipRule:

@@ -58,7 +58,7 @@ def filled(
         store.close()
 
 
-def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]]) -> None:
+def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]], full: bool) -> None:
     store, url, ids = filled
     with store.write() as c:
         # Of one shape all intervals overlap: the highest plevel wins, whatever is the fastest.
@@ -90,7 +90,7 @@ def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]
         *(f"{path}?since=2020-01-01&until=2100-12-31&sort={sign}{name}"
           for path, of in (("/runs", run_list), ("/records", record_query), ("/devices", device_query),
                            ("/tasks", task_query))
-          for name in of.SORTS for sign in ("", "-")),
+          for n, name in enumerate(of.SORTS) for sign in (("", "-") if full else "-"[n % 2 :])),
     ]  # fmt: skip
     with serve(url) as site:
         for path in paths:

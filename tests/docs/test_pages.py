@@ -88,8 +88,8 @@ def runs(
 
 
 def pages() -> list[Any]:
-    """Those to run; the tutorial, which takes as long as all others, is one of the larger samples."""
-    return [pytest.param(p, marks=[pytest.mark.full] if p.name == "tutorial.md" else []) for p in runnable()]
+    """Those to run; the longest ones, which take longer than all others, are larger samples."""
+    return [pytest.param(p, marks=[pytest.mark.full] if p.name in LONGEST else []) for p in runnable()]
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda p: p.name)

@@ -196,6 +196,7 @@ def test_what_was_carried_forward_is_known_when_it_comes_back(url: str, tmp_path
         store.close()
 
 
+@pytest.mark.full
 def test_schema_0002_goes_back_unless_that_loses_something(url: str) -> None:
     migration.upgrade(url)
     migration.downgrade(url, "0001")
@@ -245,6 +246,7 @@ def test_schema_0002_is_carried_forward(url_0002: str) -> None:
         store.close()
 
 
+@pytest.mark.full
 def test_schema_0002_is_gone_back_to(url_0002: str) -> None:
     migration.upgrade(url_0002)
     migration.downgrade(url_0002, "0002")
@@ -275,6 +277,7 @@ def test_schema_0003_is_carried_forward_and_gone_back_to(url_0003: str) -> None:
         migration.downgrade(url_0003, "0003")
 
 
+@pytest.mark.full
 def test_schema_0004_is_carried_forward_and_gone_back_to(url_0004: str) -> None:
     def put(error: str) -> None:
         store = Store(url_0004)
@@ -343,6 +346,7 @@ def other_token(c: sa.Connection) -> int:
     return token_module.create(c, "other", [TokenScope.WORKER]).id
 
 
+@pytest.mark.full
 def test_schema_0005_is_gone_back_to_unless_a_device_has_changed(url_0005: str) -> None:
     migration.upgrade(url_0005)
     migration.downgrade(url_0005, "0005", lose=True)
@@ -391,6 +395,7 @@ def test_schema_0006_is_carried_forward(url_0006: str) -> None:
         migration.downgrade(url_0006, "0006")
 
 
+@pytest.mark.full
 def test_schema_0006_is_gone_back_to_without_modules(url_0005: str) -> None:
     migration.upgrade(url_0005)
     migration.downgrade(url_0005, "0006")
