@@ -22,7 +22,7 @@ from tests.port import free_port
 
 # Run as one program by tests/kernel/test_documentation.py.
 ELSEWHERE = {"operators.md"}
-LONGEST = {"tutorial.md", "extending.md"}  # they compile
+LONGEST = {"tutorial.md", "extending.md", "build-farm.md"}  # they compile
 _COMMAND = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*plevel((?: [a-z]+){1,2})\b(.*)$")
 
 

@@ -350,7 +350,7 @@ class Told(Search):
         super().tell(config, seconds)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [
     pytest.param(k, marks=[] if k in (*UNBUILDABLE, ErrorKind.CRASH, ErrorKind.IMPLAUSIBLE) else [pytest.mark.full])
     for k in ErrorKind if k not in (ErrorKind.LOST, ErrorKind.CANCELLED)
@@ -428,7 +428,7 @@ def searched(farm: Farm) -> list[tuple[str, Config]]:
     ]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("priority", [0, 1])
 def test_two_live_runs_of_a_workload_try_no_configuration_twice(farm: Farm, priority: int) -> None:
     first, second = farm.ask(drawn(trials=60)).id, farm.ask(drawn(trials=61, priority=priority)).id
@@ -750,6 +750,7 @@ def test_tuned_enough_spends_nothing(farm: Farm) -> None:
         assert farm.ask(different).state is RunState.RUNNING
 
 
+@pytest.mark.full
 def test_a_run_whose_records_were_purged_is_tuned_again(farm: Farm) -> None:
     first = farm.go(farm.ask(request(trials=20)).id)
     with farm.store.write() as c:

@@ -182,6 +182,7 @@ def test_entries_that_do_not_fit_the_device_together_are_timed_one_after_another
             assert driver.allocated == 1 + 3 * 2 * 2  # no entry lacks a set, which would leave its data in L2
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("no_pinning")
 def test_a_copy_for_whose_workspace_there_is_no_room_is_left_out(tmp_path: Path) -> None:
     workload = Workload.make(

@@ -271,6 +271,7 @@ def test_draining_finishes_what_is_timed_and_gives_back_what_is_not(
     assert script.events[-1] == "gone"
 
 
+@pytest.mark.full
 def test_draining_gives_back_what_is_not_finished_within_the_grace_period(
     serve: Callable[..., Running],
 ) -> None:
@@ -311,6 +312,7 @@ def test_no_job_is_leased_that_may_outlast_the_lifetime(
     assert "lease 3" not in script.events and script.events[-1] == "gone"
 
 
+@pytest.mark.full
 def test_the_end_of_the_lifetime_gives_back_what_is_not_finished(
     serve: Callable[..., Running],
 ) -> None:
@@ -346,6 +348,7 @@ class Away:
     def close(self) -> None: ...
 
 
+@pytest.mark.full
 def test_with_a_cluster_jobs_are_leased_as_far_ahead_as_builds_take_longer(
     serve: Callable[..., Running],
 ) -> None:

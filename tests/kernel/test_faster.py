@@ -81,6 +81,7 @@ def test_blocked_layouts_that_are_faster_stay(tmp_path: Path, monkeypatch: pytes
     assert is_kept(blocked, made, path)
 
 
+@pytest.mark.full
 def test_nchw_takes_the_place_of_blocked_layouts_that_are_slower(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_library_of_nchw_that_cannot_be_had_or_run_leaves_the_blocked_one(
     assert is_kept(blocked, made, path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("joined", "apart", "fails", "kept"), [
     (FEW, MANY, "", FEW), (MANY, FEW, "", FEW), (MANY, FEW, "no linker", MANY),
 ])  # fmt: skip

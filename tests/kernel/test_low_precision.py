@@ -328,7 +328,7 @@ def test_data_of_8_bits_go_through_the_instruction():
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@settings(max_examples=min(6, settings.default.max_examples // 4))
+@settings(max_examples=min(6, settings.default.max_examples // 12))
 @given(
     shape=st.sampled_from(["1,17,19,19;21,17,3,3", "2,6,9,40;34,3,3,3", "1,20,7,9;37,20,1,1", "1,3,23,21;9,3,7,7"]),
     padding=st.integers(0, 2), stride=st.integers(1, 2), last=st.booleans(), seed=st.integers(0, 2**32),

@@ -43,6 +43,7 @@ def check_once() -> Any:
     return check.__wrapped__(Target.parse("cpu").with_threads(2))  # type: ignore[attr-defined]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("op", [pytest.param("softmax", marks=pytest.mark.full), "layer_norm", "sum"])
 def test_the_ends_of_every_knob(check: Callable[..., None], op: str) -> None:
     work = workload(op, [12, 104])

@@ -300,7 +300,7 @@ def test_a_module_that_is_missing_is_named(tmp_path: Path) -> None:
 # Building
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("deed", "kind", "words"),
     [
@@ -484,6 +484,7 @@ def test_a_bad_kernel_fails_alone(
         assert results[index].samples_s
 
 
+@pytest.mark.full
 def test_inputs_that_a_timed_kernel_damaged_are_not_kept(builders: BuilderPool, runner: TimingRunner) -> None:
     _, results = run(hostile_job("writes_input_later"), builders, runner)
     assert results[0].error is ErrorKind.WRONG_ANSWER
@@ -787,6 +788,7 @@ def test_constants_alone_are_evicted_before_each_call_of_a_network_s_kernel(
     np.testing.assert_array_equal(tensors["data"].numpy(), inputs["data"])
 
 
+@pytest.mark.full
 def test_evicted_buffers_keep_their_values(tmp_path: Path) -> None:
     drawn = [np.random.default_rng(n).random(n, "float32") for n in (1, 1000, 2_000_003)]
     kept = [values.copy() for values in drawn]
@@ -861,6 +863,7 @@ def test_buffers_that_fill_pages_are_checked_by_one_run_and_packed_once(
     assert (kernel._own[1].array.view(np.uint8) == 0xFF).all()
 
 
+@pytest.mark.full
 def test_threads_of_a_repeated_session_have_a_core_each(
     server: ForkServer, builders: BuilderPool
 ) -> None:

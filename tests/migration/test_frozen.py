@@ -213,6 +213,7 @@ def test_schema_0002_goes_back_unless_that_loses_something(url: str) -> None:
     assert migration.current(url) == migration.head()
 
 
+@pytest.mark.full
 def test_schema_0002_is_carried_forward(url_0002: str) -> None:
     assert migration.current(url_0002) == "0002"
     assert migration.upgrade(url_0002) == migration.head()
@@ -310,6 +311,7 @@ def test_schema_0004_is_carried_forward_and_gone_back_to(url_0004: str) -> None:
     assert migration.upgrade(url_0004) == migration.head()
 
 
+@pytest.mark.full
 def test_schema_0005_is_carried_forward(url_0005: str) -> None:
     """Of equal live runs the oldest goes on; what a device was renamed from is the best of nothing."""
     assert migration.current(url_0005) == "0005"
@@ -403,6 +405,7 @@ def test_schema_0006_is_gone_back_to_without_modules(url_0005: str) -> None:
     assert migration.upgrade(url_0005) == migration.head()
 
 
+@pytest.mark.full
 def test_schema_0007_is_carried_forward_and_gone_back_to_without_advice(url_0007: str) -> None:
     sample = DATA / "foreign" / "E=128,N=384,device_name=NVIDIA_H20-3e.json"
     assert migration.current(url_0007) == "0007"
