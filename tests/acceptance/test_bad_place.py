@@ -16,10 +16,6 @@ DENSE = (
 )  # fmt: skip
 
 
-# One of them through a process; tests/unit/test_named_database.py has all commands in its own.
-COMMANDS = [0, *(pytest.param(number, marks=pytest.mark.full) for number in range(1, 5))]
-
-
 def assert_fails(stage: Stage, arguments: tuple[str, ...], *words: str) -> None:
     """The command exits with 1 and says why in one line, with all of `words`, and no more."""
     done = stage.run(*arguments)
@@ -39,7 +35,8 @@ def commands(database: str) -> list[tuple[str, ...]]:
     ]
 
 
-@pytest.mark.parametrize("command", COMMANDS[:3])
+@pytest.mark.sample(1)  # tests/unit/test_named_database.py has all commands in its own process
+@pytest.mark.parametrize("command", range(3))
 def test_a_database_that_cannot_be_written(stage: Stage, command: int) -> None:
     blocked = stage.folder / "file"
     blocked.write_text("")  # where a folder would have to be
@@ -57,7 +54,8 @@ def test_a_file_that_is_no_database(stage: Stage, command: int) -> None:
     assert stage.database.read_text() == "something else altogether"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.full
+@pytest.mark.parametrize("command", range(5))
 def test_a_database_of_a_newer_schema(stage: Stage, command: int) -> None:
     place = str(stage.database)
     migration.upgrade(place)

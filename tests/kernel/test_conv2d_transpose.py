@@ -36,7 +36,7 @@ def space_of(work: Workload, target: Target = TARGET) -> ConfigSpace:
     return found
 
 
-@settings(max_examples=min(15, settings.default.max_examples // 2), deadline=None)
+@settings(max_examples=min(15, settings.default.max_examples // 4), deadline=None)
 @given(
     batch=st.integers(1, 2), groups=st.integers(1, 3), depth=st.integers(1, 9), own=st.integers(1, 9),
     height=st.integers(1, 5), width=st.integers(1, 40), down=st.integers(1, 4), across=st.sampled_from([1, 2, 4]),

@@ -73,7 +73,7 @@ KINDS = [
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
-@settings(max_examples=4)
+@settings(max_examples=min(4, settings.default.max_examples // 6))
 @given(
     m=st.sampled_from([1, 3, 16, 37]), n=st.sampled_from([1, 16, 50]), groups=st.sampled_from([1, 2, 9, 32]),
     zeros=st.sampled_from([(0, 0), (100, 0), (0, -5), (100, 120)]), constant=st.booleans(), seed=st.integers(0, 2**32),
@@ -100,7 +100,7 @@ def points(kind: str, zeros: tuple[int, int]) -> dict[str, int]:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
-@settings(max_examples=4)
+@settings(max_examples=min(4, settings.default.max_examples // 6))
 @given(
     channels=st.sampled_from([3, 8, 9]), out=st.sampled_from([1, 17]), window=st.sampled_from([(1, 1), (3, 3), (2, 5)]),
     image=st.tuples(st.integers(4, 9), st.integers(6, 20)), batch=st.integers(1, 2), groups=st.integers(1, 2),
@@ -124,7 +124,7 @@ def test_any_configuration_of_any_convolution(
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
-@settings(max_examples=4)
+@settings(max_examples=min(4, settings.default.max_examples // 6))
 @given(
     channels=st.sampled_from([2, 16, 37]), window=st.sampled_from([(3, 3), (2, 5)]),
     image=st.tuples(st.integers(4, 9), st.integers(6, 20)), batch=st.integers(1, 2),

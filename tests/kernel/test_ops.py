@@ -203,7 +203,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("op", "inputs", "attrs"), CASES, ids=lambda v: v if isinstance(v, str) else "")
 def test_operator(op, inputs, attrs):
     assert check(make(op, inputs, attrs))

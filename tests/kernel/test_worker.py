@@ -451,7 +451,7 @@ def test_the_digest_is_that_of_the_code(builders: BuilderPool) -> None:
 # Running
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("deed", "kind", "words"),
     [
@@ -567,7 +567,7 @@ def test_the_clock_is_right(builders: BuilderPool, runner: TimingRunner) -> None
     assert 0.02 <= estimate(results[0].samples_s).median_s < 0.04
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("m", [1, 33])
 @pytest.mark.parametrize("constant", [True, False], ids=["constant", "variable"])
 def test_every_implementation_of_dense_is_built_checked_and_timed(

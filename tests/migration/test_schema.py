@@ -152,6 +152,7 @@ def test_a_downgrade_to_nothing_needs_no_older_schema_that_holds_the_rows(url: s
     assert migration.upgrade(url) == migration.head()
 
 
+@pytest.mark.full
 def test_every_count_can_be_asked_of_every_schema(url: str) -> None:
     migration.upgrade(url)
     known = ["base", *migration.revisions()]

@@ -372,7 +372,7 @@ def test_norms_and_softmax_are_one_family_that_replaces_only_where_it_is_timed(r
     assert [len(s.workloads) for s in report.verdict.steps] == [1, 3]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("over", ["alpha", "a constant", "all"])
 def test_what_is_nearly_a_norm_is_none(ratios, over: str) -> None:
     class Norm(torch.nn.Module):
@@ -605,6 +605,7 @@ def test_a_verdict_on_contiguous_inputs_is_neither_taken_for_transposed_ones_nor
     assert contiguous.key != transposed.verdict.key  # of a record, too
 
 
+@pytest.mark.full
 def test_a_library_copies_inputs_that_are_not_contiguous(whole):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()).eval()
