@@ -136,8 +136,9 @@ def note(report: Report, model: Any, inputs: Sequence[Any] = ()) -> None:
 
 
 def _tensors(model: Any, inputs: Sequence[Any]) -> list[Any]:
-    """A graph's parameters and buffers; where it may need gradients, parameters are inputs."""
-    return [*model.parameters(), *model.buffers(), *(i for i in inputs if isinstance(i, torch.nn.Parameter))]
+    """A graph's parameters and buffers; where it may need gradients, they are inputs that Dynamo calls static."""
+    static = (i for i in inputs if hasattr(i, "_dynamo_static_input_type"))
+    return [*model.parameters(), *model.buffers(), *static]
 
 
 def _forget(report: Report) -> None:

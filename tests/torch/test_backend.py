@@ -268,9 +268,13 @@ def test_training_passes_through_untouched():
     close(found, model(*inputs))
     found.sum().backward()
     assert all(p.grad is not None for p in model.parameters())
-    reports = explain(model)
-    assert reports
-    assert all("gradients are enabled" in r.note and not r.rows for r in reports)
+    constant = torch.nn.Module()  # without parameters, and with a buffer that Dynamo makes an input
+    constant.register_buffer("factor", torch.randn(8))
+    constant.forward = lambda x: x * constant.factor
+    compiled(constant)(torch.randn(8))
+    for reports in (explain(model), explain(constant)):
+        assert reports
+        assert all("gradients are enabled" in r.note and not r.rows for r in reports)
 
 
 def test_several_threads_call_at_once():
