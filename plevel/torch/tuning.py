@@ -19,6 +19,7 @@ def tune(
     trials: int = 128,
     database: str | Path | None = None,
     wait: bool = False,
+    force: bool = False,
     report: Callable[[RunStatus], None] | None = None,
 ) -> RunStatus:
     """Tunes the workloads of a model's call with these inputs, each as often as it occurs; the run's end.
@@ -28,6 +29,7 @@ def tune(
         database: a service (`http://…`), or a database or SQLite file, for which a service and a worker
             run on this machine until it is done. As `plevel tune` finds it where not given.
         wait: whether the run is queued at a service where no live worker serves this machine's target, with a warning.
+        force: whether to tune even what is tuned enough.
         report: called with the run's status as it goes on; without it standard error shows the progress.
 
     Raises:
@@ -50,7 +52,7 @@ def tune(
         raise ExtractError("nothing to tune: the model has no product that plevel has a kernel for")
     request = RunRequest(
         workloads=tuple(RunWorkload(workload=w.workload, weight=w.occurrences) for w in found),
-        target=model_target(), trials=trials,
+        target=model_target(), trials=trials, force=force,
     )  # fmt: skip
     where = None if database is None else str(database)
     is_service = where is not None and where.startswith(("http://", "https://"))
@@ -65,5 +67,6 @@ def tune(
             warnings.warn(f"plevel: the run waits: {missing}", stacklevel=2)
         console = Console(stderr=True, quiet=report is not None)
         run = follow_run(client, embedded, request, console, place, report)
-        console.print(f"run {run.id} is {run.state}: {run.message or 'no reason given'}", markup=False, soft_wrap=True)
+        why = (run.message or "no reason given").replace("force (--force)", "force=True")
+        console.print(f"run {run.id} is {run.state}: {why}", markup=False, soft_wrap=True)
         return run

@@ -30,7 +30,9 @@ def reasons(model, inputs, **options):
 
 
 @pytest.mark.full
-def test_a_model_is_tuned_and_its_kernels_are_those_measured(tmp_path: Path):
+def test_a_model_is_tuned_and_its_kernels_are_those_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     torch.manual_seed(5)
     model, inputs = models.Block(32, 48).eval(), (torch.randn(16, 32),)
     database = tmp_path / "records.db"
@@ -39,6 +41,10 @@ def test_a_model_is_tuned_and_its_kernels_are_those_measured(tmp_path: Path):
     assert run.state == "done"
     assert seen
     assert seen[-1].id == run.id
+    capsys.readouterr()
+    tune(model, inputs, trials=8, database=str(database))
+    assert f"tuned enough already, in run {run.id}: " in (said := capsys.readouterr().err)
+    assert said.endswith("; force=True tunes again\n")
     target = model_target()
     with plevel_database(database) as records:
         workloads = [row.workload for row in explain_rows(model, inputs, database)]
@@ -50,7 +56,7 @@ def test_a_model_is_tuned_and_its_kernels_are_those_measured(tmp_path: Path):
     lock = tmp_path / "plevel.lock"
     lock.write_text(Lock.make(selections).write())
     database.unlink()
-    assert reasons(model, inputs, lock=lock) == measured
+    assert reasons(model, inputs, lock=lock) == [f"{reason}; from the lock's entry for {target}" for reason in measured]
 
 
 def explain_rows(model, inputs, database):
