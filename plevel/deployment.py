@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from plevel.kernel_selection import Choose, Chosen, measured_s
@@ -26,7 +25,7 @@ from strategy.network.normal import normalize
 from strategy.network.plan import Plan, Weight, is_view, make_plan
 from strategy.network.separable import JOINED, choose_joined
 from strategy.network.size import Sizes
-from strategy.record import convert, to_json
+from strategy.record import convert
 from strategy.select import SelectionError
 from strategy.select.dispatch import DispatchTable
 from strategy.target import Target
@@ -93,14 +92,10 @@ class Draft:
             _write_weights(plan, weights, made)
             objects = [_object(made, workload) for workload in self.selections]
             tables = [k.source for k in kernels.values() if k.source]
-            header = write_library(
-                plan, path, name, about, self.target, objects=objects, weights=weights, tables=tables
-            )
-        built = {w: kernels[w].table or chosen for w, chosen in self.selections.items()}
-        description = describe_library(plan, name, about, self.target, built)
-        manifest = path.with_suffix(".json")
-        manifest.write_bytes(msgspec.json.format(msgspec.json.encode(to_json(description))) + b"\n")
-        return Deployed(path, header, manifest, description, plan)
+            built = {w: kernels[w].table or chosen for w, chosen in self.selections.items()}
+            description = describe_library(plan, name, about, self.target, built)
+            write_library(plan, path, description, self.target, objects=objects, weights=weights, tables=tables)
+        return Deployed(path, path.with_suffix(".h"), path.with_suffix(".json"), description, plan)
 
 
 def draft(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,13 @@ _BFLOAT16 = "bfloat16"
 
 
 def write_array(path: str | Path, array: Any) -> None:
-    """Write a contiguous array; the path ends with .npy."""
-    np.save(path, array.view(np.uint16) if array.dtype.name == _BFLOAT16 else array)
+    """Write a contiguous array; the path ends with .npy. Raises `OSError` with its number."""
+    try:
+        np.save(path, array.view(np.uint16) if array.dtype.name == _BFLOAT16 else array)
+    except OSError as error:
+        if error.errno is None:  # NumPy's own, which counts what was written
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        raise
 
 
 def read_array(path: str | Path, dtype: str) -> Any:

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -124,14 +124,12 @@ def export_library(
         merge(rows).compile().write_object(made / "rows.o")
         (made / "entry.c").write_text(entry.source())
         libraries = vendor_libraries(rows)
-        _link(made, path, libraries, beside=bundle)
+        _link(made, path, libraries, entry.header(), beside=bundle)
     if bundle:
         for library in libraries:
             if library.resolve() != (path.parent / library.name).resolve():
                 place(library, path.parent / library.name)
-    header_path = path.with_suffix(".h")
-    header_path.write_text(entry.header())
-    return header_path
+    return path.with_suffix(".h")
 
 
 def vendor_libraries(rows: Iterable[LibraryRow]) -> list[Path]:
@@ -157,11 +155,11 @@ def merge(rows: Sequence[LibraryRow], prefix: str = "") -> Lowered:
     return Lowered(tvm.IRModule(functions), first.signature, first.target)
 
 
-def _link(made: Path, path: Path, libraries: Iterable[Path], *, beside: bool) -> None:
+def _link(made: Path, path: Path, libraries: Iterable[Path], header: str, *, beside: bool) -> None:
     inputs = ["-fopenmp", "entry.c", "rows.o"]
     for library in libraries:
         inputs += [str(library), f"-Wl,-rpath,{'$ORIGIN' if beside else library.parent}"]
-    place(link(inputs, made), path)
+    place(link(inputs, made), path, {".h": header})
 
 
 def find_compiler() -> str | None:
@@ -220,10 +218,13 @@ def link(inputs: Sequence[str], folder: Path) -> Path:
     return made
 
 
-def place(source: Path, path: Path) -> None:
-    """Copy a library atomically, so that a failure or a full disk keeps the old one."""
+def place(source: Path, path: Path, beside: Mapping[str, str] | None = None) -> None:
+    """Copy a library, with texts `beside` it by their suffixes; a failure or a full disk keeps the old files."""
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as made:
         partial = Path(made) / path.name
         shutil.copyfile(source, partial)
         partial.chmod(0o755)
-        partial.replace(path)
+        for suffix, text in (beside or {}).items():
+            partial.with_suffix(suffix).write_text(text)
+        for suffix in (*(beside or {}), path.suffix):
+            partial.with_suffix(suffix).replace(path.with_suffix(suffix))

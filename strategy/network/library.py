@@ -17,6 +17,7 @@ from strategy.compile.export import link, place
 from strategy.network.plan import Buffer, Plan, Port, Step
 from strategy.network.size import Encoded, Extent
 from strategy.network.sizing import sizes_of, write_sizes
+from strategy.record import to_json
 from strategy.select import Reason, Selection
 from strategy.select.dispatch import DispatchTable
 from strategy.space import Config
@@ -119,13 +120,13 @@ def network_code() -> str:
 
 
 def write_library(
-    plan: Plan, path: Path, name: str, about: str, target: Target, *, objects: Sequence[Path], weights: Path,
+    plan: Plan, path: Path, about: Manifest, target: Target, *, objects: Sequence[Path], weights: Path,
     tables: Sequence[str] = (),
-) -> Path:  # fmt: skip
-    """Link the shared library at `path`, with its header beside it; return the header's path.
+) -> None:  # fmt: skip
+    """Link the shared library at `path`, with its header and its manifest beside it: all three, or none.
 
     Args:
-        about: the model, for the header.
+        about: the manifest, which has the model and the function's name for the header.
         objects: of the kernels, each with the function `symbol_of` its workload.
         weights: all constants, as the plan has them.
         tables: in C, the functions of workloads with symbolic dimensions.
@@ -133,16 +134,15 @@ def write_library(
     Raises:
         CompileError: there is no C compiler, or it failed.
     """
-    header = _header(plan, name, about, target)
+    name = about.function
+    header = _header(plan, name, about.model, target)
+    manifest = msgspec.json.format(msgspec.json.encode(to_json(about))).decode() + "\n"
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
         made = Path(folder)
         (made / "network.c").write_text(header + _source(plan, name, target, weights.resolve(), tables))
         (made / "symbols").write_text(_SYMBOLS.format(name=name))
         sources = ["-fopenmp", "network.c", *map(str, objects), "-Wl,--version-script=symbols"]
-        place(link(sources, made), path)
-    beside = path.with_suffix(".h")
-    beside.write_text(header)
-    return beside
+        place(link(sources, made), path, {".h": header, ".json": manifest})
 
 
 def describe(

@@ -24,7 +24,7 @@ from strategy.compile.lower import lower
 from strategy.condition import SpecializedCondition, ceildiv, maximum, minimum
 from strategy.expr import Var, call
 from strategy.fault import CompileError
-from strategy.network.library import symbol_of, write_library
+from strategy.network.library import Manifest, symbol_of, write_library
 from strategy.network.plan import Area, Buffer, Place, Plan, Port, Step
 from strategy.op_strategy import candidates
 from strategy.select import NO_RECORDS, SelectionError
@@ -488,7 +488,12 @@ def test_the_old_file_survives_a_failed_export(
     lowered = lower(dense(5), TARGET, "dense_pack.cpu")
     with pytest.raises(CompileError, match="failed"):
         export_library(dense(5), [LibraryRow(lowered)], tmp_path / "libdense.so")
+    (tmp_path / "libdense.h").mkdir()  # the header cannot be written
+    monkeypatch.delenv("CC")
+    with pytest.raises(OSError, match=r"libdense\.h"):
+        export_library(dense(5), [LibraryRow(lowered)], tmp_path / "libdense.so")
     assert (tmp_path / "libdense.so").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_two_that_write_one_library_at_once_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,9 +527,8 @@ def test_a_network_says_that_a_kernel_failed_which_has_not_said_so_itself(
     step = Step(workload, (Buffer(Area.PORT, 0, kind), Buffer(Area.PORT, 1, kind)), 1, (None,))
     plan = Plan((Port("x", kind, 0),), (Port("y", kind, 0),), (step,), (), (Place((16,), 0),), None)
     out = tmp_path / "network.so"
-    write_library(
-        plan, out, "network", "a kernel", cpu_target(), objects=[tmp_path / "kernel.o"], weights=tmp_path / "weights"
-    )
+    about = Manifest("a kernel", "network", "cpu", 1, (), (), 0, 0, ())
+    write_library(plan, out, about, cpu_target(), objects=[tmp_path / "kernel.o"], weights=tmp_path / "weights")
     # An error that is not set ends the process.
     script = f"""
 import sys
@@ -549,7 +553,8 @@ def test_a_network_may_have_more_weights_than_code_can_address(tmp_path: Path) -
     copy = Step(None, (Buffer(Area.WEIGHTS, at, kind), Buffer(Area.PORT, 0, kind)), 1, (None,))
     plan = Plan((), (Port("y", kind, 0),), (copy,), (), (Place((16,), 0),), None)
     out = tmp_path / "large.so"
-    write_library(plan, out, "large", "weights", cpu_target(), objects=[], weights=tmp_path / "weights")
+    about = Manifest("weights", "large", "cpu", 1, (), (), 0, 0, ())
+    write_library(plan, out, about, cpu_target(), objects=[], weights=tmp_path / "weights")
     y = np.empty(4, "float32")
     assert ctypes.CDLL(str(out)).large(ctypes.c_void_p(y.ctypes.data)) == 0
     assert y.tolist() == [0, 1, 2, 3]

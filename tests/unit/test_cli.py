@@ -22,6 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from msgspec.structs import replace
@@ -43,6 +44,7 @@ from strategy.workload_text import EXAMPLE, parse_workload
 from tests.limit import HANG_S
 from tests.port import free_port
 from tests.unit.test_formats_native import FAILED, FULL
+from workers.array_file import write_array
 
 DATA = ("--input", "data=float32[128,768]")
 WEIGHT = ("--input", "weight=float32[3072,768]:const")
@@ -890,6 +892,10 @@ def test_a_disk_that_is_full_names_the_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     copied = OSError(errno.ENOSPC, "No space left on device", "/tmp/x/library.so", None, "out/m.so")
     assert _explain(copied) == (1, "out/m.so cannot be written: No space left on device")
+    (tmp_path / "x.npy").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space") as array:
+        write_array(tmp_path / "x.npy", np.zeros(1 << 16))
+    assert array.value.errno == errno.ENOSPC
 
 
 @pytest.mark.parametrize("command", ["rename", "move"])
