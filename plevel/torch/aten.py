@@ -327,20 +327,19 @@ def _attention(
         raise NetworkError(f"dropout_p {dropout_p}: export the model in eval mode, with 0")
     if extents(q)[-1] >= PROBED:
         raise NetworkError("attention with heads of a symbolic size: export the model with that size fixed")
-    factor = 1 / math.sqrt(extents(q)[-1]) if scale is None else scale
     if {len(extents(v)) for v in (q, k, v)} != {4}:
-        return _attention_of_any_rank(q, k, v, attn_mask, factor, is_causal)
+        return _attention_of_any_rank(q, k, v, attn_mask, scale, is_causal)
     (batch,) = np.broadcast_shapes(*(extents(x)[:1] for x in (q, k, v)))
     (heads,) = extents(q)[1:2] if enable_gqa else np.broadcast_shapes(*(extents(x)[1:2] for x in (q, k, v)))
     q = layer.broadcast(q, (batch, heads, *extents(q)[2:]))
     # Heads of keys and values that queries share need not be repeated.
     (shared,) = np.broadcast_shapes(*(extents(x)[1:2] for x in (k, v)))
     k, v = (layer.broadcast(x, (batch, shared, *extents(x)[2:])) for x in (k, v))
-    return layer.attention(q, k, v, attn_mask, scale=factor, causal=is_causal)
+    return layer.attention(q, k, v, attn_mask, scale=scale, causal=is_causal)
 
 
 def _attention_of_any_rank(
-    q: Expr, k: Expr, v: Expr, mask: Expr | None, scale: float, is_causal: bool
+    q: Expr, k: Expr, v: Expr, mask: Expr | None, scale: float | None, is_causal: bool
 ) -> Expr:
     """All axes before the last two as the batch, with one head."""
     batch = np.broadcast_shapes(*(extents(x)[:-2] for x in (q, k, v)))

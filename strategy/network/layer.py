@@ -316,8 +316,8 @@ def batch_norm(x: Expr, scale: Any, shift: Any, mean: Any, variance: Any, epsilo
     return call("add", scaled, Constant(summand.reshape(shape).astype(dtype)))
 
 
-def attention(q: Expr, k: Expr, v: Expr, mask: Expr | None, *, scale: float, causal: bool) -> Expr:
-    """softmax(q kᵀ · scale + mask) v; a mask of bools says where to look."""
+def attention(q: Expr, k: Expr, v: Expr, mask: Expr | None, *, scale: float | None, causal: bool) -> Expr:
+    """softmax(q kᵀ · scale + mask) v, by default 1 / √depth; a mask of bools says where to look."""
     given = {"is_causal": True if causal else None, "scale": scale}
     if mask is None:
         return call("attention", q, k, v, **given)

@@ -301,7 +301,7 @@ def test_products_of_one_operand_are_also_offered_as_one():
     alone = [w for w in found.workloads if not w.parts]
     assert sum(found.share(w) for w in alone) == pytest.approx(found.covered)
     heads = ",".join(f"{name}=float32[2,2,12,16]" for name in ("query", "key", "value"))
-    assert f"attention({heads})" in keys(found)
+    assert [key for key in keys(found) if key.startswith("attention")] == [f"attention({heads})"]  # of a library, too
     assert found.covered == 1
     decoder, (x,) = models.decoder()
     causal = keys(extract(functools.partial(decoder, is_causal=True), (x,)))
