@@ -117,7 +117,8 @@ def window_count(attrs: Any, extents: Sequence[Any], window: tuple[Any, Any], dt
         before, after = attrs.padding[axis::2] if attrs.count_include_pad else (0, 0)
         inside = [tirx.Cast("int32", tirx.all(p >= -before, p < extents[axis] + after)) for p in places]
         counts.append(fold(lambda a, b: a + b, inside))
-    return tirx.Cast(dtype, counts[0] * counts[1])
+    # At least one, which TVM does not know of the lanes beyond the windows: by 0 it divides while it compiles.
+    return tirx.Cast(dtype, tirx.max(counts[0] * counts[1], 1))
 
 
 def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:

@@ -158,3 +158,11 @@ def test_a_chain_of_bfloat16_is_written_once(chain: str) -> None:
     artefact.main(*map(tvm.runtime.tensor, inputs.values()), found)
     (tolerance,) = tolerances(work, inputs, expected)
     compare(found.numpy(), np.asarray(expected[0]), tolerance)
+
+
+def test_no_mean_of_lanes_beyond_the_windows_divides_by_0() -> None:
+    work = Workload.make(
+        "avg_pool2d", {"data": "bfloat16[1,2,6,9]"}, {"pool_size": 3, "padding": 1}, (), [EpilogueStep("tanh", (None,))]
+    )
+    config = {"down_unroll": 1, "lanes": 4, "tasks": 1, "unroll": 4}
+    lower(work, TARGET, "pool2d_row.cpu", config).compile()
