@@ -16,13 +16,13 @@ from typing import Any
 
 from strategy import elementwise
 from strategy.attrs import Attrs
-from strategy.cpu import binding
+from strategy.cpu.binding import CHOICE, REINTERPRET, is_cpu
 from strategy.cpu.widened import NARROW
 from strategy.elementwise import fuse_contiguous, inline_injective
 from strategy.generic_func import GenericFunc, generic_func
 from strategy.op import OpError, get_registered_op, register_strategy
 from strategy.op_strategy import OpStrategy, find_body
-from strategy.schedule import Outs, new_schedule
+from strategy.schedule import STAGE, Outs, new_schedule
 from strategy.space import Config
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -247,13 +247,29 @@ def _widen(tensor: Any) -> Any:
     if str(tensor.dtype) not in NARROW:
         return tensor
     made = tensor.op
-    if isinstance(made, te.ComputeOp) and isinstance(made.body[0], tirx.Cast) and len(made.body) == 1:
-        value = made.body[0].value
-        if str(value.ty.dtype) not in NARROW:
+    if isinstance(made, te.ComputeOp) and len(made.body) == 1 and STAGE not in made.attrs:
+        body = made.body[0]
+        value = body.value if isinstance(body, tirx.Cast) else _moved(body) if is_cpu() else None
+        if value is not None and str(value.ty.dtype) not in NARROW:
             return te.compute(tensor.shape, partial(_element, made.axis, value), name=made.name, tag=made.tag)
-    if str(tensor.dtype) == "bfloat16" and _is_cpu() and _is_moved(tensor):
-        return binding.read_bits(tensor)
     return topi.cast(tensor, "float32")
+
+
+def _moved(value: Any) -> Any:
+    """An expression that only chooses among elements, with each in float32; None for another."""
+    from tvm import tirx
+
+    if isinstance(value, tirx.FloatImm):
+        return tirx.const(value.value, "float32")
+    name = getattr(getattr(value, "op", None), "name", "")
+    if name == _LOAD:
+        return _widen(value.args[0])(*value.args[1:])
+    if name.endswith(REINTERPRET):
+        return value.astype("float32")
+    if not name.endswith(CHOICE):
+        return None
+    chosen = [_moved(part) for part in value.args[1:]]
+    return None if any(part is None for part in chosen) else tirx.if_then_else(value.args[0], *chosen)
 
 
 def _element(axes: Sequence[Any], value: Any, *index: Any) -> Any:
@@ -264,24 +280,6 @@ def _element(axes: Sequence[Any], value: Any, *index: Any) -> Any:
     places = [(axis.var, place) for axis, place in zip(axes, index, strict=True)]
     found = structural_map(value, [(tirx.Var, lambda v: next((p for a, p in places if a.same_as(v)), v))])
     return found.astype("float32")
-
-
-def _is_moved(tensor: Any) -> bool:
-    """Return whether a TE tensor has elements of inputs as they are, so that TVM does not compute in its dtype."""
-    from tvm import te
-
-    made = tensor.op
-    if isinstance(made, te.PlaceholderOp):
-        return True
-    is_load = isinstance(made, te.ComputeOp) and getattr(getattr(made.body[0], "op", None), "name", "") == _LOAD
-    return is_load and all(map(_is_moved, made.input_tensors))
-
-
-def _is_cpu() -> bool:
-    import tvm
-
-    target = tvm.target.Target.current(allow_none=True)
-    return target is not None and target.kind.name == "llvm"
 
 
 def extents_of(kind: TensorType, inputs: Sequence[Any]) -> list[Any]:

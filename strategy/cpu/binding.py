@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_BITS = "plevel.bits"
+from strategy.schedule import STAGE
+
+CHOICE, REINTERPRET = ".if_then_else", ".reinterpret"  # how the names of the calls end
 _CALLED = frozenset(f"tirx.{name}" for name in "call_pure_extern cos log pow sin".split())  # of the C library
 _MANY_NODES = 30  # an elementary function has more, what is cheap to repeat has fewer
 
@@ -21,17 +23,6 @@ def keep(tensor: Any, value: Any, use: Callable[[Any], Any]) -> Any:
         return use(value)
     once = tirx.Var("once", str(tensor.dtype))
     return tirx.Let(once, value, use(once))
-
-
-def read_bits(tensor: Any) -> Any:
-    """A TE tensor of bfloat16 in float32, by its bits, which may be bound to a name."""
-    from tvm import te, tirx, topi
-
-    def wide(*index: Any) -> Any:
-        bits = tirx.reinterpret("uint16", tensor(*index)).astype("uint32")
-        return tirx.reinterpret("float32", bits << tirx.const(16, "uint32"))
-
-    return te.compute(tensor.shape, wide, name="widened", tag=topi.tag.ELEMWISE, attrs={_BITS: 1})
 
 
 def _nodes(tensor: Any) -> int:
@@ -47,15 +38,52 @@ def _nodes(tensor: Any) -> int:
 
     while pending:
         made = pending.pop().op
-        if isinstance(made, te.ComputeOp) and _BITS in made.attrs:
-            continue
-        if str(made.output(0).dtype) == "bfloat16":  # which TVM does not lower within what is bound once
+        inlined = isinstance(made, te.ComputeOp) and not made.reduce_axis and STAGE not in made.attrs
+        # TVM does not lower what is bound once of bfloat16, but for elements that `read_bits` reads.
+        if str(made.output(0).dtype) == "bfloat16" and (inlined or not is_cpu()):
             return 0
-        if isinstance(made, te.ComputeOp) and not made.reduce_axis:
-            for value in made.body if len(met) < _MANY_NODES else ():
-                structural_walk(value, [(ir.Expr, met.append), (ir.Call, count)])
-            pending += list(made.input_tensors)
+        if not inlined:
+            continue
+        for value in made.body if len(met) < _MANY_NODES else ():
+            structural_walk(value, [(ir.Expr, met.append), (ir.Call, count)])
+        pending += list(made.input_tensors)
     return len(met)
+
+
+def is_cpu() -> bool:
+    """True while computes are for a CPU."""
+    import tvm
+
+    target = tvm.target.Target.current(allow_none=True)
+    return target is not None and target.kind.name == "llvm"
+
+
+def read_bits(module: Any) -> Any:
+    """Read arguments of bfloat16 by their bits, which TVM takes for whole numbers within what is bound to a name."""
+    import tvm
+
+    return tvm.IRModule({name: _with_bits(f) for name, f in module.functions.items()}, attrs=module.attrs)
+
+
+def _with_bits(function: Any) -> Any:
+    from tvm import ir, tirx
+    from tvm_ffi import structural_map
+
+    if not _find(function, tirx.Let):
+        return function
+    own = [allocation.buffer for allocation in _find(function, tirx.AllocBuffer)]  # of which TVM makes float32
+
+    def wide(cast: Any) -> Any:
+        value = cast.value
+        if str(cast.ty.dtype) != "float32" or str(value.ty.dtype) != "bfloat16":
+            return cast
+        is_argument = isinstance(value, ir.TensorLoad) and not any(map(value.source.same_as, own))
+        if not is_argument and not _is_call(value, REINTERPRET):
+            return cast
+        bits = tirx.reinterpret("uint16", value).astype("uint32")
+        return tirx.reinterpret("float32", bits << tirx.const(16, "uint32"))
+
+    return structural_map(function, [(tirx.Cast, wide)])
 
 
 def store_names(module: Any) -> Any:
@@ -76,15 +104,12 @@ def store_names(module: Any) -> Any:
 def _stored(statement: Any) -> Any:
     """The statement after those that store its bound values; itself where a choice may leave out one of them."""
     from tvm import DataType, ir, tirx
-    from tvm_ffi import structural_map, structural_walk
+    from tvm_ffi import structural_map
 
-    bound: list[Any] = []
-    choices: list[Any] = []
-    structural_walk(statement, [(tirx.Let, bound.append)])
-    structural_walk(statement, [(ir.Call, lambda call: choices.append(call) if _is_choice(call) else None)])
-    if not bound or choices:
+    bound = list({let.var: let for let in _find(statement, tirx.Let)}.values())
+    choices = [call for call in _find(statement, ir.Call) if _is_call(call, CHOICE)]
+    if not bound or any(_find(choice, tirx.Let) for choice in choices):
         return statement
-    bound = list({let.var: let for let in bound}.values())
     places = {}
     for let in bound:
         kind, zero = DataType(str(let.var.ty.dtype)), tirx.const(0, "int32")
@@ -107,20 +132,21 @@ def _stored(statement: Any) -> Any:
     return tirx.SeqStmt([*stores, flat(statement)])
 
 
-def _is_choice(call: Any) -> bool:
-    return getattr(call.op, "name", "").endswith(".if_then_else")
+def _is_call(value: Any, end: str) -> bool:
+    return getattr(getattr(value, "op", None), "name", "").endswith(end)
+
+
+def _find(code: Any, kind: type) -> list[Any]:
+    """The expressions of a kind in a piece of code."""
+    from tvm_ffi import structural_walk
+
+    found: list[Any] = []
+    structural_walk(code, [(kind, found.append)])
+    return found
 
 
 def has_names(expression: Any, variables: Sequence[Any]) -> bool:
     """True if the expression is of one of the variables."""
     from tvm import tirx
-    from tvm_ffi import structural_walk
 
-    found: list[bool] = []
-
-    def look(variable: Any) -> None:
-        if any(map(variable.same_as, variables)):
-            found.append(True)
-
-    structural_walk(expression, [(tirx.Var, look)])
-    return bool(found)
+    return any(variable.same_as(other) for variable in _find(expression, tirx.Var) for other in variables)

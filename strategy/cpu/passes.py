@@ -31,7 +31,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     from tvm.ir.transform import Sequential, module_pass
 
     from strategy.cpu.ahead import insert_prefetches
-    from strategy.cpu.binding import store_names
+    from strategy.cpu.binding import read_bits, store_names
     from strategy.cpu.masking import mask_vector_loops, reveal_choices
 
     early, late = s_tir.transform, tirx.transform
@@ -49,6 +49,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         late.NarrowDataType(32),
         module_pass(lambda module, _: mask_vector_loops(module), opt_level=0, name="mask_vector_loops"),
         module_pass(lambda module, _: insert_prefetches(module), opt_level=0, name="insert_prefetches"),
+        module_pass(lambda module, _: read_bits(module), opt_level=0, name="read_bits"),
         late.BF16ComputeLegalize(),
         late.ConvertSSA(),  # it repeats what is rounded, and the names that are bound there
         early.LoopPartition(),
