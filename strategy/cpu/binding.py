@@ -17,11 +17,18 @@ _MANY_NODES = 30  # an elementary function has more, what is cheap to repeat has
 
 def keep(tensor: Any, value: Any, use: Callable[[Any], Any]) -> Any:
     """`use(value)` of an element of a TE tensor, bound once if much is inlined there."""
+    return use(value) if _nodes(tensor) < _MANY_NODES else _bind(value, use)
+
+
+def share(value: Any, use: Callable[[Any], Any]) -> Any:
+    """`use(value)` of an expression that takes long to compute, bound once on CPUs."""
+    return _bind(value, use) if is_cpu() else use(value)
+
+
+def _bind(value: Any, use: Callable[[Any], Any]) -> Any:
     from tvm import tirx
 
-    if _nodes(tensor) < _MANY_NODES:
-        return use(value)
-    once = tirx.Var("once", str(tensor.dtype))
+    once = tirx.Var("once", str(value.ty.dtype))
     return tirx.Let(once, value, use(once))
 
 

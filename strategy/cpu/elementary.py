@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from strategy.cpu.binding import share
+
 # exp(r) for |r| ≤ ln(2) / 2 is 1 + r + r² P(r); from Cephes (S. L. Moshier), expf.
 _EXP = (
     1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
@@ -36,8 +38,7 @@ _ERF = (
         -1.42647390514189e-02,
     ),
 )  # fmt: skip
-# log(1 + p) for 0 ≤ p ≤ 1 is p + p² P(p), a fit of the least relative error. It uses p once per term: each use repeats
-# p's whole expression, which TVM visits again, and a series in (p / (2 + p))² takes seconds to compile.
+# log(1 + p) for 0 ≤ p ≤ 1 is p + p² P(p), a fit of the least relative error.
 _LOG1P = (
     -3.318411337e-03, 2.020431188e-02, -5.766393705e-02, 1.068050477e-01, -1.535536679e-01, 1.969539050e-01,
     -2.495858552e-01, 3.333051115e-01, -4.999993276e-01,
@@ -110,7 +111,7 @@ def log1p_of_power(x: Any) -> Any:
     dtype = str(x.ty.dtype)
     zero = tirx.const(0, dtype)
     power = exp(-tirx.abs(x))
-    rest = power * _polynomial((*_LOG1P, 1.0), power) if dtype == "float32" else tirx.log1p(power)
+    rest = share(power, lambda p: p * _polynomial((*_LOG1P, 1.0), p)) if dtype == "float32" else tirx.log1p(power)
     return tirx.Select(x > zero, x, zero) + rest
 
 

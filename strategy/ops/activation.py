@@ -8,6 +8,7 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.cpu import elementary
+from strategy.cpu.binding import share
 from strategy.expr import Call, Expr
 from strategy.ops.broadcast import (
     greater,
@@ -168,8 +169,7 @@ def _mish(x: Any) -> Any:
     """X n / (n + 2) with n = p (p + 2) and p = exp(x), which is x from 20 on."""
     (two, most) = _constants(x, 2, 20)
     power = elementary.exp(at_most(x, most))
-    part = power * (power + two)
-    return x * (part / (part + two))
+    return share(power, lambda p: share(p * (p + two), lambda part: x * (part / (part + two))))
 
 
 def _mish_grad(orig: Call, grad: Expr) -> Expr:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.cpu.binding import keep
+from strategy.cpu.binding import keep, share
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -163,14 +163,18 @@ def _divisor(y: Any) -> tuple[Any, Any, Any]:
     return none, minus, tirx.Select(tirx.any(none, minus), tirx.const(1, dtype), y)
 
 
-def _remainder(x: Any, y: Any) -> tuple[Any, Any]:
-    """The exact remainder of floating-point numbers with the sign of x, and whether y has the other sign."""
+def _remainder(x: Any, y: Any, use: Callable[[Any, Any], Any]) -> Any:
+    """`use` of the exact remainder of floating-point numbers with the sign of x, and whether y has the other sign."""
     from tvm import tirx
 
     dtype = str(x.ty.dtype)
     zero = tirx.const(0, dtype)
-    rest = tirx.call_pure_extern(dtype, "fmod" if dtype == "float64" else "fmodf", x, y)
-    return rest, tirx.any(tirx.all(rest < zero, y > zero), tirx.all(rest > zero, y < zero))
+
+    def differs(rest: Any) -> Any:
+        return tirx.any(tirx.all(rest < zero, y > zero), tirx.all(rest > zero, y < zero))
+
+    found = tirx.call_pure_extern(dtype, "fmod" if dtype == "float64" else "fmodf", x, y)
+    return share(found, lambda rest: use(rest, differs(rest)))
 
 
 def _floor_mod(x: Any, y: Any) -> Any:
@@ -180,8 +184,7 @@ def _floor_mod(x: Any, y: Any) -> Any:
     if dtype.startswith(("int", "uint")):
         none, minus, divisor = _divisor(y)
         return tirx.Select(tirx.any(none, minus), tirx.const(0, dtype), tirx.floormod(x, divisor))
-    rest, other = _remainder(x, y)
-    return tirx.Select(other, rest + y, rest)
+    return _remainder(x, y, lambda rest, other: tirx.Select(other, rest + y, rest))
 
 
 def _floor_divide(x: Any, y: Any) -> Any:
@@ -193,9 +196,12 @@ def _floor_divide(x: Any, y: Any) -> Any:
     if dtype.startswith(("int", "uint")):
         none, minus, divisor = _divisor(y)
         return tirx.Select(none, zero, tirx.Select(minus, zero - x, tirx.floordiv(x, divisor)))
-    rest, other = _remainder(x, y)
-    quotient = tirx.nearbyint((x - rest) / y) - tirx.Select(other, one, zero)
-    return tirx.Select(y == zero, x / y, quotient)
+
+    def rounded(rest: Any, other: Any) -> Any:
+        quotient = tirx.nearbyint((x - rest) / y) - tirx.Select(other, one, zero)
+        return tirx.Select(y == zero, x / y, quotient)
+
+    return _remainder(x, y, rounded)
 
 
 def _differ(x: Any, y: Any) -> Any:

@@ -127,7 +127,8 @@ def test_infinity_times_a_factor_of_0_is_nan(op: str, attrs: dict[str, Any], nam
 CHAINS = [
     "tanh add silu", "tanh prelu silu", "tanh clip silu", "dense silu silu", "transpose silu gelu",
     "relu cast silu", "tanh silu clip silu", "floor_mod gelu tanh", "pad silu gelu", "concatenate silu gelu",
-    "avg_pool2d silu gelu", "layout_transform silu gelu", "softmax silu gelu",
+    "mish mish", "floor_divide softplus mish", "avg_pool2d silu gelu", "layout_transform silu gelu",
+    "softmax silu gelu",
 ]
 
 
@@ -141,7 +142,7 @@ def test_a_chain_of_bfloat16_is_written_once(chain: str) -> None:
     types = {shape: f"{dtype}[{shape}]" for shape in ("6,20", "20,6", "6,3", "20,3", "20")}
     heads = {
         "dense": {"data": types["6,3"], "weight": types["20,3"]}, "transpose": {"data": types["20,6"]},
-        "floor_mod": {"lhs": types["6,20"], "rhs": types["6,20"]},
+        **{name: {"lhs": types["6,20"], "rhs": types["6,20"]} for name in ("floor_mod", "floor_divide")},
         "concatenate": {"data.0": types["6,20"], "data.1": types["6,3"]}, "avg_pool2d": {"data": f"{dtype}[1,2,6,9]"},
         "layout_transform": {"data": f"{dtype}[1,8,2,3]"},
     }  # fmt: skip
