@@ -39,7 +39,6 @@ def test_tests_of_pytorch_alone_are_found_though_the_last_process_collects_none(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.full
 def test_two_processes_take_the_files_of_pytorch_and_each_runs_whole(tmp_path: Path) -> None:
     done = _run(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
