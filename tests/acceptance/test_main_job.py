@@ -169,8 +169,9 @@ def test_ctrl_c_keeps_what_is_measured_and_the_same_command_goes_on(stage: Stage
     done = stage.run(*shlex.split(command))
     assert done.returncode == 0, done.stderr + stage.logs()
     assert "selected" in done.stdout
-    (run,) = json.loads(stage.run("runs", *place, "--json").stdout)
-    assert (run["state"], run["interrupted"]) == ("done", False)
+    with connect(None, place[1]) as records:
+        (run,) = records.runs()
+    assert (run.state, run.interrupted) == (RunState.DONE, False)
     assert "plevel select dense" in done.stdout
     assert stage.survivors() == []
     after = kept_records(stage)
