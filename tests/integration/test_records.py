@@ -144,7 +144,6 @@ CHANGE = st.one_of(
 )
 
 
-@pytest.mark.full
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(CHANGE, min_size=2, max_size=6))
 @example([  # an honest change of name, and what was measured under the old one is no longer of use
