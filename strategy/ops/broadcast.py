@@ -177,6 +177,14 @@ def _remainder(x: Any, y: Any, use: Callable[[Any, Any], Any]) -> Any:
     return share(found, lambda rest: use(rest, differs(rest)))
 
 
+def _signed(value: Any, like: Any) -> Any:
+    """A number with the sign of another, which a 0 has, too."""
+    from tvm import tirx
+
+    dtype = str(value.ty.dtype)
+    return tirx.call_pure_extern(dtype, "copysign" if dtype == "float64" else "copysignf", value, like)
+
+
 def _floor_mod(x: Any, y: Any) -> Any:
     from tvm import tirx
 
@@ -184,7 +192,7 @@ def _floor_mod(x: Any, y: Any) -> Any:
     if dtype.startswith(("int", "uint")):
         none, minus, divisor = _divisor(y)
         return tirx.Select(tirx.any(none, minus), tirx.const(0, dtype), tirx.floormod(x, divisor))
-    return _remainder(x, y, lambda rest, other: tirx.Select(other, rest + y, rest))
+    return _remainder(x, y, lambda rest, other: _signed(tirx.Select(other, rest + y, rest), y))
 
 
 def _floor_divide(x: Any, y: Any) -> Any:
@@ -199,7 +207,7 @@ def _floor_divide(x: Any, y: Any) -> Any:
 
     def rounded(rest: Any, other: Any) -> Any:
         quotient = tirx.nearbyint((x - rest) / y) - tirx.Select(other, one, zero)
-        return tirx.Select(y == zero, x / y, quotient)
+        return tirx.Select(y == zero, x / y, _signed(quotient, x / y))
 
     return _remainder(x, y, rounded)
 

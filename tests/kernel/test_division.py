@@ -16,7 +16,7 @@ LEAST = np.iinfo("int32").min
     ("dtype", "numbers"),
     [
         ("int32", [0, -1, 1, 3, -3, LEAST]),
-        ("float32", [0.0, 1, -1, 0.1, np.inf, -np.inf, np.nan, 7.3, 1e30, -2.5]),
+        ("float32", [0.0, -0.0, 1, -1, 0.1, np.inf, -np.inf, np.nan, 7.3, 1e30, -2.5]),
     ],
 )
 def test_pairs_have_numpys_quotient_and_remainder(dtype: str, numbers: list[float]) -> None:
@@ -24,5 +24,6 @@ def test_pairs_have_numpys_quotient_and_remainder(dtype: str, numbers: list[floa
     lhs, rhs = (Var(name, f"{dtype}[{x.size}]") for name in ("lhs", "rhs"))
     quotient, rest = compile_graph(Tuple([floor_divide(lhs, rhs), floor_mod(lhs, rhs)]), "cpu")(x, y)
     with np.errstate(all="ignore"):
-        np.testing.assert_allclose(quotient, x // y, rtol=1e-6)
-        np.testing.assert_allclose(rest, x % y, rtol=1e-6)
+        for got, right in ((quotient, x // y), (rest, x % y)):
+            np.testing.assert_allclose(got, right, rtol=1e-6)
+            np.testing.assert_array_equal(np.signbit(got[right == 0]), np.signbit(right[right == 0]))
