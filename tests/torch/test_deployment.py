@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -162,14 +163,16 @@ _LOADED = "import ctypes; ctypes.CDLL(sys.argv[1] + '/seeing.so')"
 @pytest.mark.parametrize("first", ["", _LOADED], ids=["alone", "after ctypes"])
 def test_tvm_ffi_calls_the_function_main_and_a_wrong_tensor_is_an_error(built, first: str) -> None:
     folder, inputs, (classes, _) = built
+    documented = re.search(r"`(tvm_ffi\.load_module\(.*?\))", (ROOT / "docs" / "models.md").read_text())
+    assert documented
     program = f"""
 import sys, numpy as np
 {first}
-""" + """
 sys.modules["torch"] = None  # which tvm_ffi loads where it can
 import tvm_ffi
+module = {documented[1].replace("model.so", "seeing.so")}
+""" + """
 folder = sys.argv[1]
-module = tvm_ffi.load_module(folder + "/seeing.so")
 tensors = [np.load(f"{folder}/in{i}.npy") for i in range(2)] + [np.empty((2, 5), "float32"), np.empty((2, 16), "int64")]
 module["main"](*map(tvm_ffi.from_dlpack, tensors))
 print(*tensors[2].ravel())
@@ -186,8 +189,9 @@ print(*(function(*pointers[:missing], None, *pointers[missing + 1:]) for missing
     for i, array in enumerate(inputs):
         np.save(folder / f"in{i}.npy", array)
     done = subprocess.run(
-        [sys.executable, "-c", program, str(folder)], check=False, capture_output=True, text=True, timeout=HANG_S
-    )
+        [sys.executable, "-c", program, str(folder)], check=False, capture_output=True, text=True, timeout=HANG_S,
+        cwd=folder,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     first, second, *_, codes = done.stdout.splitlines()
     np.testing.assert_allclose(np.array(first.split(), float), classes.ravel(), rtol=1e-4, atol=1e-5)
