@@ -5,7 +5,7 @@
 // operations must not diverge within a warp. The tensor cores of wmma are done by the first lane of a
 // warp, in float32. Of inline assembly it knows what `device.py` lists: copies by cp.async arrive when
 // they are waited for, not before; ldmatrix and mma.sync keep to the fragments of the PTX ISA; wgmma is
-// in warpgroup.h.
+// in warpgroup.h. Accesses of kernels themselves are seen by the hooks of -fsanitize=thread: races.h.
 #pragma once
 #ifndef __x86_64__
 #include <ucontext.h>
@@ -53,7 +53,7 @@ inline void prepare_context(ucontext_t* context, char* stack, size_t size, void 
 #define __CUDACC_VER_MAJOR__ 13
 #define __CUDACC_VER_MINOR__ 0
 #define __CUDA_ARCH__ 800
-#define __global__
+#define __global__ __attribute__((section("kernels")))
 #define __device__
 #define __host__
 #define __forceinline__ inline
@@ -87,6 +87,9 @@ inline ucontext_t scheduler;
 inline Barrier block_barrier;
 inline int alive;
 inline long progress;
+inline unsigned launches, blocks, turn;  // so far; a turn ends with a block or its barrier
+inline char fault[200];  // of the last launch: what `races.h` has seen
+inline int range_count;  // of the launch to come: the arrays that `races.h` knows; without them it sees nothing
 inline bool trapped;  // since the launch
 inline dim3 block_index, block_extent, grid_extent;
 inline char* dynamic_shared;
@@ -100,6 +103,7 @@ inline void release(Barrier& barrier) {
   barrier.arrived = 0;
   ++barrier.generation;
   ++progress;
+  if (&barrier == &block_barrier) ++turn;
 }
 
 inline void wait(Barrier& barrier, const int& count) {
@@ -135,6 +139,7 @@ inline void run_fibre() {
 inline void run_block() {
   int count = int(block_extent.x * block_extent.y * block_extent.z);
   alive = count;
+  ++blocks, ++turn;
   block_barrier = {};
   fibres.resize(count);
   stacks.resize(kStack * count);
@@ -232,6 +237,8 @@ template <class... A>
 int launch(void (*kernel)(A...), int given, const unsigned* dims, size_t shared, void** arguments) {
   if (given != int(sizeof...(A))) return int(sizeof...(A));
   trapped = false;
+  ++launches;
+  fault[0] = 0;
   Call<A...> call{kernel, arguments};
   entry = Call<A...>::run;
   entry_arguments = &call;
@@ -249,7 +256,8 @@ int launch(void (*kernel)(A...), int given, const unsigned* dims, size_t shared,
         run_block();
       }
   std::free(dynamic_shared);
-  return trapped ? -2 : -1;
+  range_count = 0;
+  return trapped ? -2 : fault[0] ? -3 : -1;
 }
 
 // Where a kernel's arguments lie in a buffer that holds them one after the other, and its size.
@@ -259,6 +267,7 @@ template <class... A> size_t lay(void (*)(A...), size_t* places) {
   return end;
 }
 }  // namespace emulation
+#include "races.h"
 #include "warpgroup.h"
 
 #define threadIdx (emulation::self->index)

@@ -21,10 +21,13 @@ from strategy.cuda.program import CudaArtefact, Launch, Pointer, Program, evalua
 
 HEADER = Path(__file__).with_name("cuda_emulation.h")
 WARPGROUP = Path(__file__).with_name("warpgroup.h")
+RACES = Path(__file__).with_name("races.h")
 VENDOR = Path(__file__).with_name("vendor.cpp")
 DRIVER = Path(__file__).with_name("driver.cpp")
 _C = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}
-_FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-fno-strict-aliasing")
+_FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-fno-strict-aliasing", "-fsanitize=thread")
+# Without the library of -fsanitize=thread, whose hooks `races.h` has.
+_LIBRARIES = ("-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc_s", "-lgcc", "-ldl")
 _INCLUDES = (
     "cstdint",
     "type_traits",
@@ -95,7 +98,11 @@ class Emulation:
     def run(
         self, name: str, arrays: Mapping[str, Any], symbols: Mapping[str, int] | None = None
     ) -> None:
-        """Run a program over arrays, which it writes to; workspaces are poisoned first."""
+        """Run a program over arrays, which it writes to; workspaces are poisoned first.
+
+        Raises:
+            TrapError: as a device would, or because threads race or leave these arrays (races.h).
+        """
         program = self._programs[name]
         memory = dict(arrays)
         for workspace in program.workspaces:
@@ -104,6 +111,8 @@ class Emulation:
             memory[workspace.name][...] = 0xFF
         for step in program.steps:
             assert isinstance(step, Launch), "libraries are called by a driver"
+            for number, array in enumerate(memory.values()):
+                self._library.set_range(number, ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes))
             self.launch(step.bind(symbols or {}), memory)
 
     def launch(self, launch: Launch, memory: Mapping[str, Any]) -> None:
@@ -156,7 +165,7 @@ def _compile(parts: Sequence[str], library: Path, include: Path) -> None:
     code = library.with_suffix(".cpp")
     code.write_text("\n".join([f'#include "{HEADER.name}"', *parts]))
     done = subprocess.run(
-        [str(find_cxx()), *_FLAGS, "-shared", f"-I{include}", "-o", str(library), str(code)],
+        [str(find_cxx()), *_FLAGS, "-shared", f"-I{include}", "-o", str(library), str(code), *_LIBRARIES],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[:4000]
@@ -171,6 +180,9 @@ def launch_kernel(
     taken = library[f"run_{name}"](len(values), dims, ctypes.c_size_t(shared), pointers)
     if taken == -2:
         raise TrapError(name)
+    if taken == -3:
+        library.seen_fault.restype = ctypes.c_char_p
+        raise TrapError(f"{name}: {library.seen_fault().decode()}")
     assert taken == -1, f"{name} takes {taken} arguments, it is given {len(values)}"
 
 
@@ -198,7 +210,7 @@ def compile_vendor(library: Path) -> None:
     """The stand-in for cuBLAS and cuDNN, as a shared library."""
     library.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(
-        [str(find_cxx()), *_FLAGS, "-shared", f"-I{headers()}", "-o", str(library), str(VENDOR)],
+        [str(find_cxx()), *_FLAGS, "-shared", f"-I{headers()}", "-o", str(library), str(VENDOR), *_LIBRARIES],
         check=True,
     )
 
@@ -248,6 +260,7 @@ def headers() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shutil.copy(HEADER, folder)
     shutil.copy(WARPGROUP, folder)
+    shutil.copy(RACES, folder)
     copied = str(folder / HEADER.name)
     subprocess.run(
         [str(find_cxx()), *_FLAGS, "-x", "c++-header", "-o", f"{copied}.gch", copied], check=True
