@@ -1,4 +1,4 @@
-"""Reductions that threads would do at the same time."""
+"""Reductions by several threads: what TVM makes of them where it is wrong."""
 
 from __future__ import annotations
 
@@ -36,3 +36,24 @@ def find_races(function: Any) -> list[str]:
     structural_walk(function.body, [(tirx.For, add_loop)])
     structural_walk(function.body, [(s_tir.SBlockRealize, add_block)])
     return found
+
+
+def keep_bounds(module: Any) -> Any:
+    """The module with each lone condition of a reduction as a conjunction.
+
+    Where threads are joined, TVM puts the parts of conjunctions around the store of the result, and drops a condition
+    that is none: threads beyond the last element would store theirs behind the buffer.
+    """
+    import tvm
+    from tvm import s_tir, tirx
+    from tvm_ffi import structural_map
+
+    def conjoin(realize: Any) -> Any:
+        condition = realize.predicate
+        if realize.block.init is None or isinstance(condition, tirx.IntImm | tirx.And):
+            return realize
+        both = tirx.And(condition, condition)  # TVM joins no threads under a constant
+        return s_tir.SBlockRealize(realize.iter_values, both, realize.block)
+
+    kinds = [(s_tir.SBlockRealize, conjoin)]
+    return tvm.IRModule({v: structural_map(f, kinds) for v, f in module.functions.items()}, attrs=module.attrs)

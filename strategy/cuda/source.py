@@ -23,7 +23,7 @@ from strategy.cuda.program import (
     Workspace,
     check_launch,
 )
-from strategy.cuda.race import find_races
+from strategy.cuda.race import find_races, keep_bounds
 from strategy.fault import CompileError
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _split(module: Any, target: Any) -> tuple[Any, Any]:
 
     pipeline, _, finish_device = tvm.tirx.get_tir_pipeline("s_tir")
     with target, tvm.transform.PassContext(opt_level=3, instruments=[Keep()]):
-        lowered = pipeline(transform.BindTarget(target)(module))
+        lowered = pipeline(transform.BindTarget(target)(keep_bounds(module)))
     if racing:
         raise CompileError(f"threads would add to one element of {', '.join(racing)} at once: TVM does not join them")
 

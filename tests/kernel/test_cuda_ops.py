@@ -104,6 +104,7 @@ PLAIN: list[Workload] = [
     Workload.make("multiply", {"lhs": "float16[8,30]", "rhs": "float16[30]"}),  # no vector of 8 fits a row
     Workload.make("greater", {"lhs": "float32[50,7]", "rhs": "float32[7]"}),
     Workload.make("sum", {"data": "float32[5,3,50]"}, {"axis": [1]}),
+    Workload.make("sum", {"data": "float32[64,5]"}, {"axis": [0]}),  # whose one condition is of the elements
     Workload.make("sum", {"data": "bfloat16[5,300]"}, {"axis": [1]}),
     Workload.make("mean", {"data": "float32[33000]"}),  # long enough for two kernels
     Workload.make("sum", {"data": "float32[40001,2]"}, {"axis": [0]}),  # which no number of blocks divides
@@ -371,6 +372,25 @@ def test_a_symbolic_dimension_is_bound_at_the_launch(
         emulation.run("main", {"data": data, "weight": weight, "output": output}, {"m": m})
         right = data.astype(np.float32) @ weight.astype(np.float32).T
         np.testing.assert_allclose(output, right, rtol=1e-5 if dtype == "float32" else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        # Right where threads take turns, and where no other array follows.
+        ("(((int)threadIdx.y) == 0)", "true", "two writes"),
+        ("(((int)threadIdx.x) < 5)", "true", "outside of all arrays"),
+        ("__syncthreads();", "", "read of what is written|write of what is read"),
+    ],
+)
+def test_the_emulation_notices_threads_that_race_or_leave_their_arrays(
+    old: str, new: str, words: str, scratch: Path
+) -> None:
+    source = emit(lower(Workload.make("sum", {"data": "float32[64,5]"}, {"axis": [0]}), TARGET, "reduce.cuda"))
+    before, last = source.code.rsplit("for (", 1)
+    emulation = Emulation(before + "for (" + last.replace(old, new), source.programs, scratch / str(next(_numbers)))
+    with pytest.raises(TrapError, match=words):
+        emulation.run("main", {"data": aligned((64, 5), "float32"), "output": aligned((5,), "float32")})
 
 
 WAIT = 'asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");'
