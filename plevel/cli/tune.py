@@ -138,7 +138,7 @@ def tune(
 
     # With --json, messages for people go to stderr.
     console = make_console(stderr=as_json)
-    with connection(place, request.target) as (client, embedded):
+    with connection(place, request.target, target or "") as (client, embedded):
         if embedded is None and (missing := missing_worker(client, request.target)):
             if not wait:
                 raise CommandError(f"--target: {missing}, or queue the run with --wait")

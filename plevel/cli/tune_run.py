@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def connection(place: location.Location, target: Target) -> Iterator[tuple[Client, Embedded | None]]:
+def connection(
+    place: location.Location, target: Target, asked: str = ""
+) -> Iterator[tuple[Client, Embedded | None]]:
     """A client of the place's service, or of one that runs in this process' children for its database.
+
+    Args:
+        asked: what `--target` said: `cuda:1` is not another GPU of the same kind.
 
     Raises:
         EmbeddedError: it would run here, and this machine is no such target, or an extra is missing.
@@ -37,7 +42,7 @@ def connection(place: location.Location, target: Target) -> Iterator[tuple[Clien
             return
         from plevel.embedded import Embedded, require_service, require_worker
 
-        slot = _require_host(target)
+        slot = _require_host(target, asked)
         require_service()
         require_worker()
         assert place.database is not None
@@ -45,14 +50,15 @@ def connection(place: location.Location, target: Target) -> Iterator[tuple[Clien
         yield stack.enter_context(Client(embedded.url, namespace=namespace)), embedded
 
 
-def _require_host(target: Target) -> str:
+def _require_host(target: Target, asked: str) -> str:
     """Return the device of this machine that is such a target, `cpu` or `cuda:0`."""
     from plevel.embedded import EmbeddedError
     from strategy.table import show_number
     from strategy.target import cpu_target
 
     if target.kind == "cuda":
-        return _find_gpu(target)
+        number = asked.removeprefix("cuda:")
+        return f"cuda:{int(number)}" if asked != number and number.isdecimal() else _find_gpu(target)
     host = cpu_target().with_threads(target.threads)
     if not host.is_like(target.key):
         raise EmbeddedError(
@@ -96,9 +102,10 @@ def missing_worker(client: Client, target: Target) -> str:
     if target.host.key in offered:
         return ""
     found = f"alive are: {', '.join(sorted(offered))}" if offered else "no worker is alive"
+    device = "--device cuda:0" if target.kind == "cuda" else f"--threads {target.threads}"
     return (
         f"no worker for {target} at {client.url} ({found}): start one with "
-        f"'plevel worker --url {client.url} --threads {target.threads}' on such a machine"
+        f"'plevel worker --url {client.url} {device}' on such a machine"
     )
 
 

@@ -33,7 +33,7 @@ from plevel.cli.file import whole
 from plevel.cli.location import Location
 from plevel.cli.main import _explain, app, main
 from plevel.cli.tune_report import again_command, target_text
-from plevel.cli.tune_run import follow_run
+from plevel.cli.tune_run import connection, follow_run, missing_worker
 from plevel.client import Client, UnreachableError
 from plevel.direct import Direct
 from service.formats import native
@@ -594,6 +594,24 @@ def test_a_gpu_that_this_machine_lacks_is_named(called: Called) -> None:
     for command in ("tune", "select"):
         assert_one_line(called(command, *DENSE, "--target", "cuda:99"), 1, "--target: cuda:99")
         assert_one_line(called(command, *DENSE, "--target", "cuda:99", "--threads", "2"), 2, "--threads")
+
+
+def test_the_gpu_that_was_named_is_tuned_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    target, slots = Target.parse("cuda -arch=sm_90"), []
+
+    def embedded(database: str, *, slot: str) -> Any:
+        slots.append(slot)
+        return nullcontext(SimpleNamespace(url="http://127.0.0.1:9"))
+
+    monkeypatch.setattr("plevel.embedded.Embedded", embedded)
+    monkeypatch.setattr("workers.__main__.describe_cuda", lambda slot: SimpleNamespace(target=target))
+    place: Any = SimpleNamespace(url=None, namespace=None, database="sqlite://")
+    for asked in ("cuda:1", "cuda:", "cuda -arch=sm_90"):
+        with connection(place, target, asked):
+            pass
+    assert slots == ["cuda:1", "cuda:0", "cuda:0"]
+    nobody: Any = SimpleNamespace(url="http://farm", workers=list)
+    assert "plevel worker --url http://farm --device cuda:0'" in missing_worker(nobody, target)
 
 
 @pytest.mark.parametrize(
