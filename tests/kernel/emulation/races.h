@@ -5,8 +5,8 @@
 // do (fragments of tensor cores, CUDA C by hand) is not seen.
 #pragma once
 
-extern char __start_kernels[] __attribute__((visibility("hidden")));
-extern char __stop_kernels[] __attribute__((visibility("hidden")));
+extern char __start_kernels[] __attribute__((weak, visibility("hidden")));  // weak: a library may have none
+extern char __stop_kernels[] __attribute__((weak, visibility("hidden")));  // weak: a library may have none
 extern char __ehdr_start[] __attribute__((visibility("hidden")));
 extern char _end[] __attribute__((visibility("hidden")));
 
