@@ -108,6 +108,7 @@ PLAIN: list[Workload] = [
     Workload.make("sum", {"data": "bfloat16[5,300]"}, {"axis": [1]}),
     Workload.make("mean", {"data": "float32[33000]"}),  # long enough for two kernels
     Workload.make("sum", {"data": "float32[40001,2]"}, {"axis": [0]}),  # which no number of blocks divides
+    Workload.make("sum", {"data": "int8[3,500]"}, {"axis": [1]}),  # by threads of one warp
     Workload.make("max", {"data": "int32[8,30,3]"}, {"axis": [0, 2]}),
     Workload.make("max", {"data": "float32[33000]"}),
     Workload.make("min", {"data": "float16[5,300]"}, {"axis": [1]}),

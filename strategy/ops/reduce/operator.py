@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 from strategy.attrs import Attrs, AttrsError, field, repeated
+from strategy.cpu.binding import is_cpu
 from strategy.expr import Expr, call
 from strategy.op import (
     TOpPattern,
@@ -18,7 +20,7 @@ from strategy.op import (
     register_reference,
 )
 from strategy.order import largest, smallest
-from strategy.pattern import in_float32, register_reduce_schedule
+from strategy.pattern import Compute, in_float32, register_reduce_schedule
 from strategy.reference import widened
 from strategy.shape_func import reduce_shape_func, register_shape_func
 from strategy.type_relation import (
@@ -129,8 +131,27 @@ _register("prod", "The product over axes.", _prod)
 register_op_attr("prod", "TFactors", True)
 
 
+def _in_int32(compute: Compute) -> Compute:
+    """A compute that reduces narrower integers in int32 on GPUs.
+
+    TVM joins the threads of a warp in shared memory for these, without the barrier that CUDA asks for there.
+    """
+
+    @wraps(compute)
+    def wide(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+        from tvm import topi
+
+        dtype = str(inputs[0].dtype)
+        if is_cpu() or dtype not in ("int8", "uint8", "int16", "uint16"):
+            return compute(attrs, inputs, out_type)
+        return [topi.cast(made, dtype) for made in compute(attrs, [topi.cast(inputs[0], "int32")], out_type)]
+
+    return wide
+
+
 @register_compute("sum")
 @in_float32
+@_in_int32
 def compute_sum(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     from tvm import topi
 
@@ -154,12 +175,14 @@ def compute_mean(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> l
 
 @register_compute("max")
 @in_float32
+@_in_int32
 def compute_max(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     return [_extreme(attrs, inputs[0], largest())]
 
 
 @register_compute("min")
 @in_float32
+@_in_int32
 def compute_min(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     return [_extreme(attrs, inputs[0], smallest())]
 
@@ -184,6 +207,7 @@ def _extreme(attrs: ReduceAttrs, data: Any, reducer: Any) -> Any:
 
 @register_compute("prod")
 @in_float32
+@_in_int32
 def compute_prod(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     from tvm import topi
 
