@@ -41,8 +41,8 @@ def find_races(function: Any) -> list[str]:
 def keep_bounds(module: Any) -> Any:
     """The module with each lone condition of a reduction as a conjunction.
 
-    Where threads are joined, TVM puts the parts of conjunctions around the store of the result, and drops a condition
-    that is none: threads beyond the last element would store theirs behind the buffer.
+    TVM puts the parts of conjunctions around the store of what threads joined, and drops a condition that is none:
+    threads beyond the last element would store theirs behind the buffer.
     """
     import tvm
     from tvm import s_tir, tirx
