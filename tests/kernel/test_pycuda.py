@@ -182,7 +182,9 @@ def test_a_bundle_is_run_and_a_configuration_measured_by_command(tmp_path: Path)
     measured = plevel("measure", *dense, "-I", "dense_cublas.cuda", "--device", "cuda:0", "--json")
     assert json.loads(measured)["samples_s"]
     plevel("bundle", "key", "key")
-    where = ["-t", "cuda -arch=sm_80 -libs=cublas", "--database", "sqlite:///records.db"]
+    database = ["--database", "sqlite:///records.db"]
+    where = ["-t", "cuda -arch=sm_80 -libs=cublas", *database]
+    plevel("db", "upgrade", *database)
     plevel("bundle", "make", *dense, *where, "-n", "3", "-k", "key", "-o", "round")
     plevel("bundle", "run", "round", "-k", "key", "-o", "out")
     lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
