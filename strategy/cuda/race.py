@@ -1,4 +1,4 @@
-"""Reductions by several threads: what TVM makes of them where it is wrong."""
+"""Reductions by several threads that TVM lowers wrongly, without an error."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 def find_races(function: Any) -> list[str]:
     """The buffers outside of threads' own memory in which several threads reduce to one element.
 
-    TVM joins the threads of a reduction, but leaves it as it is, without an error, where it cannot. An emulation that
-    runs threads in turns computes such a sum rightly.
+    TVM joins the threads of a reduction, but leaves it as it is, without an error, where it cannot.
 
     Args:
         function: after `s_tir.LowerCrossThreadReduction`.

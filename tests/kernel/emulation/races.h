@@ -1,5 +1,5 @@
-// What threads do to one element without a barrier between them, and what they read or write outside of the program's
-// arrays, where these are known (`set_range`), even if the result is right here.
+// Races of threads for one element, without a barrier between them, and accesses outside of the program's arrays, if
+// these are known (`set_range`): also those after which the result is right here.
 //
 // Seen by the hooks that -fsanitize=thread compiles into kernels, without its library. What functions that kernels call
 // do (fragments of tensor cores, CUDA C by hand) is not seen.
@@ -77,7 +77,7 @@ HOOKED void __tsan_init() {}
 HOOKED int __tsan_atomic32_fetch_add(volatile int* at, int by, int) {
   return __sync_fetch_and_add(at, by);
 }
-// What the standard library's own code calls.
+// Called by the standard library's own code.
 HOOKED unsigned char __tsan_atomic8_load(const volatile unsigned char* at, int) {
   return *at;
 }
