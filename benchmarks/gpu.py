@@ -2,7 +2,8 @@
 
     python benchmarks/gpu.py --small              # a minute: does everything work on this host?
     python benchmarks/gpu.py                      # everything, under ten minutes; writes gpu.json
-    python benchmarks/gpu.py --only dense --trials 64
+    python benchmarks/gpu.py --only 'dense float16' --trials 64
+    python benchmarks/gpu.py --only conv2d --tuned 64   # after `plevel tune`, with 64 trials a case
     python benchmarks/gpu.py --no-peer            # without PyTorch, the peer
     python benchmarks/gpu.py --plan               # what would be measured; needs no GPU
 
@@ -15,11 +16,12 @@ Configurations are drawn at random after the fallback, as many as can be built a
 a case; those of the next case are built meanwhile. The best of each implementation are timed three times
 more, taking turns: selection takes the fastest of the first time, and is judged by the other two, against
 the peer and against the one implementation that would be the best single choice for all cases of its
-kind. The spread of the three medians is the repeatability. Rows, scans and what is bound by memory are
-held against the bandwidth of a copy, too. Every case prints a line, and after each the file is written
-with device, driver and date. A configuration that loses the context, or hangs, is left out, and its case
-goes on in a new process; a case that fails says so in its row. What is left of the time is shared by the
-cases that are left.
+kind. With `--tuned` the configurations are, beside the fallbacks, the best of each implementation that
+`plevel tune` finds in a database of its own. The spread of the three medians is the repeatability. Rows,
+scans and what is bound by memory are held against the bandwidth of a copy, too. Every case prints a line,
+and after each the file is written with device, driver and date. A configuration that loses the context, or
+hangs, is left out, and its case goes on in a new process; a case that fails says so in its row. What is left
+of the time is shared by the cases that are left.
 """
 # Over 300 lines: all GPU figures come from one run on one device.
 
@@ -32,7 +34,9 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -46,9 +50,11 @@ from typing import Any
 import msgspec
 
 from benchmarks.result import save
+from plevel.database import plevel_database
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import (
     SEARCH_POLICY,
+    Device,
     Job,
     JobEntry,
     Phase,
@@ -97,6 +103,8 @@ def cases(most: int | None = None) -> list[tuple[str, Workload]]:
         if case not in found:
             found.append(case)
 
+    for m, n, k in [(m, n, k) for n, k in LLAMA for m in (1, 16, 512)]:
+        add("dense bfloat16", "dense", {"data": ("bfloat16", [m, k]), "weight": ("bfloat16", [n, k])})
     for dtype in ("float32", "float16"):
         shapes = [(1024, 1024, 1024), (4096, 4096, 4096), (511, 513, 1023)]
         shapes += [(m, n, k) for n, k in (*BERT, *LLAMA) for m in (1, 16, 512)]
@@ -114,7 +122,8 @@ def cases(most: int | None = None) -> list[tuple[str, Workload]]:
     add("rows", "layer_norm", {"data": (single, [8192, 768]), **affine})
     add("scan", "cumsum", {"data": (single, [16777216])})
     add("scan", "cumsum", {"data": (single, [4096, 4096])}, {"axis": 1})
-    add("topk", "topk", {"data": (single, [4096, 4096])}, {"k": 16})
+    for rows, length, k in ((4096, 4096, 16), (1, 1000000, 50), (32, 128256, 50)):
+        add("topk", "topk", {"data": (single, [rows, length])}, {"k": min(k, most or k)})
     add("sort", "argsort", {"data": (single, [1048576])})
     add("memory", "add", {"lhs": (single, [64, 1048576]), "rhs": (single, [1048576])})
     add("memory", "sum", {"data": (single, [8192, 8192])}, {"axis": [1]})
@@ -122,19 +131,25 @@ def cases(most: int | None = None) -> list[tuple[str, Workload]]:
 
 
 SMALL = 24  # extents of `--small` at most
+LIBRARIES = ("_cublas.cuda", "_cudnn.cuda")
 MEMORY_BOUND = ("rows", "scan", "memory")
 FINAL = TimingPolicy(min_repeats=10, max_repeats=100, spread=0.01, budget_s=0.1)
 
 
-def draw(workload: Workload, target: Target, trials: int, seed: int) -> tuple[JobEntry, ...]:
-    """Configurations of all implementations in turn, their fallbacks first."""
+def draw(
+    workload: Workload, target: Target, trials: int, seed: int, database: Path | None = None
+) -> tuple[JobEntry, ...]:
+    """Configurations of all implementations in turn, their fallbacks first; then a database's best, or random ones."""
     lists: list[tuple[Candidate, list[Config]]] = []
+    tuned = None if database is None else best_of(workload, target, database)
     for candidate in candidates(workload, target):
         if holds(candidate, workload):
             configs = [candidate.fallback]
-            if candidate.space is not None:
+            if tuned is not None:
+                configs += [tuned[name] for name in {candidate.implementation} & tuned.keys()]
+            elif candidate.space is not None:
                 configs += candidate.space.sample(random.Random(seed), trials - 1)
-            lists.append((candidate, configs))
+            lists.append((candidate, list(dict.fromkeys(configs))))
     drawn = [
         (number, candidate, configs[turn])
         for turn in range(trials)
@@ -150,13 +165,34 @@ def draw(workload: Workload, target: Target, trials: int, seed: int) -> tuple[Jo
     )  # fmt: skip
 
 
+def best_of(workload: Workload, target: Target, database: Path) -> dict[str, Config]:
+    """The fastest configuration of each implementation in a database."""
+    with plevel_database(database) as records:
+        return {m.implementation: m.config for m in records.measured(workload, target, None)}
+
+
+def tune(chosen: Sequence[tuple[str, Workload]], trials: int, folder: Path) -> Path:
+    """Tune all cases by `plevel tune`; the database."""
+    database, model = folder / "tuned.db", folder / "cases.toml"
+    model.write_text("\n".join(f"[[workloads]]\nworkload = {str(w)!r}" for _, w in chosen))
+    command = [sys.executable, "-P", "-m", "plevel", "tune", "-f", model, "-t", "cuda:0", "--database", database]
+    subprocess.run([*command, "--trials", str(trials * len(chosen))], check=True)
+    return database
+
+
 def build(
-    pool: BuilderPool, workload: Workload, target: Target, trials: int, seed: int, seconds: float
+    pool: BuilderPool,
+    workload: Workload,
+    target: Target,
+    options: argparse.Namespace,
+    database: Path | None,
+    seconds: float,
 ) -> Session:
     """Build as many configurations of a case as its time allows, on all builders."""
     job = Job(
         id=0, run_id=0, workload=workload, target=target, phase=Phase.SEARCH,
-        entries=draw(workload, target, trials, seed), policy=SEARCH_POLICY, seed=seed,
+        entries=draw(workload, target, options.trials, options.seed, database),
+        policy=SEARCH_POLICY, seed=options.seed,
     )  # fmt: skip
     late = threading.Event()
     timer = threading.Timer(seconds, late.set)
@@ -253,7 +289,7 @@ def against_peer(
 
 
 def finals(kernels: dict[str, CudaKernel]) -> dict[str, Any]:
-    """The best of each implementation, three times more; what selection takes, and how fast it is."""
+    """The best of each implementation, three times more; which of them selection takes, and its speed."""
     for kernel in kernels.values():
         kernel.load()
         kernel.check()
@@ -355,13 +391,20 @@ def time_peer(workload: Workload, inputs: dict[str, Any], l2_bytes: int) -> floa
     size = sum(a.nbytes for a in inputs.values())
     copies = min(COPIES, max(1, math.ceil(2 * l2_bytes / size)))
     sets = [
-        {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}
+        {name: tensor_of(torch, array) for name, array in inputs.items()}
         for _ in range(copies)
     ]
     run = peer_of(workload, torch)
     with torch.inference_mode():
         run(sets[0])
         return time_on_device(torch, lambda i: run(sets[i]), copies)
+
+
+def tensor_of(torch: Any, array: Any) -> Any:
+    """A tensor on the device; PyTorch does not know NumPy's bfloat16."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view("int16")).view(torch.bfloat16).cuda()
+    return torch.from_numpy(array).cuda()
 
 
 def peer_of(workload: Workload, torch: Any) -> Callable[[dict[str, Any]], Any]:
@@ -473,13 +516,13 @@ class Child:
 
 
 def main() -> int:
-    began = time.monotonic()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", help="cases whose name begins so")
+    parser.add_argument("--only", default="", help="cases whose goal and workload match this regular expression")
     parser.add_argument("--trials", type=int, default=24, help="configurations per implementation")
-    parser.add_argument("--total", type=float, default=540, help="seconds for everything")
+    parser.add_argument("--tuned", type=int, metavar="TRIALS", help="tune first, with so many trials a case on average")
+    parser.add_argument("--total", type=float, default=540, help="seconds for everything but tuning")
     parser.add_argument("--small", action="store_true", help=f"extents of {SMALL} at most")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--plan", metavar="TARGET", nargs="?", const="cuda -arch=sm_90 -libs=cublas,cudnn")
@@ -487,7 +530,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
     options = parser.parse_args()
     offered = cases(SMALL if options.small else None)
-    chosen = [(n, w) for n, w in offered if n.startswith(options.only or "")]
+    chosen = [(n, w) for n, w in offered if re.search(options.only, f"{n} {w}")]
     if not chosen:
         parser.error(f"--only {options.only}: one of {', '.join(dict.fromkeys(n for n, _ in cases()))}")
     if options.plan is not None:
@@ -501,6 +544,21 @@ def main() -> int:
     except DeviceError as error:
         print(error, file=sys.stderr)
         return 1
+    with tempfile.TemporaryDirectory(prefix="plevel-gpu-") as folder:
+        database = tune(chosen, options.tuned, Path(folder)) if options.tuned else None
+        return report(chosen, device, options, database, peer=peer)
+
+
+def report(
+    chosen: Sequence[tuple[str, Workload]],
+    device: Device,
+    options: argparse.Namespace,
+    database: Path | None,
+    *,
+    peer: bool,
+) -> int:
+    """Measure all cases, print them, and write their files; the exit code."""
+    began = time.monotonic()
     results: list[dict[str, Any]] = []
 
     def write(found: dict[str, Any], copied: float | None) -> None:
@@ -513,20 +571,25 @@ def main() -> int:
         aside.write_text(json.dumps(written, indent=1))
         aside.replace(options.out)
 
-    copied = run(chosen, device.target, options, began + options.total, write, peer=peer)
+    copied = run(chosen, device.target, options, database, began + options.total, write, peer=peer)
     summarise(results, copied)
     print(f"{options.out} is written, after {time.monotonic() - began:.0f} s")
-    if not options.only and not options.small:
-        done = [r for r in results if "best_s" in r]
-        save(
-            {"goal": "", "workload": "", "selected": "", "best": "s", "PyTorch": "s", "ratio": "×"},
-            [
-                (r["goal"], f"`{r['workload']}`", r["selected"], r["best_s"], r.get("peer_s"), r.get("ratio"))
-                for r in done
-            ],
-            peer="PyTorch" if peer else None, device=device.model,
-        )  # fmt: skip
+    if not options.small and (database is not None or not options.only):
+        times = {"best": "s", "best own": "s", "PyTorch": "s", "ratio": "×"}
+        rows = [
+            (r["goal"], f"`{r['workload']}`", r["selected"], r["best_s"], own(r), r.get("peer_s"), r.get("ratio"))
+            for r in results if "best_s" in r
+        ]  # fmt: skip
+        variant = "" if database is None else "tuned"
+        columns = {"goal": "", "workload": "", "selected": ""} | times
+        save(columns, rows, variant=variant, peer="PyTorch" if peer else None, device=device.model)
     return int(not any(r.get("correct") for r in results))
+
+
+def own(row: dict[str, Any]) -> float | None:
+    """The time of the fastest kernel that is not NVIDIA's."""
+    times = [b["median_s"] for name, b in row["best"].items() if not name.endswith(LIBRARIES)]
+    return min(times, default=None)
 
 
 def plan(chosen: list[tuple[str, Workload]], options: argparse.Namespace) -> int:
@@ -545,9 +608,10 @@ def plan(chosen: list[tuple[str, Workload]], options: argparse.Namespace) -> int
 
 
 def run(
-    chosen: list[tuple[str, Workload]],
+    chosen: Sequence[tuple[str, Workload]],
     target: Target,
     options: argparse.Namespace,
+    database: Path | None,
     until: float,
     write: Callable[[dict[str, Any], float | None], None],
     *,
@@ -568,8 +632,8 @@ def run(
             return (until - time.monotonic()) / (len(chosen) - number)
 
         def start(number: int) -> Any:
-            given = (target, options.trials, options.seed, max(1.0, 0.8 * share(number)))
-            return ahead.submit(build, pool, chosen[number][1], *given)
+            seconds = max(1.0, 0.8 * share(number))
+            return ahead.submit(build, pool, chosen[number][1], target, options, database, seconds)
 
         try:
             waiting = start(0)
