@@ -50,6 +50,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.result import save
+from plevel.cli.model_file import write_model
 from plevel.database import plevel_database
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import (
@@ -58,6 +59,7 @@ from strategy.record import (
     Job,
     JobEntry,
     Phase,
+    RunWorkload,
     TimingPolicy,
     decode,
     encode,
@@ -174,8 +176,8 @@ def best_of(workload: Workload, target: Target, database: Path) -> dict[str, Con
 def tune(chosen: Sequence[tuple[str, Workload]], trials: int, folder: Path) -> Path:
     """Tune all cases by `plevel tune`; the database."""
     database, model = folder / "tuned.db", folder / "cases.toml"
-    model.write_text("\n".join(f"[[workloads]]\nworkload = {str(w)!r}" for _, w in chosen))
-    command = [sys.executable, "-P", "-m", "plevel", "tune", "-f", model, "-t", "cuda:0", "--database", database]
+    model.write_text(write_model([RunWorkload(workload=w) for _, w in chosen], "", "cuda:0"))
+    command = [sys.executable, "-P", "-m", "plevel", "tune", "-f", model, "--database", database]
     subprocess.run([*command, "--trials", str(trials * len(chosen))], check=True)
     return database
 

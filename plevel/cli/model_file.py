@@ -124,5 +124,6 @@ def _read(path: Path) -> _Model:
         return msgspec.convert(tomllib.loads(text), type=_Model)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as error:
         raise UsageError(
-            f"{path}: {error}: write it as [[workloads]] with op, inputs, attrs and weight, or with workload and weight"
+            f'{path}: {error}: write it as [[workloads]] with op = "relu", inputs = ["data=float32[64]"], attrs = {{}} '
+            "and weight = 1, or with workload and weight"
         ) from error
