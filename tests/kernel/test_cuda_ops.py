@@ -90,7 +90,7 @@ TUNABLE: list[tuple[Workload, set[str]]] = [
      {"cumsum_parts.cuda"}),
     (Workload.make("cumprod", {"data": "float16[500]"}), {"cumprod_parts.cuda"}),
     (Workload.make("cummax", {"data": "int8[3,700]"}, {"axis": 1}), {"cummax_parts.cuda"}),
-    (Workload.make("topk", {"data": "float32[3,300]"}, {"k": 30}), {"topk_sort.cuda"}),
+    (Workload.make("topk", {"data": "float32[3,300]"}, {"k": 30}), {"topk_sort.cuda", "topk_select.cuda"}),
     (Workload.make("topk", {"data": "int8[2,1100,2]"}, {"k": 600, "axis": 1, "is_ascend": True, "ret_type": "indices"}),
      {"topk_sort.cuda", "topk_merge.cuda"}),
     (Workload.make("argsort", {"data": "float32[2,2500]"}, {"is_ascend": False, "dtype": "int64"}),
@@ -269,6 +269,28 @@ def test_runs_are_merged_and_equal_elements_stay_in_their_order(scratch: Path) -
     config = Config({"threads": 64, "items": 2, "tile": 512})
     workload = Workload.make("topk", {"data": "int8[2,5000]"}, {"k": 700, "ret_type": "indices"})
     check(workload, "topk_merge.cuda", config, scratch)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_few_are_selected_in_their_order_whatever_the_row(parts: int, scratch: Path) -> None:
+    length, k, threads = 2603, 40, 128
+    workload = Workload.make("topk", {"data": f"float32[2,{length}]"}, {"k": k})
+    config = Config({"threads": threads, "groups": 64, "rows": 1, "loads": 2, "parts": parts})
+    _, source = generate(workload, "topk_select.cuda", config)
+    emulation = Emulation(source.code, source.programs, scratch / str(next(_numbers)))
+    rng, place = np.random.default_rng(0), np.arange(length)
+    for row in (
+        np.zeros(length), place, rng.choice([np.nan, 0.0, -0.0, np.inf, -np.inf], length), np.full(length, -np.inf),
+        -(place // 4 % threads),  # the best are those of few threads, and more than there is room for
+    ):  # fmt: skip
+        data = aligned((2, length), "float32")
+        data[...] = row
+        values, positions = aligned((2, k), "float32"), aligned((2, k), "int32")
+        emulation.run("main", {"data": data, "values": values, "positions": positions})
+        _, order = reference(workload, {"data": data})
+        np.testing.assert_array_equal(positions, order)
+        taken = np.take_along_axis(data, order, 1)
+        np.testing.assert_array_equal(values.view("int32"), taken.view("int32"))  # the sign of zeros, too
 
 
 @pytest.mark.full

@@ -2,7 +2,8 @@
 
 The best so far and the next piece lie in shared memory together; a bitonic sort of both leaves the
 best in front. So rows of any length take `SORT` places, a power of two of at least 2·k. Where those do not
-fit, and as a rival for long rows, `merge_cuda.py` has sorting through global memory.
+fit, and as a rival for long rows, `merge_cuda.py` has sorting through global memory; `select_cuda.py` takes few
+elements without sorting all.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from strategy.ops.topk.merge_cuda import (
     space_of_merge,
 )
 from strategy.ops.topk.operator import TopKAttrs
+from strategy.ops.topk.select_cuda import level_of_select, schedule_select, space_of_select
 from strategy.pattern import element_bytes
 from strategy.schedule import Outs, integer
 from strategy.space import Config, ConfigSpace, Knob, knob
@@ -69,7 +71,7 @@ _SORTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 def topk_strategy_cuda(
     attrs: TopKAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> OpStrategy:
-    """The implementations for NVIDIA's GPUs: one where 2·k elements fit shared memory, one for long rows."""
+    """The implementations for NVIDIA's GPUs: sorts of a row in shared memory and of long rows, and for few elements."""
     strategy = OpStrategy()
     kind = inputs[0]
     if not kind.is_constant:
@@ -82,6 +84,11 @@ def topk_strategy_cuda(
     if level is not None:
         strategy.add_implementation(
             compute, schedule_merge, "topk_merge.cuda", level, version=2, space=space_of_merge, symbolic=False
+        )
+    level = level_of_select(attrs.k, kind.concrete_shape[attrs.axis])
+    if level is not None:
+        strategy.add_implementation(
+            compute, schedule_select, "topk_select.cuda", level, space=space_of_select, symbolic=False
         )
     return strategy
 

@@ -56,7 +56,7 @@ inline void prepare_context(ucontext_t* context, char* stack, size_t size, void 
 #define __global__ __attribute__((section("kernels")))
 #define __device__
 #define __host__
-#define __forceinline__ inline
+#define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __restrict__
 #define __align__(n) alignas(n)
@@ -284,6 +284,7 @@ inline unsigned __activemask() {
     if (!emulation::fibres[first + i].done) mask |= 1u << i;
   return mask;
 }
+inline int atomicAdd(int* to, int value) { int before = *to; *to += value; return before; }
 inline void __trap() { emulation::trapped = true; emulation::end_fibre(); }
 inline int emulated_lane() { return emulation::self->number % 32; }
 template <class T> T __shfl_sync(unsigned, T v, int from, int width = 32) {
