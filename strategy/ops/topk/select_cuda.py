@@ -216,8 +216,8 @@ extern "C" __global__ void __launch_bounds__(THREADS * TOGETHER) select_parts(
   for (int i = threadIdx.x; i < K; i += THREADS) kept[(row * PARTS + blockIdx.y) * K + i] = places[i];
 #endif
 }
-
-#if PARTS > 1
+"""
+_SOURCE_OF_KEPT = r"""
 extern "C" __global__ void __launch_bounds__(THREADS * TOGETHER) select_kept(
     const IN* __restrict__ data, const Best* __restrict__ kept OUTPUTS) {
   BEGIN
@@ -226,7 +226,6 @@ extern "C" __global__ void __launch_bounds__(THREADS * TOGETHER) select_kept(
   choose(from, 0, PARTS * K, places, count);
   END
 }
-#endif
 """
 _THREADS = (32, 64, 128, 256, 512, 1024)
 _COUNTED = 128  # so many are ordered by counting, more by a network
@@ -318,7 +317,7 @@ def schedule_select(attrs: TopKAttrs, outs: Outs, target: Target, config: Config
         launches.append(Launch("select_kept", (source, kept, *results), (grid, 1, 1), block, shared))
     is_signed = not dtype.startswith(("uint", "bool"))
     return Template(
-        source=_SOURCE,
+        source=_SOURCE + _SOURCE_OF_KEPT * (parts > 1),
         macros={
             **macros, "BITS": "unsigned long long" if each == 16 else "unsigned int",
             "FIRST_BIT": f"((BITS){int(is_signed)} << (8 * sizeof(BITS) - 1))",
