@@ -112,9 +112,9 @@ def tune(
         "--until-gain", until_gain, lambda share: 0 < share < 1
     )
     if run is not None:
-        request = _request_of(ctx, run, place)
+        request, device = _request_of(ctx, run, place), target or ""
     else:
-        workloads, where = _read_asked(op, inputs, attr, model, target, threads, far=place.url is not None)
+        workloads, where, device = _read_asked(op, inputs, attr, model, target, threads, far=place.url is not None)
 
         import msgspec
 
@@ -138,7 +138,7 @@ def tune(
 
     # With --json, messages for people go to stderr.
     console = make_console(stderr=as_json)
-    with connection(place, request.target, target or "") as (client, embedded):
+    with connection(place, request.target, device) as (client, embedded):
         if embedded is None and (missing := missing_worker(client, request.target)):
             if not wait:
                 raise CommandError(f"--target: {missing}, or queue the run with --wait")
@@ -159,8 +159,14 @@ def tune(
 
 
 def _request_of(ctx: typer.Context, run_id: int, place: location.Location) -> RunRequest:
-    """Return the request of an earlier run, its budget included; refuse options that would change it."""
-    kept = ("run", "url", "database", "namespace", "as_json")
+    """Return the request of an earlier run, its budget included; refuse options that would change it.
+
+    One of several GPUs of this host may be named to resume it.
+    """
+    kept = ["run", "url", "database", "namespace", "as_json"]
+    gpu = str(ctx.params["target"] or "")
+    if gpu.startswith("cuda:"):
+        kept.append("target")
     for parameter in ctx.command.params:
         name = parameter.name or ""
         source = ctx.get_parameter_source(name)
@@ -176,14 +182,17 @@ def _request_of(ctx: typer.Context, run_id: int, place: location.Location) -> Ru
 
     with place.connect() as records:
         assert isinstance(records, Direct)
-        return records.request(run_id)
+        request = records.request(run_id)
+    if "target" in kept and not option.read_target(gpu, None).is_like(request.target.key):
+        raise UsageError(f"--target {gpu}: run {run_id} is for {request.target}: name such a GPU, or leave it out")
+    return request
 
 
 def _read_asked(
     op: str | None, inputs: list[str] | None, attr: list[str] | None, model: Path | None,
     target: str | None, threads: int | None, *, far: bool,
-) -> tuple[tuple[RunWorkload, ...], Target]:  # fmt: skip
-    """Return the workloads to tune, the one of the options or those of a model file, and their target."""
+) -> tuple[tuple[RunWorkload, ...], Target, str]:  # fmt: skip
+    """Return the workloads to tune, the one of the options or those of a model file, their target, and its name."""
     from plevel.cli.model_file import read_model
     from strategy.record import RunWorkload
 
@@ -192,6 +201,7 @@ def _read_asked(
             raise UsageError("--file: give a model file or one operator with --input, not both")
         network = read_model(model, far=far)
         found, where = network.workloads, network.read_target(target, threads)
+        target = target or network.target
     elif op is None or not inputs:
         raise UsageError(
             "name an operator with its --input, a model file with --file, or a run with --run"
@@ -205,7 +215,7 @@ def _read_asked(
                 f"{'--input' if model is None else model}: {one.workload} has a symbolic dimension: "
                 "give numbers, only constant shapes can be timed"
             )
-    return found, where
+    return found, where, target or ""
 
 
 def _check_implementations(request: RunRequest) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ from plevel.client import Client, UnreachableError
 from plevel.direct import Direct
 from service.formats import native
 from strategy.op import all_ops
-from strategy.record import RunState, RunStatus, TaskStatus
+from strategy.record import RunRequest, RunState, RunStatus, RunWorkload, TaskStatus
 from strategy.target import Target
 from strategy.workload_text import EXAMPLE, parse_workload
 from tests.limit import HANG_S
@@ -596,12 +596,17 @@ def test_a_gpu_that_this_machine_lacks_is_named(called: Called) -> None:
         assert_one_line(called(command, *DENSE, "--target", "cuda:99", "--threads", "2"), 2, "--threads")
 
 
-def test_the_gpu_that_was_named_is_tuned_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_gpu_that_was_named_is_tuned_on(
+    called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     target, slots = Target.parse("cuda -arch=sm_90"), []
 
     def embedded(database: str, *, slot: str) -> Any:
         slots.append(slot)
         return nullcontext(SimpleNamespace(url="http://127.0.0.1:9"))
+
+    def stopped(*given: Any) -> NoReturn:
+        raise CommandError("stopped")
 
     monkeypatch.setattr("plevel.embedded.Embedded", embedded)
     monkeypatch.setattr("workers.__main__.describe_cuda", lambda slot: SimpleNamespace(target=target))
@@ -610,6 +615,19 @@ def test_the_gpu_that_was_named_is_tuned_on(monkeypatch: pytest.MonkeyPatch, tmp
         with connection(place, target, asked):
             pass
     assert slots == ["cuda:1", "cuda:0", "cuda:0"]
+    slots.clear()
+    monkeypatch.setattr("plevel.cli.tune.follow_run", stopped)
+    file = tmp_path / "model.toml"
+    file.write_text('target = "cuda:1"\n[[workloads]]\nop = "relu"\ninputs = ["data=float32[8]"]\n')
+    assert_one_line(called("tune", "-f", str(file)), 1, "stopped")
+    kept = RunRequest(workloads=(RunWorkload(workload=parse_workload("relu(data=float32[8])")),), target=target)
+    monkeypatch.setattr(Location, "connect", lambda self: nullcontext(Direct(None)))
+    monkeypatch.setattr(Direct, "request", lambda self, run: kept)
+    assert_one_line(called("tune", "--run", "3", "-t", "cuda:2"), 1, "stopped")
+    assert slots == ["cuda:1", "cuda:2"]
+    assert_one_line(called("tune", "--run", "3", "-t", "cuda"), 2, "leave --target out")
+    kept = replace(kept, target=Target.parse("cuda -arch=sm_80"))
+    assert_one_line(called("tune", "--run", "3", "-t", "cuda:1"), 2, "--target cuda:1", "sm_80")
     nobody: Any = SimpleNamespace(url="http://farm", workers=list)
     assert "plevel worker --url http://farm --device cuda:0'" in missing_worker(nobody, target)
 
