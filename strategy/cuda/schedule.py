@@ -185,12 +185,12 @@ def compares(sch: Any, block: Any) -> bool:
 
 
 def _chooses_load(body: Any) -> bool:
-    """True if places alone decide which element is read.
+    """True if places decide which element is read, alone or with elements.
 
     TVM simplifies the index of each choice by its condition, and vectors read both: outside of the buffer, too.
     """
     from tvm import ir, tirx
-    from tvm_ffi import structural_walk
+    from tvm_ffi import structural_map, structural_walk
 
     def loads(*found: Any) -> bool:
         met: list[Any] = []
@@ -198,9 +198,15 @@ def _chooses_load(body: Any) -> bool:
             structural_walk(one, [(ir.TensorLoad, met.append)])
         return bool(met)
 
+    def places(condition: Any) -> bool:
+        met: list[Any] = []
+        bare = structural_map(condition, [(ir.TensorLoad, lambda load: tirx.const(0, str(load.ty.dtype)))])
+        structural_walk(bare, [(tirx.Var, met.append)])
+        return bool(met)
+
     choices: list[Any] = []
     structural_walk(body, [(tirx.Select, choices.append)])
-    return any(loads(c.true_value, c.false_value) and not loads(c.condition) for c in choices)
+    return any(loads(c.true_value, c.false_value) and places(c.condition) for c in choices)
 
 
 def _along_memory(sch: Any, block: Any) -> bool:

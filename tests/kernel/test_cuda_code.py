@@ -13,6 +13,7 @@ from strategy.compile.cuda import compile_cuda, emit
 from strategy.compile.lower import lower
 from strategy.cuda.compiler import find_nvcc
 from strategy.cuda.limit import limits_of
+from strategy.cuda.schedule import lanes_of_block
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -75,3 +76,15 @@ def test_a_fallback_loads_16_bytes_at_once(
     for name in loads:
         # All of its loads: the parameter is declared twice, and else stands in them alone.
         assert code.count(f"*(float4*)({name}_ptr") == code.count(f"{name}_ptr") - 2 > 0
+
+
+def test_elements_that_places_choose_are_no_vectors() -> None:
+    from tvm import s_tir, te, tirx
+
+    x = te.placeholder((64,), "float32", name="x")
+    for condition, lanes in (
+        (lambda i: x[i] > 0, 4), (lambda i: i < 32, 1), (lambda i: tirx.And(i < 32, x[i] > 0), 1),
+    ):  # fmt: skip
+        chosen = te.compute((64,), lambda i, c=condition: tirx.Select(c(i), x[i], x[63 - i]), name="chosen")
+        sch = s_tir.Schedule(te.create_prim_func([x, chosen]))
+        assert lanes_of_block(sch, sch.get_sblock("chosen")) == lanes
