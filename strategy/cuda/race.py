@@ -6,9 +6,10 @@ from typing import Any
 
 
 def find_races(function: Any) -> list[str]:
-    """The buffers outside of threads' own memory in which several threads reduce to one element.
+    """The buffers in which several threads reduce to one element, or each in its own memory to what is nobody's sum.
 
-    TVM joins the threads of a reduction, but leaves it as it is, without an error, where it cannot.
+    TVM joins the threads of a reduction, but leaves it as it is, without an error, where it cannot. Where it joins them,
+    each thread's own part is a block without an initial value.
 
     Args:
         function: after `s_tir.LowerCrossThreadReduction`.
@@ -30,7 +31,9 @@ def find_races(function: Any) -> list[str]:
             if variable.iter_type == tirx.IterVar.CommReduce:
                 structural_walk(value, [(tirx.Var, used.append)])
         if any(u.same_as(t) for u in used for t in threads):
-            found.extend(w.source.name for w in block.writes if w.source.scope() != "local")
+            found.extend(
+                w.source.name for w in block.writes if w.source.scope() != "local" or block.init is not None
+            )
 
     structural_walk(function.body, [(tirx.For, add_loop)])
     structural_walk(function.body, [(s_tir.SBlockRealize, add_block)])

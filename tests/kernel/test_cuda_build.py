@@ -128,7 +128,8 @@ def _module(*, host: bool) -> Any:
     return tvm.IRModule({"main": sch.mod["main"].with_attr("global_symbol", "main")})
 
 
-def test_threads_that_would_add_to_one_element_are_refused() -> None:
+@pytest.mark.parametrize("scope", ["global", "local"])
+def test_threads_that_would_add_to_one_element_are_refused(scope: str) -> None:
     import tvm
     from tvm import s_tir, te
 
@@ -137,7 +138,9 @@ def test_threads_that_would_add_to_one_element_are_refused() -> None:
     sch = s_tir.Schedule(te.create_prim_func([x, te.compute((1,), lambda _: te.sum(x[k], axis=k), name="y")]))
     # 63 terms for each part, and fewer for the last: TVM keeps the sum of a part as it is.
     part, _ = sch.split(sch.get_loops(sch.get_sblock("y"))[-1], [16, None])
-    sch.bind(sch.get_loops(sch.rfactor(part, 0))[-1], "threadIdx.x")
+    parts = sch.rfactor(part, 0)
+    sch.set_scope(parts, 0, scope)
+    sch.bind(sch.get_loops(parts)[-1], "threadIdx.x")
     module = tvm.IRModule({"main": sch.mod["main"].with_attr("global_symbol", "main")})
     with pytest.raises(CompileError, match=r"threads would add to one element of y.*rf"):
         emit_cuda(module, Target.parse("cuda -arch=sm_90"), {"main": ("x", "y")})
