@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,6 @@ def test_elements_that_places_choose_are_no_vectors() -> None:
     for condition, lanes in (
         (lambda i: x[i] > 0, 4), (lambda i: i < 32, 1), (lambda i: tirx.And(i < 32, x[i] > 0), 1),
     ):  # fmt: skip
-        chosen = te.compute((64,), lambda i, c=condition: tirx.Select(c(i), x[i], x[63 - i]), name="chosen")
+        chosen = te.compute((64,), partial(lambda c, i: tirx.Select(c(i), x[i], x[63 - i]), condition), name="chosen")
         sch = s_tir.Schedule(te.create_prim_func([x, chosen]))
         assert lanes_of_block(sch, sch.get_sblock("chosen")) == lanes
