@@ -6,10 +6,10 @@ from typing import Any
 
 
 def find_races(function: Any) -> list[str]:
-    """The buffers in which several threads reduce to one element, or each in its own memory to what is nobody's sum.
+    """The buffers in which several threads reduce to one element, or each to its own, without being joined.
 
-    TVM joins the threads of a reduction, but leaves it as it is, without an error, where it cannot. Where it joins them,
-    each thread's own part is a block without an initial value.
+    TVM joins the threads of a reduction, but leaves it as it is, without an error, where it cannot. Where it joins
+    them, a thread's own part is a block without an initial value.
 
     Args:
         function: after `s_tir.LowerCrossThreadReduction`.
