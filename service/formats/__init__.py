@@ -72,7 +72,8 @@ class FormatError(ValueError):
 
 _HEAD = 1 << 16
 _METASCHEDULE = re.compile(rb'\[\s*(?:"-?[0-9]{1,20}"\s*,\s*"|[0-9]{1,20}\s*,\s*\[)')
-_FOREIGN = re.compile(rb'\{\s*"kind"\s*:\s*"foreign"')
+# Of plevel's own formats, whatever writes their JSON.
+_KIND = re.compile(rb'\{(?:.*?,)?\s*"kind"\s*:\s*"(plevel-records|record|attachment|foreign)"')
 _PICKLED = re.compile(rb"[a-z][^\t{]{0,1000}\t[A-Za-z0-9+/=]+\t")
 # One document over many lines, none of which identifies it.
 _DOCUMENT = re.compile(
@@ -139,10 +140,8 @@ def grouped(paths: Sequence[Path]) -> list[list[Path]]:
 
 
 def _of_line(line: bytes) -> Format | None:
-    if line.startswith((b'{"kind":"plevel-records"', b'{"kind":"record"', b'{"kind":"attachment"')):
-        return Format.PLEVEL
-    if line.startswith(b'{"kind":"foreign"') or _FOREIGN.match(line):
-        return Format.FOREIGN
+    if kind := _KIND.match(line):
+        return Format.FOREIGN if kind[1] == b"foreign" else Format.PLEVEL
     if line[:1] == b"{" and b'"configs_timings"' in line:
         return Format.TRITON
     if tunableop.LINE.match(line):

@@ -7,6 +7,7 @@ read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -44,6 +45,7 @@ class _Own(msgspec.Struct):
 
 
 _own = msgspec.json.Decoder(_Own)
+_ATTACHMENT = re.compile(rb'\{(?:.*?,)?\s*"kind"\s*:\s*"attachment"')
 
 # Sources whose `extra` is read again: how an exporter, or the list of records, reads a record of theirs.
 OWN_FIELDS: Mapping[str, Callable[[ImportedRecord], object]] = {
@@ -150,7 +152,7 @@ class _Reader:
         self._modules: dict[str, str] = {}  # keys by structural hash, for files of earlier releases
 
     def read(self, line: bytes) -> Item | None:
-        if len(line) > MAX_RECORD and not line.startswith(b'{"kind":"attachment"'):
+        if len(line) > MAX_RECORD and not _ATTACHMENT.match(line, 0, 1000):
             raise RejectError(Reason.TOO_LONG, f"a record longer than {MAX_RECORD} bytes: not read")
         check(line)
         parsed = _decoder.decode(line)

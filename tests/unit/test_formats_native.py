@@ -8,12 +8,14 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from service.formats import (
     Attachment,
+    Format,
     ImportedRecord,
     Reason,
     Rejected,
@@ -21,6 +23,7 @@ from service.formats import (
     Summary,
     Task,
     autotvm,
+    detect,
     native,
 )
 from service.formats.entry import config_key
@@ -72,6 +75,16 @@ def test_files_may_be_joined_and_lines_may_stand_alone() -> None:
     assert read(FULL_LINE) == [FULL]
     assert read(FULL_LINE.rstrip(b"\n")) == [FULL]
     assert read(b"\n \n" + FULL_LINE.replace(b"\n", b"\r\n")) == [FULL]
+
+
+def test_any_json_writer_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for sort_keys in (False, True):
+        lines = [json.dumps(json.loads(line), sort_keys=sort_keys).encode() for line in DATA.splitlines()]
+        attachment, full, failed = read(b"\n".join(lines))
+        assert [attachment, msgspec.structs.replace(full, extra=FULL.extra), failed] == ITEMS
+        assert {detect(line) for line in lines} == {Format.PLEVEL}
+    monkeypatch.setattr(native, "MAX_RECORD", len(SPACE_LINE) - 10)
+    assert read(json.dumps(json.loads(SPACE_LINE)).encode()) == ITEMS[:1]
 
 
 def test_records_of_one_task_share_it() -> None:
