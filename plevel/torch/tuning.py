@@ -67,6 +67,5 @@ def tune(
             warnings.warn(f"plevel: the run waits: {missing}", stacklevel=2)
         console = Console(stderr=True, quiet=report is not None)
         run = follow_run(client, embedded, request, console, place, report)
-        why = (run.message or "no reason given").replace("force (--force)", "force=True")
-        console.print(f"run {run.id} is {run.state}: {why}", markup=False, soft_wrap=True)
+        console.print(f"run {run.id} is {run.state}: {run.message or 'no reason given'}", markup=False, soft_wrap=True)
         return run
