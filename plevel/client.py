@@ -584,7 +584,7 @@ class Client:
                 if lost or time.monotonic() + pause_s > give_up:
                     raise UnreachableError(
                         f"no service answers at {self.url} ({str(error) or type(error).__name__}): start "
-                        "one with 'plevel serve', or name another with --url"
+                        "one with 'plevel serve', or correct its URL"
                     ) from error
             else:
                 if response.status_code not in _BUSY or not again:

@@ -275,12 +275,11 @@ def make_folder(database: str) -> None:
         return
     if path.parent != user_data_path("plevel", appauthor=False):
         raise EmbeddedError(
-            f"database {path} cannot be created: there is no folder {path.parent}: create it, or name another "
-            "with --database"
+            f"database {path} cannot be created: there is no folder {path.parent}: create it, or name another file"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EmbeddedError(
-            f"database {path} cannot be created ({error.strerror}): name another with --database"
+            f"database {path} cannot be created ({error.strerror}): name another in PLEVEL_DATABASE"
         ) from error

@@ -67,8 +67,8 @@ def _require_host(target: Target, asked: str) -> str:
         )
     if target.threads > cpu_target().threads:
         raise EmbeddedError(
-            f"--threads {target.threads}: more than the {show_number(cpu_target().threads, 'core')} that "
-            "can be used here: give fewer"
+            f"{show_number(target.threads, 'thread')} are more than the {show_number(cpu_target().threads, 'core')} "
+            "that can be used here: ask for fewer"
         )
     return "cpu"
 

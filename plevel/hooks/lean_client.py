@@ -55,7 +55,7 @@ class LeanClient(Client):
                 if not (reused and isinstance(error, ConnectionError)):
                     raise UnreachableError(
                         f"no service answers at {self.url} ({str(error) or type(error).__name__}): start one "
-                        "with 'plevel serve', or name another with --url"
+                        "with 'plevel serve', or correct its URL"
                     ) from error
 
 

@@ -227,7 +227,7 @@ def _check_file(path: Path, *, read_only: bool) -> None:
         pass
     except OSError as error:
         raise DatabaseError(
-            f"database {path} cannot be created ({error.strerror}): name another with --database"
+            f"database {path} cannot be created ({error.strerror}): name another file"
         ) from error
     try:
         with path.open("rb") as file:
@@ -243,15 +243,14 @@ def _check_folder(path: Path) -> None:
         return
     if path.parent != Path(platformdirs.user_data_dir("plevel")):
         raise DatabaseError(
-            f"database {path} cannot be created: there is no folder {path.parent}: create it, or name another "
-            "with --database"
+            f"database {path} cannot be created: there is no folder {path.parent}: create it, or name another file"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DatabaseError(
             f"database {path} is not writable: its folder cannot be created ({error.strerror}): "
-            "name another with --database"
+            "name another in PLEVEL_DATABASE"
         ) from error
 
 

@@ -9,7 +9,21 @@ from pathlib import Path
 import pytest
 
 from plevel import embedded
+from plevel.cli.tune_run import _require_host
 from plevel.client import Client
+from strategy.target import cpu_target
+
+
+def test_errors_that_python_raises_name_no_flag_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "/proc")
+    for path in (tmp_path / "missing" / "x.db", Path("/proc/plevel/x.db")):
+        with pytest.raises(embedded.EmbeddedError, match="cannot be created") as refused:
+            embedded.make_folder(f"sqlite:///{path}")
+        assert "--" not in str(refused.value)
+    with pytest.raises(embedded.EmbeddedError, match="^9999 threads are more than the .* that can be used here"):
+        _require_host(cpu_target().with_threads(9999), "")
 
 
 def write(folder: Path, number: int, size: int) -> str:
