@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from workers.fork import Limits
 from workers.network_runner import Array, RunNetwork
 from workers.pool import ask_all
 from workers.reference import epsilon, numpy_dtype
+from workers.scratch import temporary_folder
 
 RUN_TIMEOUT_S = 300.0
 TOLERANCE = 1e-3  # of the largest difference, over the largest value of the reference; more for narrower dtypes
@@ -70,8 +69,7 @@ def compare(deployed: Deployed, reference: Reference, sizes: Sequence[int] = ())
     for port, expected in zip(plan.outputs, reference.outputs, strict=True):
         if shape(port) != np.shape(expected):
             raise ComparisonError(f"{port.name} has the shape {shape(port)}, and the framework's {np.shape(expected)}")
-    with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
-        made = Path(folder)
+    with temporary_folder() as made:
 
         def file(name: str, of: Port | Buffer) -> Array:
             return Array(str(made / f"{name}.npy"), of.type.dtype, shape(of))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from workers.array_file import write_array
 from workers.fork import Limits
 from workers.network_builder import BuildKernel, BuildTable, BuiltKernel, Packing
 from workers.pool import ask_all
+from workers.scratch import temporary_folder
 
 BUILD_TIMEOUT_S = 300.0
 _BUILDER = Limits(module="workers.network_builder")
@@ -81,9 +81,9 @@ class Draft:
             NetworkError: a kernel cannot be built; names all of them.
             CompileError: the library cannot be linked.
             SandboxError: no children can be started to build in.
+            ScratchError: the disk of temporary files is full.
         """
-        with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
-            made = Path(folder)
+        with temporary_folder() as made:
             kernels = _build_all(self.selections, self.sites, made)
             plan = make_plan(
                 self.network, self.groups, {w: k.signature for w, k in kernels.items() if k.signature}

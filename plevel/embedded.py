@@ -27,6 +27,7 @@ DRAIN_TIMEOUT_S = 1.0
 STOP_TIMEOUT_S = 15.0
 KEPT_LOGS = 20
 KEPT_LOG_BYTES = 64 * 2**20
+_LOG_ROOM = 1 << 16
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
 
@@ -47,6 +48,13 @@ def require_worker() -> None:
 
     if missing := missing_compiler():
         raise EmbeddedError(f"compiler, which a worker needs: {missing}")
+
+
+def require_room() -> None:
+    """Raise `ScratchError`, which names the folder, if temporary files of a build cannot be written."""
+    from workers.scratch import check_room
+
+    check_room(Path(tempfile.gettempdir()))
 
 
 def require_cluster(module: str) -> None:
@@ -168,6 +176,8 @@ class _Child:
             logs.mkdir(parents=True, exist_ok=True)
             _drop_old(logs)
             out = open(self.log, "wb", opener=_open_privately)  # noqa: SIM115 - closed below
+            os.posix_fallocate(out.fileno(), 0, _LOG_ROOM)
+            os.ftruncate(out.fileno(), 0)
         except OSError as error:
             raise EmbeddedError(
                 f"log {self.log} cannot be written ({error.strerror}): name another folder in "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from strategy.fault import CompileError
@@ -20,11 +22,27 @@ def check_room(folder: Path) -> None:
 
     Called after a failed build, whose own message may be lost: LLVM aborts, and its last words go to the same disk.
     """
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(_ROOM_BYTES))
-    except OSError as error:
-        raise ScratchError(f"{folder} cannot be written ({error.strerror}): free some space") from error
+    # C compilers write to TMPDIR, which Python leaves for another folder where it is full.
+    of_compilers = os.environ.get("TMPDIR", "")
+    for place in (folder, Path(of_compilers)) if os.access(of_compilers, os.W_OK) else (folder,):
+        try:
+            with tempfile.TemporaryFile(dir=place) as file:
+                file.write(bytes(_ROOM_BYTES))
+        except OSError as error:
+            raise ScratchError(
+                f"{place} cannot be written ({error.strerror}): free some space, or name another folder in TMPDIR"
+            ) from error
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A temporary folder; raise `ScratchError` in place of an error that may come of a full disk."""
+    with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
+        try:
+            yield Path(folder)
+        except Exception:
+            check_room(Path(folder).parent)
+            raise
 
 
 def find_or_build(folder: Path, build: Callable[[Path], Path]) -> str:

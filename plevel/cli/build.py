@@ -210,9 +210,10 @@ class _Plan(NamedTuple):
         Raises:
             CommandError: it cannot be built; names the workload.
         """
-        from plevel.embedded import require_worker
+        from plevel.embedded import require_room, require_worker
 
         require_worker()
+        require_room()
         require_known(self.target)
         about = {"workload": self.workload.key, "target": str(self.target)}
         return about | (self._make_cubin() if self.target.kind == "cuda" else self._make_library())

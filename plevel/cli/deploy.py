@@ -72,7 +72,7 @@ def compile_model(
     from plevel.cli.output import tell
     from plevel.comparison import ComparisonError
     from plevel.deployment import deploy
-    from plevel.embedded import require_worker
+    from plevel.embedded import require_room, require_worker
     from plevel.faster import Faster, deploy_faster
     from plevel.importing import ExtraError, import_model
     from plevel.kernel_selection import make_chooser, open_records
@@ -106,6 +106,7 @@ def compile_model(
         place = location.locate(url, database, namespace)
         database = place.url or place.database
     require_worker()
+    require_room()
     require_known(where)
     warnings.filterwarnings("ignore", "`isinstance.treespec", FutureWarning)  # PyTorch's, of itself
     try:

@@ -14,6 +14,12 @@ from plevel.cli.error import CommandError
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a write's errors, which name no file
 
 
+def unwritten(named: object, error: OSError) -> str:
+    """The message about what cannot be written, with the remedy of a full disk."""
+    remedy = ": free some space, or write to another disk" if error.errno in FULL else ""
+    return f"{named} cannot be written: {error.strerror}{remedy}"
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` once it is complete; a device or a pipe itself.
@@ -32,7 +38,7 @@ def whole(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         # Others are of what is written, such as a service that is away.
         if error.filename == str(part) or (error.filename is None and error.errno in FULL):
-            raise CommandError(f"{named} cannot be written: {error.strerror}") from error
+            raise CommandError(unwritten(named, error)) from error
         raise
     finally:
         if not itself:

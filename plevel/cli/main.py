@@ -42,7 +42,7 @@ from plevel.cli import (
     worker,
 )
 from plevel.cli.error import CommandError
-from plevel.cli.file import FULL
+from plevel.cli.file import FULL, unwritten
 
 
 class _Panels(TyperGroup):
@@ -210,10 +210,10 @@ def _explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, UnreachableError | EmbeddedError):
         return 1, _line(error)
     if isinstance(error, OSError):
-        if error.filename is None and error.errno in FULL:
-            return 1, f"the output cannot be written: {error.strerror}: free some space, or write to another disk"
-        # Of a file that is moved or copied, the place where it goes.
-        return 1, f"{error.filename2} cannot be written: {error.strerror}" if error.filename2 else _line(error)
+        if error.filename2:  # of a file that is moved or copied, the place where it goes
+            return 1, unwritten(error.filename2, error)
+        # Other files are named by what writes them.
+        return 1, unwritten("the output", error) if error.filename is None and error.errno in FULL else _line(error)
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:  # they stand for bytes of an argument
         return 2, f"an argument is not text in UTF-8: {error.object!r:.80}: write it anew"
     from strategy.fault import find_fault

@@ -51,9 +51,10 @@ def measure(
     import msgspec
 
     from plevel.cli.output import make_console, print_json
-    from plevel.embedded import require_worker
+    from plevel.embedded import require_room, require_worker
 
     require_worker()
+    require_room()
     from strategy.op_strategy import candidates
     from strategy.record import CONFIRM_POLICY, Job, JobEntry, Phase, estimate
     from strategy.table import show_number, show_seconds

@@ -47,7 +47,9 @@ def backup(store: Store, path: Path) -> int:
         part.replace(path)
     except (OSError, sqlite3.Error) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise DatabaseError(f"{path} cannot be written ({why}): name a new file in an existing folder") from error
+        raise DatabaseError(
+            f"{path} cannot be written ({why}): name a new file in an existing folder with room for it"
+        ) from error
     finally:
         with contextlib.suppress(OSError):  # of a file system that is read-only, which the error has said
             part.unlink(missing_ok=True)

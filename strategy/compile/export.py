@@ -219,12 +219,19 @@ def link(inputs: Sequence[str], folder: Path) -> Path:
 
 
 def place(source: Path, path: Path, beside: Mapping[str, str] | None = None) -> None:
-    """Copy a library, with texts `beside` it by their suffixes; a failure or a full disk keeps the old files."""
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as made:
-        partial = Path(made) / path.name
-        shutil.copyfile(source, partial)
-        partial.chmod(0o755)
-        for suffix, text in (beside or {}).items():
-            partial.with_suffix(suffix).write_text(text)
-        for suffix in (*(beside or {}), path.suffix):
-            partial.with_suffix(suffix).replace(path.with_suffix(suffix))
+    """Copy a library, with texts `beside` it by their suffixes; a failure or a full disk keeps the old files.
+
+    Raises:
+        OSError: `filename2` is the path.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as made:
+            partial = Path(made) / path.name
+            shutil.copyfile(source, partial)
+            partial.chmod(0o755)
+            for suffix, text in (beside or {}).items():
+                partial.with_suffix(suffix).write_text(text)
+            for suffix in (*(beside or {}), path.suffix):
+                partial.with_suffix(suffix).replace(path.with_suffix(suffix))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(source), None, str(path)) from error

@@ -18,6 +18,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -37,6 +38,8 @@ from plevel.cli.tune_run import connection, follow_run, missing_worker
 from plevel.client import Client, UnreachableError
 from plevel.direct import Direct
 from service.formats import native
+from strategy.compile.export import place
+from strategy.fault import CompileError
 from strategy.op import all_ops
 from strategy.record import RunRequest, RunState, RunStatus, RunWorkload, TaskStatus
 from strategy.target import Target
@@ -45,6 +48,7 @@ from tests.limit import HANG_S
 from tests.port import free_port
 from tests.unit.test_formats_native import FAILED, FULL
 from workers.array_file import write_array
+from workers.scratch import ScratchError, temporary_folder
 
 DATA = ("--input", "data=float32[128,768]")
 WEIGHT = ("--input", "weight=float32[3072,768]:const")
@@ -919,7 +923,7 @@ def test_a_disk_that_is_full_names_the_file(tmp_path: Path) -> None:
             file.write(b"{")
             raise error
 
-    with pytest.raises(CommandError, match=r"x\.json cannot be written: No space"):
+    with pytest.raises(CommandError, match=r"x\.json cannot be written: No space .*: free some"):
         write(OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(UnreachableError):  # an OSError, too: what is written could not be had
         write(UnreachableError("no service answers"))
@@ -927,11 +931,35 @@ def test_a_disk_that_is_full_names_the_file(tmp_path: Path) -> None:
         pass
     assert list(tmp_path.iterdir()) == []
     copied = OSError(errno.ENOSPC, "No space left on device", "/tmp/x/library.so", None, "out/m.so")
-    assert _explain(copied) == (1, "out/m.so cannot be written: No space left on device")
+    assert _explain(copied) == (
+        1, "out/m.so cannot be written: No space left on device: free some space, or write to another disk"
+    )  # fmt: skip
     (tmp_path / "x.npy").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space") as array:
         write_array(tmp_path / "x.npy", np.zeros(1 << 16))
     assert array.value.errno == errno.ENOSPC
+
+
+def test_a_build_without_room_says_so_first(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of C compilers; Python looked for its folder before
+
+    def full(dir: Path) -> FileIO:
+        return FileIO("/dev/full" if dir == tmp_path else "/dev/null", "w")
+
+    monkeypatch.setattr("workers.scratch.tempfile.TemporaryFile", full)
+    for command in (("build", *DENSE, "-o", "x.so"), ("measure", *DENSE, "-I", "dense_pack.cpu"), ("tune", *DENSE)):
+        done = called(*command)
+        assert_one_line(done, 1, f"{tmp_path} cannot be written (No space left", "free some space", "TMPDIR")
+    with pytest.raises(ScratchError, match=rf"^{tmp_path} cannot be written \(No space"), temporary_folder():
+        raise CompileError("cc failed: No space left on device")
+    (tmp_path / "none").touch()
+    monkeypatch.setattr("shutil.copyfile", lambda _, to: to.symlink_to("/dev/full") or to.write_text("x"))
+    with pytest.raises(OSError, match="No space") as refused:
+        place(tmp_path / "none", tmp_path / "x.so")
+    assert _explain(refused.value)[1].startswith(f"{tmp_path}/x.so cannot be written: No space left")
+    assert list(tmp_path.iterdir()) == [tmp_path / "none"]
 
 
 @pytest.mark.parametrize("command", ["rename", "move"])
@@ -989,7 +1017,7 @@ def test_a_lock_that_cannot_be_written_leaves_the_old_one(
 
 def test_more_threads_than_cores(called: Called) -> None:
     done = called("tune", *DENSE, "--threads", "4096")
-    assert_one_line(done, 1, "--threads 4096", "cores")
+    assert_one_line(done, 1, "4096 threads", "cores")
 
 
 @pytest.mark.sample(1)
