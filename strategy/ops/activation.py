@@ -168,7 +168,7 @@ def _reference_mish(x: Any) -> Any:
 def _mish(x: Any) -> Any:
     """X n / (n + 2) with n = p (p + 2) and p = exp(x), which is x from 20 on."""
     (two, most) = _constants(x, 2, 20)
-    power = elementary.exp(at_most(x, most))
+    power = share(at_most(x, most), elementary.exp)
     return share(power, lambda p: share(p * (p + two), lambda part: x * (part / (part + two))))
 
 

@@ -105,6 +105,18 @@ def test_an_empty_or_symbolic_shape_has_the_plain_schedule_only(shape: list[Any]
 
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_number_is_divided_by_zeros_that_are_known(dtype: str) -> None:
+    import tvm
+
+    steps = [EpilogueStep("divide", (Input("number", f"{dtype}[20]"), None))]
+    work = Workload.make("zeros_like", {"data": f"{dtype}[3,20]"}, {}, (), steps)
+    inputs = random_inputs(work, 7)
+    found = tvm.runtime.empty((3, 20), dtype)
+    lower(work, TARGET, "injective.cpu").compile(checks=False).main(*map(tvm.runtime.tensor, inputs.values()), found)
+    compare(found.numpy(), np.asarray(reference(work, inputs)[0]), 0)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("op", "attrs", "names"), [
     ("leaky_relu", {"alpha": 0.0}, ["broadcast.cpu"]), ("softmax", {"axis": 0, "scale": 0.0}, ["softmax_column.cpu"]),
@@ -166,6 +178,13 @@ def test_a_chain_of_bfloat16_is_written_once(chain: str) -> None:
     artefact.main(*map(tvm.runtime.tensor, inputs.values()), found)
     (tolerance,) = tolerances(work, inputs, expected)
     compare(found.numpy(), np.asarray(expected[0]), tolerance)
+
+
+def test_mish_of_a_choice_repeats_no_choice() -> None:
+    """TVM takes seconds to simplify choices within choices."""
+    mish, attrs = EpilogueStep("mish", (None,)), {"a_min": -1, "a_max": 0.3}
+    work = Workload.make("clip", {"data": "float32[6,20]"}, attrs, (), [mish])
+    assert len(lower(work, TARGET, NAME).module.script()) < 30_000
 
 
 def test_no_mean_of_lanes_beyond_the_windows_divides_by_0() -> None:
