@@ -17,7 +17,7 @@ from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.broadcast import equal, greater, greater_equal, less_equal, where
-from strategy.order import at_least, at_most, is_infinite, is_nan
+from strategy.order import FLOATS, at_least, at_most, is_infinite, is_nan
 from strategy.pattern import in_float32, register_broadcast_schedule, register_injective_schedule
 from strategy.reference import widened
 from strategy.shape_func import elemwise_shape_func, register_shape_func
@@ -269,7 +269,11 @@ def _register_fill(name: str, description: str, value: int) -> Unary:
         from tvm import te, tirx
 
         data = inputs[0]
-        return [te.compute(data.shape, lambda *i: tirx.const(value, data.dtype), name=name)]
+        found = tirx.const(value, data.dtype)
+        if not value and str(data.dtype) in FLOATS:
+            # A call, as TVM ends the process where it divides by a zero that it knows.
+            found = tirx.call_intrin("float32", "tirx.floor", tirx.const(0, "float32")).astype(data.dtype)
+        return [te.compute(data.shape, lambda *i: found, name=name)]
 
     def reference(attrs: Attrs, inputs: Sequence[Any]) -> Any:
         import numpy as np
