@@ -15,7 +15,14 @@ from strategy.cpu import elementary
 from strategy.cpu.binding import keep
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
-from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.op import (
+    TOpPattern,
+    TypeReporter,
+    register_compute,
+    register_op,
+    register_op_attr,
+    register_reference,
+)
 from strategy.ops.broadcast import equal, greater, greater_equal, less_equal, where
 from strategy.order import FLOATS, at_least, at_most, is_infinite, is_nan
 from strategy.pattern import in_float32, register_broadcast_schedule, register_injective_schedule
@@ -238,6 +245,8 @@ sign = register_unary(
     "sign", "-1, 0 or 1 as each element is negative, zero or positive; NaN of NaN.", _numpy("sign"),
     require=require_signed, vector=_sign,
 )  # fmt: skip
+for _name in ("floor", "ceil", "round", "sign", "floor_divide", "floor_mod"):
+    register_op_attr(_name, "TJumps", True)
 isnan: Unary = register_unary(
     "isnan", "True where an element is NaN.", _numpy("isnan"), out_dtype="bool", vector=is_nan
 )

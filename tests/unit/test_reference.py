@@ -162,6 +162,28 @@ def test_infinities_and_nans_of_the_reference_are_right() -> None:
         compare(np.asarray([-np.inf, -np.inf, np.nan, 1.0], np.float32), right, 0.0)
 
 
+@pytest.mark.parametrize("op", ["floor_mod", "floor_divide", "floor"])
+def test_a_jump_may_be_on_either_side_of_what_is_rounded(op: str) -> None:
+    """Of divisors that are rounded: a remainder of many times one is off by as many roundings, or by all of one."""
+    operands = (None,) if op == "floor" else (Input("number", "float32[4096]"), None)
+    product = dict.fromkeys(("lhs", "rhs"), "float32[4096]")
+    workload = Workload.make("multiply", product, epilogue=[EpilogueStep(op, operands)])
+    inputs = random_inputs(workload, 0) | {"number": np.full(4096, 0.9, np.float32)}
+    inputs["lhs"][:3000] = inputs["rhs"][:3000] ** -1  # 1, but for its rounding
+    inputs["number"][:3000] = 5
+    (right,) = reference(workload, inputs)
+    (tolerance,) = tolerances(workload, inputs, [right])
+    rounded = inputs["lhs"] * inputs["rhs"]
+    (found,) = reference(workload, inputs | {"lhs": rounded, "rhs": np.ones(4096)})
+    (without,) = tolerances(workload.anchor, inputs, [right])
+    with pytest.raises(WrongAnswerError):
+        compare(found, right, without)
+    compare(found, right, tolerance)
+    for off in (0.01, -0.01):
+        with pytest.raises(WrongAnswerError, match="^10[0-9]{2} of"):
+            compare(found + off * (np.arange(4096) >= 3000), right, tolerance)
+
+
 def test_infinities_do_not_widen_the_tolerance() -> None:
     workload = dense(8)
     inputs = random_inputs(workload, 0)
