@@ -88,6 +88,14 @@ class ConfigSpace:
             checks[last].append(c.expression.compile())
         return checks
 
+    @cached_property
+    def _awaited(self) -> list[list[str]]:
+        """For each knob, the earlier ones that are read by constraints not yet checked there."""
+        order = {k.name: i for i, k in enumerate(self.knobs)}
+        read = [sorted(order[v] for v in c.variables()) for c in self.constraints]
+        awaited = [{n for places in read if places and places[-1] >= i for n in places if n < i} for i in order.values()]
+        return [[self.knobs[n].name for n in sorted(places)] for places in awaited]
+
     @property
     def size(self) -> int:
         """The number of configurations before constraints."""
@@ -208,14 +216,33 @@ class ConfigSpace:
 
         None if there are more than `limit`, or finding them takes more than `4 * limit` tried values.
         """
-        if not self.constraints:
-            return self.size if self.size <= limit else None
-        walk = self._walk(lambda k: k.values, 4 * limit)
+        known: list[dict[tuple[Value, ...], int]] = [{} for _ in self.knobs]
+        values: dict[str, Value] = {}
+        left = iter(range(4 * limit))
+
+        def descend(depth: int) -> int:
+            if depth == len(self.knobs):
+                return 1
+            # What follows depends on these values alone, whatever the others before it are.
+            seen = tuple([values[name] for name in self._awaited[depth]])
+            found = known[depth].get(seen)
+            if found is not None:
+                return found
+            k, checks, found = self.knobs[depth], self._checks[depth], 0
+            for values[k.name] in k.values:
+                if next(left, None) is None:
+                    raise _OutOfSteps
+                if all(check(values) for check in checks):
+                    found += descend(depth + 1)
+                    if found > limit:
+                        raise _OutOfSteps
+            known[depth][seen] = found
+            return found
+
         try:
-            n = sum(1 for _ in itertools.islice(walk, limit + 1))
+            return descend(0)
         except _OutOfSteps:
             return None
-        return n if n <= limit else None
 
     def sample(self, rng: random.Random, n: int, tries: int = 200) -> list[Config]:
         """Up to `n` distinct valid configurations, drawn uniformly if `tries` draws each suffice.
