@@ -92,8 +92,8 @@ class ConfigSpace:
     def _awaited(self) -> list[list[str]]:
         """For each knob, the earlier ones that are read by constraints not yet checked there."""
         order = {k.name: i for i, k in enumerate(self.knobs)}
-        read = [sorted(order[v] for v in c.variables()) for c in self.constraints]
-        awaited = [{n for places in read if places and places[-1] >= i for n in places if n < i} for i in order.values()]
+        read = [found for c in self.constraints if (found := sorted(order[v] for v in c.variables()))]
+        awaited = [{n for places in read if places[-1] >= i for n in places if n < i} for i in order.values()]
         return [[self.knobs[n].name for n in sorted(places)] for places in awaited]
 
     @property
@@ -225,11 +225,11 @@ class ConfigSpace:
                 return 1
             # What follows depends on these values alone, whatever the others before it are.
             seen = tuple([values[name] for name in self._awaited[depth]])
-            found = known[depth].get(seen)
-            if found is not None:
-                return found
+            if seen in known[depth]:
+                return known[depth][seen]
             k, checks, found = self.knobs[depth], self._checks[depth], 0
-            for values[k.name] in k.values:
+            for value in k.values:
+                values[k.name] = value
                 if next(left, None) is None:
                     raise _OutOfSteps
                 if all(check(values) for check in checks):
