@@ -30,6 +30,7 @@ from service.api import (
 )
 from service.api.direct import DirectRoutes
 from service.api.guard import Guard, needed
+from service.api.head import Head
 from service.api.query import check_query
 from service.api.wire import install_schema
 from service.context import Context
@@ -108,6 +109,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     site.install(app)
     install_schema(app, needed)
     app.add_middleware(Guard, authority=authority)
+    app.add_middleware(Head)  # the outermost: all others see GET
     return app
 
 

@@ -34,7 +34,7 @@ _FAULTS = (
     AttrsError, ConfigError, ExpressionError, OpError, SelectionError, SpaceError, TargetError,
     TypeRelationError, TypeSyntaxError, WorkloadError,
 )  # fmt: skip
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _QUOTED = re.compile(r"'([^']*)'")
 _AT = re.compile(r"^(?P<detail>.*) - at `\$\.?(?P<field>[^`]*)`$", re.DOTALL)
 
@@ -61,7 +61,7 @@ def _handle(request: Request, error: Exception) -> Response:
     response = response_of(error, f"{request.method} {request.url.path}")
     if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the framework names those of the first route only
         served = [name for name in _METHODS if is_served({**request.scope, "method": name})]
-        response.headers["allow"] = ", ".join(served)
+        response.headers["allow"] = ", ".join(served).replace("GET", "GET, HEAD")
     return response
 
 

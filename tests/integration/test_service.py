@@ -141,7 +141,7 @@ def test_many_wait_and_the_others_are_served(start: Start, sqlite_copy: str) -> 
             assert service.raw("GET", "/v1/workers").status_code == 200
 
 
-@pytest.mark.parametrize("kinds", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
+@pytest.mark.parametrize("kinds", [[signal.SIGTERM] * 2, [signal.SIGINT] * 2])
 def test_a_signal_ends_it_though_somebody_waits(
     start: Start, sqlite_copy: str, kinds: list[signal.Signals]
 ) -> None:
@@ -356,7 +356,22 @@ def test_unknown_paths_are_problems_too(service: Service, method: str, path: str
     response = service.raw(method, path)
     assert response.status_code == response.json()["status"] == status
     assert response.headers["content-type"] == "application/problem+json"
-    assert status == 404 or response.headers["allow"] == "GET, POST"
+    assert status == 404 or response.headers["allow"] == "GET, HEAD, POST"
+
+
+@pytest.mark.parametrize("path", ["/v1/workers", "/healthz", "/v1/runs/1000000", "/v1/select", "/runs"])
+def test_head_is_get_without_the_body(service: Service, path: str) -> None:
+    got, head = service.raw("GET", path), service.raw("HEAD", path)
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    for name in ("content-type", "content-length", "allow"):
+        assert head.headers.get(name) == got.headers.get(name)
+
+
+def test_head_of_a_stream_ends_with_its_head(service: Service) -> None:
+    run_id = service.call("POST", "/v1/runs?namespace=head", drawn(), RunStatus).id
+    head = service.raw("HEAD", f"/v1/runs/{run_id}/events")
+    assert (head.status_code, head.content) == (200, b"")
+    assert service.raw("GET", "/healthz").status_code == 200  # by the same connection, of which the stream has ended
 
 
 def test_openapi_is_complete(service: Service) -> None:
