@@ -249,6 +249,7 @@ class _Server(uvicorn.Server):
         finally:
             for kind in kinds:
                 loop.remove_signal_handler(kind)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it has been stopped: another would make a failure of that
 
     def _stop(self, kind: Any) -> None:
         self.force_exit = self.should_exit and kind == signal.SIGINT

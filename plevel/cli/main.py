@@ -10,6 +10,7 @@ import io
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,8 @@ from plevel.cli import (
 )
 from plevel.cli.error import CommandError
 from plevel.cli.file import FULL, unwritten
+
+SAME_S = 1.0  # time in which another SIGTERM is the same request
 
 
 class _Panels(TyperGroup):
@@ -159,12 +162,26 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Handle SIGTERM as Ctrl-C, so that child processes are stopped and partial files removed."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Handle SIGTERM as Ctrl-C, so that child processes are stopped and partial files removed.
+
+    One that comes soon after another would interrupt just that: a supervisor may signal a process and its group.
+    """
+    until = 0.0
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal until
+        if time.monotonic() >= until:
+            until = time.monotonic() + SAME_S
+            signal.default_int_handler(number, frame)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if until:  # which would end the interpreter in its own end
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        elif signal.getsignal(signal.SIGTERM) is interrupt:  # a daemon has its own
+            signal.signal(signal.SIGTERM, before)
 
 
 @functools.cache

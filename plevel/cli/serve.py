@@ -46,12 +46,6 @@ def serve(
     where = location.locate_database(database)
     option.check_choice("--auth", auth, ("auto", "open", "token"))
     option.check_choice("--log", log, ("text", "json"))
-    from plevel.embedded import make_folder, require_service
-
-    require_service()
-    make_folder(where)
-    from service.__main__ import main
-
     arguments = ["--database", where]
     given = {
         "--host": host, "--port": port, "--auth": auth, "--tls-cert": tls_cert, "--tls-key": tls_key,
@@ -60,4 +54,17 @@ def serve(
     for name, value in given.items():
         if value is not None:
             arguments += [name, str(value)]
-    raise typer.Exit(main(arguments))
+    try:
+        raise typer.Exit(_serve(where, arguments))
+    except KeyboardInterrupt:  # while it loads: a stop that was asked for is no failure then either
+        raise typer.Exit from None
+
+
+def _serve(where: str, arguments: list[str]) -> int:
+    from plevel.embedded import make_folder, require_service
+
+    require_service()
+    make_folder(where)
+    from service.__main__ import main
+
+    return main(arguments)

@@ -1165,19 +1165,37 @@ def test_an_argument_that_is_no_text_is_no_defect() -> None:
     assert "UTF-8" not in _explain(raised.value)[1]
 
 
+@pytest.fixture
+def _sigterm_ignored() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("_sigterm_ignored")
 def test_sigterm_leaves_no_part_of_a_file(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def parts(self: Direct, form: str, **wanted: Any) -> Iterator[bytes]:
         yield b"{}"
         os.kill(os.getpid(), signal.SIGTERM)
         yield b"{}"
 
+    def unlink(self: Path, **options: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)  # a supervisor may signal the process and then its group
+        os.unlink(self)
+
     monkeypatch.setattr(Direct, "export_records", parts)
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        assert called("export", "-o", str(tmp_path / "x.ndjson")).returncode == 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    monkeypatch.setattr(Path, "unlink", unlink)
+    assert called("export", "-o", str(tmp_path / "x.ndjson")).returncode == 130
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("_sigterm_ignored")
+def test_a_service_stopped_while_it_loads_has_not_failed(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plevel.embedded.require_service", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    done = called("serve", "--database", str(tmp_path / "plevel.db"))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_coverage_lists_the_tasks(called: Called, tmp_path: Path) -> None:
