@@ -1179,12 +1179,14 @@ def test_sigterm_leaves_no_part_of_a_file(called: Called, tmp_path: Path, monkey
         os.kill(os.getpid(), signal.SIGTERM)
         yield b"{}"
 
-    def unlink(self: Path, **options: Any) -> None:
+    unlink = Path.unlink
+
+    def unlink_late(self: Path, **options: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # a supervisor may signal the process and then its group
-        os.unlink(self)
+        unlink(self, **options)
 
     monkeypatch.setattr(Direct, "export_records", parts)
-    monkeypatch.setattr(Path, "unlink", unlink)
+    monkeypatch.setattr(Path, "unlink", unlink_late)
     assert called("export", "-o", str(tmp_path / "x.ndjson")).returncode == 130
     assert list(tmp_path.iterdir()) == []
 
