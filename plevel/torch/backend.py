@@ -3,9 +3,6 @@
     fast = torch.compile(model, backend="plevel", options={"database": "http://farm:8765"})
     with torch.inference_mode():
         y = fast(x)
-
-Importing this module has Inductor freeze graphs (`torch._inductor.config.freezing`): whether parameters are
-constants is decided before a backend is asked.
 """
 
 from __future__ import annotations
@@ -27,6 +24,7 @@ from plevel.kernel_selection import Choose, make_chooser, open_records
 from plevel.torch.confirmation import Kept, confirm
 from plevel.torch.explanation import Report, make_report, note, owned, report_whole
 from plevel.torch.form import keep_frozen, make_form
+from plevel.torch.freezing import forget, freeze_for, is_volatile, watch
 from plevel.torch.frozen import compile_frozen
 from plevel.torch.plan import Plan, make_plan, model_target
 from plevel.torch.reporting import recorded, report
@@ -35,8 +33,6 @@ from plevel.torch.whole import StaleError, Whole, draft_whole, find_whole, forge
 from strategy.select.lock import Lock
 
 logger = logging.getLogger("plevel.torch")
-# A setting is that of the thread that makes it, a default that of all: a server's threads compile, too.
-torch._inductor.config.freezing = torch._inductor.config._config["freezing"].default = True
 
 
 class OptionError(TypeError):
@@ -96,10 +92,16 @@ def plevel(
             inputs,
             "torch._inductor.config.cpp_wrapper is set, and kernels are called from Python",
         )
+    if is_volatile(module):
+        why = "its parameters or buffers changed twice after they were frozen (torch._dynamo.reset() forgets that)"
+        warnings.warn(f"plevel: a graph is left to Inductor: {why}", stacklevel=2)
+        return _alone(module, inputs, why)
     try:
         with open_records(wanted.database or wanted.lock) as database:
             choose = make_chooser(model_target(), database, _read_lock(wanted))
-            return _compile(module, inputs, wanted, choose)
+            found = _compile(module, inputs, wanted, choose)
+        watch(module)
+        return found
     except RestartAnalysis:  # PyTorch traces the graph again
         raise
     except Exception as error:
@@ -109,12 +111,16 @@ def plevel(
         return _alone(module, inputs, reason)
 
 
+plevel.reset = forget  # type: ignore[attr-defined]  # what `torch._dynamo.reset` calls
+freeze_for(plevel)
+
+
 def _alone(module: GraphModule, inputs: Sequence[Any], why: str) -> Callable[..., Any]:
     from torch._inductor.compile_fx import compile_fx
 
     note(Report(note=f"left to Inductor: {why}", parameters=owned(module, inputs)), module, inputs)
     logger.info("left to Inductor: %s", why)
-    found: Callable[..., Any] = compile_fx(module, inputs)
+    found: Callable[..., Any] = compile_fx(module, inputs, config_patches={"freezing": False})
     return found
 
 

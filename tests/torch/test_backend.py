@@ -277,6 +277,56 @@ def test_training_passes_through_untouched():
         assert all("gradients are enabled" in r.note and not r.rows for r in reports)
 
 
+def test_parameters_that_change_are_never_stale():
+    def step(model):
+        model(x).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=1.0, fused=True).step()
+
+    def exchange(model):
+        model.weight.data = torch.randn(24, 16)
+
+    torch.manual_seed(12)
+    model, x = torch.nn.Linear(16, 24), torch.randn(8, 16)
+    plain = torch.compile(model, backend="inductor")  # of graphs of other backends none is frozen
+    fast = compiled(model)
+    load = lambda model: model.load_state_dict(torch.nn.Linear(16, 24).state_dict())
+    for change, notes in (
+        (lambda model: None, ["frozen"]),
+        (step, ["frozen", "frozen"]),
+        (load, ["frozen", "frozen", "changed twice"]),
+        (exchange, ["frozen", "frozen", "changed twice"]),
+    ):
+        change(model)
+        with torch.no_grad(), warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always", UserWarning)
+            close(fast(x), model(x))
+            close(plain(x), model(x))
+        assert ["changed twice" if "changed twice" in r.note else "frozen" for r in explain(model)] == notes
+        assert len([w for w in found if "changed twice" in str(w.message)]) == (change is load)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        close(compiled(model)(x), model(x))
+    assert explain(model)[-1].rows
+
+
+def test_a_buffer_that_another_graph_changes_is_not_stale():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("sum", torch.zeros(16))
+
+        def forward(self, x):
+            self.sum += x
+            torch._dynamo.graph_break()
+            return x * self.sum
+
+    fast = compiled(Model())
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for count in range(1, 5):
+            close(fast(torch.ones(16)), torch.full((16,), float(count)))
+
+
 def test_several_threads_call_at_once():
     torch.manual_seed(6)
     model, inputs = models.Block().eval(), (torch.randn(8, 64),)
