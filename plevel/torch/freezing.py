@@ -28,7 +28,7 @@ MOST_CHANGES = 1  # of a tensor, after which graphs with it are not frozen any m
 
 @dataclass
 class _State:
-    """What is known of a frozen tensor: its stamp, and how often it was another."""
+    """A frozen tensor's stamp, and how often it was another."""
 
     stamp: tuple[int, int]
     changes: int = 0
@@ -59,7 +59,7 @@ def _count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def is_volatile(module: GraphModule) -> bool:
-    """Whether a parameter or buffer of a graph has changed more than once since graphs were frozen with it."""
+    """True if a parameter or buffer of a graph has changed more than once since graphs were frozen with it."""
     volatile = False
     for tensor in _tensors(module):
         if state := _states.get(tensor):
