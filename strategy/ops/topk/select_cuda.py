@@ -279,17 +279,19 @@ def space_of_select(
             (knob("rows") - 1) * (knob("threads") - 32) <= 0,  # several rows only of one warp each
             knob("rows") * (room * each + 4) <= limits.shared_bytes,
         ],
-        fallback=_untuned(k, rows, length, limits, parts),
+        fallback={**_untuned(k, rows, length, limits, parts), "loads": 1 if element_bytes(data.dtype) == 1 else 4},
     )  # fmt: skip
 
 
 def _untuned(k: int, rows: int, length: int, limits: DeviceLimits, parts: list[int]) -> dict[str, int]:
-    """As many blocks as keep the device busy, and four times as many groups as elements are taken."""
+    """Parts that keep the device busy, and twice as many groups as elements are taken, which leaves about 1.4 k."""
     wanted = min(2 * limits.multiprocessors // rows, length // max(4096, 16 * k))
     part = max(p for p in parts if p <= max(1, wanted))
-    groups = min(1024, max(32, _power(k), min(_power(4 * k), _power(length))))
-    threads = max(groups, min(512, _power(length / part / 16)))
-    return {"threads": threads, "groups": groups, "rows": 4 if threads == 32 else 1, "loads": 4, "parts": part}
+    part = part if part > 2 else 1  # two are not worth the second kernel
+    groups = max(32, _power(k), min(_power(2 * k), _power(length)))
+    most = limits.threads if rows * part <= limits.multiprocessors else 512
+    threads = max(groups, min(most, _power(length / part / 16)))
+    return {"threads": threads, "groups": groups, "rows": 4 if threads == 32 else 1, "parts": part}
 
 
 def schedule_select(attrs: TopKAttrs, outs: Outs, target: Target, config: Config) -> Template:
