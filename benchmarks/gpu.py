@@ -173,12 +173,13 @@ def best_of(workload: Workload, target: Target, database: Path) -> dict[str, Con
         return {m.implementation: m.config for m in records.measured(workload, target, None)}
 
 
-def tune(chosen: Sequence[tuple[str, Workload]], trials: int, folder: Path) -> Path:
+def tune(chosen: Sequence[tuple[str, Workload]], options: argparse.Namespace, folder: Path) -> Path:
     """Tune all cases by `plevel tune`; the database."""
     database, model = folder / "tuned.db", folder / "cases.toml"
     model.write_text(write_model([RunWorkload(workload=w) for _, w in chosen], "", "cuda:0"))
     command = [sys.executable, "-P", "-m", "plevel", "tune", "-f", model, "--database", database]
-    subprocess.run([*command, "--trials", str(trials * len(chosen))], check=True)
+    command += ["--trials", str(options.tuned * len(chosen)), "--timeout", str(options.total)]
+    subprocess.run(command, check=True)
     return database
 
 
@@ -524,7 +525,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose goal and workload match this regular expression")
     parser.add_argument("--trials", type=int, default=24, help="configurations per implementation")
     parser.add_argument("--tuned", type=int, metavar="TRIALS", help="tune first, with so many trials a case on average")
-    parser.add_argument("--total", type=float, default=540, help="seconds for everything but tuning")
+    parser.add_argument("--total", type=float, default=540, help="seconds for everything, of a search before as many")
     parser.add_argument("--small", action="store_true", help=f"extents of {SMALL} at most")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--plan", metavar="TARGET", nargs="?", const="cuda -arch=sm_90 -libs=cublas,cudnn")
@@ -547,7 +548,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory(prefix="plevel-gpu-") as folder:
-        database = tune(chosen, options.tuned, Path(folder)) if options.tuned else None
+        database = tune(chosen, options, Path(folder)) if options.tuned else None
         return report(chosen, device, options, database, peer=peer)
 
 
