@@ -218,6 +218,8 @@ class Tuner(Background):
     ) -> Proposal | None:
         group = tuning.by_workload()[workload_id]
         tunable = [t for t in group if t.search is not None]
+        if entries := self._begin(tuning, tunable, left):
+            return Proposal(workload_id, entries)
         while True:
             arms, lead_s = arms_of(group)
             chosen = budget.next_arm(arms, part)
@@ -243,6 +245,21 @@ class Tuner(Background):
             elif not t.search.exhausted:
                 # Too large to count, and no new configuration was found: practically exhausted.
                 _close(tuning, t, TaskState.EXHAUSTED, "no further valid configuration was found")
+
+    def _begin(
+        self, tuning: TuningRun, tunable: Sequence[TuningTask], left: int
+    ) -> tuple[jobs.NewEntry, ...]:
+        """The first trial of each implementation, in one job: a run that ends early has tried all of them."""
+        arms = [(t, t.arm(None)) for t in tunable]
+        fresh = [t for t, arm in arms if arm.is_open and not arm.waiting and not arm.trials][:left]
+        entries: list[jobs.NewEntry] = []
+        for t in fresh if len(fresh) > 1 else ():
+            assert t.search is not None
+            tuning_run.teach(self.store, tuning, t)
+            configs = t.search.ask(1)
+            t.pending += len(configs)
+            entries += [jobs.NewEntry(t.id, c, t.best_s) for c in configs]
+        return tuple(entries)
 
     def _is_waiting(self, tuning: TuningRun) -> bool:
         """Return whether other runs have in the queue what is left for this one to measure."""
