@@ -6,7 +6,7 @@ all others that it beats are passed over: about k are left, whatever the element
 threads whose own best may be chosen read their part of it again, from a cache. A long row is left to several blocks,
 and a second kernel chooses among what these have kept.
 """
-# Over 300 lines: most of them are the source of one kernel.
+# Over 300 lines: one kernel in CUDA C, with the space and the launches that its macros follow.
 
 from __future__ import annotations
 
