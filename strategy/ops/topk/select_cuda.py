@@ -1,10 +1,10 @@
 """topk of few elements on NVIDIA's GPUs, in CUDA C: `topk_select.cuda`, which sorts only what may be chosen.
 
 The best elements of groups of threads are ordered first. The k-th of them is no better than the k-th of the row, so
-all others that it beats are passed over: about k are left, whatever the elements' distribution, as no two are equal
-(of equal ones the lower place is better). Those are collected in shared memory and sorted. The row is read once; only
-threads whose own best may be chosen read their part of it again, from a cache. A long row is left to several blocks,
-and a second kernel chooses among what these have kept.
+whatever it beats is passed over: about 1.4 k elements are left with 2 k groups, more where few groups have the best.
+No two are equal, as of equal ones the lower place is better. Those are collected in shared memory and sorted. The row
+is read once; only threads whose own best may be chosen read their part of it again, from a cache. A long row is left
+to several blocks, and a second kernel chooses among what these have kept.
 """
 # Over 300 lines: one kernel in CUDA C, with the space and the launches that its macros follow.
 
