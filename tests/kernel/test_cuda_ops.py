@@ -372,6 +372,17 @@ def test_dense_has_a_fallback_for_all_extents(shape: tuple[int, int, int], dtype
             assert candidate.space is None or candidate.space.contains(candidate.fallback)
 
 
+@pytest.mark.parametrize("k", [1, 31, 300, 512])
+@pytest.mark.parametrize("dtype", ["float16", "int64"])
+def test_topk_has_a_fallback_for_all_extents(k: int, dtype: str) -> None:
+    for shape, arch in itertools.product([(1, k), (70_000, k + 9), (1, 10**6), (130, 50_257)], ["sm_60", "sm_90"]):
+        workload = Workload.make("topk", {"data": f"{dtype}[{shape[0]},{shape[1]}]"}, {"k": k})
+        found = {c.implementation: c for c in candidates(workload, Target.parse(f"cuda -arch={arch}"))}
+        select = found["topk_select.cuda"]
+        assert select.space is not None
+        assert select.space.contains(select.fallback)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("implementation", "dtype"),

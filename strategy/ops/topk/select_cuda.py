@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from strategy.condition import maximum
 from strategy.cuda.limit import DeviceLimits, limits_of
 from strategy.cuda.program import Launch, Pointer, Workspace
 from strategy.cuda.template import Template, refuse_epilogue
@@ -267,7 +268,7 @@ def space_of_select(
     rows, length, _ = _shape(attrs, data.concrete_shape)
     k, each = attrs.k, _best_bytes(data.dtype)
     parts = [p for p in (2**e for e in range(10)) if p == 1 or p * max(1024, 2 * k) <= length]
-    room = knob("groups") + _power(4 * k)
+    room = maximum(knob("groups"), _power(4 * k))
     return ConfigSpace(
         [
             Knob("threads", _THREADS), Knob("groups", [g for g in _THREADS if g >= k]), Knob("rows", [1, 2, 4, 8]),
