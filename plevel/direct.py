@@ -172,9 +172,11 @@ class Direct:
 
     def iter_best(self, *, scope: str | None = None, **wanted: Any) -> Iterator[Row]:
         """Yield the best of each task that matches. See `Client.iter_best`."""
+        if self._store is None:
+            return
         from service.records import coverage
 
-        return self._pages(partial(coverage.list_best, scope=scope), "best", wanted)
+        yield from self._pages(partial(coverage.list_best, scope=scope), "best", wanted)
 
     def iter_foreign(self, tool: str, *, limit: int = 500, **wanted: Any) -> Iterator[Row]:
         """Yield the kernels of another tool. See `Client.iter_foreign`."""
@@ -195,13 +197,13 @@ class Direct:
 
     def iter_coverage(self, **wanted: Any) -> Iterator[Row]:
         """Yield the tuning state of each task that matches. See `Client.iter_coverage`."""
-        from service.records import coverage
-
-        return self._pages(coverage.cover, "tasks", wanted)
-
-    def _pages(self, ask: Callable[..., Any], of: str, wanted: Mapping[str, Any]) -> Iterator[Row]:
         if self._store is None:
             return
+        from service.records import coverage
+
+        yield from self._pages(coverage.cover, "tasks", wanted)
+
+    def _pages(self, ask: Callable[..., Any], of: str, wanted: Mapping[str, Any]) -> Iterator[Row]:
         from service.records.filter import Tasks
 
         cursor: int | None = 0
