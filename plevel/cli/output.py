@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NOISY = 0.05  # from here on the dashboard calls a device noisy
 _TASK_NUMBERS = ("plevel", "median", "95 %", "GFLOP/s", "trials", "failed")
+UNBOUNDED = 10_000
 NARROW = 60  # width below which a row that does not fit has a line for each cell
 
 
@@ -30,7 +31,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     # A program may read the lines: do not fold them.
-    width = None if stream.isatty() else 200
+    width = None if stream.isatty() else UNBOUNDED
     return Console(stderr=stderr, highlight=False, soft_wrap=False, width=width)
 
 
@@ -68,9 +69,19 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: 
     return table
 
 
+def show_table(console: Console, table: Table) -> None:
+    """Print a table, in a file or a pipe without the spaces that fill its lines."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as lines:
+        console.print(table)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in lines.get().splitlines()))
+
+
 def fits(console: Console, table: Table) -> bool:
     """Return whether a table has room on a console without folding its cells."""
-    unbounded = console.options.update(max_width=10_000)
+    unbounded = console.options.update(max_width=UNBOUNDED)
     return not console.is_terminal or console.measure(table, options=unbounded).maximum <= console.width
 
 
@@ -90,7 +101,7 @@ def print_table(
         return
     table = make_table(columns, rows, right=right)
     if fits(console, table):
-        console.print(table)
+        show_table(console, table)
         return
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in (dict(zip(columns, cells, strict=True)) for cells in rows):

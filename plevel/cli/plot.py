@@ -202,7 +202,7 @@ def sparkline(points: Sequence[tuple[int, float]], trials: int, width: int = WID
 
 
 def _print(found: Curve | HeatMap) -> None:
-    from plevel.cli.output import make_console, make_table
+    from plevel.cli.output import make_console, make_table, show_table
     from strategy.table import show_seconds
 
     console = make_console()
@@ -235,7 +235,7 @@ def _print(found: Curve | HeatMap) -> None:
         for number, name in zip(short, names, strict=True):
             say(f"{number}  {name}")
         table = make_table(("shape", *short), rows, right=short)
-    console.print(table)
+    show_table(console, table)
 
 
 def _draw(found: Curve | HeatMap, out: Path) -> None:

@@ -584,7 +584,7 @@ def test_a_service_that_is_not_there(
     monkeypatch.setitem(defaults, "patience_s", defaults["patience_s"] / 10)
     url = f"http://127.0.0.1:{free_port()}"
     done = called(command, *DENSE, "--url", url)
-    assert_one_line(done, 1, url, "plevel serve", "--url")
+    assert_one_line(done, 1, url, "plevel serve", "correct its URL")
 
 
 def test_no_worker_for_the_target_on_this_machine(called: Called, tmp_path: Path) -> None:

@@ -63,6 +63,14 @@ def test_progress_without_a_terminal_is_lines(monkeypatch: pytest.MonkeyPatch) -
     assert "\x1b" not in out.getvalue()
 
 
+def test_a_table_in_a_pipe_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "dense(" + "x" * 400 + ")"
+    output.print_table(output.make_console(), ("workload", "state"), [(long, ""), ("short", "")])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if "dense" in line or "short" in line] == [[long], ["short"]]
+    assert lines == [line.rstrip() for line in lines]
+
+
 def test_progress_says_nothing_twice_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
