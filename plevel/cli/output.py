@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 NOISY = 0.05  # from here on the dashboard calls a device noisy
 _TASK_NUMBERS = ("plevel", "median", "95 %", "GFLOP/s", "trials", "failed")
-UNBOUNDED = 10_000
 NARROW = 60  # width below which a row that does not fit has a line for each cell
 
 
@@ -29,9 +29,8 @@ def make_console(*, stderr: bool = False) -> Console:
     """A console that respects NO_COLOR, and writes plain text unless it is a terminal."""
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
     # A program may read the lines: do not fold them.
-    width = None if stream.isatty() else UNBOUNDED
+    width = None if (sys.stderr if stderr else sys.stdout).isatty() else 10_000
     return Console(stderr=stderr, highlight=False, soft_wrap=False, width=width)
 
 
@@ -70,18 +69,15 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: 
 
 
 def show_table(console: Console, table: Table) -> None:
-    """Print a table, in a file or a pipe without the spaces that fill its lines."""
-    if console.is_terminal:
+    """Print a table without the spaces that fill its lines, which a file would keep."""
+    with console.capture() as drawn:
         console.print(table)
-        return
-    with console.capture() as lines:
-        console.print(table)
-    console.file.write("".join(f"{line.rstrip()}\n" for line in lines.get().splitlines()))
+    console.file.write(re.sub(" +$", "", drawn.get(), flags=re.MULTILINE))
 
 
 def fits(console: Console, table: Table) -> bool:
     """Return whether a table has room on a console without folding its cells."""
-    unbounded = console.options.update(max_width=UNBOUNDED)
+    unbounded = console.options.update(max_width=10_000)
     return not console.is_terminal or console.measure(table, options=unbounded).maximum <= console.width
 
 
@@ -251,12 +247,11 @@ def show_noise(estimates: Iterable[Estimate | None]) -> list[str]:
 
 def selection_lines(selection: Selection) -> list[str]:
     """The answer: implementation, configuration, level and reason, and a warning if it is uncertain."""
-    config = str(selection.config) or "(no knobs)"
     level = f", level {selection.level}" if selection.level else ""
     partial = ", partial" if selection.partial else ""
     return [
         f"selected   {selection.implementation}  (version {selection.version})",
-        f"config     {config}",
+        f"config     {selection.config or '(no knobs)'!s}",
         f"reason     {selection.reason}{level}{partial}",
         f"because    {selection.explanation}",
         *show_noise([find_estimate(selection)]),
@@ -265,8 +260,7 @@ def selection_lines(selection: Selection) -> list[str]:
 
 def find_estimate(selection: Selection) -> Estimate | None:
     """The time of the selected implementation, None if it is not measured."""
-    name = selection.implementation
-    return next((r.estimate for r in selection.rivals if r.implementation == name), None)
+    return next((r.estimate for r in selection.rivals if r.implementation == selection.implementation), None)
 
 
 def print_rivals(console: Console, selection: Selection) -> None:
