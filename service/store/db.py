@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -56,7 +57,9 @@ def normal_url(url: str) -> sa.URL:
 
 
 def show_url(url: sa.URL) -> str:
-    """The URL without its passwords, which may also be parameters."""
+    """The URL without its passwords, which may also be parameters; of an SQLite file with its path as it is written."""
+    if url.drivername == "sqlite" and url.database and not url.query:
+        return url_of(url.database)
     return url.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
 
 
@@ -138,7 +141,7 @@ class Store:
         whole: contextlib.AbstractContextManager[None] = (
             contextlib.nullcontext() if self._foreign is None else self._foreign.reading()
         )
-        with _translated(), whole, self.engine.begin() as connection:
+        with _translated(self.url), whole, self.engine.begin() as connection:
             yield connection
 
     @contextlib.contextmanager
@@ -149,7 +152,7 @@ class Store:
                 f"database {show_url(self.url)} is not writable for this user: change the permissions of it and its "
                 "folder, or copy it elsewhere"
             )
-        with _translated(), self._writing, self._begin() as connection:
+        with _translated(self.url), self._writing, self._begin() as connection:
             yield connection
 
     @contextlib.contextmanager
@@ -187,7 +190,7 @@ _SOON = re.compile(
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def _translated(url: sa.URL) -> Iterator[None]:
     """Turn failures of the database, and values that it cannot store, into errors of one line."""
     try:
         yield
@@ -202,6 +205,8 @@ def _translated() -> Iterator[None]:
             raise DatabaseError(f"the database refuses: {first}: make its user the owner of the database") from error
         if first.startswith("invalid connection option"):  # libpq's, of a parameter in the URL
             raise DatabaseError(f"database: {first}: correct its URL") from error
+        if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise DatabaseError(f"database {url.database} is damaged ({first}): put a backup in its place") from error
         if not (isinstance(error, sa.exc.OperationalError) or getattr(error, "connection_invalidated", False)):
             raise
         kind = OverloadedError if _SOON.search(str(error.orig)) else UnansweredError

@@ -76,7 +76,7 @@ def shown(store: Store) -> str:
 
 def _upgrade_command(store: Store) -> str:
     """The command that upgrades a database, without its password."""
-    if shown(store) != store.url.render_as_string(hide_password=False):
+    if not store.is_sqlite and shown(store) != store.url.render_as_string(hide_password=False):
         return "`plevel db upgrade`, with this URL and its password in PLEVEL_DATABASE or --database"
     return f"`plevel db upgrade --database {shlex.quote(shown(store))}`"
 

@@ -267,6 +267,20 @@ def test_a_full_disk_is_said_with_the_file(tmp_path: Path, monkeypatch: pytest.M
         migration.upgrade(str(path))
 
 
+def test_a_damaged_file_is_no_defect_and_is_named_as_its_user_writes_it(tmp_path: Path) -> None:
+    path = tmp_path / "wörk 1" / "plevel.db"
+    path.parent.mkdir()
+    migration.upgrade(str(path))
+    assert migration.shown(Store(str(path))) == f"sqlite:///{path}"
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 8], whole[:16] + b"garbage"):
+        path.write_bytes(content)
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        with pytest.raises(DatabaseError, match=f"database {path} is damaged .*: put a backup in its place"):
+            migration.check(str(path))
+
+
 def test_a_user_without_rights_is_told_what_is_missing(postgres_url: str) -> None:
     """As by default since PostgreSQL 15, in a database of another owner."""
     admin = sa.create_engine(postgres_url)
