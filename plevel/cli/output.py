@@ -248,11 +248,10 @@ def show_noise(estimates: Iterable[Estimate | None]) -> list[str]:
 def selection_lines(selection: Selection) -> list[str]:
     """The answer: implementation, configuration, level and reason, and a warning if it is uncertain."""
     level = f", level {selection.level}" if selection.level else ""
-    partial = ", partial" if selection.partial else ""
     return [
         f"selected   {selection.implementation}  (version {selection.version})",
         f"config     {selection.config or '(no knobs)'!s}",
-        f"reason     {selection.reason}{level}{partial}",
+        f"reason     {selection.reason}{level}{', partial' if selection.partial else ''}",
         f"because    {selection.explanation}",
         *show_noise([find_estimate(selection)]),
     ]
