@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from strategy.workload import Workload
 
 _TARGETS = ("cpu", "cuda -arch=sm_90")
+_WIDEST = 200  # columns: people read descriptions, in a pager, too
 
 
 def ops(
@@ -121,6 +122,7 @@ def _print_all(found: list[Op]) -> None:
 
     rows = [(_signature(op), op.description) for op in found]
     console = make_console()
+    console.width = min(console.width, _WIDEST)
     print_table(console, ("operator", ""), rows)
     console.print("details of one, with a command to copy: plevel ops conv2d", markup=False)
 
@@ -129,6 +131,7 @@ def _print(found: dict[str, Any]) -> None:
     from plevel.cli.output import make_console, print_table
 
     console = make_console()
+    console.width = min(console.width, _WIDEST)
     say = partial(console.print, markup=False, soft_wrap=True)
     say(f"{found['signature']}\n{found['description']}")
     inputs = [(a["name"], a["kind"], a["description"]) for a in found["inputs"]]
