@@ -69,8 +69,6 @@ class Guard:
                     response.headers["retry-after"] = "1"
                 await response(scope, receive, send)
                 return
-            if scope["method"] == "HEAD":  # routes know GET; the server sends no body
-                scope = {**scope, "method": "GET"}
             with self._authority.attend(actor, state.get("hang_up", _stay)):
                 await self._app(scope, receive, send)
             return
