@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import ssl
+import sys
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
+# httpx's own command line, which it loads where it can: rich and pygments, most of the time that httpx takes.
+sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
+import httpx as httpx  # noqa: E402, PLC0414
 
 
 class ConnectionSettingError(ValueError):

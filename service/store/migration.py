@@ -8,21 +8,23 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
 from service.errors import OverloadedError, SchemaError, UnansweredError
 from service.store.db import Store, show_url
 from service.store.tables import metadata
 from strategy.suggestion import suggest
 
+if TYPE_CHECKING:
+    # Loaded only to move between schemas: it takes a tenth of a command's start.
+    from alembic.config import Config
+
 
 def _config(connection: sa.Connection | None = None) -> Config:
+    from alembic.config import Config
+
     config = Config()
     # Shipped as a package, so that an installed wheel finds its migrations.
     config.set_main_option("script_location", str(resources.files("migrations")).replace("%", "%%"))
@@ -33,19 +35,13 @@ def _config(connection: sa.Connection | None = None) -> Config:
 
 def head() -> str:
     """The revision of this installation."""
-    revision = ScriptDirectory.from_config(_config()).get_current_head()
-    assert revision is not None
-    return revision
+    return revisions()[-1]
 
 
 def revisions() -> list[str]:
     """All revisions that this installation knows, the oldest first."""
-    script = ScriptDirectory.from_config(_config())
-    return [r.revision for r in script.walk_revisions()][::-1]
-
-
-def _revision(connection: sa.Connection) -> str | None:
-    return MigrationContext.configure(connection).get_current_revision()
+    names = (file.name for file in resources.files("migrations").joinpath("versions").iterdir())
+    return sorted(name[:4] for name in names if re.fullmatch(r"\d{4}_\w+\.py", name))
 
 
 def _own_revision(store: Store, connection: sa.Connection) -> str | None:
@@ -55,8 +51,10 @@ def _own_revision(store: Store, connection: sa.Connection) -> str | None:
         SchemaError: the schema is newer, or another program's.
     """
     # Before the revision: both are committed in one transaction.
-    tables = set(sa.inspect(connection).get_table_names()) - {"alembic_version"}
-    revision = _revision(connection)
+    tables = set(sa.inspect(connection).get_table_names())
+    has_revision = "alembic_version" in tables
+    revision = connection.scalar(sa.text("SELECT version_num FROM alembic_version")) if has_revision else None
+    tables.discard("alembic_version")
     if tables if revision is None else not re.fullmatch(r"\d{4}", revision):
         raise SchemaError(
             f"database {shown(store)} belongs to another program: name an empty database, or one of plevel"
@@ -130,6 +128,8 @@ def upgrade(url: str) -> str:
     with _moving(url) as (store, connection):
         revision = _own_revision(store, connection)
         if revision != head():
+            from alembic import command
+
             command.upgrade(_config(connection), "head")
     return head()
 
@@ -166,6 +166,8 @@ def _losses(store: Store, connection: sa.Connection, revision: str) -> Losses:
             f"database {shown(store)} is at schema {now} and cannot be downgraded to {revision!r:.40}"
             f"{suggest(revision, older)}: name one of {', '.join(older)}"
         )
+    from alembic.script import ScriptDirectory
+
     script = ScriptDirectory.from_config(_config())
     undone = [script.get_revision(r).module for r in older[older.index(revision) + 1 :]]
 
@@ -190,6 +192,8 @@ def downgrade(url: str, revision: str, *, lose: bool = False) -> None:
             revision is not older; nothing is changed.
         DatabaseError: it cannot be opened or written.
     """
+    from alembic import command
+
     with _moving(url) as (store, connection):
         losses = _losses(store, connection, revision)
         if losses.cannot:

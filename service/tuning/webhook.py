@@ -15,9 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import sqlalchemy as sa
 
 from service.errors import InvalidError
@@ -29,6 +28,9 @@ from service.store.sql import insert, is_due, now
 from service.store.tables import LIVE, run, webhook
 from service.tuning import run_status
 from strategy.record import encode
+
+if TYPE_CHECKING:
+    import httpx  # loaded where a URL is given only
 
 TRIES = 12  # within about three hours
 TIMEOUT_S = 10.0  # of each read
@@ -44,6 +46,8 @@ def check(url: str, hosts: str) -> None:
         url: the receiver.
         hosts: `Settings.webhook_hosts`.
     """
+    import httpx
+
     try:
         asked = httpx.URL(url)
         host = asked.host
@@ -129,6 +133,8 @@ class Postman(Background):
 
     def _send(self, url: str, message: str, body: bytes) -> str:
         """Send a message; return the error, empty if it was accepted."""
+        import httpx
+
         headers = {"content-type": "application/json", "user-agent": "plevel"}
         secret = self._settings.webhook_secret
         headers |= _signed(message, body, secret.get_secret_value() if secret else None)
@@ -158,6 +164,8 @@ def _cut_off_after(limit_s: float) -> Iterator[Callable[[str, Any], None]]:
     Raises:
         TimeoutError: it was.
     """
+    import httpx
+
     streams: list[Any] = []
     over = threading.Event()
 

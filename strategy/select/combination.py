@@ -7,8 +7,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from strategy.condition import SpecializedCondition
 
 EXACT_LIMIT = 2**20  # a single dimension is enumerated up to here
@@ -28,6 +26,8 @@ def satisfiable(
     if not conditions:
         yield (), dict.fromkeys(dims, 1)
         return
+    import numpy as np  # which most commands need not load
+
     constants = sorted({n for c in conditions for n in _constants(c.to_json())})
     over = [d for d in dims if any(d in c.variables() for c in conditions)]
     values = _interesting(constants, EXACT_LIMIT if len(over) == 1 else 0)

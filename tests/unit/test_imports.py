@@ -155,6 +155,12 @@ assert "tune" in help
     assert not found & {"strategy", "service", "workers", "numpy", "httpx", "sqlalchemy", "tvm"}
 
 
+def test_commands_and_the_service_load_what_few_of_them_use_where_they_do() -> None:
+    few = {"alembic", "rich", "pygments"}
+    assert not _foreign_after("import plevel.direct, service.store.migration, workers.client") & {*few, "numpy", "tvm"}
+    assert not _foreign_after("import service.__main__") & {*few, "httpx", "tvm"}
+
+
 def test_one_module_inserts_jobs() -> None:
     """A column added to the queue is then filled in one place."""
     found = {
