@@ -228,7 +228,6 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 def pytest_collection_finish() -> None:
     """Have the garbage collector pass over what is loaded by now: it lives to the end, and is most of the heap."""
-    gc.collect()
     gc.freeze()
 
 
