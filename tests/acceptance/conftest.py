@@ -42,7 +42,7 @@ class Stage:
             # A dead worker is given up soon, and what nobody tells of is found soon.
             "PLEVEL_LEASE_S": "3",
             "PLEVEL_HEARTBEAT_S": "1",
-            "PLEVEL_POLL_S": "0.2",
+            "PLEVEL_POLL_S": "0.5",
         }
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
