@@ -6,7 +6,9 @@ Memory is bounded by a batch and the ids that are cached.
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -24,6 +26,7 @@ from service.store.tables import advice, attachment, record
 
 BATCH = 4000  # records at most
 BATCH_BYTES = 8 << 20  # approximate size in memory
+SWITCH_S = 0.0005  # the interpreter's switch interval while a batch is read and another stored
 TRIES = 5  # of a batch that conflicts with another transaction
 _CROSSED = ("40P01", "40001", "23505")  # PostgreSQL: deadlock, serialization failure, a row that has come meanwhile
 
@@ -86,7 +89,7 @@ def import_items(
         for read in batches():
             _count(summary, read, importer.store(read))
         return summary
-    with ThreadPoolExecutor(1, "import") as writer:
+    with _switching(), ThreadPoolExecutor(1, "import") as writer:
         storing: list[tuple[Batch, Future[frozenset[bytes]]]] = []
         for read in batches():
             storing.append((read, writer.submit(importer.store, read)))
@@ -96,6 +99,17 @@ def import_items(
         for stored, new in storing:
             _count(summary, stored, new.result())
     return summary
+
+
+@contextlib.contextmanager
+def _switching() -> Iterator[None]:
+    """Have a thread that has waited for the database go on at once: it waits for it dozens of times a batch."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _count(summary: Summary, stored: Batch, new: Collection[bytes]) -> None:
