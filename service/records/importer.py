@@ -25,6 +25,7 @@ from service.store.sql import COPIED, Ask, add_rows, insert, one_trip, put_rows
 from service.store.tables import advice, attachment, record
 
 BATCH = 4000  # records at most
+ALONE = 8000  # by a process that only imports, into PostgreSQL: each batch reads and ranks its tasks' best once more
 BATCH_BYTES = 8 << 20  # approximate size in memory
 SWITCH_S = 0.0005  # the interpreter's switch interval while a batch is read and another stored
 TRIES = 5  # of a batch that conflicts with another transaction
@@ -46,7 +47,7 @@ def import_items(
     items: Iterable[Item],
     put_aside: Callable[[Rejected], None] | None = None,
     *,
-    batch: int = BATCH,
+    batch: int | None = None,
     namespace: str = DEFAULT,
     ahead: bool = True,
 ) -> Summary:
@@ -58,7 +59,7 @@ def import_items(
         store: the database.
         items: the items of `service.formats.read`, which databases can store.
         put_aside: called with each rejected entry.
-        batch: maximum number of records in one transaction.
+        batch: maximum number of records in one transaction; default: `BATCH`, or `ALONE` if reading ahead.
         namespace: the namespace of the records.
         ahead: read the next batch while PostgreSQL stores one. Not for processes that also answer
             requests, which would wait for two computing threads.
@@ -69,6 +70,8 @@ def import_items(
     """
     summary = Summary()
     importer = Importer(store)
+    ahead = ahead and not store.is_sqlite  # which works in this process, so that reading ahead would not help
+    most = batch or (ALONE if ahead else BATCH)
 
     def batches() -> Iterator[Batch]:
         pending = Batch(namespace)
@@ -79,13 +82,12 @@ def import_items(
                     put_aside(item)
                 continue
             pending.add(item)
-            if pending.count >= batch or pending.bytes >= BATCH_BYTES:
+            if pending.count >= most or pending.bytes >= BATCH_BYTES:
                 yield pending
                 pending = Batch(namespace)
         yield pending
 
-    # SQLite works in this process, so reading ahead would not help.
-    if store.is_sqlite or not ahead:
+    if not ahead:
         for read in batches():
             _count(summary, read, importer.store(read))
         return summary

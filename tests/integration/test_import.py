@@ -38,7 +38,7 @@ from service.formats import (
 )
 from service.formats.entry import RejectError, checked, config_key
 from service.queue import fleet
-from service.records import exporter
+from service.records import exporter, importer
 from service.records.batch import COLUMNS
 from service.records.filter import Wanted
 from service.records.importer import SWITCH_S, import_items
@@ -247,7 +247,12 @@ def test_an_identity_with_another_description_is_another_device(store: Store) ->
     assert {k[2]: v[2] for k, v in bests(store).items() if k[1] == "model"} == {"Model A": 3.0, "Model B": 2.0}
 
 
-def test_an_interrupted_import_leaves_whole_batches_and_is_run_again(store: Store) -> None:
+def test_an_interrupted_import_leaves_whole_batches_and_is_run_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importer, "BATCH", 10)
+    monkeypatch.setattr(importer, "ALONE", 12)
+    stored = 20 if store.is_sqlite else 24
     rows = [made(i) for i in range(50)]
     switching: list[float] = []
 
@@ -258,12 +263,12 @@ def test_an_interrupted_import_leaves_whole_batches_and_is_run_again(store: Stor
 
     usual = sys.getswitchinterval()
     with pytest.raises(ConnectionResetError):
-        import_items(store, broken(), batch=10)
+        import_items(store, broken())
     assert switching == [pytest.approx(usual if store.is_sqlite else SWITCH_S)]
     assert sys.getswitchinterval() == usual
-    assert count(store) == 20
+    assert count(store) == stored
     summary = import_items(store, rows, batch=10)
-    assert (summary.new, summary.known) == (30, 20)
+    assert (summary.new, summary.known) == (50 - stored, stored)
     assert count(store) == 50
 
 
