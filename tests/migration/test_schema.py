@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 
 from service.access import audit, token
 from service.errors import DatabaseError, SchemaError
@@ -86,6 +87,12 @@ def test_constraints_are_what_the_migrations_make(url: str, store: Store) -> Non
 def literals(condition: str) -> list[str]:
     """The values that a check allows: databases write the rest of it in their own ways."""
     return re.findall(r"'(\w+)'", condition)
+
+
+def test_revisions_are_those_of_alembic() -> None:
+    script = ScriptDirectory.from_config(migration._config())
+    assert migration.revisions() == [r.revision for r in script.walk_revisions()][::-1]
+    assert migration.head() == script.get_current_head()
 
 
 def test_upgrade_is_idempotent_and_said(url: str) -> None:

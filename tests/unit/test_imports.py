@@ -67,9 +67,9 @@ assert not any(m.partition(".")[0] in ("tvm", "tvm_ffi") for m in sys.modules)
     assert int(sizes["dense_pack.cpu"]) >= 200
 
 
-def test_the_service_imports_without_tvm_and_what_only_its_children_need() -> None:
+def test_the_service_imports_without_tvm_and_what_its_children_or_a_migration_need() -> None:
     run_without(
-        (*_TVM, "scipy", "xgboost"),
+        (*_TVM, "scipy", "xgboost", "alembic"),
         "import service.app, service.tuning.tuner, service.records.log, service.queue.job, service.store.migration",
     )
 
