@@ -78,6 +78,7 @@ class Runner:
         self._data: dict[tuple[str, int], Data] = {}  # by workload and seed, the last used at the end
         self._pinned: dict[int, int] = {}
         self._libraries: set[str] = set()
+        self._checked: set[str] = set()  # kernels by path
 
     def run(self, session: Session) -> None:
         """Check and time all entries, sending each result as it comes."""
@@ -99,9 +100,10 @@ class Runner:
                     self._libraries.add(library)
                 if not session.checked:
                     kernel.check()
+                    self._checked.add(built.path)
                 kernel.bind()
                 # Thread pools start at their first use, and inherit the core of a thread that is pinned before.
-                if session.checked:
+                if built.path not in self._checked:  # but by a child that has ended since
                     self._measure(kernel)(1)
                 pin_threads(session.cores, self._pinned)
             except Exception as error:

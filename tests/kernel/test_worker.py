@@ -801,20 +801,28 @@ def test_a_session_that_repeats_one_checks_nothing_again(
     builders: BuilderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[int] = []
+    events: list[str] = []
     allocator = str(build_allocator(tmp_path))
-    check = Kernel.check
-    monkeypatch.setattr("workers.runner.pin_threads", lambda cores, known: None)  # those of this process
+    check, measure = Kernel.check, Kernel.measure
+    # Not the threads of this process.
+    monkeypatch.setattr("workers.runner.pin_threads", lambda cores, known: events.append("pin"))
+    monkeypatch.setattr(Kernel, "measure", lambda kernel, calls: (events.append("call"), measure(kernel, calls))[1])
     monkeypatch.setattr(Kernel, "check", lambda kernel: (checked.append(kernel.entry), check(kernel)))
     job = hostile_job("good", "wrong")
     built = tuple(builders.build(job, NEVER))
     mine, its = socket.socketpair()
     with mine, its:
         runner, answers = (Channel(end, mmap.mmap(-1, PROGRESS_BYTES)) for end in (mine, its))
-        for again, errors in ((False, {None, "wrong_answer"}), (True, {None, "wrong_answer"})):
+        first, second = Runner(runner), Runner(runner)
+        # A pool's threads start at a kernel's first call in a process, before they are pinned.
+        for one, again, begin in ((first, False, "pin"), (first, True, "pin"), (second, True, "call")):
             session = Session(job=job, built=built, cores=CORES.timing, allocator=allocator, checked=again)
-            Runner(runner).run(session)
+            events.clear()
+            one.run(session)
+            assert events[0] == begin
             found = [answers.receive() for _ in range(4)]
-            assert {m["result"].get("error") for m in found if "result" in m} == errors  # after timing, too
+            # After timing, too.
+            assert {m["result"].get("error") for m in found if "result" in m} == {None, "wrong_answer"}
             assert sum("reference" in m for m in found) == 2
     assert checked == [0, 1]
 
