@@ -153,13 +153,16 @@ def _power(x: Any, y: Any) -> Any:
 def _divisor(y: Any) -> tuple[Any, Any, Any]:
     """The conditions that a whole divisor is 0 and that it is -1, and a divisor that never traps in place of both.
 
-    The smallest number divided by -1 is out of range, which a processor traps as it does a division by 0.
+    The smallest number divided by -1 is out of range, which a processor traps as it does a division by 0. The
+    conditions are of bits, as TVM compares what integers would be without wrapping around. No choice by them may have
+    the quotient within: there TVM takes the condition for false, and restores the divisor.
     """
     from tvm import tirx
 
     dtype = str(y.ty.dtype)
-    none = y == tirx.const(0, dtype)
-    minus = tirx.const(0, "bool") if dtype.startswith("u") else y == tirx.const(-1, dtype)
+    bits = tirx.Cast(f"uint{dtype.lstrip('uint')}", y)
+    none = bits == tirx.const(0, str(bits.ty.dtype))
+    minus = tirx.const(0, "bool") if dtype.startswith("u") else bits == tirx.max_value(str(bits.ty.dtype))
     return none, minus, tirx.Select(tirx.any(none, minus), tirx.const(1, dtype), y)
 
 
@@ -190,8 +193,7 @@ def _floor_mod(x: Any, y: Any) -> Any:
 
     dtype = str(x.ty.dtype)
     if dtype.startswith(("int", "uint")):
-        none, minus, divisor = _divisor(y)
-        return tirx.Select(tirx.any(none, minus), tirx.const(0, dtype), tirx.floormod(x, divisor))
+        return tirx.floormod(x, _divisor(y)[2])
     return _remainder(x, y, lambda rest, other: _signed(tirx.Select(other, rest + y, rest), y))
 
 
@@ -203,7 +205,8 @@ def _floor_divide(x: Any, y: Any) -> Any:
     zero, one = tirx.const(0, dtype), tirx.const(1, dtype)
     if dtype.startswith(("int", "uint")):
         none, minus, divisor = _divisor(y)
-        return tirx.Select(none, zero, tirx.Select(minus, zero - x, tirx.floordiv(x, divisor)))
+        sign = one if dtype.startswith("u") else tirx.Select(minus, tirx.const(-1, dtype), one)
+        return tirx.floordiv(x, divisor) * tirx.Select(none, zero, sign)
 
     def rounded(rest: Any, other: Any) -> Any:
         quotient = tirx.nearbyint((x - rest) / y) - tirx.Select(other, one, zero)
