@@ -9,6 +9,7 @@ from strategy.attrs import Attrs, field
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.ops.gather import as_int64
 from strategy.pattern import register_injective_schedule
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
@@ -95,7 +96,7 @@ def _first(begin: Any, axis: int, extent: Any, size: Any) -> Any:
     from tvm import tirx
 
     most = tirx.Cast("int64", tirx.convert(extent - size))
-    return tirx.max(tirx.min(tirx.Cast("int64", begin(axis)), most), tirx.const(0, "int64"))
+    return tirx.max(tirx.min(as_int64(begin(axis)), most), tirx.const(0, "int64"))
 
 
 @register_compute("dynamic_slice")

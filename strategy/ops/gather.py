@@ -16,6 +16,8 @@ from strategy.shape_func import elemwise_shape_func, like_shape_func, register_s
 from strategy.type_relation import normal_axis, require_dtype_of, require_nonempty, require_number
 from strategy.types import TensorType, Type
 
+MOST_INDEX = 1 << 62  # beyond any extent, and less than what TVM takes for the largest number
+
 
 class GatherAttrs(Attrs):
     """Attributes of gather and scatter_add."""
@@ -84,11 +86,28 @@ def scatter_add_rel(types: Sequence[Type], attrs: GatherAttrs, reporter: TypeRep
 )
 
 
+def as_int64(index: Any) -> Any:
+    """A TE index as int64, which has no numbers beyond 2⁶³: TVM takes what was unsigned for no less than 0."""
+    from tvm import tirx
+
+    if str(index.ty.dtype) == "uint64":
+        index = tirx.min(index, tirx.const(MOST_INDEX, "uint64"))
+    return tirx.Cast("int64", index)
+
+
+def int64_array(indices: Any) -> Any:
+    """What `as_int64` makes of an array of indices."""
+    import numpy as np
+
+    indices = np.asarray(indices)
+    return (np.minimum(indices, MOST_INDEX) if indices.dtype == np.uint64 else indices).astype(np.int64)
+
+
 def place_of(index: Any, extent: Any) -> Any:
     """The place in 0 … extent - 1 that a TE index names."""
     from tvm import tirx
 
-    index, extent = tirx.Cast("int64", index), tirx.Cast("int64", tirx.convert(extent))
+    index, extent = as_int64(index), tirx.Cast("int64", tirx.convert(extent))
     index = tirx.Select(index < 0, index + extent, index)
     return tirx.max(tirx.min(index, extent - 1), tirx.const(0, "int64"))
 
@@ -119,7 +138,7 @@ def compute_scatter_add(attrs: GatherAttrs, inputs: Sequence[Any], out_type: Typ
 
     def added(*i: Any) -> Any:
         at = _with(i, axis, k)
-        mine = place_of(tirx.Cast("int64", indices(*at)), data.shape[axis]) == i[axis]
+        mine = place_of(indices(*at), data.shape[axis]) == i[axis]
         return te.sum(tirx.if_then_else(mine, updates(*at), tirx.const(0, data.dtype)), axis=k)
 
     total = te.compute(data.shape, added, name="added")
@@ -130,7 +149,7 @@ def _places(attrs: GatherAttrs, data: Any, indices: Any) -> Any:
     import numpy as np
 
     extent = data.shape[attrs.axis]
-    places = np.asarray(indices, np.int64)
+    places = int64_array(indices)
     return np.where(places < 0, places + extent, places).clip(0, max(extent - 1, 0))
 
 

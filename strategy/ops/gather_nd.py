@@ -12,7 +12,7 @@ from strategy.gradient import GradientError, register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.broadcast import less, where
 from strategy.ops.elemwise import cast, clip
-from strategy.ops.gather import place_of
+from strategy.ops.gather import int64_array, place_of
 from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.pattern import register_injective_schedule
@@ -82,7 +82,7 @@ def compute_gather_nd(attrs: GatherNdAttrs, inputs: Sequence[Any], out_type: Typ
 def reference_gather_nd(attrs: GatherNdAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
-    data, indices, batch = widened(inputs[0]), np.asarray(inputs[1], np.int64), attrs.batch_dims
+    data, indices, batch = widened(inputs[0]), int64_array(inputs[1]), attrs.batch_dims
     own = np.indices(indices.shape[1:])[:batch]
     extents = np.reshape(data.shape[batch : batch + len(indices)], (-1, *[1] * (indices.ndim - 1)))
     places = np.where(indices < 0, indices + extents, indices).clip(0, np.maximum(extents - 1, 0))

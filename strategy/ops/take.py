@@ -9,6 +9,7 @@ from strategy.attrs import Attrs, field
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.ops.gather import as_int64, int64_array
 from strategy.pattern import register_injective_schedule, register_reduce_schedule
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
@@ -106,9 +107,11 @@ def _in_range(attrs: TakeAttrs, index: Any, extent: Any) -> Any:
     """A TE index, brought into 0 … extent - 1 as the mode says."""
     from tvm import tirx
 
-    index = tirx.Cast("int64", index)
     if attrs.mode == "wrap":
-        return tirx.floormod(index, tirx.Cast("int64", tirx.convert(extent)))
+        kind = "uint64" if str(index.ty.dtype) == "uint64" else "int64"
+        rest = tirx.floormod(tirx.Cast(kind, index), tirx.Cast(kind, tirx.convert(extent)))
+        return tirx.Cast("int64", rest)
+    index = as_int64(index)
     return tirx.max(tirx.min(index, tirx.Cast("int64", tirx.convert(extent)) - 1), tirx.const(0, "int64"))
 
 
@@ -171,6 +174,9 @@ def _places(attrs: TakeAttrs, data: Any, indices: Any) -> Any:
     import numpy as np
 
     numbers, mode = np.arange(data.size).reshape(data.shape), cast("Any", attrs.mode)
+    if indices.dtype == np.uint64:
+        extent = np.uint64(max(1, data.size if attrs.axis is None else data.shape[attrs.axis]))
+        indices = int64_array(indices % extent if mode == "wrap" else indices)
     if not attrs.batch_dims or attrs.axis is None:
         return np.take(numbers, indices, axis=attrs.axis, mode=mode)
     found = np.empty(_taken(attrs, data.shape, indices.shape), np.int64)

@@ -312,6 +312,18 @@ def test_indices_beyond_what_float32_counts_are_exact():
     assert check(make("scatter_add", inputs), given={"indices": np.array([16777217], "int32")})
 
 
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("op", "names", "attrs"), [
+    ("gather", "indices", {"axis": 1}), ("take", "indices", {"axis": 1}), ("take", "indices", {"mode": "wrap"}),
+    ("dynamic_slice", "begin", {"size": [2, 3]}),
+])  # fmt: skip
+def test_indices_that_int64_cannot_hold(op, names, attrs):
+    numbers = np.array([[2**64 - 1, 2**63], [5, 2**62]], "uint64")
+    numbers = numbers[0] if op == "dynamic_slice" else numbers
+    inputs = {"data": "float32[2,7]", names: f"uint64[{','.join(map(str, numbers.shape))}]"}
+    assert check(make(op, inputs, attrs), given={names: numbers})
+
+
 @pytest.mark.parametrize("op", ["log", "sqrt", "rsqrt"])
 def test_of_positive_numbers(op):
     # Random inputs are in -1 … 1: NaN is the right answer there, so shift them.
