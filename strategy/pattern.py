@@ -240,6 +240,16 @@ def in_float32(compute: Compute) -> Compute:
     return wide
 
 
+def wrapping(function: Callable[..., Any], tensors: Sequence[Any]) -> Any:
+    """A function of TE tensors, which wraps around of 32-bit integers: TVM and LLVM take overflow for impossible."""
+    from tvm import topi
+
+    dtype = str(tensors[0].dtype)
+    if dtype not in ("int32", "uint32"):
+        return function(*tensors)
+    return topi.cast(function(*(topi.cast(t, "int64") for t in tensors)), dtype)
+
+
 def _widen(tensor: Any) -> Any:
     """A TE tensor in float32 if it is of a narrower float: without the rounding that makes it one, or converted."""
     from tvm import te, tirx, topi

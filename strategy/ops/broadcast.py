@@ -13,7 +13,12 @@ from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.order import larger, smaller
-from strategy.pattern import in_float32, register_broadcast_schedule, register_reduce_schedule
+from strategy.pattern import (
+    in_float32,
+    register_broadcast_schedule,
+    register_reduce_schedule,
+    wrapping,
+)
 from strategy.reference import wide
 from strategy.shape_func import broadcast_shape_func, like_shape_func, register_shape_func
 from strategy.type_relation import (
@@ -71,7 +76,8 @@ def register_binary(
         from tvm import te, topi
 
         if element is None:
-            return [getattr(topi, name)(*inputs)]
+            function = getattr(topi, name)
+            return [function(*inputs) if out_dtype else wrapping(function, inputs)]
         shape = topi.add(*inputs).shape  # as TVM broadcasts
         lhs, rhs = inputs
 

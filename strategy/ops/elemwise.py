@@ -25,7 +25,12 @@ from strategy.op import (
 )
 from strategy.ops.broadcast import equal, greater, greater_equal, less_equal, where
 from strategy.order import FLOATS, at_least, at_most, is_infinite, is_nan
-from strategy.pattern import in_float32, register_broadcast_schedule, register_injective_schedule
+from strategy.pattern import (
+    in_float32,
+    register_broadcast_schedule,
+    register_injective_schedule,
+    wrapping,
+)
 from strategy.reference import widened
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.type_relation import (
@@ -88,7 +93,7 @@ def register_unary(
 
         tensor = inputs[0]
         if vector is None:
-            return [getattr(topi, name)(tensor)]
+            return [wrapping(getattr(topi, name), inputs)]
 
         def element(*i: Any) -> Any:
             return keep(tensor, tensor(*i), lambda value: vector(value, *further(attrs)))

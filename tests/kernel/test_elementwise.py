@@ -105,6 +105,17 @@ def test_an_empty_or_symbolic_shape_has_the_plain_schedule_only(shape: list[Any]
 
 
 
+@pytest.mark.parametrize(("op", "step"), [
+    ("add", EpilogueStep("cast", (None,), {"dtype": "int64"})), ("negative", EpilogueStep("relu", (None,))),
+])  # fmt: skip
+def test_what_follows_integers_that_wrap_around_sees_them_wrapped(op: str, step: EpilogueStep) -> None:
+    names = ["data"] if op == "negative" else ["lhs", "rhs"]
+    work = Workload.make(op, dict.fromkeys(names, "int32[40]"), {}, (), [step])
+    inputs = dict.fromkeys(names, np.full(40, np.iinfo("int32").min, "int32"))
+    found = run(lower(work, TARGET, "broadcast.cpu").compile(checks=False), inputs, (40,))
+    assert not found.any()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_number_is_divided_by_zeros_that_are_known(dtype: str) -> None:
     import tvm
