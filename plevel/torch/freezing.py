@@ -6,6 +6,7 @@ of Inductor's that holds for all graphs of the process. And nothing watches the 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -17,12 +18,11 @@ from torch._dynamo.source import GlobalStateSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import builder
 from torch._guards import Guard, GuardSource, TracingContext
-from torch.autograd.graph import increment_version
 from torch.fx import GraphModule
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
+_WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
 MOST_CHANGES = 1  # of a tensor, after which graphs with it are not frozen any more
 
 
@@ -30,7 +30,7 @@ MOST_CHANGES = 1  # of a tensor, after which graphs with it are not frozen any m
 class _State:
     """A frozen tensor's stamp, and how often it was another."""
 
-    stamp: tuple[int, int]
+    stamp: tuple[int, ...]
     changes: int = 0
 
 
@@ -49,13 +49,6 @@ def freeze_for(backend: Callable[..., Any]) -> None:
         return getattr(asked, "compiler_fn", asked) is backend and not torch.is_grad_enabled()
 
     builder.is_parameter_freezing = is_freezing
-    register_optimizer_step_post_hook(_count_step)
-
-
-def _count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Count a step as a change of frozen tensors, as fused steps do not."""
-    fused = chain.from_iterable(g["params"] for g in optimizer.param_groups if g.get("fused"))
-    increment_version([p for p in fused if p in _states])
 
 
 def is_volatile(module: GraphModule) -> bool:
@@ -83,15 +76,22 @@ def watch(module: GraphModule) -> None:
     left = context.params_flat or []  # those that the graph changes or gives back are not frozen
     if len(left) == len(tensors):
         tensors = [t for t, kept in zip(tensors, left, strict=True) if kept is None]
-    tensors = [t for t in tensors if _has_stamp(t)]
+    tensors = [t for t in tensors if t.layout is torch.strided and not is_traceable_wrapper_subclass(t)]
     for tensor in tensors:
         _states.setdefault(tensor, _State(_stamp(tensor)))
     references: list[Callable[[], Any]] = [ref(t) for t in tensors]
-    stamps = [_stamp(t) for t in tensors]
+    counting: list[Callable[[], Any]] = [ref(t) for t in tensors if not t.is_inference()]
+    addresses, versions = [t.data_ptr() for t in tensors], [t._version for t in tensors if not t.is_inference()]
+    samples = [s for t in tensors if (s := _sample(t))]
+    values = [s.value for s in samples]
 
     def is_same(_: Any) -> bool:
         try:
-            return [(t._version, t.data_ptr()) for t in [find() for find in references]] == stamps
+            return (
+                [t._version for t in [find() for find in counting]] == versions
+                and [t.data_ptr() for t in [find() for find in references]] == addresses
+                and [s.value for s in samples] == values
+            )
         except AttributeError:  # of None: one is gone
             return False
 
@@ -110,13 +110,18 @@ class _Frozen(GlobalStateSource):  # type: ignore[misc]
         return GuardSource.LOCAL_UNSPECIALIZED_NN_MODULE
 
 
-def _has_stamp(tensor: torch.Tensor) -> bool:
-    is_plain = tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
-    return is_plain and not tensor.is_inference()  # made there, it counts no versions
+def _stamp(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The version, address and an element of a tensor: `data.copy_()` counts no version, inference mode none at all."""
+    sample = _sample(tensor)
+    return 0 if tensor.is_inference() else tensor._version, tensor.data_ptr(), sample.value if sample else 0
 
 
-def _stamp(tensor: torch.Tensor) -> tuple[int, int]:
-    return tensor._version, tensor.data_ptr()
+def _sample(tensor: torch.Tensor) -> Any:
+    """The bits of the middle element of a tensor, where they lie; None where there are none to read."""
+    if not tensor.numel() or tensor.device.type != "cpu":
+        return None
+    place = sum((n - 1) // 2 * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return _WORDS[min(tensor.itemsize, 8)].from_address(tensor.data_ptr() + place * tensor.itemsize)
 
 
 def _tensors(module: GraphModule) -> Iterator[torch.Tensor]:
