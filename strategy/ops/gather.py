@@ -96,7 +96,7 @@ def as_int64(index: Any) -> Any:
 
 
 def int64_array(indices: Any) -> Any:
-    """What `as_int64` makes of an array of indices."""
+    """An array of indices as `as_int64` has each."""
     import numpy as np
 
     indices = np.asarray(indices)
