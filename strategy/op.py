@@ -307,12 +307,12 @@ def find_op(name: str) -> Op | None:
 
 
 def get_op(name: str) -> Op:
-    """The operator of a name; raise `OpError` with the known names."""
+    """The operator of a name; raise `OpError`, which says what lists them, as they are a hundred."""
     op = find_op(name)
     if op is None:
-        near, known = suggest(name, _ops), ", ".join(sorted(_ops))
+        near, known = suggest(name, _ops), "those of 'plevel ops'"
         if "." in name and not near:  # of a package, or of another tool's log
-            known = "those of 'plevel ops'; from imported records of other tools 'plevel select --foreign' answers"
+            known += "; from imported records of other tools 'plevel select --foreign' answers"
         raise OpError(f"unknown operator {name!r:.80}{near}; known: {known}")
     return op
 

@@ -73,7 +73,7 @@ def test_errors_of_registration():
     new_op()
     with pytest.raises(OpError, match="operator twice is already registered"):
         register_op("twice")
-    with pytest.raises(OpError, match=r"unknown operator 'thrice', did you mean twice\?; known: .*twice"):
+    with pytest.raises(OpError, match=r"unknown operator 'thrice', did you mean twice\?; known: those of 'plevel ops"):
         get_op("thrice")
     with pytest.raises(OpError, match="operator thrice is not registered"):
         register_compute("thrice", len)
