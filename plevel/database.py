@@ -20,7 +20,7 @@ from service.address import url_of
 from service.errors import DatabaseError
 from service.store.namespace import DEFAULT
 from strategy.select import Advised, Evidence, History, Measured, RevisedDatabase
-from strategy.select.lock import Lock, LockDatabase
+from strategy.select.lock import Lock, LockDatabase, LockError
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -54,12 +54,16 @@ def plevel_database(
             client = Client(text, token=read_token(), namespace=read_namespace(namespace))
             yield _Cached(stack.enter_context(client).evidence)
         elif "://" not in text and is_lock(Path(text)):
-            yield LockDatabase(Lock.read(Path(text).read_bytes()))
+            try:
+                lock = Lock.read(Path(text).read_bytes())
+            except LockError as error:
+                raise LockError(f"{text}: {error}") from error
+            yield LockDatabase(lock)
         else:
             url = text if "://" in text else url_of(text)
             store = stack.enter_context(open_store(url))
             if store is None:
-                raise UnreachableError(f"{text}: no such file: name a database or a lock file")
+                raise UnreachableError(f"{text}: no such file: name a service (http://…), a database or a lock file")
             yield _Cached(_reader(store, read_namespace(namespace) or DEFAULT))
 
 

@@ -229,6 +229,9 @@ def test_no_database_yet_knows_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(UnreachableError, match="no such file"), plevel_database(path):
         pass
     assert not path.exists()
+    path.write_text("{")
+    with pytest.raises(LockError, match=f"^{path}: not a lock file"), plevel_database(path):
+        pass
 
 
 def test_a_lock_is_sorted_and_whole(lock: Path) -> None:
