@@ -81,7 +81,11 @@ def extract(model: Callable[..., Any], inputs: Sequence[Any]) -> Extraction:
         for module, buffers in zip(modules, held, strict=True):
             module._buffers.update(buffers)
     if not graphs:
-        raise ExtractError("the model calls no PyTorch operator: nothing to extract")
+        raise ExtractError(
+            "nothing to extract: the model calls no PyTorch operator, or PyTorch leaves its function uncompiled, as "
+            "those with an LSTM or GRU: torch._dynamo.config.allow_rnn = True compiles them (TORCH_LOGS=graph_breaks: "
+            "PyTorch's reasons)"
+        )
     return _joined(graphs)
 
 

@@ -340,6 +340,8 @@ def test_inputs_of_a_wrong_shape_are_one_error_without_a_log(caplog: pytest.LogC
             extract(torch.nn.Linear(4, 4), (torch.randn(3, 5),))
         with pytest.raises(ExtractError, match="inputs by name: give a tuple"):
             extract(torch.nn.Linear(4, 4), {"input": torch.randn(3, 4)})
+        with pytest.raises(ExtractError, match=r"leaves its function uncompiled.*allow_rnn = True"):
+            extract(torch.nn.GRU(4, 4), (torch.randn(2, 3, 4),))
     finally:
         logging.getLogger("torch").removeHandler(caplog.handler)
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR] == []
