@@ -79,7 +79,8 @@ class Daemon:
             what is left, to judge by those before it.
         idle_exit_s: seconds without a job after which it drains.
         grace_s: seconds that `drain` leaves to the job being timed.
-        cluster: builders of other hosts; jobs are then leased as far ahead as their builds take longer than timing.
+        cluster: builders of other hosts. Jobs are leased as far ahead as builds take longer than timing; without a
+            cluster, no more than this host has builders for.
         clock: seconds, as of `time.monotonic`.
     """
 
@@ -113,6 +114,7 @@ class Daemon:
         self._longest_s = 0.0  # of a job, from its lease to its end
         # Of a job, weighted to the last ones: from its lease until all of it is built, and in the runner.
         self._build_s, self._time_s = 0.0, 0.0
+        self._width = 1  # of the largest job, in entries
         self._room_pause_s = FIRST_PAUSE_S
         self._failure: Exception | None = None
         self._draining = threading.Event()
@@ -248,10 +250,11 @@ class Daemon:
 
     @property
     def _depth(self) -> int:
-        """The number of jobs to have ahead: one, or with a cluster as many as are timed while one is built."""
-        if self._cluster is None or not self._time_s:
+        """The number of jobs to have ahead: as many as are timed while one is built, if there are builders for them."""
+        if not self._time_s:
             return 1
-        return min(max(1, math.ceil(self._build_s / self._time_s)), AHEAD)
+        most = AHEAD if self._cluster is not None else len(self._cores.building) // self._width
+        return max(1, min(math.ceil(self._build_s / self._time_s), most, AHEAD))
 
     def _identity(self) -> Registered:
         assert self._registered is not None
@@ -276,6 +279,7 @@ class Daemon:
 
     def _build(self, held: Held, pool: BuilderPool) -> None:
         leased_at = self._clock()
+        self._width = max(self._width, len(held.lease.job.entries))
         try:
             built = pool.build(held.lease.job, held.ended, lambda b: self._report_failed(held, b))
         except ScratchError as error:

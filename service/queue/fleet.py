@@ -153,7 +153,7 @@ def _end_drivers(
 
 _HERE = sa.and_(among(worker.c.id), worker.c.ended_at.is_(None))
 # A shared lock: none of them can leave before this transaction ends.
-_KNOWN = sa.select(worker.c.id).where(_HERE).order_by(worker.c.id).with_for_update(read=True)
+_KNOWN = sa.select(worker.c.id, worker.c.ahead).where(_HERE).order_by(worker.c.id).with_for_update(read=True)
 # Skip workers whose heartbeat another transaction stores now, or has just stored.
 _SEEN = (
     sa.select(worker.c.id)
@@ -167,6 +167,12 @@ _SEEN = (
     .with_for_update(skip_locked=True, key_share=True)
 )
 _SEE = sa.update(worker).where(worker.c.id.in_(_SEEN)).values(seen_at=now())
+_ASKING = (
+    sa.select(worker.c.id)
+    .where(worker.c.id == sa.bindparam("asking"))
+    .with_for_update(skip_locked=True, key_share=True)
+)
+_LOOK_AHEAD = sa.update(worker).where(worker.c.id.in_(_ASKING)).values(ahead=sa.bindparam("most"))
 
 
 def see(connection: sa.Connection, workers: Collection[int], alive_s: float) -> None:
@@ -174,13 +180,23 @@ def see(connection: sa.Connection, workers: Collection[int], alive_s: float) -> 
     connection.execute(_SEE, {"ids": workers, "alive_s": alive_s})
 
 
-def heartbeat(connection: sa.Connection, workers: Collection[int], alive_s: float) -> set[int]:
+def heartbeat(
+    connection: sa.Connection, workers: Collection[int], alive_s: float, ahead: Mapping[int, int] | None = None
+) -> set[int]:
     """Store heartbeats, and return the registered workers, locked until the transaction ends.
 
     The others have left or never registered, and must register again.
+
+    Args:
+        ahead: the jobs that workers ask to have ahead of the one that they time.
     """
-    known = set(connection.scalars(_KNOWN, {"ids": workers}))
-    see(connection, known, alive_s)  # waits for none: the locks of several are taken above, in order
+    rows = connection.execute(_KNOWN, {"ids": workers}).all()
+    known = {row.id for row in rows}
+    # Both wait for none: the locks of several are taken above, in order.
+    see(connection, known, alive_s)
+    asked = [{"asking": row.id, "most": (ahead or {}).get(row.id, row.ahead)} for row in rows]
+    if changed := [one for one, row in zip(asked, rows, strict=True) if one["most"] != row.ahead]:
+        connection.execute(_LOOK_AHEAD, changed)
     return known
 
 
@@ -267,3 +283,15 @@ def count_alive(connection: sa.Connection, target_id: int, alive_s: float) -> in
         .where(worker_device.c.target_id == target_id, is_alive(alive_s))
     )
     return int(connection.execute(query).scalar_one())
+
+
+def count_held(connection: sa.Connection, target_id: int, alive_s: float) -> int:
+    """Count the jobs that live workers of a target have at once: one that a device times, and those ahead of it."""
+    each = (
+        sa.select((1 + sa.func.max(worker.c.ahead)).label("held"))
+        .join(worker_device, worker_device.c.worker_id == worker.c.id)
+        .where(worker_device.c.target_id == target_id, is_alive(alive_s))
+        .group_by(worker_device.c.device_id)
+        .subquery()
+    )
+    return int(connection.scalar(sa.select(sa.func.sum(each.c.held))) or 0)

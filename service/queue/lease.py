@@ -42,7 +42,8 @@ def lease_many(
     if connection.dialect.name != "sqlite" and connection.scalar(_ANY_LIMITED) is not None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LIMITS)))
     # Lock workers before leases, as `leave` does, against deadlocks.
-    known = fleet.heartbeat(connection, {a.worker_id for a in asks}, terms.alive_s)
+    ahead = {a.worker_id: a.most for a in asks}
+    known = fleet.heartbeat(connection, ahead.keys(), terms.alive_s, ahead)
     retry.expire(connection, terms)
     answers: list[list[Lease] | ServiceError] = []
     places: list[Place | None] = []

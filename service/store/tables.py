@@ -263,6 +263,8 @@ worker = sa.Table(
     sa.Column("pid", sa.BigInteger(), nullable=False),
     sa.Column("version", sa.Text(), nullable=False),
     sa.Column("operators", Json, nullable=False),
+    # The jobs that it last asked to have ahead of the one that it times.
+    sa.Column("ahead", sa.Integer(), nullable=False, server_default="1"),
     _ref("token_id", "token", nullable=True),  # the token that registered it, required by later requests
     _instant("created_at"),
     _instant("seen_at"),

@@ -151,7 +151,7 @@ class Tuner(Background):
             open_jobs = jobs.open_jobs(connection, run_id)
             behind, beside = other_run.find_behind(connection, _needed(tuning), row.priority)
             ahead = other_run.find_ahead(connection, run_id, tuning.request)
-            devices = fleet.count_alive(connection, tuning.target_id, self.settings.alive_s)
+            held = fleet.count_held(connection, tuning.target_id, self.settings.alive_s)
         if row.state == RunState.CONFIRMING:
             if not open_jobs:
                 self._finish(tuning)
@@ -161,7 +161,7 @@ class Tuner(Background):
         proposals: list[Proposal] = []
         if not timed_out:
             self._judge(tuning)
-            room = max(MIN_OPEN_JOBS, 2 * devices) - open_jobs
+            room = max(MIN_OPEN_JOBS, held) - open_jobs
             proposals = self._propose(tuning, room)
         if row.max_jobs is not None:  # what it waits for counts as its own
             behind = behind[: max(0, row.max_jobs - open_jobs - len(proposals) - beside)]

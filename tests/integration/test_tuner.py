@@ -714,6 +714,13 @@ def test_two_jobs_wait_at_most(farm: Farm) -> None:
         farm.tuner.step()
         assert farm.open_jobs(status.id) == 2
         farm.work()
+    with farm.store.write() as c:
+        assert fleet.heartbeat(c, {farm.worker_id}, 60.0, {farm.worker_id: 3}) == {farm.worker_id}
+    farm.tuner.step()
+    assert farm.open_jobs(status.id) == 4  # one that it times, and three that it builds
+    farm.work()
+    with farm.store.read() as c:
+        assert c.scalars(sa.select(worker.c.ahead)).all() == [1]  # it asks for one again
 
 
 def test_the_search_tells_workers_what_to_beat(farm: Farm) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -349,7 +349,7 @@ class Away:
 
 
 @pytest.mark.full
-def test_with_a_cluster_jobs_are_leased_as_far_ahead_as_builds_take_longer(
+def test_jobs_are_leased_as_far_ahead_as_builds_take_longer_where_there_are_builders(
     serve: Callable[..., Running],
 ) -> None:
     script = Script([job(1, "good")])
@@ -362,9 +362,11 @@ def test_with_a_cluster_jobs_are_leased_as_far_ahead_as_builds_take_longer(
         script.wait_for(lambda depth=depth: depth in script.asked)
     script = Script([])
     daemon = serve(script).daemon
-    daemon._build_s, daemon._time_s = 50.0, 1.0
-    script.asked.clear()
-    script.wait_for(lambda: script.asked == {1})
+    daemon._width, daemon._build_s, daemon._time_s = 8, 50.0, 1.0
+    for builders, depth in ((15, 1), (17, 2), (99, 4)):  # of this host
+        daemon._cores = replace(CORES, building=tuple(range(builders)))
+        script.asked.clear()
+        script.wait_for(lambda depth=depth: script.asked == {depth})
 
 
 def test_a_cancelled_run_stops_within_seconds(serve: Callable[..., Running]) -> None:
