@@ -7,6 +7,7 @@ then workload by workload.
 
 from __future__ import annotations
 
+import errno
 import math
 import statistics
 import time
@@ -26,6 +27,7 @@ from strategy.network.graph import NetworkError
 from strategy.record import Estimate, estimate
 from strategy.table import show_number
 from strategy.workload import Workload
+from workers.scratch import ScratchError
 
 ROUNDS = 15
 LEAST_ROUNDS = 7
@@ -164,6 +166,8 @@ class _Search:
                 return False
             timed = compare(self.best, made.call, self.given)
         except Exception as error:  # kernels stay without it
+            if isinstance(error, ScratchError) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+                raise  # of the disk, and nothing to keep of the graph
             known = isinstance(error, NetworkError | CompileError)
             self.apart = str(error) if known else f"{type(error).__name__}: {error}"
             return False

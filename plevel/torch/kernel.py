@@ -24,6 +24,7 @@ from strategy.workload import Workload
 from workers.builder import Build
 from workers.fork import Limits
 from workers.pool import ask_all
+from workers.scratch import check_room
 
 BUILD_TIMEOUT_S = 120.0
 _ONE = Limits(module="workers.builder")
@@ -103,6 +104,9 @@ def build(
     """The kernels of selections, and the reasons of those that cannot be built, by their workloads.
 
     Only what is not on disk is built.
+
+    Raises:
+        ScratchError: the disk is full, which is no fault of a kernel.
     """
     kept = folder()
     kernels = {s.workload: Kernel(s, kept / f"{kernel_digest(s)}.so") for s in selections}
@@ -110,6 +114,8 @@ def build(
     for kernel in kernels.values():
         touch(kernel.path)
     errors = {k.selection.workload: e for k, e in _build_all(missing) if e} if missing else {}
+    if errors:
+        check_room(kept)
     prune()
     return {w: k for w, k in kernels.items() if w not in errors}, errors
 

@@ -11,6 +11,7 @@ import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 from plevel import deployment, kernel_selection
 from plevel.direct import connect
 from plevel.kernel_selection import make_chooser
-from plevel.torch import backend, confirmation, explain, form, reporting
+from plevel.torch import backend, confirmation, explain, form, kernel, reporting
 from plevel.torch.backend import plevel
 from plevel.torch.explanation import make_report
 from plevel.torch.extraction import Extraction, extract
@@ -791,6 +792,23 @@ def test_what_cannot_be_kept_is_warned_of_and_no_more(library, monkeypatch: pyte
     with pytest.warns(UserWarning, match="a graph's library is not kept"):
         replace(made, made=made.path.with_name("none")).keep(Verdict("key", "graph", 0))
     assert made.call(x)
+
+
+def test_a_full_disk_leaves_no_verdict(whole, monkeypatch: pytest.MonkeyPatch):
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x.so")
+
+    model, inputs = torch.nn.Sequential(models.Block(20, 44)).eval(), (torch.randn(4, 20),)
+    before = set(folder().glob("verdict-*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "draft_whole", lambda *_: full)
+        with pytest.warns(UserWarning, match="left to Inductor: OSError: .*No space left"):
+            run(model, inputs)
+    monkeypatch.setattr(kernel, "ask_all", lambda requests, _: [RuntimeError("LLVM ERROR: IO failure")] * len(requests))
+    monkeypatch.setattr("workers.scratch.tempfile.TemporaryFile", lambda **_: FileIO("/dev/full", "w"))
+    with pytest.warns(UserWarning, match=f"left to Inductor: ScratchError: {folder()} cannot be written .No space"):
+        run(torch.nn.Sequential(models.Block(20, 52)).eval(), inputs)
+    assert set(folder().glob("verdict-*")) == before
 
 
 def test_two_that_write_a_verdict_at_once_both_succeed(monkeypatch: pytest.MonkeyPatch):
