@@ -79,18 +79,19 @@ def watch(module: GraphModule) -> None:
     tensors = [t for t in tensors if t.layout is torch.strided and not is_traceable_wrapper_subclass(t)]
     for tensor in tensors:
         _states.setdefault(tensor, _State(_stamp(tensor)))
+    tensors.sort(key=torch.Tensor.is_inference)
     references: list[Callable[[], Any]] = [ref(t) for t in tensors]
-    counting: list[Callable[[], Any]] = [ref(t) for t in tensors if not t.is_inference()]
     addresses, versions = [t.data_ptr() for t in tensors], [t._version for t in tensors if not t.is_inference()]
     samples = [s for t in tensors if (s := _sample(t))]
     values = [s.value for s in samples]
 
     def is_same(_: Any) -> bool:
+        found = [find() for find in references]
         try:
             return (
-                [t._version for t in [find() for find in counting]] == versions
-                and [t.data_ptr() for t in [find() for find in references]] == addresses
-                and [s.value for s in samples] == values
+                [t._version for t in found[: len(versions)]] == versions
+                and [t.data_ptr() for t in found] == addresses
+                and [s.value for s in samples] == values  # read where the tensors still are
             )
         except AttributeError:  # of None: one is gone
             return False
