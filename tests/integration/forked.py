@@ -10,14 +10,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import psycopg  # noqa: F401 - loaded here, as the next ones, so that no service does it
-import uvicorn.lifespan.on
-import uvicorn.protocols.http.httptools_impl  # noqa: F401
-
 from service.__main__ import main
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__])
+_CONTEXT.set_forkserver_preload(["tests.integration.preloaded"])
 
 
 class Forked:
