@@ -35,7 +35,7 @@ def prefetch_panels(sch: Any, tile: Any, steps: Any, *, panel: int, step: int, t
 
     Args:
         tile: the loop over tiles around it.
-        panel: elements of a panel.
+        panel: elements of a panel; 0 if its rows lie apart, and each turn reads one.
         step: elements that a turn reads of it.
         tiles: those computed of a panel one after the other; 1 if `tile` does not count them.
     """
@@ -80,7 +80,7 @@ def _calls(loop: Any, tile: Any) -> list[Any]:
     if load is None:
         return []
     (index,), (size,) = load.indices, load.source.shape
-    begin = _at_zero(index, [loop.loop_var, *others])
+    begin = _at_zero(index, [loop.loop_var, *others] if panel else others)
     return [
         tirx.Evaluate(tirx.call_extern("int32", _SYMBOL, tirx.address_of(tirx.BufferLoad(load.source, [place]))))
         for ahead in places_ahead(loop.loop_var, 0 if tile is None else tile, panel, step, tiles, line)
@@ -90,7 +90,13 @@ def _calls(loop: Any, tile: Any) -> list[Any]:
 
 
 def places_ahead(turn: Any, tile: Any, panel: int, step: int, tiles: int, line: int) -> list[Any]:
-    """The places, from a panel's begin, that a turn prefetches: all together, each `line` of the next panel."""
+    """The places, from a panel's begin, that a turn prefetches: all together, each `line` of the next panel.
+
+    Where rows lie apart (`panel` is 0), from the begin of the turn's row, which goes on with the next panel.
+    """
+    if not panel:
+        lines = -(-step // line)
+        return [step + (tile % lines if tiles >= lines else i) * line for i in range(1 if tiles >= lines else lines)]
     place = panel + tile * (panel // tiles) + turn * step // tiles
     return [place + line * i for i in range(-(-step // (tiles * line)))]
 

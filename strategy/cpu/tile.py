@@ -24,7 +24,7 @@ from strategy.types import Dim, TensorType
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 16, 19, 20, 24, 28)
 VECTORS = (1, 2, 3, 4, 6, 8)
-_PAGE_BYTES = 4096  # and of a way of the first level
+PAGE_BYTES = 4096  # and of a way of the first level
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,8 @@ def rows_in_place(row_bytes: int, target: Target) -> int:
     Rows whole pages apart share a set of the first level: of its ways they take two thirds, the panel the others. With
     fewer than 8 rows, a wider panel takes as much of the second level as it saves of the first.
     """
-    sets = _PAGE_BYTES // math.gcd(row_bytes, _PAGE_BYTES)
-    return max(2 * (target.l1d_bytes // _PAGE_BYTES) // 3, 8) * sets
+    sets = PAGE_BYTES // math.gcd(row_bytes, PAGE_BYTES)
+    return max(2 * (target.l1d_bytes // PAGE_BYTES) // 3, 8) * sets
 
 
 @lru_cache(maxsize=1024)

@@ -161,3 +161,25 @@ def test_a_task_has_several_tiles_of_a_pointwise_convolution(channels, rows, o_b
     target = Target.parse("llvm -mcpu=emeraldrapids -num-cores=2")
     (found,) = (c for c in candidates(workload, target) if c.implementation == "conv2d_nchw_1x1.cpu")
     assert (found.fallback["rows"], found.fallback["o_block"]) == (rows, o_block)
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "out", "expected"),
+    [
+        (64, 56, 256, {"inner": "channels", "ahead": True, "copied": False, "width": 48}),
+        (256, 56, 64, {"inner": "channels", "ahead": True, "copied": False, "width": 32}),  # leaves the first level
+        (512, 32, 128, {"inner": "channels", "ahead": False, "copied": True}),  # rows are whole pages apart
+        (192, 35, 64, {"inner": "channels", "ahead": False, "copied": True}),  # vectors cross lines
+        (96, 54, 16, {"inner": "channels", "ahead": False, "copied": False}),  # two tiles do not pay for either
+        (24, 56, 144, {"inner": "channels", "ahead": False, "copied": False}),
+        (16, 112, 96, {"inner": "pixels", "ahead": False, "copied": False}),  # short sums, written to memory
+        (64, 112, 128, {"inner": "pixels", "ahead": False, "copied": False}),
+    ],
+)
+def test_panels_of_a_pointwise_convolution_are_prefetched_copied_or_written_in_line(channels, size, out, expected):
+    shapes = {"data": f"float32[1,{channels},{size},{size}]", "weight": f"float32[{out},{channels},1,1]"}
+    workload = Workload.make("conv2d", shapes, constants=["weight"])
+    sizes = {"l1d_bytes": 48 << 10, "l2_bytes": 2 << 20}
+    target = Target.parse({"kind": "llvm", "mcpu": "emeraldrapids", "num-cores": 2} | sizes)
+    (found,) = (c for c in candidates(workload, target) if c.implementation == "conv2d_nchw_1x1.cpu")
+    assert {name: found.fallback[name] for name in expected} == expected

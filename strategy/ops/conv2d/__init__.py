@@ -156,7 +156,7 @@ def _add_products(
     small = int(height) * int(width) // (attrs.strides[0] * attrs.strides[1]) <= 14 * 14
     with SpecializedCondition((kernel_h == 1) & (kernel_w == 1)):
         strategy.add_implementation(
-            pointwise.compute, pointwise.schedule, "conv2d_nchw_1x1.cpu", 10 if small else 12,
+            pointwise.compute, pointwise.schedule, "conv2d_nchw_1x1.cpu", 10 if small else 12, version=2,
             space=pointwise.space, prepare=pointwise.prepare,
         )  # fmt: skip
     # Winograd's tiles go over the images of a batch.

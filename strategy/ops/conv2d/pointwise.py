@@ -10,6 +10,7 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.cpu.tile import (
+    PAGE_BYTES,
     ROWS,
     accumulators,
     best_tile_of,
@@ -21,7 +22,7 @@ from strategy.cpu.tile import (
     width_knob,
 )
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.ops.conv2d.pad import pick_pixels, schedule_padding
+from strategy.ops.conv2d.pad import copy_by_vectors, pick_pixels, schedule_padding
 from strategy.ops.conv2d.product import (
     BLOCKS,
     INNER,
@@ -31,10 +32,15 @@ from strategy.ops.conv2d.product import (
     schedule_packing,
     schedule_product,
 )
-from strategy.schedule import Outs, accumulator, integer, lanes_of
-from strategy.space import Config, ConfigSpace
+from strategy.schedule import Outs, accumulator, compute_stage, dtype_bytes, integer, lanes_of
+from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType
+
+_AHEAD = Knob("ahead", [False, True])
+_COPIED = Knob("copied", [False, True])
+_SHORT = 64  # terms of a sum, which take less time than a tile takes to be written to memory
+_SHARED = 8  # tiles that share a panel, from which its copy pays
 
 
 def leaves_pixels(attrs: Conv2DAttrs) -> bool:
@@ -45,14 +51,38 @@ def leaves_pixels(attrs: Conv2DAttrs) -> bool:
 def space(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
-    """Tile, unrolling, and how tiles are grouped into tasks; `inner` names what changes fastest."""
+    """Tile, unrolling, and how tiles are grouped into tasks; `inner` names what changes fastest.
+
+    With `ahead` the next panel of pixels is prefetched meanwhile; those `copied` lie together in a task's memory.
+    """
     geometry = Geometry.of(inputs, out_type)
     lanes = lanes_of(target, inputs[0].dtype)
 
     def fallback() -> dict[str, Any]:
-        rows, width = best_tile_of(
-            geometry.out_channels, geometry.pixels, lanes, target.vector_registers, target.multiply_adds
+        size = dtype_bytes(inputs[0].dtype)
+        (rows, width), narrow, wide = (
+            best_tile_of(geometry.out_channels, columns, lanes, target.vector_registers, target.multiply_adds)
+            for columns in (geometry.pixels, *(min(geometry.pixels, v * lanes) for v in (2, 4)))
         )
+        written = geometry.out_channels * geometry.pixels * size
+        if written > target.l2_bytes * (1 if geometry.depth < _SHORT else 2):
+            # So many pages of channels are written one after the other, a part of as many panels as a quarter of the
+            # second level holds. A panel whose last vectors may lie beyond the image has a branch for each load, but a
+            # mask if the image ends within a vector.
+            for tile in (wide, (rows, width), narrow):
+                count = -(-geometry.pixels // tile[1])
+                most = min(target.l2_bytes // (4 * geometry.depth * tile[1] * size), count // (4 * target.threads), 32)
+                panels = largest_divisor(BLOCKS, count, most)
+                if panels >= 4 and (geometry.pixels % tile[1] == 0 or geometry.pixels % lanes):
+                    return {
+                        "rows": tile[0], "width": tile[1], "unroll": 1, "o_block": 1, "p_block": panels,
+                        "inner": "pixels", "ahead": False, "copied": False,
+                    }  # fmt: skip
+        # Vectors cross lines, or rows whole pages apart share a set of the caches.
+        misplaced = geometry.pixels % lanes > 0 or geometry.pixels * size % PAGE_BYTES == 0
+        copied = misplaced and geometry.out_channels > (_SHARED - 1) * rows
+        if not copied and 4 * geometry.depth * width * size > 3 * target.l1d_bytes:
+            rows, width = narrow
         panels = -(-geometry.pixels // width)
         whole = panels * geometry.batch >= 4 * target.threads
 
@@ -64,6 +94,7 @@ def space(
         lower = max((r for r in ROWS if r < rows), default=rows)
         if whole and rows < geometry.out_channels and block(rows) == 1 < block(lower):
             rows = lower
+        pays = geometry.depth >= _SHORT and block(rows) * lanes >= width  # of a step, a line at most
         return {
             "rows": rows,
             "width": width,
@@ -71,6 +102,8 @@ def space(
             "o_block": block(rows),
             "p_block": 1,
             "inner": "channels",
+            "ahead": pays and not copied,
+            "copied": copied,
         }
 
     high, wide = up_to("rows", ROWS, 2 * geometry.out_channels, "layout"), width_knob(lanes, geometry.pixels)
@@ -82,11 +115,14 @@ def space(
             block_knob("o_block", BLOCKS, geometry.out_channels, high),
             block_knob("p_block", BLOCKS, geometry.pixels, wide),
             INNER,
+            _AHEAD,
+            _COPIED,
         ],
         [
             register_constraint(target.vector_registers, lanes),
             whole_blocks(geometry.out_channels, "rows", "o_block"),
             whole_blocks(geometry.pixels, "width", "p_block"),
+            knob("ahead") * (knob("copied") + knob("unroll") - 1) == 0,
         ],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
@@ -109,15 +145,36 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     def column(n: Any, g: Any, k: Any, p: Any) -> Any:
         return data[n, g * geometry.channels + k, p // width, p % width]
 
-    return [product(geometry, weight, column, config, str(data.dtype))]
+    if config["copied"]:
+        column = _copied(geometry, column, integer(config, "width"), str(data.dtype))
+    return [product(geometry, weight, column, config, str(data.dtype), whole=bool(config["copied"]))]
+
+
+def _copied(geometry: Geometry, column: Callable[..., Any], width: int, dtype: str) -> Callable[..., Any]:
+    """Columns of which those of a panel lie together."""
+    from tvm import tirx
+
+    def read(n: Any, g: Any, panel: Any, k: Any, lane: Any) -> Any:
+        p = panel * width + lane
+        number = column(n, g, k, p)
+        return number if geometry.pixels % width == 0 else tirx.if_then_else(
+            p < geometry.pixels, number, tirx.const(0, dtype)
+        )  # fmt: skip
+
+    shape = (geometry.batch, geometry.groups, -(-geometry.pixels // width), geometry.depth, width)
+    columns = compute_stage("columns", shape, read)
+    return lambda n, g, k, p: columns[n, g, p // width, k, p % width]
 
 
 def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of channels × pixels in parallel; in each, one register tile after the other."""
     o_block, p_block = integer(config, "o_block"), integer(config, "p_block")
     lanes = lanes_of(target, accumulator(str(outs.args[0].dtype)))
-    sch, stages, *_ = schedule_product(outs, config, attrs.groups, o_block, p_block, lanes)
+    sch, stages, task, _ = schedule_product(outs, config, attrs.groups, o_block, p_block, lanes)
     if "padded" in stages:
         schedule_padding(sch, stages["padded"], lanes)
+    if "columns" in stages:
+        sch.compute_at(stages["columns"], task, preserve_unit_loops=True)
+        copy_by_vectors(sch, stages["columns"], lanes)
     schedule_packing(sch, stages)
     return sch

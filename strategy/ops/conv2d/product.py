@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strategy.cpu.ahead import prefetch_panels
 from strategy.cpu.tile import round_up, schedule_tile
 from strategy.ops.conv2d.operator import DATA, Conv2DAttrs
 from strategy.ops.window import windowed_extent
@@ -112,8 +113,13 @@ def product(
     column: Callable[[Any, Any, Any, Any], Any],
     config: Config,
     dtype: str,
+    *,
+    whole: bool = False,
 ) -> Any:
-    """The sums of the weight's tiles with `column(n, g, k, p)`, where p counts the output's pixels."""
+    """The sums of the weight's tiles with `column(n, g, k, p)`, where p counts the output's pixels.
+
+    With `whole`, there are columns for all pixels of the last panel.
+    """
     from tvm import te, tirx
 
     rows, width = integer(config, "rows"), integer(config, "width")
@@ -125,7 +131,7 @@ def product(
 
     def term(n: Any, g: Any, o: Any, p: Any) -> Any:
         number = column(n, g, r, p)
-        if pixels % width:
+        if pixels % width and not whole:
             number = tirx.if_then_else(p < pixels, number, tirx.const(0, dtype))
         c, y, x = r // window, r // geometry.kernel_w % geometry.kernel_h, r % geometry.kernel_w
         weighted = weight[g * per_group + o // rows, c, y, x, o % rows].astype(wide) * number.astype(wide)
@@ -176,7 +182,8 @@ def schedule_product(
     """Tasks of channels × pixels in parallel; in each, one register tile after the other.
 
     Returns the schedule, the stages before the tiles, which are still to be scheduled, the loop over tasks, and the
-    loop over lanes, which is not vectorised without `vectors`, but left to an instruction.
+    loop over lanes, which is not vectorised without `vectors`, but left to an instruction. With the knob `ahead` the
+    next panel of the image is prefetched.
     """
     out_w = int(outs.tensors[0].shape[3]) // outs.phases[1]
     sch, output = split_groups(outs, groups, lambda h, w: (h * out_w + w,))
@@ -199,6 +206,10 @@ def schedule_product(
     sch.parallel(task)
     unroll = integer(config, "unroll")
     lane = schedule_tile(sch, tiles, output, sch.get_loops(tiles)[-3:], lanes, unroll, vectors=vectors)
+    if config.get("ahead"):
+        along, step = o_block if config["inner"] == "channels" else 1, integer(config, "width")
+        place, dtype = sch.get_loops(tiles)[-6:-4], str(outs.args[0].dtype)
+        prefetch_panels(sch, *place, panel=0, step=step, tiles=along, dtype=dtype)
     return sch, stages, task, lane
 
 
