@@ -183,3 +183,12 @@ def test_panels_of_a_pointwise_convolution_are_prefetched_copied_or_written_in_l
     target = Target.parse({"kind": "llvm", "mcpu": "emeraldrapids", "num-cores": 2} | sizes)
     (found,) = (c for c in candidates(workload, target) if c.implementation == "conv2d_nchw_1x1.cpu")
     assert {name: found.fallback[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(("size", "rows"), [(7, 7), (14, 14)])
+def test_tiles_of_a_spatial_pack_cover_a_small_image(size, rows):
+    shapes = {"data": f"float32[1,512,{size},{size}]", "weight": "float32[2048,512,1,1]"}
+    target = Target.parse("llvm -mcpu=emeraldrapids -num-cores=2")
+    found = select(Workload.make("conv2d", shapes, constants=["weight"]), target, NO_RECORDS)
+    assert (found.implementation, found.config["rows"]) == ("conv2d_nchw_spatial_pack.cpu", rows)
+    assert found.config["ahead"]  # the weight leaves no half of the second level

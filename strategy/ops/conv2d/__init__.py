@@ -176,7 +176,7 @@ def _add_products(
 
 def _add_spatial_pack(strategy: OpStrategy) -> None:
     strategy.add_implementation(
-        spatial_pack.compute, spatial_pack.schedule, _SPATIAL_PACK, 11, version=4,
+        spatial_pack.compute, spatial_pack.schedule, _SPATIAL_PACK, 11, version=5,
         space=spatial_pack.space, prepare=spatial_pack.prepare,
     )  # fmt: skip
 

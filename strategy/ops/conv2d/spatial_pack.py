@@ -9,10 +9,12 @@ A tile is of consecutive pixels: of a whole image, or of one row of it where its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cpu.ahead import fits_ahead, prefetch_panels
 from strategy.cpu.tile import (
     ROWS,
     accumulators,
@@ -21,6 +23,7 @@ from strategy.cpu.tile import (
     largest_divisor,
     register_constraint,
     round_up,
+    tile_share,
     whole_blocks,
     width_knob,
 )
@@ -33,6 +36,7 @@ from strategy.schedule import (
     Outs,
     accumulator,
     compute_stage,
+    dtype_bytes,
     find_stages,
     integer,
     lanes_of,
@@ -44,13 +48,18 @@ from strategy.target import Target
 from strategy.types import Dim, TensorType
 
 _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
+_AHEAD = Knob("ahead", [False, True])
 _MOST_PIXELS = 14  # of an untuned tile
+_ENOUGH = 14  # vectors of sums, which hide the loads of a step
 
 
 def space(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
-    """Tile of `rows` pixels × `width` channels, unrolling over the window, and tiles per task."""
+    """Tile of `rows` pixels × `width` channels, unrolling over the window, and tiles per task.
+
+    With `ahead` the next panel of the weight is prefetched meanwhile, where the image's size is known.
+    """
     geometry, any_size = Geometry.of(inputs, out_type), not _is_constant(out_type.shape[2:])
     lanes = lanes_of(target, inputs[0].dtype)
     out_w = geometry.out_w
@@ -67,12 +76,19 @@ def space(
         best = [
             best_tile_of(r, geometry.out_channels, lanes, registers - r * apart, target.multiply_adds) for r in few
         ]
-        enough = lanes * (14 if apart else registers)
-        rows, width = max(
-            ((r, w) for r, w in best if r in few), key=lambda t: (min(t[0] * t[1], enough), -t[0] - 2 * t[1] // lanes)
-        )
+
+        def merit(tile: tuple[int, int]) -> Any:
+            rows, vectors = tile[0], tile[1] // lanes
+            if not apart:  # of one vector, a number and its address would be loaded for each multiply-add
+                whole = geometry.out_channels / int(round_up(geometry.out_channels, tile[1]))
+                return vectors > 1, whole * tile_share(pixels, rows, vectors, target.multiply_adds)
+            return min(rows * vectors, _ENOUGH), -rows - 2 * vectors
+
+        rows, width = max((tile for tile in best if tile[0] in few), key=merit)
         panels, tiles = -(-geometry.out_channels // width), -(-pixels // rows)
         shared = panels * geometry.groups < 2 * target.threads
+        panel_bytes = geometry.depth * width * dtype_bytes(inputs[0].dtype)
+        weight_bytes = panels * panel_bytes * geometry.groups
         return {
             "rows": rows,
             "width": width,
@@ -80,6 +96,7 @@ def space(
             "o_block": 1,
             "p_block": largest_divisor(BLOCKS, tiles, -(-tiles // target.threads) if shared else tiles),
             "inner": "pixels",
+            "ahead": weight_bytes > target.l2_bytes // 2 and not any_size and fits_ahead(panel_bytes, target),
         }
 
     return ConfigSpace(
@@ -90,6 +107,7 @@ def space(
             block_knob("o_block", BLOCKS, geometry.out_channels, wide),
             Knob("p_block", BLOCKS) if any_size else block_knob("p_block", BLOCKS, pixels, high),
             INNER,
+            _AHEAD,
         ],
         [
             register_constraint(target.vector_registers, lanes),
@@ -216,7 +234,14 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
         *_, out_o, out_p = sch.get_loops(output)
         vectorize(sch, out_p, min(turned_width(integer(config, "rows"), lanes), lanes))
         sch.unroll(out_o)
-    _schedule_tile(sch, tiles, lanes, str(config["window"]))
+    steps, *window = _schedule_tile(sch, tiles, lanes, str(config["window"]))
+    if config["ahead"] and not any_size:
+        channels, *extents = (int(sch.get(loop).extent) for loop in (steps, *window))
+        step = math.prod(extents) * integer(config, "width")
+        prefetch_panels(
+            sch, inner[1], steps, panel=channels * step, step=step,
+            tiles=integer(config, "p_block") if config["inner"] == "pixels" else 1, dtype=str(outs.args[1].dtype),
+        )  # fmt: skip
     return sch
 
 
@@ -238,7 +263,7 @@ def _is_constant(extents: Sequence[Dim]) -> bool:
     return all(extent.is_constant for extent in extents)
 
 
-def _schedule_tile(sch: Any, tiles: Any, lanes: int, window: str) -> None:
+def _schedule_tile(sch: Any, tiles: Any, lanes: int, window: str) -> tuple[Any, Any, Any]:
     rows, columns, c, y, x = sch.get_loops(tiles)[-5:]
     vectors, lane = sch.split(columns, [None, lanes])
     sch.reorder(c, y, x, rows, vectors, lane)
@@ -247,3 +272,4 @@ def _schedule_tile(sch: Any, tiles: Any, lanes: int, window: str) -> None:
     for loop in (*unrolled, rows, vectors):
         sch.unroll(loop)
     unroll_tile(sch, sch.decompose_reduction(tiles, c))
+    return c, y, x
