@@ -39,8 +39,8 @@ from strategy.types import TensorType
 
 _AHEAD = Knob("ahead", [False, True])
 _COPIED = Knob("copied", [False, True])
-_SHORT = 64  # terms of a sum, which take less time than a tile takes to be written to memory
-_SHARED = 8  # tiles that share a panel, from which its copy pays
+_SHORT = 64  # terms of a sum, over which a panel is small; half as many take less time than to write it to memory
+_SHARED = 6  # tiles that share a panel, from which its copy pays
 
 
 def leaves_pixels(attrs: Conv2DAttrs) -> bool:
@@ -65,7 +65,7 @@ def space(
             for columns in (geometry.pixels, *(min(geometry.pixels, v * lanes) for v in (2, 4)))
         )
         written = geometry.out_channels * geometry.pixels * size
-        if written > target.l2_bytes * (1 if geometry.depth < _SHORT else 2):
+        if written > target.l2_bytes * (1 if geometry.depth < _SHORT // 2 else 2):
             # So many pages of channels are written one after the other, a part of as many panels as a quarter of the
             # second level holds. A panel whose last vectors may lie beyond the image has a branch for each load, but a
             # mask if the image ends within a vector.
@@ -78,22 +78,27 @@ def space(
                         "rows": tile[0], "width": tile[1], "unroll": 1, "o_block": 1, "p_block": panels,
                         "inner": "pixels", "ahead": False, "copied": False,
                     }  # fmt: skip
-        # Vectors cross lines, or rows whole pages apart share a set of the caches.
-        misplaced = geometry.pixels % lanes > 0 or geometry.pixels * size % PAGE_BYTES == 0
-        copied = misplaced and geometry.out_channels > (_SHARED - 1) * rows
-        if not copied and 4 * geometry.depth * width * size > 3 * target.l1d_bytes:
-            rows, width = narrow
-        panels = -(-geometry.pixels // width)
-        whole = panels * geometry.batch >= 4 * target.threads
 
         def block(rows: int) -> int:
             tiles = -(-geometry.out_channels // rows)
+            whole = -(-geometry.pixels // width) * geometry.batch >= 4 * target.threads
             return largest_divisor(BLOCKS, tiles, tiles if whole else -(-tiles // target.threads))
 
-        # Nothing divides a prime number of tiles, each of which would be a task; of less high ones there are others.
-        lower = max((r for r in ROWS if r < rows), default=rows)
-        if whole and rows < geometry.out_channels and block(rows) == 1 < block(lower):
-            rows = lower
+        def lower(least: int) -> int | None:
+            """The rows of the highest tile, not much lower than the best, of which a task has at least as many."""
+            return max((r for r in ROWS if 3 * rows <= 4 * r <= 4 * rows and block(r) >= least), default=None)
+
+        # Vectors cross lines, or rows whole pages apart share a set of the caches.
+        misplaced = geometry.pixels % lanes > 0 or geometry.pixels * size % PAGE_BYTES == 0
+        many = geometry.depth >= _SHORT and geometry.out_channels > (_SHARED - 1) * rows
+        shared = lower(_SHARED) if misplaced and many else None
+        if shared is not None:
+            rows = shared
+        else:
+            if 4 * geometry.depth * width * size > 3 * target.l1d_bytes:
+                rows, width = narrow
+            # Nothing divides a prime number of tiles, each of which would be a task; of lower ones there are others.
+            rows = rows if rows >= geometry.out_channels else lower(2) or rows
         pays = geometry.depth >= _SHORT and block(rows) * lanes >= width  # of a step, a line at most
         return {
             "rows": rows,
@@ -102,8 +107,8 @@ def space(
             "o_block": block(rows),
             "p_block": 1,
             "inner": "channels",
-            "ahead": pays and not copied,
-            "copied": copied,
+            "ahead": pays and shared is None,
+            "copied": shared is not None,
         }
 
     high, wide = up_to("rows", ROWS, 2 * geometry.out_channels, "layout"), width_knob(lanes, geometry.pixels)
