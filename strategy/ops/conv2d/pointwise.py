@@ -40,7 +40,7 @@ from strategy.types import TensorType
 _AHEAD = Knob("ahead", [False, True])
 _COPIED = Knob("copied", [False, True])
 _SHORT = 64  # terms of a sum, over which a panel is small; half as many take less time than to write it to memory
-_SHARED = 6  # tiles that share a panel, from which its copy pays
+_SHARED = 8  # tiles that share a panel, from which its copy pays
 
 
 def leaves_pixels(attrs: Conv2DAttrs) -> bool:
@@ -86,7 +86,7 @@ def space(
 
         def lower(least: int) -> int | None:
             """The rows of the highest tile, not much lower than the best, of which a task has at least as many."""
-            return max((r for r in ROWS if 3 * rows <= 4 * r <= 4 * rows and block(r) >= least), default=None)
+            return max((r for r in ROWS if 4 * rows <= 5 * r <= 5 * rows and block(r) >= least), default=None)
 
         # Vectors cross lines, or rows whole pages apart share a set of the caches.
         misplaced = geometry.pixels % lanes > 0 or geometry.pixels * size % PAGE_BYTES == 0
