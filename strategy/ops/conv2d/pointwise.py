@@ -95,7 +95,7 @@ def space(
         if shared is not None:
             rows = shared
         else:
-            if 4 * geometry.depth * width * size > 3 * target.l1d_bytes:
+            if not misplaced and 4 * geometry.depth * width * size > 3 * target.l1d_bytes:
                 rows, width = narrow
             # Nothing divides a prime number of tiles, each of which would be a task; of lower ones there are others.
             rows = rows if rows >= geometry.out_channels else lower(2) or rows
