@@ -176,7 +176,9 @@ def test_a_task_has_several_tiles_of_a_pointwise_convolution(channels, rows, o_b
         (96, 54, 16, {"inner": "channels", "ahead": False, "copied": False}),  # two tiles do not pay for either
         (24, 56, 144, {"inner": "channels", "ahead": False, "copied": False}),
         (16, 112, 96, {"inner": "pixels", "ahead": False, "copied": False}),  # short sums, written to memory
-        (64, 112, 128, {"inner": "pixels", "ahead": False, "copied": False}),
+        (48, 112, 192, {"inner": "pixels", "ahead": False, "copied": False}),
+        (64, 112, 128, {"inner": "channels", "ahead": True, "copied": False}),
+        (32, 75, 192, {"inner": "channels", "ahead": False, "copied": False}),
     ],
 )
 def test_panels_of_a_pointwise_convolution_are_prefetched_copied_or_written_in_line(channels, size, out, expected):

@@ -65,7 +65,7 @@ def space(
             for columns in (geometry.pixels, *(min(geometry.pixels, v * lanes) for v in (2, 4)))
         )
         written = geometry.out_channels * geometry.pixels * size
-        if written > target.l2_bytes * (1 if geometry.depth < _SHORT // 2 else 2):
+        if geometry.depth < _SHORT and written > target.l2_bytes * (1 if geometry.depth < _SHORT // 2 else 3):
             # So many pages of channels are written one after the other, a part of as many panels as a quarter of the
             # second level holds. A panel whose last vectors may lie beyond the image has a branch for each load, but a
             # mask if the image ends within a vector.
