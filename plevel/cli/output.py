@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,7 +71,7 @@ def show_table(console: Console, table: Table) -> None:
     """Print a table without the spaces that fill its lines, which a file would keep."""
     with console.capture() as drawn:
         console.print(table)
-    console.file.write(re.sub(" +$", "", drawn.get(), flags=re.MULTILINE))
+    console.file.write("\n".join([line.rstrip(" ") for line in drawn.get().split("\n")]))
 
 
 def fits(console: Console, table: Table) -> bool:

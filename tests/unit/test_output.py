@@ -71,6 +71,14 @@ def test_a_table_in_a_pipe_has_a_line_for_each_row(capsys: pytest.CaptureFixture
     assert lines == [line.rstrip() for line in lines]
 
 
+def test_a_long_cell_costs_the_other_rows_of_its_table_little() -> None:
+    """A search for spaces from each place of a gap would take a minute."""
+    console = Console(file=io.StringIO(), width=10_000, highlight=False)
+    began = time.process_time()
+    output.print_table(console, ("workload", "state"), [("x" * 8000, "done"), *[("short", "done")] * 200])
+    assert time.process_time() - began < 10
+
+
 def test_progress_says_nothing_twice_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
