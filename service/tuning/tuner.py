@@ -218,7 +218,7 @@ class Tuner(Background):
     ) -> Proposal | None:
         group = tuning.by_workload()[workload_id]
         tunable = [t for t in group if t.search is not None]
-        if entries := self._begin(tuning, tunable, left):
+        if entries := self._begin(tuning, tunable, min(left, max(part, 1))):  # of few trials each workload has its part
             return Proposal(workload_id, entries)
         while True:
             arms, lead_s = arms_of(group)
@@ -247,11 +247,11 @@ class Tuner(Background):
                 _close(tuning, t, TaskState.EXHAUSTED, "no further valid configuration was found")
 
     def _begin(
-        self, tuning: TuningRun, tunable: Sequence[TuningTask], left: int
+        self, tuning: TuningRun, tunable: Sequence[TuningTask], most: int
     ) -> tuple[jobs.NewEntry, ...]:
         """The first trial of each implementation, in one job: a run that ends early has tried all of them."""
         arms = [(t, t.arm(None)) for t in tunable]
-        fresh = [t for t, arm in arms if arm.is_open and not arm.waiting and not arm.trials][:left]
+        fresh = [t for t, arm in arms if arm.is_open and not arm.waiting and not arm.trials][:most]
         entries: list[jobs.NewEntry] = []
         for t in fresh if len(fresh) > 1 else ():
             assert t.search is not None

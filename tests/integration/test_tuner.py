@@ -985,6 +985,13 @@ def test_a_run_of_few_trials_has_tried_each_implementation(farm: Farm) -> None:
     assert [(e.implementation, e.config) for e in tried] == [(c.implementation, c.fallback) for c in (FAST, SLOW)]
 
 
+def test_a_run_of_one_trial_a_workload_tries_each_workload(farm: Farm) -> None:
+    sizes = [Workload("filter", (Input("data", f"float32[{n},32]"),)) for n in (32, 64, 96, 128)]
+    asked = drawn(workloads=tuple(RunWorkload(workload=w, candidates=(FAST, SLOW)) for w in sizes), trials=4)
+    status = farm.go(farm.ask(asked).id)
+    assert {t.workload for t in status.tasks if t.trials} == {w.key for w in sizes}
+
+
 def test_time_limit_ends_the_search_and_confirms(farm: Farm) -> None:
     status = farm.ask(request(trials=500, timeout_s=60.0))
     farm.go(status.id, 4)
