@@ -184,6 +184,22 @@ def test_a_jump_may_be_on_either_side_of_what_is_rounded(op: str) -> None:
             compare(found + off * (np.arange(4096) >= 3000), right, tolerance)
 
 
+def test_a_jump_of_integers_is_exact() -> None:
+    """The quotient of 0 is 0, which that of floating-point numbers is far from; others are at a jump."""
+    steps = [
+        EpilogueStep("floor_divide", (None, Input("number", "int32[8]"))),
+        EpilogueStep("cast", (None,), {"dtype": "float32"}),
+        EpilogueStep("multiply", (None, Input("scale", "float32[8]"))),
+    ]
+    workload = Workload.make("multiply", dict.fromkeys(("lhs", "rhs"), "int32[8]"), epilogue=steps)
+    inputs = random_inputs(workload, 0) | dict.fromkeys(("lhs", "rhs"), np.full(8, 10, np.int32))
+    inputs |= {"number": np.arange(8, dtype=np.int32), "scale": np.ones(8, np.float32)}
+    (right,) = reference(workload, inputs)
+    (tolerance,) = tolerances(workload, inputs, [right])
+    with pytest.raises(WrongAnswerError, match="^8 of"):
+        compare(right - 1, right, tolerance)
+
+
 def test_infinities_do_not_widen_the_tolerance() -> None:
     workload = dense(8)
     inputs = random_inputs(workload, 0)
