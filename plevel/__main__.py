@@ -10,9 +10,14 @@ def main() -> NoReturn:
     """Run the command line. An interrupt while it is loaded ends it as a later one does."""
     try:
         from plevel.cli.main import main as run
+
+        run()
     except KeyboardInterrupt:
         sys.exit(130)
-    run()
+    finally:
+        # An interrupt in code that is made of text, as a dataclass's methods, has `python -m` end by SIGINT, whatever
+        # the exit code is, until other such code has run.
+        eval("0")  # noqa: S307
 
 
 if __name__ == "__main__":

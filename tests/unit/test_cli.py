@@ -1283,3 +1283,21 @@ def test_the_default_name_of_a_library_is_one_that_c_leaves_free() -> None:
 
     names = [default_name(Path(file)) for file in ("libmodel.so", "swin_t.so", "a-b.so")]
     assert names == ["plevel_model", "plevel_swin_t_model", "plevel_a_b"]
+
+
+def test_an_interrupt_while_a_class_is_made_leaves_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text("""
+import sys
+import plevel.__main__
+import plevel.cli.main
+
+def run():
+    try:
+        exec("raise KeyboardInterrupt")
+    except KeyboardInterrupt:
+        sys.exit(3)
+
+plevel.cli.main.main = run
+plevel.__main__.main()
+""")
+    assert subprocess.run([sys.executable, "-m", "interrupted"], check=False, cwd=tmp_path).returncode == 3
