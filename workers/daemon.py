@@ -114,7 +114,7 @@ class Daemon:
         self._longest_s = 0.0  # of a job, from its lease to its end
         # Of a job, weighted to the last ones: from its lease until all of it is built, and in the runner.
         self._build_s, self._time_s = 0.0, 0.0
-        self._width = 1  # of the largest job, in entries
+        self._width = 8.0  # entries of a job, weighted so
         self._room_pause_s = FIRST_PAUSE_S
         self._failure: Exception | None = None
         self._draining = threading.Event()
@@ -253,7 +253,7 @@ class Daemon:
         """The number of jobs to have ahead: as many as are timed while one is built, if there are builders for them."""
         if not self._time_s:
             return 1
-        most = AHEAD if self._cluster is not None else len(self._cores.building) // self._width
+        most = AHEAD if self._cluster is not None else round(len(self._cores.building) / self._width)
         return max(1, min(math.ceil(self._build_s / self._time_s), most, AHEAD))
 
     def _identity(self) -> Registered:
@@ -279,7 +279,7 @@ class Daemon:
 
     def _build(self, held: Held, pool: BuilderPool) -> None:
         leased_at = self._clock()
-        self._width = max(self._width, len(held.lease.job.entries))
+        self._width += (len(held.lease.job.entries) - self._width) / 2
         try:
             built = pool.build(held.lease.job, held.ended, lambda b: self._report_failed(held, b))
         except ScratchError as error:
