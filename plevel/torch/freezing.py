@@ -79,9 +79,9 @@ def watch(module: GraphModule) -> None:
     tensors = [t for t in tensors if t.layout is torch.strided and not is_traceable_wrapper_subclass(t)]
     for tensor in tensors:
         _states.setdefault(tensor, _State(_stamp(tensor)))
-    tensors.sort(key=torch.Tensor.is_inference)
+    tensors.sort(key=_counts, reverse=True)
     references: list[Callable[[], Any]] = [ref(t) for t in tensors]
-    addresses, versions = [t.data_ptr() for t in tensors], [t._version for t in tensors if not t.is_inference()]
+    addresses, versions = [t.data_ptr() for t in tensors], [t._version for t in tensors if _counts(t)]
     samples = [s for t in tensors if (s := _sample(t))]
     values = [s.value for s in samples]
 
@@ -114,7 +114,15 @@ class _Frozen(GlobalStateSource):  # type: ignore[misc]
 def _stamp(tensor: torch.Tensor) -> tuple[int, ...]:
     """The version, address and an element of a tensor: `data.copy_()` counts no version, inference mode none at all."""
     sample = _sample(tensor)
-    return 0 if tensor.is_inference() else tensor._version, tensor.data_ptr(), sample.value if sample else 0
+    return tensor._version if _counts(tensor) else 0, tensor.data_ptr(), sample.value if sample else 0
+
+
+def _counts(tensor: torch.Tensor) -> bool:
+    """True if a tensor has a version: not one made in inference mode, whatever its `data` is since then."""
+    try:
+        return tensor._version >= 0
+    except RuntimeError:
+        return False
 
 
 def _sample(tensor: torch.Tensor) -> Any:
@@ -122,6 +130,8 @@ def _sample(tensor: torch.Tensor) -> Any:
     if not tensor.numel() or tensor.device.type != "cpu":
         return None
     place = sum((n - 1) // 2 * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    if (tensor.storage_offset() + place + 1) * tensor.itemsize > tensor.untyped_storage().nbytes():
+        return None  # of a storage that was freed by `resize_(0)`
     return _WORDS[min(tensor.itemsize, 8)].from_address(tensor.data_ptr() + place * tensor.itemsize)
 
 

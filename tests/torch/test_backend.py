@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from torch._dynamo.exc import BackendCompilerFailed, RestartAnalysis
 
-from plevel.torch import explain, kernel, operation, store
+from plevel.torch import explain, freezing, kernel, operation, store
 from plevel.torch.backend import OptionError, plevel
 from plevel.torch.kernel import kernel_digest
 from plevel.torch.plan import Plan, model_target
@@ -307,6 +307,26 @@ def test_parameters_that_change_are_never_stale():
     with torch.no_grad():
         close(compiled(model)(x), model(x))
     assert explain(model)[-1].rows
+
+
+def test_tensors_without_versions_or_memory_are_watched():
+    with torch.inference_mode():
+        model = torch.nn.Linear(16, 24)
+    fast, x = compiled(model), torch.randn(8, 16)
+    with torch.inference_mode():
+        close(fast(x), model(x))
+    model.weight.data = torch.randn(24, 16)  # no inference tensor any more, and yet without a version
+    freezing.is_volatile(model)
+    model, inner = torch.nn.Linear(16, 24), torch.randn(24, 16)
+    fast = compiled(model)
+    with torch.no_grad():
+        close(fast(x), model(x))
+        model.weight.untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match="not allocated"), pytest.warns(UserWarning, match="out of bounds"):
+            fast(x)
+        model.weight.untyped_storage().resize_(inner.nbytes)
+        model.weight.copy_(inner)
+        close(fast(x), model(x))
 
 
 def test_a_buffer_that_another_graph_changes_is_not_stale():
