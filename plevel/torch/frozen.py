@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import torch
@@ -92,6 +93,16 @@ def compile_frozen(module: GraphModule, inputs: Any, visit: Visit) -> Callable[.
     from torch._inductor.compile_fx import compile_fx
 
     again = copy(module)
+    _tell_scalars_apart()
     with visiting(visit):
         made: Callable[..., Any] = compile_fx(again, inputs, config_patches={"freezing": True})
     return made
+
+
+@cache
+def _tell_scalars_apart() -> None:
+    """Have Inductor's cache tell graphs by the values of frozen scalars, too, which are in the code."""
+    from torch._inductor.graph import GraphLowering
+
+    is_short = GraphLowering.can_inline_constant
+    GraphLowering.can_inline_constant = staticmethod(lambda t: not t.shape or is_short(t))

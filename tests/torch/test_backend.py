@@ -309,6 +309,23 @@ def test_parameters_that_change_are_never_stale():
     assert explain(model)[-1].rows
 
 
+def test_scalars_are_not_those_of_an_equal_graph_in_the_cache():
+    class Scaled(torch.nn.Linear):
+        def __init__(self, scale):
+            super().__init__(16, 40)
+            self.scale = torch.nn.Parameter(torch.tensor(scale))
+
+        def forward(self, x):
+            return super().forward(x) * self.scale
+
+    x = torch.randn(8, 16)
+    for scale in (3.0, 5.0):
+        torch._dynamo.reset()
+        model = Scaled(scale)
+        with torch.no_grad():
+            close(compiled(model)(x), model(x))
+
+
 def test_tensors_without_versions_or_memory_are_watched():
     with torch.inference_mode():
         model = torch.nn.Linear(16, 24)
