@@ -120,7 +120,7 @@ def _stamp(tensor: torch.Tensor) -> tuple[int, ...]:
 def _counts(tensor: torch.Tensor) -> bool:
     """True if a tensor has a version: not one made in inference mode, whatever its `data` is since then."""
     try:
-        return tensor._version >= 0
+        return isinstance(tensor._version, int)
     except RuntimeError:
         return False
 
