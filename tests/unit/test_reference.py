@@ -200,6 +200,14 @@ def test_a_jump_of_integers_is_exact() -> None:
         compare(right - 1, right, tolerance)
 
 
+def test_nothing_is_rounded_between_two_jumps() -> None:
+    workload = Workload.make("round", {"data": "float32[40]"}, epilogue=[EpilogueStep("floor", (None,))])
+    inputs = random_inputs(workload, 0)
+    (right,) = reference(workload, inputs)
+    with pytest.raises(WrongAnswerError):
+        compare(right - 1, right, *tolerances(workload, inputs, [right]))
+
+
 def test_infinities_do_not_widen_the_tolerance() -> None:
     workload = dense(8)
     inputs = random_inputs(workload, 0)
