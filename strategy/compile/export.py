@@ -222,8 +222,9 @@ def place(source: Path, path: Path, beside: Mapping[str, str] | None = None) -> 
     """Copy a library, with texts `beside` it by their suffixes; a failure or a full disk keeps the old files.
 
     Raises:
-        OSError: `filename2` is the path.
+        OSError: `filename2` is the path, or that of the file beside it whose place is taken.
     """
+    named = path
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as made:
             partial = Path(made) / path.name
@@ -232,6 +233,7 @@ def place(source: Path, path: Path, beside: Mapping[str, str] | None = None) -> 
             for suffix, text in (beside or {}).items():
                 partial.with_suffix(suffix).write_text(text)
             for suffix in (*(beside or {}), path.suffix):
-                partial.with_suffix(suffix).replace(path.with_suffix(suffix))
+                named = path.with_suffix(suffix)
+                partial.with_suffix(suffix).replace(named)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(source), None, str(path)) from error
+        raise OSError(error.errno, error.strerror, str(source), None, str(named)) from error
