@@ -223,7 +223,7 @@ class ConfigSpace:
         def descend(depth: int) -> int:
             if depth == len(self.knobs):
                 return 1
-            # What follows depends on these values alone, whatever the others before it are.
+            # The rest depends on these values alone, whatever the others before it are.
             seen = tuple([values[name] for name in self._awaited[depth]])
             if seen in known[depth]:
                 return known[depth][seen]

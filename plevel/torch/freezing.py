@@ -1,7 +1,7 @@
 """Freezing of parameters: in the graphs of a backend alone, and for as long as the parameters stay as they are.
 
-Whether parameters are constants of a graph is decided while Dynamo traces it, before a backend is asked, by a setting
-of Inductor's that holds for all graphs of the process. And nothing watches the values of what was frozen.
+Dynamo decides while it traces a graph, before a backend is asked, that parameters are its constants, by a setting of
+Inductor's that holds for all graphs of the process. And nothing watches the values of what was frozen.
 """
 
 from __future__ import annotations

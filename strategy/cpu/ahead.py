@@ -92,7 +92,7 @@ def _calls(loop: Any, tile: Any) -> list[Any]:
 def places_ahead(turn: Any, tile: Any, panel: int, step: int, tiles: int, line: int) -> list[Any]:
     """The places, from a panel's begin, that a turn prefetches: all together, each `line` of the next panel.
 
-    Where rows lie apart (`panel` is 0), from the begin of the turn's row, which goes on with the next panel.
+    Of rows that lie apart (`panel` is 0), from the begin of the turn's row, which goes on with the next panel.
     """
     if not panel:
         lines = -(-step // line)
