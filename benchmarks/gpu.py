@@ -518,11 +518,19 @@ class Child:
             self._process = None
 
 
+def pattern(text: str) -> re.Pattern[str]:
+    """A regular expression of the command line."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", default="", help="cases whose goal and workload match this regular expression")
+    parser.add_argument("--only", type=pattern, default="", help="cases whose goal and workload match this")
     parser.add_argument("--trials", type=int, default=24, help="configurations per implementation")
     parser.add_argument("--tuned", type=int, metavar="TRIALS", help="tune first, with so many trials a case on average")
     parser.add_argument("--total", type=float, default=540, help="seconds for everything, of a search before as many")
@@ -533,9 +541,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
     options = parser.parse_args()
     offered = cases(SMALL if options.small else None)
-    chosen = [(n, w) for n, w in offered if re.search(options.only, f"{n} {w}")]
+    chosen = [(n, w) for n, w in offered if options.only.search(f"{n} {w}")]
     if not chosen:
-        parser.error(f"--only {options.only}: one of {', '.join(dict.fromkeys(n for n, _ in cases()))}")
+        parser.error(f"--only {options.only.pattern}: one of {', '.join(dict.fromkeys(n for n, _ in cases()))}")
     if options.plan is not None:
         return plan(chosen, options)
     peer = not options.no_peer
@@ -577,7 +585,7 @@ def report(
     copied = run(chosen, device.target, options, database, began + options.total, write, peer=peer)
     summarise(results, copied)
     print(f"{options.out} is written, after {time.monotonic() - began:.0f} s")
-    if not options.small and (database is not None or not options.only):
+    if not options.small and (database is not None or not options.only.pattern):
         times = {"best": "s", "best own": "s", "PyTorch": "s", "ratio": "×"}
         rows = [
             (r["goal"], f"`{r['workload']}`", r["selected"], r["best_s"], own(r), r.get("peer_s"), r.get("ratio"))
