@@ -17,8 +17,18 @@ _SOURCE = """
 int plevel_launch(Body body, void *data, int tasks) { return openmp_launch(body, data, tasks); }
 
 #ifdef __x86_64__
+#include <cpuid.h>
 #include <immintrin.h>
-static void evict(const char *line) { _mm_clflush(line); }
+/* CLFLUSH waits for the one before: CLFLUSHOPT, where the processor has it, takes a tenth of its time. */
+static int is_unordered;
+__attribute__((constructor)) static void ask(void) {
+  unsigned a, b = 0, c, d;
+  is_unordered = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_CLFLUSHOPT);
+}
+static void evict(const char *line) {
+  if (is_unordered) __asm__ volatile("clflushopt %0" : "+m"(*(volatile char *)line));
+  else _mm_clflush(line);
+}
 static void finish(void) { _mm_mfence(); }
 #elif defined(__aarch64__)
 static void evict(const char *line) { __asm__ volatile("dc civac, %0" ::"r"(line) : "memory"); }
