@@ -38,7 +38,7 @@ def compute(node: Any, given: Given, opsets: Mapping[str, int], sizes: Sizes | N
         for values in (tried[: len(sizes.probes)] for tried in _TRIED):
             actual = _run(node, {name: _at(array, sizes, values) for name, array in given.items()}, opsets)
             if not all(map(np.array_equal, (_at(array, sizes, values) for array in found), actual)):
-                raise NetworkError("it makes something else of a symbolic size than a sum of products of sizes")
+                raise NetworkError("its value depends on a symbolic size and is no sum of products of sizes")
     return found
 
 
@@ -54,7 +54,7 @@ def _run(node: Any, given: Given, opsets: Mapping[str, int]) -> list[np.ndarray]
     model = onnx.helper.make_model(graph, opset_imports=imports)
     model.graph.initializer.extend(onnx.numpy_helper.from_array(x, n) for n, x in given.items() if x.size <= _SHOWN)
     if _size(model, node.output) > FOLDED:
-        raise NetworkError(f"a constant of more than {FOLDED} elements")
+        raise NetworkError(f"it gives a constant of more than {FOLDED} elements: make it an initializer")
     try:
         with np.errstate(all="ignore"):  # infinities and NaN are values
             return [np.asarray(array) for array in ReferenceEvaluator(model).run(None, dict(given))]

@@ -34,7 +34,7 @@ def read_model(path: Path, dims: Dims) -> tuple[Any, Symbols]:
     except OSError as error:
         raise NetworkError(f"cannot be read: {error.strerror}") from error
     except DecodeError as error:
-        raise NetworkError("no ONNX model, or cut short: export it again") from error
+        raise NetworkError("not an ONNX model, or cut short: export it again") from error
     external = [t for t in _tensors(model.graph) if t.data_location == onnx.TensorProto.EXTERNAL]
     for tensor in external:
         _check_external(tensor, path.parent)
@@ -92,13 +92,13 @@ def _check_external(tensor: Any, folder: Path) -> None:
     home = folder.resolve()
     file = (home / location).resolve()
     if not location or Path(location).is_absolute() or not file.is_relative_to(home):
-        raise NetworkError(f"{tensor.name}: its data is at {location!r:.80}, outside of the model's folder: refused")
+        raise NetworkError(f"{tensor.name}: its data, {location!r:.80}, is outside of the model's folder: move it in")
     if not file.is_file():
-        raise NetworkError(f"{tensor.name}: its data is at {location!r:.80}, and there is no such file")
+        raise NetworkError(f"{tensor.name}: its data is at {location!r:.80}: there is no such file")
     try:
         begin, length = int(said.get("offset", 0)), int(said.get("length", 0))
     except ValueError as error:
-        raise NetworkError(f"{tensor.name}: its data has a place that is no number") from error
+        raise NetworkError(f"{tensor.name}: the offset or length of its data is not a number") from error
     if begin < 0 or length < 0 or begin + length > file.stat().st_size:
         raise NetworkError(f"{tensor.name}: {location!r:.80} is shorter than its data")
 

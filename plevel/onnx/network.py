@@ -127,9 +127,9 @@ class _Importer:
 
     def _value(self, name: str, reader: str) -> Expr:
         if name in self.unsized:
-            raise NetworkError(f"{reader} reads {name!r:.80}, and how large it is depends on data: leave that out")
+            raise NetworkError(f"{reader} reads {name!r:.80}: how large it is depends on data, end the model before it")
         if name not in self.values:
-            raise NetworkError(f"{reader} reads {name!r:.80}, which nothing gives: an initializer is missing")
+            raise NetworkError(f"{reader} reads {name!r:.80}, which no input, node or initializer gives")
         return self.values[name]
 
     def _add(self, node: Any) -> None:

@@ -244,7 +244,7 @@ def _quantity(value: Expr | None, dtype: str) -> Constant:
     """A scale or zero points, 0 where there are none, with a number for each entry of an axis, or one for all."""
     found = np.zeros((), dtype) if value is None else _constant(value, "a scale or zero point").astype(dtype)
     if found.ndim > 1:
-        raise NetworkError("scales of blocks: plevel has one, or one for each entry of an axis")
+        raise NetworkError("scales of blocks: plevel takes one scale, or one for each entry of an axis")
     return Constant(found.reshape(()) if found.size == 1 else found)
 
 
@@ -290,7 +290,7 @@ def _sums_of_rows(x: Expr, y: Expr, x_zero_point: Expr | None, y_zero_point: Exp
     """The product of all rows of x with a matrix of integers."""
     shape = extents(x)
     if len(extents(y)) != 2:
-        raise NetworkError(f"a product of integers by {y.tensor_type}: plevel has that by a matrix")
+        raise NetworkError(f"integers multiplied by {y.tensor_type}: plevel multiplies them by a matrix only")
     rows = layer.reshape(x, (math.prod(shape[:-1]), shape[-1]))
     return call("qdense", rows, layer.swap(y), **_points(x_zero_point, y_zero_point))
 
@@ -311,7 +311,7 @@ def _qlinear_matmul(
     out_scale: Expr, out_zero_point: Expr,
 ) -> Expr:  # fmt: skip
     if any(_constant(scale, "a scale").size > 1 for scale in (x_scale, out_scale)):
-        raise NetworkError("scales of rows: plevel has one of the data and of the output, and one of each column of b")
+        raise NetworkError("scales of rows: plevel takes one of the data, one of the output, one of each column of b")
     sums = _sums_of_rows(x, y, x_zero_point, y_zero_point)
     found = _requantized(sums, (x_scale, y_scale), out_scale, out_zero_point, axis=-1)
     return layer.reshape(found, (*extents(x)[:-1], extents(y)[-1]))
@@ -330,7 +330,7 @@ def _conv_transpose(node: Node, x: Expr, weight: Expr, bias: Expr | None = None)
     rank = len(extents(x)) - 2
     strides, dilation = node.get("strides", [1] * rank), node.get("dilations", [1] * rank)
     if node.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or node.get("output_shape"):
-        raise NetworkError("auto_pad and output_shape of ConvTranspose: export it with pads")
+        raise NetworkError("it has auto_pad or output_shape: export it with pads")
     return layer.transposed_convolution(
         x, weight, bias, strides=strides, padding=node.get("pads", [0] * (2 * rank)), dilation=dilation,
         output_padding=node.get("output_padding", [0] * rank), groups=node.get("group", 1),
@@ -360,7 +360,7 @@ def _resize(
         for axis, extent in _for_each(axes, "sizes", _constant(sizes, "sizes")):
             wanted[axis] = int(extent)
     if tuple(wanted[:2]) != extents(x)[:2]:
-        raise NetworkError("batch or channels are resized: plevel resizes images")
+        raise NetworkError("it resizes the batch or channels: plevel resizes height and width only")
     mode = node.get("coordinate_transformation_mode", "half_pixel" if node.version >= 11 else "asymmetric")
     if mode == "pytorch_half_pixel":
         for axis in range(2, rank):
@@ -416,7 +416,7 @@ def _matmul_nbits(
         raise NetworkError(f"bits = {bits}: plevel has 4 and 8")
     group, bias = (*more, None, None)[:2]
     if group is not None:
-        raise NetworkError("g_idx: quantize without reordering along k")
+        raise NetworkError("it has g_idx: quantize without reordering along k")
     shape, blocks = extents(x), -(-k // size)
     rows, scales = layer.reshape(x, (math.prod(shape[:-1]), k)), layer.reshape(scales, (n, blocks))
     weight, dtype = layer.reshape(weight, (n, blocks, size * bits // 8)), x.tensor_type.dtype
@@ -508,20 +508,20 @@ for _name, _own in {"ReduceMean": "mean", "ReduceSum": "sum", "ReduceMax": "max"
 @_register("ArgMax")
 def _argmax(node: Node, x: Expr) -> Expr:
     if node.get("select_last_index", 0):
-        raise NetworkError("select_last_index")
+        raise NetworkError("select_last_index = 1: plevel takes the first of equal elements, export the model with 0")
     return call("argmax", x, axis=(node.get("axis", 0),), keepdims=bool(node.get("keepdims", 1)), dtype="int64")
 
 
 @_register("NonMaxSuppression")
 def _depends_on_data(node: Node, *inputs: Expr | None) -> Expr:
-    raise NetworkError("how large its output is depends on data: export the model without it, and what follows it")
+    raise NetworkError("how large its output is depends on data: end the model before it")
 
 
 @_register("Unique")
 def _unique(node: Node, x: Expr) -> tuple[Expr | None, ...]:
     """Only the places of the input's elements among those that differ: how large the others are depends on data."""
     if not node.get("sorted", 1) or (node.get("axis") is not None and len(extents(x)) > 1):
-        raise NetworkError("plevel finds what differs among single elements, in order: export it so")
+        raise NetworkError("an axis or sorted = 0: plevel compares single elements, and sorts them")
     found = call("unique", layer.reshape(x, (math.prod(extents(x)),)), dtype="int64")
     return None, None, TupleGetItem(found, 2), None
 
@@ -704,7 +704,7 @@ def _scatter_elements(node: Node, x: Expr, indices: Expr, updates: Expr) -> Expr
     if reduction == "add":
         return add_elements(x, axis, places, updates)
     if reduction not in ("max", "min"):
-        raise NetworkError(f"reduction {reduction!r}: plevel has none, add, max and min")
+        raise NetworkError(f"reduction {reduction!r}: plevel has 'none', 'add', 'max' and 'min'")
     return reduce_elements(x, axis, places, updates, reduction)
 
 
@@ -713,7 +713,7 @@ def _scatter_nd(node: Node, x: Expr, indices: Expr, updates: Expr) -> Expr:
     """The first axes as one, and the others as one."""
     reduction, (*shape, count) = node.get("reduction", "none"), extents(indices)
     if reduction not in ("none", "add"):
-        raise NetworkError(f"reduction {reduction!r}: plevel has none and add")
+        raise NetworkError(f"reduction {reduction!r}: plevel has 'none' and 'add'")
     own, written = extents(x), math.prod(shape)
     rows, columns = math.prod(own[:count]), math.prod(own[count:])
     coordinates = layer.reshape(indices, (written, count))
@@ -743,7 +743,7 @@ def _pad(
     given = range(rank) if axes is None else [int(a) for a in _constant(axes, "axes").reshape(-1)]
     of = [a % rank for a in given if -rank <= a < rank]
     if not len(given) == len(of) == len(set(of)) == len(widths) / 2:
-        raise NetworkError(f"pads {widths} of axes {list(given)}, of a tensor of {rank}")
+        raise NetworkError(f"pads {widths} of axes {list(given)} do not fit a tensor of {rank} axes")
     pairs = [(0, 0)] * rank
     for axis, pair in zip(of, zip(widths[: len(of)], widths[len(of) :], strict=True), strict=True):
         pairs[axis] = pair

@@ -164,7 +164,7 @@ def _divide(x: Any, y: Any, rounding_mode: str | None = None) -> Expr:
     left, right = promoted(x, y)
     if "float" not in left.tensor_type.dtype:
         if rounding_mode is not None:
-            raise NetworkError(f"integers divided with rounding_mode {rounding_mode!r}")
+            raise NetworkError(f"integers divided with rounding_mode {rounding_mode!r}: plevel has None and 'floor'")
         left, right = cast(left, "float32"), cast(right, "float32")
     quotient = call("divide", left, right)
     return quotient if rounding_mode is None else _truncate(quotient)
@@ -246,7 +246,7 @@ def _isfinite(x: Expr) -> Expr:
 @register("dropout.default")
 def _dropout(x: Expr, share: float, train: bool) -> Expr:
     if train and share:
-        raise NetworkError("a dropout that draws: export the model in eval mode")
+        raise NetworkError("a dropout that draws random numbers: export the model in eval mode")
     return x
 
 
@@ -724,7 +724,7 @@ def _logical(name: str) -> Operator:
 def _bitwise(name: str) -> Operator:
     def make(*operands: Any) -> Expr:
         if any(not isinstance(x, Expr) or x.tensor_type.dtype != "bool" for x in operands):
-            raise NetworkError("bits of integers: plevel has bools")
+            raise NetworkError("bits of integers: plevel computes bitwise operators of bools only")
         return call(name, *operands)
 
     return make

@@ -231,7 +231,7 @@ def side_by_side(given: Sequence[tuple[int, Expr]]) -> tuple[int, int]:
     """The first of the axes that tensors index, and the one behind the last."""
     first, behind = given[0][0], given[0][0] + len(given)
     if [axis for axis, _ in given] != list(range(first, behind)):
-        raise NetworkError("axes are indexed by tensors that do not lie side by side")
+        raise NetworkError("tensors index axes that are not adjacent: transpose these side by side first")
     return first, behind
 
 

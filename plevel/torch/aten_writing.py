@@ -36,7 +36,7 @@ def _slice_scatter(
     axis %= len(extents(x))
     extent = extents(x)[axis]
     if step != 1 and extent >= PROBED:
-        raise NetworkError(f"every {step} elements of a symbolic axis are written: plevel writes those side by side")
+        raise NetworkError(f"a slice of step {step} of a symbolic axis is written: plevel writes slices of step 1")
     first, behind, _ = slice(start, end).indices(extent)
     if first >= behind:
         return x
@@ -110,7 +110,7 @@ def _scatter_reduce(
 ) -> Expr:
     if reduce not in ("sum", "amax", "amin") or not include_self:
         own = "" if include_self else " without the tensor's own elements"
-        raise NetworkError(f"a scatter that reduces by {reduce!r}{own}: plevel has sum, amax and amin with them")
+        raise NetworkError(f"a scatter that reduces by {reduce!r}{own}: plevel has 'sum', 'amax' and 'amin' with them")
     if reduce == "sum":
         return add_elements(x, axis, indices, source)
     return reduce_elements(x, axis, indices, source, reduce.removeprefix("a"))

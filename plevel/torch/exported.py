@@ -80,7 +80,7 @@ def find_weights(module: GraphModule) -> dict[str, torch.Tensor]:
                 held[node.target] = value
     size = sum(t.nbytes for t in held.values())
     if size > MOST_BYTES:
-        raise NetworkError(f"its weights have {size / 2**30:.1f} GiB, a library at most {MOST_BYTES >> 30}")
+        raise NetworkError(f"its weights have {size / 2**30:.1f} GiB, and a library at most {MOST_BYTES >> 30} GiB")
     return held
 
 
@@ -197,7 +197,7 @@ def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any], at: Binding) -
             continue
         expected = _type(node, value, at)
         if str(made.tensor_type) != expected:
-            raise NetworkError(f"{made.tensor_type} in place of {expected}: types that plevel does not mix")
+            raise NetworkError(f"{made.tensor_type} where PyTorch computes {expected}: plevel does not mix these types")
     return found
 
 

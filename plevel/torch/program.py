@@ -25,7 +25,7 @@ def load_program(path: Path) -> ExportedProgram:
     try:
         with path.open("rb") as file:
             if not is_zipfile(file):  # PyTorch would log a traceback of its own
-                raise NetworkError("no exported program, or cut short: write one with torch.export.save")
+                raise NetworkError("not an exported program, or cut short: write one with torch.export.save")
     except OSError as error:
         raise NetworkError(f"cannot be read: {error.strerror}") from error
     program = _load(path)
@@ -56,7 +56,7 @@ def _load_with(path: Path, known: set[str]) -> ExportedProgram:
         unknown = _UNKNOWN.search(str(reason))
         if unknown is None or unknown[1] in known or not unknown[1].isprintable():
             why = f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
-            raise NetworkError(f"no exported program ({why}): write one with torch.export.save") from reason
+            raise NetworkError(f"not an exported program ({why}): write one with torch.export.save") from reason
         known.add(unknown[1])
         _stand_in(unknown[1])
 

@@ -198,7 +198,7 @@ def _load(
     path: Path, manifest: Manifest, kept: Path, inputs: Sequence[torch.Tensor], made: Path | None = None
 ) -> Whole:
     if [(t.shape, getattr(torch, t.dtype)) for t in manifest.inputs] != [(tuple(i.shape), i.dtype) for i in inputs]:
-        raise NetworkError("its library takes other inputs")
+        raise NetworkError("the inputs of the kept library differ from the graph's")
     # By a name of its own: one that this process has loaded by its path, and that was replaced since, would be called.
     # Not beside it: the folder of kernels may be read-only.
     with tempfile.TemporaryDirectory(prefix="plevel-") as unique:
@@ -217,7 +217,7 @@ def _load(
         results = tuple(torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in outputs)
         failed = function(*(i.data_ptr() for i in inputs), *(r.data_ptr() for r in results))
         if failed == -1:
-            raise MemoryError(f"plevel: no {manifest.arena_bytes} bytes for the values between the steps of {kept}")
+            raise MemoryError(f"plevel: no memory for {manifest.arena_bytes} bytes of intermediate values of {kept}")
         if failed:
             raise RuntimeError(f"plevel: {manifest.steps[failed - 1].workload or 'a copy'} failed in {kept}")
         return results

@@ -80,7 +80,7 @@ def steps(start: Any, stop: Any, step: Any, dtype: str) -> Expr:
     if max(abs(start), abs(stop)) < PROBED:
         return Constant(np.arange(start, stop, step).astype(dtype))
     if max(abs(start), abs(step)) >= PROBED:
-        raise NetworkError(f"numbers from {start}, which depends on a symbolic size: plevel counts from fixed ones")
+        raise NetworkError(f"a range from {start} by steps of {step}: only its end may depend on a symbolic size")
     whole = all(isinstance(n, int) for n in (start, stop, step))
     count = len(range(start, stop, step)) if whole else math.ceil((stop - start) / step)
     places = call("cumsum", filled(1, (count,), "int64"), axis=0, exclusive=True)
@@ -306,7 +306,7 @@ def clip(x: Expr, low: float | None, high: float | None) -> Expr:
 def batch_norm(x: Expr, scale: Any, shift: Any, mean: Any, variance: Any, epsilon: float) -> Expr:
     """(x - mean) / sqrt(variance + epsilon) * scale + shift, with constants of each channel."""
     if not all(v is None or isinstance(v, Constant) for v in (scale, shift, mean, variance)):
-        raise NetworkError("a batch norm whose statistics are not constant")
+        raise NetworkError("the statistics of a batch norm are not constant: export the model in eval mode")
     factor = 1 / np.sqrt(variance.value.astype(np.float64) + epsilon)
     factor = factor if scale is None else factor * scale.value
     summand = (0 if shift is None else shift.value) - mean.value * factor

@@ -24,7 +24,7 @@ MOST_PAIRS = 2**28
 def require_few(pairs: int, what: str) -> None:
     """Refuse an operator that looks at each pair of a place and what goes there, where there are too many of them."""
     if pairs > MOST_PAIRS:
-        raise NetworkError(f"{what}: plevel looks at each pair, at most {MOST_PAIRS}, and would take long")
+        raise NetworkError(f"{what}: plevel compares all pairs of them, at most {MOST_PAIRS}")
 
 
 def _within(function: Scatter) -> Scatter:

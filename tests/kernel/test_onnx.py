@@ -390,7 +390,7 @@ def growing() -> Any:
 
 BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "cut short": (lambda: SAMPLE.read_bytes()[:-700], "cut short|no valid ONNX model"),
-    "text": (lambda: b"Once upon a time", "no ONNX model|no valid ONNX model"),
+    "text": (lambda: b"Once upon a time", "not an ONNX model|no valid ONNX model"),
     "empty": (lambda: b"", "no valid ONNX model"),
     "missing initializer": (lambda: small(PRODUCT, weight=[]), "'w'"),
     "data elsewhere": (lambda: outside("../../etc/passwd"), "outside of the model's folder"),

@@ -352,7 +352,7 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "how large it is depends on data": (
         [N("Unique", ["x"], ["a", "b", "c"]), N("ReduceMax", ["a"], ["y"], keepdims=0)], {}
     ),
-    "among single elements, in order": ([N("Unique", ["x"], ["a", "b", "y"], sorted=0)], {}),
+    "plevel compares single elements, and sorts them": ([N("Unique", ["x"], ["a", "b", "y"], sorted=0)], {}),
     "training_mode": ([N("Dropout", ["x", "r", "t"], ["y"])], {"r": np.float32(0.5), "t": True}),
     "training_mode: ": ([N("Dropout", ["c", "r", "t"], ["a"]), ADD], {"c": normal(4), "r": np.float32(0.5), "t": True}),
     "no kernel for: RandomNormal": ([N("RandomNormal", [], ["a"], shape=[4]), ADD], {}),

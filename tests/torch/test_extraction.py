@@ -234,7 +234,7 @@ def test_a_program_that_is_cut_short_is_said_to_be_in_one_line(
     path = tmp_path / "model.pt2"
     torch.export.save(torch.export.export(model, inputs), path)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(ExtractError, match="no exported program, or cut short: write one with torch.export.save"):
+    with pytest.raises(ExtractError, match="not an exported program, or cut short: write one with torch.export.save"):
         load_model(str(path))
     assert not capfd.readouterr().err  # PyTorch logs a traceback of what it cannot read
 

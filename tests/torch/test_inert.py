@@ -134,5 +134,5 @@ def test_a_type_whose_name_python_cannot_have_is_refused(tmp_path: Path) -> None
     def change(name: str, data: bytes) -> bytes:
         return data.replace(b"builtins.tuple", rb"a.b\\u0000c") if name.endswith("model.json") else data
 
-    with pytest.raises(NetworkError, match="no exported program"):
+    with pytest.raises(NetworkError, match="not an exported program"):
         load_program(changed(tmp_path / "model.pt2", change))
