@@ -98,7 +98,7 @@ def build(
             raise UsageError(f"--lock names what is built: leave {flag} out")
     if name is not None and not is_free(name):
         raise UsageError(
-            f"--name {name!r:.80}: no name for C: use a letter, then letters, digits and underscores; no keyword"
+            f"--name {name!r:.80}: not a name in C: use a letter, then letters, digits and underscores; no keyword"
         )
     plan = partial(
         _Plan, implementation=implementation, config=config, place=place, bundle_libs=bundle_libs, verify=verify

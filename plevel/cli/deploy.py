@@ -95,7 +95,7 @@ def compile_model(
     function = default_name(out) if name is None else name
     if not is_free(function):
         raise UsageError(
-            f"--name {function!r:.80}: no name for C: use a letter, then letters, digits and underscores; no keyword"
+            f"--name {function!r:.80}: not a name in C: use a letter, then letters, digits and underscores; no keyword"
         )
     sizes = option.read_dims(dim)
     locked, lock_path = (None, None) if lock is None else (read_lock(lock), str(lock))

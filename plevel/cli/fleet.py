@@ -40,7 +40,7 @@ def why(
 
 @app.command()
 def pause(
-    reason: Annotated[str, typer.Option("--reason", help="Why.", show_default=False)],
+    reason: Annotated[str, typer.Option("--reason", help="The reason, which is shown.", show_default=False)],
     device: Annotated[str | None, typer.Option("--device", help="The device's identity.")] = None,
     target: Annotated[str | None, typer.Option("--target", help="A target's key: all its devices.")] = None,
     since: Annotated[datetime | None, typer.Option("--from", help="Its start, UTC; default: now.")] = None,

@@ -298,7 +298,7 @@ Dims = Annotated[
     list[str] | None,
     typer.Option(
         "--dim", metavar="NAME=SIZE|NAME=FACTOR*SYMBOL", show_default=False,
-        help="A symbolic size of an ONNX model's inputs, or of what it is a multiple; repeatable.",
+        help="The value of a symbolic size of an ONNX model's inputs, or of what it is a multiple of; repeatable.",
     ),
 ]  # fmt: skip
 

@@ -107,7 +107,7 @@ def plot(
             raise UsageError(f"--out {out}: unknown kind of image: name it {', '.join('…' + s for s in SUFFIXES)}")
     number = int(what) if what.isdecimal() and len(what) < 19 else None
     if number is not None and target is not None:
-        raise UsageError("--target: of an operator's heat map only: leave it out")
+        raise UsageError("--target: of an operator's heat map only: leave it out for a task")
     place = location.locate(url, database, namespace)
     from plevel.cli.output import print_json
 

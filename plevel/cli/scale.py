@@ -63,8 +63,8 @@ def scale(
     ] = None,
     least: Annotated[int, typer.Option("--min", min=0, help="The fewest pilots.")] = 0,
     most: Annotated[int, typer.Option("--max", min=1, help="The most pilots.")] = 10,
-    every: Annotated[str, typer.Option("--every", metavar="AGE", help="The time between two looks.")] = "30s",
-    once: Annotated[bool, typer.Option("--once", help="Look once and end, as in a cron job.")] = False,
+    every: Annotated[str, typer.Option("--every", metavar="AGE", help="The time between checks.")] = "30s",
+    once: Annotated[bool, typer.Option("--once", help="Check once and end, as in a cron job.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be submitted and cancelled, and do nothing.")
     ] = False,

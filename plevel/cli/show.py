@@ -84,6 +84,7 @@ def _code(lowered: Lowered, target: Target, form: str) -> str:
     if form == "tir":
         return str(lowered.module.script())
     if form == "cuda" or target.kind == "cuda":
-        raise UsageError(f"--as {form}: not available for {target}")
+        others = "cuda or tir" if target.kind == "cuda" else "tir, llvm or asm"
+        raise UsageError(f"--as {form}: not available for {target}: use {others}")
     module = lowered.compile().executable.mod
     return str(module.inspect_source("ll" if form == "llvm" else "s"))
