@@ -15,6 +15,7 @@ from strategy.attrs import Attrs
 from strategy.schedule import STAGE, Outs, dtype_bytes, integer, lanes_of, new_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
+from strategy.tir import has_names
 from strategy.types import TensorType
 
 # Number of elements from which threads pay.
@@ -99,36 +100,29 @@ def fuse_contiguous(schedule: Any, block: Any, loops: Sequence[Any]) -> list[Any
     loops, TVM would not recognise the contiguity.
     """
     found = schedule.get(block)
-    extents = [schedule.get(loop).extent for loop in loops]
-    variables = [v.var for v in found.iter_vars]
-    if len(loops) < 2 or not _lie_together(found, variables, extents, 2):
+    extents = [schedule.get(loop).extent for loop in loops[-2:]]
+    variables = [v.var for v in found.iter_vars][-2:]
+    if len(loops) < 2 or not _lie_together(found, variables, extents):
         return list(loops)
     return [*loops[:-2], schedule.fuse(*loops[-2:])]
 
 
-def _lie_together(block: Any, variables: Sequence[Any], extents: Sequence[Any], count: int) -> bool:
-    """Return whether every access is contiguous along the last `count` axes, or along none of them."""
+def _lie_together(block: Any, inner: Sequence[Any], sizes: Sequence[Any]) -> bool:
+    """Return whether every access is contiguous along the two inner axes, of these sizes, or along none of them."""
     from tvm import tirx
-    from tvm_ffi import structural_walk
 
-    inner, sizes = variables[-count:], extents[-count:]
     if not all(isinstance(e, tirx.IntImm) and int(e) >= 1 for e in sizes):
         return False
 
-    def uses(index: Any) -> bool:
-        met: list[Any] = []
-        structural_walk(index, [(tirx.Var, met.append)])
-        return any(v.same_as(i) for v in met for i in inner)
-
     for access in [*block.reads, *block.writes]:
         places = list(access.region)
-        if not any(uses(p.min) for p in places):
+        if not any(has_names(p.min, inner) for p in places):
             continue
-        shape = list(access.source.shape)[-count:]
+        shape = list(access.source.shape)[-2:]
         together = (
-            len(places) >= count
-            and not any(uses(p.min) for p in places[:-count])
-            and all(p.min.same_as(v) for p, v in zip(places[-count:], inner, strict=True))
+            len(places) >= 2
+            and not any(has_names(p.min, inner) for p in places[:-2])
+            and all(p.min.same_as(v) for p, v in zip(places[-2:], inner, strict=True))
             and all(isinstance(n, tirx.IntImm) and int(n) == int(e) for n, e in zip(shape, sizes, strict=True))
         )
         if not together:

@@ -25,6 +25,7 @@ from strategy.op_strategy import OpStrategy, find_body
 from strategy.schedule import STAGE, Outs, new_schedule
 from strategy.space import Config
 from strategy.target import Target
+from strategy.tir import reads_along
 from strategy.types import TensorType, Type
 
 Compute = Callable[[Any, Sequence[Any], Any], list[Any]]
@@ -177,7 +178,8 @@ def spread(schedule: Any, block: Any, target: Target) -> Any:
     vectorized = False
     while isinstance(inner, tirx.IntImm) and lanes > max(1, int(inner)):
         lanes //= 2
-    if lanes > 1 and (not reduction or _reads_along(found, spatial_axis(found))):
+    axis = [v.var for v in found.iter_vars if v.iter_type == tirx.IterVar.DataPar][-1]
+    if lanes > 1 and (not reduction or reads_along(found, axis)):
         rest, vector = schedule.split(spatial[-1], [None, lanes])
         outer = [*outer, rest]
         schedule.reorder(*outer, *reduction, vector)
@@ -196,25 +198,6 @@ def spread(schedule: Any, block: Any, target: Target) -> Any:
         # leaves the initial value.
         schedule.decompose_reduction(block, reduction[0])
     return fused
-
-
-def spatial_axis(block: Any) -> Any:
-    """The variable of a block's innermost spatial loop."""
-    from tvm import tirx
-
-    return [v.var for v in block.iter_vars if v.iter_type == tirx.IterVar.DataPar][-1]
-
-
-def _reads_along(block: Any, axis: Any) -> bool:
-    """Return whether some input of a reduction is contiguous along `axis`."""
-    from tvm import tirx
-    from tvm_ffi import structural_walk
-
-    met: list[Any] = []
-    for read in block.reads:
-        if len(read.region):
-            structural_walk(read.region[-1].min, [(tirx.Var, met.append)])
-    return any(v.same_as(axis) for v in met)
 
 
 def element_bytes(dtype: str) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from strategy.schedule import dtype_bytes
 from strategy.target import Target
+from strategy.tir import change_functions, find, has_names
 
 _LINE_BYTES = 64
 _TILE, _STEPS = "plevel.tile", "plevel.steps"
@@ -47,18 +48,14 @@ def prefetch_panels(sch: Any, tile: Any, steps: Any, *, panel: int, step: int, t
 
 def insert_prefetches(module: Any) -> Any:
     """Insert the prefetches of annotated loops of a module with flat buffers."""
-    import tvm
-
-    functions = {name: _inserted(function) for name, function in module.functions.items()}
-    return tvm.IRModule(functions, attrs=module.attrs)
+    return change_functions(module, _inserted)
 
 
 def _inserted(function: Any) -> Any:
     from tvm import tirx
-    from tvm_ffi import structural_map, structural_walk
+    from tvm_ffi import structural_map
 
-    tiles: list[Any] = []
-    structural_walk(function, [(tirx.For, lambda loop: tiles.append(loop) if _TILE in loop.annotations else None)])
+    tiles = [loop for loop in find(function, tirx.For) if _TILE in loop.annotations]
 
     def change(loop: Any) -> Any:
         if _STEPS not in loop.annotations:
@@ -104,32 +101,15 @@ def places_ahead(turn: Any, tile: Any, panel: int, step: int, tiles: int, line: 
 def _panel_load(loop: Any) -> tuple[Any, list[Any]]:
     """The load of a vector of the weight in a loop over steps, None without one; and the variables of loops in it."""
     from tvm import ir, tirx
-    from tvm_ffi import structural_walk
 
-    variables, found = [], []
-
-    def look(inner: Any) -> None:
-        variables.append(inner.loop_var)
+    loops = find(loop.body, tirx.For)
+    for inner in loops:
         if inner.kind == tirx.ForKind.VECTORIZED and isinstance(inner.body, tirx.BufferStore):
             store = inner.body
-
-            def read(load: Any) -> None:
-                if not load.source.same_as(store.buffer) and _has(load.indices[0], inner.loop_var):
-                    found.append(load)
-
-            structural_walk(store.value, [(ir.TensorLoad, read)])
-
-    structural_walk(loop.body, [(tirx.For, look)])
-    return (found[0] if found else None), variables
-
-
-def _has(expression: Any, variable: Any) -> bool:
-    from tvm import tirx
-    from tvm_ffi import structural_walk
-
-    found: list[Any] = []
-    structural_walk(expression, [(tirx.Var, lambda v: found.append(v) if v.same_as(variable) else None)])
-    return bool(found)
+            for load in find(store.value, ir.TensorLoad):
+                if not load.source.same_as(store.buffer) and has_names(load.indices[0], [inner.loop_var]):
+                    return load, [other.loop_var for other in loops]
+    return None, []
 
 
 def _at_zero(index: Any, variables: list[Any]) -> Any:

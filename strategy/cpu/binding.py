@@ -5,10 +5,11 @@ Chains of elementary functions are inlined: each use would repeat all of what it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from strategy.schedule import STAGE
+from strategy.tir import change_functions, find, has_names
 
 CHOICE, REINTERPRET = ".if_then_else", ".reinterpret"  # how the names of the calls end
 _CALLED = frozenset(f"tirx.{name}" for name in "call_pure_extern cos log pow sin".split())  # of the C library
@@ -67,18 +68,16 @@ def is_cpu() -> bool:
 
 def read_bits(module: Any) -> Any:
     """Read arguments of bfloat16 by their bits, which TVM takes for whole numbers within what is bound to a name."""
-    import tvm
-
-    return tvm.IRModule({name: _with_bits(f) for name, f in module.functions.items()}, attrs=module.attrs)
+    return change_functions(module, _with_bits)
 
 
 def _with_bits(function: Any) -> Any:
     from tvm import ir, tirx
     from tvm_ffi import structural_map
 
-    if not _find(function, tirx.Let):
+    if not find(function, tirx.Let):
         return function
-    own = [allocation.buffer for allocation in _find(function, tirx.AllocBuffer)]  # of which TVM makes float32
+    own = [allocation.buffer for allocation in find(function, tirx.AllocBuffer)]  # of which TVM makes float32
 
     def wide(cast: Any) -> Any:
         value = cast.value
@@ -99,13 +98,11 @@ def store_names(module: Any) -> Any:
     TVM's code generator has its analyzer replace each name by its value, and those within it: what a chain of n
     functions takes grows as with 10ⁿ.
     """
-    import tvm
     from tvm import tirx
     from tvm_ffi import structural_map
 
     kinds = [(kind, _stored) for kind in (tirx.BufferStore, tirx.Evaluate)]
-    functions = {name: structural_map(function, kinds) for name, function in module.functions.items()}
-    return tvm.IRModule(functions, attrs=module.attrs)
+    return change_functions(module, lambda function: structural_map(function, kinds))
 
 
 def _stored(statement: Any) -> Any:
@@ -113,9 +110,9 @@ def _stored(statement: Any) -> Any:
     from tvm import DataType, ir, tirx
     from tvm_ffi import structural_map
 
-    bound = list({let.var: let for let in _find(statement, tirx.Let)}.values())
-    choices = [call for call in _find(statement, ir.Call) if _is_call(call, CHOICE)]
-    if not bound or any(_find(choice, tirx.Let) for choice in choices):
+    bound = list({let.var: let for let in find(statement, tirx.Let)}.values())
+    choices = [call for call in find(statement, ir.Call) if _is_call(call, CHOICE)]
+    if not bound or any(find(choice, tirx.Let) for choice in choices):
         return statement
     places = {}
     for let in bound:
@@ -141,19 +138,3 @@ def _stored(statement: Any) -> Any:
 
 def _is_call(value: Any, end: str) -> bool:
     return getattr(getattr(value, "op", None), "name", "").endswith(end)
-
-
-def _find(code: Any, kind: type) -> list[Any]:
-    """The expressions of a kind in a piece of code."""
-    from tvm_ffi import structural_walk
-
-    found: list[Any] = []
-    structural_walk(code, [(kind, found.append)])
-    return found
-
-
-def has_names(expression: Any, variables: Sequence[Any]) -> bool:
-    """True if the expression is of one of the variables."""
-    from tvm import tirx
-
-    return any(variable.same_as(other) for variable in _find(expression, tirx.Var) for other in variables)

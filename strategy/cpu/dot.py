@@ -14,6 +14,7 @@ from typing import Any
 from strategy.attrs import Attrs
 from strategy.processor import SLOW_BF16
 from strategy.target import Target
+from strategy.tir import register_intrinsic
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,6 @@ def use_dot_of_words(sch: Any, dot: Dot, task: Any, lane: Any) -> None:
 @cache
 def _intrinsic_of_words(dot: Dot) -> str:
     """The registered name of the instruction on words whose sum of products is `Dot.product`."""
-    from tvm import script
-    from tvm.s_tir import TensorIntrin
-    from tvm.script import tirx
-
     lanes = dot.lanes
     head = f"""
 @T.prim_func(s_tir=True)
@@ -177,18 +174,12 @@ def main(
                 vi = T.axis.remap("S", [i])
                 C[vi] = C[vi] + product(A[vi], B[0])
 """
-    name = f"{dot.symbol}_words"
-    parts = (script.from_source(head + part, {"T": tirx, "product": dot.product}) for part in (meaning, code))
-    TensorIntrin.register(name, *parts)
-    return name
+    return register_intrinsic(f"{dot.symbol}_words", head, meaning, code, product=dot.product)
 
 
 @cache
 def _intrinsic(dot: Dot, dtype: str) -> str:
     """The registered name of the instruction and what it computes, for data of `dtype`."""
-    from tvm import script
-    from tvm.s_tir import TensorIntrin
-
     lanes, group, shift = dot.lanes, dot.group, dot.shift(dtype)
     kept = f"T.reinterpret(A[vk], dtype='{dot.data}')" if dtype == "uint16" else "A[vk]"
     number = f"T.cast({kept}, '{dot.sums}')" + (f" + {shift}" if shift else "")
@@ -221,6 +212,4 @@ def main(
             T.reinterpret(B.vload([0, 0], "{dot.packed}x{lanes * group}"), dtype="int32x{lanes}"),
         )
 """
-    name = f"{dot.symbol}_{dtype}"
-    TensorIntrin.register(name, script.from_source(head + meaning), script.from_source(head + code))
-    return name
+    return register_intrinsic(f"{dot.symbol}_{dtype}", head, meaning, code)

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from functools import partial, reduce
 from typing import Any
 
-from strategy.cpu.binding import has_names
+from strategy.tir import change_functions, find, has_names
 
 # Calls that are computed lane by lane.
 _ELEMENTWISE = frozenset(
@@ -46,29 +46,23 @@ class _NotVectorizable(Exception):
 
 def mask_vector_loops(module: Any) -> Any:
     """Mask the bound-checked vector loops of a module with flat buffers."""
-    import tvm
     from tvm import tirx
     from tvm_ffi import structural_map
 
-    functions = {
-        name: structural_map(function, [(tirx.For, partial(_masked, analyzer=_know_loops(function)))])
-        for name, function in module.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=module.attrs)
+    def masked(function: Any) -> Any:
+        return structural_map(function, [(tirx.For, partial(_masked, analyzer=_know_loops(function)))])
+
+    return change_functions(module, masked)
 
 
 def _know_loops(function: Any) -> Any:
     """An analyzer with the ranges of loop variables."""
     from tvm import sym, tirx
     from tvm.ir import Range
-    from tvm_ffi import structural_walk
 
     analyzer = sym.Analyzer()
-
-    def bind(loop: Any) -> None:
+    for loop in find(function, tirx.For):
         analyzer.bind(loop.loop_var, Range.from_min_extent(loop.min, loop.extent))
-
-    structural_walk(function, [(tirx.For, bind)])
     return analyzer
 
 
@@ -139,44 +133,22 @@ def _conjuncts(condition: Any) -> list[Any]:
 
 def _has_bounded_value(value: Any, lanes: _Lanes) -> bool:
     from tvm import ir
-    from tvm_ffi import structural_walk
 
-    found: list[bool] = []
-
-    def look(call: Any) -> None:
-        if _is_if_then_else(call) and lanes.varies(call.args[0]):
-            found.append(True)
-
-    structural_walk(value, [(ir.Call, look)])
-    return bool(found)
+    return any(_is_if_then_else(call) and lanes.varies(call.args[0]) for call in find(value, ir.Call))
 
 
 def _has_gap(value: Any, lanes: _Lanes) -> bool:
     """True if a load's lanes are not contiguous, but close enough for whole vectors and a shuffle."""
     from tvm import ir
-    from tvm_ffi import structural_walk
 
     found: list[bool] = []
-
-    def look(load: Any) -> None:
+    for load in find(value, ir.TensorLoad):
         if len(load.indices) == 1 and lanes.varies(load.indices[0]):
             try:
                 lanes.base(load.indices[0])
             except _NotVectorizable:
                 found.append(lanes.distances(load.indices[0]) is not None)
-
-    structural_walk(value, [(ir.TensorLoad, look)])
     return bool(found) and all(found)
-
-
-def _has_load(expression: Any) -> bool:
-    """True if the expression reads data, not only indices."""
-    from tvm import ir
-    from tvm_ffi import structural_walk
-
-    found: list[Any] = []
-    structural_walk(expression, [(ir.TensorLoad, found.append)])
-    return bool(found)
 
 
 def _name(call: Any) -> str:
@@ -338,12 +310,12 @@ class _Lanes:
 
     def _select(self, select: Any, again: Callable[[Any], Any]) -> Any:
         """A choice common to all lanes, by comparing numbers, or of constants per lane."""
-        from tvm import tirx
+        from tvm import ir, tirx
 
         condition = select.condition
         if not self.varies(condition):
             condition = tirx.Broadcast(condition, self.count)
-        elif _has_load(condition) or has_names(condition, [name for name, _ in self.bound]):
+        elif find(condition, ir.TensorLoad) or has_names(condition, [name for name, _ in self.bound]):
             condition = again(condition)
         else:
             known = [self.analyzer.simplify(self._at(select, n)) for n in range(self.count)]
@@ -411,10 +383,8 @@ class _Lanes:
     def _reads_within(self, expression: Any) -> bool:
         """True if all that the expression reads provably lies in its buffers."""
         from tvm import ir
-        from tvm_ffi import structural_walk
 
-        loads: list[Any] = []
-        structural_walk(expression, [(ir.TensorLoad, loads.append)])
+        loads = find(expression, ir.TensorLoad)
         return all(len(x.indices) == 1 and self._is_within(x.indices[0], x.source, 1) for x in loads)
 
     def _is_within(self, base: Any, buffer: Any, count: int) -> bool:
@@ -484,7 +454,7 @@ def _choose(condition: Any, inside: Any, outside: Any) -> Any:
     """
     from tvm import tirx
 
-    if not any(map(_has_masked_load, (inside, outside))):
+    if not any(_calls(part, "tirx.masked_load") for part in (inside, outside)):
         return tirx.Select(condition, inside, outside)
     dtype = str(inside.ty.dtype)
     if dtype.startswith("bfloat16"):  # TVM legalises it after this pass, but not within calls
@@ -492,29 +462,19 @@ def _choose(condition: Any, inside: Any, outside: Any) -> Any:
     return tirx.call_pure_extern(dtype, _CHOICE, condition, inside, outside)
 
 
-def _has_masked_load(expression: Any) -> bool:
-    return _calls(expression, "tirx.masked_load")
-
-
 def _calls(code: Any, name: str) -> bool:
     """True if the code has a call of an operator, or of a function outside of TVM."""
     from tvm import ir
-    from tvm_ffi import structural_walk
 
-    found: list[bool] = []
-
-    def look(call: Any) -> None:
+    def is_meant(call: Any) -> bool:
         first = call.args[0] if len(call.args) else None
-        if _name(call) == name or (isinstance(first, ir.StringImm) and first.value == name):
-            found.append(True)
+        return _name(call) == name or (isinstance(first, ir.StringImm) and first.value == name)
 
-    structural_walk(code, [(ir.Call, look)])
-    return bool(found)
+    return any(map(is_meant, find(code, ir.Call)))
 
 
 def reveal_choices(module: Any) -> Any:
     """Replace each opaque choice by a Select, after the last simplification."""
-    import tvm
     from tvm import ir, tirx
     from tvm_ffi import structural_map
 
@@ -523,17 +483,10 @@ def reveal_choices(module: Any) -> Any:
             return call
         return tirx.Select(*call.args[1:])
 
-    functions = {
-        name: structural_map(function, [(ir.Call, reveal)])
-        for name, function in module.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=module.attrs)
+    return change_functions(module, lambda function: structural_map(function, [(ir.Call, reveal)]))
 
 
 def _all(masks: list[Any]) -> Any:
     from tvm import tirx
 
-    result = masks[0]
-    for mask in masks[1:]:
-        result = tirx.And(result, mask)
-    return result
+    return reduce(tirx.And, masks)

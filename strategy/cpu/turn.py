@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from strategy.tir import register_intrinsic
+
 _TYPES = {"float32": "float", "float64": "double"}
 _BYTES = {"float": 4, "double": 8}
 
@@ -86,10 +88,6 @@ def _ceil_power(count: int) -> int:
 @cache
 def _intrinsic(rows: int, lanes: int, dtype: str, rank: int) -> str:
     """The registered name of the function and what it computes."""
-    from tvm import script
-    from tvm.s_tir import TensorIntrin
-    from tvm.script import tirx
-
     head = f"""
 @T.prim_func(s_tir=True)
 def main(a: T.handle, b: T.handle) -> None:
@@ -114,6 +112,4 @@ def main(a: T.handle, b: T.handle) -> None:
             "int32", "{_symbol(rows, lanes, dtype)}", T.address_of(A[0, 0]), s, T.address_of(B[0, 0]), t
         ))
 """
-    name = f"{_symbol(rows, lanes, dtype)}_{rank}"
-    TensorIntrin.register(name, *(script.from_source(head + part, {"T": tirx}) for part in (meaning, code)))
-    return name
+    return register_intrinsic(f"{_symbol(rows, lanes, dtype)}_{rank}", head, meaning, code)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from strategy.tir import change_functions, find, has_names
+
 
 def find_races(function: Any) -> list[str]:
     """The buffers in which several threads reduce to one element, or each to its own, without being joined.
@@ -15,28 +17,19 @@ def find_races(function: Any) -> list[str]:
         function: after `s_tir.LowerCrossThreadReduction`.
     """
     from tvm import s_tir, tirx
-    from tvm_ffi import structural_walk
 
-    threads: list[Any] = []
+    threads = [
+        loop.loop_var
+        for loop in find(function.body, tirx.For)
+        if loop.thread_binding is not None and loop.thread_binding.thread_tag.startswith("threadIdx")
+    ]
     found: list[str] = []
-
-    def add_loop(loop: Any) -> None:
-        if loop.thread_binding is not None and loop.thread_binding.thread_tag.startswith("threadIdx"):
-            threads.append(loop.loop_var)
-
-    def add_block(realize: Any) -> None:
+    for realize in find(function.body, s_tir.SBlockRealize):
         block = realize.block
-        used: list[Any] = []
-        for variable, value in zip(block.iter_vars, realize.iter_values, strict=True):
-            if variable.iter_type == tirx.IterVar.CommReduce:
-                structural_walk(value, [(tirx.Var, used.append)])
-        if any(u.same_as(t) for u in used for t in threads):
-            found.extend(
-                w.source.name for w in block.writes if w.source.scope() != "local" or block.init is not None
-            )
-
-    structural_walk(function.body, [(tirx.For, add_loop)])
-    structural_walk(function.body, [(s_tir.SBlockRealize, add_block)])
+        pairs = zip(block.iter_vars, realize.iter_values, strict=True)
+        terms = [value for variable, value in pairs if variable.iter_type == tirx.IterVar.CommReduce]
+        if any(has_names(term, threads) for term in terms):
+            found += [w.source.name for w in block.writes if w.source.scope() != "local" or block.init is not None]
     return found
 
 
@@ -46,7 +39,6 @@ def keep_bounds(module: Any) -> Any:
     TVM puts the parts of conjunctions around the store of what threads joined, and drops a condition that is none:
     threads beyond the last element would store theirs behind the buffer.
     """
-    import tvm
     from tvm import s_tir, tirx
     from tvm_ffi import structural_map
 
@@ -57,5 +49,4 @@ def keep_bounds(module: Any) -> Any:
         both = tirx.And(condition, condition)  # TVM joins no threads under a constant
         return s_tir.SBlockRealize(realize.iter_values, both, realize.block)
 
-    kinds = [(s_tir.SBlockRealize, conjoin)]
-    return tvm.IRModule({v: structural_map(f, kinds) for v, f in module.functions.items()}, attrs=module.attrs)
+    return change_functions(module, lambda function: structural_map(function, [(s_tir.SBlockRealize, conjoin)]))

@@ -23,6 +23,7 @@ from strategy.pattern import (
 )
 from strategy.schedule import Outs, ScheduleError, new_schedule
 from strategy.target import Target
+from strategy.tir import find, reads_along
 
 _THREADS = 256
 _VECTOR_BYTES = 16
@@ -176,12 +177,9 @@ def lanes_of_block(sch: Any, block: Any) -> int:
 def compares(sch: Any, block: Any) -> bool:
     """True if a block compares elements: CUDA's vectors of the results have at most four lanes."""
     from tvm import tirx
-    from tvm_ffi import structural_walk
 
-    met: list[Any] = []
     kinds = (tirx.Select, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
-    structural_walk(sch.get(block).body, [(kind, met.append) for kind in kinds])
-    return bool(met)
+    return bool(find(sch.get(block).body, *kinds))
 
 
 def _chooses_load(body: Any) -> bool:
@@ -190,37 +188,25 @@ def _chooses_load(body: Any) -> bool:
     TVM simplifies the index of each choice by its condition, and vectors read both: outside of the buffer, too.
     """
     from tvm import ir, tirx
-    from tvm_ffi import structural_map, structural_walk
-
-    def loads(*found: Any) -> bool:
-        met: list[Any] = []
-        for one in found:
-            structural_walk(one, [(ir.TensorLoad, met.append)])
-        return bool(met)
+    from tvm_ffi import structural_map
 
     def places(condition: Any) -> bool:
-        met: list[Any] = []
         bare = structural_map(condition, [(ir.TensorLoad, lambda load: tirx.const(0, str(load.ty.dtype)))])
-        structural_walk(bare, [(tirx.Var, met.append)])
-        return bool(met)
+        return bool(find(bare, tirx.Var))
 
-    choices: list[Any] = []
-    structural_walk(body, [(tirx.Select, choices.append)])
-    return any(loads(c.true_value, c.false_value) and places(c.condition) for c in choices)
+    def loads(choice: Any) -> bool:
+        return any(find(value, ir.TensorLoad) for value in (choice.true_value, choice.false_value))
+
+    return any(loads(choice) and places(choice.condition) for choice in find(body, tirx.Select))
 
 
 def _along_memory(sch: Any, block: Any) -> bool:
     """True if the innermost reduced axis is contiguous in memory for some input."""
     from tvm import tirx
-    from tvm_ffi import structural_walk
 
     found = sch.get(block)
     axis = [v.var for v in found.iter_vars if v.iter_type != tirx.IterVar.DataPar][-1]
-    met: list[Any] = []
-    for read in found.reads:
-        if len(read.region):
-            structural_walk(read.region[-1].min, [(tirx.Var, met.append)])
-    return any(v.same_as(axis) for v in met)
+    return reads_along(found, axis)
 
 
 def _constant(sch: Any, loop: Any) -> int | None:
