@@ -65,52 +65,49 @@ class Expr:
     def var(cls, name: str, value: Any = None) -> Self:
         return cls("var", (name,), value)
 
-    def _apply(self, op: str, left: Any, right: Any) -> Self:
-        return type(self)._operation(op, left, right)
-
     @classmethod
     def _operation(cls, op: str, *operands: Any) -> Self:
         args = tuple([x if isinstance(x, Expr) else cls.const(_number(x)) for x in operands])
         return cls(op, args, _known_value(op, args))
 
     def __add__(self, other: Any) -> Self:
-        return self._apply("+", self, other)
+        return self._operation("+", self, other)
 
     def __radd__(self, other: Any) -> Self:
-        return self._apply("+", other, self)
+        return self._operation("+", other, self)
 
     def __sub__(self, other: Any) -> Self:
-        return self._apply("-", self, other)
+        return self._operation("-", self, other)
 
     def __rsub__(self, other: Any) -> Self:
-        return self._apply("-", other, self)
+        return self._operation("-", other, self)
 
     def __mul__(self, other: Any) -> Self:
-        return self._apply("*", self, other)
+        return self._operation("*", self, other)
 
     def __rmul__(self, other: Any) -> Self:
-        return self._apply("*", other, self)
+        return self._operation("*", other, self)
 
     def __truediv__(self, other: Any) -> Self:
-        return self._apply("/", self, other)
+        return self._operation("/", self, other)
 
     def __rtruediv__(self, other: Any) -> Self:
-        return self._apply("/", other, self)
+        return self._operation("/", other, self)
 
     def __floordiv__(self, other: Any) -> Self:
-        return self._apply("//", self, other)
+        return self._operation("//", self, other)
 
     def __rfloordiv__(self, other: Any) -> Self:
-        return self._apply("//", other, self)
+        return self._operation("//", other, self)
 
     def __mod__(self, other: Any) -> Self:
-        return self._apply("%", self, other)
+        return self._operation("%", self, other)
 
     def __rmod__(self, other: Any) -> Self:
-        return self._apply("%", other, self)
+        return self._operation("%", other, self)
 
     def __getitem__(self, index: int) -> Self:
-        return self._apply("item", self, index)
+        return self._operation("item", self, index)
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(f"{self} is an expression, not a sequence")
