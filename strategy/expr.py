@@ -319,15 +319,15 @@ def substitute(expr: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
     """The same graph with some nodes replaced by others."""
     made: dict[Expr, Expr] = dict(replacements)
     for node in post_order(expr):
-        if node in made:
-            continue
-        inputs = [made[i] for i in node.inputs]
-        if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
-            made[node] = node
-        elif isinstance(node, Call):
-            made[node] = Call(node.op, inputs, node.attrs)
-        elif isinstance(node, TupleGetItem):
-            made[node] = TupleGetItem(inputs[0], node.index)
-        else:
-            made[node] = Tuple(inputs)
+        if node not in made:
+            made[node] = rebuilt(node, [made[i] for i in node.inputs])
     return made[expr]
+
+
+def rebuilt(node: Expr, inputs: Sequence[Expr]) -> Expr:
+    """The same node with other inputs; itself where they are its own."""
+    if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
+        return node
+    if isinstance(node, Call):
+        return Call(node.op, inputs, node.attrs)
+    return TupleGetItem(inputs[0], node.index) if isinstance(node, TupleGetItem) else Tuple(inputs)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from strategy.expr import Call, Constant, Expr, Tuple, TupleGetItem, call
+from strategy.expr import Call, Constant, Expr, Tuple, call, rebuilt
 from strategy.layout import LAYOUTS, PLAIN, block_of, laid_out, laid_out_array
 from strategy.network.cut import cut
 from strategy.network.graph import Network
@@ -143,16 +143,10 @@ class _Blocked:
         return self._moved[key]
 
     def _rebuilt(self, node: Expr) -> tuple[Expr, str]:
-        if isinstance(node, Tuple):
-            return Tuple([self.plain(f) for f in node.fields]), PLAIN
-        if isinstance(node, TupleGetItem):
-            return TupleGetItem(self.plain(node.tuple_value), node.index), PLAIN
-        if not isinstance(node, Call):
-            return node, PLAIN
         region = self.regions.get(node)
         layout = layout_of(node, self._target)
-        if region is None or layout is None or not self._wanted(region):
-            return Call(node.op, [self.plain(a) for a in node.args], node.attrs), PLAIN
+        if not isinstance(node, Call) or region is None or layout is None or not self._wanted(region):
+            return rebuilt(node, [self.plain(i) for i in node.inputs]), PLAIN
         return self._blocked(node, layout), layout
 
     def _blocked(self, node: Call, layout: str) -> Expr:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from strategy.compile.fusion import Group
-from strategy.expr import Call, Constant, Expr, Tuple, TupleGetItem, call, post_order
+from strategy.expr import Call, Constant, Expr, call, post_order, rebuilt
 from strategy.layout import block_of
 from strategy.network.graph import Network
 from strategy.network.group import describe, groups
@@ -124,20 +124,11 @@ def _joined(network: Network, pairs: list[Pair]) -> tuple[Network, dict[Call, Ca
     made: dict[Expr, Expr] = {}
     calls: dict[Call, Call] = {}
 
-    def rebuilt(node: Expr) -> Expr:
-        if isinstance(node, Call) and node in of:
-            calls[node] = of[node].joined(made[of[node].depthwise.anchor.args[0]])
-            return calls[node]
-        if all(made[i] is i for i in node.inputs):
-            return node
-        if isinstance(node, Call):
-            return Call(node.op, [made[a] for a in node.args], node.attrs)
-        if isinstance(node, TupleGetItem):
-            return TupleGetItem(made[node.tuple_value], node.index)
-        return Tuple([made[i] for i in node.inputs])
-
     for node in post_order(network.root):
-        made[node] = rebuilt(node)
+        if isinstance(node, Call) and node in of:
+            made[node] = calls[node] = of[node].joined(made[of[node].depthwise.anchor.args[0]])
+        else:
+            made[node] = rebuilt(node, [made[i] for i in node.inputs])
     kept = {pair.depthwise.output for pair in pairs}
     names = {made[n]: name for n, name in network.names.items() if n in made and n not in kept}
     return replace(network, outputs={k: made[v] for k, v in network.outputs.items()}, names=names), calls
