@@ -70,7 +70,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Database(Protocol):
-    """The interface of the selection rule to records."""
+    """The interface of the selection rule to records. Methods that are not overridden find none."""
 
     def measured(
         self, workload: Workload, target: Target, device: str | None
@@ -80,41 +80,27 @@ class Database(Protocol):
         Level `target` has one for each other device model, `transferred` for each other target and device model.
         `device` is the identity of a device; None: any, without the level `device`.
         """
-        ...
+        return ()
 
     def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
         """Winners without a time of other tools' implementations, the newest first."""
-        ...
+        return ()
 
     def instances(
         self, workload: Workload, target: Target, device: str | None
     ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
         """The concrete workloads on record that a symbolic one covers, with their measurements."""
-        ...
+        return ()
 
     def history(self, workload: Workload) -> Sequence[History]:
         """The input of `policy="tvm"` for a workload: the best per device model and key."""
-        ...
+        return ()
 
 
-class NoRecords:
+class NoRecords(Database):
     """An empty database: selection is by plevel."""
 
     revision = 0  # it never changes (`RevisedDatabase`)
-
-    def measured(self, workload: Workload, target: Target, device: str | None) -> Sequence[Measured]:
-        return ()
-
-    def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
-        return ()
-
-    def instances(
-        self, workload: Workload, target: Target, device: str | None
-    ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
-        return ()
-
-    def history(self, workload: Workload) -> Sequence[History]:
-        return ()
 
 
 NO_RECORDS = NoRecords()
