@@ -134,7 +134,7 @@ class CompileEngine:
         self, table: DispatchTable | None, workload: Workload, target: Target, records: Database
     ) -> tuple[Selection, Artefact]:
         """Compile a part by the table's row for this size, or for this size alone if it has no row."""
-        dims = None if table is None else _sizes(table.workload, workload)
+        dims = None if table is None else table.workload.match(workload)
         if table is not None and dims is not None and min(dims.values(), default=1) > 0:
             try:
                 row = table.row(**dims)
@@ -199,21 +199,6 @@ def _name(dim: Dim, names: dict[str, str]) -> Dim:
     if dim.is_constant or dim.op == "var":
         return dim
     return Dim(names.setdefault(str(dim), f"_{len(names)}"))
-
-
-def _sizes(symbolic: Workload, sized: Workload) -> dict[str, int] | None:
-    """Return the symbols' values in a workload of this size, None if one has two sizes."""
-    sizes: dict[str, int] = {}
-    for mine, other in zip(_types(symbolic), _types(sized), strict=True):
-        for dim, extent in zip(mine.shape, other.shape, strict=True):
-            if not dim.is_constant and sizes.setdefault(str(dim), int(extent)) != int(extent):
-                return None
-    return sizes
-
-
-def _types(workload: Workload) -> list[TensorType]:
-    steps = (o for step in workload.epilogue for o in step.operands if o is not None)
-    return [given.tensor for given in (*workload.inputs, *steps)]
 
 
 def _inputs(artefact: Artefact, sources: Mapping[str, Operand]) -> tuple[Operand, ...]:
