@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from strategy.op import find_op
+from strategy.schedule import dtype_bytes
 from strategy.target import Target
 from strategy.types import TensorType, TupleType
 from strategy.workload import Workload
@@ -47,7 +48,7 @@ def least_seconds(workload: Workload, target: Target) -> float:
 
 def _peak(workload: Workload, target: Target) -> tuple[float, float] | None:
     """Operations and written bytes per second, margin included."""
-    width = min((_itemsize(i.tensor) for i in workload.inputs), default=1)
+    width = min((dtype_bytes(i.tensor.dtype) for i in workload.inputs), default=1)
     if target.kind == "cuda":
         cycles = _MARGIN * _GPU_HZ * _GPU_CORES
         return cycles * _GPU_OPERATIONS / width, cycles * _GPU_BYTES
@@ -71,9 +72,4 @@ def _written_bytes(workload: Workload) -> int:
     out = workload.out_type
     fields = out.fields if isinstance(out, TupleType) else (out,)
     tensors = [t for t in fields if isinstance(t, TensorType)]
-    return sum(math.prod(t.concrete_shape) * (1 if workload.epilogue else _itemsize(t)) for t in tensors)
-
-
-def _itemsize(kind: TensorType) -> int:
-    digits = "".join(c for c in kind.dtype if c.isdigit())
-    return max(1, int(digits or 8) // 8)
+    return sum(math.prod(t.concrete_shape) * (1 if workload.epilogue else dtype_bytes(t.dtype)) for t in tensors)

@@ -14,7 +14,7 @@ import msgspec
 
 from strategy.attrs import Attrs
 from strategy.cuda.limit import limits_of
-from strategy.cuda.program import Convolution, Gemm, Launch, Number
+from strategy.cuda.program import Convolution, Gemm, Launch, Number, times
 from strategy.cuda.schedule import bind_block
 from strategy.schedule import Outs, join_epilogue, new_schedule, stage
 from strategy.space import Config
@@ -121,10 +121,6 @@ def row_major_gemm(
         a=RIGHT, b=LEFT, c=OUTPUT, dtype=dtype, out_dtype=out_dtype,
         transpose_a=transpose_right, transpose_b=transpose_left, m=n, n=m, k=k,
         lda=k if transpose_right else n, ldb=m if transpose_left else k, ldc=n,
-        batch=batch, stride_a=0 if one_right else _times(n, k),
-        stride_b=0 if one_left else _times(m, k), stride_c=_times(m, n),
+        batch=batch, stride_a=0 if one_right else times(n, k),
+        stride_b=0 if one_left else times(m, k), stride_c=times(m, n),
     )  # fmt: skip
-
-
-def _times(left: Number, right: Number) -> Number:
-    return left * right if isinstance(left, int) and isinstance(right, int) else ["*", left, right]

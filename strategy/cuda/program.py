@@ -27,6 +27,11 @@ def evaluate(number: Number, symbols: Mapping[str, int]) -> int:
     return number if isinstance(number, int) else int(Expr.from_json(number).evaluate(symbols))
 
 
+def times(left: Number, right: Number) -> Number:
+    """The product of two numbers."""
+    return left * right if isinstance(left, int) and isinstance(right, int) else ["*", left, right]
+
+
 class Pointer(msgspec.Struct, frozen=True, tag="pointer"):
     """A kernel's argument that is a parameter of the function, or a workspace."""
 

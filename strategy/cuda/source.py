@@ -22,9 +22,11 @@ from strategy.cuda.program import (
     Scalar,
     Workspace,
     check_launch,
+    times,
 )
 from strategy.cuda.race import find_races, keep_bounds
 from strategy.fault import CompileError
+from strategy.schedule import dtype_bytes
 
 if TYPE_CHECKING:
     from strategy.target import Target
@@ -187,9 +189,9 @@ class _Reader:
                 "loops that fill it to threads"
             )
         name = f"workspace{len(self._workspaces)}"
-        size: Number = _element_bytes(str(buffer.dtype))
+        size: Number = dtype_bytes(str(buffer.dtype))
         for extent in buffer.shape:
-            size = _times(size, self._number(extent))
+            size = times(size, self._number(extent))
         self._workspaces.append(Workspace(name, size))
         self._buffers[buffer] = name
 
@@ -275,15 +277,3 @@ def _called(value: Any) -> str | None:
 
 def _is_step(value: Any) -> bool:
     return _called(value) == "tirx.call_extern" and str(value.args[0].value) == CALL
-
-
-def _times(left: Number, right: Number) -> Number:
-    if isinstance(left, int) and isinstance(right, int):
-        return left * right
-    return ["*", left, right]
-
-
-def _element_bytes(dtype: str) -> int:
-    from strategy.pattern import element_bytes
-
-    return element_bytes(dtype)

@@ -7,7 +7,7 @@ declares the outputs (`outputs_of`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ def outputs_of(out_type: Type) -> list[Any]:
     return found
 
 
-def refuse_epilogue(outs: Outs, inputs: Sequence[Any] = ()) -> None:
+def refuse_epilogue(outs: Outs) -> None:
     """Raise `ScheduleError` if an epilogue follows the template's outputs."""
     from tvm import te
 
