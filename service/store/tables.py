@@ -73,8 +73,9 @@ class Scope(StrEnum):
     TARGET = "target"
 
 
-def _id() -> sa.Column[int]:
-    return sa.Column("id", Id, primary_key=True)
+def _table(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
+    """A table with an id, besides these columns and constraints."""
+    return sa.Table(name, metadata, sa.Column("id", Id, primary_key=True), *items)
 
 
 def _ref(name: str, target: str, *, nullable: bool = False) -> sa.Column[int]:
@@ -96,20 +97,20 @@ def _one_of(column: str, kinds: type[StrEnum], *, nullable: bool = False) -> sa.
     return sa.CheckConstraint(f"{column} IN ({listed}){empty}", name=column)
 
 
-workload = sa.Table(
+def _partial_index(name: str, *columns: str, where: str, unique: bool = False) -> sa.Index:
+    return sa.Index(name, *columns, unique=unique, sqlite_where=sa.text(where), postgresql_where=sa.text(where))
+
+
+workload = _table(
     "workload",
-    metadata,
-    _id(),
     sa.Column("digest", Digest, nullable=False, unique=True),
     sa.Column("key", sa.Text(), nullable=False),
     sa.Column("op", sa.String(128), nullable=False, index=True),
     sa.Column("body", Json, nullable=False),
 )
 
-target = sa.Table(
+target = _table(
     "target",
-    metadata,
-    _id(),
     sa.Column("key", sa.Text(), nullable=False, unique=True),
     # The keys of all its variants; records transfer between targets that share one.
     sa.Column("keys", Json, nullable=False),
@@ -117,10 +118,8 @@ target = sa.Table(
 )
 
 # A target as written. Variants of one key differ in device model, keys, libraries and capability.
-target_variant = sa.Table(
+target_variant = _table(
     "target_variant",
-    metadata,
-    _id(),
     _ref("target_id", "target"),
     sa.Column("digest", Digest, nullable=False, unique=True),
     sa.Column("keys", Json, nullable=False),
@@ -128,10 +127,8 @@ target_variant = sa.Table(
 )
 
 _LIVE_RUN = "state = 'running' OR state = 'confirming'"
-run = sa.Table(
+run = _table(
     "run",
-    metadata,
-    _id(),
     sa.Column("state", sa.String(16), nullable=False, index=True),
     _namespace(),
     _ref("target_id", "target"),
@@ -150,17 +147,12 @@ run = sa.Table(
     _instant("finished_at", nullable=True),
     sa.Index(None, "namespace", "id"),
     # One of several equal concurrent requests creates the run, the others join it.
-    sa.Index(
-        "uq_run_live", "namespace", "digest", "forced", unique=True,
-        sqlite_where=sa.text(_LIVE_RUN), postgresql_where=sa.text(_LIVE_RUN),
-    ),
+    _partial_index("uq_run_live", "namespace", "digest", "forced", where=_LIVE_RUN, unique=True),
     _one_of("state", RunState),
-)  # fmt: skip
+)
 
-task = sa.Table(
+task = _table(
     "task",
-    metadata,
-    _id(),
     _namespace(),
     _ref("workload_id", "workload"),
     _ref("target_id", "target"),
@@ -179,10 +171,8 @@ task = sa.Table(
     ),
 )
 
-run_task = sa.Table(
+run_task = _table(
     "run_task",
-    metadata,
-    _id(),
     _ref("run_id", "run"),
     _ref("task_id", "task"),
     sa.Column("weight", sa.Double(), nullable=False),
@@ -194,10 +184,8 @@ run_task = sa.Table(
 )
 
 # Deliveries of runs' final statuses, due when the run has ended.
-webhook = sa.Table(
+webhook = _table(
     "webhook",
-    metadata,
-    _id(),
     _ref("run_id", "run"),
     sa.Column("url", sa.String(1000), nullable=False),
     sa.Column("attempts", sa.Integer(), nullable=False),
@@ -205,34 +193,25 @@ webhook = sa.Table(
     _instant("ended_at", nullable=True),  # delivered or abandoned
     sa.Column("error", sa.Text(), nullable=False),  # the last error, or empty
     sa.UniqueConstraint("run_id", "url"),
-    sa.Index(
-        "ix_webhook_open", "due_at",
-        sqlite_where=sa.text("ended_at IS NULL"), postgresql_where=sa.text("ended_at IS NULL"),
-    ),
-)  # fmt: skip
+    _partial_index("ix_webhook_open", "due_at", where="ended_at IS NULL"),
+)
 
-timing_policy = sa.Table(
+timing_policy = _table(
     "timing_policy",
-    metadata,
-    _id(),
     sa.Column("digest", Digest, nullable=False, unique=True),
     sa.Column("body", Json, nullable=False),
 )
 
-environment = sa.Table(
+environment = _table(
     "environment",
-    metadata,
-    _id(),
     sa.Column("digest", Digest, nullable=False, unique=True),
     sa.Column("body", Json, nullable=False),
     _instant("created_at"),
 )
 
 # Tokens; only digests of their secrets are stored.
-token = sa.Table(
+token = _table(
     "token",
-    metadata,
-    _id(),
     sa.Column("name", sa.String(200), nullable=False),
     sa.Column("digest", Digest, nullable=False, unique=True),
     sa.Column("scopes", Json, nullable=False),
@@ -243,10 +222,8 @@ token = sa.Table(
 )
 
 # The audit log of requests; workers' actions are in `event`.
-audit = sa.Table(
+audit = _table(
     "audit",
-    metadata,
-    _id(),
     _instant("at"),
     sa.Column("actor", sa.String(200), nullable=False),  # a token's name, or a user of this host
     _ref("token_id", "token", nullable=True),
@@ -254,10 +231,8 @@ audit = sa.Table(
     sa.Column("detail", Json, nullable=False),
 )
 
-worker = sa.Table(
+worker = _table(
     "worker",
-    metadata,
-    _id(),
     sa.Column("name", sa.String(200), nullable=False),
     sa.Column("host", sa.Text(), nullable=False),
     sa.Column("pid", sa.BigInteger(), nullable=False),
@@ -272,10 +247,8 @@ worker = sa.Table(
 )
 
 # Owners of devices: all rows of `device` of one identity have one.
-device_owner = sa.Table(
+device_owner = _table(
     "device_owner",
-    metadata,
-    _id(),
     sa.Column("identity", sa.String(200), nullable=False, unique=True),
     # The name of a token; NULL before its registration.
     sa.Column("owner", sa.String(200), nullable=True),
@@ -283,10 +256,8 @@ device_owner = sa.Table(
 
 # The description of a device, never updated: a changed device (model, processor, firmware) gets another row
 # with a new history.
-device = sa.Table(
+device = _table(
     "device",
-    metadata,
-    _id(),
     sa.Column("identity", sa.String(200), nullable=False),
     sa.Column("digest", Digest, nullable=False),  # of slot, model, target's key and fingerprint
     # Empty if only the device model is known, from imported records.
@@ -312,10 +283,8 @@ worker_device = sa.Table(
 )
 
 # Pauses of a device or a target; running jobs finish.
-pause = sa.Table(
+pause = _table(
     "pause",
-    metadata,
-    _id(),
     _ref("device_id", "device", nullable=True),
     _ref("target_id", "target", nullable=True),
     sa.Column("reason", sa.Text(), nullable=False),
@@ -324,10 +293,8 @@ pause = sa.Table(
     sa.CheckConstraint("(device_id IS NULL) <> (target_id IS NULL)", name="place"),
 )
 
-job = sa.Table(
+job = _table(
     "job",
-    metadata,
-    _id(),
     _ref("run_id", "run"),
     _ref("workload_id", "workload"),
     _ref("target_id", "target"),
@@ -348,18 +315,13 @@ job = sa.Table(
     _instant("created_at"),
     _instant("finished_at", nullable=True),
     sa.Index(None, "run_id", "state"),
-    sa.Index(
-        "ix_job_queued", "target_id", "priority", "turn", "id",
-        sqlite_where=sa.text("state = 'queued'"), postgresql_where=sa.text("state = 'queued'"),
-    ),
+    _partial_index("ix_job_queued", "target_id", "priority", "turn", "id", where="state = 'queued'"),
     _one_of("state", JobState),
     _one_of("phase", Phase),
-)  # fmt: skip
+)
 
-job_entry = sa.Table(
+job_entry = _table(
     "job_entry",
-    metadata,
-    _id(),
     _ref("job_id", "job"),
     sa.Column("entry", sa.Integer(), nullable=False),
     _ref("task_id", "task"),
@@ -372,10 +334,8 @@ job_entry = sa.Table(
     _one_of("state", EntryState),
 )
 
-lease = sa.Table(
+lease = _table(
     "lease",
-    metadata,
-    _id(),
     _ref("job_id", "job"),
     _ref("worker_id", "worker"),
     _ref("device_id", "device"),
@@ -386,31 +346,16 @@ lease = sa.Table(
     _instant("ended_at", nullable=True),
     sa.Column("end_reason", sa.String(32), nullable=True),
     # A device times under one lease and builds under others; a job has one live lease.
-    sa.Index(
-        "uq_lease_live_timing", "device_id", unique=True,
-        sqlite_where=sa.text("ended_at IS NULL AND timing"),
-        postgresql_where=sa.text("ended_at IS NULL AND timing"),
-    ),
-    sa.Index(
-        "ix_lease_live_device", "device_id",
-        sqlite_where=sa.text("ended_at IS NULL"), postgresql_where=sa.text("ended_at IS NULL"),
-    ),
-    sa.Index(
-        "uq_lease_live_job", "job_id", unique=True,
-        sqlite_where=sa.text("ended_at IS NULL"), postgresql_where=sa.text("ended_at IS NULL"),
-    ),
-    sa.Index(
-        "ix_lease_live_expires_at", "expires_at",
-        sqlite_where=sa.text("ended_at IS NULL"), postgresql_where=sa.text("ended_at IS NULL"),
-    ),
+    _partial_index("uq_lease_live_timing", "device_id", where="ended_at IS NULL AND timing", unique=True),
+    _partial_index("ix_lease_live_device", "device_id", where="ended_at IS NULL"),
+    _partial_index("uq_lease_live_job", "job_id", where="ended_at IS NULL", unique=True),
+    _partial_index("ix_lease_live_expires_at", "expires_at", where="ended_at IS NULL"),
     sa.Index(None, "job_id"),
     sa.Index(None, "worker_id"),
-)  # fmt: skip
+)
 
-record = sa.Table(
+record = _table(
     "record",
-    metadata,
-    _id(),
     # Identity of the attempt, 16 bytes (`service.formats.ImportedRecord.identity`), unique.
     sa.Column("identity", sa.LargeBinary(16), nullable=False, unique=True),
     # `plevel`, or the format of its first import.
@@ -472,10 +417,8 @@ attachment = sa.Table(
 )
 
 # Winners of other tools' tuning without a time: never in `record`, `best`, `history` or training.
-advice = sa.Table(
+advice = _table(
     "advice",
-    metadata,
-    _id(),
     # As a record's (`service.formats.ImportedRecord.identity`).
     sa.Column("identity", sa.LargeBinary(16), nullable=False, unique=True),
     sa.Column("source", sa.String(200), nullable=False),
@@ -493,10 +436,8 @@ advice = sa.Table(
 )
 
 # Verdicts on the kernels of whole networks (`strategy.confirmation`), the newest of each key.
-network = sa.Table(
+network = _table(
     "network",
-    metadata,
-    _id(),
     _namespace(),
     sa.Column("key", Digest, nullable=False),  # of the graph, its kernels and the machine
     sa.Column("graph", Digest, nullable=False),
@@ -507,10 +448,8 @@ network = sa.Table(
     sa.Index(None, "graph"),
 )
 
-purge = sa.Table(
+purge = _table(
     "purge",
-    metadata,
-    _id(),
     _instant("at"),
     sa.Column("reason", sa.Text(), nullable=False),
     sa.Column("criteria", Json, nullable=False),
@@ -562,10 +501,8 @@ history = sa.Table(
 )
 
 # Cost models, trained from the records of one operator on one target (docs/search.md).
-cost_model = sa.Table(
+cost_model = _table(
     "cost_model",
-    metadata,
-    _id(),
     sa.Column("op", sa.String(128), nullable=False),
     _ref("target_id", "target"),
     sa.Column("version", sa.Integer(), nullable=False),
@@ -589,10 +526,8 @@ cost_model = sa.Table(
     sa.UniqueConstraint("op", "target_id", "version"),
 )
 
-event = sa.Table(
+event = _table(
     "event",
-    metadata,
-    _id(),
     _instant("at"),
     sa.Column("kind", sa.String(32), nullable=False),
     _ref("run_id", "run", nullable=True),
