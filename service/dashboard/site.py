@@ -1,4 +1,4 @@
-"""Assembly of the dashboard: pages, static files, and the error page."""
+"""Assembly of the dashboard: pages, those without data among them, static files, and the error page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fastapi import APIRouter, FastAPI, Request, Response
 
 from service.dashboard import (
     device,
-    docs,
     foreign,
     model,
     network,
@@ -23,7 +22,6 @@ from service.dashboard import (
     selection,
     start,
     task,
-    upload,
 )
 from service.dashboard.view import HEADERS, STATIC, render, wants_page
 from service.errors import NotFoundError
@@ -37,9 +35,7 @@ static = APIRouter(include_in_schema=False)
 
 def install(app: FastAPI) -> None:
     """Add the pages to an application whose error handlers are installed already."""
-    for part in (
-        overview, start, run, task, op, selection, device, foreign, network, model, record, upload, docs,
-    ):  # fmt: skip
+    for part in (overview, start, run, task, op, selection, device, foreign, network, model, record):
         app.include_router(part.router)
     app.include_router(static)
     for kind, handler in list(app.exception_handlers.items()):
@@ -66,6 +62,18 @@ def _files() -> dict[str, tuple[bytes, str]]:
         for path in STATIC.rglob("*")
         if path.suffix in _KINDS
     }
+
+
+@static.get("/docs")
+def show_docs() -> Response:
+    """The OpenAPI document in Swagger UI, whose files all come from this service."""
+    return render("docs.html")
+
+
+@static.get("/import")
+def show_import() -> Response:
+    """The page whose script streams each tuning log to `POST /v1/records:import`."""
+    return render("import.html")
 
 
 @static.get("/static/{name:path}")
