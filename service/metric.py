@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import collections
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,17 +21,7 @@ from prometheus_client.registry import Collector
 from service.queue import fleet
 from service.store.db import Store
 from service.store.sql import now
-from service.store.tables import (
-    LIVE,
-    JobState,
-    cost_model,
-    job,
-    lease,
-    run,
-    target,
-    worker,
-    worker_device,
-)
+from service.store.tables import LIVE, JobState, cost_model, job, lease, run, target, worker_device
 from strategy.record import ErrorKind, Results, ResultsAccepted
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
@@ -42,32 +33,19 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
-        self._results = Counter(
-            "plevel_results", "Results accepted, by kind of failure", ["error"], registry=registry
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        self._results = counter("plevel_results", "Results accepted, by kind of failure", ["error"])
+        self._build = counter("plevel_build_seconds", "Time that workers spent building")
+        self._run = counter("plevel_run_seconds", "Time that devices spent timing")
+        self._noisy = counter("plevel_noisy_results", "Results with drift of the host in both attempts")
+        self._refused = counter(
+            "plevel_refused", "Connections and requests refused before they were read", ["kind"]
         )
-        self._build = Counter(
-            "plevel_build_seconds", "Time that workers spent building", registry=registry
+        self._drift = histogram(
+            "plevel_drift_ratio", "Excess of a job's slowest calibration time over the fastest", buckets=_RATIOS
         )
-        self._run = Counter("plevel_run_seconds", "Time that devices spent timing", registry=registry)
-        self._noisy = Counter(
-            "plevel_noisy_results", "Results with drift of the host in both attempts", registry=registry
-        )
-        self._refused = Counter(
-            "plevel_refused", "Connections and requests refused before they were read", ["kind"],
-            registry=registry,
-        )  # fmt: skip
-        self._drift = Histogram(
-            "plevel_drift_ratio", "Excess of a job's slowest calibration time over the fastest", buckets=_RATIOS,
-            registry=registry,
-        )  # fmt: skip
-        self.imported = Counter(
-            "plevel_imported_records", "Records imported, which are not counted as results",
-            registry=registry,
-        )
-        self.claim = Histogram(
-            "plevel_claim_seconds", "Duration of a claim of jobs", buckets=_SECONDS,
-            registry=registry,
-        )  # fmt: skip
+        self.imported = counter("plevel_imported_records", "Records imported, which are not counted as results")
+        self.claim = histogram("plevel_claim_seconds", "Duration of a claim of jobs", buckets=_SECONDS)
 
     def count(self, sent: Results, answer: ResultsAccepted) -> None:
         """Count the accepted ones of results: the first of each entry that is not repeated."""
@@ -106,86 +84,70 @@ class _Standing(Collector):
         return iter(())  # registering must not read the database
 
     def collect(self) -> Iterator[Metric]:
+        gauges = (
+            (_queued(), ("target",), {
+                "plevel_jobs_queued": "Queued jobs", "plevel_jobs_oldest_seconds": "Age of the oldest queued job",
+            }),
+            (_leases(), ("doing",), {
+                "plevel_leases_live": "Live leases", "plevel_lease_oldest_seconds": "Age of the oldest live lease",
+            }),
+            (_devices(self._alive_s), ("target",), {"plevel_devices_alive": "Devices of live workers"}),
+            (_runs(), ("state",), {"plevel_runs_live": "Live runs"}),
+            (_models(), ("op", "target"), {
+                "plevel_model_accuracy": "Share of pairs ranked as measured",
+                "plevel_model_age_seconds": "Age of the model",
+            }),
+        )  # fmt: skip
         with self._store.read() as connection:
-            found = [
-                *_queued(connection),
-                *_leases(connection),
-                _gauge("plevel_devices_alive", "Devices of live workers", ["target"],
-                       _devices(connection, self._alive_s)),
-                _gauge("plevel_runs_live", "Live runs", ["state"], _runs(connection)),
-                *_models(connection),
-            ]  # fmt: skip
-        yield from found
+            found = [(connection.execute(query).all(), labels, names) for query, labels, names in gauges]
+        for rows, labels, names in found:
+            yield from _gauges(rows, labels, names)
 
 
-def _gauge(name: str, text: str, labels: Sequence[str], rows: Sequence[Any]) -> Metric:
-    """Make a gauge; rows are labels with the value last."""
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for *values, value in rows:
-        family.add_metric([str(v) for v in values], float(value))
-    return family
+def _gauges(rows: Sequence[Any], labels: Sequence[str], names: Mapping[str, str]) -> Iterator[Metric]:
+    """Make gauges, given by name and text; a row has the labels, then the value of each gauge."""
+    for i, (name, text) in enumerate(names.items(), len(labels)):
+        family = GaugeMetricFamily(name, text, labels=labels)
+        for row in rows:
+            family.add_metric([str(v) for v in row[: len(labels)]], float(row[i]))
+        yield family
 
 
-def _queued(connection: sa.Connection) -> list[Metric]:
-    rows = connection.execute(
-        sa.select(target.c.key, sa.func.count().label("n"), (now() - sa.func.min(job.c.created_at)).label("age_s"))
+def _queued() -> sa.Select[Any]:
+    return (
+        sa.select(target.c.key, sa.func.count(), now() - sa.func.min(job.c.created_at))
         .join(job, job.c.target_id == target.c.id)
         .where(job.c.state == JobState.QUEUED)
         .group_by(target.c.key)
-    ).all()
-    return [
-        _gauge("plevel_jobs_queued", "Queued jobs", ["target"], [(r.key, r.n) for r in rows]),
-        _gauge("plevel_jobs_oldest_seconds", "Age of the oldest queued job", ["target"],
-               [(r.key, r.age_s) for r in rows]),
-    ]  # fmt: skip
+    )
 
 
-def _leases(connection: sa.Connection) -> list[Metric]:
-    rows = connection.execute(
-        sa.select(
-            lease.c.timing, sa.func.count().label("n"),
-            (now() - sa.func.min(lease.c.created_at)).label("age_s"),
-        )
+def _leases() -> sa.Select[Any]:
+    doing = sa.case((lease.c.timing, "timing"), else_="building")
+    return (
+        sa.select(doing, sa.func.count(), now() - sa.func.min(lease.c.created_at))
         .where(lease.c.ended_at.is_(None))
         .group_by(lease.c.timing)
-    ).all()  # fmt: skip
-    doing = [("timing" if r.timing else "building", r.n, r.age_s) for r in rows]
-    return [
-        _gauge("plevel_leases_live", "Live leases", ["doing"], [(d, n) for d, n, _ in doing]),
-        _gauge("plevel_lease_oldest_seconds", "Age of the oldest live lease", ["doing"],
-               [(d, age_s) for d, _, age_s in doing]),
-    ]  # fmt: skip
+    )
 
 
-def _devices(connection: sa.Connection, alive_s: float) -> Sequence[Any]:
-    return connection.execute(
-        sa.select(target.c.key, sa.func.count(worker_device.c.device_id.distinct()))
-        .join(worker_device, worker_device.c.target_id == target.c.id)
-        .join(worker, worker.c.id == worker_device.c.worker_id)
-        .where(fleet.is_alive(alive_s))
+def _devices(alive_s: float) -> sa.Select[Any]:
+    return (
+        fleet.of_live(alive_s, target.c.key, sa.func.count(worker_device.c.device_id.distinct()))
+        .join(target, target.c.id == worker_device.c.target_id)
         .group_by(target.c.key)
-    ).all()
+    )
 
 
-def _runs(connection: sa.Connection) -> Sequence[Any]:
-    query = sa.select(run.c.state, sa.func.count()).where(run.c.state.in_(LIVE))
-    return connection.execute(query.group_by(run.c.state)).all()
+def _runs() -> sa.Select[Any]:
+    return sa.select(run.c.state, sa.func.count()).where(run.c.state.in_(LIVE)).group_by(run.c.state)
 
 
-def _models(connection: sa.Connection) -> list[Metric]:
-    """The held-out accuracy of the newest cost model of each operator and target."""
+def _models() -> sa.Select[Any]:
+    """The held-out accuracy of the newest cost model of each operator and target, and its age."""
     newest = sa.select(sa.func.max(cost_model.c.id)).group_by(cost_model.c.op, cost_model.c.target_id)
-    rows = connection.execute(
-        sa.select(
-            cost_model.c.op, target.c.key, cost_model.c.accuracy,
-            (now() - cost_model.c.created_at).label("age_s"),
-        )
+    return (
+        sa.select(cost_model.c.op, target.c.key, cost_model.c.accuracy, now() - cost_model.c.created_at)
         .join(target, target.c.id == cost_model.c.target_id)
         .where(cost_model.c.id.in_(newest))
-    ).all()  # fmt: skip
-    return [
-        _gauge("plevel_model_accuracy", "Share of pairs ranked as measured", ["op", "target"],
-               [(r.op, r.key, r.accuracy) for r in rows]),
-        _gauge("plevel_model_age_seconds", "Age of the model", ["op", "target"],
-               [(r.op, r.key, r.age_s) for r in rows]),
-    ]  # fmt: skip
+    )

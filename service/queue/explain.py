@@ -75,7 +75,7 @@ def _explain_wait(connection: sa.Connection, row: Any, alive_s: float) -> list[s
         reasons.append(f"its worker was lost {show_number(row.attempts, 'time')} ({row.reason})")
     places = _places(connection, row, alive_s)
     known = [p for p in places if p.name]
-    able = [p for p in known if not p.operators or can_build(row.needs, p.operators)]
+    able = [p for p in known if can_build(row.needs, p.operators)]
     facts = {
         **row._mapping,
         "at_work": show_number(row.running, "job"),
@@ -107,12 +107,9 @@ def missing(connection: sa.Connection, run_id: int, alive_s: float) -> tuple[str
     ).all()
     if not jobs or any(j.state == JobState.LEASED for j in jobs):
         return ()
-    alive = connection.scalars(
-        sa.select(worker.c.operators)
-        .join(worker_device, worker_device.c.worker_id == worker.c.id)
-        .where(worker_device.c.target_id == jobs[0].target_id, fleet.is_alive(alive_s))
-    ).all()
-    if any(not operators or can_build(j.needs, operators) for operators in alive for j in jobs):
+    query = fleet.of_live(alive_s, worker.c.operators)
+    alive = connection.scalars(query.where(worker_device.c.target_id == jobs[0].target_id)).all()
+    if any(can_build(j.needs, operators) for operators in alive for j in jobs):
         return ()
     named = (version for j in jobs for version in named_needs(j.needs))
     return tuple(dict.fromkeys(named))
@@ -131,15 +128,13 @@ class _Place(NamedTuple):
 def _places(connection: sa.Connection, row: Any, alive_s: float) -> list[_Place]:
     """The live devices of a job's target; if none, one without a name, for the rules of all devices."""
     live = (
-        sa.select(
-            worker.c.name, worker.c.operators, device.c.identity,
-            *worker_device.c["worker_id", "device_id"],
+        fleet.of_live(
+            alive_s, *worker.c["name", "operators"], device.c.identity, *worker_device.c["worker_id", "device_id"]
         )
-        .join(worker_device, worker_device.c.worker_id == worker.c.id)
         .join(device, device.c.id == worker_device.c.device_id)
-        .where(worker_device.c.target_id == row.target_id, fleet.is_alive(alive_s))
+        .where(worker_device.c.target_id == row.target_id)
         .subquery("live")
-    )  # fmt: skip
+    )
     claimant = rule.Claimant(live.c.worker_id, live.c.device_id, job.c.target_id, alive_s)
     rules = rule.rules_of(claimant)
     rows = connection.execute(

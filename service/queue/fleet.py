@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -104,8 +105,7 @@ def move(connection: sa.Connection, identity: str, name: str) -> None:
     Raises:
         NotFoundError: the device or the token does not exist.
     """
-    if connection.scalar(sa.select(device.c.id).where(_named(identity)).limit(1)) is None:
-        raise _unknown_device(identity)
+    _check_device(connection, identity)
     named = sa.select(token.c.id).where(token.c.name == name)
     if connection.scalar(named.limit(1)) is None:
         raise NotFoundError(f"token {name!r:.200} does not exist: `plevel token list` lists the tokens")
@@ -132,8 +132,9 @@ def _named(identity: str) -> sa.ColumnElement[bool]:
     return device.c.identity == identity
 
 
-def _unknown_device(identity: str) -> NotFoundError:
-    return NotFoundError(f"device {identity!r:.200} is not known: `plevel workers --json` lists the devices")
+def _check_device(connection: sa.Connection, identity: str) -> None:
+    if connection.scalar(sa.select(device.c.id).where(_named(identity)).limit(1)) is None:
+        raise NotFoundError(f"device {identity!r:.200} is not known: `plevel workers --json` lists the devices")
 
 
 def _end_drivers(
@@ -255,8 +256,7 @@ def rename(connection: sa.Connection, old: str, new: str) -> None:
     """
     # Renamings run one at a time, as each may change the names that another uses.
     owners = {name: _lock(connection, name) for name in sorted({RENAMING, old, new})}
-    if connection.scalar(sa.select(device.c.id).where(_named(old)).limit(1)) is None:
-        raise _unknown_device(old)
+    _check_device(connection, old)
     if owners[new] is None:
         _give(connection, new, owners[old])
     _end_drivers(connection, [old, new])  # before their devices, in the lock order of leasing
@@ -275,22 +275,23 @@ def is_alive(alive_s: float | sa.BindParameter[float]) -> sa.ColumnElement[bool]
     )
 
 
+def of_live(alive_s: float | sa.BindParameter[float], *columns: Any) -> sa.Select[Any]:
+    """Columns of the devices of live workers, from `worker_device` and `worker`."""
+    driven = worker_device.join(worker, worker.c.id == worker_device.c.worker_id)
+    return sa.select(*columns).select_from(driven).where(is_alive(alive_s))
+
+
 def count_alive(connection: sa.Connection, target_id: int, alive_s: float) -> int:
     """Count the devices of live workers that have this target."""
-    query = (
-        sa.select(sa.func.count(worker_device.c.device_id.distinct()))
-        .join(worker, worker.c.id == worker_device.c.worker_id)
-        .where(worker_device.c.target_id == target_id, is_alive(alive_s))
-    )
-    return int(connection.execute(query).scalar_one())
+    query = of_live(alive_s, sa.func.count(worker_device.c.device_id.distinct()))
+    return int(connection.execute(query.where(worker_device.c.target_id == target_id)).scalar_one())
 
 
 def count_held(connection: sa.Connection, target_id: int, alive_s: float) -> int:
     """Count the jobs that live workers of a target have at once: one that a device times, and those ahead of it."""
     each = (
-        sa.select((1 + sa.func.max(worker.c.ahead)).label("held"))
-        .join(worker_device, worker_device.c.worker_id == worker.c.id)
-        .where(worker_device.c.target_id == target_id, is_alive(alive_s))
+        of_live(alive_s, (1 + sa.func.max(worker.c.ahead)).label("held"))
+        .where(worker_device.c.target_id == target_id)
         .group_by(worker_device.c.device_id)
         .subquery()
     )

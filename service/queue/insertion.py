@@ -22,10 +22,7 @@ def insert_job(
     """Insert a queued job without entries, and an event; return the job's id.
 
     Args:
-        connection: the transaction.
         values: columns of `job`; the others get a new job's defaults.
-        kind: the kind of the event.
-        detail: the detail of the event.
     """
     fresh = {
         "state": JobState.QUEUED, "turn": 0.0, "attempts": 0, "available_at": now(), "created_at": now(),

@@ -45,8 +45,7 @@ class Place:
     token_id: int | None
 
     def can_build(self, needs: str) -> bool:
-        """Return whether the worker can build a job; one that listed no operators can build any."""
-        return not self.operators or can_build(needs, self.operators)
+        return can_build(needs, self.operators)
 
 
 def find_place(connection: sa.Connection, ask: Ask) -> Place:
@@ -88,7 +87,9 @@ def _find_places(
 
 
 def can_build(needs: str, operators: Operators) -> bool:
-    """Return whether a worker with these operators and versions can build a job with these needs."""
+    """Return whether a worker with these operators and versions can build a job; one that listed none can build any."""
+    if not operators:
+        return True
     op, versions = _read_needs(needs)
     known = operators.get(op)
     if known is None or ALL in known:

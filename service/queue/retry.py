@@ -27,7 +27,6 @@ from service.store.tables import (
     job_entry,
     lease,
     run,
-    worker,
     worker_device,
 )
 from strategy.record import RunState
@@ -171,17 +170,10 @@ def _is_guilty(connection: sa.Connection, row: Any, terms: Terms) -> bool:
     )
     if len(lost_on) >= 2:
         return True
-    others = connection.scalar(
-        sa.select(sa.func.count())
-        .select_from(worker_device)
-        .join(worker, worker.c.id == worker_device.c.worker_id)
-        .where(
-            worker_device.c.target_id == row.target_id,
-            worker_device.c.device_id.not_in(lost_on),
-            fleet.is_alive(terms.alive_s),
-        )
+    others = fleet.of_live(terms.alive_s, sa.func.count()).where(
+        worker_device.c.target_id == row.target_id, worker_device.c.device_id.not_in(lost_on)
     )
-    return not others
+    return not connection.scalar(others)
 
 
 _RUN_STATES = (

@@ -174,11 +174,8 @@ def _lost_on(device_id: Any) -> sa.Select[Any]:
 def _live_device(claimant: Claimant, condition: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
     """The condition that a live device of the target meets `condition`."""
     return (
-        sa.select(worker_device.c.device_id)
-        .join(worker, worker.c.id == worker_device.c.worker_id)
-        .where(
-            worker_device.c.target_id == claimant.target_id, fleet.is_alive(claimant.alive_s), condition
-        )
+        fleet.of_live(claimant.alive_s, worker_device.c.device_id)
+        .where(worker_device.c.target_id == claimant.target_id, condition)
         .correlate_except(worker_device, worker)
         .exists()
     )

@@ -33,7 +33,6 @@ def enqueue_due(connection: sa.Connection, after_s: float, alive_s: float) -> li
     """Enqueue the due finals of one run; return the new jobs.
 
     Args:
-        connection: the transaction.
         after_s: the wait after the end of a run, in seconds.
         alive_s: seconds for which a worker counts as alive after a heartbeat.
     """
@@ -57,11 +56,8 @@ def enqueue_due(connection: sa.Connection, after_s: float, alive_s: float) -> li
 
 def _enqueue(connection: sa.Connection, due: Any, alive_s: float) -> list[int]:
     """Enqueue a run's finals that a live worker can build; return the new jobs."""
-    able = connection.scalars(
-        sa.select(worker.c.operators)
-        .join(worker_device, worker_device.c.worker_id == worker.c.id)
-        .where(worker_device.c.target_id == due.target_id, fleet.is_alive(alive_s))
-    ).all()
+    of_target = worker_device.c.target_id == due.target_id
+    able = connection.scalars(fleet.of_live(alive_s, worker.c.operators).where(of_target)).all()
     child = job.alias()
     finals = connection.execute(
         sa.select(job)
@@ -79,7 +75,7 @@ def _enqueue(connection: sa.Connection, due: Any, alive_s: float) -> list[int]:
     return [
         _repeat(connection, final)
         for final in first.values()
-        if any(not known or can_build(final.needs, known) for known in able)
+        if any(can_build(final.needs, known) for known in able)
     ]
 
 
@@ -95,18 +91,14 @@ def _due(after_s: float, alive_s: float) -> sa.Select[Any]:
         .where(job.c.run_id == run.c.id, _IS_FINAL, lease.c.end_reason == "done")
         .scalar_subquery()
     )
-    alive = (
-        sa.select(worker_device.c.target_id)
-        .join(worker, worker.c.id == worker_device.c.worker_id)
-        .where(fleet.is_alive(alive_s))
-    )
     return (
         sa.select(run.c.id, run.c.target_id)
         .where(
             run.c.state == RunState.DONE.value,
             run.c.finished_at <= now() - after_s,
             run.c.finished_at > now() - WINDOWS * after_s,
-            run.c.target_id.in_(alive), run.c.target_id.not_in(_busy_targets()),
+            run.c.target_id.in_(fleet.of_live(alive_s, worker_device.c.target_id)),
+            run.c.target_id.not_in(_busy_targets()),
             ~of_run.where(job.c.created_at > run.c.finished_at).exists(),
             devices == 1,
         )

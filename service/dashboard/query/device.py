@@ -9,7 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from service.dashboard.listing import ALWAYS, Span, order
-from service.dashboard.query.overview import HOUR_S, recent
+from service.dashboard.query.overview import HOUR_S, noise, recent
 from service.errors import NotFoundError
 from service.queue.fleet import is_alive
 from service.records.best import standing
@@ -17,7 +17,6 @@ from service.records.log import REFERENCE
 from service.store.sql import now
 from service.store.tables import (
     JobState,
-    best,
     device,
     job,
     lease,
@@ -28,7 +27,7 @@ from service.store.tables import (
     worker_device,
     workload,
 )
-from strategy.record import LEAST_SAMPLES, Phase
+from strategy.record import Phase
 
 PAGE = 50
 QUARANTINED = 20
@@ -76,14 +75,7 @@ def page(
         .group_by(lease.c.device_id)
         .subquery()
     )
-    width = sa.func.avg((best.c.high_s - best.c.low_s) / 2 / best.c.median_s)
-    noise = (
-        sa.select(best.c.scope_value, width.label("noise"))
-        .where(best.c.scope == "device", best.c.phase == Phase.CONFIRM.value,
-               best.c.samples >= LEAST_SAMPLES)
-        .group_by(best.c.scope_value)
-        .subquery()
-    )  # fmt: skip
+    scatter = noise()
     query = (
         sa.select(
             device.c.id, device.c.identity, device.c.slot, device.c.model, device.c.fingerprint,
@@ -94,19 +86,19 @@ def page(
             sa.func.coalesce(busy.c.busy_s, 0.0).label("busy_s"),
             sa.func.coalesce(busy.c.trials, 0).label("trials"),
             sa.func.coalesce(busy.c.failed, 0).label("failed"),
-            noise.c.noise, sa.literal(at).label("now"),
+            scatter.c.noise, sa.literal(at).label("now"),
         )
         .join(target, target.c.id == device.c.target_id)
         .outerjoin(driven, driven.c.device_id == device.c.id)
         .outerjoin(leased, leased.c.device_id == device.c.id)
         .outerjoin(busy, busy.c.device_id == device.c.id)
-        .outerjoin(noise, noise.c.scope_value == sa.cast(device.c.id, sa.Text()))
+        .outerjoin(scatter, scatter.c.scope_value == sa.cast(device.c.id, sa.Text()))
         .where(*span.conditions(driven.c.seen_at))
         .order_by(
             driven.c.device_id.is_(None),
             order(sort, {
                 "seen": driven.c.seen_at, "name": device.c.model, "target": target.c.key,
-                "noise": noise.c.noise, "timing": sa.func.coalesce(busy.c.busy_s, 0.0),
+                "noise": scatter.c.noise, "timing": sa.func.coalesce(busy.c.busy_s, 0.0),
                 "trials": sa.func.coalesce(busy.c.trials, 0), "failed": sa.func.coalesce(busy.c.failed, 0),
             }),
             device.c.id,

@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from service.dashboard.query.run_list import FIRST_TASK
-from service.queue.fleet import is_alive
+from service.queue.fleet import of_live
 from service.records.best import standing
 from service.records.ranking import of_one_model
 from service.store.sql import now
@@ -23,7 +23,6 @@ from service.store.tables import (
     run,
     target,
     task,
-    worker,
     worker_device,
     workload,
 )
@@ -125,10 +124,8 @@ def queue(connection: sa.Connection, alive_s: float) -> list[Any]:
 
     The `QUEUE` targets with the most jobs; one more if there are more.
     """
-    devices = (
-        sa.select(sa.func.count(worker_device.c.device_id.distinct()))
-        .join(worker, worker.c.id == worker_device.c.worker_id)
-        .where(worker_device.c.target_id == job.c.target_id, is_alive(alive_s))
+    devices = of_live(alive_s, sa.func.count(worker_device.c.device_id.distinct())).where(
+        worker_device.c.target_id == job.c.target_id
     )
     query = (
         sa.select(
@@ -161,33 +158,27 @@ def failures(connection: sa.Connection) -> list[Any]:
 
 def devices(connection: sa.Connection, alive_s: float) -> Any:
     """Count the devices that are up, down and noisy, and those of imported records only."""
-    up = (
-        sa.select(worker_device.c.device_id)
-        .join(worker, worker.c.id == worker_device.c.worker_id)
-        .where(is_alive(alive_s))
-    )
+
+    def count(*conditions: sa.ColumnElement[bool]) -> int:
+        return connection.scalar(sa.select(sa.func.count()).select_from(device).where(*conditions)) or 0
+
     driven = device.c.id.in_(sa.select(worker_device.c.device_id))
-    total = connection.scalar(sa.select(sa.func.count()).select_from(device).where(driven)) or 0
-    imported = connection.scalar(sa.select(sa.func.count()).select_from(device).where(~driven)) or 0
-    alive = connection.scalar(
-        sa.select(sa.func.count()).select_from(device).where(device.c.id.in_(up))
-    ) or 0  # fmt: skip
-    noisy = connection.scalar(
-        sa.select(sa.func.count()).select_from(noise().where(device.c.id.in_(up)).subquery())
-    ) or 0  # fmt: skip
-    return {"up": alive, "down": total - alive, "noisy": noisy, "imported": imported}
+    up = device.c.id.in_(of_live(alive_s, worker_device.c.device_id))
+    scatter = noise()
+    noisy = sa.cast(device.c.id, sa.Text()).in_(sa.select(scatter.c.scope_value).where(scatter.c.noise > NOISY))
+    alive = count(up)
+    return {"up": alive, "down": count(driven) - alive, "noisy": count(up, noisy), "imported": count(~driven)}
 
 
-def noise() -> sa.Select[Any]:
-    """Devices whose confirmed times scatter: mean relative half-width of their intervals."""
+def noise() -> sa.Subquery:
+    """The scatter of devices' confirmed times: the mean relative half-width of their intervals."""
     width = sa.func.avg((best.c.high_s - best.c.low_s) / 2 / best.c.median_s)
     return (
-        sa.select(device.c.id, width.label("noise"))
-        .join(best, sa.and_(best.c.scope == "device", best.c.phase == Phase.CONFIRM.value,
-                            best.c.samples >= LEAST_SAMPLES,
-                            best.c.scope_value == sa.cast(device.c.id, sa.Text())))
-        .group_by(device.c.id)
-        .having(width > NOISY)
+        sa.select(best.c.scope_value, width.label("noise"))
+        .where(best.c.scope == "device", best.c.phase == Phase.CONFIRM.value,
+               best.c.samples >= LEAST_SAMPLES)
+        .group_by(best.c.scope_value)
+        .subquery()
     )  # fmt: skip
 
 
