@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.responses import StreamingResponse
 
 from service.context import Ctx
@@ -23,16 +23,34 @@ _PHASES = tuple(p.value for p in Phase)
 _MEDIA = {"native": "application/x-ndjson", "csv": "text/csv"}
 
 
+async def read_filters(
+    op: str = "", implementation: str = "", phase: str = "", error: str = "", run: str = "", task: str = "",
+    device: str = "",
+) -> dict[str, str]:  # fmt: skip
+    """The dependency of both routes: the fields by which they filter, as they are given."""
+    return {
+        "op": op, "implementation": implementation, "phase": phase, "error": error, "run": run, "task": task,
+        "device": device,
+    }  # fmt: skip
+
+
+Given = Annotated[dict[str, str], Depends(read_filters)]
+
+
+def _wanted(given: Given, message: str = "", *, calibration: bool = False) -> query.Filter:
+    return query.Filter(
+        run_id=_id("run", given["run"]), task_id=_id("task", given["task"]),
+        device_id=_id("device", given["device"]), op=given["op"] or None,
+        implementation=given["implementation"] or None,
+        phase=Phase(phase) if (phase := _one_of("phase", given["phase"], _PHASES)) else None,
+        error=_one_of("error", given["error"], _ERRORS), message=message or None, calibration=calibration,
+    )  # fmt: skip
+
+
 @router.get("")
 def list_records(
     context: Ctx,
-    run: str = "",
-    task: str = "",
-    device: str = "",
-    op: str = "",
-    implementation: str = "",
-    phase: str = "",
-    error: str = "",
+    given: Given,
     message: Annotated[str, Query(max_length=200)] = "",
     since: str = "",
     until: str = "",
@@ -41,44 +59,27 @@ def list_records(
     cursor: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> Response:
     span, by = read_span(since, until), read_sort(sort, query.SORTS, query.NEWEST)
-    wanted = query.Filter(
-        run=_id("run", run), task=_id("task", task), device=_id("device", device), op=op or None,
-        implementation=implementation or None, phase=_one_of("phase", phase, _PHASES),
-        error=_one_of("error", error, _ERRORS), message=message or None,
-        calibration=calibration,
-    )  # fmt: skip
+    wanted = _wanted(given, message, calibration=calibration)
     with context.store.read() as connection:
         page = query.page(connection, wanted, cursor, span=span, sort=by)
         if not page.rows:
-            check_names(connection, op=op, implementation=implementation)
-    exported = {
-        "op": op, "implementation": implementation, "phase": phase, "error": error, "run": run, "task": task,
-        "device": device,
-    }  # fmt: skip
+            check_names(connection, op=wanted.op, implementation=wanted.implementation)
     filters = {
-        **exported, "message": message, "since": since, "until": until,
+        **given, "message": message, "since": since, "until": until,
         "calibration": 1 if calibration else None, "sort": sort,
     }  # fmt: skip
     return render(
         "records.html", page=page, filters=filters, cursor=cursor, errors=_ERRORS, phases=_PHASES,
         sort=by, filtered=any(v for k, v in filters.items() if k != "sort"), oldest_first=by == "record",
         # An export searches no messages, and no days of recording.
-        exported=None if message or since or until else exported,
+        exported=None if message or since or until else given,
     )  # fmt: skip
 
 
 @router.get("/export")
-def export(
-    context: Ctx, run: str = "", task: str = "", device: str = "", op: str = "", implementation: str = "",
-    phase: str = "", error: str = "", format: Literal["native", "csv"] = "native",
-) -> Response:  # fmt: skip
+def export(context: Ctx, given: Given, format: Literal["native", "csv"] = "native") -> Response:
     """All matching records of all namespaces, calibration kernels included, as a stream."""
-    of_phase = _one_of("phase", phase, _PHASES)
-    wanted = query.Exported(
-        run_id=_id("run", run), task_id=_id("task", task), device_id=_id("device", device), op=op or None,
-        implementation=implementation or None, phase=None if of_phase is None else Phase(of_phase),
-        error=_one_of("error", error, _ERRORS),
-    )  # fmt: skip
+    wanted = _wanted(given)
     parts = exporter.export(context.store, format, wanted)
     exporter.check_any(context.store, format, wanted)
     return StreamingResponse(parts, 200, HEADERS, _MEDIA[format])

@@ -148,32 +148,13 @@ def export_items(
     store: Store, wanted: Wanted = ALL, last: int | None = None
 ) -> Iterator[ImportedRecord | Attachment]:
     """The records up to id `last` (default: the newest), in the order of arrival."""
-    exporter = _Exporter()
-    last = newest(store) if last is None else last
-    cursor = 0
-    while True:
-        # A transaction for each page, so that slow readers hold none.
-        with store.read() as connection:
-            rows = connection.execute(_page(wanted, cursor, last)).all()
-            items = exporter.items(connection, rows, _record)
-        yield from items
-        if len(rows) < PAGE:
-            return
-        cursor = rows[-1].id
+    end = newest(store) if last is None else last
+    return _Exporter(_record).items(store, lambda cursor: _page(wanted, cursor, end))
 
 
 def export_advice(store: Store, wanted: Wanted = ALL) -> Iterator[ImportedRecord | Attachment]:
     """The advice, in the order of arrival."""
-    exporter = _Exporter()
-    cursor = 0
-    while True:
-        with store.read() as connection:
-            rows = connection.execute(_advice(wanted, cursor)).all()
-            items = exporter.items(connection, rows, _advice_of)
-        yield from items
-        if len(rows) < PAGE:
-            return
-        cursor = rows[-1].id
+    return _Exporter(_advice_of).items(store, lambda cursor: _advice(wanted, cursor))
 
 
 def _advice(wanted: Wanted, cursor: int) -> sa.Select[Any]:
@@ -217,15 +198,30 @@ def _page(wanted: Wanted, cursor: int, last: int) -> sa.Select[Any]:
 
 
 class _Exporter:
-    def __init__(self) -> None:
+    """One export: `make` makes its items of rows and their tasks."""
+
+    def __init__(self, make: Callable[[Any, Task], ImportedRecord]) -> None:
+        self._make = make
         self._tasks: dict[tuple[int, int], Task] = {}
         self._attached: set[tuple[str, str]] = set()
 
     def items(
-        self,
-        connection: sa.Connection,
-        rows: Sequence[Any],
-        make: Callable[[Any, Task], ImportedRecord],
+        self, store: Store, page: Callable[[int], sa.Select[Any]]
+    ) -> Iterator[ImportedRecord | Attachment]:
+        """The items of pages, each after the id that is given to `page`."""
+        cursor = 0
+        while True:
+            # A transaction for each page, so that slow readers hold none.
+            with store.read() as connection:
+                rows = connection.execute(page(cursor)).all()
+                items = self._read(connection, rows)
+            yield from items
+            if len(rows) < PAGE:
+                return
+            cursor = rows[-1].id
+
+    def _read(
+        self, connection: sa.Connection, rows: Sequence[Any]
     ) -> list[ImportedRecord | Attachment]:
         found: list[ImportedRecord | Attachment] = []
         for row in rows:
@@ -233,7 +229,7 @@ class _Exporter:
             if known is None:
                 known, attachments = self._task(connection, row)
                 found += attachments
-            found.append(make(row, known))
+            found.append(self._make(row, known))
         return found
 
     def _task(self, connection: sa.Connection, row: Any) -> tuple[Task, list[Attachment]]:

@@ -54,16 +54,17 @@ class Wanted:
         phase = None if self.phase is None else str(self.phase)
         equal = [(self.run_id, record.c.run_id), (phase, record.c.phase)]
         found = [column == value for value, column in equal if value is not None]
-        return found + of_error(self.error) + self._of(record)
+        return found + of_error(self.error) + self.of(record)
 
     @property
     def of_advice(self) -> list[sa.ColumnElement[bool]]:
         """The conditions, for a query that joins `task` to `advice`, which has no runs, phases or errors."""
         if (self.run_id, self.phase, self.error) != (None, None, None):
             return [sa.false()]
-        return self._of(advice)
+        return self.of(advice)
 
-    def _of(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
+    def of(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
+        """The conditions on what both tables have, for a query that joins `task`."""
         equal = [
             (self.namespace, task.c.namespace), (self.implementation, task.c.implementation),
             (self.source, table.c.source), (self.task_id, table.c.task_id),

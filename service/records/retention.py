@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from service.errors import InvalidError
 from service.records import best, tvm_history
+from service.records.filter import Wanted
 from service.store.db import Store
 from service.store.sql import among, now
 from service.store.tables import (
@@ -22,7 +23,6 @@ from service.store.tables import (
     Scope,
     advice,
     advice_tombstone,
-    device,
     network,
     purge,
     record,
@@ -30,7 +30,6 @@ from service.store.tables import (
     run_task,
     task,
     tombstone,
-    worker,
 )
 from service.store.tables import best as best_table
 from service.store.tables import history as history_table
@@ -68,7 +67,6 @@ def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
     count, up to the last that a tuner has seen.
 
     Args:
-        store: the database.
         keep_best: the number of configurations of each task, at least 1.
         before: a Unix time.
         dry: count only.
@@ -196,34 +194,18 @@ class Doubtful:
     source: str | None = None  # the tool, or the format of the first import
 
     @property
-    def of_records(self) -> list[sa.ColumnElement[bool]]:
-        found = self._conditions(record)
-        if self.worker is not None:
-            by_name = sa.select(worker.c.id).where(worker.c.name == self.worker)
-            found.append(
-                sa.or_(record.c.worker_id.in_(by_name), record.c.origin_worker == self.worker)
-            )
-        return [*found, best.standing()]
-
-    @property
-    def of_advice(self) -> list[sa.ColumnElement[bool]]:
-        by = [] if self.worker is None else [advice.c.origin_worker == self.worker]
-        return [*self._conditions(advice), *by, best.standing(advice)]
-
-    @property
     def of_networks(self) -> list[sa.ColumnElement[bool]]:
         """The conditions on `network`: a worker, a device or a source matches none, as it names none of them."""
         if (self.worker, self.device, self.source) != (None, None, None):
             return [sa.false()]
         return self._within(network.c.recorded_at)
 
-    def _conditions(self, of: sa.Table) -> list[sa.ColumnElement[bool]]:
+    def of(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
+        """The conditions on `record`, or on `advice`."""
         if self == Doubtful():
             raise InvalidError("purge: no criterion: name a worker, a device, a source or a time")
-        on = sa.select(device.c.id).where(device.c.identity == self.device, device.c.slot != "")
-        by_device = [] if self.device is None else [of.c.device_id.in_(on)]
-        by_source = [] if self.source is None else [of.c.source == self.source]
-        return [*by_device, *by_source, *self._within(_instant(of))]
+        named = Wanted(worker=self.worker, device=self.device, source=self.source)
+        return [*named.of(table), *self._within(_instant(table)), best.standing(table)]
 
     def _within(self, instant: sa.ColumnElement[float]) -> list[sa.ColumnElement[bool]]:
         since = [] if self.since is None else [instant >= self.since]
@@ -233,8 +215,8 @@ class Doubtful:
 def count_doubtful(connection: sa.Connection, which: Doubtful) -> Purged:
     """Count what a purge would mark and delete."""
     return Purged(
-        records=_count(connection, record, which.of_records),
-        advice=_count(connection, advice, which.of_advice),
+        records=_count(connection, record, which.of(record)),
+        advice=_count(connection, advice, which.of(advice)),
         networks=_count(connection, network, which.of_networks),
     )
 
@@ -244,7 +226,7 @@ def purge_doubtful(connection: sa.Connection, which: Doubtful, reason: str) -> P
 
     What is marked stays, and is not imported again.
     """
-    matching, advising = sa.and_(*which.of_records), sa.and_(*which.of_advice)
+    matching, advising = sa.and_(*which.of(record)), sa.and_(*which.of(advice))
     tasks = connection.scalars(sa.select(record.c.task_id).distinct().where(matching)).all()
     of_advice = connection.scalars(sa.select(advice.c.task_id).distinct().where(advising)).all()
     best.lock(connection, {*tasks, *of_advice})

@@ -32,32 +32,32 @@ NEWEST = "-record"
 SCAN = 50_000
 
 
-@dataclass(frozen=True)
-class Filter:
-    """A filter of records; None matches all. `error` is a kind, `any` for failures, `none` for times."""
+@dataclass(frozen=True, kw_only=True)
+class Filter(Wanted):
+    """A filter by a device's id: of imported records, often only its model is known. An export searches no messages."""
 
-    run: int | None = None
-    task: int | None = None
-    device: int | None = None
-    op: str | None = None
-    implementation: str | None = None
-    phase: str | None = None
-    error: str | None = None
+    device_id: int | None = None
     message: str | None = None  # a part of it
     calibration: bool = False  # include times of the calibration kernel
 
     @property
-    def is_indexed(self) -> bool:
-        return self.run is not None or self.task is not None
-
     def conditions(self) -> list[sa.ColumnElement[bool]]:
-        found: list[sa.ColumnElement[bool]] = []
-        for column, wanted in (
-            (record.c.run_id, self.run), (record.c.task_id, self.task),
-            (record.c.device_id, self.device), (record.c.phase, self.phase),
-        ):  # fmt: skip
-            if wanted is not None:
-                found.append(column == wanted)
+        return [*super().conditions, *self._on_device(record)]
+
+    @property
+    def of_advice(self) -> list[sa.ColumnElement[bool]]:
+        return [*super().of_advice, *self._on_device(advice)]
+
+    def _on_device(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
+        return [] if self.device_id is None else [table.c.device_id == self.device_id]
+
+    @property
+    def of_page(self) -> list[sa.ColumnElement[bool]]:
+        """The conditions on `record` alone, for a query without joins."""
+        phase = None if self.phase is None else self.phase.value
+        equal = ((record.c.run_id, self.run_id), (record.c.task_id, self.task_id), (record.c.phase, phase))
+        found = [column == wanted for column, wanted in equal if wanted is not None]
+        found += self._on_device(record)
         if self.op is not None or self.implementation is not None:
             tasks = sa.select(task.c.id)
             if self.op is not None:
@@ -70,24 +70,6 @@ class Filter:
         if self.message is not None:
             found.append(record.c.message.icontains(self.message, autoescape=True))
         return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exported(Wanted):
-    """A filter of an export, by a device's id: of imported records, often only its model is known."""
-
-    device_id: int | None = None
-
-    @property
-    def conditions(self) -> list[sa.ColumnElement[bool]]:
-        return [*super().conditions, *self._on_device(record)]
-
-    @property
-    def of_advice(self) -> list[sa.ColumnElement[bool]]:
-        return [*super().of_advice, *self._on_device(advice)]
-
-    def _on_device(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
-        return [] if self.device_id is None else [table.c.device_id == self.device_id]
 
 
 @dataclass(frozen=True)
@@ -110,7 +92,7 @@ def page(
     The cursor is the last id of the previous page or, if sorted by time, the number of earlier records.
     """
     first, last = _ids(connection, span)
-    conditions = wanted.conditions()
+    conditions = wanted.of_page
     by_id = sort.removeprefix("-") == "record"
     scans = not wanted.is_indexed and (bool(conditions) or not by_id)
     low, high = first, last
@@ -119,7 +101,7 @@ def page(
     begin, end = low, high
     if scans:
         begin, end = (low, min(high, low + SCAN)) if sort == "record" else (max(low, high - SCAN), high)
-    if not wanted.calibration and wanted.phase is None and wanted.task is None:
+    if not wanted.calibration and wanted.phase is None and wanted.task_id is None:
         conditions.append(record.c.phase != Phase.REFERENCE.value)
     offset = 0 if by_id else cursor or 0
     ids = (
