@@ -16,24 +16,12 @@ from starlette.types import Scope
 
 from service.api.wire import PROBLEM, FieldFault, Problem
 from service.errors import InvalidError, MalformedError, NoSelectionError, ServiceError
-from strategy.attrs import AttrsError
-from strategy.condition import ExpressionError
-from strategy.op import OpError, TypeRelationError
+from service.selection.candidate import FAULTS
 from strategy.record import WireError, encode
 from strategy.select import SelectionError
-from strategy.space import ConfigError, SpaceError
 from strategy.suggestion import suggest
-from strategy.target import TargetError
-from strategy.types import TypeSyntaxError
-from strategy.workload import WorkloadError
 
 log = logging.getLogger(__name__)
-
-# Messages of strategy's errors can be shown as they are.
-_FAULTS = (
-    AttrsError, ConfigError, ExpressionError, OpError, SelectionError, SpaceError, TargetError,
-    TypeRelationError, TypeSyntaxError, WorkloadError,
-)  # fmt: skip
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _QUOTED = re.compile(r"'([^']*)'")
 _AT = re.compile(r"^(?P<detail>.*) - at `\$\.?(?P<field>[^`]*)`$", re.DOTALL)
@@ -42,7 +30,7 @@ _AT = re.compile(r"^(?P<detail>.*) - at `\$\.?(?P<field>[^`]*)`$", re.DOTALL)
 def install(app: FastAPI) -> None:
     """Make every failure of the application a problem document."""
     app.add_exception_handler(ClientDisconnect, _note_disconnect)
-    for kind in (ServiceError, WireError, *_FAULTS, RequestValidationError, HTTPException, Exception):
+    for kind in (ServiceError, WireError, *FAULTS, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _handle)
 
 
@@ -97,7 +85,7 @@ def describe_error(error: Exception) -> Problem:
         return _wire_problem(error)
     if isinstance(error, SelectionError):
         return _problem(NoSelectionError(), str(error))
-    if isinstance(error, _FAULTS):
+    if isinstance(error, FAULTS):
         return _problem(InvalidError(), str(error))
     if isinstance(error, RequestValidationError):
         faults = _parameter_faults(error)

@@ -6,11 +6,22 @@ from collections.abc import Sequence
 
 from service.errors import InvalidError
 from service.selection.database import RecordDatabase
-from strategy.op import all_ops, find_op
+from strategy.attrs import AttrsError
+from strategy.condition import ExpressionError
+from strategy.op import OpError, TypeRelationError, all_ops, find_op
 from strategy.op_strategy import Candidate, candidates
+from strategy.select import SelectionError
+from strategy.space import ConfigError, SpaceError
 from strategy.suggestion import suggest
-from strategy.target import Target
-from strategy.workload import Workload
+from strategy.target import Target, TargetError
+from strategy.types import TypeSyntaxError
+from strategy.workload import Workload, WorkloadError
+
+# Errors of what is asked, whose messages can be shown as they are.
+FAULTS = (
+    AttrsError, ConfigError, ExpressionError, OpError, SelectionError, SpaceError, TargetError,
+    TypeRelationError, TypeSyntaxError, WorkloadError,
+)  # fmt: skip
 
 
 def normal(asked: Workload) -> Workload:
