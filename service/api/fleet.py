@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 from fastapi import APIRouter, Response
 
 from service.access import audit
 from service.access.auth import Who
-from service.api.wire import body_of, describe, reply
+from service.api.wire import Body, describe, reply
 from service.context import Ctx
 from service.queue import explain as why
 from service.queue import fleet, pause
@@ -56,9 +54,7 @@ def explain(context: Ctx, who: Who, job_id: int) -> Response:
         "running jobs finish.",
     ),
 )  # fmt: skip
-def create_pause(
-    context: Ctx, who: Who, body: Annotated[pause.PauseRequest, body_of(pause.PauseRequest)]
-) -> Response:
+def create_pause(context: Ctx, who: Who, body: Body[pause.PauseRequest]) -> Response:
     with context.store.write() as connection:
         made = pause.create(connection, body)
         audit.note(connection, who, "pause", pause=made.id, device=made.device, target=made.target)
@@ -88,7 +84,7 @@ def end_pause(context: Ctx, who: Who, pause_id: int) -> Response:
         "of `old` then belong to `new`. If `new` exists, the two are exchanged.",
     ),
 )  # fmt: skip
-def rename(context: Ctx, who: Who, body: Annotated[Renaming, body_of(Renaming)]) -> Response:
+def rename(context: Ctx, who: Who, body: Body[Renaming]) -> Response:
     with context.store.write() as connection:
         fleet.rename(connection, body.old, body.new)
         audit.note(connection, who, "device.rename", old=body.old, new=body.new)
@@ -103,7 +99,7 @@ def rename(context: Ctx, who: Who, body: Annotated[Renaming, body_of(Renaming)])
         "with other tokens are refused when they register again. Its history is kept.",
     ),
 )  # fmt: skip
-def move(context: Ctx, who: Who, body: Annotated[Moving, body_of(Moving)]) -> Response:
+def move(context: Ctx, who: Who, body: Body[Moving]) -> Response:
     with context.store.write() as connection:
         fleet.move(connection, body.device, body.token)
         audit.note(connection, who, "device.move", device=body.device, token=body.token)

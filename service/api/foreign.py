@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 
 from service.access.auth import Within
-from service.api.wire import body_of, describe, reply_tagged
+from service.api.wire import Body, Etag, describe, reply_tagged
 from service.context import Ctx
 from service.records import foreign
 from service.records.foreign import ForeignList, ForeignProblems
@@ -23,12 +23,28 @@ from strategy.record import convert
 router = APIRouter(prefix="/v1/foreign/{tool}", tags=["foreign"])
 
 Tool = Annotated[str, Path(pattern="^[a-z][a-z0-9_]{0,30}$")]
-Etag = Annotated[str | None, Header(alias="if-none-match", max_length=1000)]
 _RANKING = (
     "Answers are ranked by device: of the same model, of the same architecture, others; among those of one model "
     "the fastest come first, then winners without a time. An answer has an ETag: with If-None-Match an unchanged "
     "one is 304."
 )
+
+
+# `async`, as other dependencies take a thread for each request.
+async def terms_of(
+    device_model: Annotated[str, Query(max_length=200)] = "",
+    architecture: Annotated[str, Query(max_length=100)] = "",
+    version: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_ANSWERS)] = 5,
+    failures: bool = False,
+) -> ForeignTerms:
+    """The dependency of routes that rank results."""
+    return ForeignTerms(
+        device_model=device_model, architecture=architecture, version=version, limit=limit, failures=failures
+    )
+
+
+Terms = Annotated[ForeignTerms, Depends(terms_of)]
 
 
 class ForeignQuestions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,20 +79,10 @@ def find_best(
     within: Within,
     tool: Tool,
     workload: Annotated[str, Query(max_length=20_000)],
-    device_model: Annotated[str, Query(max_length=200)] = "",
-    architecture: Annotated[str, Query(max_length=100)] = "",
-    version: Annotated[str | None, Query(max_length=200)] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_ANSWERS)] = 5,
-    failures: bool = False,
+    terms: Terms,
     known: Etag = None,
 ) -> Response:
-    asked = convert(
-        {
-            "workload": workload, "device_model": device_model, "architecture": architecture,
-            "version": version, "limit": limit, "failures": failures,
-        },
-        ForeignQuestion,
-    )  # fmt: skip
+    asked = convert({"workload": workload, **msgspec.structs.asdict(terms)}, ForeignQuestion)
     with context.store.read() as connection:
         found = foreign.find_best(connection, tool, asked, within)
     return reply_tagged(found, known)
@@ -95,23 +101,13 @@ def find_problems(
     within: Within,
     tool: Tool,
     kernel: Annotated[str, Query(max_length=200)],
-    device_model: Annotated[str, Query(max_length=200)] = "",
-    architecture: Annotated[str, Query(max_length=100)] = "",
-    version: Annotated[str | None, Query(max_length=200)] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_ANSWERS)] = 5,
-    failures: bool = False,
+    terms: Terms,
     page: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[int | None, Query(ge=0)] = None,
     known: Etag = None,
 ) -> Response:
-    asked = ForeignTerms(
-        device_model=device_model, architecture=architecture, version=version, limit=limit,
-        failures=failures,
-    )  # fmt: skip
     with context.store.read() as connection:
-        found = foreign.find_problems(
-            connection, tool, kernel, asked, within, page=page, cursor=cursor
-        )
+        found = foreign.find_problems(connection, tool, kernel, terms, within, page=page, cursor=cursor)
     return reply_tagged(found, known)
 
 
@@ -124,11 +120,7 @@ def find_problems(
     ),
 )  # fmt: skip
 def find_many(
-    context: Ctx,
-    within: Within,
-    tool: Tool,
-    body: Annotated[ForeignQuestions, body_of(ForeignQuestions)],
-    known: Etag = None,
+    context: Ctx, within: Within, tool: Tool, body: Body[ForeignQuestions], known: Etag = None
 ) -> Response:
     with context.store.read() as connection:
         answers = foreign.find_many(connection, tool, body.requests, within)

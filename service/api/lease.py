@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from service.access.auth import Actor, Who
-from service.api.wire import body_of, describe, reply
+from service.api.wire import Body, describe, reply
 from service.context import Context, Ctx
 from service.errors import DeviceBusyError, ServiceError
 from service.queue import fleet
@@ -41,9 +40,7 @@ router = APIRouter(prefix="/v1/leases", tags=["leases"])
         "The device then holds at most `jobs` leases, besides the one that it times.",
     ),
 )  # fmt: skip
-async def lease(
-    context: Ctx, who: Who, request: Request, asked: Annotated[LeaseRequest, body_of(LeaseRequest)]
-) -> Response:
+async def lease(context: Ctx, who: Who, request: Request, asked: Body[LeaseRequest]) -> Response:
     ask = Ask(asked.worker_id, asked.device, asked.jobs, who.token_id)
     looked = False
     async for _ in context.moments(context.queued, asked.wait_s):
@@ -77,9 +74,7 @@ def _give_back(context: Context, leases: Sequence[Lease]) -> None:
         note="As for the results of one lease; each answer says if its lease is lost.",
     ),
 )  # fmt: skip
-async def report_many(
-    context: Ctx, who: Who, body: Annotated[Reports, body_of(Reports)]
-) -> Response:
+async def report_many(context: Ctx, who: Who, body: Body[Reports]) -> Response:
     found = await _deliver(context, who, body.reports)
     answers = [
         Reported(lease_id=one.lease_id, problem=str(answer))
@@ -109,9 +104,7 @@ async def _deliver(context: Context, who: Actor, reports: Sequence[Report]) -> A
         "`timing` was requested while another lease of the device is timing; the lease is kept.",
     ),
 )  # fmt: skip
-def renew(
-    context: Ctx, who: Who, lease_id: int, body: Annotated[Renewal, body_of(Renewal)]
-) -> Response:
+def renew(context: Ctx, who: Who, lease_id: int, body: Body[Renewal]) -> Response:
     try:
         with context.store.write() as connection:
             fleet.check_leases(connection, [lease_id], who.token_id)
@@ -133,9 +126,7 @@ def renew(
         "with the last ends the lease. 409: the lease is lost, and nothing is stored.",
     ),
 )  # fmt: skip
-async def report(
-    context: Ctx, who: Who, lease_id: int, body: Annotated[Results, body_of(Results)]
-) -> Response:
+async def report(context: Ctx, who: Who, lease_id: int, body: Body[Results]) -> Response:
     (answer,) = await _deliver(context, who, [Report(lease_id=lease_id, results=body)])
     if isinstance(answer, ServiceError):
         raise answer
@@ -149,9 +140,7 @@ async def report(
         note="Its entries without results return to the queue, and this does not count as a loss.",
     ),
 )  # fmt: skip
-def release(
-    context: Ctx, who: Who, lease_id: int, body: Annotated[Renewal, body_of(Renewal)]
-) -> Response:
+def release(context: Ctx, who: Who, lease_id: int, body: Body[Renewal]) -> Response:
     with context.store.write() as connection:
         fleet.check_leases(connection, [lease_id], who.token_id)
         leasing.release(connection, lease_id, body.token, context.terms)

@@ -42,7 +42,7 @@ class Listener:
         self._server = server
         self._settings = settings
         self._count = count
-        self._proxies = _networks_of(settings.proxies)
+        self._proxies = [ipaddress.ip_network(p.strip()) for p in settings.proxies.split(",") if p.strip()]
         self._most = _allow_files(settings.max_connections)
         self._held: Counter[str] = Counter()  # connections by `_origin_of`
         self._tasks: set[asyncio.Task[None]] = set()  # the loop holds only weak references
@@ -136,10 +136,6 @@ def _origin_of(address: str) -> str:
     ip = ipaddress.ip_address(address.partition("%")[0])
     ip = getattr(ip, "ipv4_mapped", None) or ip
     return str(ipaddress.ip_network((ip, 32 if ip.version == 4 else 64), strict=False))
-
-
-def _networks_of(proxies: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    return [ipaddress.ip_network(p.strip()) for p in proxies.split(",") if p.strip()]
 
 
 def _allow_files(most: int) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 from fastapi import APIRouter, Response
 
 from service.access import audit
 from service.access.auth import Who
-from service.api.wire import body_of, describe, reply
+from service.api.wire import Body, describe, reply
 from service.context import Ctx
 from service.errors import InvalidError
 from service.predict import training
@@ -65,9 +63,7 @@ def show_model(context: Ctx, model_id: int) -> Response:
         "live. It is listed when it is trained; the answer has the amount of training data.",
     ),
 )  # fmt: skip
-def train(
-    context: Ctx, who: Who, body: Annotated[TrainingRequest, body_of(TrainingRequest)]
-) -> Response:
+def train(context: Ctx, who: Who, body: Body[TrainingRequest]) -> Response:
     if context.trainer is None:
         raise InvalidError("this service does not train (PLEVEL_TUNE is off): use one that tunes")
     with context.store.write() as connection:

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Response
 
 from service.access.auth import Within
-from service.api.wire import body_of, describe, reply
+from service.api.wire import Body, describe, reply
 from service.context import Ctx
 from service.records import network
 from service.records.network import Network, Networks
@@ -31,9 +31,7 @@ class NetworkRecorded(msgspec.Struct, frozen=True, kw_only=True):
         "and why, and the times of a call before and after. A later one of the same key replaces it.",
     ),
 )  # fmt: skip
-def record_network(
-    context: Ctx, within: Within, body: Annotated[Confirmation, body_of(Confirmation)]
-) -> Response:
+def record_network(context: Ctx, within: Within, body: Body[Confirmation]) -> Response:
     with context.store.write() as connection:
         return reply(NetworkRecorded(id=network.put(connection, body, within)))
 

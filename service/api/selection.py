@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Response
 
 from service.access import audit
 from service.access.auth import Actor, Who, Within
 from service.api.problem import problem_of
-from service.api.wire import Problem, body_of, describe, reply, reply_tagged
+from service.api.wire import Body, Etag, Problem, describe, reply, reply_tagged
 from service.context import Context, Ctx
 from service.errors import DatabaseError
 from service.selection import candidate
@@ -28,7 +28,21 @@ from strategy.workload import Workload
 router = APIRouter(prefix="/v1", tags=["selection"])
 
 
-class SelectRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request for measurements, with fields as in `SelectRequest`."""
+
+    workload: AskedWorkload
+    target: Target
+    device: str | None = None
+
+
+class DispatchRequest(EvidenceRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request for a selection of a workload with symbolic dimensions (`float32[m,768]`)."""
+
+    candidates: tuple[Candidate, ...] | None = None
+
+
+class SelectRequest(DispatchRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request for a selection. `candidates` are for operators that the service lacks.
 
     `device` is the identity of a device whose own records are preferred. The target `cpu` means the
@@ -37,17 +51,10 @@ class SelectRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     is measured, `tune_on_miss` creates a run for the workload, unless there has been one.
     """
 
-    workload: AskedWorkload
-    target: Target
-    device: str | None = None
-    candidates: tuple[Candidate, ...] | None = None
     policy: Policy = "plevel"
     foreign: bool = False
     as_of: float | None = None
     tune_on_miss: bool = False
-
-
-Etag = Annotated[str | None, Header(alias="if-none-match", max_length=1000)]
 
 
 @router.post(
@@ -61,13 +68,7 @@ Etag = Annotated[str | None, Header(alias="if-none-match", max_length=1000)]
         "`tune_on_miss` created or found.",
     ),
 )  # fmt: skip
-def choose(
-    context: Ctx,
-    who: Who,
-    within: Within,
-    body: Annotated[SelectRequest, body_of(SelectRequest)],
-    known: Etag = None,
-) -> Response:
+def choose(context: Ctx, who: Who, within: Within, body: Body[SelectRequest], known: Etag = None) -> Response:
     asked = candidate.normal(body.workload)
     with context.store.read() as connection:
         database = RecordDatabase(connection, as_of=body.as_of, namespace=within)
@@ -133,11 +134,7 @@ class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
         "in its place, and does not affect the others. None creates a run.",
     ),
 )  # fmt: skip
-def choose_many(
-    context: Ctx,
-    within: Within,
-    body: Annotated[BatchRequest, body_of(BatchRequest)],
-) -> Response:
+def choose_many(context: Ctx, within: Within, body: Body[BatchRequest]) -> Response:
     workloads: list[Workload | Problem] = []
     for i, question in enumerate(body.requests):
         try:
@@ -167,15 +164,6 @@ def choose_many(
     return reply(BatchAnswers(answers=tuple(answers)))
 
 
-class DispatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request for a selection of a workload with symbolic dimensions (`float32[m,768]`)."""
-
-    workload: AskedWorkload
-    target: Target
-    device: str | None = None
-    candidates: tuple[Candidate, ...] | None = None
-
-
 @router.post(
     "/dispatch",
     **describe(
@@ -184,11 +172,7 @@ class DispatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         "each row's choice is derived from the concrete shapes on record in its range, and names them.",
     ),
 )  # fmt: skip
-def tabulate(
-    context: Ctx,
-    within: Within,
-    body: Annotated[DispatchRequest, body_of(DispatchRequest)],
-) -> Response:
+def tabulate(context: Ctx, within: Within, body: Body[DispatchRequest]) -> Response:
     workload, known = candidate.known_candidates(
         body.workload, body.target, body.candidates, "workload"
     )
@@ -201,14 +185,6 @@ def tabulate(
     return reply(table)
 
 
-class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request for measurements, with fields as in `SelectRequest`."""
-
-    workload: AskedWorkload
-    target: Target
-    device: str | None = None
-
-
 @router.post(
     "/evidence",
     **describe(
@@ -217,11 +193,7 @@ class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         "a symbolic workload, those of the shapes on record: for clients that apply the rule themselves.",
     ),
 )  # fmt: skip
-def show_evidence(
-    context: Ctx,
-    within: Within,
-    body: Annotated[EvidenceRequest, body_of(EvidenceRequest)],
-) -> Response:
+def show_evidence(context: Ctx, within: Within, body: Body[EvidenceRequest]) -> Response:
     asked = candidate.normal(body.workload)
     with context.store.read() as connection:
         database = RecordDatabase(connection, namespace=within)

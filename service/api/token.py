@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from service.access import audit, token
 from service.access.auth import Who
-from service.api.wire import body_of, describe, reply
+from service.api.wire import Body, describe, reply
 from service.context import Ctx
 from service.store.namespace import PATTERN
 from service.store.tables import TokenScope
@@ -50,9 +50,7 @@ class AuditLog(msgspec.Struct, frozen=True, kw_only=True):
         note="Only this answer has the secret. Once a token exists, every request needs one.",
     ),
 )  # fmt: skip
-def create(
-    context: Ctx, who: Who, body: Annotated[TokenRequest, body_of(TokenRequest)]
-) -> Response:
+def create(context: Ctx, who: Who, body: Body[TokenRequest]) -> Response:
     with context.store.write() as connection:
         made = token.create(
             connection, body.name, body.scopes, body.expires_in_s, body.namespace

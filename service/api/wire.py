@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.openapi.utils import get_openapi
 
 from service.api.meant import with_suggestion
@@ -22,6 +22,7 @@ from service.errors import InvalidError
 from strategy.record import WireError, decode, encode, json_schema
 
 T = TypeVar("T")
+Etag = Annotated[str | None, Header(alias="if-none-match", max_length=1000)]
 PROBLEM = "application/problem+json"
 _REF = "#/components/schemas/"
 # Errors of any request: too slow, URL or headers too large, database away; and of any that may need a token.
@@ -80,6 +81,17 @@ def body_of(kind: type[T]) -> Any:
 
     dependency: Callable[[Request], Awaitable[T]] = read
     return Depends(dependency)
+
+
+if TYPE_CHECKING:
+    Body = Annotated[T, None]
+else:
+
+    class Body:
+        """The type of a route's parameter that is the request's body: `Body[Renewal]`."""
+
+        def __class_getitem__(cls, kind: type[T]) -> Any:
+            return Annotated[kind, body_of(kind)]
 
 
 _NUL = b"\\u0000"  # as JSON has it

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 from fastapi import APIRouter, Response
 
 from service.access.auth import Who
-from service.api.wire import body_of, describe, reply
+from service.api.wire import Body, describe, reply
 from service.context import Ctx
 from service.queue import fleet, worker_status
 from service.queue import lease as leasing
@@ -30,9 +28,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
         note="A device belongs to the token that registers it first; 403 if it belongs to another.",
     ),
 )  # fmt: skip
-def register(
-    context: Ctx, who: Who, info: Annotated[WorkerInfo, body_of(WorkerInfo)]
-) -> Response:
+def register(context: Ctx, who: Who, info: Body[WorkerInfo]) -> Response:
     with context.store.write() as connection:
         worker_id = fleet.register(connection, info, who.token_id)
     context.changed.notify()
