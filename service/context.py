@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple
 
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
@@ -24,9 +24,17 @@ from service.store.db import Store
 from service.store.wakeup import Wakeup
 from service.tuning.tuner import Tuner
 
-T = TypeVar("T")
 CROWD = 50
 IMPORTS = 8  # read at a time, each by a thread and a process; others wait
+_DAY_S = 86_400.0
+
+
+class Seen(NamedTuple):
+    """The state of a run that is followed: a mark that differs after a change, and what is told of it."""
+
+    mark: object
+    data: bytes
+    ended: bool
 
 
 @dataclass
@@ -72,15 +80,28 @@ class Context:
         self.changed.notify()
         self.queued.notify()
 
-    async def looks(
-        self, look: Callable[[], T], bell: Wakeup, wait_s: float
-    ) -> AsyncIterator[T]:
-        """Yield `look()` at each of the `moments`.
+    async def follow(self, look: Callable[[], Seen], kind: bytes, pause_s: float) -> AsyncIterator[bytes]:
+        """Server-sent events of a run: of this kind at each change, `end` with the last.
 
-        `look` runs in a thread with a short transaction of its own; neither is held in between.
+        Args:
+            look: runs in a thread with a short transaction of its own; neither is held in between.
+            kind: the name of the events.
+            pause_s: the least time between two of them.
         """
-        async for _ in self.moments(bell, wait_s):
-            yield await run_in_threadpool(look)
+        last: object = None
+        quiet = 0
+        async for _ in self.moments(self.changed, _DAY_S):
+            seen = await run_in_threadpool(look)
+            if seen.mark != last or seen.ended:
+                yield b"event: %s\ndata: %s\n\n" % (b"end" if seen.ended else kind, seen.data)
+                last, quiet = seen.mark, 0
+            else:
+                quiet += 1
+                if quiet % 10 == 0:
+                    yield b": still there\n\n"  # a comment that keeps proxies from closing the connection
+            if seen.ended:
+                return
+            await asyncio.sleep(pause_s)
 
     async def moments(self, bell: Wakeup, wait_s: float) -> AsyncIterator[None]:
         """Yield now, at each change and at intervals, until `wait_s` is over.

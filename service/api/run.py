@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -14,8 +13,8 @@ from starlette.responses import StreamingResponse
 
 from service.access import audit
 from service.access.auth import Actor, Who, Within
-from service.api.wire import body_of, describe, reply
-from service.context import Context, Ctx
+from service.api.wire import Body, describe, reply
+from service.context import Context, Ctx, Seen
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning import run_status, webhook
@@ -23,7 +22,6 @@ from strategy.record import RunRequest, RunState, RunStatus, encode
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 _ENDED = (RunState.DONE, RunState.FAILED, RunState.CANCELLED)
-_DAY_S = 86_400.0
 _PAUSE_S = 0.1  # least time between two events, as many results may arrive at once
 
 
@@ -44,9 +42,7 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
         "(docs/operations.md).",
     ),
 )  # fmt: skip
-def create(
-    context: Ctx, who: Who, within: Within, body: Annotated[RunRequest, body_of(RunRequest)]
-) -> Response:
+def create(context: Ctx, who: Who, within: Within, body: Body[RunRequest]) -> Response:
     if body.webhook is not None:
         webhook.check(body.webhook, context.settings.webhook_hosts)
     planned = planning.plan(body)
@@ -100,30 +96,14 @@ def show(context: Ctx, who: Who, run_id: int) -> Response:
     ),
 )  # fmt: skip
 async def events(context: Ctx, who: Who, run_id: int) -> Response:
-    await run_in_threadpool(_status, context, who, run_id)  # 404 before the stream begins
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(_stream(context, who, run_id), 200, headers, "text/event-stream")
-
-
-async def _stream(context: Context, who: Actor, run_id: int) -> AsyncIterator[bytes]:
-    def look() -> RunStatus:
-        return _status(context, who, run_id)
-
-    last = b""
-    quiet = 0
-    async for status in context.looks(look, context.changed, _DAY_S):
+    def look() -> Seen:
+        status = _status(context, who, run_id)
         data = encode(status)
-        ended = status.state in _ENDED
-        if data != last or ended:
-            yield b"event: %s\ndata: %s\n\n" % (b"end" if ended else b"status", data)
-            last, quiet = data, 0
-        else:
-            quiet += 1
-            if quiet % 10 == 0:
-                yield b": still there\n\n"  # a comment that keeps proxies from closing the connection
-        if ended:
-            return
-        await asyncio.sleep(_PAUSE_S)
+        return Seen(data, data, status.state in _ENDED)
+
+    await run_in_threadpool(look)  # 404 before the stream begins
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(context.follow(look, b"status", _PAUSE_S), 200, headers, "text/event-stream")
 
 
 @router.post("/{run_id}/cancel", **describe("Cancel a run", gives=RunStatus, errors=(404,)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import msgspec
@@ -14,7 +12,7 @@ from starlette.responses import RedirectResponse, StreamingResponse
 
 from service.access import audit
 from service.access.auth import Who
-from service.context import Context, Ctx
+from service.context import Context, Ctx, Seen
 from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import run as query
 from service.dashboard.query import run_list
@@ -33,7 +31,6 @@ from strategy.record import RunState
 router = APIRouter(prefix="/runs", include_in_schema=False)
 RunId = Annotated[int, Path(ge=1, le=MAX_ID)]
 OptionalId = Annotated[int | None, Query(ge=1, le=MAX_ID)]
-_DAY_S = 86_400.0
 _PAUSE_S = 0.5  # least time between two events, as a page redraws for each
 
 
@@ -125,32 +122,17 @@ def show_curve(context: Ctx, run_id: RunId, workload: OptionalId = None) -> Resp
 async def follow(context: Ctx, run_id: RunId) -> Response:
     """Server-sent events: `change` when the page has changed, `end` at the end of the run."""
 
-    def look() -> tuple[Any, ...]:
+    def look() -> Seen:
         with context.store.read() as connection:
-            seen = query.version(connection, run_id)
+            version = query.version(connection, run_id)
             target_id = query.head(connection, run_id).target_id
             workers = fleet.count_alive(connection, target_id, context.settings.alive_s)
-            return (*seen, workers, is_interrupted(connection, run_id))
+            mark = (*version, workers, is_interrupted(connection, run_id))
+        return Seen(mark, b"{}", version[0] not in LIVE)
 
     await run_in_threadpool(look)  # 404 before the stream begins
     headers = {**HEADERS, "x-accel-buffering": "no"}
-    return StreamingResponse(_stream(context, look), 200, headers, "text/event-stream")
-
-
-async def _stream(context: Context, look: Any) -> AsyncIterator[bytes]:
-    last: Any = None
-    quiet = 0
-    async for seen in context.looks(look, context.changed, _DAY_S):
-        ended = seen[0] not in LIVE
-        quiet = 0 if seen != last or ended else quiet + 1
-        if quiet == 0:
-            yield b"event: %s\ndata: {}\n\n" % (b"end" if ended else b"change")
-        elif quiet % 10 == 0:
-            yield b": still there\n\n"  # a comment that keeps proxies from closing the connection
-        last = seen
-        if ended:
-            return
-        await asyncio.sleep(_PAUSE_S)
+    return StreamingResponse(context.follow(look, b"change", _PAUSE_S), 200, headers, "text/event-stream")
 
 
 @router.post("/{run_id}/cancel")
