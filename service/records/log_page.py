@@ -174,22 +174,30 @@ def curve(
         searched.append(record.c.run_id == run_id)
     if device_model is None:
         device_model = _curve_model(connection, task_id, searched)
-    # In the database, as a task may have any number of trials.
-    trials = (
-        sa.select(
-            *record.c["median_s", "recorded_at"],
-            sa.func.row_number().over(order_by=record.c.id).label("trial"),
-            sa.func.min(record.c.median_s).over(order_by=record.c.id, rows=(None, -1)).label("before_s"),
-        )
-        .where(*searched, ranking.measured_on(device_model))
-        .subquery()
-    )
-    improved = sa.or_(trials.c.before_s.is_(None), trials.c.median_s < trials.c.before_s)
-    query = sa.select(trials).where(trials.c.median_s.is_not(None), improved).order_by(trials.c.trial)
+    query = improvements(record.c.task_id, *searched, ranking.measured_on(device_model))
     return [
         CurvePoint(trial=r.trial, median_s=r.median_s, recorded_at=r.recorded_at, device_model=device_model)
         for r in connection.execute(query)
     ]
+
+
+def improvements(group: sa.ColumnElement[Any], *conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """The trials that improved on all previous ones of their group (`which`), each with its number there, in order.
+
+    In the database, as a task may have any number of trials.
+    """
+    window: dict[str, Any] = {"partition_by": group, "order_by": record.c.id}
+    trials = (
+        sa.select(
+            group.label("which"), *record.c["median_s", "recorded_at"],
+            sa.func.row_number().over(**window).label("trial"),
+            sa.func.min(record.c.median_s).over(**window, rows=(None, -1)).label("before_s"),
+        )
+        .where(*conditions)
+        .subquery()
+    )  # fmt: skip
+    improved = sa.or_(trials.c.before_s.is_(None), trials.c.median_s < trials.c.before_s)
+    return sa.select(trials).where(trials.c.median_s.is_not(None), improved).order_by(trials.c.trial)
 
 
 def _curve_model(connection: sa.Connection, task_id: int, searched: Sequence[sa.ColumnElement[bool]]) -> str:

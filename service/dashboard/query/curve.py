@@ -10,6 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from service.records.best import standing
+from service.records.log_page import improvements
 from service.store.tables import record
 from strategy.record import Phase
 
@@ -45,23 +46,9 @@ def best_so_far(
             sa.func.max(record.c.recorded_at).label("last_at"),
         ).where(searched).group_by(group)
     ).all()  # fmt: skip
-    window: dict[str, Any] = {"partition_by": group, "order_by": record.c.id}
-    numbered = (
-        sa.select(
-            group.label("which"), record.c.median_s, record.c.recorded_at,
-            sa.func.row_number().over(**window).label("trial"),
-            sa.func.min(record.c.median_s).over(**window, rows=(None, -1)).label("before_s"),
-        )
-        .where(searched)
-        .subquery()
-    )  # fmt: skip
-    improved = sa.select(numbered).where(
-        numbered.c.median_s.is_not(None),
-        sa.or_(numbered.c.before_s.is_(None), numbered.c.median_s < numbered.c.before_s),
-    )
     first = {e.which: e.first_at for e in ends}
     points: dict[Any, list[tuple[int, float, float]]] = {e.which: [] for e in ends}
-    for p in connection.execute(improved.order_by(numbered.c.trial)):
+    for p in connection.execute(improvements(group, searched)):
         points[p.which].append((p.trial, round(p.recorded_at - first[p.which], 3), p.median_s))
     return [
         Curve(
