@@ -22,7 +22,6 @@ TOGETHER = 3  # requests from which a joint claim takes fewer statements
 NEXT = 200  # jobs at the head of a queue whose requirements are scanned
 
 
-_AVAILABLE = sa.and_(job.c.state == JobState.QUEUED, rule.BACK_OFF.allows)
 _TARGET = sa.bindparam("target", type_=sa.BigInteger)
 _ASKING = rule.Claimant(
     sa.bindparam("asking", type_=sa.BigInteger),
@@ -32,7 +31,20 @@ _ASKING = rule.Claimant(
 )
 # The condition that some rule concerns the job.
 _IS_SPECIAL = sa.or_(*(r.concerns for r in rule.job_rules(_ASKING) if r.concerns is not None))
-_ANY = sa.select(job.c.id).where(_AVAILABLE, job.c.target_id == _TARGET).limit(1)
+_IS_NEEDED = job.c.needs.in_(sa.bindparam("known_needs", expanding=True))
+_MOST = sa.bindparam("most", type_=sa.Integer)
+
+
+def _queue(column: sa.Column[Any], *conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """A column of the queued jobs of a target that are not backing off, the next one first."""
+    return (
+        sa.select(column)
+        .where(job.c.state == JobState.QUEUED, rule.BACK_OFF.allows, job.c.target_id == _TARGET, *conditions)
+        .order_by(job.c.priority, job.c.turn, job.c.id)
+    )
+
+
+_ANY = _queue(job.c.id).order_by(None).limit(1)
 
 
 def with_jobs(connection: sa.Connection, targets: Iterable[int]) -> set[int]:
@@ -40,14 +52,8 @@ def with_jobs(connection: sa.Connection, targets: Iterable[int]) -> set[int]:
     return {t for t in targets if connection.scalar(_ANY, {"target": t}) is not None}
 
 
-_QUEUE = (
-    sa.select(job.c.needs)
-    .where(_AVAILABLE, job.c.target_id == _TARGET)
-    .order_by(job.c.priority, job.c.turn, job.c.id)
-)
-_HEAD = _QUEUE.limit(sa.bindparam("most", type_=sa.Integer)).subquery()
-_NEXT_NEEDS = sa.select(_HEAD.c.needs).distinct()
-_ALL_NEEDS = sa.select(_QUEUE.order_by(None).subquery().c.needs).distinct()
+_NEXT_NEEDS = sa.select(_queue(job.c.needs).limit(_MOST).subquery().c.needs).distinct()
+_ALL_NEEDS = sa.select(_queue(job.c.needs).order_by(None).subquery().c.needs).distinct()
 
 
 class Needs:
@@ -124,28 +130,21 @@ def _claim(*, named: bool, several: bool) -> sa.sql.dml.ReturningUpdate[Any]:
         named: claim only jobs that need one of `known_needs`.
         several: claim only jobs that no rule concerns; each claim of another job must see the previous one.
     """
-    wanted = (
-        sa.select(job.c.id)
-        .where(
-            job.c.state == JobState.QUEUED,
-            job.c.target_id == _TARGET,
-            *(r.allows for r in rule.rules_of(_ASKING)),
-        )
-        .order_by(job.c.priority, job.c.turn, job.c.id)
-        .limit(sa.bindparam("most", type_=sa.Integer))
-        # Only to let concurrent claims pass each other; SQLite has no such clause.
-        .with_for_update(skip_locked=True, key_share=True)
-    )
+    conditions = [r.allows for r in (*rule.claimant_rules(_ASKING), *rule.job_rules(_ASKING))]
     if named:
-        wanted = wanted.where(job.c.needs.in_(sa.bindparam("known_needs", expanding=True)))
+        conditions.append(_IS_NEEDED)
     if several:
-        wanted = wanted.where(~_IS_SPECIAL)
-    return _taking(wanted)
+        conditions.append(~_IS_SPECIAL)
+    return _taking(*conditions)
 
 
-def _taking(wanted: sa.Select[Any]) -> sa.sql.dml.ReturningUpdate[Any]:
-    """Claim the rows of a query, materialised as PostgreSQL might evaluate it for each row."""
-    found = wanted.cte("wanted")
+def _taking(*conditions: sa.ColumnElement[bool]) -> sa.sql.dml.ReturningUpdate[Any]:
+    """Claim `most` jobs of a queue, read by a query that is materialised, as PostgreSQL might evaluate it for each row.
+
+    The locks only let concurrent claims pass each other; SQLite has no such clause.
+    """
+    first = _queue(job.c.id, *conditions).limit(_MOST)
+    found = first.with_for_update(skip_locked=True, key_share=True).cte("wanted")
     return (
         sa.update(job)
         .where(job.c.id.in_(sa.select(found.c.id)), job.c.state == JobState.QUEUED)
@@ -196,25 +195,13 @@ def _order(row: Any) -> tuple[int, float, int]:
     return row.priority, row.turn, row.id
 
 
-def _head() -> sa.Select[Any]:
-    """The first `most` queued jobs of a target that need one of `known_needs`."""
-    return (
-        sa.select(job.c.id)
-        .where(
-            _AVAILABLE, job.c.target_id == _TARGET,
-            job.c.needs.in_(sa.bindparam("known_needs", expanding=True)),
-        )
-        .order_by(job.c.priority, job.c.turn, job.c.id)
-        .limit(sa.bindparam("most", type_=sa.Integer))
-    )  # fmt: skip
-
-
 @cache
 def _special() -> sa.Select[Any]:
-    head = _head().add_columns(_IS_SPECIAL.label("special")).subquery()
+    """A job at the head of a queue that some rule concerns."""
+    head = _queue(job.c.id, _IS_NEEDED).limit(_MOST).add_columns(_IS_SPECIAL.label("special")).subquery()
     return sa.select(head.c.id).where(head.c.special).limit(1)
 
 
 @cache
 def _claim_plain() -> sa.sql.dml.ReturningUpdate[Any]:
-    return _taking(_head().where(~_IS_SPECIAL).with_for_update(skip_locked=True, key_share=True))
+    return _taking(_IS_NEEDED, ~_IS_SPECIAL)
