@@ -167,10 +167,8 @@ def _free_views(
         centre, scale = float(raw.mean()), float(raw.std()) or 1.0
         values = (raw - centre) / scale
         process = GaussianProcess(request.groups, request.reach)
-        _resume(process, theta, i)
-        if request.tune:
-            theta[i] = process.tune(places[few], values[few], none[few]).theta
-        posterior = process.fit(places, values, none).predict(spot, np.zeros((len(spot), 0)))
+        _fit(process, theta, i, places, values, none, few if request.tune else None)
+        posterior = process.predict(spot, np.zeros((len(spot), 0)))
         views.append(_View(posterior, float(values.min()), len(request.pending), centre, scale))
     return views
 
@@ -192,12 +190,8 @@ def _guided_view(request: Request, spot: Places, theta: Floats) -> _View:
     process = GaussianProcess(
         request.groups, request.reach, reach_sd=0.7, noise=-4.6, scale=_DEPARTURE
     )
-    _resume(process, theta, 2)
-    departure = values - mean[:k]
-    if request.tune and k >= ENOUGH:
-        few = _spread(log_s, MOST_TUNED)
-        theta[2] = process.tune(request.places[rows[few]], departure[few], trend[few]).theta
-    process.fit(request.places[rows], departure, trend[:k])
+    few = _spread(log_s, MOST_TUNED) if request.tune and k >= ENOUGH else None
+    _fit(process, theta, 2, request.places[rows], values - mean[:k], trend[:k], few)
     posterior = process.predict(spot, trend[k:])
     posterior.mean = posterior.mean + mean[k:]
     best = float(values.min()) if k else float(posterior.mean.min())
@@ -213,20 +207,23 @@ def _validity(request: Request, theta: Floats) -> Floats:
         label = failed[rows].astype(np.float64) - request.risk[rows]
         centre = float(label.mean())
         process = GaussianProcess(request.groups, request.reach)
-        _resume(process, theta, 3)
-        none = np.zeros((len(rows), 0))
-        if request.tune and len(rows) >= ENOUGH:
-            few = _latest(failed[rows], MOST_TUNED)
-            theta[3] = process.tune(request.places[rows[few]], label[few] - centre, none[few]).theta
-        process.fit(request.places[rows], label - centre, none)
+        few = _latest(failed[rows], MOST_TUNED) if request.tune and len(rows) >= ENOUGH else None
+        _fit(process, theta, 3, request.places[rows], label - centre, np.zeros((len(rows), 0)), few)
         risk = risk + centre
         risk += interpolate(process.weighted, request.groups, process.theta, request.pool)
     return np.clip(1 - risk, 0.01, 1.0)
 
 
-def _resume(process: GaussianProcess, theta: Floats, view: int) -> None:
+def _fit(
+    process: GaussianProcess, theta: Floats, view: int, places: Places, values: Floats, trend: Floats,
+    few: NDArray[np.intp] | None,
+) -> None:  # fmt: skip
+    """Fit the process of a view, from its hyper-parameters in `theta`; first these to a few of the rows, if given."""
     if np.isfinite(theta[view]).all():
         process.theta = theta[view].copy()
+    if few is not None:
+        theta[view] = process.tune(places[few], values[few], trend[few]).theta
+    process.fit(places, values, trend)
 
 
 def _kept(log_s: Floats) -> NDArray[np.intp]:
