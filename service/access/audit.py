@@ -50,7 +50,5 @@ def note_all(
 
 def page(connection: sa.Connection, limit: int) -> Sequence[AuditEntry]:
     """The latest entries, the newest first."""
-    rows = connection.execute(sa.select(audit).order_by(audit.c.id.desc()).limit(limit))
-    return [
-        AuditEntry(id=r.id, at=r.at, actor=r.actor, action=r.action, detail=r.detail) for r in rows
-    ]
+    query = sa.select(*audit.c[AuditEntry.__struct_fields__]).order_by(audit.c.id.desc())
+    return [AuditEntry(**r._mapping) for r in connection.execute(query.limit(limit))]

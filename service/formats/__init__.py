@@ -176,20 +176,15 @@ def read(
         FormatError: the format is not given and cannot be detected.
     """
     form = detect(source.head, source.name) if form is None else form
-    if form in _PLACED:
-        return admitted(_PLACED[form](source, target, device_model))
-    if form is Format.KERNEL_TUNER:
-        return admitted(kernel_tuner.read(source, target))
-    readers = {
-        Format.PLEVEL: native.read,
-        Format.AUTOTVM: autotvm.read,
-        Format.METASCHEDULE: metaschedule.read,
-    }
-    return admitted(readers[form](source))
+    return admitted(_READERS[form](source, target, device_model))
 
 
-# Files that may not name their device.
-_PLACED: dict[Format, Callable[[Source, Target | None, str], Iterator[Item]]] = {
+_READERS: dict[Format, Callable[[Source, Target | None, str], Iterator[Item]]] = {
+    Format.PLEVEL: lambda source, *_: native.read(source),
+    Format.AUTOTVM: lambda source, *_: autotvm.read(source),
+    Format.KERNEL_TUNER: lambda source, target, _: kernel_tuner.read(source, target),
+    Format.METASCHEDULE: lambda source, *_: metaschedule.read(source),
+    # Files that may not name their device.
     Format.FOREIGN: foreign.read,
     Format.TRITON: triton.read,
     Format.HELION: helion.read,

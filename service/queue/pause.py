@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -118,17 +117,12 @@ def _not_over() -> sa.ColumnElement[bool]:
 
 
 def _read(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> list[Pause]:
-    rows: Sequence[Any] = connection.execute(
-        sa.select(pause, device.c.identity, target.c.key)
+    own = pause.c["id", "reason", "starts_at", "ends_at"]
+    rows = connection.execute(
+        sa.select(*own, device.c.identity.label("device"), target.c.key.label("target"))
         .outerjoin(device, device.c.id == pause.c.device_id)
         .outerjoin(target, target.c.id == pause.c.target_id)
         .where(condition)
         .order_by(pause.c.id)
-    ).all()
-    return [
-        Pause(
-            id=r.id, device=r.identity, target=r.key, reason=r.reason, starts_at=r.starts_at,
-            ends_at=r.ends_at,
-        )
-        for r in rows
-    ]  # fmt: skip
+    )
+    return [Pause(**r._mapping) for r in rows]

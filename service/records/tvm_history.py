@@ -101,9 +101,6 @@ def read(
     Only the newest version of each implementation on a target counts, as TVM's rule has no versions.
 
     Args:
-        connection: the database.
-        digests: the workloads' digests.
-        namespace: the namespace of the records.
         as_of: the instant after which records are ignored; default: now.
     """
     given = values_table(connection, [workload.c.digest], [(d,) for d in sorted(digests)])

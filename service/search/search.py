@@ -38,7 +38,6 @@ class Search:
     the trials, not with the space. Not thread-safe.
 
     Args:
-        space: the space to search.
         seed: the seed of all random choices.
         model: chooses among candidates; None: random proposals.
         sources: other tasks' records, the most similar first. They guide the first trials; the search's own

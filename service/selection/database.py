@@ -35,10 +35,8 @@ class RecordDatabase:
     """`strategy.select.Database` on SQL, within one transaction.
 
     Args:
-        connection: the database.
         together: workloads that will be selected: the first query reads the records of all.
         as_of: the instant after which records are ignored; default: now.
-        namespace: the namespace of the records.
     """
 
     def __init__(

@@ -21,7 +21,15 @@ _OF_NAMESPACE = task.c.namespace == sa.bindparam("namespace")
 def best_of_given(dialect: str) -> sa.Select[Any]:
     """The best of workloads, with the columns of `Best`."""
     given = given_table(dialect, [workload_table.c.digest])
-    return _best_of().join(given, given.c.digest == workload_table.c.digest)
+    found = {c.name: c for table in (best, task, workload_table) for c in table.c}
+    return (
+        sa.select(*(found[name] for name in Best._fields))
+        .join(task, task.c.id == best.c.task_id)
+        .join(workload_table, workload_table.c.id == task.c.workload_id)
+        .join(given, given.c.digest == workload_table.c.digest)
+        .where(_OF_NAMESPACE)
+        .order_by(task.c.id, best.c.scope_value)
+    )
 
 
 @cache
@@ -60,15 +68,3 @@ def advice_of_given(dialect: str) -> sa.Select[Any]:
         .where(_OF_NAMESPACE)
         .order_by(advice.c.measured_at.desc(), advice.c.id.desc())
     )  # fmt: skip
-
-
-def _best_of() -> sa.Select[Any]:
-    """Rows with the columns of `Best`."""
-    found = {c.name: c for table in (best, task, workload_table) for c in table.c}
-    return (
-        sa.select(*(found[name] for name in Best._fields))
-        .join(task, task.c.id == best.c.task_id)
-        .join(workload_table, workload_table.c.id == task.c.workload_id)
-        .where(_OF_NAMESPACE)
-        .order_by(task.c.id, best.c.scope_value)
-    )
