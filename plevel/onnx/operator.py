@@ -743,7 +743,7 @@ def _pad(
     given = range(rank) if axes is None else [int(a) for a in _constant(axes, "axes").reshape(-1)]
     of = [a % rank for a in given if -rank <= a < rank]
     if not len(given) == len(of) == len(set(of)) == len(widths) / 2:
-        raise NetworkError(f"pads {widths} of axes {list(given)} do not fit a tensor of {rank} axes")
+        raise NetworkError(f"pads {widths} of axes {list(given)} do not fit a tensor of rank {rank}")
     pairs = [(0, 0)] * rank
     for axis, pair in zip(of, zip(widths[: len(of)], widths[len(of) :], strict=True), strict=True):
         pairs[axis] = pair

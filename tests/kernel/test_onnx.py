@@ -351,7 +351,7 @@ def test_what_a_number_makes_of_a_symbolic_size_is_refused(
     )  # fmt: skip
     assert call("compile", path, "-o", tmp_path / "sizes.so") == 2
     said = capsys.readouterr().err
-    assert "something else of a symbolic size than a sum of products of sizes" in said
+    assert "depends on a symbolic size and is no sum of products of sizes" in said
     assert "n is n: give sizes with --dim" in said
     import_model(read_onnx(path, {"n": 3})[0])
 

@@ -340,7 +340,7 @@ ADD = N("Add", ["x", "a"], ["y"])
 SHORT = TensorProto(name="a", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
 SHORT.external_data.add(key="location", value="short")
 REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
-    "of axes \\[5\\], of a tensor of 1": ([N("Pad", ["x", "p", "", "o"], ["y"])], {"p": [1, 1], "o": [5]}),
+    "of axes \\[5\\] do not fit": ([N("Pad", ["x", "p", "", "o"], ["y"])], {"p": [1, 1], "o": [5]}),
     "pads \\[1\\] of axes": ([N("Pad", ["x", "p"], ["y"])], {"p": [1]}),
     "2 coordinates for 1 axes": (
         [N("ScatterND", ["x", "i", "u"], ["y"])], {"i": [[0, 1]], "u": np.float32([1])}
