@@ -15,6 +15,7 @@ again.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import shutil
@@ -151,19 +152,10 @@ def _measure(store: Store, tasks: Sequence[Any], common: dict[str, Any], size: i
         last = float(c.execute(sa.select(now())).scalar_one())
     values = ", ".join("?" * len(COLUMNS))
     statement = f"INSERT INTO record ({', '.join(COLUMNS)}) VALUES ({values})"
-    rows: list[tuple[Any, ...]] = []
-    for row in _rows(tasks, common, size, last):
-        rows.append(row)
-        if len(rows) == 20_000:
-            _insert(store, statement, rows)
-            rows = []
-    _insert(store, statement, rows)
-
-
-def _insert(store: Store, statement: str, rows: list[tuple[Any, ...]]) -> None:
-    if rows:
+    rows = _rows(tasks, common, size, last)
+    while part := list(itertools.islice(rows, 20_000)):
         with store.write() as c:
-            c.exec_driver_sql(statement, rows)
+            c.exec_driver_sql(statement, part)
 
 
 def _rows(
