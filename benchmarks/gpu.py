@@ -41,6 +41,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -49,6 +50,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.fixture import make_parser, natural
 from benchmarks.result import save
 from plevel.cli.model_file import write_model
 from plevel.database import plevel_database
@@ -527,9 +529,7 @@ def pattern(text: str) -> re.Pattern[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--only", type=pattern, default="", help="cases whose goal and workload match this")
     parser.add_argument("--trials", type=int, default=24, help="configurations per implementation")
     parser.add_argument("--tuned", type=int, metavar="TRIALS", help="tune first, with so many trials a case on average")
@@ -537,7 +537,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help=f"extents of {SMALL} at most")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--plan", metavar="TARGET", nargs="?", const="cuda -arch=sm_90 -libs=cublas,cudnn")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
     options = parser.parse_args()
     offered = cases(SMALL if options.small else None)
@@ -546,8 +546,7 @@ def main() -> int:
         parser.error(f"--only {options.only.pattern}: one of {', '.join(dict.fromkeys(n for n, _ in cases()))}")
     if options.plan is not None:
         return plan(chosen, options)
-    peer = not options.no_peer
-    if peer and find_spec("torch") is None:
+    if not options.no_peer and find_spec("torch") is None:
         print("the peer, PyTorch with CUDA, is not installed: --no-peer goes without", file=sys.stderr)
         return 1
     try:
@@ -557,7 +556,7 @@ def main() -> int:
         return 1
     with tempfile.TemporaryDirectory(prefix="plevel-gpu-") as folder:
         database = tune(chosen, options, Path(folder)) if options.tuned else None
-        return report(chosen, device, options, database, peer=peer)
+        return report(chosen, device, options, database)
 
 
 def report(
@@ -565,8 +564,6 @@ def report(
     device: Device,
     options: argparse.Namespace,
     database: Path | None,
-    *,
-    peer: bool,
 ) -> int:
     """Measure all cases, print them, and write their files; the exit code."""
     began = time.monotonic()
@@ -582,7 +579,7 @@ def report(
         aside.write_text(json.dumps(written, indent=1))
         aside.replace(options.out)
 
-    copied = run(chosen, device.target, options, database, began + options.total, write, peer=peer)
+    copied = run(chosen, device.target, options, database, began + options.total, write)
     summarise(results, copied)
     print(f"{options.out} is written, after {time.monotonic() - began:.0f} s")
     if not options.small and (database is not None or not options.only.pattern):
@@ -593,7 +590,7 @@ def report(
         ]  # fmt: skip
         variant = "" if database is None else "tuned"
         columns = {"goal": "", "workload": "", "selected": ""} | times
-        save(columns, rows, variant=variant, peer="PyTorch" if peer else None, device=device.model)
+        save(columns, rows, variant=variant, peer=None if options.no_peer else "PyTorch", device=device.model)
     return int(not any(r.get("correct") for r in results))
 
 
@@ -625,8 +622,6 @@ def run(
     database: Path | None,
     until: float,
     write: Callable[[dict[str, Any], float | None], None],
-    *,
-    peer: bool,
 ) -> float | None:
     """Give each case's row to `write` as it is there; the bandwidth of a copy."""
     cores = sorted(os.sched_getaffinity(0))
@@ -636,7 +631,7 @@ def run(
         ThreadPoolExecutor(1) as ahead,
     ):
         pool = BuilderPool(server, cores[1:] or cores, Path(folder), forks=True)
-        child = Child(peer=peer)
+        child = Child(peer=not options.no_peer)
 
         def share(number: int) -> float:
             """Seconds for each of the cases from this one on."""
@@ -672,13 +667,12 @@ def summarise(results: list[dict[str, Any]], copied: float | None) -> None:
     """Print a line for all cases, and one for each goal."""
     sums = {k: sum(r.get(k, 0) for r in results) for k in ("tried", "built", "correct")}
     print(f"of {sums['tried']} tried, {sums['built']} were built and {sums['correct']} correct")
-    shares: dict[str, list[int]] = {}
+    shares: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for row in results:
         for name, share in row.get("shares", {}).items():
-            sum_ = shares.setdefault(name, [0, 0, 0])
-            for place, what in enumerate(("tried", "built", "correct")):
-                sum_[place] += share[what]
-    for name, (tried, built, correct) in sorted(shares.items()):
+            shares[name].update(share)
+    for name, share in sorted(shares.items()):
+        tried, built, correct = (share[what] for what in ("tried", "built", "correct"))
         if correct < tried:
             print(f"  {name}: of {tried}, {built} were built and {correct} correct")
     overheads = [r["overhead_s"] for r in results if r.get("overhead_s") is not None]

@@ -40,6 +40,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.fixture import make_parser, natural
 from benchmarks.result import Cell, save
 
 Made = tuple[nn.Module, tuple[torch.Tensor, ...]]
@@ -286,18 +287,16 @@ def measure(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "models", nargs="*", default=list(MODELS), metavar="MODEL", help=", ".join(MODELS)
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--database")
-    parser.add_argument("--trials", type=int, default=0, help="for each distinct workload")
+    parser.add_argument("--trials", type=natural, default=0, help="for each distinct workload")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--max-autotune", action="store_true")
-    parser.add_argument("--metaschedule", type=int, default=0, metavar="TRIALS", help="for each distinct workload")
+    parser.add_argument("--metaschedule", type=natural, default=0, metavar="TRIALS", help="for each distinct workload")
     parser.add_argument("--like", metavar="DATABASE")
     given = parser.parse_args()
     if unknown := set(given.models) - set(MODELS):
