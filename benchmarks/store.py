@@ -171,27 +171,15 @@ def post(connection: socket.socket, path: str, body: bytes) -> None:
     connection.sendall(
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     )
-    answer = b""
-    while b"\r\n\r\n" not in answer:
-        answer += _receive(connection)
-    head, _, begin = answer.partition(b"\r\n\r\n")
-    parts = [begin]
-    length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
-    assert length is not None, head
-    left = int(length[1]) - len(begin)
-    while left > 0:
-        parts.append(_receive(connection))
-        left -= len(parts[-1])
+    with connection.makefile("rb") as answer:
+        head = b"".join(itertools.takewhile(bytes.strip, answer))
+        length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+        content = answer.read(int(length[1])) if length else b""
+    if length is None or len(content) < int(length[1]):
+        raise SystemExit("the service closed a connection")
     status = int(head.split(b" ", 2)[1])
     if status >= 300:
-        raise SystemExit(f"POST {path}: {status}: {b''.join(parts)[:500].decode()}")
-
-
-def _receive(connection: socket.socket) -> bytes:
-    part = connection.recv(1 << 16)
-    if not part:
-        raise SystemExit("the service closed a connection")
-    return part
+        raise SystemExit(f"POST {path}: {status}: {content[:500].decode()}")
 
 
 def single_rate(url: str, tasks: int, seconds: float) -> float:
