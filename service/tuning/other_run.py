@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -89,24 +90,21 @@ def find_ahead(connection: sa.Connection, run_id: int, request: RunRequest) -> d
 
 
 def fall_back(connection: sa.Connection, ahead: Mapping[int, int], priority: int) -> None:
-    """Give jobs the priorities of `find_ahead`, or that of their run, which a request may have raised meanwhile.
-
-    Those that another transaction holds are left to a later call.
-    """
-    queued = sa.select(job.c.id).where(among(job.c.id), job.c.state == JobState.QUEUED)
-    free = queued.with_for_update(skip_locked=True, key_share=True)
-    for job_id in connection.scalars(free, {"ids": sorted(ahead)}).all():
-        due = jobs.raised(ahead[job_id], priority)
-        connection.execute(sa.update(job).where(job.c.id == job_id).values(priority=due))
+    """Give jobs the priorities of `find_ahead`, or that of their run, which a request may have raised meanwhile."""
+    _set_priorities(connection, ahead, lambda row: jobs.raised(ahead[row.id], priority))
 
 
 def bring_forward(connection: sa.Connection, behind: Collection[int], priority: int) -> None:
-    """Give jobs of other runs the priority of a run that waits for them (priority inheritance).
+    """Give jobs of other runs the priority of a run that waits for them (priority inheritance)."""
+    _set_priorities(connection, behind, lambda row: jobs.raised(row.priority, priority))
+
+
+def _set_priorities(connection: sa.Connection, ids: Collection[int], due: Callable[[Any], int]) -> None:
+    """Give queued jobs other priorities.
 
     Those that another transaction holds are left to a later call, so that this one waits for none.
     """
     queued = sa.select(*job.c["id", "priority"]).where(among(job.c.id), job.c.state == JobState.QUEUED)
     free = queued.with_for_update(skip_locked=True, key_share=True)
-    for row in connection.execute(free, {"ids": sorted(behind)}).all():
-        raised = sa.update(job).where(job.c.id == row.id).values(priority=jobs.raised(row.priority, priority))
-        connection.execute(raised)
+    for row in connection.execute(free, {"ids": sorted(ids)}).all():
+        connection.execute(sa.update(job).where(job.c.id == row.id).values(priority=due(row)))

@@ -43,7 +43,6 @@ def find_sources(
     Up to `SOURCES` of this shape come first, then up to `SHAPES` others.
 
     Args:
-        connection: the database.
         task_id: the task to tune.
         counted: the condition on records that count as trials.
         device_model: the device model whose times the search is told.

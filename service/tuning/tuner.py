@@ -56,7 +56,6 @@ class Tuner(Background):
     """Tuner of all live runs of a database.
 
     Args:
-        store: the database.
         settings: batch size, lease terms and intervals.
         model: the cost model, for runs that request one.
         changed: notified of results and of created or cancelled runs, also by the tuner.

@@ -84,7 +84,6 @@ class Postman(Background):
     """Sender of due webhooks, in one thread.
 
     Args:
-        store: the database.
         settings: permitted hosts, the secret, and the retry interval.
     """
 
