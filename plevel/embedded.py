@@ -33,17 +33,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 class EmbeddedError(RuntimeError):
-    """The service or the worker did not start, or died; the message names the log and the remedy."""
+    """The service or the worker did not start, or died, or an extra is missing; the message has the remedy."""
 
 
 def require_service() -> None:
     """Raise `EmbeddedError` if the extra `service` is not installed."""
-    _require("service", ("fastapi", "uvicorn", "sqlalchemy", "alembic"))
+    require("service", "fastapi", "uvicorn", "sqlalchemy", "alembic")
 
 
 def require_worker() -> None:
     """Raise `EmbeddedError` if this host cannot build and time: no TVM, or no C compiler."""
-    _require("worker", ("tvm",))
+    require("worker", "tvm")
     from strategy.compile.export import missing_compiler
 
     if missing := missing_compiler():
@@ -59,10 +59,11 @@ def require_room() -> None:
 
 def require_cluster(module: str) -> None:
     """Raise `EmbeddedError` if the extra `cluster`, or this module of it, is not installed."""
-    _require("cluster", (module,))
+    require("cluster", module)
 
 
-def _require(extra: str, modules: Sequence[str]) -> None:
+def require(extra: str, *modules: str) -> None:
+    """Raise `EmbeddedError` if a module of an extra is not installed."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise EmbeddedError(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from plevel.comparison import Reference
+from plevel.embedded import require
 from strategy.network.graph import Network, NetworkError
 
 
@@ -20,10 +20,6 @@ class Imported:
     reference: Callable[[Sequence[str], Sequence[int]], Reference]
 
 
-class ExtraError(RuntimeError):
-    """A package that reads a kind of file is not installed; the message names the extra."""
-
-
 def import_model(path: Path, dims: Mapping[str, int | tuple[int, str]]) -> Imported:
     """The model in a file of `torch.export.save` (`.pt2`), or in an ONNX file.
 
@@ -32,7 +28,7 @@ def import_model(path: Path, dims: Mapping[str, int | tuple[int, str]]) -> Impor
 
     Raises:
         NetworkError: the file cannot be read, or has what plevel has no operator for.
-        ExtraError: the package that reads it is not installed.
+        EmbeddedError: the package that reads it is not installed.
     """
     if path.suffix == ".onnx":
         return _import_onnx(path, dims)
@@ -65,9 +61,3 @@ def _import_onnx(path: Path, dims: Mapping[str, int | tuple[int, str]]) -> Impor
         return run_model(model, wanted)
 
     return Imported(import_symbolic(model, symbols), "onnx", reference)
-
-
-def require(module: str, extra: str) -> None:
-    """Raise `ExtraError` if a module of an extra is not installed."""
-    if find_spec(module) is None:
-        raise ExtraError(f"the {extra!r} extra is not installed ({module} is missing): pip install 'plevel[{extra}]'")

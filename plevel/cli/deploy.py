@@ -72,9 +72,9 @@ def compile_model(
     from plevel.cli.output import tell
     from plevel.comparison import ComparisonError
     from plevel.deployment import deploy
-    from plevel.embedded import require_room, require_worker
+    from plevel.embedded import EmbeddedError, require_room, require_worker
     from plevel.faster import Faster, deploy_faster
-    from plevel.importing import ExtraError, import_model
+    from plevel.importing import import_model
     from plevel.kernel_selection import make_chooser, open_records
     from strategy.compile.c_text import is_free
     from strategy.fault import CompileError
@@ -120,7 +120,7 @@ def compile_model(
                 chosen = Faster(deploy(*given, name=function, about=model.name))
     except NetworkError as error:
         raise UsageError(f"{model}: {error}") from error
-    except (CompileError, ExtraError, SandboxError) as error:
+    except (CompileError, EmbeddedError, SandboxError) as error:
         raise CommandError(f"{model}: {error}") from error
     made = chosen.deployed
     files = [made.library, made.header, made.manifest]

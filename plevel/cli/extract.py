@@ -69,8 +69,8 @@ def extract(
 def _extract(model: str, sizes: dict[str, int | tuple[int, str]]) -> Extraction:
     import sys
 
+    from plevel.embedded import require
     from plevel.extraction import ExtractError
-    from plevel.importing import ExtraError, require
     from strategy.network.graph import NetworkError
 
     try:
@@ -86,8 +86,6 @@ def _extract(model: str, sizes: dict[str, int | tuple[int, str]]) -> Extraction:
 
         sys.path.insert(0, "")
         return extraction.extract(*extraction.load_model(model))
-    except ExtraError as error:
-        raise CommandError(str(error)) from error
     except NetworkError as error:
         raise UsageError(f"{model}: {error}") from error
     except ExtractError as error:
