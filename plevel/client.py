@@ -221,13 +221,10 @@ class Client:
         Raises:
             ServiceError: no implementation is valid for the workload on the target, or the request is malformed.
         """
-        body: dict[str, Any] = {"workload": workload, "target": target, "policy": policy}
-        if foreign:
-            body["foreign"] = True
-        if device is not None:
-            body["device"] = device
-        if candidates is not None:
-            body["candidates"] = list(candidates)
+        body = _given({
+            "workload": workload, "target": target, "policy": policy, "device": device, "foreign": foreign or None,
+            "candidates": candidates and list(candidates),
+        })  # fmt: skip
         try:
             return self._ask("POST", "/v1/select", Selection, json=to_json(body))
         except UnreachableError:
@@ -250,36 +247,18 @@ class Client:
         self, workload: Workload | str, target: Target | str, *, device: str | None = None
     ) -> DispatchTable:
         """The dispatch table of a workload with symbolic dimensions; raises as `select` does."""
-        body = {"workload": workload, "target": target}
-        if device is not None:
-            body["device"] = device
+        body = _given({"workload": workload, "target": target, "device": device})
         return self._ask("POST", "/v1/dispatch", DispatchTable, json=to_json(body))
 
     def records(
-        self,
-        *,
-        op: str | None = None,
-        implementation: str | None = None,
-        source: str | None = None,
-        run_id: int | None = None,
-        task_id: int | None = None,
-        phase: str | None = None,
-        error: str | None = None,
-        limit: int = 100,
-        cursor: int = 0,
-        newest: bool = False,
+        self, *, limit: int = 100, cursor: int = 0, newest: bool = False, **wanted: Any
     ) -> dict[str, Any]:
         """One page of the log: `records`, and `next`, the cursor of the following page, if there is one.
 
-        The oldest records come first, or the `newest`. If matches are rare, a page may be empty and have a
-        `next`.
+        `wanted` names filters, as of `iter_records`. The oldest records come first, or the `newest`. If matches are
+        rare, a page may be empty and have a `next`.
         """
-        given = {
-            "op": op, "implementation": implementation, "source": source, "run_id": run_id,
-            "task_id": task_id, "phase": phase, "error": error, "limit": limit, "cursor": cursor,
-            "newest": newest or None,
-        }  # fmt: skip
-        params = {k: v for k, v in given.items() if v is not None}
+        params = _given({**wanted, "limit": limit, "cursor": cursor, "newest": newest or None})
         page = self._ask("GET", "/v1/records", _Page, params=params)
         return {"records": page.records, "next": page.next}
 
@@ -319,11 +298,10 @@ class Client:
         A device of the same model comes first, then of the same architecture, then others; of one model the fastest,
         then winners without a time. `version`, a digest of the kernel's source, excludes other sources.
         """
-        given = {
-            "workload": str(workload), "device_model": device_model, "architecture": architecture,
-            "version": version, "limit": limit, "failures": failures,
-        }  # fmt: skip
-        params = {k: v for k, v in given.items() if v not in (None, "")}
+        params = _given({
+            "workload": str(workload), "device_model": device_model or None, "architecture": architecture or None,
+            "version": version or None, "limit": limit, "failures": failures,
+        })  # fmt: skip
         return self._ask("GET", f"/v1/foreign/{tool}/best", dict[str, Any], params=params)
 
     def foreign_best_many(
@@ -381,9 +359,7 @@ class Client:
     def _pages(
         self, path: str, of: str, wanted: Mapping[str, Any], first: int | None = 0
     ) -> Iterator[dict[str, Any]]:
-        params = {"limit": 500, **{k: v for k, v in wanted.items() if v is not None}}
-        if first is not None:
-            params["cursor"] = first
+        params = {"limit": 500, **_given({**wanted, "cursor": first})}
         while True:
             page = self._ask("GET", path, dict[str, Any], params=params)
             yield from page[of]
@@ -396,7 +372,7 @@ class Client:
 
         By default the one by which the task is ranked. Each has `trial`, `median_s`, `recorded_at`, `device_model`.
         """
-        params = {} if device_model is None else {"device_model": device_model}
+        params = _given({"device_model": device_model})
         return self._ask("GET", f"/v1/tasks/{task_id}/curve", _Curve, params=params).points
 
     def import_records(
@@ -421,14 +397,11 @@ class Client:
         Raises:
             ServiceError: the format is not known.
         """
-        params: dict[str, Any] = {"name": name, "rejects": 0 if put_aside is None else 10_000}
-        if target is not None:
-            params["target"] = target
-        if device_model:
-            params["device_model"] = device_model
+        rejects = 0 if put_aside is None else 10_000
+        given = {"name": name, "rejects": rejects, "target": target, "device_model": device_model or None}
         timeout = httpx.Timeout(30.0, read=None)
         summary = self._ask(
-            "POST", "/v1/records:import", dict[str, Any], again=False, content=parts, params=params,
+            "POST", "/v1/records:import", dict[str, Any], again=False, content=parts, params=_given(given),
             timeout=timeout,
         )  # fmt: skip
         for found in summary.pop("rejects", ()):
@@ -438,7 +411,7 @@ class Client:
 
     def export_records(self, form: str, **wanted: Any) -> Iterator[bytes]:
         """Yield the matching records in one of the formats, in pieces; `wanted` names filters."""
-        params = {"format": form, **{k: v for k, v in wanted.items() if v is not None}}
+        params = {"format": form, **_given(wanted)}
         try:
             with self._http.stream(
                 "GET", "/v1/records:export", params=params, timeout=httpx.Timeout(30.0, read=None)
@@ -473,10 +446,8 @@ class Client:
 
     def networks(self, limit: int = 20, **wanted: Any) -> list[dict[str, Any]]:
         """The newest confirmations of networks; `wanted` names a `graph` or a `device_model`."""
-        params = {"limit": limit, **{k: v for k, v in wanted.items() if v is not None}}
-        found: list[dict[str, Any]] = self._ask(
-            "GET", "/v1/networks", dict[str, Any], params=params
-        )["networks"]  # fmt: skip
+        params = {"limit": limit, **_given(wanted)}
+        found: list[dict[str, Any]] = self._ask("GET", "/v1/networks", dict[str, Any], params=params)["networks"]
         return found
 
     def network(self, network_id: int) -> dict[str, Any]:
@@ -610,6 +581,11 @@ def problem_of(response: httpx.Response) -> ServiceError:
         )
         return ServiceError(response.status_code, response.reason_phrase, detail)
     return _refusal({**body, "status": response.status_code})
+
+
+def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What has a value of a request's parameters or fields."""
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _read_workload(asked: Workload | str) -> Workload:
