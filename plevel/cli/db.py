@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,10 +15,7 @@ from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
-    from service.records.retention import Pruned, Purged
     from service.store.db import Store
-
-T = TypeVar("T")
 
 app = typer.Typer(help="A database's schema, backups, and deletion of records.", no_args_is_help=True)
 
@@ -36,7 +34,8 @@ def upgrade(database: option.Database = None, as_json: option.AsJson = False) ->
     require_service()
     from service.store import migration
 
-    revision = _answered(migration.upgrade, where)
+    with _explained():
+        revision = migration.upgrade(where)
     tell(
         f"{_shown(where)} is at schema {revision}",
         {"database": _shown(where), "schema": revision}, as_json=as_json,
@@ -59,9 +58,10 @@ def downgrade(
     where = _existing(database)
     from service.store import migration
 
-    found = _answered(lambda url: migration.find_losses(url, schema), where)
-    if yes:
-        _answered(lambda url: migration.downgrade(url, schema, lose=True), where)
+    with _explained():
+        found = migration.find_losses(where, schema)
+        if yes:
+            migration.downgrade(where, schema, lose=True)
     what = found.show()
     tell(
         f"{_shown(where)} is at schema {schema}; deleted: {what}" if yes
@@ -83,7 +83,8 @@ def current(database: option.Database = None, as_json: option.AsJson = False) ->
     where = _existing(database)
     from service.store import migration
 
-    revision = _answered(migration.current, where)
+    with _explained():
+        revision = migration.current(where)
     tell(
         revision or "no schema yet", {"database": _shown(where), "schema": revision}, as_json=as_json
     )
@@ -100,7 +101,8 @@ def check(database: option.Database = None, as_json: option.AsJson = False) -> N
     where = _existing(database)
     from service.store import migration
 
-    _answered(migration.check, where)
+    with _explained():
+        migration.check(where)
     tell(
         f"{_shown(where)} is at schema {migration.head()}, which this plevel uses",
         {"database": _shown(where), "schema": migration.head()}, as_json=as_json,
@@ -120,13 +122,10 @@ def backup(
     from plevel.cli.output import tell
 
     where = _existing(database)
+    from service.store import backup as copier
 
-    def copy(store: Store) -> int:
-        from service.store import backup as copier
-
-        return copier.backup(store, file)
-
-    size = _used(where, copy)
+    with _opened(where) as store:
+        size = copier.backup(store, file)
     tell(
         f"wrote {file}: a copy of {_shown(where)}, {size} bytes",
         {"database": _shown(where), "copy": str(file), "bytes": size}, as_json=as_json,
@@ -156,18 +155,14 @@ def prune(
 
     before = time.time() - option.read_age("--older-than", older_than)
     where = _existing(database)
+    from service.access import audit
+    from service.records import retention
 
-    def work(store: Store) -> Pruned:
-        from service.access import audit
-        from service.records import retention
-
+    with _opened(where) as store:
         found = retention.prune(store, keep_best, before, dry=not yes)
         if yes:
             with store.write() as connection:
                 audit.note(connection, audit.user(), "prune", before=before, records=found.records, advice=found.advice)
-        return found
-
-    found = _used(where, work)
     tell(
         f"{'deleted' if yes else 'would delete'} {show_number(found.records, 'record')} of "
         f"{show_number(found.configs, 'configuration')} of {show_number(found.tasks, 'task')}; "
@@ -208,20 +203,16 @@ def purge(
     from strategy.table import show_number
 
     where = _existing(database)
+    from service.access import audit
+    from service.records import retention
 
-    def work(store: Store) -> Purged:
-        from service.access import audit
-        from service.records import retention
-
-        which = retention.Doubtful(worker=worker, device=device, source=source, since=begin, until=end)
-        with store.write() if yes else store.read() as connection:
-            if not yes:
-                return retention.count_doubtful(connection, which)
+    which = retention.Doubtful(worker=worker, device=device, source=source, since=begin, until=end)
+    with _opened(where) as store, store.write() if yes else store.read() as connection:
+        if yes:
             found = retention.purge_doubtful(connection, which, reason)
             audit.note(connection, audit.user(), "purge", reason=reason, **asdict(found))
-            return found
-
-    found = _used(where, work)
+        else:
+            found = retention.count_doubtful(connection, which)
     counts = asdict(found)
     what = (
         show_number(found.records, "record") + (f"; advice: {found.advice}" if found.advice else "")
@@ -234,22 +225,18 @@ def purge(
     )  # fmt: skip
 
 
-def _used(where: str, work: Callable[[Store], T]) -> T:
-    """Check the database's schema, and return the result of `work` on it."""
+@contextmanager
+def _opened(where: str) -> Iterator[Store]:
+    """The store of a database, whose schema is checked."""
+    from plevel.client import ServiceError
+    from plevel.direct import open_store
 
-    def ask(url: str) -> T:
-        from service.address import path_of
-        from service.store import db, foreign, migration
-
-        migration.check(url)
-        path = path_of(url)
-        store = db.Store(url, read_only=path is not None and not foreign.may_write(path))
-        try:
-            return work(store)
-        finally:
-            store.close()
-
-    return _answered(ask, where)
+    try:
+        with open_store(where) as store:
+            assert store is not None  # `_existing`
+            yield store
+    except ServiceError as error:
+        raise CommandError(str(error)) from error
 
 
 def _existing(database: str | None) -> str:
@@ -265,11 +252,13 @@ def _existing(database: str | None) -> str:
     return where
 
 
-def _answered(ask: Callable[[str], T], where: str) -> T:
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Raise an error of the service as `CommandError`."""
     from service.errors import ServiceError
 
     try:
-        return ask(where)
+        yield
     except ServiceError as error:
         raise CommandError(str(error)) from error
 
