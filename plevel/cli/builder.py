@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from plevel.cli import option, tls
+from plevel.cli import option
 from plevel.cli.error import UsageError
 
 # Python's configuration of logging, for Dask's processes.
@@ -26,9 +26,9 @@ def builder(
     scheduler: Annotated[
         str, typer.Option("--scheduler", metavar="ADDRESS", help="The Dask scheduler: tls://host:8786.")
     ],
-    tls_ca: tls.Authority = None,
-    tls_cert: tls.Certificate = None,
-    tls_key: tls.Key = None,
+    tls_ca: option.Authority = None,
+    tls_cert: option.Certificate = None,
+    tls_key: option.Key = None,
     threads: Annotated[
         int | None, typer.Option("--threads", metavar="N", min=1, help="Builds at once; default: one per core.")
     ] = None,

@@ -217,15 +217,13 @@ def _explain(error: Exception) -> tuple[int, str]:
     from strategy.op import OpError
     from strategy.select import SelectionError
 
-    if isinstance(error, OpError | SelectionError):
+    if isinstance(error, EmbeddedError | OpError | SelectionError | UnreachableError):
         return 1, _line(error)
     if isinstance(error, ServiceError):
         line = _line(error)
         more = [t for e in error.errors if (t := str(e.get("detail", ""))) and t not in line]
         wrong_request = error.status in (400, 422)
         return (2 if wrong_request else 1), "; ".join([line, *more])
-    if isinstance(error, UnreachableError | EmbeddedError):
-        return 1, _line(error)
     if isinstance(error, OSError):
         if error.filename2:  # of a file that is moved or copied, the place where it goes
             return 1, unwritten(error.filename2, error)

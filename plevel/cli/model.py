@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from plevel.cli import location, option, tls
+from plevel.cli import location, option
 from plevel.cli.error import UsageError
 
 _CONNECT_S = 5.0
@@ -58,9 +58,9 @@ def train(
         str | None,
         typer.Option("--dask", metavar="ADDRESS", help="A Dask scheduler whose workers train: tls://host:8786."),
     ] = None,
-    tls_ca: tls.Authority = None,
-    tls_cert: tls.Certificate = None,
-    tls_key: tls.Key = None,
+    tls_ca: option.Authority = None,
+    tls_cert: option.Certificate = None,
+    tls_key: option.Key = None,
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,

@@ -151,6 +151,16 @@ Log = Annotated[
         autocompletion=complete("text", "json"),
     ),
 ]
+# Of TLS between a Dask scheduler and its builders and workers.
+Authority = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", metavar="FILE", help="The authority that signed the scheduler's certificate, in PEM."),
+]
+Certificate = Annotated[
+    Path | None,
+    typer.Option("--tls-cert", metavar="FILE", help="This host's certificate for the scheduler, in PEM."),
+]
+Key = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -237,25 +247,21 @@ def _read_input(text: str) -> Input:
         raise UsageError(f"--input {name.strip():.80}: {error}") from error
 
 
-def read_attribute(text: str, option: str = "--attr") -> tuple[str, Any]:
-    """A pair from `NAME=VALUE`; a value that is not JSON is a string."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise UsageError(f"{option} {text!r:.120}: write it as name=value")
-    try:
-        return name.strip(), json.loads(value)
-    except ValueError:
-        return name.strip(), value
-
-
 def read_attributes(texts: Sequence[str] | None, option: str = "--attr") -> dict[str, Any]:
-    """As `read_attribute`, of several with different names."""
-    pairs = [read_attribute(text, option) for text in texts or ()]
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
+    """Values by name, each from `NAME=VALUE`; a value that is not JSON is a string."""
+    found: dict[str, Any] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise UsageError(f"{option} {text!r:.120}: write it as name=value")
+        if name in found:
             raise UsageError(f"{option} {name}: is given twice: leave one out")
-    return dict(pairs)
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def read_target(spec: str, threads: int | None, name: str = "--target") -> Target:

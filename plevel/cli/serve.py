@@ -46,14 +46,10 @@ def serve(
     where = location.locate_database(database)
     option.check_choice("--auth", auth, ("auto", "open", "token"))
     option.check_choice("--log", log, ("text", "json"))
-    arguments = ["--database", where]
-    given = {
-        "--host": host, "--port": port, "--auth": auth, "--tls-cert": tls_cert, "--tls-key": tls_key,
-        "--log": "json" if as_json else log,
-    }  # fmt: skip
-    for name, value in given.items():
-        if value is not None:
-            arguments += [name, str(value)]
+    arguments = option.pass_on({
+        "--database": where, "--host": host, "--port": port, "--auth": auth, "--tls-cert": tls_cert,
+        "--tls-key": tls_key, "--log": "json" if as_json else log,
+    })  # fmt: skip
     try:
         raise typer.Exit(_serve(where, arguments))
     except KeyboardInterrupt:  # while it loads: a stop that was asked for is no failure then either

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from plevel.cli import location, option, tls
+from plevel.cli import location, option
 from plevel.cli.error import UsageError
 
 
@@ -51,9 +51,9 @@ def worker(
         str | None,
         typer.Option("--build-on", metavar="ADDRESS", help="A Dask scheduler whose workers build, too: tls://host:8786."),
     ] = None,
-    tls_ca: tls.Authority = None,
-    tls_cert: tls.Certificate = None,
-    tls_key: tls.Key = None,
+    tls_ca: option.Authority = None,
+    tls_cert: option.Certificate = None,
+    tls_key: option.Key = None,
     as_json: Annotated[bool, typer.Option("--json", help="As --log json.")] = False,
 ) -> None:
     """Build and time jobs of a service on this machine.
