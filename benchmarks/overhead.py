@@ -87,7 +87,7 @@ def tune(
     with Embedded(f"sqlite:///{folder}/overhead.db") as embedded:
         worker = WorkerClient(embedded.url, stop, rng=random.Random())
         spool = Spool(folder / "spool", embedded.url)
-        info = describe_worker("overhead", device, "")
+        info = describe_worker("overhead", device)
         daemon = Daemon(worker, spool, info, cores, stop, cluster=cluster)
         thread = threading.Thread(target=daemon.run, args=(30.0,))
         thread.start()

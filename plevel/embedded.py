@@ -122,8 +122,8 @@ class Embedded:
             EmbeddedError: this host cannot build, or the worker does not start.
         """
         require_worker()
-        arguments = ["--device", self.slot] if self.slot != "cpu" else ["--threads", str(threads)] if threads else []
-        child = self._spawn("workers", "--url", self.url, *arguments)
+        chosen = [str(threads)] if threads and self.slot == "cpu" else []
+        child = self._spawn("workers", self.url, self.slot, *chosen)
         with Client(self.url) as client:
 
             def is_registered() -> bool:

@@ -13,13 +13,13 @@ def read_namespace(given: str | None) -> str | None:
     return given or os.environ.get("PLEVEL_NAMESPACE") or None
 
 
-def read_token() -> str | None:
-    """The token of the environment: of the file PLEVEL_TOKEN_FILE, else PLEVEL_TOKEN itself.
+def read_token(file: Path | None = None) -> str | None:
+    """The token of the file of --token-file, else of the file PLEVEL_TOKEN_FILE, else PLEVEL_TOKEN itself.
 
     Raises:
         UnreachableError: the file cannot be read, or what is given is no token.
     """
-    name = os.environ.get("PLEVEL_TOKEN_FILE")
+    named, name = ("--token-file", file) if file else ("PLEVEL_TOKEN_FILE", os.environ.get("PLEVEL_TOKEN_FILE"))
     if not name:
         given = os.environ.get("PLEVEL_TOKEN")
         if given and not _is_token(given.strip()):
@@ -29,9 +29,9 @@ def read_token() -> str | None:
         token = Path(name).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise UnreachableError(f"PLEVEL_TOKEN_FILE {name}: {why}: name a readable file with one token") from error
+        raise UnreachableError(f"{named} {name}: {why}: name a readable file with one token") from error
     if not _is_token(token):
-        raise UnreachableError(f"PLEVEL_TOKEN_FILE {name}: no token file: write one token on one line")
+        raise UnreachableError(f"{named} {name}: no token file: write one token on one line")
     return token
 
 

@@ -160,13 +160,13 @@ def environment() -> dict[str, Any]:
     """The toolchain and settings of this host that are known without loading TVM."""
     return {
         "python": platform.python_version(),
-        "tvm": _installed("apache-tvm"),
-        "tvm_ffi": _installed("apache-tvm-ffi"),
-        "numpy": _installed("numpy"),
-        "openblas": _installed("scipy-openblas32"),
+        "tvm": installed_version("apache-tvm"),
+        "tvm_ffi": installed_version("apache-tvm-ffi"),
+        "numpy": installed_version("numpy"),
+        "openblas": installed_version("scipy-openblas32"),
         "kernel": platform.release(),
         "governor": governor(),
-        "plevel": _installed("plevel"),
+        "plevel": installed_version("plevel"),
     }
 
 
@@ -205,7 +205,8 @@ def _stolen_s(cores: Sequence[int]) -> float | None:
 
 
 @cache
-def _installed(package: str) -> str:
+def installed_version(package: str) -> str:
+    """The version of an installed package, else an empty text."""
     try:
         return version(package)
     except PackageNotFoundError:

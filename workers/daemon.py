@@ -37,7 +37,7 @@ from workers.client import (
     StoppedError,
     UnknownWorkerError,
 )
-from workers.cpu import Cores, environment, hottest
+from workers.cpu import Cores, environment, hottest, installed_version
 from workers.cuda.runner import runner_on
 from workers.lease import GOODBYE_S, Held, Holdings
 from workers.sandbox import WORKER_IMPORTS, ForkServer, Interrupted
@@ -417,9 +417,9 @@ class Daemon:
         )
 
 
-def describe_worker(name: str, device: Device, version: str) -> WorkerInfo:
+def describe_worker(name: str, device: Device) -> WorkerInfo:
     """The registration of a worker: its host, process, device, version and operators."""
     return WorkerInfo(
-        name=name, host=socket.gethostname(), pid=os.getpid(), devices=(device,), version=version,
-        operators=installed(),
+        name=name, host=socket.gethostname(), pid=os.getpid(), devices=(device,),
+        version=installed_version("plevel"), operators=installed(),
     )  # fmt: skip

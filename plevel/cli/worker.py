@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -73,19 +75,21 @@ def worker(
     for limit in ("--lifetime", "--idle-exit"):
         if seconds.get(limit) == 0:
             raise UsageError(f"{limit} {ages[limit]}: it would end before its first job: write a longer time")
+    from plevel.client import UnreachableError
     from plevel.embedded import require_worker
+    from plevel.environment import read_token
 
     require_worker()
-    from workers.__main__ import main
+    try:
+        token = read_token(token_file)
+    except UnreachableError as error:
+        raise UsageError(str(error)) from error
+    from workers.__main__ import Options, main
 
-    arguments = ["--url", place.url]
-    for device in devices or ():
-        arguments += ["--device", device]
-    arguments += option.pass_on(
-        {
-            "--threads": threads, "--token-file": token_file, "--log": "json" if as_json else log,
-            "--max-temperature": hottest, "--name": name, "--build-on": build_on, "--tls-ca": tls_ca,
-            "--tls-cert": tls_cert, "--tls-key": tls_key, **seconds,
-        }
+    options = Options(
+        url=place.url, devices=devices or ("cpu",), threads=threads, token=token, name=name or socket.gethostname(),
+        hottest_c=hottest, lifetime_s=seconds.get("--lifetime", math.inf),
+        idle_exit_s=seconds.get("--idle-exit", math.inf), grace_s=seconds["--grace"], build_on=build_on,
+        tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, log="json" if as_json or log == "json" else "text",
     )  # fmt: skip
-    raise typer.Exit(main(arguments))
+    raise typer.Exit(main(options))

@@ -492,8 +492,9 @@ def test_off_this_host_a_service_that_wants_tokens_waits_for_the_first(
     other.write_text("plevel_other")
     assert plevel(*asked, PLEVEL_TOKEN=made.stdout, PLEVEL_TOKEN_FILE=str(other)).returncode == 1
     worker = subprocess.run(
-        [sys.executable, "-m", "workers", "--url", service.url, "--spool", str(tmp_path), "--threads", "1"],
-        env={**os.environ, "PLEVEL_TOKEN": made.stdout.strip()}, capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "plevel", "worker", "--url", service.url, "--threads", "1"],
+        env={**os.environ, "PLEVEL_TOKEN": made.stdout.strip(), "XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (worker.returncode, "has scope read, this request needs worker" in worker.stderr) == (1, True), worker.stderr
 

@@ -205,7 +205,7 @@ def serve(
             URL, stop, rng=random.Random(0), transport=httpx.MockTransport(script)
         )
         spool = Spool(tmp_path / "spool", URL)
-        info = describe_worker("w", DEVICE, "")
+        info = describe_worker("w", DEVICE)
         daemon = Daemon(client, spool, info, CORES, stop, imports=("numpy", "tvm", "hostile"), **limits)
 
         def run() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from plevel.client import Client, UnreachableError
 from tests.port import free_port
+from workers.__main__ import Options
 from workers.__main__ import main as run_worker
 from workers.client import Client as WorkerClient
 from workers.connection import ConnectionSettingError, open_http, trusted_certificates
@@ -101,7 +102,7 @@ def test_an_address_that_is_none_is_said_without_its_password(
     with pytest.raises(UnreachableError, match="write http://host:port") as caught:
         Client(url)
     assert "s3cret" not in str(caught.value)
-    assert run_worker(["--url", url]) == 2
+    assert run_worker(Options(url=url)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("plevel worker: url ")
 

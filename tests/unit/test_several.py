@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.limit import HANG_S
-from workers.__main__ import main
+from workers.__main__ import Options, main
 
 ROOT = Path(__file__).parents[2]
 # Each worker says that it is there, and each signal that reaches it; it ends with the last that it waits
@@ -85,6 +85,5 @@ def test_they_end_with_their_parent(begin: Begin) -> None:
 
 
 def test_a_device_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--url", "http://127.0.0.1:1", "--device", "cpu", "--device", "cpu"]
-    assert main(given) == 2
+    assert main(Options(url="http://127.0.0.1:1", devices=("cpu", "cpu"))) == 2
     assert "once" in capsys.readouterr().err
