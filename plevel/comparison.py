@@ -14,7 +14,7 @@ from strategy.network.plan import Buffer, Port
 from strategy.network.size import extents_at
 from workers.array_file import read_array, write_array
 from workers.fork import Limits
-from workers.network_runner import Array, RunNetwork
+from workers.network_runner import Array, RunNetwork, draw
 from workers.pool import ask_all
 from workers.reference import epsilon, numpy_dtype
 from workers.scratch import temporary_folder
@@ -121,12 +121,7 @@ def error_of(found: Any, reference: Any) -> float:
     return float("inf") if not np.isfinite(difference) else float(difference / (scale or 1.0))
 
 
-def make_inputs(ports: Sequence[Port], seed: int = 0) -> list[Any]:
-    """Arrays for inputs: normally distributed, and of integers 0 or 1, which index most tables."""
-    random = np.random.default_rng(seed)
-    return [
-        random.standard_normal(p.type.concrete_shape).astype(p.type.dtype)
-        if p.type.dtype.startswith("float")
-        else random.integers(0, 2, p.type.concrete_shape).astype(p.type.dtype)
-        for p in ports
-    ]
+def make_inputs(ports: Sequence[Port]) -> list[Any]:
+    """Random arrays for inputs."""
+    random = np.random.default_rng(0)
+    return [draw(random, p.type.dtype, p.type.concrete_shape) for p in ports]

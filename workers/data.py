@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from strategy.workload import Workload
 from workers.guard import Buffer, Placement, Pool
-from workers.reference import Array, Tolerance
+from workers.reference import Array, Tolerance, random_inputs, reference, tolerances
 
 
 @dataclass
@@ -17,11 +18,18 @@ class Data:
     """Inputs, reference and tolerances, shared by all configurations of a workload and seed."""
 
     inputs: Mapping[str, Array]
-    tensors: Mapping[str, Any]  # the inputs as TVM tensors
+    tensors: Mapping[str, Any]  # the inputs as TVM tensors; none for a GPU
     reference: tuple[Array, ...]
     tolerance: tuple[Tolerance, ...]
     pool: Pool = field(default_factory=Pool)
     _guarded: dict[tuple[str, Placement], Buffer] = field(default_factory=dict)
+
+    @classmethod
+    def draw(cls, workload: Workload, seed: int) -> Data:
+        """Random inputs, and what NumPy makes of them."""
+        inputs = random_inputs(workload, seed)
+        outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
+        return cls(inputs, {}, outputs, tolerances(workload, inputs, outputs))
 
     def guarded_input(self, name: str, placement: Placement) -> Buffer:
         """An input in guarded memory that is read-only, shared by all configurations."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -35,6 +36,12 @@ class RunNetwork(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[Array, ...]
     steps: tuple[Array | None, ...]
     sizes: tuple[int, ...] = ()
+
+
+def draw(random: np.random.Generator, dtype: str, shape: Sequence[int]) -> Any:
+    """Normally distributed numbers; of integers 0 or 1, which index most tables."""
+    found = random.standard_normal(shape) if "float" in dtype else random.integers(0, 2, shape)
+    return found.astype(numpy_dtype(dtype))
 
 
 def serve(channel: Channel) -> None:

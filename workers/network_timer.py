@@ -11,7 +11,7 @@ import numpy as np
 
 from strategy.record import convert
 from workers.fork import Channel
-from workers.network_runner import Array
+from workers.network_runner import Array, draw
 from workers.reference import numpy_dtype
 
 ROUNDS = 15
@@ -39,7 +39,8 @@ def serve(channel: Channel) -> None:
 
 def run(request: TimeNetworks) -> list[tuple[float, float]]:
     """Seconds of a call of both libraries, by rounds."""
-    arrays = [*map(_made, request.inputs), *(np.empty(a.shape, numpy_dtype(a.dtype)) for a in request.outputs)]
+    inputs = (draw(np.random.default_rng(0), a.dtype, a.shape) for a in request.inputs)
+    arrays = [*inputs, *(np.empty(a.shape, numpy_dtype(a.dtype)) for a in request.outputs)]
     pointers = [ctypes.c_void_p(a.ctypes.data) for a in arrays]  # of arrays that live until the end
 
     def call(path: str) -> Callable[[], None]:
@@ -77,10 +78,3 @@ def _burst(function: Callable[[], None]) -> float:
         spent_s = time.perf_counter() - begin
         if spent_s >= BURST_S:  # whatever a busy host does to each
             return spent_s / calls
-
-
-def _made(array: Array) -> np.ndarray:
-    """Normally distributed numbers; of integers 0 or 1, which index most tables."""
-    random, dtype = np.random.default_rng(0), numpy_dtype(array.dtype)
-    is_float = np.issubdtype(dtype, np.floating) or array.dtype == "bfloat16"
-    return (random.standard_normal(array.shape) if is_float else random.integers(0, 2, array.shape)).astype(dtype)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from strategy.extern import load_library
 from strategy.peak import least_seconds
@@ -30,7 +29,7 @@ from workers.drift import time_reference
 from workers.fork import Channel
 from workers.guard import OutOfBoundsError, Span
 from workers.kernel import Kernel
-from workers.reference import WrongAnswerError, random_inputs, reference, tolerances
+from workers.reference import WrongAnswerError
 from workers.timing import ImplausibleError, Timed, time_kernels
 
 # Larger arrays are mapped one by one, and go back to the system when freed. By default glibc raises its limit to
@@ -211,10 +210,9 @@ class Runner:
     def _draw(self, workload: Workload, seed: int) -> Data:
         import tvm
 
-        inputs = random_inputs(workload, seed)
-        outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
-        tensors = {name: tvm.runtime.tensor(array) for name, array in inputs.items()}
-        return Data(inputs, tensors, outputs, tolerances(workload, inputs, outputs))
+        found = Data.draw(workload, seed)
+        found.tensors = {name: tvm.runtime.tensor(array) for name, array in found.inputs.items()}
+        return found
 
 
 def pin_threads(cores: Sequence[int], known: dict[int, int]) -> None:

@@ -12,22 +12,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from strategy.record import convert, to_json
 from strategy.select.combination import satisfiable
 from strategy.signature import Argument, Role
 from strategy.workload import Workload
+from workers.data import Data
 from workers.fork import Channel, Limits
 from workers.guard import Buffer, OutOfBoundsError, Placement, allocate, explain
-from workers.reference import (
-    WrongAnswerError,
-    compare,
-    poison,
-    random_inputs,
-    reference,
-    tolerances,
-)
+from workers.reference import WrongAnswerError, compare, poison
 from workers.sandbox import Died, ForkServer, Late
 from workers.workspace import build_allocator, guarded_workspaces
 
@@ -115,14 +108,13 @@ def serve(channel: Channel) -> None:
 
 def _run(module: Any, asked: Request, sizes: Mapping[str, int], channel: Channel) -> None:
     workload = asked.workload.bind(sizes) if sizes else asked.workload
-    inputs = random_inputs(workload, 0)
-    answers = tuple(np.asarray(x) for x in reference(workload, inputs))
-    bounds = tolerances(workload, inputs, answers)
+    data = Data.draw(workload, 0)
+    answers = data.reference
     found: list[Buffer] = []
     for placement in Placement:
         given: dict[str, Buffer] = {}
         for i in [*workload.inputs, *(o for s in workload.epilogue for o in s.operands if o)]:
-            array, dtype = inputs[i.name], i.tensor.dtype
+            array, dtype = data.inputs[i.name], i.tensor.dtype
             given[i.name] = allocate(f"input {i.name}", array.shape, dtype, placement)
             given[i.name].array[...] = array
             given[i.name].region.protect()
@@ -153,7 +145,7 @@ def _run(module: Any, asked: Request, sizes: Mapping[str, int], channel: Channel
         for buffer in used:
             buffer.verify()
         found += outputs
-    for buffer, right, bound in zip(found, answers * 2, bounds * 2, strict=True):
+    for buffer, right, bound in zip(found, answers * 2, data.tolerance * 2, strict=True):
         compare(buffer.array, right, bound)
 
 

@@ -699,7 +699,7 @@ def test_inputs_and_references_are_kept_for_later_jobs(monkeypatch: pytest.Monke
         drawn.append(inputs["data"].shape[0])
         return reference(workload, inputs)
 
-    monkeypatch.setattr("workers.runner.reference", counted)
+    monkeypatch.setattr("workers.data.reference", counted)
     mine, its = socket.socketpair()
     with mine, its:
         session = Runner(Channel(mine, mmap.mmap(-1, PROGRESS_BYTES)))

@@ -10,8 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from strategy.record import convert
 from strategy.workload import Workload
 from workers.builder import Built
@@ -21,7 +19,6 @@ from workers.cuda.library import CudaError, describe_library
 from workers.data import Data
 from workers.fork import Channel
 from workers.kernel import Kernel
-from workers.reference import random_inputs, reference, tolerances
 from workers.runner import Runner, Session
 from workers.sandbox import ForkServer
 from workers.timing_runner import TimingRunner
@@ -98,9 +95,7 @@ class CudaRunner(Runner):
         return timed
 
     def _draw(self, workload: Workload, seed: int) -> Data:
-        inputs = random_inputs(workload, seed)
-        outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
-        return Data(inputs, {}, outputs, tolerances(workload, inputs, outputs))
+        return Data.draw(workload, seed)
 
 
 def _lost(kernel: Kernel, error: CudaError) -> SystemExit:
