@@ -77,8 +77,9 @@ def open_store(database: str) -> Generator[Store | None, None, None]:
 
 
 class Direct:
-    """Access to a namespace of a database in this process. Not thread-safe.
+    """Access to a namespace of a database in this process, by the methods of a `Client`. Not thread-safe.
 
+    What they do, give and raise is documented there; here, where it differs.
     A database that does not exist yet has no store, and no records: selection then needs no SQL.
     """
 
@@ -123,7 +124,6 @@ class Direct:
     def dispatch(
         self, workload: Workload, target: Target, *, device: str | None = None
     ) -> DispatchTable:
-        """The dispatch table of a workload with symbolic dimensions; raises as `select` does."""
         if self._store is None:
             return dispatch(workload, target, NO_RECORDS, device=device)
         from service.selection.database import RecordDatabase
@@ -133,7 +133,6 @@ class Direct:
             return dispatch(workload, target, database, device=device)
 
     def runs(self, limit: int = 20) -> tuple[RunStatus, ...]:
-        """The latest runs, the newest first."""
         if self._store is None:
             return ()
         from service.tuning import run_status
@@ -150,7 +149,6 @@ class Direct:
             return runs.request_of(connection, run_id, self._namespace)
 
     def cancel(self, run_id: int) -> RunStatus:
-        """Stop a run; its measurements are kept."""
         with self._change("run.cancel", run=run_id) as (connection, _):
             from service.tuning import run as runs
             from service.tuning import run_status
@@ -161,7 +159,6 @@ class Direct:
     def records(
         self, *, limit: int = 100, cursor: int = 0, newest: bool = False, **wanted: Any
     ) -> Row:
-        """One page of the log. See `Client.records`."""
         if self._store is None:
             return {"records": [], "next": None}
         from service.records import log_page
@@ -171,7 +168,6 @@ class Direct:
         return self._ask(Row, partial(log_page.page, wanted=which, limit=limit, cursor=cursor, newest=newest))
 
     def iter_best(self, *, scope: str | None = None, **wanted: Any) -> Iterator[Row]:
-        """Yield the best of each task that matches. See `Client.iter_best`."""
         if self._store is None:
             return
         from service.records import coverage
@@ -179,7 +175,6 @@ class Direct:
         yield from self._pages(partial(coverage.list_best, scope=scope), "best", wanted)
 
     def iter_foreign(self, tool: str, *, limit: int = 500, **wanted: Any) -> Iterator[Row]:
-        """Yield the kernels of another tool. See `Client.iter_foreign`."""
         if self._store is None:
             return
         from service.records import foreign
@@ -196,7 +191,6 @@ class Direct:
             cursor = page.next
 
     def iter_coverage(self, **wanted: Any) -> Iterator[Row]:
-        """Yield the tuning state of each task that matches. See `Client.iter_coverage`."""
         if self._store is None:
             return
         from service.records import coverage
@@ -215,7 +209,6 @@ class Direct:
             cursor = page.next
 
     def task(self, task_id: int) -> TaskStatus:
-        """A task over all runs."""
         self._require(f"task {task_id}")
         from service.tuning import run_status
 
@@ -223,7 +216,6 @@ class Direct:
             return run_status.task_status(connection, task_id)
 
     def curve(self, task_id: int, device_model: str | None = None) -> Rows:
-        """The trials of a task's search that improved on all previous ones. See `Client.curve`."""
         if self._store is None:
             return []
         from service.records import log_page
@@ -239,11 +231,6 @@ class Direct:
         device_model: str = "",
         put_aside: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> Row:
-        """Read a tuning log into the database; return the summary. See `Client.import_records`.
-
-        Raises:
-            ServiceError: the format is not known.
-        """
         assert self._store is not None, "importing creates the database first"
         from service.formats import FormatError, Rejected, Source, read
         from service.records.importer import import_items
@@ -264,7 +251,6 @@ class Direct:
         return import_items(self._store, items, tell, namespace=self._namespace).to_json()
 
     def export_records(self, form: str, **wanted: Any) -> Iterator[bytes]:
-        """Yield the matching records in one of the formats, in pieces; `wanted` names filters."""
         if self._store is None:
             return iter(())
         from service.records import exporter
@@ -277,7 +263,6 @@ class Direct:
         return parts
 
     def record_network(self, confirmation: Confirmation) -> int:
-        """Record the verdict on a network's kernels. See `Client.record_network`."""
         store = self._require("the database to record it in")
         from service.records import network
 
@@ -285,7 +270,6 @@ class Direct:
             return network.put(connection, confirmation, self._namespace)
 
     def networks(self, limit: int = 20, **wanted: Any) -> Rows:
-        """The newest confirmations of networks. See `Client.networks`."""
         if self._store is None:
             return []
         from service.records import network
@@ -294,14 +278,12 @@ class Direct:
         return list(self._ask(Row, asked)["networks"])
 
     def network(self, network_id: int) -> Row:
-        """One confirmation of a network."""
         self._require(f"network {network_id}")
         from service.records import network
 
         return self._ask(Row, network.find, network_id, self._namespace)
 
     def models(self) -> Rows:
-        """The cost models with their accuracy, the newest first."""
         if self._store is None:
             return []
         from service.predict import training
@@ -309,7 +291,6 @@ class Direct:
         return self._ask(Rows, training.find)
 
     def model(self, model_id: int) -> Row:
-        """Return a cost model's training data and accuracy."""
         self._require(f"model {model_id}")
         from service.predict import training
 
@@ -364,7 +345,6 @@ class Direct:
         return trained
 
     def workers(self) -> Rows:
-        """The registered workers that have not left."""
         if self._store is None:
             return []
         from service.queue import worker_status
@@ -372,14 +352,12 @@ class Direct:
         return self._ask(Rows, worker_status.statuses, _alive_s())
 
     def why(self, job_id: int) -> Row:
-        """Explain a job's place in the queue: its `state`, and the `reasons`."""
         self._require(f"job {job_id}")
         from service.queue import explain
 
         return self._ask(Row, explain.explain, job_id, _alive_s())
 
     def pauses(self) -> Rows:
-        """Current and future pauses."""
         if self._store is None:
             return []
         from service.queue import pause
@@ -387,7 +365,6 @@ class Direct:
         return self._ask(Rows, pause.current)
 
     def pause(self, reason: str, **place: Any) -> Row:
-        """Pause a `device` or a `target` from `starts_at` to `ends_at`; running jobs finish."""
         with self._change("pause") as (connection, detail):
             from service.queue import pause
 
@@ -397,21 +374,18 @@ class Direct:
         return shown
 
     def resume(self, pause_id: int) -> None:
-        """End a pause."""
         with self._change("resume", pause=pause_id) as (connection, _):
             from service.queue import pause
 
             pause.end(connection, pause_id)
 
     def rename_device(self, old: str, new: str) -> None:
-        """Transfer a device's history to another identity."""
         with self._change("device.rename", old=old, new=new) as (connection, _):
             from service.queue import fleet
 
             fleet.rename(connection, old, new)
 
     def move_device(self, device: str, token: str) -> None:
-        """Transfer a device to the tokens of a name."""
         with self._change("device.move", device=device, token=token) as (connection, _):
             from service.queue import fleet
 
@@ -424,7 +398,6 @@ class Direct:
         expires_in_s: float | None = None,
         namespace: str | None = None,
     ) -> Row:
-        """Create a token for one namespace or for all; return its `id` and `secret`, which is not shown again."""
         given = {"name": name, "scopes": scopes, "namespace": namespace}
         with self._change("token.create", **given) as (connection, detail):
             from service.access import token
@@ -437,7 +410,6 @@ class Direct:
         return shown
 
     def tokens(self) -> Rows:
-        """The tokens without their secrets, the newest first."""
         if self._store is None:
             return []
         from service.access import token
@@ -445,7 +417,6 @@ class Direct:
         return self._ask(Rows, token.list_all)
 
     def revoke_token(self, token_id: int) -> None:
-        """Revoke a token."""
         with self._change("token.revoke", token=token_id) as (connection, _):
             from service.access import token
 
