@@ -64,6 +64,7 @@ class _Batch:
     taken: threading.Event
 
 
+@dataclass(eq=False)
 class Daemon:
     """One worker with one device.
 
@@ -84,33 +85,22 @@ class Daemon:
         clock: seconds, as of `time.monotonic`.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        spool: Spool,
-        info: WorkerInfo,
-        cores: Cores,
-        stop: threading.Event,
-        imports: tuple[str, ...] = WORKER_IMPORTS,
-        hottest_c: float | None = None,
-        lifetime_s: float = math.inf,
-        idle_exit_s: float = math.inf,
-        grace_s: float = math.inf,
-        cluster: Elsewhere | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._client = client
-        self._info = info
-        self._device: Device = info.devices[0]
-        self._cores = cores
-        self._stop = stop
-        self._imports = imports
-        self._hottest_c = hottest_c
-        self._idle_exit_s = idle_exit_s
-        self._grace_s = grace_s
-        self._cluster = cluster
-        self._clock = clock
-        self._stop_at = clock() + lifetime_s
+    client: Client
+    spool: Spool
+    info: WorkerInfo
+    cores: Cores
+    stop: threading.Event
+    imports: tuple[str, ...] = WORKER_IMPORTS
+    hottest_c: float | None = None
+    lifetime_s: float = math.inf
+    idle_exit_s: float = math.inf
+    grace_s: float = math.inf
+    cluster: Elsewhere | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._device: Device = self.info.devices[0]
+        self._stop_at = self.clock() + self.lifetime_s
         self._longest_s = 0.0  # of a job, from its lease to its end
         # Of a job, weighted to the last ones: from its lease until all of it is built, and in the runner.
         self._build_s, self._time_s = 0.0, 0.0
@@ -118,8 +108,8 @@ class Daemon:
         self._room_pause_s = FIRST_PAUSE_S
         self._failure: Exception | None = None
         self._draining = threading.Event()
-        self._holdings = Holdings(client, spool, self._fail)
-        self._turn = Turn(cores.timing)
+        self._holdings = Holdings(self.client, self.spool, self._fail)
+        self._turn = Turn(self.cores.timing)
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._registered: Registered | None = None
         # The timing thread's time by activity, in seconds.
@@ -135,12 +125,12 @@ class Daemon:
             Exception: the first unexpected error of a thread, which has ended all others.
         """
         try:
-            with scratch() as folder, ForkServer(folder, self._imports) as server:
-                self._registered = self._client.register(self._info, patience_s)
+            with scratch() as folder, ForkServer(folder, self.imports) as server:
+                self._registered = self.client.register(self.info, patience_s)
                 log.info(
                     "%s registered with %s: %s, timing on cores %s, building on %s",
-                    self._info.name, self._client.shown, self._device.target,
-                    self._cores.timing, self._cores.building,
+                    self.info.name, self.client.shown, self._device.target,
+                    self.cores.timing, self.cores.building,
                 )  # fmt: skip
                 self._serve(server, folder)
         finally:
@@ -150,8 +140,8 @@ class Daemon:
     def drain(self) -> None:
         """Finish the job being timed, within the grace period, release the one being built, and end."""
         if self._registered is None:
-            self._stop.set()
-        self._stop_at = min(self._stop_at, self._clock() + self._grace_s)
+            self.stop.set()
+        self._stop_at = min(self._stop_at, self.clock() + self.grace_s)
         self._draining.set()
         self._batches.put(None)
         for held in self._holdings.all():
@@ -161,21 +151,21 @@ class Daemon:
     def _serve(self, server: ForkServer, folder: Path) -> None:
         on_cuda = self._device.target.kind == "cuda"
         pool = BuilderPool(
-            server, self._cores.building, folder, forks=on_cuda,
-            shared=self._cores.timing, turn=self._turn, cluster=self._cluster,
+            server, self.cores.building, folder, forks=on_cuda,
+            shared=self.cores.timing, turn=self._turn, cluster=self.cluster,
         )  # fmt: skip
-        runner = runner_on(server, self._cores.timing, self._device.slot)
+        runner = runner_on(server, self.cores.timing, self._device.slot)
         leasing = threading.Thread(target=self._guard, args=(self._lease_and_build, pool), name="build")
         timing = threading.Thread(target=self._guard, args=(self._time, runner), name="timing")
         keeping = threading.Thread(
-            target=self._guard, args=(self._holdings.keep_alive, self._identity, self._stop), name="renew", daemon=True
+            target=self._guard, args=(self._holdings.keep_alive, self._identity, self.stop), name="renew", daemon=True
         )
         leasing.daemon = True  # it may be waiting for a job at the end
         for thread in (leasing, timing, keeping):
             thread.start()
         # When draining, the timing thread ends after the current job.
-        busy_at = self._clock()
-        while not self._stop.is_set() and timing.is_alive():
+        busy_at = self.clock()
+        while not self.stop.is_set() and timing.is_alive():
             timing.join(0.2)
             busy_at = self._keep_limits(busy_at)
         self._draining.set()
@@ -183,7 +173,7 @@ class Daemon:
             held.ended.set()
         self._batches.put(None)
         timing.join(GOODBYE_S)
-        self._stop.set()
+        self.stop.set()
         keeping.join(GOODBYE_S)  # a service is not asked again by a worker that has left
         self._say_goodbye()
         pool.close()
@@ -191,14 +181,14 @@ class Daemon:
 
     def _keep_limits(self, busy_at: float) -> float:
         """Drain a worker that is idle, stop one whose time is over; return when it last had a job."""
-        now = self._clock()
+        now = self.clock()
         if now >= self._stop_at:
             log.info("stopping: the time to finish is over, %d jobs are released", len(self._holdings.all()))
-            self._stop.set()
+            self.stop.set()
         elif self._holdings.all():
             return now
-        elif now - busy_at >= self._idle_exit_s and not self._draining.is_set():
-            log.info("draining: no job for %g s", self._idle_exit_s)
+        elif now - busy_at >= self.idle_exit_s and not self._draining.is_set():
+            log.info("draining: no job for %g s", self.idle_exit_s)
             self.drain()
         return busy_at
 
@@ -215,13 +205,13 @@ class Daemon:
         """Stop the worker; `run` raises the first error."""
         log.error("the worker stops: %s: %s", type(error).__name__, error)
         self._failure = self._failure or error
-        self._stop.set()
+        self.stop.set()
 
     def _say_goodbye(self) -> None:
         self._holdings.close()
         if self._registered is not None:
             with contextlib.suppress(ServiceError):
-                self._client.deregister(self._registered.worker_id)
+                self.client.deregister(self._registered.worker_id)
 
     # Leasing and building
 
@@ -230,7 +220,7 @@ class Daemon:
         builds = ThreadPoolExecutor(AHEAD, "ahead")
         try:
             while not self._draining.is_set():
-                left_s = self._stop_at - self._clock() - self._longest_s
+                left_s = self._stop_at - self.clock() - self._longest_s
                 if left_s <= 0:
                     log.info("draining: a job takes up to %.0f s, longer than what is left", self._longest_s)
                     break
@@ -253,7 +243,7 @@ class Daemon:
         """The number of jobs to have ahead: as many as are timed while one is built, if there are builders for them."""
         if not self._time_s:
             return 1
-        most = AHEAD if self._cluster is not None else round(len(self._cores.building) / self._width)
+        most = AHEAD if self.cluster is not None else round(len(self.cores.building) / self._width)
         return max(1, min(math.ceil(self._build_s / self._time_s), most, AHEAD))
 
     def _identity(self) -> Registered:
@@ -266,11 +256,11 @@ class Daemon:
         )
         try:
             try:
-                return self._client.lease(request)
+                return self.client.lease(request)
             except UnknownWorkerError:
                 if self._draining.is_set():  # the worker has just left
                     return ()
-                self._registered = self._client.register(self._info)
+                self._registered = self.client.register(self.info)
                 log.info("registered again, as the service no longer knew this worker")
         except ServiceError as error:
             log.warning("the service refused this worker: %s; retrying in %g s", error, _REFUSED_S)
@@ -278,7 +268,7 @@ class Daemon:
         return ()
 
     def _build(self, held: Held, pool: BuilderPool) -> None:
-        leased_at = self._clock()
+        leased_at = self.clock()
         self._width += (len(held.lease.job.entries) - self._width) / 2
         try:
             built = pool.build(held.lease.job, held.ended, lambda b: self._report_failed(held, b))
@@ -288,12 +278,12 @@ class Daemon:
         if held.ended.is_set():
             self._holdings.leave(held)
             return
-        self._build_s += (self._clock() - leased_at - self._build_s) / 2
+        self._build_s += (self.clock() - leased_at - self._build_s) / 2
         good = tuple(b for b in built if b.error is None)
         batch = _Batch(held, leased_at, good, threading.Event())
         self._batches.put(batch)
         # It is ahead until it is timed.
-        while not batch.taken.wait(0.5) and not self._stop.is_set():
+        while not batch.taken.wait(0.5) and not self.stop.is_set():
             pass
 
     def _await_room(self, held: Held, error: ScratchError) -> None:
@@ -312,7 +302,7 @@ class Daemon:
     # Timing
 
     def _time(self, runner: TimingRunner) -> None:
-        since = self._clock()
+        since = self.clock()
         while (batch := self._batches.get()) is not None:
             held = batch.held
             self.spent["waiting for a job"] += max(0.0, batch.leased_at - since)
@@ -339,11 +329,11 @@ class Daemon:
 
     def _cool_down(self, held: Held) -> None:
         said = False
-        while self._hottest_c is not None and (hottest() or 0.0) > self._hottest_c:
+        while self.hottest_c is not None and (hottest() or 0.0) > self.hottest_c:
             if not said:
                 log.warning(
                     "%s is waiting: a sensor is above %g °C (--max-temperature)",
-                    held, self._hottest_c, extra=held.ids,
+                    held, self.hottest_c, extra=held.ids,
                 )  # fmt: skip
                 said = True
             if held.ended.wait(_COOLING_S):
@@ -351,7 +341,7 @@ class Daemon:
 
     def _spend(self, what: str, since: float) -> float:
         """Attribute the time since `since` to `what`; return the current time."""
-        now = self._clock()
+        now = self.clock()
         self.spent[what] += now - since
         return now
 
@@ -379,7 +369,7 @@ class Daemon:
 
     def _time_batch(self, batch: _Batch, runner: TimingRunner) -> None:
         held, job = batch.held, batch.held.lease.job
-        began = self._clock()
+        began = self.clock()
         outcomes: Counter[str] = Counter()
         timed: list[Result] = []
 
@@ -406,13 +396,13 @@ class Daemon:
         except Exception:
             self._holdings.report(held, *timed)
             raise
-        self._time_s += (self._clock() - began - self._time_s) / 2
+        self._time_s += (self.clock() - began - self._time_s) / 2
         toolchain = conditions.environment | {"TVM_NUM_THREADS": job.target.threads}
         self._holdings.finish(held, environment() | toolchain, conditions.references, timed)
         outcomes["not built"] = len(job.entries) - len(batch.built)
         shown = ", ".join(f"{count} {what}" for what, count in outcomes.items() if count)
         log.info(
-            "%s: %s in %.2f s, %.2f s of it timing", held, shown, self._clock() - began,
+            "%s: %s in %.2f s, %.2f s of it timing", held, shown, self.clock() - began,
             sum(result.run_s for result in timed), extra=held.ids,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ _MOST_EVICTED_BYTES = 64 << 20  # of larger constants a call leaves little in th
 _MOST_EVICTING_S = 0.1
 
 
+@dataclass(eq=False)
 class Kernel:
     """One loaded library with its arguments.
 
@@ -35,29 +37,21 @@ class Kernel:
         begin: called before each run in guarded memory with the addresses of its buffers.
     """
 
-    def __init__(
-        self,
-        built: Built,
-        data: Data,
-        *,
-        cache_flush: bool = False,
-        allocator: Path | None = None,
-        launcher: Path | None = None,
-        cold_constants: bool = False,
-        begin: Callable[[Sequence[Span]], None] = lambda spans: None,
-    ) -> None:
-        self.entry = built.entry
+    built: Built
+    data: Data
+    _: KW_ONLY
+    cache_flush: bool = False
+    allocator: Path | None = None
+    launcher: Path | None = None
+    cold_constants: bool = False
+    begin: Callable[[Sequence[Span]], None] = lambda spans: None
+
+    def __post_init__(self) -> None:
+        self.entry = self.built.entry
         self.prepare_s: float | None = None
         self.check_s = 0.0
         self.held_bytes = 0  # of its own buffers, from `bind` on
-        self._built = built
-        self._data = data
-        self._cache_flush = cache_flush
-        self._allocator = allocator
-        self._launcher = launcher
-        self._cold_constants = cold_constants
         self._evict: Evictor | None = None
-        self._begin = begin
         self._artefact: Artefact | None = None
         self._arguments: list[Any] = []
         self._own: dict[int, Buffer] = {}  # outputs and packed constants, by the place of the argument
@@ -65,16 +59,12 @@ class Kernel:
         self._packing_s: dict[int, float] = {}
         self._is_packed = False  # for good: no other placement tells more
 
-    @property
-    def built(self) -> Built:
-        return self._built
-
     def load(self) -> Artefact:
         """Load the library."""
-        self._artefact = load(Path(self._built.path))
+        self._artefact = load(Path(self.built.path))
         self._main = self._artefact.main
-        if self._launcher is not None:
-            use_openmp(Path(self._built.path), self._launcher)
+        if self.launcher is not None:
+            use_openmp(Path(self.built.path), self.launcher)
         return self._artefact
 
     def check(self) -> None:
@@ -95,7 +85,7 @@ class Kernel:
         # Compared last, as a read out of bounds also makes a wrong answer, which explains less.
         for outputs in runs:
             self._compare(outputs)
-        self._begin(())
+        self.begin(())
         self.check_s += time.perf_counter() - began - (self.prepare_s or 0.0)
 
     def _run_guarded(self, placement: Placement) -> tuple[list[Array], bool]:
@@ -104,10 +94,10 @@ class Kernel:
         True if they are at such pages on both sides: the other placement is the same then.
         """
         assert self._artefact is not None
-        assert self._allocator is not None
+        assert self.allocator is not None
         arguments = self._artefact.arguments
         inputs = {
-            a.name: self._data.guarded_input(a.name, placement)
+            a.name: self.data.guarded_input(a.name, placement)
             for a in arguments
             if a.role is not Role.OUTPUT
         }
@@ -115,9 +105,9 @@ class Kernel:
         taken = [self._own.get(place) or inputs[a.name] for place, a in enumerate(arguments)]
         used = {b.name: b for b in (*inputs.values(), *taken)}.values()
         spans = [b.span for b in used]
-        self._begin(spans)
+        self.begin(spans)
         with guarded_workspaces(
-            Path(self._built.path), self._allocator, placement, lambda more: self._begin([*spans, *more])
+            Path(self.built.path), self.allocator, placement, lambda more: self.begin([*spans, *more])
         ) as made:
             self._pack(unpacked, {name: b.tensor for name, b in inputs.items()})
             self._is_packed = all(b.is_tight for b in (*inputs.values(), *made))
@@ -152,12 +142,12 @@ class Kernel:
     def _take(self, place: int, name: str, placement: Placement) -> Buffer:
         assert self._artefact is not None
         kind = self._artefact.arguments[place].tensor
-        buffer = self._own[place] = self._data.pool.take(name, kind.concrete_shape, kind.dtype, placement)
+        buffer = self._own[place] = self.data.pool.take(name, kind.concrete_shape, kind.dtype, placement)
         self._taken.append(buffer)
         return buffer
 
     def _poison(self) -> None:
-        for buffer, right in zip(self._outputs, self._data.reference, strict=True):
+        for buffer, right in zip(self._outputs, self.data.reference, strict=True):
             overwrite(buffer.array, right, buffer.dtype)
 
     def _pack(self, places: Sequence[int], sources: Mapping[str, Any]) -> None:
@@ -177,30 +167,30 @@ class Kernel:
         if self._own:
             self._poison()
         else:  # an earlier session has checked it
-            self._pack(self._take_all(Placement.BEGIN), self._data.tensors)
+            self._pack(self._take_all(Placement.BEGIN), self.data.tensors)
         self._arguments = [
-            self._own[place].tensor if place in self._own else self._data.tensors[a.name]
+            self._own[place].tensor if place in self._own else self.data.tensors[a.name]
             for place, a in enumerate(self._artefact.arguments)
         ]
         self._give_back([b for b in self._taken if b not in self._own.values()])
         self.held_bytes = sum(b.array.nbytes for b in self._taken)
-        if self._cold_constants:
+        if self.cold_constants:
             self._evict = self._make_evictor()
 
     def _give_back(self, buffers: Sequence[Buffer]) -> None:
         self._taken = [b for b in self._taken if b not in buffers]
-        self._data.pool.give_back(buffers)
+        self.data.pool.give_back(buffers)
 
     def _make_evictor(self) -> Evictor | None:
         assert self._artefact is not None
-        assert self._launcher is not None
+        assert self.launcher is not None
         constants = [
             (tensor.data_ptr(), size_bytes(tensor.shape, str(tensor.dtype)))
             for argument, tensor in zip(self._artefact.arguments, self._arguments, strict=True)
             if argument.role in (Role.CONSTANT, Role.PREPARED)
         ]
         evicted = [(at, size) for at, size in constants if size <= _MOST_EVICTED_BYTES]
-        return Evictor(self._launcher, evicted) if evicted else None
+        return Evictor(self.launcher, evicted) if evicted else None
 
     def compare(self) -> None:
         """Compare the outputs of the timed calls with the reference."""
@@ -208,14 +198,14 @@ class Kernel:
 
     def _compare(self, outputs: Sequence[Array]) -> None:
         for found, right, tolerance in zip(
-            outputs, self._data.reference, self._data.tolerance, strict=True
+            outputs, self.data.reference, self.data.tolerance, strict=True
         ):
             compare(found, right, tolerance)
 
     def measure(self, calls: int) -> float:
         """The total seconds of this many calls, in the loop with the least overhead."""
         assert self._artefact is not None
-        if self._cache_flush:
+        if self.cache_flush:
             return self._measure_cold(calls)
         if self._evict is not None:
             return self._measure_evicting(calls, self._evict)

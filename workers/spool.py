@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from strategy.folder import hold, keep_newest, taken_over
@@ -148,6 +149,7 @@ def _join(one: Report, other: Report) -> Report:
     return Report(lease_id=one.lease_id, results=joined)
 
 
+@dataclass(eq=False)
 class Sender:
     """Sender of a spool's results, in order, in a thread of its own, until they are accepted.
 
@@ -158,23 +160,16 @@ class Sender:
         linger_s: the time for which results wait for more of their job, as sending disturbs timing.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        spool: Spool,
-        accepted: Callable[[int, ResultsAccepted], None],
-        lost: Callable[[int], None],
-        linger_s: float = 1.0,
-        failed: Callable[[Exception], None] | None = None,
-    ) -> None:
-        self._client = client
-        self._spool = spool
-        self._accepted = accepted
-        self._lost = lost
-        self._failed = failed
-        self._linger_s = linger_s
+    client: Client
+    spool: Spool
+    accepted: Callable[[int, ResultsAccepted], None]
+    lost: Callable[[int], None]
+    linger_s: float = 1.0
+    failed: Callable[[Exception], None] | None = None
+
+    def __post_init__(self) -> None:
         self._change = threading.Condition()
-        self._due: float | None = None if spool.empty else 0.0
+        self._due: float | None = None if self.spool.empty else 0.0
         self._closing = False
         self._rng = random.Random()
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
@@ -188,7 +183,7 @@ class Sender:
         pause = FIRST_PAUSE_S
         while True:
             try:
-                self._spool.put(report)
+                self.spool.put(report)
                 break
             except OSError as error:
                 log.warning("results cannot be written to the spool (%s), retrying: free some space", error)
@@ -196,7 +191,7 @@ class Sender:
                 if self._change.wait_for(lambda: self._closing, pause):
                     return  # its lease is released, and it is measured again
             pause = min(2 * pause, LONGEST_PAUSE_S)
-        due = time.monotonic() + (0.0 if report.results.done else self._linger_s)
+        due = time.monotonic() + (0.0 if report.results.done else self.linger_s)
         with self._change:
             self._due = due if self._due is None else min(due, self._due)
             self._change.notify_all()
@@ -221,9 +216,9 @@ class Sender:
         try:
             self._send_all()
         except Exception as error:
-            if self._failed is None:
+            if self.failed is None:
                 raise
-            self._failed(error)
+            self.failed(error)
 
     def _send_all(self) -> None:
         pause = FIRST_PAUSE_S
@@ -246,31 +241,31 @@ class Sender:
             if not waiting:
                 with self._change:
                     # Results may have been added since the folder was read.
-                    if self._spool.empty:
+                    if self.spool.empty:
                         self._due = None
                     self._change.notify_all()
 
     def _send_first(self) -> bool:
         """Send the oldest results; return True if there were any."""
-        first = self._spool.first()
+        first = self.spool.first()
         if first is None:
             return False
         report, paths = first
         lease_id = report.lease_id
         try:
-            answer = self._client.report(report)
+            answer = self.client.report(report)
         except UnreachableError:
             raise
         except LeaseLostError as error:
             count = len(report.results.results)
             log.warning("%d results were dropped, their lease is lost: %s", count, error)
-            self._spool.remove(paths)
-            self._lost(lease_id)
+            self.spool.remove(paths)
+            self.lost(lease_id)
         except ServiceError as error:
             log.warning("results were refused, and are kept aside in the spool: %s", error)
-            self._spool.refuse(paths)
-            self._lost(lease_id)
+            self.spool.refuse(paths)
+            self.lost(lease_id)
         else:
-            self._spool.remove(paths)
-            self._accepted(lease_id, answer)
+            self.spool.remove(paths)
+            self.accepted(lease_id, answer)
         return True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Conditions:
     references: tuple[Reference, ...]
 
 
+@dataclass(eq=False)
 class TimingRunner:
     """The daemon's handle on the runner child of one device. Not thread-safe.
 
@@ -52,20 +53,14 @@ class TimingRunner:
         environment: environment variables of the child, besides numbers of threads.
     """
 
-    def __init__(
-        self,
-        server: ForkServer,
-        cores: Sequence[int],
-        memory_bytes: int,
-        *,
-        module: str = "workers.runner",
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        self._module = module
-        self._environment = dict(environment or {})
-        self._server = server
-        self._cores = tuple(cores)
-        self._memory_bytes = memory_bytes
+    server: ForkServer
+    cores: Sequence[int]
+    memory_bytes: int
+    _: KW_ONLY
+    module: str = "workers.runner"
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self._child: Child | None = None
         self._pool = (0, "")  # threads, and their pool
         self._loaded = 0  # libraries, by the child
@@ -183,8 +178,8 @@ class TimingRunner:
         """Run one session in the child; remove finished entries from `entries`."""
         threads = job.target.threads
         session = Session(
-            job=job, built=tuple(entries.values()), cores=self._cores[-threads:],
-            memory_bytes=self._memory_bytes, allocator=self._allocator, launcher=self._launcher,
+            job=job, built=tuple(entries.values()), cores=tuple(self.cores[-threads:]),
+            memory_bytes=self.memory_bytes, allocator=self._allocator, launcher=self._launcher,
             checked=checked,
         )  # fmt: skip
         child = self._ready_child(threads, job.target.pool, len(entries))
@@ -201,7 +196,7 @@ class TimingRunner:
                 if "reference" in message:
                     samples_s, now = tuple(message["reference"]), time.time()
                     references.append(
-                        Reference(samples_s=samples_s, measured_at=now, state=state(self._cores))
+                        Reference(samples_s=samples_s, measured_at=now, state=state(self.cores))
                     )
                     continue
                 result = convert(message["result"], Result)
@@ -229,10 +224,10 @@ class TimingRunner:
         self.close()
         self._pool, self._loaded = (threads, pool), libraries
         counts = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-        self._child = self._server.spawn(
+        self._child = self.server.spawn(
             Limits(
-                module=self._module, cores=self._cores[-threads:], memory_bytes=self._memory_bytes,
-                environment={name: str(threads) for name in counts} | _SHORT_SPIN | self._environment,
+                module=self.module, cores=tuple(self.cores[-threads:]), memory_bytes=self.memory_bytes,
+                environment={name: str(threads) for name in counts} | _SHORT_SPIN | self.environment,
             )
         )  # fmt: skip
         return self._child

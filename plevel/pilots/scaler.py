@@ -67,6 +67,7 @@ def plan(backlog: Backlog, pilots: tuple[Pilot, ...], bounds: Bounds) -> Plan:
     return Plan(cancel=tuple(pending[::-1][: len(pilots) - wanted]))
 
 
+@dataclass(eq=False)
 class Scaler:
     """Keep as many pilots as a backlog asks for, by one `step` after the other.
 
@@ -81,25 +82,16 @@ class Scaler:
         clock: seconds, as of `time.monotonic`.
     """
 
-    def __init__(
-        self,
-        batch: Batch,
-        look: Callable[[], Backlog],
-        command: str,
-        bounds: Bounds,
-        every_s: float,
-        say: Callable[[str], None],
-        logs: Path,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._batch = batch
-        self._look = look
-        self._command = command
-        self._bounds = bounds
-        self._every_s = every_s
-        self._say = say
-        self._logs = logs
-        self._clock = clock
+    batch: Batch
+    look: Callable[[], Backlog]
+    command: str
+    bounds: Bounds
+    every_s: float
+    say: Callable[[str], None]
+    logs: Path
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._failures = 0
         self._resume_at = 0.0
         self._idle: set[str] = set()  # pilots that have not been seen with a job
@@ -108,26 +100,26 @@ class Scaler:
     def step(self) -> bool:
         """Look once, submit and cancel; return False if the service or the batch system failed."""
         try:
-            backlog = self._look()
-            pilots = self._batch.pilots()
-            self._batch.clean()
+            backlog = self.look()
+            pilots = self.batch.pilots()
+            self.batch.clean()
             self._judge(backlog, pilots)
-            wanted = plan(backlog, pilots, self._bounds)
-            if wanted.submit and self._clock() >= self._resume_at:
-                self._say(f"{describe(backlog, pilots)}; submitting {wanted.submit}")
+            wanted = plan(backlog, pilots, self.bounds)
+            if wanted.submit and self.clock() >= self._resume_at:
+                self.say(f"{describe(backlog, pilots)}; submitting {wanted.submit}")
                 for _ in range(wanted.submit):
-                    self._idle.add(self._batch.submit(self._command))
+                    self._idle.add(self.batch.submit(self.command))
             # The queue of a run is empty for moments: what is too many twice is cancelled.
             cancelled = [one for one in wanted.cancel if one in self._excess]
             self._excess = frozenset(wanted.cancel) - set(cancelled)
             if cancelled:
-                self._say(f"{describe(backlog, pilots)}; cancelling {len(cancelled)} that have not started")
-                self._batch.cancel(cancelled)
+                self.say(f"{describe(backlog, pilots)}; cancelling {len(cancelled)} that have not started")
+                self.batch.cancel(cancelled)
                 self._idle.difference_update(cancelled)
         except EngineError as error:
             self._back_off(str(error))
         except (ServiceError, UnreachableError) as error:
-            self._say(f"{error}; trying again in {self._every_s:g} s")
+            self.say(f"{error}; trying again in {self.every_s:g} s")
         else:
             return True
         return False
@@ -142,14 +134,14 @@ class Scaler:
         if ended and backlog.queued:
             self._back_off(
                 f"{show_number(len(ended), 'pilot')} ended without a job though {backlog.queued} are queued: "
-                f"see the logs in {self._logs}"
+                f"see the logs in {self.logs}"
             )
 
     def _back_off(self, reason: str) -> None:
         self._failures += 1
-        pause_s = min(self._every_s * 2**self._failures, _LONGEST_S)
-        self._resume_at = self._clock() + pause_s
-        self._say(f"{reason}; backing off for {pause_s:g} s")
+        pause_s = min(self.every_s * 2**self._failures, _LONGEST_S)
+        self._resume_at = self.clock() + pause_s
+        self.say(f"{reason}; backing off for {pause_s:g} s")
 
 
 def describe(backlog: Backlog, pilots: tuple[Pilot, ...]) -> str:

@@ -364,7 +364,7 @@ def test_jobs_are_leased_as_far_ahead_as_builds_take_longer_where_there_are_buil
     daemon = serve(script).daemon
     daemon._width, daemon._build_s, daemon._time_s = 8, 50.0, 1.0
     for builders, depth in ((9, 1), (15, 2), (99, 4)):  # of this host
-        daemon._cores = replace(CORES, building=tuple(range(builders)))
+        daemon.cores = replace(CORES, building=tuple(range(builders)))
         script.asked.clear()
         script.wait_for(lambda depth=depth: script.asked == {depth})
 

@@ -90,7 +90,7 @@ class CudaKernel(Kernel):
         artefact = CudaArtefact.load(Path(self.built.path))
         self._cuda = artefact
         self._module = self._driver.load(artefact) if artefact.source else None
-        shapes = {name: array.shape for name, array in self._data.inputs.items()}
+        shapes = {name: array.shape for name, array in self.data.inputs.items()}
         self._symbols = symbols_of(artefact.signature, shapes)
         size = 0
         self._buffers, size = self._make_buffers()
@@ -127,7 +127,7 @@ class CudaKernel(Kernel):
             if self._buffers:
                 self._driver.copy(buffer, self._buffers[name], size)
                 continue
-            source = self._data.inputs[argument.name]
+            source = self.data.inputs[argument.name]
             if argument.preparation is None:
                 self._driver.upload(buffer, source)
                 continue
@@ -167,7 +167,7 @@ class CudaKernel(Kernel):
         _run(self._copies[0])
         self._driver.synchronize()
         for name, argument in self._arguments_by_name():
-            given = self._data.inputs.get(argument.name)
+            given = self.data.inputs.get(argument.name)
             if argument.role in (Role.INPUT, Role.CONSTANT) and given is not None:
                 found = np.empty_like(given, order="C")
                 self._driver.download(self._buffers[name], found)
@@ -181,7 +181,7 @@ class CudaKernel(Kernel):
 
     def compare(self) -> None:
         """Compare the first set of outputs, after timing, with the reference."""
-        tolerances = iter(self._data.tolerance)
+        tolerances = iter(self.data.tolerance)
         for name, right, dtype in self._outputs_with_reference():
             found = np.empty(right.shape, numpy_dtype(dtype))
             self._driver.download(self._buffers[name], found)
@@ -195,7 +195,7 @@ class CudaKernel(Kernel):
         outputs = [(n, a) for n, a in self._arguments_by_name() if a.role is Role.OUTPUT]
         return [
             (name, right, argument.tensor.dtype)
-            for (name, argument), right in zip(outputs, self._data.reference, strict=True)
+            for (name, argument), right in zip(outputs, self.data.reference, strict=True)
         ]
 
     def measure(self, calls: int) -> float:
