@@ -50,7 +50,6 @@ def builder(
 
     Example: plevel builder --scheduler tls://head:8786 --tls-ca ca.pem --tls-cert node.pem --tls-key node.key
     """
-    option.check_choice("--log", log, ("text", "json"))
     from plevel.embedded import require_cluster, require_worker
 
     require_worker()

@@ -61,12 +61,7 @@ def make(
     trials: Annotated[
         int, typer.Option("--trials", "-n", min=1, metavar="N", help="Total number of configurations.")
     ] = 64,
-    seed: Annotated[
-        int,
-        typer.Option(
-            "--seed", metavar="N", min=0, callback=option.check_number, help="The seed of all random choices."
-        ),
-    ] = 0,
+    seed: option.Seed = 0,
     url: option.Url = None,
     database: option.Database = None,
     namespace: option.Namespace = None,

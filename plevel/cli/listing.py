@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from strategy.record import RunStatus
 
-_PHASES = ("search", "confirm", "reference")
 _MESSAGE = 300  # characters of an error; `--json` has all
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of rows.")]
 
@@ -86,11 +85,7 @@ def records(
     run: option.OfRun = None,
     task: option.OfTask = None,
     phase: Annotated[
-        str | None,
-        typer.Option(
-            "--phase", metavar="|".join(_PHASES), help="Only records of this phase.",
-            autocompletion=option.complete(*_PHASES),
-        ),
+        str | None, option.choice("--phase", ("search", "confirm", "reference"), "Only records of this phase.")
     ] = None,
     error: Annotated[
         str | None,
@@ -119,8 +114,8 @@ def records(
     from strategy.record import ErrorKind, Estimate, convert
     from strategy.table import show_seconds
 
-    option.check_choice("--phase", phase, _PHASES)
-    option.check_choice("--error", error, tuple(ErrorKind))
+    if error is not None:
+        option.check_choice("--error", error, tuple(ErrorKind))
     with location.locate(url, database, namespace).connect() as source:
         wanted: dict[str, Any] = {
             "op": op, "run_id": run, "task_id": task, "phase": phase, "error": error, "limit": limit,

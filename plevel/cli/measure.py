@@ -31,9 +31,7 @@ def measure(
     device: Annotated[
         str, typer.Option("--device", metavar="SLOT", help="cpu, or a CUDA device such as cuda:0.")
     ] = "cpu",
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="N", min=0, help="The seed of the random inputs.")
-    ] = 0,
+    seed: option.Seed = 0,
     cache_flush: option.CacheFlush = False,
     as_json: option.AsJson = False,
 ) -> None:

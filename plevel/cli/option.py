@@ -71,9 +71,24 @@ def complete_implementation(ctx: typer.Context, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def complete(*choices: str) -> Callable[[str], list[str]]:
-    """The choices with the typed prefix."""
-    return lambda incomplete: [c for c in choices if c.startswith(incomplete)]
+def choice(name: str, choices: Sequence[str], text: str) -> Any:
+    """An option whose value, or each of whose values, is one of the choices."""
+
+    def check(value: Any) -> Any:
+        for one in [value] if isinstance(value, str) else value or ():
+            check_choice(name, one, choices)
+        return value
+
+    return typer.Option(
+        name, metavar="|".join(choices), help=text, callback=check,
+        autocompletion=lambda incomplete: [c for c in choices if c.startswith(incomplete)],
+    )  # fmt: skip
+
+
+def check_choice(option: str, text: str, choices: Sequence[str]) -> None:
+    """Raise `UsageError` if the value is not one of the choices."""
+    if text not in choices:
+        raise UsageError(f"{option} {text!r:.40}: unknown: expected one of {', '.join(choices)}")
 
 
 _OP = typer.Argument(
@@ -144,12 +159,10 @@ CacheFlush = Annotated[
     bool,
     typer.Option("--cache-flush", help="Time with cold caches; only the first input is cached."),
 ]
-Log = Annotated[
-    str | None,
-    typer.Option(
-        "--log", metavar="text|json", help="The format of log lines; default: text.",
-        autocompletion=complete("text", "json"),
-    ),
+Log = Annotated[str | None, choice("--log", ("text", "json"), "The format of log lines; default: text.")]
+Seed = Annotated[
+    int,
+    typer.Option("--seed", metavar="N", min=0, callback=check_number, help="The seed of all random choices."),
 ]
 # Of TLS between a Dask scheduler and its builders and workers.
 Authority = Annotated[
@@ -348,12 +361,6 @@ def read_share(flag: str, text: str, fits: Callable[[float], bool]) -> float:
 def pass_on(options: Mapping[str, object]) -> list[str]:
     """The arguments of a program: the options that have a value."""
     return [word for name, value in options.items() if value is not None for word in (name, str(value))]
-
-
-def check_choice(option: str, text: str | None, choices: Sequence[str]) -> None:
-    """Raise `UsageError` if the value is given and not one of the choices."""
-    if text is not None and text not in choices:
-        raise UsageError(f"{option} {text!r:.40}: unknown: expected one of {', '.join(choices)}")
 
 
 def read_instant(when: datetime | None) -> float | None:

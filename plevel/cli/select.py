@@ -19,13 +19,7 @@ def select(
     target: option.TargetSpec = "cpu",
     threads: option.Threads = None,
     device: option.Device = None,
-    policy: Annotated[
-        str,
-        typer.Option(
-            "--policy", metavar="plevel|tvm", help="The rule to select by.",
-            autocompletion=option.complete("plevel", "tvm"),
-        ),
-    ] = "plevel",
+    policy: Annotated[str, option.choice("--policy", ("plevel", "tvm"), "The rule to select by.")] = "plevel",
     foreign: Annotated[
         bool, typer.Option("--foreign", help="Consider imported implementations of other tools, too.")
     ] = False,
@@ -46,7 +40,6 @@ def select(
         url or database or namespace or device or foreign or policy != "plevel"
     ):
         raise UsageError("--lock answers from the file alone: leave the other options out")
-    option.check_choice("--policy", policy, ("plevel", "tvm"))
     # Imported logs may have operators that are not installed here.
     place = None if lock is not None else location.locate(url, database, namespace)
     far = place is None or place.url is not None or foreign or policy == "tvm"

@@ -21,10 +21,9 @@ def serve(
     ] = None,
     auth: Annotated[
         str | None,
-        typer.Option(
-            "--auth", metavar="auto|open|token",
-            autocompletion=option.complete("auto", "open", "token"),
-            help="Require tokens: if any exist (auto), never (open), or always (token) [PLEVEL_AUTH; default: auto].",
+        option.choice(
+            "--auth", ("auto", "open", "token"),
+            "Require tokens: if any exist (auto), never (open), or always (token) [PLEVEL_AUTH; default: auto].",
         ),
     ] = None,
     log: option.Log = None,
@@ -44,8 +43,6 @@ def serve(
     Example: plevel serve --database plevel.db --port 8765
     """
     where = location.locate_database(database)
-    option.check_choice("--auth", auth, ("auto", "open", "token"))
-    option.check_choice("--log", log, ("text", "json"))
     arguments = option.pass_on({
         "--database": where, "--host": host, "--port": port, "--auth": auth, "--tls-cert": tls_cert,
         "--tls-key": tls_key, "--log": "json" if as_json else log,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from plevel.cli import location, option
 from plevel.cli.chosen import Implementation, Knobs, described, lower_chosen, require_known
 from plevel.cli.error import CommandError, UsageError
@@ -13,8 +11,6 @@ from plevel.cli.error import CommandError, UsageError
 if TYPE_CHECKING:
     from strategy.compile.lower import Lowered
     from strategy.target import Target
-
-FORMS = ("tir", "llvm", "asm", "cuda")
 
 
 def show(
@@ -27,11 +23,9 @@ def show(
     config: Knobs = None,
     form: Annotated[
         str,
-        typer.Option(
-            "--as",
-            metavar="|".join(FORMS),
-            autocompletion=option.complete(*FORMS),
-            help="TensorIR, LLVM's IR, assembly, or CUDA C for a target such as 'cuda -arch=sm_90'.",
+        option.choice(
+            "--as", ("tir", "llvm", "asm", "cuda"),
+            "TensorIR, LLVM's IR, assembly, or CUDA C for a target such as 'cuda -arch=sm_90'.",
         ),
     ] = "tir",
     url: option.Url = None,
@@ -44,7 +38,6 @@ def show(
     Example: plevel show dense -i data=float32[128,768] -i weight=float32[3072,768]:const --as asm
     """
     workload, where = option.read_workload(op, inputs, attr), option.read_target(target, threads)
-    option.check_choice("--as", form, FORMS)
     place = location.locate(url, database, namespace)
     from plevel.cli.output import print_json
     from plevel.embedded import require_worker

@@ -9,8 +9,6 @@ import typer
 
 from plevel.cli import location, option
 
-_SCOPES = ("read", "submit", "worker", "admin")
-
 app = typer.Typer(help="Create, list and revoke the tokens of a service.", no_args_is_help=True)
 
 
@@ -18,9 +16,8 @@ app = typer.Typer(help="Create, list and revoke the tokens of a service.", no_ar
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of its holder.", show_default=False)],
     scope: Annotated[
-        list[str], typer.Option("--scope", metavar="|".join(_SCOPES),
-        autocompletion=option.complete(*_SCOPES), show_default=False,
-                                help="A scope to allow; repeatable.")
+        list[str],
+        option.choice("--scope", ("read", "submit", "worker", "admin"), "A scope to allow; repeatable."),
     ],
     expires: Annotated[
         str | None, typer.Option("--expires", metavar="AGE", help="Its lifetime: 90d, 12h …; default: no end.")
@@ -40,8 +37,6 @@ def create(
     """
     from plevel.cli.output import tell
 
-    for one in scope:
-        option.check_choice("--scope", one, _SCOPES)
     expires_in_s = None if expires is None else option.read_age("--expires", expires)
     place = location.locate(url, database, makes=True)
     location.make_database(place)

@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from http import HTTPStatus
@@ -78,7 +79,7 @@ def import_files(
     from plevel.cli.output import follow_reading, make_console, print_json
     from service.formats import grouped
 
-    totals: dict[str, Any] = {"read": 0, "new": 0, "known": 0, "rejected": 0, "reasons": {}}
+    totals: dict[str, Any] = {"read": 0, "new": 0, "known": 0, "rejected": 0, "reasons": Counter()}
     with contextlib.ExitStack() as stack:
         aside = None if rejects is None else stack.enter_context(whole(rejects))
         records = stack.enter_context(place.connect())
@@ -150,8 +151,7 @@ def _note(
 def _add(totals: dict[str, Any], summary: Mapping[str, Any]) -> None:
     for name in ("read", "new", "known", "rejected"):
         totals[name] += summary[name]
-    for reason, count in summary["reasons"].items():
-        totals["reasons"][reason] = totals["reasons"].get(reason, 0) + count
+    totals["reasons"].update(summary["reasons"])
 
 
 def _tell(what: str, summary: Mapping[str, Any]) -> None:
@@ -165,13 +165,7 @@ def _tell(what: str, summary: Mapping[str, Any]) -> None:
 
 
 def export(
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format", metavar="|".join(_FORMATS), help="The format to write.",
-            autocompletion=option.complete(*_FORMATS),
-        ),
-    ] = "native",
+    form: Annotated[str, option.choice("--format", _FORMATS, "The format to write.")] = "native",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -208,7 +202,6 @@ def export(
 
     Example: plevel export --op dense -o dense.ndjson
     """
-    option.check_choice("--format", form, _FORMATS)
     if (form == "vllm-moe") != (device is not None):
         raise UsageError(
             "--format vllm-moe: name the device model with --device" if device is None

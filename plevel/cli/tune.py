@@ -53,19 +53,8 @@ def tune(
             help="Stop when no trial is expected to gain this much: 1%.",
         ),
     ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(
-            "--seed", min=0, callback=option.check_number, help="The seed of the search and of the random inputs."
-        ),
-    ] = 0,
-    tuner: Annotated[
-        str,
-        typer.Option(
-            "--tuner", metavar="model|random", help="The search method.",
-            autocompletion=option.complete("model", "random"),
-        ),
-    ] = "model",
+    seed: option.Seed = 0,
+    tuner: Annotated[str, option.choice("--tuner", ("model", "random"), "The search method.")] = "model",
     implementation: Annotated[
         list[str] | None,
         typer.Option(
@@ -107,7 +96,6 @@ def tune(
         )
     if wait and place.url is None:
         raise UsageError("--wait: there is no service to wait for a worker of: name it with --url")
-    option.check_choice("--tuner", tuner, ("model", "random"))
     least_gain = None if until_gain is None else option.read_share(
         "--until-gain", until_gain, lambda share: 0 < share < 1
     )

@@ -69,7 +69,6 @@ def worker(
     place = location.locate(url, None, makes=True)
     if place.url is None:
         raise UsageError("--url: missing: name a service, as http://host:8765, or set PLEVEL_URL")
-    option.check_choice("--log", log, ("text", "json"))
     ages = {"--lifetime": lifetime, "--idle-exit": idle_exit, "--grace": grace}
     seconds = {name: option.read_age(name, age) for name, age in ages.items() if age is not None}
     for limit in ("--lifetime", "--idle-exit"):
