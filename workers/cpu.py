@@ -99,7 +99,7 @@ def assign(cores: Sequence[int], threads: int) -> Cores:
 
 
 def _siblings(core: int) -> tuple[int, ...]:
-    text = _read(_CPUS / f"cpu{core}/topology/thread_siblings_list") or str(core)
+    text = read(_CPUS / f"cpu{core}/topology/thread_siblings_list") or str(core)
     return tuple(int(word) for part in text.split(",") for word in part.split("-"))
 
 
@@ -114,7 +114,8 @@ def _ranges(cores: Sequence[int]) -> str:
     return ",".join(parts)
 
 
-def _read(path: Path) -> str:
+def read(path: Path) -> str:
+    """The text of a file; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -123,7 +124,7 @@ def _read(path: Path) -> str:
 
 def machine_id() -> str:
     """A persistent identity of this machine."""
-    return _read(Path("/etc/machine-id")) or _read(Path("/var/lib/dbus/machine-id")) or socket.gethostname()
+    return read(Path("/etc/machine-id")) or read(Path("/var/lib/dbus/machine-id")) or socket.gethostname()
 
 
 def describe_device(cores: Cores, threads: int) -> Device:
@@ -153,7 +154,7 @@ def describe_device(cores: Cores, threads: int) -> Device:
 
 def governor() -> str:
     """The frequency governor of the processor; empty if unknown, as on virtual machines."""
-    return _read(_CPUS / "cpu0/cpufreq/scaling_governor")
+    return read(_CPUS / "cpu0/cpufreq/scaling_governor")
 
 
 def environment() -> dict[str, Any]:
@@ -172,7 +173,7 @@ def environment() -> dict[str, Any]:
 
 def state(cores: Sequence[int]) -> dict[str, Any]:
     """Load, frequency, temperature and stolen time now; omits what the host does not report."""
-    frequency = _read(_CPUS / f"cpu{cores[0]}/cpufreq/scaling_cur_freq")
+    frequency = read(_CPUS / f"cpu{cores[0]}/cpufreq/scaling_cur_freq")
     temperature = hottest()
     found = {
         "load": round(os.getloadavg()[0], 2),
@@ -191,7 +192,7 @@ def _nominal_mhz() -> int | None:
 
 def hottest() -> float | None:
     """The temperature of the hottest sensor, in °C."""
-    zones = (_read(p) for p in Path("/sys/class/thermal").glob("thermal_zone*/temp"))
+    zones = (read(p) for p in Path("/sys/class/thermal").glob("thermal_zone*/temp"))
     found = [int(text) / 1000 for text in zones if text.lstrip("-").isdecimal()]
     return max(found, default=None)
 
@@ -199,7 +200,7 @@ def hottest() -> float | None:
 def _stolen_s(cores: Sequence[int]) -> float | None:
     """Seconds since the start that a hypervisor gave to other machines."""
     names = {f"cpu{core}" for core in cores}
-    lines = (line.split() for line in _read(Path("/proc/stat")).splitlines())
+    lines = (line.split() for line in read(Path("/proc/stat")).splitlines())
     ticks = [int(words[8]) for words in lines if words[0] in names and len(words) > 8]
     return round(sum(ticks) / os.sysconf("SC_CLK_TCK"), 2) if ticks else None
 

@@ -15,10 +15,9 @@ import msgspec
 
 from strategy.compile.export import missing_compiler
 from workers.cgroup import group_limits, machine_memory
-from workers.cpu import Cores, governor, state
+from workers.cpu import Cores, read, state
 from workers.drift import DRIFT, time_reference
 
-_SYS = Path("/sys/devices/system")
 _GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
 _WATCH_S = 1.0
 _STOLEN = 0.01
@@ -54,12 +53,13 @@ def _tools() -> Iterator[Finding]:
 
 
 def _settings(root: Path) -> Iterator[Finding]:
-    chosen = governor() if root == Path("/") else _read(root, "cpu/cpu0/cpufreq/scaling_governor")
+    system = root / "sys/devices/system"
+    chosen = read(system / "cpu/cpu0/cpufreq/scaling_governor")
     yield Finding(
         what="governor", found=chosen or "unknown (a virtual machine)",
         remedy="" if chosen in ("", "performance") else "cpupower frequency-set -g performance",
     )  # fmt: skip
-    off, boost = _read(root, "cpu/intel_pstate/no_turbo"), _read(root, "cpu/cpufreq/boost")
+    off, boost = read(system / "cpu/intel_pstate/no_turbo"), read(system / "cpu/cpufreq/boost")
     turbo = {"0": "on", "1": "off"}.get(off) or {"1": "on", "0": "off"}.get(boost)
     path = "intel_pstate/no_turbo (1)" if off else "cpufreq/boost (0)"
     yield Finding(
@@ -67,7 +67,7 @@ def _settings(root: Path) -> Iterator[Finding]:
         remedy=f"the frequency depends on the other cores: set {path} in /sys/devices/system/cpu"
         if turbo == "on" else "",
     )  # fmt: skip
-    clock = _read(root, "clocksource/clocksource0/current_clocksource")
+    clock = read(system / "clocksource/clocksource0/current_clocksource")
     slow = clock and clock not in _GOOD_CLOCKS
     yield Finding(
         what="clock source", found=clock or "unknown",
@@ -80,13 +80,6 @@ def _settings(root: Path) -> Iterator[Finding]:
         remedy="processes are throttled when it is spent: assign whole cores (cpuset) instead"
         if quota else "",
     )  # fmt: skip
-
-
-def _read(root: Path, name: str) -> str:
-    try:
-        return (root / _SYS.relative_to("/") / name).read_text().strip()
-    except OSError:
-        return ""
 
 
 def _room() -> Iterator[Finding]:

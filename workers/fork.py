@@ -60,33 +60,44 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     forks: bool = False
 
 
+def send(to: socket.socket, message: Any) -> None:
+    """Send a message: JSON after its length."""
+    data = msgspec.json.encode(message)
+    to.sendall(LENGTH.pack(len(data)) + data)
+
+
+def receive(of: socket.socket, length: bytes = b"") -> Any:
+    """The next message, whose length may have been read; raise `EOFError` if the other side has closed."""
+    (size,) = LENGTH.unpack(length or _exactly(of, LENGTH.size))
+    if size > _MAX_MESSAGE:
+        raise EOFError(f"a message of {size} bytes")
+    return msgspec.json.decode(_exactly(of, size))
+
+
+def _exactly(of: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        part = of.recv(min(size, 1 << 20))
+        if not part:
+            raise EOFError("the other side has closed")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
 class Channel:
-    """Messages over a socket: JSON after its length."""
+    """Messages over a socket, and memory that outlives the process that writes to it."""
 
     def __init__(self, connection: socket.socket, progress: mmap.mmap) -> None:
         self._socket = connection
         self._progress = progress
 
     def send(self, message: Any) -> None:
-        data = msgspec.json.encode(message)
-        self._socket.sendall(LENGTH.pack(len(data)) + data)
+        send(self._socket, message)
 
     def receive(self) -> Any:
         """The next message; raise `EOFError` if the other side has closed."""
-        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
-        if length > _MAX_MESSAGE:
-            raise EOFError(f"a message of {length} bytes")
-        return msgspec.json.decode(self._exactly(length))
-
-    def _exactly(self, size: int) -> bytes:
-        parts = []
-        while size:
-            part = self._socket.recv(min(size, 1 << 20))
-            if not part:
-                raise EOFError("the other side has closed")
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
+        return receive(self._socket)
 
     def mark(self, stage: int) -> None:
         """Record that `stage` begins now, without waking the other side."""
@@ -173,13 +184,13 @@ def serve_forks(fileno: int, imports: list[str]) -> None:
             for name in imports:
                 importlib.import_module(name)
     except ImportError as error:
-        control.sendall(msgspec.json.encode({"error": f"{error}: install plevel[worker]"}) + b"\n")
+        send(control, {"error": f"{error}: install plevel[worker]"})
         return
     gc.freeze()  # keeps pages shared with children (copy-on-write)
     gc.enable()
     children: set[int] = set()
-    with contextlib.suppress(ConnectionError):  # the requester has gone
-        control.sendall(b"{}\n")
+    with contextlib.suppress(ConnectionError, EOFError):  # the requester has gone
+        send(control, {})
         _answer(control, children)
     for pid in list(children):
         kill_session(pid)
@@ -192,18 +203,10 @@ def _answer(control: socket.socket, children: set[int]) -> None:
         header, fds, _, _ = socket.recv_fds(control, LENGTH.size, 2)
         if len(header) < LENGTH.size:
             break
-        body = b""
-        (length,) = LENGTH.unpack(header)
-        while len(body) < length:
-            part = control.recv(length - len(body))
-            if not part:
-                return
-            body += part
-        request = msgspec.json.decode(body)
+        request = receive(control, header)
         if "wait" in request:
             pid = request["wait"]
-            status = _reap(pid, children)
-            control.sendall(msgspec.json.encode({"status": status}) + b"\n")
+            send(control, {"status": _reap(pid, children)})
             continue
         pid = os.fork()
         if pid == 0:
@@ -212,7 +215,7 @@ def _answer(control: socket.socket, children: set[int]) -> None:
         for fd in fds:
             os.close(fd)
         children.add(pid)
-        control.sendall(msgspec.json.encode({"pid": pid}) + b"\n")
+        send(control, {"pid": pid})
 
 
 def _reap(pid: int, children: set[int]) -> int:

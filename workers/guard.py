@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from strategy.compile.artefact import ALIGNMENT
 from strategy.record import ErrorKind, WireError, convert
+from strategy.table import show_number
 from workers.reference import numpy_dtype
 
 # Bytes on each side; stray accesses are rarely further away. As many as a huge page has, so that what lies between
@@ -102,8 +103,8 @@ class Buffer:
             if not np.array_equal(found, right):
                 damaged = np.flatnonzero(found != right)
                 raise OutOfBoundsError(
-                    f"it writes outside of {self.name}: {_bytes(len(damaged))}, the last of them "
-                    f"{_bytes(damaged[-1] + 1)} {where} of {self.dtype}{list(self.array.shape)}"
+                    f"it writes outside of {self.name}: {show_number(len(damaged), 'byte')}, the last of them "
+                    f"{show_number(int(damaged[-1]) + 1, 'byte')} {where} of {self.dtype}{list(self.array.shape)}"
                 )
 
 
@@ -223,13 +224,10 @@ def locate(spans: Iterable[Span], address: int) -> tuple[ErrorKind, str] | None:
         if span.begin <= address < span.end:
             return ErrorKind.WRONG_ANSWER, f"it writes to its {span.name}"
         if span.end <= address < span.high:
-            far = _bytes(address - span.end + 1)
+            far = show_number(address - span.end + 1, "byte")
             return ErrorKind.OUT_OF_BOUNDS, f"it accesses memory {far} past the end of {span.name}"
         if span.low <= address < span.begin:
-            far = _bytes(span.begin - address)
+            far = show_number(span.begin - address, "byte")
             return ErrorKind.OUT_OF_BOUNDS, f"it accesses memory {far} before the beginning of {span.name}"
     return None
 
-
-def _bytes(number: int) -> str:
-    return "1 byte" if number == 1 else f"{number} bytes"

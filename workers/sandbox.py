@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import msgspec
 
-from workers.fork import LENGTH, PROGRESS_BYTES, Channel, Limits, kill_session
+from workers.fork import LENGTH, PROGRESS_BYTES, Channel, Limits, kill_session, receive, send
 
 _POLL_S = 0.25
 _LOG_TAIL = 4000
@@ -197,7 +197,7 @@ class ForkServer:
             )
         self._control = ours
         try:
-            answer = self._read()
+            answer = receive(self._control)
         except EOFError:
             self.close()
             raise SandboxError(
@@ -223,7 +223,7 @@ class ForkServer:
                         self._control, [LENGTH.pack(len(request))], [theirs.fileno(), memory]
                     )
                     self._control.sendall(request)
-                    answer = self._read()
+                    answer = receive(self._control)
                 except (OSError, EOFError):
                     ours.close()
                     raise SandboxError("the fork server has died: restart the worker") from None
@@ -235,23 +235,12 @@ class ForkServer:
 
     def wait(self, pid: int) -> int:
         """The wait status of a dead or dying child; -1 if the server is gone."""
-        request = msgspec.json.encode({"wait": pid})
         with self._lock:
             try:
-                self._control.sendall(LENGTH.pack(len(request)) + request)
-                return int(self._read()["status"])
+                send(self._control, {"wait": pid})
+                return int(receive(self._control)["status"])
             except (OSError, EOFError):
                 return -1
-
-    def _read(self) -> dict[str, Any]:
-        data = b""
-        while not data.endswith(b"\n"):
-            part = self._control.recv(65536)
-            if not part:
-                raise EOFError
-            data += part
-        answer: dict[str, Any] = msgspec.json.decode(data)
-        return answer
 
     def close(self) -> None:
         """End the server and all children."""
