@@ -398,7 +398,7 @@ class Daemon:
             raise
         self._time_s += (self.clock() - began - self._time_s) / 2
         toolchain = conditions.environment | {"TVM_NUM_THREADS": job.target.threads}
-        self._holdings.finish(held, environment() | toolchain, conditions.references, timed)
+        self._holdings.finish(held, environment() | toolchain, tuple(conditions.references), timed)
         outcomes["not built"] = len(job.entries) - len(batch.built)
         shown = ", ".join(f"{count} {what}" for what, count in outcomes.items() if count)
         log.info(

@@ -230,4 +230,3 @@ def locate(spans: Iterable[Span], address: int) -> tuple[ErrorKind, str] | None:
             far = show_number(span.begin - address, "byte")
             return ErrorKind.OUT_OF_BOUNDS, f"it accesses memory {far} before the beginning of {span.name}"
     return None
-

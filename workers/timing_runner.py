@@ -33,12 +33,12 @@ _MOST_LOADED = 2000
 _REFERENCE_S = 600.0  # for inputs and NumPy's reference, which may take longer than any kernel
 
 
-@dataclass(frozen=True)
+@dataclass
 class Conditions:
     """Conditions of a job's timing: the child's environment, and the calibration kernel's times."""
 
-    environment: dict[str, Any]
-    references: tuple[Reference, ...]
+    environment: dict[str, Any] = field(default_factory=dict)
+    references: list[Reference] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -84,15 +84,15 @@ class TimingRunner:
             ScratchError: the disk is full.
             SandboxError: nothing can be timed on this host.
         """
+        conditions = Conditions()
         try:
             self._find_libraries(job.target, built)
         except CompileError as error:
             for one in built:
                 report(_failed(one, ErrorKind.RUNTIME, str(error)))
-            return Conditions({}, ())
+            return conditions
         twins = _by_code(built)
         timed: dict[int, Result] = {}
-        conditions = Conditions({}, ())
 
         def report_all(result: Result) -> None:
             for number, twin in enumerate(twins[result.entry]):
@@ -111,16 +111,12 @@ class TimingRunner:
 
         moved = 0.0
         try:
-            conditions = self._time(job, [group[0] for group in twins.values()], interrupt, keep)
+            self._time(job, [group[0] for group in twins.values()], interrupt, keep, conditions)
             moved = drift(conditions.references)
             if moved > DRIFT and timed:
-                again = [twins[entry][0] for entry in timed]
-                second = self._time(job, again, interrupt, keep, checked=True)
-                moved = drift(second.references)
-                conditions = Conditions(
-                    conditions.environment | second.environment,
-                    conditions.references + second.references,
-                )
+                again, first = [twins[entry][0] for entry in timed], len(conditions.references)
+                self._time(job, again, interrupt, keep, conditions, checked=True)
+                moved = drift(conditions.references[first:])
         finally:
             for result in timed.values():
                 noisy = moved if moved > DRIFT else None
@@ -133,22 +129,21 @@ class TimingRunner:
         built: Sequence[Built],
         interrupt: threading.Event,
         report: Callable[[Result], None],
+        conditions: Conditions,
         *,
         checked: bool = False,
-    ) -> Conditions:
+    ) -> None:
         """Check each entry, unless that was done, and time it, in as many sessions as it takes.
 
         An entry that kills the child is tried once more alone at the end, as memory corrupted by one kernel may
         kill another. One that hangs is not. All others continue in a new child.
         """
-        environment: dict[str, Any] = {}
-        references: list[Reference] = []
         waiting = {b.entry: b for b in built}
         suspects: dict[int, Built] = {}
         while waiting or suspects:
             alone = not waiting
             entries = dict([suspects.popitem()]) if alone else waiting
-            blamed, error = self._session(job, entries, interrupt, report, environment, references, checked)
+            blamed, error = self._session(job, entries, interrupt, report, conditions, checked)
             if error is None:
                 if entries:  # the child has skipped entries: a defect of the runner
                     raise RuntimeError(
@@ -163,7 +158,6 @@ class TimingRunner:
                     suspects[index] = one
                 else:
                     report(_lost(one, error))
-        return Conditions(environment, tuple(references))
 
     def _session(
         self,
@@ -171,8 +165,7 @@ class TimingRunner:
         entries: dict[int, Built],
         interrupt: threading.Event,
         report: Callable[[Result], None],
-        environment: dict[str, Any],
-        references: list[Reference],
+        conditions: Conditions,
         checked: bool,
     ) -> tuple[int, Died | Late | None]:
         """Run one session in the child; remove finished entries from `entries`."""
@@ -189,13 +182,13 @@ class TimingRunner:
             while True:
                 message = child.receive(limit_s, interrupt, first_s=max(_REFERENCE_S, limit_s))
                 if "end" in message:
-                    environment.update(message["environment"])
+                    conditions.environment.update(message["environment"])
                     return -1, None
                 if "absent" in message:
                     raise SandboxError(f"the device cannot be used any more: {message['absent']}")
                 if "reference" in message:
                     samples_s, now = tuple(message["reference"]), time.time()
-                    references.append(
+                    conditions.references.append(
                         Reference(samples_s=samples_s, measured_at=now, state=state(self.cores))
                     )
                     continue

@@ -54,7 +54,7 @@ def key(
 def make(
     op: option.Op,
     inputs: option.Inputs,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The bundle.")],
+    out: Annotated[Path, option.out("The bundle.")],
     key: Key,
     attr: option.Attributes = None,
     target: option.TargetSpec = "cuda -arch=sm_90",
@@ -80,7 +80,6 @@ def make(
         raise UsageError(f"--target {target!r:.80}: bundles are for CUDA devices")
     if not workload.is_constant:
         raise UsageError(f"--input: {workload} has a symbolic dimension: give a number")
-    option.check_out(out)
     place = location.locate(url, database, namespace)
     from plevel.cli.output import tell
     from plevel.embedded import require_service, require_worker
@@ -217,9 +216,7 @@ def _read(bundle: Path) -> bytes:
 def run(
     bundle: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle.")],
     key: Key,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The records, for plevel import.")
-    ],
+    out: Annotated[Path, option.out("The records, for plevel import.")],
     device: Annotated[
         str, typer.Option("--device", metavar="SLOT", help="The CUDA device.")
     ] = "cuda:0",
@@ -233,7 +230,6 @@ def run(
     import tempfile
     import threading
 
-    option.check_out(out)
     from plevel.cli.output import tell
     from strategy.table import show_number
     from workers.__main__ import describe_cuda

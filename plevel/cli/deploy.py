@@ -30,10 +30,7 @@ def compile_model(
     ],
     out: Annotated[
         Path,
-        typer.Option(
-            "--out", "-o", metavar="FILE.so", show_default=False,
-            help="The library, with the header FILE.h and the manifest FILE.json.",
-        ),
+        option.out("The library, with the header FILE.h and the manifest FILE.json.", metavar="FILE.so"),
     ],
     target: option.TargetSpec = "cpu",
     threads: option.Threads = None,
@@ -83,7 +80,6 @@ def compile_model(
     from strategy.table import show_number
     from workers.sandbox import SandboxError
 
-    option.check_out(out)
     if out.suffix != ".so":
         raise UsageError(f"--out {out}: name a file.so: its header and its manifest stand beside it")
     where = option.read_target(target, threads)

@@ -23,9 +23,7 @@ def extract(
             help="A function that returns the model and a tuple of inputs, an exported program, or an ONNX model.",
         ),
     ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the model file.")
-    ] = Path("model.toml"),
+    out: Annotated[Path, option.out("Where to write the model file.")] = Path("model.toml"),
     dim: option.Dims = None,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
@@ -40,7 +38,6 @@ def extract(
     from strategy.record import RunWorkload
     from strategy.table import show_number
 
-    option.check_out(out)
     found = _extract(model, option.read_dims(dim))
     if not found.workloads:
         why = f"nothing in it that plevel has a kernel for{_missed(found)}"

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from strategy.target import Target
     from strategy.workload import Workload
 
-Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FILE", help="The lock file to write.")
-]
-
 
 def lock(
     file: Annotated[
@@ -29,7 +25,7 @@ def lock(
         typer.Argument(metavar="MODEL|LOCK", help="A model file; with --check, a lock file.",
                        show_default=False),
     ],
-    out: Out = None,
+    out: Annotated[Path | None, option.out("The lock file to write.")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare a lock with current selections.")
     ] = False,
@@ -49,8 +45,6 @@ def lock(
 
     if check == (out is not None):
         raise UsageError("--out, --check: give one of them, to write a lock or to compare one")
-    if out is not None:
-        option.check_out(out)
     for flag, given in (("--target", target), ("--threads", threads), ("--device", device)):
         if check and given is not None:
             raise UsageError(f"--check: the lock names the target and device of each selection: leave {flag} out")

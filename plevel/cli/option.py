@@ -334,13 +334,21 @@ def read_dims(given: Sequence[str] | None) -> dict[str, int | tuple[int, str]]:
     return found
 
 
-def check_out(out: Path) -> None:
+def out(text: str, *, metavar: str = "FILE") -> Any:
+    """An option for the file to write."""
+    return typer.Option("--out", "-o", metavar=metavar, callback=check_out, help=text)
+
+
+def check_out(out: Path | None) -> Path | None:
     """Raise `UsageError` if the file cannot be written, before any work is done."""
+    if out is None:
+        return out
     if out.is_dir() or not out.parent.is_dir():
         raise UsageError(f"--out {out}: cannot be written there: name a file in an existing folder")
     # A device or a pipe is written itself, a file is replaced.
     if not os.access(out if out.exists() and not out.is_file() else out.resolve().parent, os.W_OK):
         raise UsageError(f"--out {out}: cannot be written there: name a file in a folder that this user may write to")
+    return out
 
 
 def read_share(flag: str, text: str, fits: Callable[[float], bool]) -> float:

@@ -78,11 +78,7 @@ def plot(
         ),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE", show_default=False,
-            help="An image to write: .svg, .png or .pdf; default: draw in the terminal.",
-        ),
+        Path | None, option.out("An image to write: .svg, .png or .pdf; default: draw in the terminal.")
     ] = None,
     target: Annotated[
         str | None,
@@ -101,10 +97,8 @@ def plot(
 
     Example: plevel plot 12 -o curve.svg
     """
-    if out is not None:
-        option.check_out(out)
-        if out.suffix not in SUFFIXES:
-            raise UsageError(f"--out {out}: unknown kind of image: name it {', '.join('…' + s for s in SUFFIXES)}")
+    if out is not None and out.suffix not in SUFFIXES:
+        raise UsageError(f"--out {out}: unknown kind of image: name it {', '.join('…' + s for s in SUFFIXES)}")
     number = int(what) if what.isdecimal() and len(what) < 19 else None
     if number is not None and target is not None:
         raise UsageError("--target: of an operator's heat map only: leave it out for a task")

@@ -154,7 +154,7 @@ def test_a_bundle_is_timed_on_an_allowed_core_and_in_turn(
                 assert not second
             for one in built:
                 report(Result(entry=one.entry, samples_s=(1.0, 1.0, 1.0)))
-            return Conditions({}, ())
+            return Conditions()
 
         def close(self) -> None: ...
 
