@@ -552,10 +552,7 @@ class Client:
                 # Without a connection nothing was sent: any call may be retried.
                 lost = not again and not isinstance(error, httpx.ConnectError)
                 if lost or time.monotonic() + pause_s > give_up:
-                    raise UnreachableError(
-                        f"no service answers at {self.url} ({str(error) or type(error).__name__}): start "
-                        "one with 'plevel serve', or correct its URL"
-                    ) from error
+                    raise self._unreachable(error) from error
             else:
                 if response.status_code not in _BUSY or not again:
                     break
@@ -566,6 +563,12 @@ class Client:
         if not response.is_success:
             raise problem_of(response)
         return response
+
+    def _unreachable(self, error: Exception) -> UnreachableError:
+        return UnreachableError(
+            f"no service answers at {self.url} ({str(error) or type(error).__name__}): start one with "
+            "'plevel serve', or correct its URL"
+        )
 
 
 def problem_of(response: httpx.Response) -> ServiceError:

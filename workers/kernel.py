@@ -59,6 +59,11 @@ class Kernel:
         self._packing_s: dict[int, float] = {}
         self._is_packed = False  # for good: no other placement tells more
 
+    @property
+    def _loaded(self) -> Artefact:
+        assert self._artefact is not None
+        return self._artefact
+
     def load(self) -> Artefact:
         """Load the library."""
         self._artefact = load(Path(self.built.path))
@@ -93,9 +98,8 @@ class Kernel:
 
         True if they are at such pages on both sides: the other placement is the same then.
         """
-        assert self._artefact is not None
         assert self.allocator is not None
-        arguments = self._artefact.arguments
+        arguments = self._loaded.arguments
         inputs = {
             a.name: self.data.guarded_input(a.name, placement)
             for a in arguments
@@ -118,17 +122,15 @@ class Kernel:
 
     @property
     def _outputs(self) -> list[Buffer]:
-        assert self._artefact is not None
-        return [self._own[place] for place, a in enumerate(self._artefact.arguments) if a.role is Role.OUTPUT]
+        return [self._own[place] for place, a in enumerate(self._loaded.arguments) if a.role is Role.OUTPUT]
 
     def _take_all(self, placement: Placement) -> list[int]:
         """Take poisoned buffers for outputs and packed constants; return the places of what is to be packed.
 
         Constants that an earlier run has packed for good are kept.
         """
-        assert self._artefact is not None
         unpacked = []
-        for place, argument in enumerate(self._artefact.arguments):
+        for place, argument in enumerate(self._loaded.arguments):
             kept = self._own.get(place)
             if argument.role is Role.OUTPUT:
                 self._take(place, argument.name, placement)
@@ -140,8 +142,7 @@ class Kernel:
         return unpacked
 
     def _take(self, place: int, name: str, placement: Placement) -> Buffer:
-        assert self._artefact is not None
-        kind = self._artefact.arguments[place].tensor
+        kind = self._loaded.arguments[place].tensor
         buffer = self._own[place] = self.data.pool.take(name, kind.concrete_shape, kind.dtype, placement)
         self._taken.append(buffer)
         return buffer
@@ -152,10 +153,9 @@ class Kernel:
 
     def _pack(self, places: Sequence[int], sources: Mapping[str, Any]) -> None:
         """Pack constant inputs, which is timed separately."""
-        assert self._artefact is not None
         for place in places:
-            argument = self._artefact.arguments[place]
-            pack = self._artefact.executable[argument.preparation]
+            argument = self._loaded.arguments[place]
+            pack = self._loaded.executable[argument.preparation]
             began = time.perf_counter()
             pack(sources[argument.name], self._own[place].tensor)
             self._packing_s[place] = time.perf_counter() - began
@@ -163,14 +163,13 @@ class Kernel:
 
     def bind(self) -> None:
         """Make the arguments for timing: outputs and packed constants are where the last check had them."""
-        assert self._artefact is not None
         if self._own:
             self._poison()
         else:  # an earlier session has checked it
             self._pack(self._take_all(Placement.BEGIN), self.data.tensors)
         self._arguments = [
             self._own[place].tensor if place in self._own else self.data.tensors[a.name]
-            for place, a in enumerate(self._artefact.arguments)
+            for place, a in enumerate(self._loaded.arguments)
         ]
         self._give_back([b for b in self._taken if b not in self._own.values()])
         self.held_bytes = sum(b.array.nbytes for b in self._taken)
@@ -182,11 +181,10 @@ class Kernel:
         self.data.pool.give_back(buffers)
 
     def _make_evictor(self) -> Evictor | None:
-        assert self._artefact is not None
         assert self.launcher is not None
         constants = [
             (tensor.data_ptr(), size_bytes(tensor.shape, str(tensor.dtype)))
-            for argument, tensor in zip(self._artefact.arguments, self._arguments, strict=True)
+            for argument, tensor in zip(self._loaded.arguments, self._arguments, strict=True)
             if argument.role in (Role.CONSTANT, Role.PREPARED)
         ]
         evicted = [(at, size) for at, size in constants if size <= _MOST_EVICTED_BYTES]
@@ -204,7 +202,6 @@ class Kernel:
 
     def measure(self, calls: int) -> float:
         """The total seconds of this many calls, in the loop with the least overhead."""
-        assert self._artefact is not None
         if self.cache_flush:
             return self._measure_cold(calls)
         if self._evict is not None:
@@ -212,7 +209,7 @@ class Kernel:
         if calls >= _LOOP_IN_C_FROM:
             import tvm
 
-            evaluator = self._artefact.executable.time_evaluator(
+            evaluator = self._loaded.executable.time_evaluator(
                 "main", tvm.cpu(), number=calls, repeat=1
             )
             return float(evaluator(*self._arguments).results[0]) * calls
@@ -224,10 +221,9 @@ class Kernel:
 
     def _measure_cold(self, calls: int) -> float:
         """As `measure`, with all but the first argument evicted from caches before each call."""
-        assert self._artefact is not None
         import tvm
 
-        evaluator = self._artefact.executable.time_evaluator(
+        evaluator = self._loaded.executable.time_evaluator(
             "main", tvm.cpu(), number=1, repeat=calls, f_preproc="cache_flush_cpu_non_first_arg"
         )
         return float(sum(evaluator(*self._arguments).results))

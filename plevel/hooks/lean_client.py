@@ -9,7 +9,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from plevel.client import Client, UnreachableError, problem_of
+from plevel.client import Client, problem_of
 from workers.connection import trusted_certificates
 
 
@@ -53,10 +53,7 @@ class LeanClient(Client):
                 connection.close()
                 # The service closes connections that were idle for some seconds, and when it starts again.
                 if not (reused and isinstance(error, ConnectionError)):
-                    raise UnreachableError(
-                        f"no service answers at {self.url} ({str(error) or type(error).__name__}): start one "
-                        "with 'plevel serve', or correct its URL"
-                    ) from error
+                    raise self._unreachable(error) from error
 
 
 def _connect(url: str, timeout_s: float) -> http.client.HTTPConnection:

@@ -40,21 +40,14 @@ def build(data: bytes) -> bytes:
     entry = JobEntry(
         index=0, task_id=0, implementation=order.implementation, version=order.version, config=order.config
     )
-    try:
-        toolchain().check(order.toolchain, "the host that times")
-        with contextlib.suppress(ValueError):  # of the configuration: the child says so, as a result
-            _check_installed(order, entry)
-    except RefusedOrderError as error:
-        refused = f"builder {socket.gethostname()}: {error}"
-        return Artefact(order=order.digest, toolchain=toolchain(), refused=refused).pack()
+    with contextlib.suppress(ValueError):  # of the configuration: the child says so, as a result
+        try:
+            toolchain().check(order.toolchain, "the host that times")
+            check(order.workload, order.target, entry)
+        except (NotInstalledError, RefusedOrderError) as error:
+            refused = f"builder {socket.gethostname()}: {error}"
+            return Artefact(order=order.digest, toolchain=toolchain(), refused=refused).pack()
     return Site.get(get_worker().state.nthreads).build(order, entry).pack()
-
-
-def _check_installed(order: Order, entry: JobEntry) -> None:
-    try:
-        check(order.workload, order.target, entry)
-    except NotInstalledError as error:
-        raise RefusedOrderError(str(error)) from error
 
 
 class Site:
