@@ -1,4 +1,4 @@
-"""The implementation of `Driver` with pycuda; the only file that imports pycuda.
+"""A device by pycuda, which only this file imports; tests emulate it on a CPU.
 
 `python -m workers.cuda.driver SLOT` prints the device as JSON, or one line on what is missing.
 """
@@ -59,7 +59,10 @@ def open_driver(slot: int) -> PycudaDriver:
 
 
 class PycudaDriver:
-    """One device with its primary context, current in this thread."""
+    """One device with its primary context, current in this thread.
+
+    Launches are queued in order on one stream, whose handle libraries take; `synchronize` waits for them.
+    """
 
     def __init__(self, cuda: Any, device: Any, slot: int) -> None:
         self._cuda, self._device, self._slot = cuda, device, slot
@@ -76,6 +79,7 @@ class PycudaDriver:
         self.l2_bytes = int(device.get_attribute(cuda.device_attribute.L2_CACHE_SIZE))
 
     def load(self, artefact: CudaArtefact) -> Any:
+        """Load the kernels of an artefact; raise `CudaError` if this device cannot run them."""
         major, minor = self._device.compute_capability()
         made = int(artefact.arch.removeprefix("sm_").rstrip("af"))
         if made // 10 != major or made % 10 > minor:
@@ -92,6 +96,7 @@ class PycudaDriver:
             ) from error
 
     def allocate(self, size_bytes: int) -> Any:
+        """Allocate memory, aligned to 256 bytes; raise `MemoryError` if there is too little."""
         try:
             return self._cuda.mem_alloc(size_bytes)
         except self._cuda.MemoryError as error:
@@ -101,21 +106,25 @@ class PycudaDriver:
         buffer.free()
 
     def address(self, buffer: Any) -> int:
+        """The device address of a buffer, for libraries."""
         return int(buffer)
 
     def upload(self, buffer: Any, array: Array) -> None:
         self._cuda.memcpy_htod(buffer, _bytes(array))
 
     def copy(self, buffer: Any, source: Any, size_bytes: int) -> None:
+        """Copy on the device."""
         self._cuda.memcpy_dtod(buffer, source, size_bytes)
 
     def download(self, buffer: Any, array: Array) -> None:
+        """Copy into a contiguous array after all launches."""
         self.synchronize()
         self._cuda.memcpy_dtoh(_bytes(array), buffer)
 
     def prepare(
         self, module: Any, launch: Launch, buffers: Mapping[str, Any]
     ) -> Callable[[], None]:
+        """A function that queues one launch, with kernel and arguments resolved once."""
         function = module.get_function(launch.kernel)
         kinds = ["P" if isinstance(a, Pointer) else _FORMATS[a.dtype] for a in launch.arguments]
         function.prepare("".join(kinds))
@@ -130,18 +139,21 @@ class PycudaDriver:
         return lambda: call(grid, block, stream, *values, shared_size=shared)
 
     def capture(self, queue: Callable[[], None]) -> Callable[[], None]:
+        """A function that replays the launches of `queue`; `queue` itself without CUDA graphs."""
         try:
             return capture(self.stream, queue)
         except (CudaError, self._cuda.Error):
             return queue
 
     def synchronize(self) -> None:
+        """Wait for all launches; raise `CudaError` if a kernel failed, after which the process must end."""
         try:
             self._stream.synchronize()
         except self._cuda.Error as error:
             raise CudaError(f"a kernel failed on the device: {error}") from error
 
     def time(self, queue: Callable[[], None]) -> float:
+        """The seconds of the launches of `queue`, by the device's clock."""
         try:
             began = time.monotonic()
             while began - self._worked > _IDLE_S and time.monotonic() < began + _WAKE_S:
@@ -158,6 +170,7 @@ class PycudaDriver:
             raise CudaError(f"a kernel failed on the device: {error}") from error
 
     def describe(self) -> dict[str, Any]:
+        """Driver, clocks, temperature and throttling now: part of a measurement's environment."""
         version = self._cuda.get_driver_version()
         found: dict[str, Any] = {"driver_api": f"{version // 1000}.{version % 1000 // 10}"}
         return found | _nvml_state(self._device.pci_bus_id())

@@ -1,15 +1,11 @@
-"""One built CUDA configuration on a device: its buffers, its check, and its timed launches.
-
-`Driver` is the interface of a device: `workers/cuda/driver.py` implements it with pycuda, tests with an
-emulation that runs the same source on a CPU.
-"""
+"""One built CUDA configuration on a device: its buffers, its check, and its timed launches."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +13,7 @@ from strategy.compile.artefact import MAIN
 from strategy.cuda.program import CudaArtefact, Launch, LibraryCall, evaluate, symbols_of
 from strategy.signature import Role
 from workers.builder import Built
+from workers.cuda.driver import PycudaDriver
 from workers.cuda.library import prepare_call
 from workers.data import Data
 from workers.kernel import Kernel
@@ -29,54 +26,10 @@ COPIES = 64
 REPLAYED = 32
 
 
-class Driver(Protocol):
-    """A device. Launches are queued in order on one stream; `synchronize` waits for them."""
-
-    l2_bytes: int
-    stream: int  # the handle for libraries
-    memory_bytes: int  # of the device
-
-    def load(self, artefact: CudaArtefact) -> Any:
-        """Load the kernels of an artefact; raise `CudaError` if this device cannot run them."""
-
-    def allocate(self, size_bytes: int) -> Any:
-        """Allocate memory, aligned to 256 bytes; raise `MemoryError` if there is too little."""
-
-    def free(self, buffer: Any) -> None: ...
-
-    def address(self, buffer: Any) -> int:
-        """The device address of a buffer, for libraries."""
-
-    def upload(self, buffer: Any, array: Array) -> None: ...
-
-    def copy(self, buffer: Any, source: Any, size_bytes: int) -> None:
-        """Copy on the device."""
-
-    def download(self, buffer: Any, array: Array) -> None:
-        """Copy into a contiguous array after all launches."""
-
-    def prepare(
-        self, module: Any, launch: Launch, buffers: Mapping[str, Any]
-    ) -> Callable[[], None]:
-        """A function that queues one launch, with kernel and arguments resolved once."""
-
-    def capture(self, queue: Callable[[], None]) -> Callable[[], None]:
-        """A function that replays the launches of `queue`; `queue` itself without CUDA graphs."""
-
-    def synchronize(self) -> None:
-        """Wait for all launches; raise `CudaError` if a kernel failed, after which the process must end."""
-
-    def time(self, queue: Callable[[], None]) -> float:
-        """The seconds of the launches of `queue`, by the device's clock."""
-
-    def describe(self) -> dict[str, Any]:
-        """Driver, clocks, temperature and throttling now: part of a measurement's environment."""
-
-
 class CudaKernel(Kernel):
     """A built configuration on a device, with the interface of `Kernel`."""
 
-    def __init__(self, built: Built, data: Data, driver: Driver) -> None:
+    def __init__(self, built: Built, data: Data, driver: PycudaDriver) -> None:
         super().__init__(built, data)
         self._driver = driver
         self._memory: list[Any] = []

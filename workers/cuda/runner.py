@@ -14,7 +14,8 @@ from strategy.record import convert
 from strategy.workload import Workload
 from workers.builder import Built
 from workers.cgroup import machine_memory
-from workers.cuda.kernel import CudaKernel, Driver
+from workers.cuda.driver import PycudaDriver, open_driver
+from workers.cuda.kernel import CudaKernel
 from workers.cuda.library import CudaError, describe_library
 from workers.data import Data
 from workers.fork import Channel
@@ -43,8 +44,6 @@ def runner_on(server: ForkServer, cores: Sequence[int], slot: str) -> TimingRunn
 
 def serve(channel: Channel) -> None:
     """The child's loop, as `workers.runner.serve`."""
-    from workers.cuda.driver import open_driver
-
     request = channel.receive()
     try:
         driver = open_driver(int(os.environ.get(SLOT, "0")))
@@ -61,7 +60,7 @@ def serve(channel: Channel) -> None:
 class CudaRunner(Runner):
     """Runner of sessions on a device. Needs no TVM."""
 
-    def __init__(self, channel: Channel, driver: Driver) -> None:
+    def __init__(self, channel: Channel, driver: PycudaDriver) -> None:
         super().__init__(channel)
         self._driver = driver
 

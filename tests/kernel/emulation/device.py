@@ -278,7 +278,7 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 class EmulatedDriver:
-    """A `workers.cuda.kernel.Driver` without a device: kernels run where they are launched.
+    """A `workers.cuda.driver.PycudaDriver` without a device: kernels run where they are launched.
 
     Args:
         folder: for the libraries.
