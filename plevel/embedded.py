@@ -57,11 +57,6 @@ def require_room() -> None:
     check_room(Path(tempfile.gettempdir()))
 
 
-def require_cluster(module: str) -> None:
-    """Raise `EmbeddedError` if the extra `cluster`, or this module of it, is not installed."""
-    require("cluster", module)
-
-
 def require(extra: str, *modules: str) -> None:
     """Raise `EmbeddedError` if a module of an extra is not installed."""
     for module in modules:

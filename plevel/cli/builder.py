@@ -50,10 +50,10 @@ def builder(
 
     Example: plevel builder --scheduler tls://head:8786 --tls-ca ca.pem --tls-cert node.pem --tls-key node.key
     """
-    from plevel.embedded import require_cluster, require_worker
+    from plevel.embedded import require, require_worker
 
     require_worker()
-    require_cluster("distributed")
+    require("cluster", "distributed")
     from strategy.host import usable_cores
     from workers.__main__ import check_host
     from workers.cluster.client import SecurityError, secure

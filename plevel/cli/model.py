@@ -113,9 +113,9 @@ def train(
 @contextlib.contextmanager
 def _connect(address: str, ca: Path | None, certificate: Path | None, key: Path | None) -> Iterator[Any]:
     """A client of a Dask scheduler. Raises UsageError."""
-    from plevel.embedded import require_cluster
+    from plevel.embedded import require
 
-    require_cluster("distributed")
+    require("cluster", "distributed")
     from distributed import Client
 
     from workers.cluster.client import SecurityError, secure

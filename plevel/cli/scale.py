@@ -95,10 +95,10 @@ def scale(
         raise UsageError(f"--every {every}: it would ask without a pause: write a longer time")
     profile = _read(path)
     from plevel.client import Client
-    from plevel.embedded import require_cluster
+    from plevel.embedded import require
     from plevel.environment import read_token
 
-    require_cluster("kubernetes" if kind == "kubernetes" else "parsl")
+    require("cluster", "kubernetes" if kind == "kubernetes" else "parsl")
     from plevel.pilots.engine import Engine, EngineError
     from plevel.pilots.scaler import Bounds, Scaler, describe, plan
     from strategy.record import encode

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
-from plevel.cli import follower
+from plevel.cli import tune_run
 from plevel.client import Client, NoWorkerError, UnreachableError
 from plevel.database import plevel_database
 from plevel.embedded import EmbeddedError
@@ -107,8 +107,8 @@ def test_a_service_that_stays_away_or_is_misnamed_is_an_error_of_the_client(
 
     with monkeypatch.context() as patch:
         patch.setattr(Client, "follow", lose)
-        patch.setattr(follower, "AWAY_S", -1.0)
-        patch.setattr(follower, "PAUSE_S", 0.0)
+        patch.setattr(tune_run, "AWAY_S", -1.0)
+        patch.setattr(tune_run, "PAUSE_S", 0.0)
         said = f"{re.escape(service.url)} has not answered for .*: start it, and repeat the command or the call"
         with pytest.warns(UserWarning, match="the run waits"), pytest.raises(UnreachableError, match=said):
             tune(model, inputs, database=service.url, wait=True, report=lambda run: None)

@@ -565,7 +565,7 @@ def test_a_scaler_prints_a_json_document_on_each_line(
 ) -> None:
     profile = tmp_path / "a.toml"
     profile.write_text('target = "llvm -mcpu=znver4 -num-cores=2"\n')
-    monkeypatch.setattr("plevel.embedded.require_cluster", lambda package: None)
+    monkeypatch.setattr("plevel.embedded.require", lambda extra, *modules: None)
     monkeypatch.setattr("plevel.pilots.engine.Engine", lambda *given: SimpleNamespace(pilots=tuple))
     monkeypatch.setattr(Client, "backlog", lambda self: {"llvm/znver4/threads=2": 3})
     monkeypatch.setattr(Client, "workers", lambda self: [])

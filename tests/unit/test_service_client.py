@@ -13,7 +13,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from plevel.cli import follower
+from plevel.cli import tune_run
 from plevel.cli.location import Location
 from plevel.client import Client, ServiceError, UnreachableError
 from service.app import create_app
@@ -197,7 +197,7 @@ def test_select_many_has_each_answer_or_its_error_in_its_place() -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody pauses before asking again."""
-    monkeypatch.setattr(follower, "PAUSE_S", 0.0)
+    monkeypatch.setattr(tune_run, "PAUSE_S", 0.0)
     monkeypatch.setattr("plevel.client._RECONNECT_S", 0.0)
 
 
@@ -251,7 +251,7 @@ def followed(service: _Service) -> tuple[list[int], str]:
     said = io.StringIO()
     with client_of(service, patience_s=0) as client:
         place, console = Location(url="http://farm"), Console(file=said, width=1000)
-        seen = [s.trials_done for s in follower.follow(client, 7, place, console)]
+        seen = [s.trials_done for s in tune_run.follow(client, 7, place, console)]
     return seen, said.getvalue()
 
 
@@ -265,7 +265,7 @@ def test_a_command_waits_for_a_service_that_is_away_and_goes_on() -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_a_command_does_not_wait_for_a_service_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "AWAY_S", -1.0)
+    monkeypatch.setattr(tune_run, "AWAY_S", -1.0)
     with pytest.raises(UnreachableError, match="repeat the command or the call to follow run 7"):
         followed(_Service([2]))
 
@@ -273,7 +273,7 @@ def test_a_command_does_not_wait_for_a_service_for_ever(monkeypatch: pytest.Monk
 def test_a_run_that_is_not_known_is_not_waited_for() -> None:
     client = client_of(lambda request: httpx.Response(404, json={"title": "no such run"}))
     with client, pytest.raises(ServiceError, match="no such run"):
-        list(follower.follow(client, 7, Location(url="http://farm"), Console(file=io.StringIO())))
+        list(tune_run.follow(client, 7, Location(url="http://farm"), Console(file=io.StringIO())))
 
 
 def test_follow_of_a_finished_run_is_its_status() -> None:
