@@ -179,7 +179,7 @@ class Call(Expr):
         super().__init__()
         self.op = get_op(op) if isinstance(op, str) else op
         self.args = tuple(args)
-        self.attrs = self.op.attrs_type() if attrs is None else attrs
+        self.attrs: Any = self.op.attrs_type() if attrs is None else attrs  # of the operator's own type
         for index, arg in enumerate(self.args):
             if not isinstance(arg, Expr):
                 raise ExprError(

@@ -77,7 +77,6 @@ def _gelu(x: Any, attrs: GeluAttrs) -> Any:
 
 def _gelu_grad(orig: Call, grad: Expr) -> Expr:
     """Return grad (Φ(x) + x Φ'(x)), with the distribution or its approximation by tanh."""
-    assert isinstance(orig.attrs, GeluAttrs)
     x = orig.args[0]
     if orig.attrs.approximate == "none":
         inner = erf(x * like(x, math.sqrt(0.5)))
@@ -129,7 +128,6 @@ def _hardsigmoid(x: Any, attrs: HardSigmoidAttrs) -> Any:
 
 def _hardsigmoid_grad(orig: Call, grad: Expr) -> Expr:
     x, zeros = orig.args[0], zeros_like(orig)
-    assert isinstance(orig.attrs, HardSigmoidAttrs)
     below = where(less(orig, ones_like(orig)), grad * like(x, orig.attrs.alpha), zeros)
     return where(greater(orig, zeros), below, zeros)
 
@@ -148,7 +146,6 @@ def _leaky_relu(x: Any, attrs: LeakyReluAttrs) -> Any:
 
 
 def _leaky_relu_grad(orig: Call, grad: Expr) -> Expr:
-    assert isinstance(orig.attrs, LeakyReluAttrs)
     x = orig.args[0]
     return where(greater(x, zeros_like(x)), grad, grad * like(x, orig.attrs.alpha))
 

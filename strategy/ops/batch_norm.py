@@ -89,7 +89,6 @@ register_shape_func("batch_norm", False, elemwise_shape_func)
 def batch_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad gamma r, grad offset r, grad, -grad gamma r, -grad gamma offset r³ / 2], summed to each input."""
     attrs = orig.attrs
-    assert isinstance(attrs, BatchNormAttrs)
     x, gamma, beta, mean, variance = orig.args
     axis, dtype = attrs.axis, x.tensor_type.dtype
     scale, offset = (along(v, axis, x.tensor_type.ndim) for v in (_inverse(variance, attrs.epsilon), mean))

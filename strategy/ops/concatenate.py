@@ -181,7 +181,6 @@ for _name in ("concatenate", "split", "stack"):
 @register_gradient("concatenate")
 def concatenate_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [the parts of grad], one tuple for the one input."""
-    assert isinstance(orig.attrs, ConcatenateAttrs)
     kinds = orig.args[0].checked_type
     assert isinstance(kinds, TupleType)
     axis = orig.attrs.axis
@@ -199,7 +198,6 @@ def concatenate_grad(orig: Call, grad: Expr) -> list[Expr]:
 @register_gradient("stack")
 def stack_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [the parts of grad], one tuple for the one input."""
-    assert isinstance(orig.attrs, StackAttrs)
     count = int(orig.tensor_type.shape[orig.attrs.axis])
     return [Tuple([take(grad, const(i, "int32"), orig.attrs.axis) for i in range(count)])]
 
@@ -207,7 +205,6 @@ def stack_grad(orig: Call, grad: Expr) -> list[Expr]:
 @register_gradient("split")
 def split_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [the parts of grad, joined]."""
-    assert isinstance(orig.attrs, SplitAttrs)
     return [call("concatenate", grad, axis=orig.attrs.axis)]
 
 

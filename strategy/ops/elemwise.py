@@ -416,7 +416,6 @@ def cast_grad(orig: Call, grad: Expr) -> list[Expr]:
 @register_gradient("clip")
 def clip_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad where x is within the bounds, else 0]."""
-    assert isinstance(orig.attrs, ClipAttrs)
     x, zeros = orig.args[0], zeros_like(grad)
     below = where(less_equal(x, like(x, orig.attrs.a_max)), grad, zeros)
     return [where(greater_equal(x, like(x, orig.attrs.a_min)), below, zeros)]

@@ -101,7 +101,6 @@ def gather_nd_shape_func(attrs: GatherNdAttrs, inputs: Sequence[tuple[int, ...]]
 def gather_nd_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     """Return [grad, added where each element was taken from], by places in the flattened axes."""
     data, indices = orig.args
-    assert isinstance(orig.attrs, GatherNdAttrs)
     if not (data.tensor_type.is_constant and indices.tensor_type.is_constant):
         raise GradientError("gather_nd: its gradient needs constant extents")
     shape, batch = data.tensor_type.concrete_shape, orig.attrs.batch_dims

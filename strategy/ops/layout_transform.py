@@ -180,7 +180,6 @@ register_cpu_implementations("layout_transform", _add_tile)
 @register_gradient("layout_transform")
 def layout_transform_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad in the layout of the data]."""
-    assert isinstance(orig.attrs, LayoutTransformAttrs)
     return [layout_transform(grad, orig.attrs.dst_layout, orig.attrs.src_layout)]
 
 

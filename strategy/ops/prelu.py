@@ -81,7 +81,6 @@ register_shape_func("prelu", False, elemwise_shape_func)
 @register_gradient("prelu")
 def prelu_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad, times alpha where x is not positive; grad x summed where it is not]."""
-    assert isinstance(orig.attrs, PReluAttrs)
     x, alpha = orig.args
     axis, zeros = orig.attrs.axis, zeros_like(x)
     positive = greater(x, zeros)

@@ -100,7 +100,6 @@ register_shape_func("rotary_embedding", False, elemwise_shape_func)
 @register_gradient("rotary_embedding")
 def rotary_embedding_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad turned back, grad x + grad y, both turned by a right angle], summed over batch and heads."""
-    assert isinstance(orig.attrs, RotaryEmbeddingAttrs)
     x, cos, sin = orig.args
     interleaved, half = orig.attrs.interleaved, x.tensor_type.shape[3] // 2
 

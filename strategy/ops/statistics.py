@@ -161,7 +161,6 @@ def _reference_logsumexp(x: Any, attrs: ReduceAttrs, axes: tuple[int, ...]) -> A
 def _flow(orig: Call, grad: Expr) -> Expr:
     """`grad` times the offsets from the mean, divided by the number that a variance divides by."""
     attrs, x = orig.attrs, orig.args[0]
-    assert isinstance(attrs, VarianceAttrs)
     axes = reduced_axes(attrs, x.tensor_type.ndim)
     return shared_out(grad * (x - mean(x, attrs.axis, True, attrs.exclude)), x, axes, attrs.unbiased)
 

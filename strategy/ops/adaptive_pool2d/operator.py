@@ -173,7 +173,6 @@ adaptive_max_pool2d = _register(
 def _bounds(orig: Call) -> list[list[tuple[int, int]]]:
     """For each axis, where its windows begin and end."""
     attrs, shape = orig.attrs, orig.args[0].tensor_type.shape
-    assert isinstance(attrs, AdaptivePool2DAttrs)
     return [
         [(begin(i, int(n), size), end(i, int(n), size)) for i in range(size)]
         for n, size in zip(shape[2:], attrs.output_size, strict=True)

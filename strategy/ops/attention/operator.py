@@ -218,7 +218,6 @@ def attention_shape_func(attrs: AttentionAttrs, inputs: Sequence[tuple[int, ...]
 def attention_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     """The gradients of both products and of softmax; the heads of a group are rows of one product."""
     attrs = orig.attrs
-    assert isinstance(attrs, AttentionAttrs)
     query, key, value, *further = orig.args
     (_, heads, m, d), (_, groups, n, _) = query.tensor_type.shape, key.tensor_type.shape
     extents = (heads, groups, m, n, d, value.tensor_type.shape[3])

@@ -230,7 +230,6 @@ def conv2d_backward_shape_func(
 def conv2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad spread by the weight, grad correlated with the data]."""
     attrs = orig.attrs
-    assert isinstance(attrs, Conv2DAttrs)
     how, image, kernel = _attributes(orig), attrs.data_layout, attrs.kernel_layout
     data, weight = _in_layout(orig.args[0], image, DATA), _in_order(orig.args[1], kernel, KERNEL)
     grad = _in_layout(grad, attrs.result_layout, DATA)
@@ -276,5 +275,4 @@ def backward_weight_grad(orig: Call, grad: Expr) -> list[Expr | None]:
 
 def _attributes(orig: Call) -> dict[str, Any]:
     attrs = orig.attrs
-    assert isinstance(attrs, Conv2DAttrs)
     return {"strides": attrs.strides, "padding": attrs.padding, "dilation": attrs.dilation, "groups": attrs.groups}

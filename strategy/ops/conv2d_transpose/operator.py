@@ -140,7 +140,6 @@ def conv2d_transpose_shape_func(
 def conv2d_transpose_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [the convolution of grad, grad correlated with the data]."""
     data, weight = orig.args
-    assert isinstance(orig.attrs, Conv2DTransposeAttrs)
     how = orig.attrs.as_conv2d().to_json()
     return [
         conv2d(grad, weight, **how),

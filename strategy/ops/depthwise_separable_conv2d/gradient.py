@@ -5,14 +5,12 @@ from __future__ import annotations
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.layout import block_of
-from strategy.ops.depthwise_separable_conv2d.operator import DepthwiseSeparableConv2DAttrs
 
 
 @register_gradient("depthwise_separable_conv2d")
 def gradient(orig: Call, grad: Expr) -> list[Expr]:
     """Through both convolutions, with the image between computed anew."""
     attrs = orig.attrs
-    assert isinstance(attrs, DepthwiseSeparableConv2DAttrs)
     data, depthwise, bias, pointwise = orig.args
     (channels,), block = bias.tensor_type.concrete_shape, block_of(attrs.data_layout)
     sums = call(

@@ -9,14 +9,13 @@ from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.ops.broadcast import equal, where
 from strategy.ops.elemwise import cast, ones_like, zeros_like
-from strategy.ops.reduce.operator import ReduceAttrs, reduced_axes
+from strategy.ops.reduce.operator import reduced_axes
 from strategy.ops.reshape import expand_dims
 
 
 def kept(orig: Call, node: Expr) -> Expr:
     """A result of the reduction `orig` with the reduced axes as extents of 1."""
     attrs = orig.attrs
-    assert isinstance(attrs, ReduceAttrs)
     if attrs.keepdims:
         return node
     return expand_dims(node, reduced_axes(attrs, orig.args[0].tensor_type.ndim))
@@ -48,7 +47,6 @@ def sum_grad(orig: Call, grad: Expr) -> list[Expr]:
 @register_gradient("mean")
 def mean_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad / count, broadcast to the input]."""
-    assert isinstance(orig.attrs, ReduceAttrs)
     x = orig.args[0]
     return [shared_out(kept(orig, grad), x, reduced_axes(orig.attrs, x.tensor_type.ndim)) * ones_like(x)]
 
@@ -57,7 +55,6 @@ def mean_grad(orig: Call, grad: Expr) -> list[Expr]:
 @register_gradient("min")
 def extreme_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad where the element is that was taken, shared out where several are equal]."""
-    assert isinstance(orig.attrs, ReduceAttrs)
     x = orig.args[0]
     dtype = "float64" if x.tensor_type.dtype == "float64" else "float32"  # a narrower one cannot hold the number
     taken = cast(equal(x, kept(orig, orig)), dtype)
@@ -68,7 +65,6 @@ def extreme_grad(orig: Call, grad: Expr) -> list[Expr]:
 @register_gradient("prod")
 def prod_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad times the product of all other elements], right where elements are zero too."""
-    assert isinstance(orig.attrs, ReduceAttrs)
     x = orig.args[0]
     zeros, ones = zeros_like(x), ones_like(x)
     zero = equal(x, zeros)

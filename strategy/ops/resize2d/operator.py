@@ -187,7 +187,6 @@ def resize2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     import numpy as np
 
     attrs, data = orig.attrs, orig.args[0].tensor_type
-    assert isinstance(attrs, Resize2DAttrs)
     down, across = np.zeros((attrs.size[0], int(data.shape[2]))), np.zeros((attrs.size[1], int(data.shape[3])))
     for axis, matrix in enumerate((down, across)):
         size, extent = matrix.shape

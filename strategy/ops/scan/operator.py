@@ -181,7 +181,6 @@ def cumprod_grad(orig: Call, grad: Expr) -> list[Expr]:
     Up to the first zero these are the products divided by the element, at the first zero those of the
     others; what comes after it is only in products that are zero without it too.
     """
-    assert isinstance(orig.attrs, ScanopAttrs)
     data, axis = orig.args[0], orig.attrs.axis or 0
     x = reshape_like(cast(data, orig.tensor_type.dtype), orig)
     zeros, ones = zeros_like(x), ones_like(x)
@@ -197,7 +196,6 @@ def cumprod_grad(orig: Call, grad: Expr) -> list[Expr]:
 @register_gradient("cummax")
 def cummax_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [for each element that is the largest so far, the sum of grad as long as it is; the last of equals]."""
-    assert isinstance(orig.attrs, ScanopAttrs)
     if orig.attrs.exclusive:
         raise GradientError("cummax: it has no gradient where it is exclusive")
     data, axis = orig.args[0], orig.attrs.axis or 0
@@ -214,7 +212,6 @@ def cummax_grad(orig: Call, grad: Expr) -> list[Expr]:
 
 def _sums_onward(orig: Call, terms: Expr) -> Expr:
     """The sums of what the scan `orig` has from each element on, from the end: the total less the rest would cancel."""
-    assert isinstance(orig.attrs, ScanopAttrs)
     axis = orig.attrs.axis or 0
     found = call("cumsum", call("reverse", terms, axis=axis), axis=axis, exclusive=orig.attrs.exclusive)
     return call("reverse", found, axis=axis)

@@ -235,7 +235,6 @@ def _unscaled(attrs: SoftmaxAttrs, slope: Expr) -> Expr:
 @register_gradient("softmax")
 def softmax_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     """Return [(grad - sum(grad * softmax(x))) * softmax(x) * scale], and of a bias what is broadcast, summed."""
-    assert isinstance(orig.attrs, SoftmaxAttrs)
     total = call("sum", grad * orig, axis=orig.attrs.axis, keepdims=True)
     slope = (grad - total) * orig
     to_bias = [None if b.tensor_type.dtype == "bool" else collapse_sum_like(slope, b) for b in orig.args[1:]]
@@ -245,7 +244,6 @@ def softmax_grad(orig: Call, grad: Expr) -> list[Expr | None]:
 @register_gradient("log_softmax")
 def log_softmax_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [(grad - sum(grad) * softmax(x)) * scale]."""
-    assert isinstance(orig.attrs, SoftmaxAttrs)
     total = call("sum", grad, axis=orig.attrs.axis, keepdims=True)
     return [_unscaled(orig.attrs, grad - total * call("exp", orig))]
 

@@ -124,7 +124,6 @@ def unique_shape_func(attrs: UniqueAttrs, inputs: Sequence[tuple[int, ...]]) -> 
 @register_gradient("unique")
 def unique_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad of the elements where each occurs first, zeros elsewhere]."""
-    assert isinstance(orig.attrs, UniqueAttrs)
     (data,) = orig.args
     indices, inverse = TupleGetItem(orig, 1), TupleGetItem(orig, 2)
     places = call("cumsum", cast(ones_like(data), orig.attrs.dtype), axis=0, exclusive=True)
