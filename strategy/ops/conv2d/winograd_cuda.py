@@ -14,6 +14,7 @@ from strategy.cuda.matmul import Product, compute_product
 from strategy.cuda.schedule import bind_flat
 from strategy.cuda.tiled import schedule_tiled, tiled_space
 from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.transform import F2, Matrix, combine
 from strategy.schedule import (
     Outs,
     ScheduleError,
@@ -26,36 +27,13 @@ from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import TensorType
 
-_TILE, _ALPHA = 2, 4
-# Rows are what is computed, columns what it is computed from: Lavin and Gray (2015).
-_DATA = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))
-_WEIGHT = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
-_INVERSE = ((1, 1, 1, 0), (0, 1, -1, -1))
+_TILE, _ALPHA = F2.tile, F2.alpha
 
 
-def _transformed(
-    left: Sequence[Sequence[float]], right: Sequence[Sequence[float]], i: Any, j: Any, read: Any
-) -> Any:
-    """Entry (i, j), known at run time, of left · tile · rightᵀ for a small tile that `read` gives."""
-    from tvm import tirx
-
-    def weighted(row: Sequence[float], values: Sequence[Any]) -> Any:
-        terms = [v if f == 1 else v * f for f, v in zip(row, values, strict=True) if f]
-        total = terms[0]
-        for term in terms[1:]:
-            total = total + term
-        return total
-
-    def pick(matrix: Sequence[Sequence[float]], index: Any, values: Sequence[Any]) -> Any:
-        found = weighted(matrix[0], values)
-        for at in range(1, len(matrix)):
-            found = tirx.Select(index == at, weighted(matrix[at], values), found)
-        return found
-
-    columns = range(len(right[0]))
-    return pick(
-        right, j, [pick(left, i, [read(a, b) for a in range(len(left[0]))]) for b in columns]
-    )
+def _transformed(matrix: Matrix, i: Any, j: Any, read: Callable[[int, int], Any]) -> Any:
+    """Entry (i, j), known at run time, of matrix · tile · matrixᵀ for a small tile that `read` gives."""
+    steps = range(len(matrix[0]))
+    return combine(matrix, j, [combine(matrix, i, [read(a, b) for a in steps]) for b in steps])
 
 
 def _tiles(out_type: TensorType) -> tuple[int, int, int]:
@@ -85,9 +63,7 @@ def prepare(
     def transform(weight: Any) -> Any:
         return compute_stage(
             "weight_transform", (_ALPHA * _ALPHA, weight.shape[0], weight.shape[1]),
-            lambda p, o, c: _transformed(
-                _WEIGHT, _WEIGHT, p // _ALPHA, p % _ALPHA, lambda a, b: weight[o, c, a, b]
-            ),
+            lambda p, o, c: _transformed(F2.weight, p // _ALPHA, p % _ALPHA, lambda a, b: weight[o, c, a, b]),
         )  # fmt: skip
 
     return {1: transform}
@@ -110,7 +86,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
             inside = tirx.all(row >= 0, row < data.shape[2], column >= 0, column < data.shape[3])
             return tirx.if_then_else(inside, data[n, c, row, column], tirx.const(0, data.dtype))
 
-        return _transformed(_DATA, _DATA, p // _ALPHA, p % _ALPHA, read)
+        return _transformed(F2.data, p // _ALPHA, p % _ALPHA, read)
 
     tiles = compute_stage("tiles", (_ALPHA * _ALPHA, channels, count), place)
     product = compute_product(
@@ -124,9 +100,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
 
     def back(n: Any, o: Any, h: Any, w: Any) -> Any:
         t = (n * down + h // _TILE) * across + w // _TILE
-        return _transformed(
-            _INVERSE, _INVERSE, h % _TILE, w % _TILE, lambda a, b: sums[a * _ALPHA + b, o, t]
-        )
+        return _transformed(F2.inverse, h % _TILE, w % _TILE, lambda a, b: sums[a * _ALPHA + b, o, t])
 
     return [te.compute(out_type.concrete_shape, back, name="conv2d_winograd")]
 
