@@ -134,6 +134,15 @@ def pack_by_vectors(schedule: Any, block: Any, lanes: int, depth: int = 16) -> N
     schedule.parallel(schedule.fuse(*panels))
 
 
+def zero_beyond(number: Any, place: Any, extent: int, multiple: int) -> Any:
+    """A number of a TE tensor whose places go on to a `multiple`: zero where `place` is `extent` or more."""
+    from tvm import tirx
+
+    if extent % multiple == 0:
+        return number
+    return tirx.if_then_else(place < extent, number, tirx.const(0, tirx.convert(number).ty.dtype))
+
+
 def integer(config: Config, name: str) -> int:
     """The value of an integer knob."""
     value = config[name]

@@ -27,6 +27,7 @@ from strategy.schedule import (
     stage,
     start_schedule,
     unroll_tile,
+    zero_beyond,
 )
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
@@ -225,19 +226,13 @@ def keep_row(rows: Sequence[Any], extent: int, value: Callable[..., Any], config
 
     The padding makes bound checks of readers unnecessary.
     """
-    from tvm import tirx
-
     lanes, unroll = integer(config, "out_lanes"), integer(config, "out_unroll")
     width = max(integer(config, "lanes") * integer(config, "chains"), lanes * unroll)
-    padded = -(-extent // width) * width
 
     def element(*index: Any) -> Any:
-        found = value(*index)
-        if padded == extent:
-            return found
-        return tirx.if_then_else(index[-1] < extent, found, tirx.const(0, found.ty.dtype))
+        return zero_beyond(value(*index), index[-1], extent, width)
 
-    return compute_stage(name, (*rows, padded), element)
+    return compute_stage(name, (*rows, -(-extent // width) * width), element)
 
 
 def schedule_rows(outs: Outs, config: Config) -> Any:

@@ -17,7 +17,14 @@ from functools import lru_cache
 from typing import Any, cast
 
 from strategy.condition import Clause, Expr, ceildiv
-from strategy.schedule import ScheduleError, compute_stage, lanes_of, store_tile, unroll_tile
+from strategy.schedule import (
+    ScheduleError,
+    compute_stage,
+    lanes_of,
+    store_tile,
+    unroll_tile,
+    zero_beyond,
+)
 from strategy.space import Knob, KnobKind, knob
 from strategy.target import Target
 from strategy.types import Dim, TensorType
@@ -66,16 +73,12 @@ def panels(width: int, depth: int | None = None) -> Callable[[Any], Any]:
     """The packing of weight[n, k] into [panel, k, width], or [k block, panel, depth, width]."""
 
     def pack(weight: Any) -> Any:
-        from tvm import tirx
-
         n, k = (int(extent) for extent in weight.shape)
         count = -(-n // width)
 
         def read(panel: Any, step: Any, lane: Any) -> Any:
             column = panel * width + lane
-            if n % width == 0:
-                return weight[column, step]
-            return tirx.if_then_else(column < n, weight[column, step], tirx.const(0, weight.dtype))
+            return zero_beyond(weight[column, step], column, n, width)
 
         if depth is None:
             return compute_stage("panels", (count, k, width), read)

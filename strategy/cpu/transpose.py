@@ -10,7 +10,14 @@ from functools import lru_cache
 from typing import Any
 
 from strategy.cpu.row import PARALLEL_BYTES
-from strategy.schedule import compute_stage, dtype_bytes, find_stages, integer, lanes_of
+from strategy.schedule import (
+    compute_stage,
+    dtype_bytes,
+    find_stages,
+    integer,
+    lanes_of,
+    zero_beyond,
+)
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import Dim, TensorType
@@ -61,7 +68,7 @@ def _space(columns: int, lanes: int, high: int, along: str, parallel: bool) -> C
 
 def transposed(data: Any, order: Sequence[int], shape: Sequence[int], config: Config) -> Any:
     """Tiles [..., rows, columns] of the output, kept as they are read: columns first."""
-    from tvm import te, tirx
+    from tvm import te
 
     rank = len(order)
     along = order.index(rank - 1)  # the output's axis along which the input lies in memory
@@ -77,10 +84,7 @@ def transposed(data: Any, order: Sequence[int], shape: Sequence[int], config: Co
             at[order[axis]] = value
         at[rank - 1] = row_tile * rows + row
         at[order[-1]] = column_tile * columns + column
-        number = _reinterpreted(data(*at), moved)
-        if shape[along] % rows == 0:
-            return number
-        return tirx.if_then_else(at[rank - 1] < shape[along], number, tirx.const(0, moved))
+        return zero_beyond(_reinterpreted(data(*at), moved), at[rank - 1], shape[along], rows)
 
     extents = [*(shape[i] for i in outer), -(-shape[along] // rows), shape[-1] // columns, columns, rows]
     tiles = compute_stage("tiles", extents, read)

@@ -33,6 +33,7 @@ from strategy.schedule import (
     lanes_of,
     pack_by_vectors,
     start_schedule,
+    zero_beyond,
 )
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -96,15 +97,11 @@ def prepare(attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], config: Confi
     width = integer(config, "width")
 
     def pack(y: Any) -> Any:
-        from tvm import tirx
-
         batch, n, k = y.shape[0], int(y.shape[1]), int(y.shape[2])
 
         def read(b: Any, panel: Any, step: Any, lane: Any) -> Any:
             column = panel * width + lane
-            if n % width == 0:
-                return y[b, column, step]
-            return tirx.if_then_else(column < n, y[b, column, step], tirx.const(0, y.dtype))
+            return zero_beyond(y[b, column, step], column, n, width)
 
         return compute_stage("panels", (batch, -(-n // width), k, width), read)
 
@@ -131,11 +128,7 @@ def compute(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: TensorType
 
     def right(b: Any, j: Any) -> Any:
         b = entry(y, b)
-        if attrs.transpose_b:
-            return y[b, j // width, r, j % width]
-        if n % width == 0:
-            return y[b, r, j]
-        return tirx.if_then_else(j < n, y[b, r, j], tirx.const(0, y.dtype))
+        return y[b, j // width, r, j % width] if attrs.transpose_b else zero_beyond(y[b, r, j], j, n, width)
 
     tiles = compute_stage(
         "tiles", (batch, round_up(m, rows), round_up(n, width)),

@@ -37,6 +37,7 @@ from strategy.schedule import (
     start_schedule,
     store_tile,
     unroll_tile,
+    zero_beyond,
 )
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
@@ -110,17 +111,12 @@ def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) ->
     width, block = integer(config, "width"), block_of(attrs.data_layout)
 
     def pack(given: Any) -> Any:
-        from tvm import tirx
-
         weight = plain_weight(attrs, given)
         out_channels, channels, kernel_h, kernel_w = (int(extent) for extent in weight.shape)
 
         def read(panel: Any, outer: Any, y: Any, x: Any, inner: Any, lane: Any) -> Any:
             o = panel * width + lane
-            number = weight[o, outer * block + inner, y, x]
-            return number if out_channels % width == 0 else tirx.if_then_else(
-                o < out_channels, number, tirx.const(0, weight.dtype)
-            )  # fmt: skip
+            return zero_beyond(weight[o, outer * block + inner, y, x], o, out_channels, width)
 
         shape = (-(-out_channels // width), channels // block, kernel_h, kernel_w, block, width)
         return compute_stage("weight_tiles", shape, read)

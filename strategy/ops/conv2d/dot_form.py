@@ -10,7 +10,7 @@ from strategy.cpu.dot import Dot
 from strategy.ops.conv2d.layout import plain_weight
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pointwise import leaves_pixels
-from strategy.schedule import compute_stage, integer
+from strategy.schedule import compute_stage, integer, zero_beyond
 from strategy.space import Config
 from strategy.types import TensorType
 
@@ -78,14 +78,13 @@ def prepare(
         weight = plain_weight(attrs, given)
         out_channels, channels, kernel_h, kernel_w = (int(extent) for extent in weight.shape)
         own = out_channels // attrs.groups
-        panels, zero = -(-own // width), tirx.const(0, dot.packed)
+        panels = -(-own // width)
         r, s, t = (te.reduce_axis((0, extent)) for extent in (channels, kernel_h, kernel_w))
 
         def within(panel: Any, lane: Any, read: Callable[[Any], Any]) -> Any:
             """The number that `read` has for the output channel of a lane, zero beyond the last."""
             o = panel % panels * width + lane
-            found = read(panel // panels * own + o)
-            return found if own % width == 0 else tirx.if_then_else(o < own, found, zero)
+            return zero_beyond(read(panel // panels * own + o), o, own, width)
 
         def number(panel: Any, y: Any, x: Any, word: Any, lane: Any, place: Any) -> Any:
             at = word * group + place
@@ -94,8 +93,7 @@ def prepare(
                 window = (at % channels, y, at // channels) if form.in_rows else (at, y, x)
                 return dot.pack(weight[(o, *window)])
 
-            found = within(panel, lane, read)
-            return found if form.length % group == 0 else tirx.if_then_else(at < form.length, found, zero)
+            return zero_beyond(within(panel, lane, read), at, form.length, group)
 
         shape = (attrs.groups * panels, kernel_h, 1 if form.in_rows else kernel_w, words, width, group)
         if not has_sums:

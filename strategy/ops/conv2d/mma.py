@@ -18,7 +18,15 @@ from strategy.cuda.schedule import bind_block, bind_flat
 from strategy.cuda.staging import ByHand, Operands
 from strategy.cuda.wgmma import BLOCK_K
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.schedule import Outs, compute_stage, find_stages, integer, join_epilogue, new_schedule
+from strategy.schedule import (
+    Outs,
+    compute_stage,
+    find_stages,
+    integer,
+    join_epilogue,
+    new_schedule,
+    zero_beyond,
+)
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import Dim, TensorType
@@ -134,17 +142,11 @@ def prepare(
     block = integer(config, "block_k") if "block_k" in config else BLOCK_K
 
     def pack(weight: Any) -> Any:
-        from tvm import tirx
-
         out_channels, channels, height, width = (int(e) for e in weight.shape)
-
-        def read(o: Any, y: Any, x: Any, c: Any) -> Any:
-            if channels % block == 0:
-                return weight[o, c, y, x]
-            return tirx.if_then_else(c < channels, weight[o, c, y, x], tirx.const(0, weight.dtype))
-
-        shape = (out_channels, height, width, -(-channels // block) * block)
-        return compute_stage("packed_weight", shape, read)
+        return compute_stage(
+            "packed_weight", (out_channels, height, width, -(-channels // block) * block),
+            lambda o, y, x, c: zero_beyond(weight[o, c, y, x], c, channels, block),
+        )  # fmt: skip
 
     return {1: pack}
 

@@ -32,7 +32,15 @@ from strategy.ops.conv2d.product import (
     schedule_packing,
     schedule_product,
 )
-from strategy.schedule import Outs, accumulator, compute_stage, dtype_bytes, integer, lanes_of
+from strategy.schedule import (
+    Outs,
+    accumulator,
+    compute_stage,
+    dtype_bytes,
+    integer,
+    lanes_of,
+    zero_beyond,
+)
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType
@@ -151,20 +159,16 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
         return data[n, g * geometry.channels + k, p // width, p % width]
 
     if config["copied"]:
-        column = _copied(geometry, column, integer(config, "width"), str(data.dtype))
+        column = _copied(geometry, column, integer(config, "width"))
     return [product(geometry, weight, column, config, str(data.dtype), whole=bool(config["copied"]))]
 
 
-def _copied(geometry: Geometry, column: Callable[..., Any], width: int, dtype: str) -> Callable[..., Any]:
+def _copied(geometry: Geometry, column: Callable[..., Any], width: int) -> Callable[..., Any]:
     """Columns of which those of a panel lie together."""
-    from tvm import tirx
 
     def read(n: Any, g: Any, panel: Any, k: Any, lane: Any) -> Any:
         p = panel * width + lane
-        number = column(n, g, k, p)
-        return number if geometry.pixels % width == 0 else tirx.if_then_else(
-            p < geometry.pixels, number, tirx.const(0, dtype)
-        )  # fmt: skip
+        return zero_beyond(column(n, g, k, p), p, geometry.pixels, width)
 
     shape = (geometry.batch, geometry.groups, -(-geometry.pixels // width), geometry.depth, width)
     columns = compute_stage("columns", shape, read)

@@ -24,6 +24,7 @@ from strategy.schedule import (
     join_epilogue,
     new_schedule,
     vectorize,
+    zero_beyond,
 )
 from strategy.space import Config, Knob
 from strategy.types import TensorType
@@ -90,16 +91,13 @@ def pack_rows(rows: int, groups: int) -> Callable[[Any], Any]:
     """The packing of weight[o, c, kh, kw] into tiles [ceil(o / rows), c, kh, kw, rows], of each group."""
 
     def pack(weight: Any) -> Any:
-        from tvm import tirx
-
         out_channels, channels, kernel_h, kernel_w = (int(extent) for extent in weight.shape)
         own = out_channels // groups
         tiles = -(-own // rows)
 
         def read(tile: Any, c: Any, y: Any, x: Any, row: Any) -> Any:
             o = tile % tiles * rows + row
-            number = weight[tile // tiles * own + o, c, y, x]
-            return number if own % rows == 0 else tirx.if_then_else(o < own, number, tirx.const(0, weight.dtype))
+            return zero_beyond(weight[tile // tiles * own + o, c, y, x], o, own, rows)
 
         shape = (groups * tiles, channels, kernel_h, kernel_w, rows)
         return compute_stage("weight_tiles", shape, read)
@@ -120,7 +118,7 @@ def product(
 
     With `whole`, there are columns for all pixels of the last panel.
     """
-    from tvm import te, tirx
+    from tvm import te
 
     rows, width = integer(config, "rows"), integer(config, "width")
     pixels, out_w = geometry.pixels, geometry.out_w
@@ -131,8 +129,7 @@ def product(
 
     def term(n: Any, g: Any, o: Any, p: Any) -> Any:
         number = column(n, g, r, p)
-        if pixels % width and not whole:
-            number = tirx.if_then_else(p < pixels, number, tirx.const(0, dtype))
+        number = number if whole else zero_beyond(number, p, pixels, width)
         c, y, x = r // window, r // geometry.kernel_w % geometry.kernel_h, r % geometry.kernel_w
         weighted = weight[g * per_group + o // rows, c, y, x, o % rows].astype(wide) * number.astype(wide)
         return te.sum(weighted, axis=r)

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from strategy.cpu.tile import round_up
+from strategy.schedule import compute_stage, zero_beyond
+
 Matrix = tuple[tuple[float, ...], ...]
 
 KERNEL = 3
@@ -93,6 +96,17 @@ def combine(matrix: Matrix, row: Any, values: Sequence[Any]) -> Any:
 def _weighted(weights: Sequence[float], values: Sequence[Any]) -> Any:
     terms = [v if w == 1 else v * w for w, v in zip(weights, values, strict=True) if w]
     return sum(terms[1:], terms[0])
+
+
+def weight_columns(transform: Transform, weight: Any, multiple: int) -> Any:
+    """The stage of a weight [o, c, 3, 3] that is transformed down: [alpha, 3, c, o], with zeros to a multiple of o."""
+    out_channels, channels = (int(extent) for extent in weight.shape[:2])
+
+    def entry(i: Any, x: Any, c: Any, o: Any) -> Any:
+        numbers = (zero_beyond(weight[o, c, y, x], o, out_channels, multiple) for y in range(KERNEL))
+        return combine(transform.weight, i, list(numbers))
+
+    return compute_stage("weight_columns", (transform.alpha, KERNEL, channels, round_up(out_channels, multiple)), entry)
 
 
 def coefficient(matrix: Matrix, column: int, row: Any, dtype: str) -> Any:

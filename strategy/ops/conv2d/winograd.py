@@ -28,7 +28,7 @@ from strategy.cpu.tile import (
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros, pick_phases, schedule_padding
 from strategy.ops.conv2d.product import BLOCKS, Geometry
-from strategy.ops.conv2d.transform import KERNEL, Transform, coefficient, combine
+from strategy.ops.conv2d.transform import KERNEL, Transform, coefficient, combine, weight_columns
 from strategy.schedule import (
     Outs,
     accumulator,
@@ -37,6 +37,7 @@ from strategy.schedule import (
     lanes_of,
     start_schedule,
     vectorize,
+    zero_beyond,
 )
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
@@ -108,21 +109,8 @@ def prepare(
     rows, alpha = integer(config, "rows"), transform.alpha
 
     def apply(weight: Any) -> Any:
-        from tvm import tirx
-
-        out_channels, channels = int(weight.shape[0]), int(weight.shape[1])
-
-        def read(o: Any, c: Any, y: int, x: Any) -> Any:
-            number = weight[o, c, y, x]
-            if out_channels % rows == 0:
-                return number
-            return tirx.if_then_else(o < out_channels, number, tirx.const(0, weight.dtype))
-
-        padded = round_up(out_channels, rows)
-        columns = compute_stage(
-            "weight_columns", (alpha, KERNEL, channels, padded),
-            lambda i, x, c, o: combine(transform.weight, i, [read(o, c, y, x) for y in range(KERNEL)]),
-        )  # fmt: skip
+        columns = weight_columns(transform, weight, rows)
+        *_, channels, padded = (int(extent) for extent in columns.shape)
         return compute_stage(
             "weight_transform", (alpha, alpha, padded // rows, channels, rows),
             lambda i, j, tile, c, row: combine(
@@ -137,7 +125,7 @@ def compute(
     transform: Transform, attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
     """The convolution of [n, c, h, w] with a weight that `prepare` has transformed."""
-    from tvm import te, tirx
+    from tvm import te
 
     data, weight = inputs
     batch, out_channels, out_h, out_w = out_type.concrete_shape
@@ -171,9 +159,7 @@ def compute(
 
     def term(i: Any, j: Any, o: Any, t: Any) -> Any:
         n, y, x = t // (down * across), t // across % down, t % across
-        number = data_transform[i, j, r, n, y, x]
-        if tiles % width:
-            number = tirx.if_then_else(t < tiles, number, tirx.const(0, dtype))
+        number = zero_beyond(data_transform[i, j, r, n, y, x], t, tiles, width)
         return te.sum(weight[i, j, o // rows, r, o % rows] * number, axis=r)
 
     sums = compute_stage("tiles", (alpha, alpha, round_up(out_channels, rows), round_up(tiles, width)), term)

@@ -27,7 +27,7 @@ from strategy.ops.conv2d.layout import plain_inputs, plain_weight
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros
 from strategy.ops.conv2d.product import BLOCKS, Geometry
-from strategy.ops.conv2d.transform import KERNEL, Transform, combine
+from strategy.ops.conv2d.transform import KERNEL, Transform, combine, weight_columns
 from strategy.schedule import (
     Outs,
     accumulator,
@@ -98,22 +98,8 @@ def prepare(
     width, alpha, block = integer(config, "width"), transform.alpha, block_of(attrs.data_layout)
 
     def apply(given: Any) -> Any:
-        from tvm import tirx
-
-        weight = plain_weight(attrs, given)
-        out_channels, channels = int(weight.shape[0]), int(weight.shape[1])
-
-        def read(o: Any, c: Any, y: int, x: Any) -> Any:
-            number = weight[o, c, y, x]
-            if out_channels % width == 0:
-                return number
-            return tirx.if_then_else(o < out_channels, number, tirx.const(0, weight.dtype))
-
-        padded = round_up(out_channels, width)
-        columns = compute_stage(
-            "weight_columns", (alpha, KERNEL, channels, padded),
-            lambda i, x, c, o: combine(transform.weight, i, [read(o, c, y, x) for y in range(KERNEL)]),
-        )  # fmt: skip
+        columns = weight_columns(transform, plain_weight(attrs, given), width)
+        *_, channels, padded = (int(extent) for extent in columns.shape)
         return compute_stage(
             "weight_transform", (alpha, alpha, padded // width, channels // block, block, width),
             lambda i, j, panel, outer, inner, lane: combine(

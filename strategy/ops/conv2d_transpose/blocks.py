@@ -27,6 +27,7 @@ from strategy.schedule import (
     new_schedule,
     unroll_tile,
     vectorize,
+    zero_beyond,
 )
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -112,8 +113,6 @@ def prepare(
     rows, parts = integer(config, "rows"), integer(config, "parts")
 
     def pack(weight: Any) -> Any:
-        from tvm import tirx
-
         channels, own, height, width = (int(extent) for extent in weight.shape)
         depth, numbers = channels // attrs.groups, own * height * width
         tiles = round_up(numbers, rows * parts) // rows
@@ -121,10 +120,7 @@ def prepare(
         def read(tile: Any, c: Any, row: Any) -> Any:
             place = tile % tiles * rows + row
             window = place // (height * width), place // width % height, place % width
-            number = weight[tile // tiles * depth + c, *window]
-            return number if numbers == tiles * rows else tirx.if_then_else(
-                place < numbers, number, tirx.const(0, weight.dtype)
-            )  # fmt: skip
+            return zero_beyond(weight[tile // tiles * depth + c, *window], place, numbers, rows * parts)
 
         return compute_stage("weight_tiles", (attrs.groups * tiles, depth, rows), read)
 

@@ -29,7 +29,15 @@ from strategy.cpu.tile import (
     width_knob,
 )
 from strategy.op_strategy import OpStrategy
-from strategy.schedule import Outs, compute_stage, integer, start_schedule, store_tile, unroll_tile
+from strategy.schedule import (
+    Outs,
+    compute_stage,
+    integer,
+    start_schedule,
+    store_tile,
+    unroll_tile,
+    zero_beyond,
+)
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType
@@ -114,13 +122,12 @@ def prepare(
         if not is_transposed:
             n, k = k, n
         steps = k // group
-        zero = tirx.const(0, dot.packed)
 
         def number(*place: Any) -> Any:
             *entry, panel, step, lane, neighbour = place
             column, row = panel * width + lane, step * group + neighbour
             read = dot.pack(weight[(*entry, column, row) if is_transposed else (*entry, row, column)])
-            return read if n % width == 0 else tirx.if_then_else(column < n, read, zero)
+            return zero_beyond(read, column, n, width)
 
         if dot.sums != "int32":
             shape = (*batch, -(-n // width), steps, width, group)
@@ -131,8 +138,7 @@ def prepare(
         def number_or_byte(panel: Any, step: Any, lane: Any, place: Any) -> Any:
             flat = lane * group + place  # the bytes of a number are `width` apart
             column = panel * width + flat % width
-            byte = (sums[column] >> (flat // width * 8)).astype(dot.packed)
-            byte = byte if n % width == 0 else tirx.if_then_else(column < n, byte, zero)
+            byte = zero_beyond((sums[column] >> (flat // width * 8)).astype(dot.packed), column, n, width)
             return tirx.if_then_else(step < steps, number(panel, step, lane, place), byte)
 
         shape = (-(-n // width), steps + 1, width, group)

@@ -23,6 +23,7 @@ from strategy.schedule import (
     start_schedule,
     store_tile,
     unroll_tile,
+    zero_beyond,
 )
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -106,16 +107,11 @@ def prepare(
         )  # fmt: skip
 
     def pack_pointwise(weight: Any) -> Any:
-        from tvm import tirx
-
         out_channels, channels = (int(extent) for extent in weight.shape[:2])
 
         def read(panel: Any, outer: Any, inner: Any, lane: Any) -> Any:
             o = panel * width + lane
-            number = weight[o, outer * block + inner, 0, 0]
-            return number if out_channels % width == 0 else tirx.if_then_else(
-                o < out_channels, number, tirx.const(0, weight.dtype)
-            )  # fmt: skip
+            return zero_beyond(weight[o, outer * block + inner, 0, 0], o, out_channels, width)
 
         shape = (-(-out_channels // width), channels // block, block, width)
         return compute_stage("weight_tiles", shape, read)

@@ -21,7 +21,7 @@ from strategy.op_strategy import OpStrategy
 from strategy.ops.matmul_nbits.operator import MatMulNBitsAttrs, rounded, step_of
 from strategy.order import join, larger
 from strategy.pattern import register_cpu_implementations, schedule_plain_cpu
-from strategy.schedule import Outs, compute_stage, integer, lanes_of, new_schedule
+from strategy.schedule import Outs, compute_stage, integer, lanes_of, new_schedule, zero_beyond
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
 from strategy.types import TensorType
@@ -75,8 +75,7 @@ def prepare(
     def pack_scales(scales: Any) -> Any:
         def scale(p: Any, b: Any, j: Any) -> Any:
             column = p * width + j
-            found = scales[column, b]
-            return found if n % width == 0 else tirx.if_then_else(column < n, found, tirx.const(0, scales.dtype))
+            return zero_beyond(scales[column, b], column, n, width)
 
         return compute_stage("scales", (panels, blocks, width), scale)
 
@@ -91,7 +90,7 @@ def prepare(
             byte = number(column, first)
             if bits == 4:
                 byte = byte | (number(column, first + 4) << tirx.const(4, "uint8"))
-            return byte if n % width == 0 else tirx.if_then_else(column < n, byte, tirx.const(0, "uint8"))
+            return zero_beyond(byte, column, n, width)
 
         shape = (panels, blocks * size // 4, width, 4)
         return compute_stage("panels", shape, of_word)
