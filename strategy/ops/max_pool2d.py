@@ -24,7 +24,7 @@ from strategy.layout import (  # fmt: skip
 )
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.layout_transform import by_plain
-from strategy.ops.window import four_sides, pair, windowed_extent, windows
+from strategy.ops.window import four_sides, pair, windowed_extents, windows
 from strategy.order import largest, lowest, sort_key
 from strategy.pattern import in_float32
 from strategy.reference import widened
@@ -73,12 +73,8 @@ def _pooled(attrs: MaxPool2DAttrs, reporter: TypeReporter, index: int, data: Ten
     require_nonempty(reporter, index, data, [attrs.layout.index(axis) for axis in "HW"])
     known = not attrs.ceil_mode or all(d.is_constant for d in shape[2:])
     reporter.check(known, index, "ceil_mode needs images of constant height and width")
-    out = []
-    for axis in range(2):
-        extent = windowed_extent(
-            shape[2 + axis], attrs.pool_size[axis], attrs.strides[axis], attrs.dilation[axis],
-            attrs.padding[axis], attrs.sides(shape)[2 + axis],
-        )  # fmt: skip
+    out = _extents(attrs, shape)
+    for axis, extent in enumerate(out[2:]):
         reporter.check(extent >= 1, index, f"is smaller than the window {attrs.pool_size} with its padding")
         # A window that lies in the padding alone would have no largest element.
         reach = (attrs.pool_size[axis] - 1) * attrs.dilation[axis]
@@ -91,8 +87,7 @@ def _pooled(attrs: MaxPool2DAttrs, reporter: TypeReporter, index: int, data: Ten
             starts = range(-attrs.padding[axis], 0, step)[: min(int(extent), gap // math.gcd(gap, step))]
             met = len(starts) <= _MOST_STARTS and all(start % gap < int(size) for start in starts)
         reporter.check(met, index, f"a window of dilation {attrs.dilation} lies in padding {attrs.padding} alone")
-        out.append(extent)
-    return TensorType(laid_out((*shape[:2], *out), attrs.layout), data.dtype)
+    return TensorType(laid_out(out, attrs.layout), data.dtype)
 
 
 def max_pool2d_backward_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, reporter: TypeReporter) -> bool:
@@ -171,14 +166,7 @@ def _pool(attrs: MaxPool2DAttrs, data: Any) -> Any:
 
 def _extents(attrs: MaxPool2DAttrs, shape: Sequence[Any]) -> list[Any]:
     """The shape of what is pooled from a shape of numbers, expressions or dimensions."""
-    out = (
-        windowed_extent(
-            shape[2 + i], attrs.pool_size[i], attrs.strides[i], attrs.dilation[i],
-            attrs.padding[i], attrs.sides(shape)[2 + i],
-        )
-        for i in range(2)
-    )  # fmt: skip
-    return [*shape[:2], *out]
+    return [*shape[:2], *windowed_extents(attrs, shape[2:], attrs.pool_size, attrs.sides(shape))]
 
 
 @register_compute("max_pool2d_backward")

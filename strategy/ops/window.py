@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import repeated
@@ -17,8 +18,25 @@ def four_sides(value: Any) -> Any:
     return value
 
 
-def windowed_extent(extent: Any, kernel: Any, stride: int, dilation: int, before: int, after: int) -> Any:
-    """Number of windows that fit an axis: of integers, or of dimensions."""
+def windowed_extents(
+    attrs: Any, image: Sequence[Any], window: Sequence[Any], sides: Sequence[int] | None = None
+) -> list[Any]:
+    """Numbers of windows that fit an image down and across: of integers, dimensions, or TE expressions.
+
+    Args:
+        attrs: strides, dilation and padding.
+        image: its height and width.
+        window: its height and width.
+        sides: the padding; default: that of `attrs`.
+    """
+    sides = attrs.padding if sides is None else sides
+    return [
+        _windowed_extent(image[i], window[i], attrs.strides[i], attrs.dilation[i], sides[i], sides[2 + i])
+        for i in range(2)
+    ]
+
+
+def _windowed_extent(extent: Any, kernel: Any, stride: int, dilation: int, before: int, after: int) -> Any:
     more = before + after - (kernel - 1) * dilation - 1
     if getattr(more, "value", None) is not None:
         more = int(more.value)  # so that a symbolic extent stays short: (h - 2) // 2 + 1

@@ -29,6 +29,7 @@ from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d import cudnn, implicit_gemm, mma, winograd_cuda
 from strategy.ops.conv2d.layout import in_any_layout
 from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.window import windowed_extents
 from strategy.schedule import Outs, compute_stage, find_stages, integer, join_epilogue, new_schedule
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
@@ -104,8 +105,6 @@ def compute_direct(
     """The convolution of [n, c, h, w] with [o, c / groups, kh, kw], zeros read around the data."""
     from tvm import te
 
-    from strategy.ops.window import windowed_extent
-
     dtype = accumulator(out_type.dtype)
     data, weight = inputs
     out_channels, channels, height, width = (int(e) for e in weight.shape)
@@ -114,13 +113,7 @@ def compute_direct(
     c, y, x = (
         te.reduce_axis((0, e), name=v) for e, v in ((channels, "c"), (height, "y"), (width, "x"))
     )
-    rows, columns = (
-        windowed_extent(
-            data.shape[2 + i], weight.shape[2 + i], attrs.strides[i], attrs.dilation[i],
-            attrs.padding[i], attrs.padding[2 + i],
-        )
-        for i in range(2)
-    )  # fmt: skip
+    rows, columns = windowed_extents(attrs, data.shape[2:], weight.shape[2:])
 
     def term(n: Any, o: Any, h: Any, w: Any) -> Any:
         channel = c if attrs.groups == 1 else o // per_group * channels + c

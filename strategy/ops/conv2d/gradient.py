@@ -20,7 +20,7 @@ from strategy.op import (
 from strategy.ops.conv2d.operator import DATA, KERNEL, Conv2DAttrs, conv2d, least_flops, permuted
 from strategy.ops.conv2d.pad import pad_zeros
 from strategy.ops.layout_transform import layout_transform
-from strategy.ops.window import windowed_extent, windows
+from strategy.ops.window import windowed_extents, windows
 from strategy.pattern import extents_of, in_float32
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
@@ -56,9 +56,7 @@ def _like_rel(types: Sequence[Type], attrs: Conv2DAttrs, reporter: TypeReporter)
     reporter.check(weight.shape[0] % attrs.groups == 0, at, f"does not divide into groups = {attrs.groups}")
     fits = weight.shape[1] * attrs.groups == data.shape[1]
     reporter.check(fits, at, f"does not fit {reporter.name(3 - at)}, {data}, in groups = {attrs.groups}")
-    sides = zip(attrs.padding[:2], attrs.padding[2:], strict=True)
-    given = zip(data.shape[2:], weight.shape[2:], attrs.strides, attrs.dilation, sides, strict=True)
-    out = [windowed_extent(n, k, stride, dilation, *ends) for n, k, stride, dilation, ends in given]
+    out = windowed_extents(attrs, data.shape[2:], weight.shape[2:])
     wanted = TensorType((data.shape[0], weight.shape[0], *out), data.dtype)
     require_shape(reporter, 0, grad.shape, wanted.shape, f"conv2d gives {wanted}")
     return True

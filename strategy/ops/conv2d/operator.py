@@ -28,7 +28,7 @@ from strategy.op import (
     register_reference,
     register_terms,
 )
-from strategy.ops.window import four_sides, pair, windowed_extent, windows
+from strategy.ops.window import four_sides, pair, windowed_extents, windows
 from strategy.reference import summed
 from strategy.shape_func import register_shape_func
 from strategy.type_relation import (
@@ -130,14 +130,9 @@ def convolved(
     require_nonempty(reporter, 1, weight)
     fits = weight.shape[1] * attrs.groups == data.shape[1]
     reporter.check(fits, 1, f"does not fit {reporter.name(0)}, {reporter.tensor(0)}, in {attrs.groups} groups")
-    out: list[Dim] = []
-    for axis in range(2):
-        extent = windowed_extent(
-            data.shape[2 + axis], weight.shape[2 + axis], attrs.strides[axis], attrs.dilation[axis],
-            attrs.padding[axis], attrs.padding[2 + axis],
-        )  # fmt: skip
+    out = windowed_extents(attrs, data.shape[2:], weight.shape[2:])
+    for extent in out:
         reporter.check(extent >= 1, 0, f"is smaller than {reporter.name(1)}, {reporter.tensor(1)}, with its padding")
-        out.append(extent)
     require_blocks(reporter, 1, weight.shape[0], attrs.result_layout)
     return tuple(laid_out((data.shape[0], weight.shape[0], *out), attrs.result_layout))
 

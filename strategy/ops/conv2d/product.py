@@ -14,7 +14,7 @@ from typing import Any
 from strategy.cpu.ahead import prefetch_panels
 from strategy.cpu.tile import round_up, schedule_tile
 from strategy.ops.conv2d.operator import DATA, Conv2DAttrs
-from strategy.ops.window import windowed_extent
+from strategy.ops.window import windowed_extents
 from strategy.schedule import (
     Outs,
     accumulator,
@@ -65,13 +65,11 @@ class Geometry:
     def of_tensors(cls, attrs: Conv2DAttrs, data: Any, weight: Any, out_type: TensorType) -> Geometry:
         """From the image, and a weight that is packed into tiles."""
         channels, kernel_h, kernel_w = (int(extent) for extent in weight.shape[1:4])
+        found = windowed_extents(attrs, data.shape[2:], (kernel_h, kernel_w))
         out_h, out_w = (
-            int(extent) if extent.is_constant else windowed_extent(
-                data.shape[2 + i], (kernel_h, kernel_w)[i], attrs.strides[i], attrs.dilation[i],
-                attrs.padding[i], attrs.padding[2 + i],
-            )
-            for i, extent in enumerate(out_type.shape[2:])
-        )  # fmt: skip
+            int(known) if known.is_constant else extent
+            for known, extent in zip(out_type.shape[2:], found, strict=True)
+        )
         out_channels = int(out_type.shape[1]) // attrs.groups
         return cls(
             data.shape[0], attrs.groups, channels, out_channels, kernel_h, kernel_w, out_h, out_w

@@ -24,7 +24,7 @@ from strategy.op import (
     register_reference,
     register_terms,
 )
-from strategy.ops.window import four_sides, pair, windowed_extent, windows
+from strategy.ops.window import four_sides, pair, windowed_extents, windows
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_dtype_of, require_nonempty, require_rank, require_shape
@@ -43,16 +43,6 @@ class DepthwiseSeparableConv2DAttrs(Attrs):
     activation: str = field("none", "Between both convolutions", choices=("none", "relu", "relu6", "hardswish"))
     data_layout: str = field(description="Layout of the data", choices=BLOCKED)
     out_layout: str = field(description="Layout of the result", choices=BLOCKED)
-
-
-def _extents(attrs: DepthwiseSeparableConv2DAttrs, data: Sequence[Any], window: Sequence[Any]) -> list[Any]:
-    """The height and width of the result, for the data's in NCHW and the window's."""
-    return [
-        windowed_extent(
-            data[2 + i], window[i], attrs.strides[i], attrs.dilation[i], attrs.padding[i], attrs.padding[2 + i]
-        )
-        for i in range(2)
-    ]  # fmt: skip
 
 
 def depthwise_separable_conv2d_rel(
@@ -74,7 +64,7 @@ def depthwise_separable_conv2d_rel(
         require_dtype_of(reporter, index, 0)
         require_shape(reporter, index, found.shape, wanted, f"does not fit {reporter.name(0)}, {data}")
     reporter.assign(2, TensorType([channels], data.dtype))
-    extents = _extents(attrs, plain_data.shape, depthwise.shape[2:])
+    extents = windowed_extents(attrs, plain_data.shape[2:], depthwise.shape[2:])
     for extent in extents:
         reporter.check(extent >= 1, 0, f"is smaller than {reporter.name(1)}, {depthwise}, with its padding")
     require_blocks(reporter, 3, pointwise.shape[0], attrs.out_layout)
