@@ -180,7 +180,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     sch.reorder(n, o_task, p_task, *inner, rows, columns)
     sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
     sch.parallel(sch.fuse(n, o_task, p_task))
-    _schedule_tile(sch, tiles, lanes, str(config["window"]), integer(config, "unroll"))
+    schedule_blocks(sch, tiles, sch.get_loops(tiles)[-6:], lanes, integer(config, "unroll"), str(config["window"]))
     store_tile(sch, output, lanes)
     return sch
 
@@ -193,13 +193,21 @@ def schedule_padding(sch: Any, padded: Any, lanes: int) -> None:
     sch.parallel(sch.fuse(n, c))
 
 
-def _schedule_tile(sch: Any, tiles: Any, lanes: int, window: str, unroll: int) -> None:
-    rows, columns, outer, y, x, inner = sch.get_loops(tiles)[-6:]
+def schedule_blocks(
+    sch: Any, tiles: Any, loops: Sequence[Any], lanes: int, unroll: int, unrolled: str = "loops"
+) -> None:
+    """Schedule a register tile over blocks of input channels.
+
+    Args:
+        loops: its rows, its columns, and those over blocks, the window if there is one, and the channels of a block.
+        unrolled: the loops over the window that are unrolled, by the knob `window`.
+    """
+    rows, columns, outer, *window, inner = loops
     steps, step = sch.split(inner, [None, unroll])
     vectors, lane = sch.split(columns, [None, lanes])
-    sch.reorder(outer, y, x, steps, step, rows, vectors, lane)
+    sch.reorder(outer, *window, steps, step, rows, vectors, lane)
     sch.vectorize(lane)
-    unrolled = {"unrolled": (y, x), "rows": (x,), "loops": ()}[window]
-    for loop in (*unrolled, step, rows, vectors):
+    by_window = {"unrolled": window, "rows": window[1:], "loops": []}[unrolled]
+    for loop in (*by_window, step, rows, vectors):
         sch.unroll(loop)
     unroll_tile(sch, sch.decompose_reduction(tiles, outer))

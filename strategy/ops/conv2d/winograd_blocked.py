@@ -22,7 +22,7 @@ from strategy.cpu.tile import (
     whole_blocks,
 )
 from strategy.layout import block_of, plain_type
-from strategy.ops.conv2d.blocked import lanes_of_block, schedule_padding
+from strategy.ops.conv2d.blocked import lanes_of_block, schedule_blocks, schedule_padding
 from strategy.ops.conv2d.layout import plain_inputs, plain_weight
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros
@@ -36,7 +36,6 @@ from strategy.schedule import (
     lanes_of,
     start_schedule,
     store_tile,
-    unroll_tile,
     vectorize,
 )
 from strategy.space import Config, ConfigSpace, Knob
@@ -210,13 +209,7 @@ def _schedule_product(sch: Any, stages: dict[str, Any], lanes: int, config: Conf
     sch.reorder(*tasks, panel, p_tile, rows, columns, outer, inner)
     sch.reverse_compute_at(product, p_tile, preserve_unit_loops=True)
     sch.parallel(sch.fuse(*tasks))
-    steps, step = sch.split(inner, [None, integer(config, "unroll")])
-    vectors, lane = sch.split(columns, [None, lanes])
-    sch.reorder(outer, steps, step, rows, vectors, lane)
-    sch.vectorize(lane)
-    for loop in (step, rows, vectors):
-        sch.unroll(loop)
-    unroll_tile(sch, sch.decompose_reduction(tiles, outer))
+    schedule_blocks(sch, tiles, (rows, columns, outer, inner), lanes, integer(config, "unroll"))
     store_tile(sch, product, lanes)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from strategy.cpu.tile import largest_divisor, round_up, tile_share, up_to
 from strategy.layout import block_of, laid_out, plain, plain_index, transform_image
+from strategy.ops.conv2d.blocked import schedule_blocks
 from strategy.ops.conv2d.pad import copy_by_vectors, pad_zeros, whole_padding
 from strategy.ops.depthwise_separable_conv2d.operator import DepthwiseSeparableConv2DAttrs
 from strategy.order import at_least, at_most
@@ -180,14 +181,7 @@ def schedule(attrs: DepthwiseSeparableConv2DAttrs, outs: Outs, target: Target, c
     sch.compute_at(between, group, preserve_unit_loops=True)
     sch.parallel(sch.fuse(n, group))
     _schedule_depthwise(sch, between, sums, padded, str(config["pad"]), columns, lanes)
-    column, channel, outer, inner = sch.get_loops(tiles)[-4:]
-    steps, step = sch.split(inner, [None, integer(config, "unroll")])
-    vector, lane = sch.split(channel, [None, lanes])
-    sch.reorder(outer, steps, step, column, vector, lane)
-    sch.vectorize(lane)
-    for loop in (step, column, vector):
-        sch.unroll(loop)
-    unroll_tile(sch, sch.decompose_reduction(tiles, outer))
+    schedule_blocks(sch, tiles, sch.get_loops(tiles)[-4:], lanes, integer(config, "unroll"))
     store_tile(sch, output, min(lanes, block_of(attrs.out_layout)))
     return sch
 
