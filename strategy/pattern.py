@@ -275,6 +275,14 @@ def _element(axes: Sequence[Any], value: Any, *index: Any) -> Any:
     return found.astype("float32")
 
 
+def broadcast_place(shape: Sequence[Any], index: Sequence[Any]) -> list[Any]:
+    """The place in a TE tensor of a shape of what is at `index` of a tensor that it broadcasts to."""
+    from tvm import tirx
+
+    own = index[len(index) - len(shape) :]
+    return [0 if isinstance(n, tirx.IntImm) and int(n) == 1 else i for n, i in zip(shape, own, strict=True)]
+
+
 def extents_of(kind: TensorType, inputs: Sequence[Any]) -> list[Any]:
     """The shape of a type as TE expressions, over the symbolic dimensions of the TE tensors `inputs`."""
     from tvm import tirx

@@ -14,6 +14,7 @@ from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.order import larger, smaller
 from strategy.pattern import (
+    broadcast_place,
     in_float32,
     register_broadcast_schedule,
     register_reduce_schedule,
@@ -82,7 +83,7 @@ def register_binary(
         lhs, rhs = inputs
 
         def both(*i: Any) -> Any:
-            x, y = (_broadcast(t, i) for t in inputs)
+            x, y = (t(*broadcast_place(t.shape, i)) for t in inputs)
             return keep(lhs, x, lambda x: keep(rhs, y, lambda y: element(x, y)))
 
         return [te.compute(shape, both, name=name, tag=topi.tag.BROADCAST)]
@@ -108,15 +109,6 @@ def register_binary(
         "    rhs: the right operand, of the same dtype.\n"
     )
     return function
-
-
-def _broadcast(tensor: Any, index: Sequence[Any]) -> Any:
-    """The element of a TE tensor that is at `index` of a tensor that it broadcasts to."""
-    from tvm import tirx
-
-    own = index[len(index) - len(tensor.shape) :]
-    ones = [isinstance(n, tirx.IntImm) and int(n) == 1 for n in tensor.shape]
-    return tensor(*(0 if one else i for one, i in zip(ones, own, strict=True)))
 
 
 def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:

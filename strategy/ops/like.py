@@ -10,7 +10,7 @@ from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.broadcast import collapse_sum_like
-from strategy.pattern import extents_of, register_injective_schedule
+from strategy.pattern import broadcast_place, extents_of, register_injective_schedule
 from strategy.reference import widened
 from strategy.shape_func import like_shape_func, register_shape_func
 from strategy.type_relation import broadcast_shape, require_shape
@@ -41,13 +41,12 @@ def broadcast_to_like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeRep
 
 @register_compute("broadcast_to_like")
 def compute_broadcast_to_like(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType) -> list[Any]:
-    from tvm import te, tirx, topi
+    from tvm import te, topi
 
-    data, own = inputs[0], inputs[0].shape
+    data = inputs[0]
 
     def element(*index: Any) -> Any:
-        places = zip(own, index[len(index) - len(own) :], strict=True)
-        return data(*(0 if isinstance(n, tirx.IntImm) and int(n) == 1 else i for n, i in places))
+        return data(*broadcast_place(data.shape, index))
 
     return [te.compute(extents_of(out_type, inputs), element, name="broadcast_to_like", tag=topi.tag.INJECTIVE)]
 

@@ -18,7 +18,7 @@ from strategy.ops.broadcast import collapse_sum_like
 from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.ops.strided_slice import strided_slice
-from strategy.pattern import register_injective_schedule
+from strategy.pattern import broadcast_place, register_injective_schedule
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
 from strategy.type_relation import (
@@ -171,13 +171,6 @@ def _check_broadcast(attrs: BroadcastToAttrs, reporter: TypeReporter, data: Tens
 def _broadcast(attrs: BroadcastToAttrs, shape: Sequence[Any]) -> list[Any]:
     own = [None] * (len(attrs.shape) - len(shape)) + list(shape)
     return [mine if extent == -1 else extent for extent, mine in zip(attrs.shape, own, strict=True)]
-
-
-def _place_of_broadcast(attrs: BroadcastToAttrs, index: Sequence[Any], shape: Sequence[Any]) -> Place:
-    from tvm import tirx
-
-    own = index[len(index) - len(shape) :]
-    return [0 if isinstance(n, tirx.IntImm) and int(n) == 1 else i for n, i in zip(shape, own, strict=True)], None
 
 
 def _reference_broadcast(x: Any, attrs: BroadcastToAttrs) -> Any:
@@ -360,8 +353,8 @@ def _space_to_depth(x: Any, attrs: BlockAttrs) -> Any:
 
 broadcast_to = _register(
     "broadcast_to", "The input, broadcast to a shape.", BroadcastToAttrs, [{"shape": [3, 5, -1]}],
-    check=_check_broadcast, shape=_broadcast, place=_place_of_broadcast, reference=_reference_broadcast,
-    gradient=lambda attrs, x, grad: collapse_sum_like(grad, x),
+    check=_check_broadcast, shape=_broadcast, place=lambda attrs, index, shape: (broadcast_place(shape, index), None),
+    reference=_reference_broadcast, gradient=lambda attrs, x, grad: collapse_sum_like(grad, x),
 )  # fmt: skip
 repeat = _register(
     "repeat", "Each element several times along an axis.", RepeatAttrs,

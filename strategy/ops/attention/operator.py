@@ -27,7 +27,7 @@ from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.ops.softmax import softmax
 from strategy.order import scaled
-from strategy.pattern import in_float32
+from strategy.pattern import broadcast_place, in_float32
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
 from strategy.type_relation import (
@@ -127,9 +127,7 @@ def biased(attrs: AttentionAttrs, score: Any, bias: Any, index: Sequence[Any]) -
 
     hidden = tirx.const(-math.inf, str(score.ty.dtype))
     if bias is not None:
-        own = index[4 - len(bias.shape) :]
-        ones = [isinstance(n, tirx.IntImm) and int(n) == 1 for n in bias.shape]
-        value = bias[tuple(0 if one else i for one, i in zip(ones, own, strict=True))]
+        value = bias[tuple(broadcast_place(bias.shape, index))]
         bools = str(bias.dtype) == "bool"
         score = tirx.Select(value, score, hidden) if bools else score + value.astype(str(score.ty.dtype))
     return tirx.Select(index[3] <= index[2], score, hidden) if attrs.is_causal else score

@@ -23,7 +23,7 @@ from strategy.op import (
 )
 from strategy.ops.broadcast import collapse_sum_like
 from strategy.order import lowest, scaled
-from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
+from strategy.pattern import broadcast_place, in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
 from strategy.schedule import accumulator
 from strategy.shape_func import elemwise_shape_func, register_shape_func
@@ -99,9 +99,7 @@ def elements(attrs: SoftmaxAttrs, inputs: Sequence[Any], dtype: str) -> Callable
         if attrs.scale != 1:
             value = scaled(value, attrs.scale)
         for bias in further:
-            own = index[len(index) - len(bias.shape) :]
-            ones = [isinstance(n, tirx.IntImm) and int(n) == 1 for n in bias.shape]
-            found = bias(*(0 if one else i for one, i in zip(ones, own, strict=True)))
+            found = bias(*broadcast_place(bias.shape, index))
             hides = str(bias.dtype) == "bool"
             value = tirx.Select(found, value, lowest(dtype)) if hides else value + found.astype(dtype)
         return value
