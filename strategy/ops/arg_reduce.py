@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import field
+from strategy.document import documented
 from strategy.expr import Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -35,7 +36,7 @@ def arg_reduce_rel(types: Sequence[Type], attrs: ArgReduceAttrs, reporter: TypeR
     return True
 
 
-def _register(name: str, which: str) -> None:
+def _register(name: str, which: str) -> Callable[..., Expr]:
     (
         register_op(name)
         .describe(
@@ -80,34 +81,19 @@ def _register(name: str, which: str) -> None:
     register_shape_func(name, False, reduce_shape_func)
     register_gradient(name, lambda orig, grad: [None])
 
+    def function(
+        data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, dtype: str = "int32"
+    ) -> Expr:
+        return call(name, data, axis=axis, keepdims=keepdims, dtype=dtype)
 
-_register("argmax", "largest")
-_register("argmin", "smallest")
-
-
-def argmax(
-    data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, dtype: str = "int32"
-) -> Expr:
-    """Index of the largest element over axes; the first of equals.
-
-    Args:
-        data: a tensor of numbers.
-        axis: the axes to reduce; default: all. Several are counted as one, flattened.
-        keepdims: keep the reduced axes, with extent 1.
-        dtype: data type of the indices.
-    """
-    return call("argmax", data, axis=axis, keepdims=keepdims, dtype=dtype)
+    arguments = {
+        "data": "a tensor of numbers",
+        "axis": "the axes to reduce; default: all. Several are counted as one, flattened",
+        "keepdims": "keep the reduced axes, with extent 1",
+        "dtype": "data type of the indices",
+    }
+    return documented(function, name, f"Index of the {which} element over axes; the first of equals.", arguments)
 
 
-def argmin(
-    data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, dtype: str = "int32"
-) -> Expr:
-    """Index of the smallest element over axes; the first of equals.
-
-    Args:
-        data: a tensor of numbers.
-        axis: the axes to reduce; default: all. Several are counted as one, flattened.
-        keepdims: keep the reduced axes, with extent 1.
-        dtype: data type of the indices.
-    """
-    return call("argmin", data, axis=axis, keepdims=keepdims, dtype=dtype)
+argmax = _register("argmax", "largest")
+argmin = _register("argmin", "smallest")

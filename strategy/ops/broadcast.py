@@ -9,6 +9,7 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.cpu.binding import keep, share
+from strategy.document import documented
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -102,13 +103,8 @@ def register_binary(
     register_broadcast_schedule(name)
     register_shape_func(name, False, broadcast_shape_func)
     register_gradient(name, rule)
-    kind = KINDS[require]
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = (
-        f"{description} They broadcast as NumPy's do.\n\nArgs:\n    lhs: the left operand, a tensor of {kind}.\n"
-        "    rhs: the right operand, of the same dtype.\n"
-    )
-    return function
+    operands = {"lhs": f"the left operand, a tensor of {KINDS[require]}", "rhs": "the right operand, of the same dtype"}
+    return documented(function, name, f"{description} They broadcast as NumPy's do.", operands)
 
 
 def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:

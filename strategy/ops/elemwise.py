@@ -13,6 +13,7 @@ from typing import Any
 from strategy.attrs import Attrs, field
 from strategy.cpu import elementary
 from strategy.cpu.binding import keep
+from strategy.document import documented
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import (
@@ -111,17 +112,16 @@ def register_unary(
     register_broadcast_schedule(name)
     register_shape_func(name, False, elemwise_shape_func)
     register_gradient(name, lambda orig, grad: [gradient and gradient(orig, grad)])
-    return _function(name, description, f"a tensor of {KINDS[require]}", attrs)
+    return caller(name, description, f"a tensor of {KINDS[require]}", attrs)
 
 
-def _function(name: str, description: str, data: str, attrs: type[Attrs] = Attrs) -> Unary:
+def caller(name: str, description: str, data: str, attrs: type[Attrs] = Attrs) -> Unary:
+    """The function that calls an operator of one tensor, `data` in words."""
+
     def function(data: Expr, **attrs: Any) -> Expr:
         return call(name, data, **attrs)
 
-    further = (f"    {f.name}: {f.description[:1].lower()}{f.description[1:]}.\n" for f in attrs.fields().values())
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{description}\n\nArgs:\n    data: {data}.\n{''.join(further)}"
-    return function
+    return documented(function, name, description, {"data": data}, attrs)
 
 
 def _numpy(name: str) -> Callable[[Any], Any]:
@@ -299,7 +299,7 @@ def _register_fill(name: str, description: str, value: int) -> Unary:
     register_injective_schedule(name)
     register_shape_func(name, False, elemwise_shape_func)
     register_gradient(name, lambda orig, grad: [None])
-    return _function(name, description, "the tensor whose shape and dtype the result has")
+    return caller(name, description, "the tensor whose shape and dtype the result has")
 
 
 ones_like: Unary = _register_fill("ones_like", "A tensor of ones, of the type of the input.", 1)

@@ -15,6 +15,7 @@ from strategy.expr import Constant, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.broadcast import collapse_sum_like
+from strategy.ops.elemwise import caller
 from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.ops.strided_slice import strided_slice
@@ -94,15 +95,7 @@ def _register(
     register_injective_schedule(name)
     register_shape_func(name, False, lambda attrs, inputs: [tuple(shape(attrs, inputs[0]))])
     register_gradient(name, lambda orig, grad: [gradient(orig.attrs, orig.args[0], grad)])
-
-    def function(data: Expr, **attrs: Any) -> Expr:
-        return call(name, data, **attrs)
-
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{description}\n\nArgs:\n    data: the input tensor.\n" + "".join(
-        f"    {f.name}: {f.description[:1].lower()}{f.description[1:]}.\n" for f in attrs.fields().values()
-    )
-    return function
+    return caller(name, description, "the input tensor", attrs)
 
 
 class BroadcastToAttrs(Attrs):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.document import documented
 from strategy.expr import Call, Expr, call
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.pattern import register_broadcast_schedule, register_injective_schedule
@@ -110,12 +111,7 @@ def _register(
     def function(data: Expr, *numbers: Expr, axis: int = -1, **more: Any) -> Call:
         return call(name, data, *numbers, axis=axis, **more)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{description}\n\nArgs:\n" + "".join(
-        [f"    {a.name}: {a.description}.\n" for a in op.arguments]
-        + [f"    {f.name}: {f.description[:1].lower()}{f.description[1:]}.\n" for f in attrs.fields().values()]
-    )
-    return function
+    return documented(function, name, description, {a.name: a.description for a in op.arguments}, attrs)
 
 
 def _out_dtype(attrs: DequantizeAttrs) -> str:

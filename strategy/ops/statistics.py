@@ -8,6 +8,7 @@ from typing import Any
 
 from strategy.attrs import field
 from strategy.cpu.elementary import exp
+from strategy.document import documented
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, register_compute, register_op, register_reference
@@ -87,11 +88,7 @@ def _register(
     def function(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, **more: Any) -> Expr:
         return call(name, data, axis=axis, keepdims=keepdims, **more)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{description}\n\nArgs:\n    data: the input tensor.\n" + "".join(
-        f"    {f.name}: {f.description[:1].lower()}{f.description[1:]}.\n" for f in attrs.fields().values()
-    )
-    return function
+    return documented(function, name, description, {"data": "the input tensor"}, attrs)
 
 
 def _size(attrs: ReduceAttrs, shape: Sequence[Any]) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.document import documented
 from strategy.expr import Call, Constant, Expr, call
 from strategy.gradient import gradient, register_gradient
 from strategy.layout import (
@@ -153,13 +154,8 @@ def _register(name: str, description: str, *, mean: bool) -> Callable[..., Expr]
     def function(data: Expr, output_size: int | tuple[int, int], layout: str = PLAIN) -> Expr:
         return call(name, data, output_size=output_size, layout=layout)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = (
-        f"{description}\n\nArgs:\n    data: [batch, channels, height, width], in the order of the layout.\n"
-        "    output_size: height and width of the result.\n"
-        "    layout: as of max_pool2d.\n"
-    )
-    return function
+    data = {"data": "[batch, channels, height, width], in the order of the layout"}
+    return documented(function, name, description, data, AdaptivePool2DAttrs)
 
 
 adaptive_avg_pool2d = _register(

@@ -9,6 +9,7 @@ from typing import Any
 
 from strategy.attrs import Attrs, AttrsError, field, repeated
 from strategy.cpu.binding import is_cpu
+from strategy.document import documented
 from strategy.expr import Expr, call
 from strategy.op import (
     TOpPattern,
@@ -24,6 +25,7 @@ from strategy.pattern import Compute, in_float32, register_reduce_schedule
 from strategy.reference import widened
 from strategy.shape_func import reduce_shape_func, register_shape_func
 from strategy.type_relation import (
+    KINDS,
     Requirement,
     normal_axes,
     require_float,
@@ -84,53 +86,6 @@ def reduce_relation(require: Requirement = require_number, *, nonempty: bool = F
     return relation
 
 
-def _register(name: str, description: str, reference: Callable[..., Any], **taken: Any) -> None:
-    (
-        register_op(name)
-        .describe(description)
-        .add_argument("data", "Tensor", "The input tensor.")
-        .set_attrs_type(ReduceAttrs)
-        .set_support_level(4)
-        .add_type_rel("Reduce", reduce_relation(**taken))
-        .set_attr("TOpPattern", TOpPattern.kCommReduce)
-        .example({"data": "float32[3,5,19]"}, {"axis": [1]})
-        .example({"data": "float32[3,5,19]"}, {"axis": [2]})
-        .example({"data": "float32[3,5,19]"}, {"axis": [-1], "exclude": True})
-    )
-
-    def numpy_reference(attrs: ReduceAttrs, inputs: Sequence[Any]) -> Any:
-        data = widened(inputs[0])
-        return reference(data, axis=reduced_axes(attrs, data.ndim), keepdims=attrs.keepdims)
-
-    register_reference(name, numpy_reference)
-    register_shape_func(name, False, reduce_shape_func)
-
-
-def _sum(x: Any, axis: Any, keepdims: bool) -> Any:
-    # NumPy would accumulate small integers in 64 bits.
-    return x.sum(axis=axis, keepdims=keepdims, dtype=x.dtype)
-
-
-def _prod(x: Any, axis: Any, keepdims: bool) -> Any:
-    return x.prod(axis=axis, keepdims=keepdims, dtype=x.dtype)
-
-
-def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
-    import numpy as np
-
-    with np.errstate(invalid="ignore"):  # of no elements it is NaN
-        count = np.ones_like(x).sum(axis=axis, keepdims=keepdims)
-        return x.sum(axis=axis, keepdims=keepdims) / count
-
-
-_register("sum", "The sum over axes.", _sum)
-_register("mean", "The arithmetic mean over axes.", _mean, require=require_float)
-_register("max", "The largest element over axes.", lambda x, **how: x.max(**how), nonempty=True)
-_register("min", "The smallest element over axes.", lambda x, **how: x.min(**how), nonempty=True)
-_register("prod", "The product over axes.", _prod)
-register_op_attr("prod", "TFactors", True)
-
-
 def _in_int32(compute: Compute) -> Compute:
     """A compute that reduces narrower integers in int32 on GPUs.
 
@@ -149,18 +104,62 @@ def _in_int32(compute: Compute) -> Compute:
     return wide
 
 
-@register_compute("sum")
-@in_float32
-@_in_int32
-def compute_sum(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    from tvm import topi
+def _register(
+    name: str,
+    description: str,
+    compute: Compute,
+    reference: Callable[..., Any],
+    require: Requirement = require_number,
+    *,
+    nonempty: bool = False,
+) -> Callable[..., Expr]:
+    """Register a reduction, and return the function that calls it."""
+    (
+        register_op(name)
+        .describe(description)
+        .add_argument("data", "Tensor", "The input tensor.")
+        .set_attrs_type(ReduceAttrs)
+        .set_support_level(4)
+        .add_type_rel("Reduce", reduce_relation(require, nonempty=nonempty))
+        .set_attr("TOpPattern", TOpPattern.kCommReduce)
+        .example({"data": "float32[3,5,19]"}, {"axis": [1]})
+        .example({"data": "float32[3,5,19]"}, {"axis": [2]})
+        .example({"data": "float32[3,5,19]"}, {"axis": [-1], "exclude": True})
+    )
 
-    return [topi.sum(inputs[0], _axes(attrs, inputs[0]), attrs.keepdims)]
+    def numpy_reference(attrs: ReduceAttrs, inputs: Sequence[Any]) -> Any:
+        data = widened(inputs[0])
+        return reference(data, axis=reduced_axes(attrs, data.ndim), keepdims=attrs.keepdims)
+
+    register_compute(name, in_float32(_in_int32(compute)))
+    register_reference(name, numpy_reference)
+    register_reduce_schedule(name)
+    register_shape_func(name, False, reduce_shape_func)
+
+    def function(
+        data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, exclude: bool = False
+    ) -> Expr:
+        return call(name, data, axis=axis, keepdims=keepdims, exclude=exclude)
+
+    return documented(function, name, description, {"data": f"a tensor of {KINDS[require]}"}, ReduceAttrs)
 
 
-@register_compute("mean")
-@in_float32
-def compute_mean(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+def _by_topi(name: str) -> Compute:
+    """The compute by TVM's function of a name."""
+
+    def compute(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+        from tvm import topi
+
+        return [getattr(topi, name)(inputs[0], _axes(attrs, inputs[0]), attrs.keepdims)]
+
+    return compute
+
+
+def _axes(attrs: ReduceAttrs, data: Any) -> list[int] | None:
+    return None if attrs.axis is None else list(reduced_axes(attrs, len(data.shape)))
+
+
+def _mean(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     from tvm import tirx, topi
 
     data = inputs[0]
@@ -173,120 +172,54 @@ def compute_mean(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> l
     return [topi.divide(total, tirx.Cast(data.dtype, tirx.convert(count)))]
 
 
-@register_compute("max")
-@in_float32
-@_in_int32
-def compute_max(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    return [_extreme(attrs, inputs[0], largest())]
+def _extreme(reducer: Callable[[], Any]) -> Compute:
+    """The compute of the largest or the smallest element."""
+
+    def compute(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+        from tvm import te
+
+        data, joined = inputs[0], reducer()
+        axes = reduced_axes(attrs, len(data.shape))
+        steps = {axis: te.reduce_axis((0, data.shape[axis]), name=f"k{axis}") for axis in axes}
+        shape = [1 if i in steps else n for i, n in enumerate(data.shape) if attrs.keepdims or i not in steps]
+
+        def element(*index: Any) -> Any:
+            kept = iter(index)
+            place = []
+            for axis in range(len(data.shape)):
+                given = next(kept) if attrs.keepdims or axis not in steps else None
+                place.append(steps.get(axis, given))
+            return joined(data(*place), axis=list(steps.values()))
+
+        return [te.compute(shape, element, name="extreme")]
+
+    return compute
 
 
-@register_compute("min")
-@in_float32
-@_in_int32
-def compute_min(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    return [_extreme(attrs, inputs[0], smallest())]
+def _reference_sum(x: Any, axis: Any, keepdims: bool) -> Any:
+    # NumPy would accumulate small integers in 64 bits.
+    return x.sum(axis=axis, keepdims=keepdims, dtype=x.dtype)
 
 
-def _extreme(attrs: ReduceAttrs, data: Any, reducer: Any) -> Any:
-    from tvm import te
-
-    axes = reduced_axes(attrs, len(data.shape))
-    steps = {axis: te.reduce_axis((0, data.shape[axis]), name=f"k{axis}") for axis in axes}
-    shape = [1 if i in steps else n for i, n in enumerate(data.shape) if attrs.keepdims or i not in steps]
-
-    def element(*index: Any) -> Any:
-        kept = iter(index)
-        place = []
-        for axis in range(len(data.shape)):
-            given = next(kept) if attrs.keepdims or axis not in steps else None
-            place.append(steps.get(axis, given))
-        return reducer(data(*place), axis=list(steps.values()))
-
-    return te.compute(shape, element, name="extreme")
+def _reference_prod(x: Any, axis: Any, keepdims: bool) -> Any:
+    return x.prod(axis=axis, keepdims=keepdims, dtype=x.dtype)
 
 
-@register_compute("prod")
-@in_float32
-@_in_int32
-def compute_prod(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    from tvm import topi
+def _reference_mean(x: Any, axis: Any, keepdims: bool) -> Any:
+    import numpy as np
 
-    return [topi.prod(inputs[0], _axes(attrs, inputs[0]), attrs.keepdims)]
-
-
-def _axes(attrs: ReduceAttrs, data: Any) -> list[int] | None:
-    return None if attrs.axis is None else list(reduced_axes(attrs, len(data.shape)))
+    with np.errstate(invalid="ignore"):  # of no elements it is NaN
+        count = np.ones_like(x).sum(axis=axis, keepdims=keepdims)
+        return x.sum(axis=axis, keepdims=keepdims) / count
 
 
-for _name in ("sum", "mean", "max", "min", "prod"):
-    register_reduce_schedule(_name)
-
-
-def sum(
-    data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, exclude: bool = False
-) -> Expr:
-    """The sum over axes, accumulated in the input's dtype.
-
-    Args:
-        data: a tensor of numbers.
-        axis: the axes to reduce; default: all.
-        keepdims: keep the reduced axes, with extent 1.
-        exclude: reduce the axes that are not named instead.
-    """
-    return call("sum", data, axis=axis, keepdims=keepdims, exclude=exclude)
-
-
-def mean(
-    data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, exclude: bool = False
-) -> Expr:
-    """The arithmetic mean over axes.
-
-    Args:
-        data: a floating-point tensor.
-        axis: the axes to reduce; default: all.
-        keepdims: keep the reduced axes, with extent 1.
-        exclude: reduce the axes that are not named instead.
-    """
-    return call("mean", data, axis=axis, keepdims=keepdims, exclude=exclude)
-
-
-def max(
-    data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, exclude: bool = False
-) -> Expr:
-    """The largest element over axes.
-
-    Args:
-        data: a tensor of numbers.
-        axis: the axes to reduce; default: all.
-        keepdims: keep the reduced axes, with extent 1.
-        exclude: reduce the axes that are not named instead.
-    """
-    return call("max", data, axis=axis, keepdims=keepdims, exclude=exclude)
-
-
-def min(
-    data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, exclude: bool = False
-) -> Expr:
-    """The smallest element over axes.
-
-    Args:
-        data: a tensor of numbers.
-        axis: the axes to reduce; default: all.
-        keepdims: keep the reduced axes, with extent 1.
-        exclude: reduce the axes that are not named instead.
-    """
-    return call("min", data, axis=axis, keepdims=keepdims, exclude=exclude)
-
-
-def prod(
-    data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, exclude: bool = False
-) -> Expr:
-    """The product over axes, accumulated in the input's dtype.
-
-    Args:
-        data: a tensor of numbers.
-        axis: the axes to reduce; default: all.
-        keepdims: keep the reduced axes, with extent 1.
-        exclude: reduce the axes that are not named instead.
-    """
-    return call("prod", data, axis=axis, keepdims=keepdims, exclude=exclude)
+sum = _register("sum", "The sum over axes, accumulated in the input's dtype.", _by_topi("sum"), _reference_sum)
+mean = _register("mean", "The arithmetic mean over axes.", _mean, _reference_mean, require_float)
+max = _register(
+    "max", "The largest element over axes.", _extreme(largest), lambda x, **how: x.max(**how), nonempty=True
+)
+min = _register(
+    "min", "The smallest element over axes.", _extreme(smallest), lambda x, **how: x.min(**how), nonempty=True
+)
+prod = _register("prod", "The product over axes, accumulated in the input's dtype.", _by_topi("prod"), _reference_prod)
+register_op_attr("prod", "TFactors", True)
