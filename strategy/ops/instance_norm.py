@@ -5,7 +5,7 @@ A channel is a group of its own, so that all is done as by group_norm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
@@ -39,7 +39,6 @@ from strategy.ops.group_norm import (
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import Outs
 from strategy.shape_func import elemwise_shape_func, register_shape_func
-from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
@@ -82,47 +81,22 @@ def instance_norm_rel(types: Sequence[Type], attrs: InstanceNormAttrs, reporter:
 )
 
 
-@register_compute("instance_norm")
-def compute_instance_norm(attrs: InstanceNormAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    return list(compute_group_norm(_groups(attrs, inputs[0].shape), inputs, out_type))
+def _as_groups(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of group_norm's attributes, and of inputs or outputs first, for those of instance_norm."""
+
+    def of_channels(attrs: InstanceNormAttrs, given: Any, *more: Any) -> Any:
+        data = given.args[0] if isinstance(given, Outs) else given[0]
+        return function(_groups(attrs, data.shape), given, *more)
+
+    return of_channels
 
 
-@register_reference("instance_norm")
-def reference_instance_norm(attrs: InstanceNormAttrs, inputs: Sequence[Any]) -> Any:
-    return reference_group_norm(_groups(attrs, inputs[0].shape), inputs)
-
-
-@register_condition("instance_norm")
-def instance_norm_condition(attrs: InstanceNormAttrs, inputs: Sequence[Any]) -> Any:
-    return group_norm_condition(_groups(attrs, inputs[0].shape), inputs)
-
-
-@register_terms("instance_norm")
-def instance_norm_terms(attrs: InstanceNormAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
-    return group_norm_terms(_groups(attrs, inputs[0].shape), inputs, out_type)
-
-
+register_compute("instance_norm", _as_groups(compute_group_norm))
+register_reference("instance_norm", _as_groups(reference_group_norm))
+register_condition("instance_norm", _as_groups(group_norm_condition))
+register_terms("instance_norm", _as_groups(group_norm_terms))
 register_plain_schedule("instance_norm", "instance_norm")
 register_shape_func("instance_norm", False, elemwise_shape_func)
-
-
-def compute_instance_norm_row(
-    attrs: InstanceNormAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
-) -> list[Any]:
-    """Channel by channel."""
-    return compute_group_norm_row(_groups(attrs, inputs[0].shape), inputs, out_type, config)
-
-
-def instance_norm_row_space(
-    attrs: InstanceNormAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> ConfigSpace:
-    """The space of all operators over rows."""
-    return group_norm_row_space(_groups(attrs, inputs[0].shape), inputs, out_type, target)
-
-
-def schedule_instance_norm_row(attrs: InstanceNormAttrs, outs: Outs, target: Target, config: Config) -> Any:
-    """Channel by channel, its elements in vectors."""
-    return schedule_group_norm_row(_groups(attrs, outs.args[0].shape), outs, target, config)
 
 
 def _add_row(
@@ -130,8 +104,8 @@ def _add_row(
 ) -> None:
     if is_row_by_row(inputs[0], attrs.axis):
         strategy.add_implementation(
-            compute_instance_norm_row, schedule_instance_norm_row, "instance_norm_row.cpu", 12,
-            space=instance_norm_row_space,
+            _as_groups(compute_group_norm_row), _as_groups(schedule_group_norm_row), "instance_norm_row.cpu", 12,
+            space=_as_groups(group_norm_row_space),
         )  # fmt: skip
 
 
