@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from strategy.cuda.limit import limits_of
-from strategy.cuda.template import Template
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
 from strategy.ops.argsort.operator import ArgsortAttrs
@@ -13,7 +13,6 @@ from strategy.ops.topk.cuda import compute, schedule, sorts_that_fit, space
 from strategy.ops.topk.merge_cuda import level_of_merge, schedule_merge, space_of_merge
 from strategy.ops.topk.operator import TopKAttrs
 from strategy.schedule import Outs
-from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
@@ -29,14 +28,14 @@ def argsort_strategy_cuda(
     taken = _all_of(attrs, kind.concrete_shape)
     if sorts_that_fit(kind.dtype, taken.k, limits_of(target).shared_bytes):
         strategy.add_implementation(
-            compute, schedule_argsort, "argsort_sort.cuda", 10, version=2, space=space_of_argsort,
+            compute, _of_all(schedule), "argsort_sort.cuda", 10, version=2, space=_of_all(space),
             symbolic=False,
         )  # fmt: skip
     level = level_of_merge(kind.concrete_shape, taken.axis, limits_of(target))
     if level is not None:
         strategy.add_implementation(
-            compute, schedule_argsort_merge, "argsort_merge.cuda", level, version=2,
-            space=space_of_argsort_merge, symbolic=False,
+            compute, _of_all(schedule_merge), "argsort_merge.cuda", level, version=2,
+            space=_of_all(space_of_merge), symbolic=False,
         )  # fmt: skip
     return strategy
 
@@ -48,29 +47,14 @@ def _all_of(attrs: ArgsortAttrs, shape: Sequence[int]) -> TopKAttrs:
     )  # fmt: skip
 
 
-def space_of_argsort(
-    attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> ConfigSpace:
-    """The space of the k largest, of all elements."""
-    return space(_all_of(attrs, inputs[0].concrete_shape), inputs, out_type, target)
+def _of_all(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A space or a schedule of topk, of all elements."""
 
+    def argsorted(attrs: ArgsortAttrs, given: Any, *more: Any) -> Any:
+        shape = given.args[0].shape if isinstance(given, Outs) else given[0].shape
+        return function(_all_of(attrs, [int(e) for e in shape]), given, *more)
 
-def schedule_argsort(attrs: ArgsortAttrs, outs: Outs, target: Target, config: Config) -> Template:
-    """The kernel of the k largest, of all elements."""
-    return schedule(_all_of(attrs, [int(e) for e in outs.args[0].shape]), outs, target, config)
-
-
-def space_of_argsort_merge(
-    attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> ConfigSpace:
-    """The space of merging, of all elements."""
-    return space_of_merge(_all_of(attrs, inputs[0].concrete_shape), inputs, out_type, target)
-
-
-def schedule_argsort_merge(attrs: ArgsortAttrs, outs: Outs, target: Target, config: Config) -> Template:
-    """The kernels of merging, of all elements."""
-    shape = [int(e) for e in outs.args[0].shape]
-    return schedule_merge(_all_of(attrs, shape), outs, target, config)
+    return argsorted
 
 
 get_registered_op("argsort").get_attr("FTVMStrategy").register(["cuda", "gpu"], argsort_strategy_cuda)
