@@ -9,7 +9,7 @@ from strategy.attrs import Attrs, field
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
-from strategy.ops.bias_add import along, vector_grad, vector_relation
+from strategy.ops.bias_add import along, array_along, vector_grad, vector_relation
 from strategy.pattern import in_float32, register_broadcast_schedule
 from strategy.reference import widened
 from strategy.shape_func import elemwise_shape_func, register_shape_func
@@ -74,9 +74,7 @@ def reference_batch_norm(attrs: BatchNormAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
     data, *vectors = map(widened, inputs)
-    shape = [1] * data.ndim
-    shape[attrs.axis] = -1
-    gamma, beta, mean, variance = (v.reshape(shape) for v in vectors)
+    gamma, beta, mean, variance = (array_along(v, attrs.axis, data.ndim) for v in vectors)
     with np.errstate(all="ignore"):
         return (data - mean) / np.sqrt(variance + attrs.epsilon) * gamma + beta
 

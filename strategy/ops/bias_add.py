@@ -50,6 +50,11 @@ def along(vector: Expr, axis: int, rank: int) -> Expr:
     return expand_dims(vector, tuple(range(1, behind + 1))) if behind else vector
 
 
+def array_along(vector: Any, axis: int, rank: int) -> Any:
+    """As `along`, of a NumPy array and with axes before it."""
+    return vector.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
+
+
 def vector_grad(grad: Expr, vector: Expr, axis: int) -> Expr:
     """`grad`, summed to a vector that was broadcast along an axis."""
     return reshape_like(collapse_sum_like(grad, along(vector, axis, grad.tensor_type.ndim)), vector)
@@ -92,9 +97,7 @@ def compute_bias_add(attrs: BiasAddAttrs, inputs: Sequence[Any], out_type: Type)
 @register_reference("bias_add")
 def reference_bias_add(attrs: BiasAddAttrs, inputs: Sequence[Any]) -> Any:
     data, bias = map(widened, inputs)
-    shape = [1] * data.ndim
-    shape[attrs.axis] = -1
-    return data + bias.reshape(shape)
+    return data + array_along(bias, attrs.axis, data.ndim)
 
 
 register_broadcast_schedule("bias_add")

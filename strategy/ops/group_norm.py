@@ -31,7 +31,7 @@ from strategy.op import (
     register_terms,
 )
 from strategy.op_strategy import OpStrategy
-from strategy.ops.bias_add import along, vector_grad, vector_relation
+from strategy.ops.bias_add import along, array_along, vector_grad, vector_relation
 from strategy.ops.reduce import mean
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.pattern import in_float32, register_cpu_implementations
@@ -127,14 +127,12 @@ def compute_group_norm(attrs: GroupNormAttrs, inputs: Sequence[Any], out_type: T
 def reference_group_norm(attrs: GroupNormAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
-    data, gamma, beta = map(widened, inputs)
-    groups, axis = data.reshape(_row_shape(attrs, data.shape)), attrs.axis % data.ndim
+    data, *vectors = map(widened, inputs)
+    gamma, beta = (array_along(v, attrs.axis, data.ndim) for v in vectors)
+    groups = data.reshape(_row_shape(attrs, data.shape))
     offset = groups - groups.mean(axis=-1, keepdims=True)
     variance = (offset * offset).mean(axis=-1, keepdims=True)
-    norm = (offset / np.sqrt(variance + attrs.epsilon)).reshape(data.shape)
-    shape = [1] * data.ndim
-    shape[axis] = -1
-    return norm * gamma.reshape(shape) + beta.reshape(shape)
+    return (offset / np.sqrt(variance + attrs.epsilon)).reshape(data.shape) * gamma + beta
 
 
 @register_condition("group_norm")

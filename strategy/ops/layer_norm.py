@@ -21,7 +21,7 @@ from strategy.op import (
     register_reference,
     register_terms,
 )
-from strategy.ops.bias_add import along, vector_grad, vector_relation
+from strategy.ops.bias_add import along, array_along, vector_grad, vector_relation
 from strategy.ops.reduce import mean
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import norm_condition, widened
@@ -92,12 +92,11 @@ def compute_layer_norm(attrs: LayerNormAttrs, inputs: Sequence[Any], out_type: T
 def reference_layer_norm(attrs: LayerNormAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
-    data, gamma, beta = map(widened, inputs)
-    shape = [1] * data.ndim
-    shape[attrs.axis] = -1
+    data, *vectors = map(widened, inputs)
+    gamma, beta = (array_along(v, attrs.axis, data.ndim) for v in vectors)
     offset = data - data.mean(axis=attrs.axis, keepdims=True)
     variance = (offset * offset).mean(axis=attrs.axis, keepdims=True)
-    return offset / np.sqrt(variance + attrs.epsilon) * gamma.reshape(shape) + beta.reshape(shape)
+    return offset / np.sqrt(variance + attrs.epsilon) * gamma + beta
 
 
 @register_condition("layer_norm")

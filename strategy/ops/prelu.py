@@ -10,7 +10,7 @@ from strategy.cpu.binding import keep
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
-from strategy.ops.bias_add import along, vector_grad, vector_relation
+from strategy.ops.bias_add import along, array_along, vector_grad, vector_relation
 from strategy.ops.broadcast import greater, where
 from strategy.ops.elemwise import zeros_like
 from strategy.pattern import in_float32, register_broadcast_schedule
@@ -68,10 +68,8 @@ def reference_prelu(attrs: PReluAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
     data, alpha = map(widened, inputs)
-    shape = [1] * data.ndim
-    shape[attrs.axis] = -1
     with np.errstate(all="ignore"):
-        return np.where(data > 0, data, data * alpha.reshape(shape))
+        return np.where(data > 0, data, data * array_along(alpha, attrs.axis, data.ndim))
 
 
 register_broadcast_schedule("prelu")

@@ -20,7 +20,7 @@ from strategy.op import (
     register_reference,
     register_terms,
 )
-from strategy.ops.bias_add import along, vector_grad, vector_relation
+from strategy.ops.bias_add import along, array_along, vector_grad, vector_relation
 from strategy.ops.reduce import mean
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
@@ -82,9 +82,8 @@ def reference_rms_norm(attrs: RMSNormAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
     data, gamma = map(widened, inputs)
-    shape = [1] * data.ndim
-    shape[attrs.axis] = -1
-    return data / np.sqrt((data * data).mean(axis=attrs.axis, keepdims=True) + attrs.epsilon) * gamma.reshape(shape)
+    norm = data / np.sqrt((data * data).mean(axis=attrs.axis, keepdims=True) + attrs.epsilon)
+    return norm * array_along(gamma, attrs.axis, data.ndim)
 
 
 register_terms("rms_norm", axis_terms)
