@@ -18,11 +18,11 @@ from strategy import elementwise
 from strategy.attrs import Attrs
 from strategy.cpu.binding import CHOICE, REINTERPRET, is_cpu
 from strategy.cpu.widened import NARROW
-from strategy.elementwise import fuse_contiguous, inline_injective
+from strategy.elementwise import PARALLEL_FROM, fuse_contiguous, inline_injective
 from strategy.generic_func import GenericFunc, generic_func
 from strategy.op import OpError, get_registered_op, register_strategy
 from strategy.op_strategy import OpStrategy, find_body
-from strategy.schedule import STAGE, Outs, new_schedule
+from strategy.schedule import STAGE, Outs, dtype_bytes, new_schedule
 from strategy.space import Config
 from strategy.target import Target
 from strategy.tir import reads_along
@@ -32,9 +32,6 @@ Compute = Callable[[Any, Sequence[Any], Any], list[Any]]
 
 # Version of all implementations made here, raised when a schedule or compute changes.
 _VERSION = 4
-
-# Number of elements from which threads pay.
-_PARALLEL_FROM = 1 << 14
 
 schedule_injective = GenericFunc("schedule_injective")
 schedule_broadcast = GenericFunc("schedule_broadcast")
@@ -165,21 +162,20 @@ def spread(schedule: Any, block: Any, target: Target) -> Any:
         loops = schedule.get_loops(block)
     extents = [schedule.get(loop).extent for loop in loops]
     known = all(isinstance(e, tirx.IntImm) for e in extents)
-    work = math.prod(int(e) for e in extents) if known else _PARALLEL_FROM
+    work = math.prod(int(e) for e in extents) if known else PARALLEL_FROM
     terms = [schedule.get(loop).extent for loop in reduction]
     may_be_empty = any(not isinstance(extent, tirx.IntImm) or int(extent) == 0 for extent in terms)
     if not spatial:
         if may_be_empty:  # only the initial value, as below
             schedule.decompose_reduction(block, reduction[0])
         return None
-    lanes = max(1, target.vector_bytes // element_bytes(str(found.writes[0].source.dtype)))
+    lanes = max(1, target.vector_bytes // dtype_bytes(str(found.writes[0].source.dtype)))
     inner = schedule.get(spatial[-1]).extent
     outer = spatial[:-1]
     vectorized = False
     while isinstance(inner, tirx.IntImm) and lanes > max(1, int(inner)):
         lanes //= 2
-    axis = [v.var for v in found.iter_vars if v.iter_type == tirx.IterVar.DataPar][-1]
-    if lanes > 1 and (not reduction or reads_along(found, axis)):
+    if lanes > 1 and (not reduction or reads_along(found, reduced=False)):
         rest, vector = schedule.split(spatial[-1], [None, lanes])
         outer = [*outer, rest]
         schedule.reorder(*outer, *reduction, vector)
@@ -190,7 +186,7 @@ def spread(schedule: Any, block: Any, target: Target) -> Any:
         schedule.reorder(*outer, *reduction)
     # A tensor has more rows than cores; the innermost stays a loop over vectors.
     fused = outer[0]
-    if work >= _PARALLEL_FROM:
+    if work >= PARALLEL_FROM:
         fused = schedule.fuse(*outer[:-1]) if len(outer) > 1 else outer[0]
         schedule.parallel(fused)
     if vectorized or may_be_empty:
@@ -198,11 +194,6 @@ def spread(schedule: Any, block: Any, target: Target) -> Any:
         # leaves the initial value.
         schedule.decompose_reduction(block, reduction[0])
     return fused
-
-
-def element_bytes(dtype: str) -> int:
-    """Bytes of one element in memory."""
-    return 1 if dtype == "bool" else int("".join(c for c in dtype if c.isdigit())) // 8
 
 
 def in_float32(compute: Compute) -> Compute:

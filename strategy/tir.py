@@ -22,8 +22,11 @@ def has_names(code: Any, variables: Sequence[Any]) -> bool:
     return any(variable.same_as(other) for variable in find(code, tirx.Var) for other in variables)
 
 
-def reads_along(block: Any, axis: Any) -> bool:
-    """Return whether some input of a block is contiguous along the axis of a variable."""
+def reads_along(block: Any, *, reduced: bool) -> bool:
+    """Return whether some input of a block is contiguous along its innermost spatial axis, or the `reduced` one."""
+    from tvm import tirx
+
+    axis = [v.var for v in block.iter_vars if (v.iter_type != tirx.IterVar.DataPar) == reduced][-1]
     return any(has_names(read.region[-1].min, [axis]) for read in block.reads if len(read.region))
 
 

@@ -13,8 +13,7 @@ from strategy.condition import Clause
 from strategy.cuda.limit import STATIC_SHARED_BYTES, DeviceLimits
 from strategy.cuda.schedule import reduction_loops
 from strategy.elementwise import inline_injective
-from strategy.pattern import element_bytes
-from strategy.schedule import Outs, ScheduleError, integer, new_schedule
+from strategy.schedule import Outs, ScheduleError, dtype_bytes, integer, new_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob
 
 _SHARED = "shared"
@@ -38,13 +37,13 @@ def row_space(
         dtype: in which a row is computed, and kept in shared memory where it fits.
         loaded: in which it is read, and kept in registers.
     """
-    fits = length is not None and length * element_bytes(dtype) <= _KEPT_BYTES
+    fits = length is not None and length * dtype_bytes(dtype) <= _KEPT_BYTES
     held = [] if length is None else [
         (threads, vector)
         for threads in _SIZES
         for vector in (8, 4, 2, 1)
         if length % (threads * vector) == 0
-        and vector * element_bytes(loaded) <= 16
+        and vector * dtype_bytes(loaded) <= 16
         and length <= threads * _KEPT_ELEMENTS
     ]  # fmt: skip
     most = 2 * (length or 1 << 20)
@@ -67,7 +66,7 @@ def row_space(
     return ConfigSpace(
         [
             Knob("threads", sizes),
-            Knob("vector", [1, 2, 4, 8] if element_bytes(loaded) == 2 else [1, 2, 4]),
+            Knob("vector", [1, 2, 4, 8] if dtype_bytes(loaded) == 2 else [1, 2, 4]),
             Knob("unroll", [0, 16, 64, 256]),
             Knob("keep", [False, True] if fits else [False]),
             Knob("registers", [False, True] if held else [False]),

@@ -14,14 +14,13 @@ from strategy.cuda.limit import DeviceLimits, limits_of
 from strategy.elementwise import inline_injective
 from strategy.generic_func import GenericFunc
 from strategy.pattern import (
-    element_bytes,
     register_schedule,
     schedule_broadcast,
     schedule_injective,
     schedule_plain_cpu,
     schedule_reduce,
 )
-from strategy.schedule import Outs, ScheduleError, new_schedule
+from strategy.schedule import Outs, ScheduleError, dtype_bytes, new_schedule
 from strategy.target import Target
 from strategy.tir import find, reads_along
 
@@ -97,7 +96,7 @@ def bind_reduction(sch: Any, block: Any, limits: DeviceLimits) -> None:
     Few and long sums take two kernels or three: parts by many blocks, then their sums.
     """
     spatial, reduced = reduction_loops(sch, block)
-    along = _along_memory(sch, block)
+    along = reads_along(sch.get(block), reduced=True)
     terms, kept = _product(sch, reduced), _product(sch, spatial)
     if not (kept and terms and terms >= _LONG and kept * 32 <= limits.multiprocessors):
         _bind_sums(sch, block, spatial, reduced, along, limits)
@@ -170,7 +169,7 @@ def lanes_of_block(sch: Any, block: Any) -> int:
     dtypes = {str(r.source.dtype) for r in (*found.reads, *found.writes)}
     if not dtypes <= {"float32", "int32", "float16", "float64"} or _chooses_load(found.body):
         return 1
-    lanes = _VECTOR_BYTES // max(element_bytes(d) for d in dtypes) if len(dtypes) == 1 else 1
+    lanes = _VECTOR_BYTES // max(dtype_bytes(d) for d in dtypes) if len(dtypes) == 1 else 1
     return min(lanes, 4) if compares(sch, block) else lanes
 
 
@@ -198,15 +197,6 @@ def _chooses_load(body: Any) -> bool:
         return any(find(value, ir.TensorLoad) for value in (choice.true_value, choice.false_value))
 
     return any(loads(choice) and places(choice.condition) for choice in find(body, tirx.Select))
-
-
-def _along_memory(sch: Any, block: Any) -> bool:
-    """True if the innermost reduced axis is contiguous in memory for some input."""
-    from tvm import tirx
-
-    found = sch.get(block)
-    axis = [v.var for v in found.iter_vars if v.iter_type != tirx.IterVar.DataPar][-1]
-    return reads_along(found, axis)
 
 
 def _constant(sch: Any, loop: Any) -> int | None:

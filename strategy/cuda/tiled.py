@@ -14,8 +14,7 @@ from strategy.cuda.limit import DeviceLimits
 from strategy.cuda.matmul import Loops, accumulator, block_sizes
 from strategy.cuda.schedule import bind_flat, lanes_of_block
 from strategy.cuda.wmma import SHARED
-from strategy.pattern import element_bytes
-from strategy.schedule import find_stages, integer, join_epilogue
+from strategy.schedule import dtype_bytes, find_stages, integer, join_epilogue
 from strategy.space import Config, ConfigSpace, Knob, knob
 
 _ACCESS_BYTES = 16
@@ -42,7 +41,7 @@ def tiled_space(
         vector: maximum elements of an operand in one access, where they are contiguous.
         split: whether the product is one of `compute_product` that may be summed in parts.
     """
-    size, loaded = element_bytes(accumulator(dtype)), element_bytes(dtype)
+    size, loaded = dtype_bytes(accumulator(dtype)), dtype_bytes(dtype)
     block_m, block_n, block_k, thread_m, thread_n = (
         knob(name) for name in ("block_m", "block_n", "block_k", "thread_m", "thread_n")
     )
@@ -178,7 +177,7 @@ def schedule_tiled(
     block_m, block_n, block_k, thread_m, thread_n, depth = (integer(config, n) for n in names)
     product = stages["product"]
     tiles = [sch.cache_read(product, index, SHARED) for index in range(2)]
-    chunk = _ACCESS_BYTES // element_bytes(str(sch.get(tiles[0]).writes[0].source.dtype))
+    chunk = _ACCESS_BYTES // dtype_bytes(str(sch.get(tiles[0]).writes[0].source.dtype))
     down, across = block_m // thread_m, block_n // thread_n
     batch, i, j = loops
     whole = _in_vectors(sch, j, block_n)

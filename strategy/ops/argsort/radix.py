@@ -11,8 +11,8 @@ from strategy.cpu.radix import Radix
 from strategy.cpu.row import PARALLEL_BYTES, constant_size
 from strategy.op_strategy import OpStrategy
 from strategy.ops.argsort.operator import ArgsortAttrs, argsort_strategy
-from strategy.pattern import element_bytes, schedule_extern_cpu
-from strategy.schedule import integer
+from strategy.pattern import schedule_extern_cpu
+from strategy.schedule import dtype_bytes, integer
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -22,7 +22,7 @@ def space(attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: TensorTyp
     """The bits of a digit, and threads or none."""
     data = inputs[0]
     extent, size = int(data.shape[attrs.axis]), constant_size(data.shape)
-    is_large = size is None or size * element_bytes(data.dtype) >= PARALLEL_BYTES // 16
+    is_large = size is None or size * dtype_bytes(data.dtype) >= PARALLEL_BYTES // 16
     parallel = target.threads > 1 and is_large
     bits = 4 if extent < 64 else 8 if extent < 1 << 15 else 11
     return ConfigSpace(

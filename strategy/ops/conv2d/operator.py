@@ -236,13 +236,7 @@ def least_flops_conv2d(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_typ
 def conv2d_shape_func(attrs: Conv2DAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     data = plain(inputs[0], attrs.data_layout)
     weight = permuted(inputs[1], attrs.kernel_layout, KERNEL)
-    out = (
-        windowed_extent(
-            data[2 + i], weight[2 + i], attrs.strides[i], attrs.dilation[i],
-            attrs.padding[i], attrs.padding[2 + i],
-        )
-        for i in range(2)
-    )  # fmt: skip
+    out = windowed_extents(attrs, data[2:], weight[2:])
     return [tuple(laid_out((data[0], weight[0], *out), attrs.result_layout))]
 
 

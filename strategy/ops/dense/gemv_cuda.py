@@ -14,8 +14,7 @@ from strategy.attrs import Attrs
 from strategy.cpu.tile import Extents
 from strategy.cuda.limit import DeviceLimits, limits_of
 from strategy.cuda.matmul import Product, compute_product
-from strategy.pattern import element_bytes
-from strategy.schedule import Outs, integer, start_schedule
+from strategy.schedule import Outs, dtype_bytes, integer, start_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -30,7 +29,7 @@ def space(
 ) -> ConfigSpace:
     """Threads along k, columns of a block and of a thread, rows of a block, and how much a thread reads."""
     limits, extents = limits_of(target), Extents.of(inputs)
-    n, k, size = extents.n, extents.k, element_bytes(inputs[0].dtype)
+    n, k, size = extents.n, extents.k, dtype_bytes(inputs[0].dtype)
     m = int(extents.m) if extents.m.is_constant else _ROWS_OF_SYMBOLIC
     threads, columns, each, rows = (knob(name) for name in ("threads", "columns", "each", "rows"))
     vectors = [v for v in (1, 2, 4, 8) if v * size <= 16]

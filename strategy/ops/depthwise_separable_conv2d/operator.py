@@ -147,7 +147,8 @@ def depthwise_separable_conv2d_shape_func(
     attrs: DepthwiseSeparableConv2DAttrs, inputs: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, ...]]:
     data = plain(inputs[0], attrs.data_layout)
-    return [tuple(laid_out((data[0], inputs[3][0], *_extents(attrs, data, inputs[1][2:])), attrs.out_layout))]
+    extents = windowed_extents(attrs, data[2:], inputs[1][2:])
+    return [tuple(laid_out((data[0], inputs[3][0], *extents), attrs.out_layout))]
 
 
 def depthwise_separable_conv2d(

@@ -18,8 +18,7 @@ from strategy.ops.non_max_suppression.operator import (
     AllClassNonMaxSuppressionAttrs,
     all_class_non_max_suppression_strategy,
 )
-from strategy.pattern import element_bytes
-from strategy.schedule import Outs, integer
+from strategy.schedule import Outs, dtype_bytes, integer
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -171,5 +170,5 @@ def schedule(attrs: AllClassNonMaxSuppressionAttrs, outs: Outs, target: Target, 
             Workspace("gone", batch * classes * boxes), Workspace("chosen", batch * classes * most * 4),
             Workspace("counts", batch * classes * 4),
         ),
-        shared_bytes={"choose_boxes": threads * (element_bytes(number) + 4)},
+        shared_bytes={"choose_boxes": threads * (dtype_bytes(number) + 4)},
     )  # fmt: skip

@@ -19,8 +19,7 @@ from strategy.cuda.template import C_TYPES, Template, outputs_of, refuse_epilogu
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
 from strategy.ops.scan.operator import ScanopAttrs
-from strategy.pattern import element_bytes
-from strategy.schedule import Outs, integer
+from strategy.schedule import Outs, dtype_bytes, integer
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -221,7 +220,7 @@ def space(
 
 def _width(length: int, inner: int, dtype: str, out_dtype: str) -> int:
     """Number of elements side by side in one access of a thread: 16 bytes of the wider dtype."""
-    width = 16 // max(element_bytes(dtype), element_bytes(out_dtype))
+    width = 16 // max(dtype_bytes(dtype), dtype_bytes(out_dtype))
     return width if inner == 1 and length % width == 0 else 1
 
 
@@ -254,14 +253,14 @@ def schedule_scan(
             "OPERATION(a, b)": f"({operation})", "IDENTITY": identity(summed),
             "EXCLUSIVE": int(attrs.exclusive), "ROWS": rows, "ROWS_Y": _ROWS_Y, "LENGTH": length,
             "INNER": inner, "THREADS": threads, "VECTORS": vectors, "WIDTH": width, "PARTS": parts,
-            "PART": part, "STORED": _STORED[width * element_bytes(dtype)],
+            "PART": part, "STORED": _STORED[width * dtype_bytes(dtype)],
         },
         parameters=("data", "output"),
         launches=(last,) if parts == 1 else (first, last),
-        workspaces=(Workspace("totals", rows * parts * element_bytes(summed)),),
+        workspaces=(Workspace("totals", rows * parts * dtype_bytes(summed)),),
         shared_bytes={
-            "scan_totals": 32 * element_bytes(summed),
-            "scan_parts": max(32, vectors * threads // 32) * element_bytes(summed),
+            "scan_totals": 32 * dtype_bytes(summed),
+            "scan_parts": max(32, vectors * threads // 32) * dtype_bytes(summed),
         },
     )  # fmt: skip
 

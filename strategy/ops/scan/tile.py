@@ -27,8 +27,8 @@ from strategy.ops.scan.operator import (
     zero,
 )
 from strategy.order import larger, lowest
-from strategy.pattern import element_bytes, schedule_extern_cpu
-from strategy.schedule import integer, lanes_of
+from strategy.pattern import schedule_extern_cpu
+from strategy.schedule import dtype_bytes, integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType
@@ -49,7 +49,7 @@ def _split(attrs: ScanopAttrs, shape: Sequence[Any]) -> tuple[int, int, int]:
 def space(attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
     """Number of scans side by side (`lanes` in each of `vectors`), unrolling, and threads or none."""
     full = lanes_of(target, reduction_accumulator(out_type.dtype))
-    parallel = out_type.size * element_bytes(out_type.dtype) >= PARALLEL_BYTES
+    parallel = out_type.size * dtype_bytes(out_type.dtype) >= PARALLEL_BYTES
     threads = target.threads if parallel else 1
     return _space(*_split(attrs, inputs[0].shape), full, target.vector_registers, threads)
 

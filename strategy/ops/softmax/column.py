@@ -19,8 +19,8 @@ from strategy.cpu.row import PARALLEL_BYTES
 from strategy.op_strategy import OpStrategy
 from strategy.ops.softmax.operator import SoftmaxAttrs
 from strategy.order import FLOATS, lowest, scaled
-from strategy.pattern import element_bytes, register_cpu_implementations, schedule_extern_cpu
-from strategy.schedule import accumulator, integer, lanes_of
+from strategy.pattern import register_cpu_implementations, schedule_extern_cpu
+from strategy.schedule import accumulator, dtype_bytes, integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -30,7 +30,7 @@ def space(attrs: SoftmaxAttrs, inputs: Sequence[TensorType], out_type: TensorTyp
     """Width and number of vectors, unrolling, and threads or none."""
     data = inputs[0]
     columns = math.prod(int(d) for d in data.shape[attrs.axis % data.ndim + 1 :])
-    parallel = target.threads > 1 and data.size * element_bytes(data.dtype) >= PARALLEL_BYTES
+    parallel = target.threads > 1 and data.size * dtype_bytes(data.dtype) >= PARALLEL_BYTES
     return _space(int(data.shape[attrs.axis]), columns, lanes_of(target, accumulator(data.dtype)), parallel)
 
 

@@ -27,8 +27,7 @@ from strategy.ops.topk.merge_cuda import (
 )
 from strategy.ops.topk.operator import TopKAttrs
 from strategy.ops.topk.select_cuda import level_of_select, schedule_select, space_of_select
-from strategy.pattern import element_bytes
-from strategy.schedule import Outs, integer
+from strategy.schedule import Outs, dtype_bytes, integer
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -95,7 +94,7 @@ def topk_strategy_cuda(
 
 def sorts_that_fit(dtype: str, k: int, most_bytes: int) -> list[int]:
     """Numbers of places that a block may sort at a time, to keep the best k."""
-    each = element_bytes(key_type(dtype)) + 4
+    each = dtype_bytes(key_type(dtype)) + 4
     return [s for s in _SORTS if 2 * k <= s and s * each <= most_bytes]
 
 
@@ -132,7 +131,7 @@ def schedule(attrs: TopKAttrs, outs: Outs, target: Target, config: Config) -> Te
     launch = Launch(
         "topk_rows", tuple(Pointer(n) for n in ("data", *names)),
         (math.prod(shape[:axis]) * inner, 1, 1), (threads, 1, 1),
-        sort * (element_bytes(key_type(dtype)) + 4),
+        sort * (dtype_bytes(key_type(dtype)) + 4),
     )  # fmt: skip
     return Template(
         source=_SOURCE,

@@ -16,8 +16,7 @@ from strategy.cuda.limit import DeviceLimits, limits_of
 from strategy.cuda.program import Launch, Pointer, Scalar, Workspace
 from strategy.cuda.template import C_TYPES, Template, refuse_epilogue
 from strategy.ops.topk.operator import TopKAttrs
-from strategy.pattern import element_bytes
-from strategy.schedule import Outs, integer
+from strategy.schedule import Outs, dtype_bytes, integer
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -191,7 +190,7 @@ def space_of_merge(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
     """Threads of a block, elements of each in a merge, and how many elements a tile has."""
-    limits, each = limits_of(target), element_bytes(key_type(inputs[0].dtype)) + 4
+    limits, each = limits_of(target), dtype_bytes(key_type(inputs[0].dtype)) + 4
     tiles = [t for t in _TILES if t * each <= limits.shared_bytes]
     span = knob("threads") * knob("items")
     return ConfigSpace(
@@ -215,7 +214,7 @@ def schedule_merge(attrs: TopKAttrs, outs: Outs, target: Target, config: Config)
     rows = math.prod(shape[:axis]) * inner
     threads, items, tile = (integer(config, name) for name in ("threads", "items", "tile"))
     names, macros = outputs(attrs, dtype)
-    key_bytes, span = element_bytes(key_type(dtype)), threads * items
+    key_bytes, span = dtype_bytes(key_type(dtype)), threads * items
 
     def launch(kernel: str, count: int, each: int, shared: int, *arguments: Pointer | Scalar) -> Launch:
         grid = (-(-count // each), min(rows, _ROWS_Y), -(-rows // _ROWS_Y))

@@ -19,8 +19,8 @@ from strategy.cpu.row import PARALLEL_BYTES, constant_size, reduction_accumulato
 from strategy.op_strategy import OpStrategy
 from strategy.ops.topk.operator import TopKAttrs, topk_strategy
 from strategy.order import fold, highest, is_nan, lowest
-from strategy.pattern import element_bytes, schedule_extern_cpu
-from strategy.schedule import integer, lanes_of
+from strategy.pattern import schedule_extern_cpu
+from strategy.schedule import dtype_bytes, integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -35,7 +35,7 @@ def space(attrs: TopKAttrs, inputs: Sequence[TensorType], out_type: Type, target
     data = inputs[0]
     size = constant_size(data.shape)  # None: some extent is symbolic
     several = size is None or size > int(data.shape[attrs.axis])
-    parallel = several and (size is None or size * element_bytes(data.dtype) >= PARALLEL_BYTES)
+    parallel = several and (size is None or size * dtype_bytes(data.dtype) >= PARALLEL_BYTES)
     return ConfigSpace(
         [Knob("block", (1, 2, 4, 8)), Knob("parallel", (False, True) if several else (False,))], [],
         fallback={"block": 4, "parallel": parallel},

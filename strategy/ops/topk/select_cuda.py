@@ -19,8 +19,7 @@ from strategy.cuda.program import Launch, Pointer, Workspace
 from strategy.cuda.template import Template, refuse_epilogue
 from strategy.ops.topk.merge_cuda import outputs
 from strategy.ops.topk.operator import TopKAttrs
-from strategy.pattern import element_bytes
-from strategy.schedule import Outs, integer
+from strategy.schedule import Outs, dtype_bytes, integer
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -252,7 +251,7 @@ def _shape(attrs: TopKAttrs, shape: Sequence[int]) -> tuple[int, int, int]:
 
 def _best_bytes(dtype: str) -> int:
     """Bytes of a key and its place."""
-    return 16 if element_bytes(dtype) == 8 else 8
+    return 16 if dtype_bytes(dtype) == 8 else 8
 
 
 def _power(least: float) -> int:
@@ -280,7 +279,7 @@ def space_of_select(
             (knob("rows") - 1) * (knob("threads") - 32) <= 0,  # several rows only of one warp each
             knob("rows") * (room * each + 4) <= limits.shared_bytes,
         ],
-        fallback={**_untuned(k, rows, length, limits, parts), "loads": 1 if element_bytes(data.dtype) == 1 else 4},
+        fallback={**_untuned(k, rows, length, limits, parts), "loads": 1 if dtype_bytes(data.dtype) == 1 else 4},
     )  # fmt: skip
 
 
@@ -304,7 +303,7 @@ def schedule_select(attrs: TopKAttrs, outs: Outs, target: Target, config: Config
     threads, groups, together, loads, parts = (
         integer(config, name) for name in ("threads", "groups", "rows", "loads", "parts")
     )
-    width = min(16 // element_bytes(dtype), _power(length / parts / threads)) if inner == 1 else 1
+    width = min(16 // dtype_bytes(dtype), _power(length / parts / threads)) if inner == 1 else 1
     is_whole = length % width == 0
     # Of a row that begins within a vector, the last ends in another.
     vectors = -(-length // width) if is_whole else -(-(length + width - 1) // width)
