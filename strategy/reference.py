@@ -39,6 +39,17 @@ def norm_condition(data: Any, axis: int, epsilon: float) -> Any:
     return np.broadcast_to(np.sqrt(square / (variance + epsilon)), data.shape)
 
 
+def numpy_function(name: str) -> Callable[..., Any]:
+    """NumPy's function of a name, looked up at each call."""
+
+    def function(*given: Any) -> Any:
+        import numpy as np
+
+        return getattr(np, name)(*given)
+
+    return function
+
+
 def wide(function: Callable[..., Any]) -> Callable[[Attrs, Sequence[Any]], Any]:
     """A reference for an operator without attributes: `function` of its widened inputs."""
 

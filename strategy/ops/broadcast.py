@@ -21,7 +21,7 @@ from strategy.pattern import (
     register_reduce_schedule,
     wrapping,
 )
-from strategy.reference import wide
+from strategy.reference import numpy_function, wide
 from strategy.shape_func import broadcast_shape_func, like_shape_func, register_shape_func
 from strategy.type_relation import (
     KINDS,
@@ -117,18 +117,6 @@ def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(x, y)
 
     return reference
-
-
-def _maximum(x: Any, y: Any) -> Any:
-    import numpy as np
-
-    return np.maximum(x, y)
-
-
-def _minimum(x: Any, y: Any) -> Any:
-    import numpy as np
-
-    return np.minimum(x, y)
 
 
 def _numpy_power(x: Any, y: Any) -> Any:
@@ -272,11 +260,11 @@ power = register_binary(
 )  # fmt: skip
 maximum = register_binary(
     "maximum", "The larger of two tensors' elements; where they are equal, the gradient is rhs's.",
-    _maximum, _choice_grad(lambda orig: greater(*orig.args)), element=larger,
+    numpy_function("maximum"), _choice_grad(lambda orig: greater(*orig.args)), element=larger,
 )  # fmt: skip
 minimum = register_binary(
     "minimum", "The smaller of two tensors' elements; where they are equal, the gradient is rhs's.",
-    _minimum, _choice_grad(lambda orig: less(*orig.args)), element=smaller,
+    numpy_function("minimum"), _choice_grad(lambda orig: less(*orig.args)), element=smaller,
 )  # fmt: skip
 equal = register_binary("equal", "True where elements are equal.", operator.eq, out_dtype="bool")
 not_equal = register_binary(
@@ -296,18 +284,13 @@ greater_equal = register_binary(
 def _register_logical(name: str, description: str) -> Binary:
     """Register NumPy's function of that name, of bools."""
 
-    def reference(x: Any, y: Any) -> Any:
-        import numpy as np
-
-        return getattr(np, name)(x, y)
-
     def element(x: Any, y: Any) -> Any:
         from tvm import tirx
 
         both, either = tirx.all(x, y), tirx.any(x, y)
         return {"logical_and": both, "logical_or": either, "logical_xor": tirx.all(either, tirx.Not(both))}[name]
 
-    return register_binary(name, description, reference, require=require_bool, element=element)
+    return register_binary(name, description, numpy_function(name), require=require_bool, element=element)
 
 
 logical_and: Binary = _register_logical("logical_and", "True where both elements are true.")
@@ -349,13 +332,7 @@ def compute_where(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[A
     return [topi.where(*inputs)]
 
 
-@register_reference("where")
-def reference_where(attrs: Attrs, inputs: Sequence[Any]) -> Any:
-    import numpy as np
-
-    return wide(np.where)(attrs, inputs)
-
-
+register_reference("where", wide(numpy_function("where")))
 register_broadcast_schedule("where")
 register_shape_func("where", False, broadcast_shape_func)
 

@@ -32,7 +32,7 @@ from strategy.pattern import (
     register_injective_schedule,
     wrapping,
 )
-from strategy.reference import widened
+from strategy.reference import numpy_function, widened
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.type_relation import (
     KINDS,
@@ -124,17 +124,6 @@ def caller(name: str, description: str, data: str, attrs: type[Attrs] = Attrs) -
     return documented(function, name, description, {"data": data}, attrs)
 
 
-def _numpy(name: str) -> Callable[[Any], Any]:
-    """NumPy's function of a name, looked up at each call."""
-
-    def function(x: Any) -> Any:
-        import numpy as np
-
-        return getattr(np, name)(x)
-
-    return function
-
-
 def reference_sigmoid(x: Any) -> Any:
     import numpy as np
 
@@ -195,21 +184,23 @@ def _sign(x: Any) -> Any:
     return tirx.Select(x < zero, minus, tirx.Select(x > zero, one, x))
 
 
-abs = register_unary("abs", "The absolute value of each element.", _numpy("abs"), _abs_grad, require=require_number)
+abs = register_unary(
+    "abs", "The absolute value of each element.", numpy_function("abs"), _abs_grad, require=require_number
+)
 negative = register_unary(
     "negative", "The negative of each element.", lambda x: -x, lambda orig, grad: -grad,
     require=require_signed,
 )
 exp = register_unary(
-    "exp", "The exponential of each element.", _numpy("exp"),
+    "exp", "The exponential of each element.", numpy_function("exp"),
     lambda orig, grad: grad * orig, vector=elementary.exp,
 )  # fmt: skip
 log = register_unary(
-    "log", "The natural logarithm of each element.", _numpy("log"),
+    "log", "The natural logarithm of each element.", numpy_function("log"),
     lambda orig, grad: grad / orig.args[0],
 )  # fmt: skip
 sqrt = register_unary(
-    "sqrt", "The square root of each element.", _numpy("sqrt"),
+    "sqrt", "The square root of each element.", numpy_function("sqrt"),
     lambda orig, grad: grad / (orig + orig),
 )  # fmt: skip
 rsqrt = register_unary(
@@ -221,7 +212,7 @@ sigmoid = register_unary(
     lambda orig, grad: grad * orig * (ones_like(orig) - orig), vector=elementary.sigmoid,
 )  # fmt: skip
 tanh = register_unary(
-    "tanh", "The hyperbolic tangent of each element.", _numpy("tanh"),
+    "tanh", "The hyperbolic tangent of each element.", numpy_function("tanh"),
     lambda orig, grad: grad * (ones_like(orig) - orig * orig), vector=elementary.tanh,
 )  # fmt: skip
 erf = register_unary(
@@ -229,38 +220,39 @@ erf = register_unary(
     vector=elementary.erf,
 )  # fmt: skip
 sin = register_unary(
-    "sin", "The sine of each element.", _numpy("sin"),
+    "sin", "The sine of each element.", numpy_function("sin"),
     lambda orig, grad: grad * cos(orig.args[0]), vector=_vector("sin"),
 )  # fmt: skip
 cos: Unary = register_unary(
-    "cos", "The cosine of each element.", _numpy("cos"),
+    "cos", "The cosine of each element.", numpy_function("cos"),
     lambda orig, grad: -(grad * sin(orig.args[0])), vector=_vector("cos"),
 )  # fmt: skip
 floor = register_unary(
-    "floor", "The largest integer that is not above each element.", _numpy("floor"), vector=_vector("floor")
+    "floor", "The largest integer that is not above each element.", numpy_function("floor"), vector=_vector("floor")
 )
 ceil = register_unary(
-    "ceil", "The smallest integer that is not below each element.", _numpy("ceil"), vector=_vector("ceil")
+    "ceil", "The smallest integer that is not below each element.", numpy_function("ceil"), vector=_vector("ceil")
 )
 round = register_unary(
-    "round", "The integer that is nearest to each element; the even one of two, as ONNX's.", _numpy("rint"),
+    "round", "The integer that is nearest to each element; the even one of two, as ONNX's.", numpy_function("rint"),
     vector=_vector("nearbyint"),
 )  # fmt: skip
 sign = register_unary(
-    "sign", "-1, 0 or 1 as each element is negative, zero or positive; NaN of NaN.", _numpy("sign"),
+    "sign", "-1, 0 or 1 as each element is negative, zero or positive; NaN of NaN.", numpy_function("sign"),
     require=require_signed, vector=_sign,
 )  # fmt: skip
 for _name in ("floor", "ceil", "round", "sign", "floor_divide", "floor_mod"):
     register_op_attr(_name, "TJumps", True)
 isnan: Unary = register_unary(
-    "isnan", "True where an element is NaN.", _numpy("isnan"), out_dtype="bool", vector=is_nan
+    "isnan", "True where an element is NaN.", numpy_function("isnan"), out_dtype="bool", vector=is_nan
 )
 isinf: Unary = register_unary(
-    "isinf", "True where an element is an infinity.", _numpy("isinf"), out_dtype="bool", vector=is_infinite
+    "isinf", "True where an element is an infinity.", numpy_function("isinf"), out_dtype="bool", vector=is_infinite
 )
 logical_not: Unary = register_unary(
-    "logical_not", "True where an element is false.", _numpy("logical_not"), require=require_bool, vector=_vector("Not")
-)
+    "logical_not", "True where an element is false.", numpy_function("logical_not"), require=require_bool,
+    vector=_vector("Not"),
+)  # fmt: skip
 relu = register_unary(
     "relu", "Each element, zero where it is negative.", lambda x: x.clip(0), _relu_grad,
     require=require_number, vector=_relu,

@@ -20,7 +20,7 @@ from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.ops.strided_slice import strided_slice
 from strategy.pattern import broadcast_place, register_injective_schedule
-from strategy.reference import widened
+from strategy.reference import numpy_function, widened
 from strategy.shape_func import register_shape_func
 from strategy.type_relation import (
     broadcast_shape,
@@ -200,23 +200,11 @@ def _place_of_tile(attrs: TileAttrs, index: Sequence[Any], shape: Sequence[Any])
     return [i % tirx.max(n, 1) for i, n in zip(own, shape, strict=True)], None  # an empty one is never read
 
 
-def _reference_tile(x: Any, attrs: TileAttrs) -> Any:
-    import numpy as np
-
-    return np.tile(x, attrs.reps)
-
-
 def _tile_grad(attrs: TileAttrs, x: Expr, grad: Expr) -> Expr:
     rank = grad.tensor_type.ndim
     own = [1] * (rank - x.tensor_type.ndim) + [int(d) for d in x.tensor_type.shape]
     parts = [n for pair in zip(_reps(attrs, rank), own, strict=True) for n in pair]
     return reshape_like(reduce_sum(reshape(grad, tuple(parts)), axis=tuple(range(0, 2 * rank, 2))), x)
-
-
-def _flip(x: Any, attrs: ReverseAttrs) -> Any:
-    import numpy as np
-
-    return np.flip(x, attrs.axis)
 
 
 def _check_pad(attrs: PadAttrs, reporter: TypeReporter, data: TensorType) -> None:
@@ -291,12 +279,6 @@ def _place_of_trilu(attrs: TriluAttrs, index: Sequence[Any], shape: Sequence[Any
     return index, distance >= attrs.k if attrs.upper else distance <= attrs.k
 
 
-def _reference_trilu(x: Any, attrs: TriluAttrs) -> Any:
-    import numpy as np
-
-    return np.triu(x, attrs.k) if attrs.upper else np.tril(x, attrs.k)
-
-
 def _check_depth(attrs: BlockAttrs, reporter: TypeReporter, data: TensorType) -> None:
     require_rank(reporter, 0, data, 4, "[batch, channels, height, width]")
     fits = data.shape[1] % attrs.block_size**2 == 0
@@ -359,7 +341,7 @@ repeat = _register(
 tile = _register(
     "tile", "The whole input several times along axes.", TileAttrs, [{"reps": [2, 1, 3]}],
     check=lambda attrs, reporter, data: None, shape=_tile, place=_place_of_tile,
-    reference=_reference_tile, gradient=_tile_grad,
+    reference=lambda x, attrs: numpy_function("tile")(x, attrs.reps), gradient=_tile_grad,
 )  # fmt: skip
 reverse: Callable[..., Expr] = _register(
     "reverse", "The elements along an axis in reverse order: flip.", ReverseAttrs, [{"axis": 1}, {}],
@@ -368,7 +350,8 @@ reverse: Callable[..., Expr] = _register(
         [n - 1 - i if a == attrs.axis % len(shape) else i for a, (i, n) in enumerate(zip(index, shape, strict=True))],
         None,
     ),
-    reference=_flip, gradient=lambda attrs, x, grad: reverse(grad, axis=attrs.axis),
+    reference=lambda x, attrs: numpy_function("flip")(x, attrs.axis),
+    gradient=lambda attrs, x, grad: reverse(grad, axis=attrs.axis),
 )  # fmt: skip
 pad = _register(
     "pad", "The input with further elements at the ends of its axes, as Relay's nn.pad.", PadAttrs,
@@ -381,7 +364,7 @@ pad = _register(
 trilu: Callable[..., Expr] = _register(
     "trilu", "The upper or the lower triangle of each matrix, zeros elsewhere.", TriluAttrs,
     [{"k": 1}, {"upper": False}], check=_check_trilu, shape=lambda attrs, shape: shape, place=_place_of_trilu,
-    reference=_reference_trilu,
+    reference=lambda x, attrs: numpy_function("triu" if attrs.upper else "tril")(x, attrs.k),
     gradient=lambda attrs, x, grad: trilu(grad, k=attrs.k, upper=attrs.upper),
 )  # fmt: skip
 

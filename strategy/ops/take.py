@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -121,14 +122,7 @@ def _flat(attrs: TakeAttrs, data: Any) -> tuple[Any, int]:
 
     if attrs.axis is not None:
         return data, attrs.axis % len(data.shape)
-    return topi.reshape(data, [_elements(data.shape)]), 0
-
-
-def _elements(shape: Sequence[Any]) -> Any:
-    total: Any = 1
-    for extent in shape:
-        total = total * extent
-    return total
+    return topi.reshape(data, [math.prod(data.shape)]), 0
 
 
 @register_compute("take")
@@ -155,7 +149,7 @@ def compute_take_backward(attrs: TakeAttrs, inputs: Sequence[Any], out_type: Typ
     if data.dtype in ("float16", "bfloat16"):
         grad = topi.cast(grad, "float32")
     axis = 0 if attrs.axis is None else attrs.axis % len(data.shape)
-    extents = [_elements(data.shape)] if attrs.axis is None else [*data.shape]
+    extents = [math.prod(data.shape)] if attrs.axis is None else [*data.shape]
     batch = attrs.batch_dims
     places = [te.reduce_axis((0, n), name="r") for n in [*indices.shape][batch:]]
 

@@ -183,35 +183,19 @@ def reference_backward_weight(attrs: Conv2DAttrs, inputs: Sequence[Any]) -> Any:
     return np.einsum("ngohw,ngchwyx->gocyx", grads, by_group).reshape(shape)
 
 
-@register_flops("conv2d_backward_data")
-def flops_backward_data(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
-    return _convolution_flops(inputs[0], inputs[1])
-
-
-@register_flops("conv2d_backward_weight")
-def flops_backward_weight(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
-    return _convolution_flops(inputs[0], inputs[2])
-
-
-@register_least_flops("conv2d_backward_data")
-def least_flops_backward_data(
-    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
-) -> int:
-    return least_flops(attrs, out_type, inputs[1], inputs[0])
-
-
-@register_least_flops("conv2d_backward_weight")
-def least_flops_backward_weight(
-    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
-) -> int:
-    return least_flops(attrs, inputs[1], inputs[2], inputs[0])
-
-
 def _convolution_flops(grad: TensorType, weight: TensorType) -> int:
     _, channels, height, width = weight.concrete_shape
     return 2 * grad.size * channels * height * width
 
 
+register_flops("conv2d_backward_data", lambda attrs, inputs, out_type: _convolution_flops(inputs[0], inputs[1]))
+register_flops("conv2d_backward_weight", lambda attrs, inputs, out_type: _convolution_flops(inputs[0], inputs[2]))
+register_least_flops(
+    "conv2d_backward_data", lambda attrs, inputs, out_type: least_flops(attrs, out_type, inputs[1], inputs[0])
+)
+register_least_flops(
+    "conv2d_backward_weight", lambda attrs, inputs, out_type: least_flops(attrs, inputs[1], inputs[2], inputs[0])
+)
 register_plain_schedule("conv2d_backward", "conv2d_backward_data", "conv2d_backward_weight")
 
 

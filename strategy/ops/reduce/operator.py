@@ -164,9 +164,7 @@ def _mean(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any
 
     data = inputs[0]
     total = topi.sum(data, _axes(attrs, data), attrs.keepdims)
-    count: Any = 1
-    for axis in reduced_axes(attrs, len(data.shape)):
-        count = count * data.shape[axis]
+    count: Any = math.prod(data.shape[axis] for axis in reduced_axes(attrs, len(data.shape)))
     if isinstance(count, tirx.IntImm) and int(count) == 0:
         return [topi.full_like(total, math.nan)]
     return [topi.divide(total, tirx.Cast(data.dtype, tirx.convert(count)))]
