@@ -121,17 +121,18 @@ def store_tile(schedule: Any, block: Any, lanes: int) -> None:
     schedule.unroll(rows)
 
 
-def pack_by_vectors(schedule: Any, block: Any, lanes: int, depth: int = 16) -> None:
-    """Schedule a packing […, k, lane] of rows, in tiles of `depth` steps of k, by vectors.
+def pack_by_vectors(schedule: Any, block: Any, lanes: int, *, parallel: bool = True) -> None:
+    """Schedule a packing […, k, lane] of rows, in tiles of 16 steps of k, by vectors, and its panels in parallel.
 
     The tile fits in the first-level cache even if its rows are a page apart.
     """
     *panels, k, lane = schedule.get_loops(block)
-    k_outer, k_inner = schedule.split(k, [None, depth])
+    k_outer, k_inner = schedule.split(k, [None, 16])
     lane_outer, lane_inner = schedule.split(lane, [None, lanes])
     schedule.reorder(k_outer, lane_outer, k_inner, lane_inner)
     schedule.vectorize(lane_inner)
-    schedule.parallel(schedule.fuse(*panels))
+    if parallel:
+        schedule.parallel(schedule.fuse(*panels))
 
 
 def zero_beyond(number: Any, place: Any, extent: int, multiple: int) -> Any:

@@ -19,6 +19,7 @@ from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
 from strategy.ops.batch_matmul import BatchMatmulAttrs, cublas, mma
 from strategy.ops.batch_matmul.operator import compute_batch_matmul
+from strategy.ops.dense.mma import space as mma_space_of
 from strategy.pattern import extents_of
 from strategy.schedule import Outs, ScheduleError, join_epilogue, new_schedule
 from strategy.space import Config, ConfigSpace
@@ -42,12 +43,12 @@ def batch_matmul_strategy_cuda(
     if mma.takes(takes_mma, attrs, inputs, out_type, target):
         strategy.add_implementation(
             partial(mma.compute, mma_product), schedule_in_place, "batch_matmul_mma.cuda", 18,
-            version=2, space=partial(mma.space, mma_space),
+            version=2, space=partial(mma_space_of, mma_space),
         )  # fmt: skip
     if mma.takes(takes_wgmma, attrs, inputs, out_type, target):
         strategy.add_implementation(
             partial(mma.compute, wgmma_product), schedule_in_place, "batch_matmul_wgmma.cuda", 19,
-            space=partial(mma.space, wgmma_space),
+            space=partial(mma_space_of, wgmma_space),
         )  # fmt: skip
     if "cublas" in target.libs and multiplies(inputs[0].dtype, out_type.dtype):
         strategy.add_implementation(

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy.attrs import Attrs
 from strategy.cuda.library import Handwritten, call_in_place, number_of
 from strategy.cuda.limit import limits_of
 from strategy.cuda.staging import ByHand
 from strategy.ops.batch_matmul.operator import BatchMatmulAttrs
 from strategy.pattern import extents_of
-from strategy.space import Config, ConfigSpace
+from strategy.space import Config
 from strategy.target import Target
 from strategy.types import TensorType
 
@@ -28,15 +27,6 @@ def takes(
     batch, kinds = out_type.shape[0], (inputs[0].dtype, out_type.dtype)
     along = attrs.transpose_b and not attrs.transpose_a
     return along and fits(batch, n, k, *kinds, limits_of(target))
-
-
-def space(
-    make: Callable[..., ConfigSpace], attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType,
-    target: Target,
-) -> ConfigSpace:  # fmt: skip
-    """The space that `make`, `mma_space` or `wgmma_space`, has for the extents of a call."""
-    m, n = inputs[0].shape[1], inputs[1].shape[1]
-    return make(limits_of(target), int(m) if m.is_constant else None, int(n))
 
 
 def compute(

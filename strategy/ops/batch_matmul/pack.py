@@ -152,18 +152,9 @@ def schedule(attrs: BatchMatmulAttrs, outs: Outs, target: Target, config: Config
     task = sch.fuse(b, n_task, m_task)
     sch.parallel(task)
     if "panels" in stages:
-        _schedule_panels(sch, stages["panels"], task, lanes, apart=bool(config["pack_apart"]))
+        apart = bool(config["pack_apart"])
+        if not apart:
+            sch.compute_at(stages["panels"], task, preserve_unit_loops=True)
+        pack_by_vectors(sch, stages["panels"], lanes, parallel=apart)
     schedule_tile(sch, tiles, output, (rows, columns, steps), lanes, integer(config, "unroll"))
     return sch
-
-
-def _schedule_panels(sch: Any, panels: Any, task: Any, lanes: int, *, apart: bool) -> None:
-    if apart:
-        pack_by_vectors(sch, panels, lanes)
-        return
-    sch.compute_at(panels, task, preserve_unit_loops=True)
-    k, lane = sch.get_loops(panels)[-2:]
-    k_outer, k_inner = sch.split(k, [None, 16])
-    lane_outer, lane_inner = sch.split(lane, [None, lanes])
-    sch.reorder(k_outer, lane_outer, k_inner, lane_inner)
-    sch.vectorize(lane_inner)

@@ -17,8 +17,8 @@ from strategy.types import TensorType, Type
 def space(
     make: Callable[..., ConfigSpace], attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
-    """The space that `make`, `mma_space` or `wgmma_space`, has for the extents of a call."""
-    m, n = inputs[0].shape[0], inputs[1].shape[0]
+    """The space that `make`, `mma_space` or `wgmma_space`, has for the extents of a call of dense or batch_matmul."""
+    m, n = inputs[0].shape[-2], inputs[1].shape[-2]
     return make(limits_of(target), int(m) if m.is_constant else None, int(n))
 
 
