@@ -7,7 +7,8 @@ declares the outputs (`outputs_of`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,13 @@ def outputs_of(out_type: Type) -> list[Any]:
             raise ScheduleError(f"a template needs constant shapes, but an output is {kind}")
         found.append(te.placeholder(kind.concrete_shape, kind.dtype, name="output"))
     return found
+
+
+def rows_along(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
+    """Rows along an axis, their length, and how far apart their elements lie."""
+    axis %= len(shape)
+    inner = math.prod(shape[axis + 1 :])
+    return math.prod(shape[:axis]) * inner, shape[axis], inner
 
 
 def refuse_epilogue(outs: Outs) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from strategy.cuda.limit import limits_of
 from strategy.cuda.matmul import accumulator
 from strategy.cuda.program import Launch, Pointer, Workspace
-from strategy.cuda.template import C_TYPES, Template, outputs_of, refuse_epilogue
+from strategy.cuda.template import C_TYPES, Template, outputs_of, refuse_epilogue, rows_along
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
 from strategy.ops.scan.operator import ScanopAttrs
@@ -188,12 +188,8 @@ def _strategy(name: str, operation: str, identity: Callable[[str], str]) -> None
 
 
 def _rows(attrs: ScanopAttrs, shape: Sequence[int]) -> tuple[int, int, int]:
-    """Rows, their length, and how far apart their elements lie."""
-    if attrs.axis is None:
-        return 1, math.prod(shape), 1
-    axis = attrs.axis % len(shape)
-    inner = math.prod(shape[axis + 1 :])
-    return math.prod(shape[:axis]) * inner, shape[axis], inner
+    """As `rows_along`; the whole is one row without an axis."""
+    return (1, math.prod(shape), 1) if attrs.axis is None else rows_along(shape, attrs.axis)
 
 
 def space(

@@ -8,13 +8,12 @@ elements without sorting all.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from strategy.cuda.limit import limits_of
 from strategy.cuda.program import Launch, Pointer
-from strategy.cuda.template import Template, outputs_of, refuse_epilogue
+from strategy.cuda.template import Template, outputs_of, refuse_epilogue, rows_along
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
 from strategy.ops.topk.merge_cuda import (
@@ -123,20 +122,18 @@ def schedule(attrs: TopKAttrs, outs: Outs, target: Target, config: Config) -> Te
     """The kernel for one shape, axis and dtype."""
     refuse_epilogue(outs)
     data = outs.args[0]
-    shape = [int(e) for e in data.shape]
-    axis = attrs.axis % len(shape)
-    inner, dtype = math.prod(shape[axis + 1 :]), str(data.dtype)
+    (rows, length, inner), dtype = rows_along([int(e) for e in data.shape], attrs.axis), str(data.dtype)
     threads, sort = integer(config, "threads"), integer(config, "sort")
     names, macros = outputs(attrs, dtype)
     launch = Launch(
         "topk_rows", tuple(Pointer(n) for n in ("data", *names)),
-        (math.prod(shape[:axis]) * inner, 1, 1), (threads, 1, 1),
+        (rows, 1, 1), (threads, 1, 1),
         sort * (dtype_bytes(key_type(dtype)) + 4),
     )  # fmt: skip
     return Template(
         source=_SOURCE,
         macros={
-            **macros, "LENGTH": shape[axis], "INNER": inner, "THREADS": threads, "SORT": sort,
+            **macros, "LENGTH": length, "INNER": inner, "THREADS": threads, "SORT": sort,
         },
         parameters=("data", *names),
         launches=(launch,),

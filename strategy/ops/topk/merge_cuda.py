@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from strategy.attrs import Attrs
 from strategy.cuda.limit import DeviceLimits, limits_of
 from strategy.cuda.program import Launch, Pointer, Scalar, Workspace
-from strategy.cuda.template import C_TYPES, Template, refuse_epilogue
+from strategy.cuda.template import C_TYPES, Template, refuse_epilogue, rows_along
 from strategy.ops.topk.operator import TopKAttrs
 from strategy.schedule import Outs, dtype_bytes, integer
 from strategy.space import Config, ConfigSpace, Knob, knob
@@ -208,10 +208,7 @@ def schedule_merge(attrs: TopKAttrs, outs: Outs, target: Target, config: Config)
     """The kernels for one shape, axis and dtype."""
     refuse_epilogue(outs)
     data = outs.args[0]
-    shape, dtype = [int(e) for e in data.shape], str(data.dtype)
-    axis = attrs.axis % len(shape)
-    length, inner = shape[axis], math.prod(shape[axis + 1 :])
-    rows = math.prod(shape[:axis]) * inner
+    (rows, length, inner), dtype = rows_along([int(e) for e in data.shape], attrs.axis), str(data.dtype)
     threads, items, tile = (integer(config, name) for name in ("threads", "items", "tile"))
     names, macros = outputs(attrs, dtype)
     key_bytes, span = dtype_bytes(key_type(dtype)), threads * items

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from strategy.condition import maximum
 from strategy.cuda.limit import DeviceLimits, limits_of
 from strategy.cuda.program import Launch, Pointer, Workspace
-from strategy.cuda.template import Template, refuse_epilogue
+from strategy.cuda.template import Template, refuse_epilogue, rows_along
 from strategy.ops.topk.merge_cuda import outputs
 from strategy.ops.topk.operator import TopKAttrs
 from strategy.schedule import Outs, dtype_bytes, integer
@@ -242,13 +242,6 @@ def level_of_select(k: int, length: int) -> int | None:
     return 12 if k <= _FEW and 2 * k <= length else 8
 
 
-def _shape(attrs: TopKAttrs, shape: Sequence[int]) -> tuple[int, int, int]:
-    """Rows, their length, and how far apart their elements lie."""
-    axis = attrs.axis % len(shape)
-    inner = math.prod(shape[axis + 1 :])
-    return math.prod(shape[:axis]) * inner, shape[axis], inner
-
-
 def _best_bytes(dtype: str) -> int:
     """Bytes of a key and its place."""
     return 16 if dtype_bytes(dtype) == 8 else 8
@@ -264,7 +257,7 @@ def space_of_select(
 ) -> ConfigSpace:
     """Threads of a row, groups of them, rows of a block, vectors that a thread reads at once, and parts of a row."""
     limits, data = limits_of(target), inputs[0]
-    rows, length, _ = _shape(attrs, data.concrete_shape)
+    rows, length, _ = rows_along(data.concrete_shape, attrs.axis)
     k, each = attrs.k, _best_bytes(data.dtype)
     parts = [p for p in (2**e for e in range(10)) if p == 1 or p * max(1024, 2 * k) <= length]
     room = maximum(knob("groups"), _power(4 * k))
@@ -299,7 +292,7 @@ def schedule_select(attrs: TopKAttrs, outs: Outs, target: Target, config: Config
     refuse_epilogue(outs)
     data = outs.args[0]
     dtype, k = str(data.dtype), attrs.k
-    rows, length, inner = _shape(attrs, [int(e) for e in data.shape])
+    rows, length, inner = rows_along([int(e) for e in data.shape], attrs.axis)
     threads, groups, together, loads, parts = (
         integer(config, name) for name in ("threads", "groups", "rows", "loads", "parts")
     )
