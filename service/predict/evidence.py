@@ -44,13 +44,11 @@ class DeviceModel(NamedTuple):
         return named if self.name else sa.or_(named, record.c.device_id.is_(None))
 
 
-def find_device_model(connection: sa.Connection, op: str, target_id: int) -> DeviceModel:
-    """The device model with the most records of an operator on a target: times of different ones do not compare."""
-    return count_most(connection, op, target_id)[0]
-
-
 def count_most(connection: sa.Connection, op: str, target_id: int) -> tuple[DeviceModel, int, int]:
-    """The device model of `find_device_model`, and the numbers of its records and of their workloads."""
+    """The device model with the most records of an operator on a target, as times of different ones do not compare.
+
+    With the numbers of its records and of their workloads.
+    """
     counted = (
         sa.select(*record.c["task_id", "device_id"], sa.func.count().label("n"))
         .where(among(record.c.task_id), *RAN)

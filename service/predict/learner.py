@@ -21,15 +21,10 @@ import msgspec
 import sqlalchemy as sa
 import xgboost
 
-from service.errors import InvalidError, NotFoundError
+from service.errors import InvalidError
+from service.predict import training
 from service.predict.evaluation import evaluate
-from service.predict.evidence import (
-    Counted,
-    count_trials,
-    find_device_model,
-    read_held_out,
-    read_trials,
-)
+from service.predict.evidence import Counted, count_most, count_trials, read_held_out, read_trials
 from service.predict.forest import MOVE, LocalForest
 from service.predict.lineage import LEAST_OLD, TOLERANCE, UPDATE_ROUNDS, Base, Lineage
 from service.predict.spool import Spool, split
@@ -40,7 +35,7 @@ from service.store.catalogue import code_versions
 from service.store.db import Store
 from service.store.namespace import DEFAULT
 from service.store.sql import now
-from service.store.tables import cost_model, record, target
+from service.store.tables import cost_model, record
 from strategy.folder import scratch
 from strategy.record import convert, to_json
 
@@ -64,9 +59,6 @@ def train(
     """Train a model and store it: the newest brought up to date, or one from nothing where that is better.
 
     Args:
-        store: the database.
-        op: the operator.
-        target_key: the target.
         afresh: train from nothing in any case.
         told: is told what it does.
         cluster: where trees are grown; None for this process.
@@ -77,9 +69,7 @@ def train(
     """
     began = time.monotonic()
     with store.read() as connection:
-        target_id = connection.scalar(sa.select(target.c.id).where(target.c.key == target_key))
-        if target_id is None:
-            raise NotFoundError(f"target {target_key}: no records: tune the operator on it first")
+        target_id = training.find_target(connection, target_key)
         base = None if afresh else _find_base(connection, op, target_id)
     with _scratch() as folder:
         one = _Training(store, op, target_key, target_id, folder, told, cluster)
@@ -102,7 +92,7 @@ class _Training:
         self._store = store
         self._records = op, target_id
         with store.read() as connection:
-            self._device_model = find_device_model(connection, op, target_id)
+            self._device_model, _, _ = count_most(connection, op, target_id)
         self._wanted = [self._device_model.condition]
         self._name = op, target_key
         self._folder = folder

@@ -21,9 +21,6 @@ def start(
     """Train in a process of its own, at a lower priority than timing.
 
     Args:
-        store: the database.
-        op: the operator.
-        target_key: the target.
         afresh: as for `train`.
         errors: gets what it writes to standard error. Without it, errors are logged and nothing is told.
     """

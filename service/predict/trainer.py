@@ -29,7 +29,6 @@ class Trainer(Background):
     start no training. Requested models are trained as soon as no run is live.
 
     Args:
-        store: the database.
         poll_s: the interval of polling.
         quiet_s: see `QUIET_S`.
     """

@@ -64,17 +64,20 @@ def count(connection: sa.Connection, op: str, target_key: str) -> tuple[Known, s
     """Count the records that a model of an operator on a target would be trained on, and name their device model."""
     from service.predict.evidence import count_most  # which needs NumPy
 
-    target_id = connection.scalar(sa.select(target.c.id).where(target.c.key == target_key))
-    if target_id is None:
-        return Known(op=op, target=target_key, records=0, workloads=0), ""
-    device_model, records, workloads = count_most(connection, op, target_id)
+    device_model, records, workloads = count_most(connection, op, find_target(connection, target_key))
     return Known(op=op, target=target_key, records=records, workloads=workloads), device_model.name
+
+
+def find_target(connection: sa.Connection, key: str) -> int:
+    """The id of a target; raise `NotFoundError`."""
+    target_id = connection.scalar(sa.select(target.c.id).where(target.c.key == key))
+    if target_id is None:
+        raise NotFoundError(f"target {key}: no records: tune the operator on it first")
+    return int(target_id)
 
 
 def known(connection: sa.Connection, op: str, target_key: str) -> Known:
     """Count the training data of a model; raise as `train` does if there is too little."""
-    if connection.scalar(sa.select(target.c.id).where(target.c.key == target_key)) is None:
-        raise NotFoundError(f"target {target_key}: no records: tune the operator on it first")
     found, _ = count(connection, op, target_key)
     check(op, target_key, found.workloads)
     return found
