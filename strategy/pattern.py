@@ -30,8 +30,8 @@ from strategy.types import TensorType, Type
 
 Compute = Callable[[Any, Sequence[Any], Any], list[Any]]
 
-# Version of all implementations made here, raised when a schedule or compute changes.
-_VERSION = 4
+# Version of all implementations made here, raised when a schedule changes, or many a compute.
+PLAIN_VERSION = 4
 
 schedule_injective = GenericFunc("schedule_injective")
 schedule_broadcast = GenericFunc("schedule_broadcast")
@@ -43,7 +43,9 @@ _LOAD = "te.tensor_load"  # the call that an element of a TE tensor is
 _added: dict[str, list[Callable[..., None]]] = {}
 
 
-def register_schedule(name: str, schedule: GenericFunc | Callable[..., Any], level: int = 10) -> None:
+def register_schedule(
+    name: str, schedule: GenericFunc | Callable[..., Any], level: int = 10, version: int = PLAIN_VERSION
+) -> None:
     """Make the strategy of an operator from its compute and a schedule.
 
     The implementation is named after the schedule and the matching key of the target, as in TVM: `injective.cpu`, or
@@ -53,6 +55,7 @@ def register_schedule(name: str, schedule: GenericFunc | Callable[..., Any], lev
         name: the operator.
         schedule: `(attrs, outs, target)`; a generic function, or a plain one for all targets.
         level: the level of the attribute.
+        version: of the implementation, where the compute has changed since `PLAIN_VERSION`.
 
     Raises:
         OpError: the operator has no compute. GenericFuncError: no parameter is called `target`.
@@ -70,7 +73,7 @@ def register_schedule(name: str, schedule: GenericFunc | Callable[..., Any], lev
             return strategy
         key, body = found
         name = f"{pattern}.{key or 'generic'}"
-        strategy.add_implementation(op.get_attr("FTVMCompute"), body, name=name, version=_VERSION)
+        strategy.add_implementation(op.get_attr("FTVMCompute"), body, name=name, version=version)
         return strategy
 
     register_strategy(name, GenericFunc(f"{name}_strategy", from_schedule, chooses=True), level)

@@ -14,6 +14,7 @@ from strategy.cuda.limit import DeviceLimits, limits_of
 from strategy.elementwise import inline_injective
 from strategy.generic_func import GenericFunc
 from strategy.pattern import (
+    PLAIN_VERSION,
     register_schedule,
     schedule_broadcast,
     schedule_injective,
@@ -45,13 +46,13 @@ def schedule_plain_cuda(attrs: Attrs, outs: Outs, target: Target) -> Any:
     return sch
 
 
-def register_plain_schedule(pattern: str, *names: str) -> None:
+def register_plain_schedule(pattern: str, *names: str, version: int = PLAIN_VERSION) -> None:
     """Register `PATTERN.cpu` and `PATTERN.cuda`, the plain schedules of any compute, for operators."""
     schedule = GenericFunc(f"schedule_{pattern}")
     schedule.register("cpu", schedule_plain_cpu)
     schedule.register(["cuda", "gpu"], schedule_plain_cuda)
     for name in names:
-        register_schedule(name, schedule)
+        register_schedule(name, schedule, version=version)
 
 
 def bind_block(sch: Any, block: Any, limits: DeviceLimits) -> None:

@@ -253,6 +253,12 @@ def test_empty_tensors(op, inputs, attrs):
     assert check(make(op, inputs, attrs))
 
 
+def test_attention_does_not_repeat_what_its_exponential_is_of():
+    inputs = {"query": "float32[2,4,5,6]", "key": "float32[2,2,19,6]", "value": "float32[2,2,19,8]"}
+    work = make("attention", inputs, {"is_causal": True})
+    assert len(lower(work, TARGET, "attention.cpu").module.script()) < 25_000
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", ["bool", "float32"])
 def test_attention_of_a_query_that_sees_no_key_is_zero(dtype):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.cpu.binding import share
 from strategy.cpu.elementary import exp
 from strategy.cuda.schedule import register_plain_schedule
 from strategy.expr import Call, Constant, Expr, call, const
@@ -162,7 +163,7 @@ def compute_attention(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: Ty
         products.shape, lambda *i: biased(attrs, scaled(products(*i), scale), bias, i), name="scores"
     )
     largest = te.compute((batch, heads, m), lambda *i: te.max(scores(*i, j), axis=j), name="largest")
-    powers = te.compute(scores.shape, lambda *i: exp(scores(*i) - shift(largest(*i[:3]))), name="powers")
+    powers = te.compute(scores.shape, lambda *i: share(scores(*i) - shift(largest(*i[:3])), exp), name="powers")
     l = te.reduce_axis((0, n), name="l")
     total = te.compute(largest.shape, lambda *i: te.sum(powers(*i, l), axis=l), name="total")
 
@@ -256,7 +257,7 @@ for _name in NAMES:
     register_terms(_name, attention_terms)
     register_shape_func(_name, False, attention_shape_func)
     register_gradient(_name, attention_grad)
-register_plain_schedule("attention", *NAMES)
+register_plain_schedule("attention", *NAMES, version=5)
 
 
 def constant_inner(inputs: Sequence[TensorType]) -> bool:
