@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -30,12 +29,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
 
 from distributed import Client
 from msgspec.structs import replace
 
-from benchmarks.fixture import dense, make_parser
+from benchmarks.fixture import dense, make_parser, running
 from benchmarks.overhead import tabulate, tune
 from benchmarks.result import Table
 from strategy.op_strategy import Candidate, candidates
@@ -69,27 +67,22 @@ def cluster(folder: Path, cores: tuple[int, ...], builders: int = 1) -> Iterator
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     with ExitStack() as stack, (folder / "log").open("w") as log:
+
+        def start(command: list[str]) -> None:
+            stack.enter_context(running(command, stdout=log, stderr=log))
+
         try:
-            stack.enter_context(_process([*command, "--no-dashboard", "--scheduler-file", str(file)], log))
+            start([*command, "--no-dashboard", "--scheduler-file", str(file)])
             _wait_for(lambda: file.exists() and file.read_text().endswith("}"), "the scheduler")
             address = str(json.loads(file.read_text())["address"])
             builder = [sys.executable, "-m", "plevel", "builder", "--scheduler", address, "--threads", "1"]
             for _ in range(builders):
-                stack.enter_context(_process([*builder, "--artefacts", str(folder / "artefacts")], log))
+                start([*builder, "--artefacts", str(folder / "artefacts")])
         finally:
             os.sched_setaffinity(0, allowed)
         with Client(address) as client:
             client.wait_for_workers(builders, timeout=START_S)
         yield address
-
-
-@contextmanager
-def _process(command: list[str], log: IO[str]) -> Iterator[None]:
-    with subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            yield
-        finally:
-            process.terminate()
 
 
 def _wait_for(ready: Callable[[], bool], what: str) -> None:

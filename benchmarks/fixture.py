@@ -78,19 +78,23 @@ def serve(database: str, **settings: str) -> Iterator[tuple[str, int]]:
     """The address and the process id of a service over a database, with these settings in its environment."""
     with tempfile.TemporaryDirectory(prefix="plevel-bench-") as folder:
         ready = Path(folder, "ready")
-        child = subprocess.Popen(
-            [sys.executable, "-m", "service", "--database", database, "--port", "0", "--ready-file", str(ready)],
-            env={**os.environ, **settings}, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
+        command = [sys.executable, "-m", "service", "--database", database, "--port", "0", "--ready-file", str(ready)]
+        with running(command, env={**os.environ, **settings}, stdout=subprocess.DEVNULL) as child:
             while not ready.exists():
                 if child.poll() is not None:
                     raise SystemExit("the service did not start: it says above why")
                 time.sleep(0.01)
             yield ready.read_text().strip(), child.pid
+
+
+@contextmanager
+def running(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A process that ends with the block."""
+    with subprocess.Popen(command, **options) as child:
+        try:
+            yield child
         finally:
             child.terminate()
-            child.wait()
 
 
 def median_s(call: Callable[[Any], object], given: Iterable[Any], *, warm_up: int = 0) -> float:

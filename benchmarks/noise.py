@@ -29,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.fixture import dense, make_parser, tau
+from benchmarks.fixture import dense, make_parser, running, tau
 from benchmarks.result import Table
 from service.tuning.tuner import CONFIRM_SESSIONS, MORE_SESSIONS
 from strategy.op_strategy import Candidate, candidates
@@ -138,11 +138,11 @@ def compiling(cores: tuple[int, ...]) -> Iterator[None]:
     )
     with ExitStack() as stack:
         for core in cores:
-            stack.enter_context(_running(code, core))
+            stack.enter_context(running([sys.executable, "-c", code, str(core)]))
         yield
 
 
-def bursting(core: int) -> AbstractContextManager[None]:
+def bursting(core: int) -> AbstractContextManager[object]:
     """Take this core in bursts of 1 to 100 ms, a third of the time."""
     code = (
         "import os, sys, time, random; os.sched_setaffinity(0, {int(sys.argv[1])})\n"
@@ -152,16 +152,7 @@ def bursting(core: int) -> AbstractContextManager[None]:
         "    while time.perf_counter() < end: pass\n"
         "    time.sleep(random.expovariate(1 / (2 * burst)))"
     )
-    return _running(code, core)
-
-
-@contextmanager
-def _running(code: str, core: int) -> Iterator[None]:
-    with subprocess.Popen([sys.executable, "-c", code, str(core)]) as process:
-        try:
-            yield
-        finally:
-            process.kill()
+    return running([sys.executable, "-c", code, str(core)])
 
 
 def final_of(workload: Workload, configs: Sequence[Config], number: int) -> Job:
