@@ -587,7 +587,7 @@ def problem_of(response: httpx.Response) -> ServiceError:
 
 
 def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What has a value of a request's parameters or fields."""
+    """A request's parameters or fields that have a value."""
     return {name: value for name, value in asked.items() if value is not None}
 
 

@@ -1,5 +1,4 @@
 """max_pool2d: the largest element of each window."""
-# Over 300 lines: the operator and its gradient, which share windows, types and layouts.
 
 from __future__ import annotations
 
