@@ -20,7 +20,7 @@ from strategy.cpu.tile import Extents
 from strategy.cuda.dlight import schedule_by
 from strategy.cuda.library import multiplies, schedule_in_place
 from strategy.cuda.limit import limits_of
-from strategy.cuda.matmul import Product, accumulator, compute_product
+from strategy.cuda.matmul import accumulator
 from strategy.cuda.mma import mma_product, mma_space, takes_mma
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
 from strategy.cuda.tiled import loops_of_parts, schedule_tiled, tiled_space
@@ -101,20 +101,8 @@ def _extents(inputs: Sequence[TensorType]) -> tuple[int | None, int, int]:
 
 
 def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
-    """The padded product, and the part of it that is wanted."""
-    from tvm import te
-
-    data, weight = inputs
-    (m, k), n = data.shape, int(weight.shape[0])
-    m = int(m) if out_type.shape[0].is_constant else m
-    product = compute_product(
-        Product(1, m, n, int(k)),
-        lambda batch, i, step: data[i, step],
-        lambda batch, j, step: weight[j, step],
-        str(data.dtype),
-        config,
-    )
-    return [te.compute((m, n), lambda i, j: product[0, i, j].astype(out_type.dtype), name="dense")]
+    """The product, padded to whole blocks."""
+    return gemv_cuda.compute_padded(inputs, out_type, config)
 
 
 def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:

@@ -72,22 +72,27 @@ def _fallback(m: int, n: int, k: int, vectors: list[int], limits: DeviceLimits) 
 
 
 def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
-    """The product, padded to whole turns of all threads, and the part of it that is wanted."""
+    """The product, padded to whole turns of all threads."""
+    threads, columns, each, vector = (
+        integer(config, name) for name in ("threads", "columns", "each", "vector")
+    )
+    blocks = {"block_m": config["rows"], "block_n": columns * each, "block_k": threads * vector}
+    return compute_padded(inputs, out_type, Config(blocks))
+
+
+def compute_padded(inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
+    """The product, padded to whole blocks, and the part of it that is wanted."""
     from tvm import te
 
     data, weight = inputs
     (m, k), n = data.shape, int(weight.shape[0])
     m = int(m) if out_type.shape[0].is_constant else m
-    threads, columns, each, vector = (
-        integer(config, name) for name in ("threads", "columns", "each", "vector")
-    )
-    blocks = {"block_m": config["rows"], "block_n": columns * each, "block_k": threads * vector}
     product = compute_product(
         Product(1, m, n, int(k)),
         lambda batch, i, step: data[i, step],
         lambda batch, j, step: weight[j, step],
         str(data.dtype),
-        Config(blocks),
+        config,
     )
     return [te.compute((m, n), lambda i, j: product[0, i, j].astype(out_type.dtype), name="dense")]
 
