@@ -114,6 +114,21 @@ def unroll_tile(schedule: Any, block: Any, depth: int = 3) -> None:
         schedule.unroll(loop)
 
 
+def sum_in_tile(schedule: Any, block: Any, tile: list[Any], steps: Any, unroll: int) -> Any:
+    """Sum a tile's elements over `steps`, some of them unrolled; the last of the loops `tile` is over lanes.
+
+    The reduction is decomposed. Returns the loop over what is left of the steps.
+    """
+    *unrolled, lane = tile
+    outer, inner = schedule.split(steps, [None, unroll])
+    schedule.reorder(outer, inner, *tile)
+    schedule.vectorize(lane)
+    for loop in (inner, *unrolled):
+        schedule.unroll(loop)
+    unroll_tile(schedule, schedule.decompose_reduction(block, outer), len(tile))
+    return outer
+
+
 def store_tile(schedule: Any, block: Any, lanes: int) -> None:
     """Unroll the rows and columns of a tile, columns in vectors of `lanes`."""
     *_, rows, columns = schedule.get_loops(block)

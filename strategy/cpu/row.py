@@ -26,7 +26,7 @@ from strategy.schedule import (
     lanes_of,
     stage,
     start_schedule,
-    unroll_tile,
+    sum_in_tile,
     zero_beyond,
 )
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
@@ -282,13 +282,8 @@ def schedule_partial(sch: Any, block: Any, config: Config, extent: int | None = 
     """Schedule the accumulators of a row, in registers over all of its steps."""
     sch.set_scope(block, 0, "local")
     *_, width, steps = sch.get_loops(block)
-    outer, inner = sch.split(steps, [None, integer(config, "unroll")])
-    chains, lanes = sch.split(width, [None, integer(config, "lanes")])
-    sch.reorder(outer, inner, chains, lanes)
-    sch.vectorize(lanes)
-    sch.unroll(chains)
-    sch.unroll(inner)
-    unroll_tile(sch, sch.decompose_reduction(block, outer), 2)
+    chains = sch.split(width, [None, integer(config, "lanes")])
+    outer = sum_in_tile(sch, block, chains, steps, integer(config, "unroll"))
     group = integer(config, "chains") * integer(config, "lanes") * integer(config, "unroll")
     part_whole(sch, outer, (extent or 0) // group)
 

@@ -25,7 +25,7 @@ from strategy.schedule import (
     join_epilogue,
     lanes_of,
     new_schedule,
-    unroll_tile,
+    sum_in_tile,
     vectorize,
     zero_beyond,
 )
@@ -203,7 +203,7 @@ def schedule(attrs: Conv2DTransposeAttrs, outs: Outs, target: Target, config: Co
     else:
         sch.compute_inline(copied)
     sch.parallel(task)
-    _schedule_tile(sch, tiles, (rows, x, vectors, lane, step), integer(config, "unroll"))
+    sum_in_tile(sch, tiles, [rows, x, vectors, lane], step, integer(config, "unroll"))
     *_, out_rows, out_columns = sch.get_loops(output)[: -1 if whole else None]
     vectorize(sch, sch.get_loops(output)[-1], lanes)
     for loop in (out_rows, out_columns) if whole else (out_rows,):
@@ -211,16 +211,6 @@ def schedule(attrs: Conv2DTransposeAttrs, outs: Outs, target: Target, config: Co
     if "weight_tiles" in stages:
         sch.parallel(sch.get_loops(stages["weight_tiles"])[0])
     return sch
-
-
-def _schedule_tile(sch: Any, tiles: Any, loops: Sequence[Any], unroll: int) -> None:
-    rows, x, vectors, lane, steps = loops
-    outer_steps, inner_steps = sch.split(steps, [None, unroll])
-    sch.reorder(outer_steps, inner_steps, rows, x, vectors, lane)
-    sch.vectorize(lane)
-    for loop in (inner_steps, rows, x, vectors):
-        sch.unroll(loop)
-    unroll_tile(sch, sch.decompose_reduction(tiles, outer_steps), 4)
 
 
 def _add(

@@ -20,6 +20,7 @@ from strategy.schedule import (
     integer,
     lanes_of,
     start_schedule,
+    sum_in_tile,
     unroll_tile,
 )
 from strategy.space import Config, ConfigSpace, Knob, knob
@@ -152,12 +153,8 @@ def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     sch.parallel(sch.fuse(n_task, m_task))
     tiles = stages.pop("tiles")
     *_, rows, cols, lane, steps = sch.get_loops(tiles)
-    outer_steps, inner_steps = sch.split(steps, [None, integer(config, "unroll")])
-    sch.reorder(outer_steps, inner_steps, rows, cols, lane)
-    sch.vectorize(lane)
-    for loop in (inner_steps, rows, cols):
-        sch.unroll(loop)
-    for block in (sch.decompose_reduction(tiles, outer_steps), *stages.values()):
+    sum_in_tile(sch, tiles, [rows, cols, lane], steps, integer(config, "unroll"))
+    for block in stages.values():
         unroll_tile(sch, block)
     for block in (tiles, total, *stages.values()):
         sch.set_scope(block, 0, "local")

@@ -23,7 +23,7 @@ from strategy.schedule import (
     integer,
     lanes_of,
     start_schedule,
-    unroll_tile,
+    sum_in_tile,
     vectorize,
 )
 from strategy.space import Config, ConfigSpace, Knob, knob
@@ -166,13 +166,7 @@ def schedule(attrs: ReduceAttrs, outs: Outs, target: Target, config: Config) -> 
     vectorize(sch, column, lanes)
     vectorize(sch, sch.get_loops(output)[-1], lanes)
     column, steps = sch.get_loops(tiles)[-2:]
-    outer_steps, inner_steps = sch.split(steps, [None, integer(config, "unroll")])
-    vectors, lane = sch.split(column, [None, lanes])
-    sch.reorder(outer_steps, inner_steps, vectors, lane)
-    sch.vectorize(lane)
-    sch.unroll(inner_steps)
-    sch.unroll(vectors)
-    unroll_tile(sch, sch.decompose_reduction(tiles, outer_steps), 2)
+    sum_in_tile(sch, tiles, sch.split(column, [None, lanes]), steps, integer(config, "unroll"))
     return sch
 
 
