@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from service.errors import ForbiddenError, InvalidError, LeaseLostError, NotFoundError
 from service.store import catalogue, event
-from service.store.row_cache import recall
+from service.store.row_cache import by_id, recall
 from service.store.sql import among, insert, now
 from service.store.tables import device, device_owner, lease, token, worker, worker_device
 from strategy.record import WorkerInfo
@@ -212,9 +212,7 @@ def tokens(connection: sa.Connection, workers: Collection[int]) -> Mapping[int, 
     return recall(connection, "token", workers, _find_tokens)
 
 
-def _find_tokens(connection: sa.Connection, ids: Collection[int]) -> dict[int, int | None]:
-    query = sa.select(worker.c.id, worker.c.token_id).where(among(worker.c.id))
-    return {row.id: row.token_id for row in connection.execute(query, {"ids": ids})}
+_find_tokens = by_id(lambda row: row.token_id, *worker.c["id", "token_id"])
 
 
 _OWN = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from service.store.row_cache import recall
+from service.store.row_cache import by_id, recall
 from service.store.sql import among
 from service.store.tables import (
     EntryState,
@@ -107,24 +107,12 @@ def _find_own(connection: sa.Connection, asked: Collection[_Asked]) -> set[_Aske
     return {(row.task_id, row.model, row.median_s) for row in rows}.intersection(asked)
 
 
-def _find_implementations(
-    connection: sa.Connection, ids: Collection[int]
-) -> dict[int, tuple[str, str]]:
-    query = sa.select(task.c.id, task.c.implementation, task.c.version).where(among(task.c.id))
-    return {r.id: (r.implementation, r.version) for r in connection.execute(query, {"ids": ids})}
-
-
-def _find_workloads(connection: sa.Connection, ids: Collection[int]) -> dict[int, Workload]:
-    query = sa.select(workload.c.id, workload.c.body).where(among(workload.c.id))
-    return {r.id: convert(r.body, Workload) for r in connection.execute(query, {"ids": ids})}
-
-
-def _find_targets(connection: sa.Connection, ids: Collection[int]) -> dict[int, Target]:
-    """The targets of runs as requested: libraries and cache sizes are not part of a target's key."""
-    query = sa.select(run.c.id, run.c.request["target"].label("target")).where(among(run.c.id))
-    return {r.id: Target.parse(r.target) for r in connection.execute(query, {"ids": ids})}
-
-
-def _find_policies(connection: sa.Connection, ids: Collection[int]) -> dict[int, TimingPolicy]:
-    query = sa.select(timing_policy.c.id, timing_policy.c.body).where(among(timing_policy.c.id))
-    return {r.id: convert(r.body, TimingPolicy) for r in connection.execute(query, {"ids": ids})}
+_find_implementations = by_id(
+    lambda row: (row.implementation, row.version), *task.c["id", "implementation", "version"]
+)
+_find_workloads = by_id(lambda row: convert(row.body, Workload), *workload.c["id", "body"])
+# Those of runs as requested: libraries and cache sizes are not part of a target's key.
+_find_targets = by_id(
+    lambda row: Target.parse(row.target), run.c.id, run.c.request["target"].label("target")
+)
+_find_policies = by_id(lambda row: convert(row.body, TimingPolicy), *timing_policy.c["id", "body"])
