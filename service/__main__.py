@@ -53,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         settings = Settings(**{name: v for name, v in options.items() if v is not None})
-        listening = listen(settings.host, settings.port)
+        with listen(settings.host, settings.port) as listening:
+            prepare(settings)
+            serve(settings, listening, ready_file)
     except ValidationError as error:
         first = error.errors()[0]
         name = "_".join(map(str, first["loc"])).upper()  # options are checked before
@@ -62,13 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ServiceError as error:
         print(f"plevel service: {error}", file=sys.stderr)
         return 1
-    with listening:
-        try:
-            prepare(settings)
-            serve(settings, listening, ready_file)
-        except ServiceError as error:
-            print(f"plevel service: {error}", file=sys.stderr)
-            return 1
     return 0
 
 

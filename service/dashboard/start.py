@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
+from urllib.parse import parse_qsl
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import RedirectResponse
 
 from service.access import audit
 from service.access.auth import Who
-from service.context import Ctx
-from service.dashboard.form import Fields
+from service.context import Ctx, read_body
 from service.dashboard.query import selection as known
 from service.dashboard.view import render
 from service.dashboard.workload_text import FAULTS, read_workload
@@ -28,7 +29,27 @@ from strategy.workload import Workload
 router = APIRouter(prefix="/runs/new", include_in_schema=False)
 MOST_TRIALS = 10_000_000  # as `RunRequest` has it
 MOST_WORKLOADS = 1000
+MOST_FIELDS = 100
 EMPTY = {"workload": "", "target": "cpu", "trials": "128", "namespace": namespace.DEFAULT}
+
+
+async def read_fields(request: Request) -> Mapping[str, str]:
+    """Return a form's fields, the last of each name, within the limits of other bodies.
+
+    Raises:
+        InvalidError: the body is no form.
+    """
+    data = await read_body(request)
+    try:
+        found = parse_qsl(
+            data.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"
+        )
+    except ValueError as error:
+        raise InvalidError(f"the form cannot be read: {error}: send it from its page") from error
+    return dict(found)
+
+
+Fields = Annotated[Mapping[str, str], Depends(read_fields)]
 
 
 @router.get("")
