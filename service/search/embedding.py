@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.search.features import Digits, SpaceFeatures
+from service.search.features import Digits, SpaceFeatures, array_of
 from strategy.space import ConfigSpace, Knob
 
 Places = NDArray[np.float32]
@@ -128,12 +128,8 @@ def _tables(knob: Knob) -> list[tuple[Places, float]]:
 
 def _numbers(knob: Knob) -> NDArray[np.float64] | None:
     """The parts of each value as numbers; None for names."""
-    if all(isinstance(v, tuple) for v in knob.values):
-        lengths = {len(v) for v in knob.values if isinstance(v, tuple)}
-        return np.array(knob.values, dtype=np.float64) if len(lengths) == 1 and 0 not in lengths else None
-    if all(isinstance(v, int | float) for v in knob.values):
-        return np.array(knob.values, dtype=np.float64)[:, None]
-    return None
+    values = array_of(knob)
+    return None if values.dtype == object else values.reshape(len(values), -1).astype(np.float64)
 
 
 def _twos(column: NDArray[np.float64]) -> NDArray[np.float64] | None:

@@ -33,7 +33,7 @@ class SpaceFeatures:
         self._tables = [_table(knob) for knob in space.knobs]
         self._derived = [(name, e.compile()) for name, e in space.derived.items()]
         used = {name for e in space.derived.values() for name in e.variables()}
-        self._operands = [(k.name, i, _array(k)) for i, k in enumerate(space.knobs) if k.name in used]
+        self._operands = [(k.name, i, array_of(k)) for i, k in enumerate(space.knobs) if k.name in used]
         names = [f"{knob.name}.{i}" if table.shape[1] > 1 else knob.name
                  for knob, table in zip(space.knobs, self._tables, strict=True)
                  for i in range(table.shape[1])]  # fmt: skip
@@ -61,14 +61,14 @@ class SpaceFeatures:
 
 def columns_of(space: ConfigSpace, digits: Digits) -> dict[str, NDArray[Any]]:
     """The values of each knob, one per row of digits, as operands of expressions."""
-    return {k.name: _array(k)[digits[:, i]] for i, k in enumerate(space.knobs)}
+    return {k.name: array_of(k)[digits[:, i]] for i, k in enumerate(space.knobs)}
 
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float)  # includes bool
 
 
-def _array(knob: Knob) -> NDArray[Any]:
+def array_of(knob: Knob) -> NDArray[Any]:
     """The knob's values, as operands of expressions."""
     if all(is_number(v) for v in knob.values):
         return np.array(knob.values)
@@ -80,7 +80,7 @@ def _array(knob: Knob) -> NDArray[Any]:
 
 def _table(knob: Knob) -> Matrix:
     """The columns of each of the knob's values."""
-    values = _array(knob)
+    values = array_of(knob)
     if values.dtype != object:
         return values.reshape(len(values), -1).astype(np.float32)
     position = np.arange(len(values), dtype=np.float32)[:, None]

@@ -138,8 +138,7 @@ class Search:
         for config in configs:
             key = self._key(config)
             if key is not None and key not in self._told:
-                self._candidates.take(key)
-                self._pending[key] = None
+                self._start([key])
 
     def release(self, config: Mapping[str, object]) -> None:
         """Let a pending configuration be proposed, as nobody tries it any more."""
@@ -170,7 +169,7 @@ class Search:
         fallback = self._key(self.space.fallback) if n > 0 else None
         first = fallback is not None and not self._candidates.is_taken(fallback)
         if first and fallback is not None:
-            self._start(fallback)
+            self._start([fallback])
         if self.model is not None:
             chosen += self._propose(n - first)
         chosen += self._random(n - first - len(chosen))
@@ -187,19 +186,17 @@ class Search:
         while self._first and len(chosen) < n:
             key = self._key(self._first.pop(0))
             if key is not None and not self._candidates.is_taken(key):
-                self._start(key)
-                chosen.append(key)
+                chosen += self._start([key])
         return chosen
 
-    def _start(self, key: Key) -> None:
-        self._candidates.take(key)
-        self._pending[key] = None
+    def _start(self, chosen: list[Key]) -> list[Key]:
+        for key in chosen:
+            self._candidates.take(key)
+            self._pending[key] = None
+        return chosen
 
     def _random(self, n: int) -> list[Key]:
-        chosen = [_tuple(row) for row in self._candidates.draw(n)] if n > 0 else []
-        for key in chosen:
-            self._start(key)
-        return chosen
+        return self._start([_tuple(row) for row in self._candidates.draw(n)] if n > 0 else [])
 
     def _propose(self, n: int) -> list[Key]:
         if n <= 0:
@@ -218,10 +215,7 @@ class Search:
             self._tuned_at = len(self._told)
         self._theta = proposal.theta
         self._front = proposal.front
-        chosen = [_tuple(row) for row in pool[proposal.rows]]
-        for key in chosen:
-            self._start(key)
-        return chosen
+        return self._start([_tuple(row) for row in pool[proposal.rows]])
 
     def _request(
         self, priors: Priors, pool: Digits, pool_prior: Floats, pool_risk: Floats, n: int, *, tune: bool
