@@ -167,7 +167,7 @@ def show_points(context: Ctx, task_id: TaskId) -> Response:
         found = query.points(connection, row) if row.space is not None else []
     space = None if row.space is None else ConfigSpace.from_json(row.space)
     knobs = [] if space is None else list(space.knobs)
-    shown = [_texts(k.values) for k in knobs]
+    shown = [[_text(v) for v in k.values] for k in knobs]
     places = [{text: i for i, text in enumerate(texts)} for texts in shown]
     points = []
     for p in found:
@@ -182,10 +182,6 @@ def show_points(context: Ctx, task_id: TaskId) -> Response:
             "total": found[0].total if found else 0,
         }
     )
-
-
-def _texts(values: Any) -> list[str]:
-    return [_text(v) for v in values]
 
 
 def _text(value: Any) -> str:
