@@ -146,9 +146,12 @@ def _places(connection: sa.Connection, row: Any, alive_s: float) -> list[_Place]
         .where(job.c.id == row.id)
     )
     return [
-        _Place(*r[:4], tuple(one.refusal for one, allows in zip(rules, r[4:], strict=True) if not allows))
+        _Place(
+            r.name, r.operators, r.device_id, r.identity,
+            tuple(one.refusal for one, allows in zip(rules, r[4:], strict=True) if not allows),
+        )
         for r in rows
-    ]
+    ]  # fmt: skip
 
 
 def _explain_turn(connection: sa.Connection, row: Any, free: list[_Place]) -> list[str]:
