@@ -78,7 +78,7 @@ class Holdings:
     def report(self, held: Held, *results: Result) -> None:
         """Return once the results are on disk; they are sent soon."""
         if results:
-            self._put(held, results)
+            self._put(held, results=results)
 
     def finish(
         self,
@@ -89,7 +89,7 @@ class Holdings:
     ) -> None:
         """Report a job as done, with its last results."""
         try:  # it may wait for room on the disk: the lease is renewed meanwhile
-            self._put(held, tuple(results), environment=environment, references=references, done=True)
+            self._put(held, results=tuple(results), environment=environment, references=references, done=True)
         finally:
             with self._lock:
                 self._held.pop(held.lease.id, None)
@@ -155,19 +155,8 @@ class Holdings:
                 with contextlib.suppress(ServiceError):
                     self._client.heartbeat(registered().worker_id)
 
-    def _put(
-        self,
-        held: Held,
-        found: tuple[Result, ...],
-        *,
-        environment: dict[str, Any] | None = None,
-        references: tuple[Reference, ...] = (),
-        done: bool = False,
-    ) -> None:
-        results = Results(
-            token=held.lease.token, session=held.session, results=found,
-            environment=environment or {}, references=references, done=done,
-        )  # fmt: skip
+    def _put(self, held: Held, **content: Any) -> None:
+        results = Results(token=held.lease.token, session=held.session, **content)
         self._sender.put(Report(lease_id=held.lease.id, results=results))
 
     def _on_accepted(self, lease_id: int, answer: ResultsAccepted) -> None:
