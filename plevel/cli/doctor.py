@@ -25,7 +25,7 @@ def doctor(
 
     Example: plevel doctor --device cpu:0-3
     """
-    from plevel.cli.output import make_console, print_json, print_table
+    from plevel.cli.output import print_rows
     from workers.cpu import DeviceError, assign, parse_cores
     from workers.doctor import examine
 
@@ -35,10 +35,7 @@ def doctor(
     except DeviceError as error:
         raise UsageError(str(error)) from error
     wrong = [f.what for f in found if f.remedy]
-    if as_json:
-        print_json(found)
-    else:
-        rows = [(f.what, f.found, f.remedy or "good") for f in found]
-        print_table(make_console(), ("what", "found", "remedy"), rows)
+    rows = ((f.what, f.found, f.remedy or "good") for f in found)
+    print_rows(found, ("what", "found", "remedy"), rows, as_json=as_json)
     if wrong:
         raise CommandError(f"timing on this host is less reliable because of: {', '.join(wrong)}")

@@ -94,20 +94,17 @@ def pauses(
 
     Example: plevel fleet pauses
     """
-    from plevel.cli.output import make_console, print_json, print_table
+    from plevel.cli.output import print_rows
 
     with location.locate(url, database).connect() as service:
         found = service.pauses()
-    if as_json:
-        print_json(found)
-        return
-    rows = [
+    rows = (
         (str(p["id"]), p["device"] or p["target"], _shown(p["starts_at"]), _shown(p["ends_at"]),
          p["reason"])
         for p in found
-    ]  # fmt: skip
+    )  # fmt: skip
     columns = ("pause", "of", "from", "until", "reason")
-    print_table(make_console(), columns, rows, right=("pause",), none="no pauses")
+    print_rows(found, columns, rows, as_json=as_json, right=("pause",), none="no pauses")
 
 
 @app.command()

@@ -112,6 +112,7 @@ def records(
     """
     from plevel.cli.output import make_console, print_json, print_table, show_ago
     from strategy.record import ErrorKind, Estimate, convert
+    from strategy.space import Config
     from strategy.table import show_seconds
 
     if error is not None:
@@ -131,7 +132,7 @@ def records(
         (str(r["id"]), str(r["task_id"]), r["implementation"], r["phase"],
          show_seconds(r["estimate"]["median_s"]) if r["estimate"] else r["error"],
          convert(r["estimate"], Estimate).show_spread() if r["estimate"] else "",
-         _config(r["config"]), show_ago(r["measured_at"]),
+         str(Config(r["config"])), show_ago(r["measured_at"]),
          f"imported, {r['source']}" if r.get("imported") else "",
          " ".join(r["message"].split())[:_MESSAGE])
         for r in page["records"]
@@ -142,12 +143,6 @@ def records(
     print_table(console, columns, rows, right=right, aside=aside, none="no record matches")
     if page["next"] is not None:
         console.print(f"for more, repeat it with {'--newest ' if newest else ''}--after {page['next']}")
-
-
-def _config(config: dict[str, Any]) -> str:
-    from strategy.space import Config
-
-    return str(Config(config))
 
 
 def coverage(
@@ -204,20 +199,17 @@ def workers(
 
     Example: plevel workers --url http://farm:8765
     """
-    from plevel.cli.output import make_console, print_json, print_table, show_ago
+    from plevel.cli.output import print_rows, show_ago
 
     with location.locate(url, database).connect() as source:
         found = source.workers()
-    if as_json:
-        print_json(found)
-        return
-    rows = [
+    rows = (
         (str(w["id"]), w["name"], "alive" if w["alive"] else "gone", d["slot"], d["model"],
          d["target"], show_ago(w["seen_at"]))
         for w in found for d in w["devices"]
-    ]  # fmt: skip
+    )  # fmt: skip
     columns = ("worker", "name", "state", "device", "model", "target", "seen")
-    print_table(make_console(), columns, rows, right=("worker",), none="no workers yet")
+    print_rows(found, columns, rows, as_json=as_json, right=("worker",), none="no workers yet")
 
 
 def status(

@@ -26,24 +26,21 @@ def list_models(
 
     Example: plevel model list
     """
-    from plevel.cli.output import make_console, print_json, print_table, show_ago
+    from plevel.cli.output import print_rows, show_ago
 
     with location.locate(url, database).connect() as service:
         found = service.models()
-    if as_json:
-        print_json(found)
-        return
-    rows = [
+    rows = (
         (str(m["id"]), m["op"], m["target"], str(m["version"]), str(m["records"]), str(m["workloads"]),
          f"{m['accuracy']:.3f}", "yes" if m["answers"] else "no", show_ago(m["created_at"]))
         for m in found
-    ]  # fmt: skip
+    )  # fmt: skip
     columns = (
         "model", "op", "target", "version", "records", "workloads", "accuracy", "answers", "trained",
     )  # fmt: skip
     right = ("model", "version", "records", "workloads", "accuracy")
     none = "no cost models yet: train one with 'plevel model train'"
-    print_table(make_console(), columns, rows, right=right, none=none)
+    print_rows(found, columns, rows, as_json=as_json, right=right, none=none)
 
 
 @app.command()

@@ -118,6 +118,16 @@ def print_table(
             console.print(f"without {missing}: widen the terminal, or use --json", markup=False, soft_wrap=True)
 
 
+def print_rows(
+    value: Any, columns: Sequence[str], rows: Iterable[Sequence[str]], *, as_json: bool, **layout: Any
+) -> None:
+    """Print what a command lists: as JSON, or as a table of the layout that `print_table` takes."""
+    if as_json:
+        print_json(value)
+    else:
+        print_table(make_console(), columns, list(rows), **layout)
+
+
 def _print_lines(console: Console, cells: Sequence[tuple[str, str]]) -> None:
     """Print a row as a block of its first cell and a line with a name for each other one."""
     (head, first), *others = cells

@@ -53,20 +53,17 @@ def list_tokens(
 
     Example: plevel token list
     """
-    from plevel.cli.output import make_console, print_json, print_table, show_ago
+    from plevel.cli.output import print_rows, show_ago
 
     with location.locate(url, database).connect() as service:
         found = service.tokens()
-    if as_json:
-        print_json(found)
-        return
-    rows = [
+    rows = (
         (str(t["id"]), t["name"], ", ".join(t["scopes"]), t.get("namespace") or "all", show_ago(t["created_at"]),
          _state(t["revoked_at"], t["expires_at"]))
         for t in found
-    ]  # fmt: skip
+    )  # fmt: skip
     columns = ("token", "name", "scopes", "namespace", "made", "state")
-    print_table(make_console(), columns, rows, right=("token",), none="no tokens yet")
+    print_rows(found, columns, rows, as_json=as_json, right=("token",), none="no tokens yet")
 
 
 @app.command()
