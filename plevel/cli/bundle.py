@@ -205,13 +205,6 @@ def _build(entries: tuple[JobEntry, ...], workload: Workload, target: Target) ->
     return tuple(outcomes), artefacts
 
 
-def _read(bundle: Path) -> bytes:
-    try:
-        return bundle.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{bundle} cannot be read: {error.strerror}") from error
-
-
 @app.command()
 def run(
     bundle: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle.")],
@@ -239,8 +232,10 @@ def run(
     from workers.sandbox import ForkServer, SandboxError
 
     try:
-        opened = unseal(_read(bundle), read_key(key))
+        opened = unseal(bundle.read_bytes(), read_key(key))
         found = describe_cuda(device)
+    except OSError as error:
+        raise UsageError(f"{bundle} cannot be read: {error.strerror}") from error
     except (BundleError, DeviceError) as error:
         raise CommandError(str(error)) from error
     session = f"bundle-{int(time.time())}"

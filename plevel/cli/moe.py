@@ -93,11 +93,6 @@ def _pinned(known: Mapping[int, Row]) -> dict[int, Row]:
     return rows
 
 
-def _file_text(rows: Mapping[int, Row]) -> str:
-    """The file as vLLM reads it."""
-    return json.dumps({str(m): row.config for m, row in rows.items()}, indent=4) + "\n"
-
-
 def origins_of(rows: Mapping[int, Row]) -> dict[str, dict[str, Any]]:
     """The origin of each row."""
     found = {}
@@ -122,7 +117,7 @@ def write(
     origins = {name: origins_of(rows) for name, rows in files.items()}
     for name, rows in files.items():
         with whole(folder / name) as file:
-            file.write(_file_text(rows).encode())
+            file.write((json.dumps({str(m): row.config for m, row in rows.items()}, indent=4) + "\n").encode())
     with whole(folder / PROVENANCE) as file:
         file.write((json.dumps(origins, indent=1) + "\n").encode())
     lines = [f"wrote {folder}, for {device}:"]
