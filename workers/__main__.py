@@ -89,7 +89,9 @@ def serve(options: Options, slot: str) -> int:
             cores = parse_cores(slot)
             assigned = assign(cores, len(cores) if options.threads is None else options.threads)
             device = describe_device(assigned, len(assigned.timing))
-    except DeviceError as error:
+        stop = threading.Event()
+        client = Client(options.url, stop, options.token)
+    except (DeviceError, ConnectionSettingError) as error:
         return _fail(str(error), 2)
     if not assigned.overlap:
         # The timing cores are reserved for kernels: this process and its children use others.
@@ -98,11 +100,6 @@ def serve(options: Options, slot: str) -> int:
         cluster = _cluster(options)
     except ValueError as error:
         return _fail(f"--build-on {error}", 2)
-    stop = threading.Event()
-    try:
-        client = Client(options.url, stop, options.token)
-    except ConnectionSettingError as error:
-        return _fail(str(error), 2)
     kept = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "plevel/spool"
     try:
         spool = Spool(kept, client.url)
