@@ -302,8 +302,6 @@ class Direct:
         """Train a cost model in a process of its own, and wait for it.
 
         Args:
-            op: the operator.
-            target: the target.
             afresh: train from nothing, not from the newest model.
             told: is told what it does.
         """
@@ -324,8 +322,6 @@ class Direct:
 
         Args:
             client: connected to its scheduler.
-            op: the operator.
-            target: the target.
             afresh: train from nothing, not from the newest model.
             told: is told what it does.
             said: is told what goes wrong and is mended.
