@@ -7,13 +7,12 @@ and another may go on anywhere; only back-off is lost with it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from plevel.client import ServiceError, UnreachableError
-from plevel.pilots.engine import EngineError, Pilot
+from plevel.pilots.engine import Engine, EngineError, Pilot
 from strategy.table import show_number
 
 _LONGEST_S = 900.0
@@ -42,15 +41,6 @@ class Plan:
 
     submit: int = 0
     cancel: tuple[str, ...] = ()
-
-
-class Batch(Protocol):
-    """A batch system: see `plevel.pilots.engine.Engine`."""
-
-    def pilots(self) -> tuple[Pilot, ...]: ...
-    def clean(self) -> None: ...
-    def submit(self, command: str) -> str: ...
-    def cancel(self, ids: Iterable[str]) -> None: ...
 
 
 def plan(backlog: Backlog, pilots: tuple[Pilot, ...], bounds: Bounds) -> Plan:
@@ -82,7 +72,7 @@ class Scaler:
         clock: seconds, as of `time.monotonic`.
     """
 
-    batch: Batch
+    batch: Engine
     look: Callable[[], Backlog]
     command: str
     bounds: Bounds
