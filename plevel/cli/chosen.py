@@ -73,19 +73,19 @@ def lower_chosen(
     """Return the function to compile: of the lock, of --implementation, or selected."""
     from strategy.compile.lower import lower
 
+    because: str | None
     if locked is not None:
         require_version(locked)
-        name, values = locked.implementation, locked.config
-        return Chosen(lower(workload, target, name, values), name, values, locked.explanation)
-    if implementation is None:
+        name, values, because = locked.implementation, locked.config, locked.explanation
+    elif implementation is not None:
+        name, values, because = implementation, read_config(workload, target, implementation, config), None
+    else:
         if config:
             raise UsageError("--config: name the implementation too, with --implementation")
         with place.connect() as records:
             answer = records.select(workload, target)
         name, values, because = answer.implementation, answer.config, answer.explanation
-        return Chosen(lower(workload, target, name, values), name, values, because)
-    values = read_config(workload, target, implementation, config)
-    return Chosen(lower(workload, target, implementation, values), implementation, values, None)
+    return Chosen(lower(workload, target, name, values), name, values, because)
 
 
 def require_version(locked: Locked) -> None:
