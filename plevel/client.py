@@ -28,10 +28,7 @@ _QUEUED = re.compile(r'^plevel_jobs_queued\{target="(.*)"\} (\S+)$', re.MULTILIN
 _Lists = dict[str, list[dict[str, Any]]]
 _RECONNECT_S = 0.2
 # Temporary: the service, its database or a proxy is expected to answer later.
-_BUSY = (
-    httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS, httpx.codes.BAD_GATEWAY,
-    httpx.codes.GATEWAY_TIMEOUT,
-)  # fmt: skip
+_BUSY = (429, 502, 503, 504)
 FINISHED = frozenset({RunState.DONE, RunState.FAILED, RunState.CANCELLED})
 
 
