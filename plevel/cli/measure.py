@@ -107,11 +107,7 @@ def _measure(job: Job, device: str) -> Result:
             try:
                 (built,) = pool.build(job, threading.Event())
                 if built.error is not None:
-                    from strategy.record import Result
-
-                    return Result(
-                        entry=0, error=built.error, message=built.message, build_s=built.build_s
-                    )
+                    return built.failure()
                 with timing_lock():
                     runner.run(job, [built], threading.Event(), results.append)
             finally:
