@@ -309,10 +309,7 @@ class Direct:
         from service.predict import process
 
         with _told():
-            trained: Row = to_json(
-                process.train_apart(store, op, target.key, afresh=afresh, told=told)
-            )
-        return trained
+            return _json(process.train_apart(store, op, target.key, afresh=afresh, told=told))
 
     def train_on(
         self, client: Any, op: str, target: Target, *, afresh: bool, told: Callable[[str], None],
@@ -333,12 +330,9 @@ class Direct:
         cluster = Cluster(client, said)
         try:
             with _told():
-                trained: Row = to_json(
-                    learner.train(store, op, target.key, afresh=afresh, told=told, cluster=cluster)
-                )
+                return _json(learner.train(store, op, target.key, afresh=afresh, told=told, cluster=cluster))
         finally:
             cluster.clear()
-        return trained
 
     def workers(self) -> Rows:
         if self._store is None:
@@ -366,8 +360,7 @@ class Direct:
 
             made = pause.create(connection, pause.PauseRequest(reason=reason, **place))
             detail |= {"pause": made.id, "device": made.device, "target": made.target}
-        shown: Row = to_json(made)
-        return shown
+        return _json(made)
 
     def resume(self, pause_id: int) -> None:
         with self._change("resume", pause=pause_id) as (connection, _):
@@ -402,8 +395,7 @@ class Direct:
             allowed = [TokenScope(s) for s in scopes]
             made = token.create(connection, name, allowed, expires_in_s, namespace)
             detail["token"] = made.id
-        shown: Row = to_json(made)
-        return shown
+        return _json(made)
 
     def tokens(self) -> Rows:
         if self._store is None:
@@ -459,6 +451,11 @@ def _told() -> Generator[None, None, None]:
         yield
     except Failure as error:
         raise ServiceError(error.status, error.title, str(error)) from error
+
+
+def _json(value: object) -> Row:
+    found: Row = to_json(value)
+    return found
 
 
 class _Parts:
