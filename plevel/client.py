@@ -228,7 +228,7 @@ class Client:
             if self._lock is None or policy != "plevel":
                 raise
             try:
-                asked = _read_target(target)
+                asked = Target.parse(target) if isinstance(target, str) else target
                 return self._lock.select(_read_workload(workload), asked).selection(asked)
             except SelectionError as error:
                 raise UnreachableError(f"no service answers at {self.url}, and {error}") from error
@@ -594,10 +594,6 @@ def _read_workload(asked: Workload | str) -> Workload:
         return asked
     found = parse_workload(asked)
     return found if find_op(found.op) is None else found.checked()
-
-
-def _read_target(asked: Target | str) -> Target:
-    return Target.parse(asked) if isinstance(asked, str) else asked
 
 
 def _refusal(problem: Mapping[str, Any]) -> ServiceError:

@@ -147,7 +147,10 @@ class Embedded:
         self._children.clear()
 
     def _spawn(self, module: str, *arguments: str, database: str | None = None) -> _Child:
-        child = _Child(module, arguments, self._logs or log_directory(), database)
+        from platformdirs import user_state_path
+
+        logs = self._logs or user_state_path("plevel", appauthor=False) / "log"
+        child = _Child(module, arguments, logs, database)
         self._children.append(child)
         return child
 
@@ -244,13 +247,6 @@ def _die_with_parent(parent: int) -> Callable[[], None]:
                 os._exit(1)
 
     return ask
-
-
-def log_directory() -> Path:
-    """The folder of the embedded service's and worker's logs."""
-    from platformdirs import user_state_path
-
-    return user_state_path("plevel", appauthor=False) / "log"
 
 
 def _drop_old(logs: Path) -> None:

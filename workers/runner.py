@@ -139,10 +139,10 @@ class Runner:
             result = _result(kernel, timed)
             if result.error is not None:
                 self._data.clear()  # it may have damaged the inputs, which later jobs would share
-            self._send(result)
+            self._channel.send({"result": to_json(result)})
             kernel.release()
 
-        self._send_reference()
+        self._channel.send({"reference": time_reference()})
         time_kernels(
             [self._measure(kernel) for kernel in kernels],
             job.policy,
@@ -152,7 +152,7 @@ class Runner:
             rng=random.Random(f"{job.seed} {job.id}"),  # jobs of one seed differ
             finished=finished,
         )
-        self._send_reference()
+        self._channel.send({"reference": time_reference()})
 
     def toolchain(self) -> dict[str, Any]:
         """Versions of LLVM and of the libraries that this process has loaded."""
@@ -181,7 +181,7 @@ class Runner:
 
     def _fail(self, kernel: Kernel, error: Exception) -> None:
         kernel.release()
-        self._send(_failure(kernel, error))
+        self._channel.send({"result": to_json(_failure(kernel, error))})
 
     def _measure(self, kernel: Kernel) -> Callable[[int], float]:
         def measure(calls: int) -> float:
@@ -189,12 +189,6 @@ class Runner:
             return kernel.measure(calls)
 
         return measure
-
-    def _send_reference(self) -> None:
-        self._channel.send({"reference": time_reference()})
-
-    def _send(self, result: Result) -> None:
-        self._channel.send({"result": to_json(result)})
 
     def _prepare_data(self, workload: Workload, seed: int, most_bytes: int) -> Data:
         """The inputs and reference of a job; those of earlier jobs are kept up to this size."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 from distributed import get_worker
+from platformdirs import user_cache_path
 
 from strategy.folder import scratch
 from strategy.record import Job, JobEntry, Phase, TimingPolicy, decode
@@ -60,7 +61,8 @@ class Site:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(scratch())
             self._server = stack.enter_context(ForkServer(folder))
-            self._store = Store(_store_folder())
+            given = os.environ.get(ARTEFACTS)
+            self._store = Store(Path(given) if given else user_cache_path("plevel", appauthor=False) / "artefacts")
             self._pools = {
                 forks: BuilderPool(
                     self._server, sorted(os.sched_getaffinity(0)), Path(tempfile.mkdtemp(dir=folder)),
@@ -109,13 +111,6 @@ class Site:
 
     def _pool(self, target: Target) -> BuilderPool:
         return self._pools[target.kind == "cuda"]
-
-
-def _store_folder() -> Path:
-    from platformdirs import user_cache_path
-
-    given = os.environ.get(ARTEFACTS)
-    return Path(given) if given else user_cache_path("plevel", appauthor=False) / "artefacts"
 
 
 def dask_setup(worker: Any) -> None:
