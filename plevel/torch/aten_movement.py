@@ -81,7 +81,8 @@ def _places(shape: Sequence[int], steps: Sequence[int]) -> np.ndarray:
 
 @register("cat.default")
 def _cat(parts: Sequence[Expr], axis: int = 0) -> Expr:
-    return layer.concatenate(parts, axis)
+    """Empty vectors, such as of a cache that is filled first, have no part in it, whatever the others' ranks."""
+    return layer.concatenate([part for part in parts if extents(part) != (0,)] or parts[:1], axis)
 
 
 @register("slice.Tensor", "slice_copy.Tensor")
@@ -201,6 +202,20 @@ def _unfold(x: Expr, axis: int, size: int, step: int) -> Expr:
     found = call("take", x, Constant(places), axis=axis)
     rank = len(extents(found))
     return layer.transpose(found, [i for i in range(rank) if i != axis + 1] + [axis + 1])
+
+
+@register("diagonal.default")
+def _diagonal(x: Expr, offset: int = 0, first: int = 0, second: int = 1) -> Expr:
+    """The elements at equal places of two axes, as a new last axis."""
+    rank = len(extents(x))
+    axes = [first % rank, second % rank]
+    rows, columns = (extents(x)[axis] for axis in axes)
+    if max(rows, columns) >= PROBED:
+        raise NetworkError("a diagonal of an axis of a symbolic size: export the model with that size fixed")
+    last = layer.transpose(x, [axis for axis in range(rank) if axis not in axes] + axes)
+    flat = layer.reshape(last, (*extents(last)[:-2], rows * columns))
+    places = np.arange(rows * columns).reshape(rows, columns).diagonal(offset)
+    return call("take", flat, Constant(places.copy()), axis=rank - 2)
 
 
 @register("index_select.default")

@@ -182,7 +182,8 @@ COMPUTED = {
     "shapes": (
         lambda x: (
             nn.functional.pad(x, (1, 2, 3, 0), value=1.5), nn.functional.pad(x, (-1, 2)), x.repeat(2, 1, 3), x.tril(-1),
-            x.triu(1), torch.tile(x, (2,)), x.repeat_interleave(2, 1), torch.stack([x, x], 1), *x.chunk(3, 1),
+            x.triu(1), torch.cat([torch.tensor([]), x], -2), torch.tile(x, (2,)),
+            x.repeat_interleave(2, 1), torch.stack([x, x], 1), *x.chunk(3, 1),
         ),
         X,
     ),
@@ -281,10 +282,12 @@ COMPUTED = {
     "values without inputs": (
         lambda x: (x[torch.tril_indices(4, 4, -1).unbind()], x + torch.hann_window(8), x[:, :4] * torch.eye(4)), X
     ),
-    "distances, windows and bounds that are tensors": (
+    "distances, windows, diagonals and bounds that are tensors": (
         lambda x: (
             torch.cdist(x[:3], x + 1), torch.cdist(x, x[:2] * 2, p=1), x.unfold(1, 4, 3), x.unfold(0, 2, 1), x.exp2(),
-            x.clamp(x[0], x[0].abs() + 1), x.clamp(min=x[:1] + 2),
+            x.clamp(x[0], x[0].abs() + 1), x.clamp(min=x[:1] + 2), x.diagonal(),
+            torch.einsum("iji->ji", x.view(4, 2, 4)), x.view(4, 2, 4).diagonal(-1, 0, -1),
+            x.view(4, 2, 4).diagonal(1, 2, 1),
         ), X,
     ),
     "an input named as an output": (lambda output: output * 2, X),
