@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from plevel.torch.symbol import Computed
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
@@ -55,10 +56,13 @@ def _operand(value: Any, like: Expr) -> Expr:
     """A number as a tensor: of another's dtype, unless its own is of a higher category."""
     if isinstance(value, Expr):
         return value
-    own = dtype_of(value)
-    if _category(own) > _category(like.tensor_type.dtype):
-        return Constant(np.asarray(value, own))
-    return number(value, like)
+    own, kind = dtype_of(value), like.tensor_type.dtype
+    return scalar(value, own if _category(own) > _category(kind) else kind)
+
+
+def scalar(value: Any, dtype: str) -> Expr:
+    """A number as a tensor, computed at the call if it depends on symbolic sizes."""
+    return cast(value.made, dtype) if isinstance(value, Computed) else Constant(np.asarray(value, dtype))
 
 
 def _binary(name: str) -> Operator:
@@ -285,12 +289,15 @@ def _hardtanh(x: Expr, low: float = -1, high: float = 1) -> Expr:
 
 
 @register("clamp.default")
-def _clamp(x: Expr, low: float | None = None, high: float | None = None) -> Expr:
+def _clamp(x: Expr, low: Any = None, high: Any = None) -> Expr:
+    if isinstance(low, Computed) or isinstance(high, Computed):
+        found: Expr = _clamp_tensor(x, low, high)
+        return found
     return layer.clip(x, low, high)
 
 
 @register("clamp.Tensor")
-def _clamp_tensor(x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
+def _clamp_tensor(x: Expr, low: Any = None, high: Any = None) -> Expr:
     x = x if low is None else call("maximum", *promoted(x, low))
     return x if high is None else call("minimum", *promoted(x, high))
 
@@ -439,14 +446,14 @@ def _batch_norm_of_batch(
     """Each channel by its own mean and variance in the batch, as an instance norm's decomposition has it."""
     (batch, channels, *image), dtype = extents(x), x.tensor_type.dtype
     one = layer.transpose(layer.reshape(x, (batch, channels, math.prod(image))), (1, 0, 2)) if batch > 1 else x
-    whole = layer.reshape(one, (1, channels, batch * math.prod(image)))
-    if channels < PROBED:
+    size = batch * math.prod(image)
+    whole = layer.reshape(one, (1, channels, size))
+    if max(channels, size) < PROBED:
         gamma = Constant(np.ones(channels, dtype)) if scale is None else scale
         beta = Constant(np.zeros(channels, dtype)) if shift is None else shift
         found: Expr = call("instance_norm", whole, gamma, beta, epsilon=epsilon)
-    else:  # an instance norm's, of all entries of a symbolic batch
-        size = batch * math.prod(image)
-        gamma, beta = (Constant(fill(size, dtype)) for fill in (np.ones, np.zeros))
+    else:  # an instance norm's, of all entries of a symbolic batch, or of an image of a symbolic size
+        gamma, beta = (layer.filled(value, (size,), dtype) for value in (1, 0))
         found = call("layer_norm", layer.reshape(whole, (channels, size)), gamma, beta, axis=-1, epsilon=epsilon)
         found = found if scale is None else call("multiply", found, layer.reshape(scale, (channels, 1)))
         found = found if shift is None else call("add", found, layer.reshape(shift, (channels, 1)))

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from plevel.torch.aten import cast, dtype_named, dtype_of, promoted, register, summed
+from plevel.torch.aten import cast, dtype_named, dtype_of, promoted, register, scalar, summed
+from plevel.torch.symbol import Computed
 from strategy.expr import Constant, Expr, Tuple, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
@@ -123,22 +124,31 @@ def _to_copy(x: Expr, dtype: Any = None, **_: Any) -> Expr:
 
 @register("full.default")
 def _full(shape: Sequence[int], value: Any, dtype: Any = None, **_: Any) -> Expr:
-    return layer.filled(value, shape, dtype_named(dtype, dtype_of(value)))
+    return layer.broadcast(scalar(value, dtype_named(dtype, dtype_of(value))), shape)
+
+
+@register("empty.memory_format")
+def _empty(shape: Sequence[int], dtype: Any = None, **_: Any) -> Expr:
+    """Zeros, which are written before they are read."""
+    return layer.filled(0, shape, dtype_named(dtype, "float32"))
 
 
 @register("full_like.default")
 def _full_like(x: Expr, value: Any, dtype: Any = None, **_: Any) -> Expr:
-    return layer.filled(value, extents(x), dtype_named(dtype, x.tensor_type.dtype))
+    return layer.broadcast(scalar(value, dtype_named(dtype, x.tensor_type.dtype)), extents(x))
 
 
 @register("arange.start_step")
 def _arange(start: Any, end: Any, step: Any = 1, dtype: Any = None, **_: Any) -> Expr:
-    return layer.steps(start, end, step, dtype_named(dtype, dtype_of(start, end, step)))
+    kind = dtype_named(dtype, dtype_of(start, end, step))
+    if not isinstance(start, Computed):
+        return layer.steps(start, end, step, kind)
+    return call("add", layer.steps(0, end - start, step, kind), scalar(start, kind))
 
 
 @register("scalar_tensor.default")
 def _scalar(value: float, dtype: Any = None, **_: Any) -> Expr:
-    return Constant(np.asarray(value, dtype_named(dtype, "float32")))
+    return scalar(value, dtype_named(dtype, "float32"))
 
 
 @register("flip.default")

@@ -22,7 +22,16 @@ import plevel.torch.aten_movement
 import plevel.torch.aten_writing  # noqa: F401  # both register their operators
 from plevel.comparison import Reference, UnfitError
 from plevel.torch.aten import OPERATORS
-from plevel.torch.symbol import SYMBOLIC, Binding, find_symbols, known, limited, range_of, resized
+from plevel.torch.symbol import (
+    SYMBOLIC,
+    Binding,
+    find_symbols,
+    known,
+    limited,
+    range_of,
+    read_number,
+    resized,
+)
 from strategy.expr import Constant, Expr, Tuple, Var
 from strategy.network.graph import Network, NetworkError
 from strategy.network.normal import extents
@@ -154,7 +163,7 @@ def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network
     for node in _calls(plain):
         if isinstance(node.meta.get("val"), SYMBOLIC):
             try:
-                values[node] = known(node.meta["val"], at)
+                values[node] = read_number(node.meta["val"], at)
             except NetworkError as error:
                 raise NetworkError(f"{node.name} ({node.target}): {error}") from error
             continue

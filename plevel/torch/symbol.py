@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from strategy.expr import Expr, Var, post_order
+from strategy.expr import Constant, Expr, Var, call, post_order
+from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.size import MOST, NAMES, PROBED, Sizes
 from strategy.reference import evaluate
@@ -19,6 +21,13 @@ from strategy.types import TensorType
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Binding = Mapping[Any, int]
 """The values of symbols."""
+_OF_FLOATS = {"FloatPow": "power", "FloatTrueDiv": "divide", "IntTrueDiv": "divide", "OpaqueUnaryFn_sqrt": "sqrt",
+              "Pow": "power", "ToFloat": "cast"}
+_FUNCTIONS = _OF_FLOATS | {
+    "Add": "add", "CleanDiv": "floor_divide", "FloorDiv": "floor_divide", "Max": "maximum", "Min": "minimum",
+    "Mod": "floor_mod", "Mul": "multiply", "PythonMod": "floor_mod",
+}  # fmt: skip
+"""Functions of SymPy and of PyTorch's shapes as plevel's; those of `_OF_FLOATS` are computed in float64."""
 _INDEXED = ("aten.index.Tensor", "aten.index_select.default", "aten.gather.default", "aten.scatter_add.default")
 
 
@@ -73,6 +82,56 @@ def known(size: Any, at: Binding) -> Any:
         raise NetworkError(f"the number {size}, such as of .item(), depends on values: keep it a tensor")
     kinds: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
     return kinds[type(size)](found)
+
+
+class Computed:
+    """A number that depends on symbolic sizes: a type of numbers as well, of its value where they are probes.
+
+    Args:
+        made: the number, as a library computes it at the call.
+    """
+
+    made: Expr
+
+
+class _Integer(Computed, int):
+    pass
+
+
+class _Real(Computed, float):
+    pass
+
+
+def read_number(size: Any, at: Binding) -> Any:
+    """As `known`; `Computed` where the number depends on sizes, and plevel has the functions that it is made of."""
+    value = known(size, at)
+    if type(value) is bool or not size.node.expr.free_symbols:
+        return value
+    found = _Integer(value) if isinstance(value, int) else _Real(value)
+    try:
+        found.made = _made(size.node.expr, at)
+    except KeyError:
+        return value
+    return found
+
+
+def _made(expression: Any, at: Binding) -> Expr:
+    """A formula of sizes as a tensor without axes: int64, or float64 where it is no integer."""
+    if expression.is_Symbol:
+        places = Constant(np.zeros(1, "int64"))
+        return layer.reshape(layer.count(at[expression], places), ())
+    if expression.is_number:
+        return Constant(np.asarray(int(expression) if expression.is_Integer else float(expression)))
+    name, operands = type(expression).__name__, expression.args
+    if name in ("Pow", "PowByNatural") and operands[1].is_Integer and operands[1] > 0:
+        name, operands = "Mul", operands[:1] * int(operands[1])
+    found = [_made(operand, at) for operand in operands]
+    if name in _OF_FLOATS or any(v.tensor_type.dtype == "float64" for v in found):
+        found = [call("cast", v, dtype="float64") for v in found]
+    if name == "ToFloat":
+        return found[0]
+    first, *more = found
+    return reduce(lambda x, y: call(_FUNCTIONS[name], x, y), more, first) if more else call(_FUNCTIONS[name], first)
 
 
 def _reached(node: Any, at: Binding, values: Mapping[Any, Any]) -> list[tuple[int, int]]:

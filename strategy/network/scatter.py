@@ -120,9 +120,9 @@ def _writers(indices: Expr, shape: Sequence[int], axis: int) -> Expr:
     """The place of each element, in the tensor with what is written behind it along the axis; the last one wins."""
     extent, written = shape[axis], extents(indices)[axis]
     tail = (1,) * (len(shape) - 1 - axis)
-    turn = layer.reshape(layer.steps(1, written + 1, 1, "int64"), (written, *tail))
-    last = call("where", _hits(indices, extent, axis), turn, number(0, turn))
+    turn = layer.reshape(layer.steps(0, written, 1, "int64"), (written, *tail))
+    last = call("where", _hits(indices, extent, axis), turn, number(-1, turn))
     last = call("max", last, axis=(axis + 1,), keepdims=False)
     own = layer.reshape(layer.steps(0, extent, 1, "int64"), (extent, *tail))
-    behind = call("add", last, number(extent - 1, last))
-    return call("where", call("greater", last, number(0, last)), behind, own)
+    behind = call("add", last, layer.count(extent, last))
+    return call("where", call("less", last, number(0, last)), own, behind)
