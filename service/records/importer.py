@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -103,15 +104,24 @@ def import_items(
     return summary
 
 
+_interval = threading.Lock()
+_intervals: list[float] = []  # before each import that reads ahead now
+
+
 @contextlib.contextmanager
 def _switching() -> Iterator[None]:
-    """Have a thread that has waited for the database go on at once: it waits for it dozens of times a batch."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_S)
+    """Have a thread that has waited for the database go on at once: it waits for it dozens of times a batch.
+
+    The last of concurrent imports to end restores the interval before the first.
+    """
+    with _interval:
+        _intervals.append(sys.getswitchinterval())
+        sys.setswitchinterval(SWITCH_S)
     try:
         yield
     finally:
-        sys.setswitchinterval(before)
+        with _interval:
+            sys.setswitchinterval(_intervals.pop())
 
 
 def _count(summary: Summary, stored: Batch, new: Collection[bytes]) -> None:

@@ -266,6 +266,18 @@ def test_an_interrupted_import_leaves_whole_batches_and_is_run_again(
         import_items(store, broken())
     assert switching == [pytest.approx(usual if store.is_sqlite else SWITCH_S)]
     assert sys.getswitchinterval() == usual
+
+
+def test_the_last_of_concurrent_imports_restores_the_switch_interval() -> None:
+    usual = sys.getswitchinterval()
+    first, second = importer._switching(), importer._switching()
+    for step, expected in (
+        (first.__enter__, importer.SWITCH_S), (second.__enter__, importer.SWITCH_S),
+        (lambda: first.__exit__(None, None, None), importer.SWITCH_S),
+        (lambda: second.__exit__(None, None, None), usual),
+    ):  # fmt: skip
+        step()
+        assert sys.getswitchinterval() == pytest.approx(expected)
     assert count(store) == stored
     summary = import_items(store, rows, batch=10)
     assert (summary.new, summary.known) == (50 - stored, stored)
