@@ -52,9 +52,15 @@ def require_worker() -> None:
 
 def require_room() -> None:
     """Raise `ScratchError`, which names the folder, if temporary files of a build cannot be written."""
-    from workers.scratch import check_room
+    from workers.scratch import ScratchError, check_room
 
-    check_room(Path(tempfile.gettempdir()))
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError as error:  # TMPDIR and the folders that Python tries after it are full
+        raise ScratchError(
+            f"temporary files cannot be written ({error.strerror}): free some space, or name another folder in TMPDIR"
+        ) from error
+    check_room(Path(folder))
 
 
 def require(extra: str, *modules: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from plevel import embedded
 from plevel.cli.tune_run import _require_host
 from plevel.client import Client
 from strategy.target import cpu_target
+from workers.scratch import ScratchError
 
 
 def test_errors_that_python_raises_name_no_flag_of_the_command_line(
@@ -24,6 +26,13 @@ def test_errors_that_python_raises_name_no_flag_of_the_command_line(
         assert "--" not in str(refused.value)
     with pytest.raises(embedded.EmbeddedError, match="^9999 threads are more than the .* that can be used here"):
         _require_host(cpu_target().with_threads(9999), "")
+
+
+def test_no_folder_for_temporary_files_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/full"])
+    with pytest.raises(ScratchError, match=r"cannot be written \(.*/proc/full.*: free some space, or .* in TMPDIR"):
+        embedded.require_room()
 
 
 def write(folder: Path, number: int, size: int) -> str:
