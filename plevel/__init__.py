@@ -10,9 +10,10 @@ Importing this package loads no compiler, no web framework and no database.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as in `plevel.__main__`
 if TYPE_CHECKING:
+    from typing import Any
+
     __version__: str
     from plevel.client import Client, NoWorkerError, ServiceError, UnreachableError
     from plevel.database import plevel_database

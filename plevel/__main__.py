@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+
+TYPE_CHECKING = False  # typing is loaded below, where an interrupt has no traceback
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def interrupted(arguments: list[str]) -> int:
+    """The exit code of an interrupted command: 130, but 0 of a service, of which a stop is the end."""
+    return 0 if next((a for a in arguments if not a.startswith("-")), "") == "serve" else 130
 
 
 def main() -> NoReturn:
@@ -13,7 +21,7 @@ def main() -> NoReturn:
 
         run()
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(interrupted(sys.argv[1:]))
     finally:
         # An interrupt in code that is made of text, as a dataclass's methods, has `python -m` end by SIGINT, whatever
         # the exit code is, until other such code has run.

@@ -19,6 +19,7 @@ from typing import Annotated, Any, NoReturn, TypeGuard
 import typer
 from typer.core import TyperGroup
 
+from plevel.__main__ import interrupted
 from plevel.cli import (
     build,
     builder,
@@ -157,6 +158,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         else:
             code, message = _explain(error)
             print(f"plevel: {message}", file=sys.stderr)
+    if code == 130:  # typer's own of an interrupt, too
+        code = interrupted(arguments)
     sys.exit(code if isinstance(code, int) else 0)
 
 

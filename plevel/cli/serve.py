@@ -47,17 +47,10 @@ def serve(
         "--database": where, "--host": host, "--port": port, "--auth": auth, "--tls-cert": tls_cert,
         "--tls-key": tls_key, "--log": "json" if as_json else log,
     })  # fmt: skip
-    try:
-        raise typer.Exit(_serve(where, arguments))
-    except KeyboardInterrupt:  # while it loads: a stop that was asked for is no failure then either
-        raise typer.Exit from None
-
-
-def _serve(where: str, arguments: list[str]) -> int:
     from plevel.embedded import make_folder, require_service
 
     require_service()
     make_folder(where)
     from service.__main__ import main
 
-    return main(arguments)
+    raise typer.Exit(main(arguments))

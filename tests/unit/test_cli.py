@@ -787,9 +787,12 @@ main()
 """
 
 
-def test_ctrl_c_while_the_command_line_is_loaded_prints_no_traceback() -> None:
-    done = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+@pytest.mark.parametrize(
+    ("command", "code"), [(("tune", "serve"), 130), (("--debug", "serve", "--port", "0"), 0)], ids=["tune", "serve"]
+)
+def test_ctrl_c_while_the_command_line_is_loaded_prints_no_traceback(command: tuple[str, ...], code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED, *command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert project["project"]["scripts"] == {"plevel": "plevel.__main__:main"}
 
