@@ -10,9 +10,28 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-# httpx's own command line, which it loads where it can: rich and pygments, most of the time that httpx takes.
-sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
-import httpx as httpx  # noqa: E402, PLC0414
+# httpx loads its own command line where it can: rich and pygments, half of the time that httpx takes. Here it is loaded
+# once `httpx.main` is asked for.
+if "httpx" in sys.modules:
+    import httpx as httpx  # noqa: PLC0414
+else:
+    sys.modules["httpx._main"] = None  # type: ignore[assignment]
+    try:
+        import httpx as httpx  # noqa: PLC0414
+    finally:
+        del sys.modules["httpx._main"]
+    _without = vars(httpx).pop("main")  # which says what to install
+
+    def _load_main(name: str) -> Any:
+        if name != "main":
+            raise AttributeError(f"module 'httpx' has no attribute {name!r}")
+        try:
+            from httpx._main import main
+        except ImportError:
+            return _without
+        return main
+
+    vars(httpx)["__getattr__"] = _load_main
 
 
 class ConnectionSettingError(ValueError):

@@ -161,6 +161,14 @@ def test_commands_and_the_service_load_what_few_of_them_use_where_they_do() -> N
     assert not _foreign_after("import service.__main__") & {*few, "httpx", "tvm"}
 
 
+def test_the_command_line_of_httpx_is_loaded_where_a_program_asks_for_it() -> None:
+    code = "import workers.client, httpx; assert 'rich' not in sys.modules and not hasattr(httpx, 'nothing'); "
+    assert "rich" not in _foreign_after(code)
+    for use in ("assert httpx.main.name == 'main'", "from httpx import *; main.name", "import httpx._main"):
+        assert {"rich", "pygments"} <= _foreign_after(code + use)
+    assert {"rich", "pygments"} <= _foreign_after("import httpx, workers.client")
+
+
 def test_one_module_inserts_jobs() -> None:
     """A column added to the queue is then filled in one place."""
     found = {
