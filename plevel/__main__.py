@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import sys
 
+from plevel.cli.exit_code import interrupted
+
 TYPE_CHECKING = False  # typing is loaded below, where an interrupt has no traceback
 if TYPE_CHECKING:
     from typing import NoReturn
-
-
-def interrupted(arguments: list[str]) -> int:
-    """The exit code of an interrupted command: 130, but 0 of a service, of which a stop is the end."""
-    return 0 if next((a for a in arguments if not a.startswith("-")), "") == "serve" else 130
 
 
 def main() -> NoReturn:

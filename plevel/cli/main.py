@@ -19,7 +19,6 @@ from typing import Annotated, Any, NoReturn, TypeGuard
 import typer
 from typer.core import TyperGroup
 
-from plevel.__main__ import interrupted
 from plevel.cli import (
     build,
     builder,
@@ -44,6 +43,7 @@ from plevel.cli import (
     worker,
 )
 from plevel.cli.error import CommandError
+from plevel.cli.exit_code import interrupted
 from plevel.cli.file import FULL, unwritten
 
 SAME_S = 1.0  # time in which another SIGTERM is the same request
