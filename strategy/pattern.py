@@ -80,10 +80,10 @@ def register_schedule(
 
 
 def register_cpu_implementations(name: str, add: Callable[..., None]) -> None:
-    """Add CPU implementations to a strategy made by `register_schedule`.
+    """Add CPU implementations to a strategy that has a body for all targets, as those of `register_schedule`.
 
     Args:
-        name: an operator whose strategy `register_schedule` made.
+        name: the operator.
         add: `(strategy, attrs, inputs, out_type, target)`, adds implementations to the strategy.
     """
     _added.setdefault(name, []).append(add)

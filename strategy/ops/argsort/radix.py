@@ -10,8 +10,8 @@ from strategy.cpu.loop import written
 from strategy.cpu.radix import Radix
 from strategy.cpu.row import PARALLEL_BYTES, constant_size
 from strategy.op_strategy import OpStrategy
-from strategy.ops.argsort.operator import ArgsortAttrs, argsort_strategy
-from strategy.pattern import schedule_extern_cpu
+from strategy.ops.argsort.operator import ArgsortAttrs
+from strategy.pattern import register_cpu_implementations, schedule_extern_cpu
 from strategy.schedule import dtype_bytes, integer
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
@@ -65,14 +65,12 @@ def _sort(attrs: ArgsortAttrs, data: Any, out: Any, config: Config) -> Any:
         return builder.get()
 
 
-@argsort_strategy.register("cpu")
-def argsort_strategy_cpu(
-    attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> OpStrategy:
-    """The sort of TVM's runtime, and by digits where the extent along the axis is constant."""
-    assert argsort_strategy.default is not None
-    strategy: OpStrategy = argsort_strategy.default(attrs, inputs, out_type, target)
+def _add(
+    strategy: OpStrategy, attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> None:
     shape = inputs[0].shape
     if shape[attrs.axis].is_constant and all(int(d) >= 1 for d in shape if d.is_constant):
         strategy.add_implementation(compute, schedule_extern_cpu, "argsort_radix.cpu", 12, space=space)
-    return strategy
+
+
+register_cpu_implementations("argsort", _add)

@@ -16,13 +16,12 @@ from strategy.cpu.radix import Radix
 from strategy.op_strategy import OpStrategy
 from strategy.ops.non_max_suppression.operator import (
     AllClassNonMaxSuppressionAttrs,
-    all_class_non_max_suppression_strategy,
     corners,
     is_candidate,
     overlap,
 )
 from strategy.order import fold
-from strategy.pattern import schedule_extern_cpu
+from strategy.pattern import register_cpu_implementations, schedule_extern_cpu
 from strategy.schedule import accumulator, integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
@@ -153,14 +152,14 @@ def _loops(
         return builder.get()
 
 
-@all_class_non_max_suppression_strategy.register("cpu")
-def all_class_non_max_suppression_strategy_cpu(
-    attrs: AllClassNonMaxSuppressionAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> OpStrategy:
-    """Candidates in the order of their scores, where all extents are constant."""
-    strategy = OpStrategy()
+def _add(
+    strategy: OpStrategy, attrs: AllClassNonMaxSuppressionAttrs, inputs: Sequence[TensorType], out_type: Type,
+    target: Target,
+) -> None:  # fmt: skip
     if all(t.is_constant for t in inputs):
         strategy.add_implementation(
             compute, schedule_extern_cpu, "non_max_suppression_greedy.cpu", 10, space=space, symbolic=False
         )
-    return strategy
+
+
+register_cpu_implementations("all_class_non_max_suppression", _add)

@@ -7,7 +7,7 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.expr import Call, Expr, call
-from strategy.generic_func import GenericFunc, override_native_generic_func
+from strategy.generic_func import override_native_generic_func
 from strategy.gradient import GradientError, register_gradient
 from strategy.op import (
     TOpPattern,
@@ -112,8 +112,8 @@ def _reference(attrs: ScanopAttrs, data: Any, scan: Callable[..., Any], start: f
 
 def _register(
     name: str, what: str, combine: Callable[[Any, Any], Any], begin: Start, scan: str, start: float | None
-) -> GenericFunc:
-    """Register a scan; returns its strategy.
+) -> None:
+    """Register a scan.
 
     Args:
         begin: what it begins with, as `start`, which is None for the smallest number.
@@ -158,13 +158,12 @@ def _register(
     register_terms(name, scan_terms)
     register_strategy(name, strategy)
     register_shape_func(name, False, scan_shape_func)
-    return strategy
 
 
-cumsum_strategy = _register("cumsum", "sum", lambda a, b: a + b, zero, "cumsum", 0)
-cumprod_strategy = _register("cumprod", "product", lambda a, b: a * b, one, "cumprod", 1)
+_register("cumsum", "sum", lambda a, b: a + b, zero, "cumsum", 0)
+_register("cumprod", "product", lambda a, b: a * b, one, "cumprod", 1)
 register_op_attr("cumprod", "TFactors", True)
-cummax_strategy = _register("cummax", "maximum", larger, lowest, "maximum.accumulate", None)
+_register("cummax", "maximum", larger, lowest, "maximum.accumulate", None)
 
 
 @register_gradient("cumsum")

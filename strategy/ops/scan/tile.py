@@ -14,20 +14,11 @@ from typing import Any
 
 from strategy.cpu.loop import allocate, fill, written
 from strategy.cpu.row import PARALLEL_BYTES, reduction_accumulator
-from strategy.generic_func import GenericFunc
 from strategy.op_strategy import OpStrategy
 from strategy.ops.scan import parts
-from strategy.ops.scan.operator import (
-    ScanopAttrs,
-    Start,
-    cummax_strategy,
-    cumprod_strategy,
-    cumsum_strategy,
-    one,
-    zero,
-)
+from strategy.ops.scan.operator import ScanopAttrs, Start, one, zero
 from strategy.order import larger, lowest
-from strategy.pattern import schedule_extern_cpu
+from strategy.pattern import register_cpu_implementations, schedule_extern_cpu
 from strategy.schedule import dtype_bytes, integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -147,19 +138,16 @@ def _scan(
         return builder.get()
 
 
-def _add(name: str, generic: GenericFunc, combine: Callable[[Any, Any], Any], start: Start) -> None:
+def _add(name: str, combine: Callable[[Any, Any], Any], start: Start) -> None:
     compute, compute_parts = partial(_compute, combine, start), partial(parts.compute, combine, start)
 
-    @generic.register("cpu")
-    def strategy_cpu(
-        attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
-    ) -> OpStrategy:
-        assert generic.default is not None
-        strategy: OpStrategy = generic.default(attrs, inputs, out_type, target)
+    def add(
+        strategy: OpStrategy, attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+    ) -> None:
         data = inputs[0]
         known = all(d.is_constant and int(d) >= 1 for d in data.shape)
         if not known or data.dtype not in _DTYPES or out_type.dtype not in _DTYPES:
-            return strategy
+            return
         count, extent, inner = _split(attrs, data.shape)
         if count * inner == 1 and extent >= parts.LEAST and (name != "cumprod" or out_type.dtype.startswith("int")):
             # Two threads take half of the generic one's time for 65,536 elements; for few, they only start in it.
@@ -171,9 +159,10 @@ def _add(name: str, generic: GenericFunc, combine: Callable[[Any, Any], Any], st
             strategy.add_implementation(
                 compute, schedule_extern_cpu, f"{name}_tile.cpu", 12, space=space, symbolic=False
             )
-        return strategy
+
+    register_cpu_implementations(name, add)
 
 
-_add("cumsum", cumsum_strategy, lambda a, b: a + b, zero)
-_add("cumprod", cumprod_strategy, lambda a, b: a * b, one)
-_add("cummax", cummax_strategy, larger, lowest)
+_add("cumsum", lambda a, b: a + b, zero)
+_add("cumprod", lambda a, b: a * b, one)
+_add("cummax", larger, lowest)

@@ -17,9 +17,9 @@ from typing import Any
 from strategy.cpu.loop import allocate, bound
 from strategy.cpu.row import PARALLEL_BYTES, constant_size, reduction_accumulator
 from strategy.op_strategy import OpStrategy
-from strategy.ops.topk.operator import TopKAttrs, topk_strategy
+from strategy.ops.topk.operator import TopKAttrs
 from strategy.order import fold, highest, is_nan, lowest
-from strategy.pattern import schedule_extern_cpu
+from strategy.pattern import register_cpu_implementations, schedule_extern_cpu
 from strategy.schedule import dtype_bytes, integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
@@ -154,13 +154,9 @@ def _unbeaten(attrs: TopKAttrs, dtype: str) -> Any:
     return tirx.const(math.nan, dtype) if dtype.startswith("float") else highest(dtype)
 
 
-@topk_strategy.register("cpu")
-def topk_strategy_cpu(
-    attrs: TopKAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> OpStrategy:
-    """The pass over rows where k is small, beside the generic one."""
-    assert topk_strategy.default is not None
-    strategy: OpStrategy = topk_strategy.default(attrs, inputs, out_type, target)
+def _add(
+    strategy: OpStrategy, attrs: TopKAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> None:
     data = inputs[0]
     known = data.shape[attrs.axis].is_constant and all(int(d) >= 1 for d in data.shape if d.is_constant)
     if known and data.dtype in _DTYPES and attrs.k <= _MOST:
@@ -168,4 +164,6 @@ def topk_strategy_cpu(
             partial(compute, lanes_of(target, reduction_accumulator(data.dtype))), schedule_extern_cpu,
             "topk_scan.cpu", 12, version=4, space=space,
         )  # fmt: skip
-    return strategy
+
+
+register_cpu_implementations("topk", _add)
