@@ -49,11 +49,7 @@ def count_most(connection: sa.Connection, op: str, target_id: int) -> tuple[Devi
 
     With the numbers of its records and of their workloads.
     """
-    counted = (
-        sa.select(*record.c["task_id", "device_id"], sa.func.count().label("n"))
-        .where(among(record.c.task_id), *RAN)
-        .group_by(record.c.task_id, record.c.device_id)
-    )
+    counted = _count_by_task().add_columns(record.c.device_id).group_by(record.c.device_id)
     names = {row.id: row.model for row in connection.execute(sa.select(device.c.id, device.c.model))}
     records: Counter[str] = Counter()
     workloads: dict[str, set[str]] = {}
@@ -104,12 +100,7 @@ def read_held_out(
     """
     pages = (tasks.values() for tasks in _read_tasks(connection, op, target_id))
     held = [t for page in pages for t in page if is_held(convert(t.body, Workload))]
-    counted = (
-        sa.select(record.c.task_id, sa.func.count())
-        .where(among(record.c.task_id), *RAN, *wanted)
-        .group_by(record.c.task_id)
-    )
-    counts = {row[0]: row[1] for row in connection.execute(counted, {"ids": [t.id for t in held]})}
+    counts = {row[0]: row[1] for row in connection.execute(_count_by_task(wanted), {"ids": [t.id for t in held]})}
     share = max(1, MOST_RANKED // max(1, len(counts)))
     found = []
     for one in held:
@@ -140,18 +131,20 @@ def count_trials(
 ) -> Counted:
     """Count what `read_trials` reads."""
     old = sa.func.sum(sa.case((record.c.id <= record_id, 1), else_=0))
-    counted = (
-        sa.select(record.c.task_id, sa.func.count().label("all"), old.label("old"))
-        .where(among(record.c.task_id), *RAN, *wanted)
-        .group_by(record.c.task_id)
-    )
+    counted = _count_by_task(wanted).add_columns(old.label("old"))
     total = before = 0
     workloads = set()
     for tasks in _read_tasks(connection, op, target_id):
         for row in connection.execute(counted, {"ids": sorted(tasks)}):
-            total, before = total + row.all, before + row.old
+            total, before = total + row.n, before + row.old
             workloads.add(convert(tasks[row.task_id].body, Workload).anchor.key)
     return Counted(before, total - before, len(workloads))
+
+
+def _count_by_task(wanted: Sequence[sa.ColumnElement[bool]] = ()) -> sa.Select[Any]:
+    """The number `n` of the records of each of some tasks."""
+    counted = sa.select(record.c.task_id, sa.func.count().label("n")).group_by(record.c.task_id)
+    return counted.where(among(record.c.task_id), *RAN, *wanted)
 
 
 def _read_tasks(connection: sa.Connection, op: str, target_id: int) -> Iterator[dict[int, Any]]:

@@ -262,16 +262,14 @@ class Search:
         drawn = size
         if priors.count:
             drawn = PRIOR_POOL if self._table_prior is not None else 2 * size
-        pool = self._distinct(np.concatenate([near, self._candidates.draw(drawn)]))
+        both = np.concatenate([near, self._candidates.draw(drawn)])
+        pool = self._digits(dict.fromkeys(map(tuple, both.tolist())))
         prior, risk = self._prior_at(priors, pool)
         if len(pool) > size + len(near):
             liked = len(near) + np.argsort(prior[len(near) :].mean(axis=1), kind="stable")
             kept = np.concatenate([np.arange(len(near)), liked[: size // 2], np.sort(liked[size // 2 :])[: size // 2]])
             pool, prior, risk = pool[kept], prior[kept], risk[kept]
         return pool, prior, risk
-
-    def _distinct(self, digits: Digits) -> Digits:
-        return self._digits(dict.fromkeys(map(tuple, digits.tolist())))
 
     def _digits(self, keys: Iterable[Key]) -> Digits:
         rows = list(keys)
