@@ -1,12 +1,10 @@
-"""Output of commands: tables, JSON, and a run's progress, on a terminal or in plain lines."""
+"""Output of commands: tables and JSON, on a terminal or in plain lines."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from strategy.record import encode
@@ -295,15 +293,3 @@ def print_rivals(console: Console, selection: Selection) -> None:
         ))  # fmt: skip
     columns = ("  implementation", "plevel", "median", "95 %", "state")
     print_table(console, columns, rows, right=("plevel", "median", "95 %"))
-
-
-@contextmanager
-def follow_reading(console: Console, what: str, size: int) -> Iterator[Callable[[int], object]]:
-    """Show on a terminal how many of `size` bytes are read; return the callback that adds a count."""
-    from rich import progress
-    from rich.markup import escape
-
-    bar = progress.BarColumn(), progress.DownloadColumn(), progress.TimeRemainingColumn()
-    hidden = not console.is_terminal
-    with progress.Progress("{task.description}", *bar, console=console, transient=True, disable=hidden) as shown:
-        yield partial(shown.advance, shown.add_task(escape(what), total=size))

@@ -1,8 +1,11 @@
-"""Progress of a run, on a terminal or in plain lines."""
+"""Progress of a run, on a terminal or in plain lines, and of the reading of files."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from strategy.table import show_number, show_seconds
@@ -97,3 +100,15 @@ class Progress:
             return None  # what is left once the trials are done is a confirmation of some seconds
         pace_s = (now - begun) / (status.trials_done - done)
         return pace_s * max(0, status.trials - status.trials_done)
+
+
+@contextmanager
+def follow_reading(console: Console, what: str, size: int) -> Iterator[Callable[[int], object]]:
+    """Show on a terminal how many of `size` bytes are read; return the callback that adds a count."""
+    from rich import progress
+    from rich.markup import escape
+
+    bar = progress.BarColumn(), progress.DownloadColumn(), progress.TimeRemainingColumn()
+    hidden = not console.is_terminal
+    with progress.Progress("{task.description}", *bar, console=console, transient=True, disable=hidden) as shown:
+        yield partial(shown.advance, shown.add_task(escape(what), total=size))

@@ -76,7 +76,8 @@ def import_files(
         raise UsageError(f"--rejects {rejects}: is one of the logs to read: name another file")
     location.make_database(place)
 
-    from plevel.cli.output import follow_reading, make_console, print_json
+    from plevel.cli.output import make_console, print_json
+    from plevel.cli.progress import follow_reading
     from service.formats import grouped
 
     totals: dict[str, Any] = {"read": 0, "new": 0, "known": 0, "rejected": 0, "reasons": Counter()}

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from plevel.cli import output
 from plevel.cli.location import Location
-from plevel.cli.progress import Progress
+from plevel.cli.progress import Progress, follow_reading
 from plevel.cli.tune_run import say_what_else_runs
 from strategy.record import Estimate, ModelBest, RunState, RunStatus, TaskStatus
 from strategy.space import Config
@@ -113,7 +113,7 @@ def test_reading_is_followed_on_terminals(terminal: bool, monkeypatch: pytest.Mo
     monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=120)
-    with output.follow_reading(console, "[a].log", 4000) as advance:
+    with follow_reading(console, "[a].log", 4000) as advance:
         advance(1000)
         advance(3000)
     assert ("[a].log" in out.getvalue()) is terminal
