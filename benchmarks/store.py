@@ -171,15 +171,16 @@ def post(connection: socket.socket, path: str, body: bytes) -> None:
     connection.sendall(
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     )
-    with connection.makefile("rb") as answer:
-        head = b"".join(itertools.takewhile(bytes.strip, answer))
-        length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
-        content = answer.read(int(length[1])) if length else b""
-    if length is None or len(content) < int(length[1]):
-        raise SystemExit("the service closed a connection")
-    status = int(head.split(b" ", 2)[1])
+    answer, head = bytearray(), None
+    while head is None or len(answer) < head.end() + int(head[1]):
+        part = connection.recv(1 << 16)
+        if not part:
+            raise SystemExit("the service closed a connection")
+        answer += part
+        head = head or re.search(rb"(?is)\r\ncontent-length: (\d+).*?\r\n\r\n", bytes(answer))
+    status = int(answer[9:12])
     if status >= 300:
-        raise SystemExit(f"POST {path}: {status}: {content[:500].decode()}")
+        raise SystemExit(f"POST {path}: {status}: {answer[head.end() :][:500].decode()}")
 
 
 def single_rate(url: str, tasks: int, seconds: float) -> float:
