@@ -14,8 +14,11 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,7 +32,7 @@ WAITING = ("tests/acceptance/", "tests/browser/", "tests/docs/", "tests/integrat
 # The longest files of those that come last: begun early, as one process would end long after the others.
 LONGEST = tuple(f"tests/integration/test_{name}.py" for name in ("races", "training", "tuner"))
 # What most tests load. In a new environment each process begins with another part: all would compile the same.
-PARTS = ("service.__main__", "tvm", "plevel.cli.main")
+PARTS = ("torch", "service.__main__", "distributed", "tvm", "plevel.cli.main")
 
 # A seeded sample, so that a change fails for what it did; `--full` looks for more.
 settings.register_profile(
@@ -94,13 +97,34 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _load(*, workerid: str, torch: bool, **_: Any) -> None:
+def _load(*, workerid: str, workercount: int, torch: bool, **_: Any) -> None:
     """Load what most tests do, its own part first; PyTorch, which TVM loads where it can, for its tests only."""
+    gc.disable()  # until all is collected
     own = int(workerid.removeprefix("gw")) % len(PARTS)
+    if own:  # the first compiles PyTorch meanwhile
+        _compile(Path(__file__).parent, own - 1, max(1, workercount - 1))
     with nullcontext() if torch else without_torch():
         for name in (*PARTS[own:], *PARTS[:own]):
             with suppress(ImportError):
                 importlib.import_module(name)
+
+
+class _Unrun:
+    """A module whose code is not run, as its dictionary is none: its loader ends once the code is compiled."""
+
+    __dict__ = ()
+
+    def __init__(self, spec: ModuleSpec) -> None:
+        self.__spec__, self.__name__ = spec, spec.name
+
+
+def _compile(folder: Path, first: int, step: int) -> None:
+    """Have pytest compile one in so many files of tests, of which each process would compile all."""
+    for path in sorted(folder.rglob("test_*.py"))[first::step]:
+        with suppress(ImportError, TypeError):
+            spec = find_spec(".".join(path.relative_to(folder.parent).with_suffix("").parts))
+            if spec and spec.loader:
+                spec.loader.exec_module(cast("ModuleType", _Unrun(spec)))
 
 
 @pytest.hookimpl(trylast=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import _compile
+
 TESTS = Path(__file__).parents[1]
 OF_TORCH = {"gw0", "gw1"}
 
@@ -31,6 +33,18 @@ def _run(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
         cwd=tmp_path, env={"PYTHONPATH": str(TESTS.parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def test_files_are_compiled_by_one_process_without_being_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    for name in "abcd":
+        (folder / f"test_{name}.py").write_text("raise SystemExit\n")
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.syspath_prepend(tmp_path)
+    _compile(folder, 1, 3)
+    assert [path.name.partition(".")[0] for path in folder.rglob("*.pyc")] == ["test_b"]
 
 
 @pytest.mark.full
