@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.defs
 import onnx.helper
+import onnx.inliner
 import onnx.numpy_helper
 import onnx.shape_inference
 
@@ -83,6 +85,7 @@ class _Importer:
     def __init__(self, model: Any, inferred: Any, sizes: Sizes | None) -> None:
         self.sizes = sizes
         self.limits: list[tuple[int, int]] = []
+        model = _expanded(model)
         self.graph = model.graph
         self.opsets = {o.domain or "ai.onnx": o.version for o in model.opset_import}
         self.values: dict[str, Expr] = {}
@@ -198,6 +201,31 @@ class _Importer:
             self.left.append(Var(name, kind))
             self.values[name] = self.left[-1]
         self.unknown.append(Unknown(node, tuple(types)))
+
+
+def _expanded(model: Any) -> Any:
+    """A model with the parts that ONNX or the model has of operators, in the place of those that plevel lacks."""
+    if not (model.functions or any(map(_has_parts, model.graph.node))):
+        return model
+    own = [("", name) for name in OPERATORS.keys() | _RANDOM]
+    try:  # parts may depend on types
+        typed = onnx.shape_inference.infer_shapes(model)
+        weights = (onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in model.graph.initializer)
+        typed.graph.value_info.extend(weights)
+        for node in filter(_has_parts, typed.graph.node):  # which read attributes that are left out
+            known = {a.name for a in node.attribute}
+            more = onnx.defs.get_schema(node.op_type).attributes.values()
+            node.attribute.extend(a.default_value for a in more if a.name not in known and a.default_value.name)
+        return onnx.inliner.inline_selected_functions(typed, own, exclude=True, inline_schema_functions=True)
+    except (ValueError, TypeError, RuntimeError):  # larger than 2 GiB; an older ONNX, which does not have it
+        return model
+
+
+def _has_parts(node: Any) -> bool:
+    if not _is_standard(node) or node.op_type in OPERATORS.keys() | _RANDOM or not onnx.defs.has(node.op_type):
+        return False
+    schema = onnx.defs.get_schema(node.op_type)
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def _name(node: Any) -> str:

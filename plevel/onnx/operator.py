@@ -126,6 +126,21 @@ def _pow(node: Node, x: Expr, y: Expr) -> Expr:
     return call("power", x, y)
 
 
+@_register("Mod")
+def _mod(node: Node, x: Expr, y: Expr) -> Expr:
+    """The remainder with the sign of y, or of x with `fmod`."""
+    if not node.get("fmod", 0):
+        return call("floor_mod", x, y)
+    rest = call("floor_mod", call("abs", x), call("abs", y))
+    return call("where", call("less", x, number(0, x)), call("negative", rest), rest)
+
+
+@_register("IsInf")
+def _is_infinite(node: Node, x: Expr) -> Expr:
+    signs = [node.get(f"detect_{name}", 1) for name in ("negative", "positive")]
+    return call("isinf", x) if all(signs) else call("equal", x, number(math.inf if signs[1] else -math.inf, x))
+
+
 @_register("Reciprocal")
 def _reciprocal(node: Node, x: Expr) -> Expr:
     return call("divide", number(1, x), x)
@@ -501,15 +516,79 @@ def _reduce(name: str) -> Operator:
     return make
 
 
-for _name, _own in {"ReduceMean": "mean", "ReduceSum": "sum", "ReduceMax": "max", "ReduceMin": "min"}.items():
+for _name, _own in {
+    "ReduceMean": "mean", "ReduceSum": "sum", "ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "prod",
+}.items():  # fmt: skip
     OPERATORS[_name] = _reduce(_own)
 
 
-@_register("ArgMax")
-def _argmax(node: Node, x: Expr) -> Expr:
-    if node.get("select_last_index", 0):
-        raise NetworkError("select_last_index = 1: plevel takes the first of equal elements, export the model with 0")
-    return call("argmax", x, axis=(node.get("axis", 0),), keepdims=bool(node.get("keepdims", 1)), dtype="int64")
+def _place(name: str) -> Operator:
+    def make(node: Node, x: Expr) -> Expr:
+        if node.get("select_last_index", 0):
+            raise NetworkError("select_last_index = 1: plevel takes the first of equal elements, export the model with 0")
+        return call(name, x, axis=(node.get("axis", 0),), keepdims=bool(node.get("keepdims", 1)), dtype="int64")
+
+    return make
+
+
+OPERATORS["ArgMax"], OPERATORS["ArgMin"] = _place("argmax"), _place("argmin")
+
+
+@_register("TopK")
+def _topk(node: Node, x: Expr, count: Expr) -> tuple[Expr, Expr]:
+    k, axis = int(_constant(count, "K").item()), node.get("axis", -1)
+    found = call("topk", x, k=k, axis=axis, ret_type="indices", is_ascend=not node.get("largest", 1), dtype="int64")
+    return call("gather", x, found, axis=axis), found
+
+
+def _scan(name: str) -> Operator:
+    def make(node: Node, x: Expr, given: Expr) -> Expr:
+        axis = int(_constant(given, "axis").item())
+        backwards, attrs = node.get("reverse", 0), {"exclusive": bool(node.get("exclusive", 0))}
+        x = call("reverse", x, axis=axis) if backwards else x
+        found = call(name, x, axis=axis, dtype=x.tensor_type.dtype, **attrs)
+        return call("reverse", found, axis=axis) if backwards else found
+
+    return make
+
+
+OPERATORS["CumSum"], OPERATORS["CumProd"] = _scan("cumsum"), _scan("cumprod")
+
+
+@_register("Einsum")
+def _einsum(node: Node, *operands: Expr) -> Expr:
+    """Products of two operands at a time, with the axes that both have, and a later one needs, as the batch."""
+    given, arrow, wanted = node.require("equation").decode().replace(" ", "").partition("->")
+    terms = given.split(",")
+    wanted = wanted if arrow else "".join(sorted(a for a in set(given) - {","} if given.count(a) == 1))
+    if "." in given or any(len(set(t)) < len(t) for t in terms) or len(terms) != len(operands):
+        raise NetworkError(f"einsum of {given!r:.40}: plevel has it without '...' and diagonals")
+    (found, own), *others = zip(operands, terms, strict=True)
+    for i, (more, axes) in enumerate(others):
+        later = {*wanted, *"".join(terms[i + 2 :])}
+        found, own = _contracted(found, own, more, axes, later)
+    found, own = _summed(found, own, set(wanted))
+    return found if own == wanted else layer.transpose(found, [own.index(a) for a in wanted])
+
+
+def _summed(x: Expr, axes: str, kept: set[str]) -> tuple[Expr, str]:
+    gone = tuple(i for i, a in enumerate(axes) if a not in kept)
+    return call("sum", x, axis=gone, keepdims=False) if gone else x, "".join(a for a in axes if a in kept)
+
+
+def _contracted(x: Expr, left: str, y: Expr, right: str, later: set[str]) -> tuple[Expr, str]:
+    """The product of two tensors with named axes, summed over those that no later one needs."""
+    (x, left), (y, right) = _summed(x, left, later | {*right}), _summed(y, right, later | {*left})
+    batch = [a for a in left if a in right and a in later]
+    over = [a for a in left if a in right and a not in later]
+    rows, columns = ([a for a in own if a not in other] for own, other in ((left, right), (right, left)))
+    sizes = dict(zip(left + right, extents(x) + extents(y), strict=True))
+    m, k, n = (math.prod(sizes[a] for a in group) for group in (rows, over, columns))
+    lead = [sizes[a] for a in batch]
+    first = layer.reshape(layer.transpose(x, [left.index(a) for a in batch + rows + over]), (*lead, m, k))
+    second = layer.reshape(layer.transpose(y, [right.index(a) for a in batch + over + columns]), (*lead, k, n))
+    axes = batch + rows + columns
+    return layer.reshape(layer.matmul(first, second), [sizes[a] for a in axes]), "".join(axes)
 
 
 @_register("NonMaxSuppression")
@@ -548,9 +627,11 @@ def _avg_pool(node: Node, x: Expr) -> Expr:
     return call("avg_pool2d", x, **_window(node, x), count_include_pad=bool(node.get("count_include_pad", 0)))
 
 
-@_register("GlobalAveragePool")
-def _global_avg_pool(node: Node, x: Expr) -> Expr:
-    return call("mean", x, axis=tuple(range(-1, 1 - len(extents(x)), -1)), keepdims=True)
+def _global_pool(name: str) -> Operator:
+    return lambda node, x: call(name, x, axis=tuple(range(-1, 1 - len(extents(x)), -1)), keepdims=True)
+
+
+OPERATORS["GlobalAveragePool"], OPERATORS["GlobalMaxPool"] = _global_pool("mean"), _global_pool("max")
 
 
 @_register("Reshape")
@@ -559,6 +640,17 @@ def _reshape(node: Node, x: Expr, shape: Expr) -> Expr:
     if not node.get("allowzero", 0):
         given = [extents(x)[i] if n == 0 else n for i, n in enumerate(given)]
     return layer.reshape(x, given)
+
+
+@_register("Tile")
+def _tile(node: Node, x: Expr, times: Expr) -> Expr:
+    return call("tile", x, reps=tuple(int(n) for n in _constant(times, "repeats")))
+
+
+@_register("Trilu")
+def _trilu(node: Node, x: Expr, diagonal: Expr | None = None) -> Expr:
+    k = 0 if diagonal is None else int(_constant(diagonal, "k").item())
+    return call("trilu", x, k=k, upper=bool(node.get("upper", 1)))
 
 
 @_register("Flatten")
@@ -685,6 +777,26 @@ def _gather(node: Node, x: Expr, indices: Expr) -> Expr:
         shape[axis : axis % len(shape) + 1] = extents(indices)
         return layer.reshape(taken, shape)
     return call("take", x, indices, axis=axis, mode="wrap")  # from the end where negative
+
+
+@_register("GatherElements")
+def _gather_elements(node: Node, x: Expr, indices: Expr) -> Expr:
+    """The indices may have less rows than the tensor."""
+    axis = node.get("axis", 0) % len(extents(x))
+    for other, extent in enumerate(extents(indices)):
+        x = x if other == axis else layer.take_slice(x, other, 0, extent)
+    return call("gather", x, _counted(indices, extents(x)[axis]), axis=axis)
+
+
+@_register("OneHot")
+def _one_hot(node: Node, indices: Expr, depth: Expr, values: Expr) -> Expr:
+    count, rank = int(_constant(depth, "depth").item()), len(extents(indices)) + 1
+    shape, axis = list(extents(indices)), node.get("axis", -1) % rank
+    shape.insert(axis, 1)
+    places = layer.reshape(layer.steps(0, count, 1, indices.tensor_type.dtype), (count, *(1,) * (rank - 1 - axis)))
+    hit = call("equal", layer.reshape(_counted(indices, count), shape), places)
+    off, on = (layer.reshape(layer.take_slice(values, 0, i, i + 1), ()) for i in (0, 1))
+    return call("where", hit, on, off)
 
 
 @_register("GatherND")

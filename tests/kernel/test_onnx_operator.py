@@ -207,6 +207,45 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
         [N("DequantizeLinear", ["x", "s", "z"], ["y"])], BYTES, {"s": np.float16(0.125), "z": np.uint8(7)}, 19
     ),
     "a sum without axes": ([N("ReduceSum", ["x"], ["y"])], {"x": normal()}, {}),
+    "the largest": ([N("TopK", ["x", "k"], ["v", "i"], axis=0), N("Sub", ["v", "v"], ["a"]), N(
+        "Cast", ["i"], ["j"], to=1), N("Sub", ["v", "j"], ["y"])], {"x": normal(5, 3)}, {"k": [2]}),
+    "the smallest places": ([N("TopK", ["x", "k"], ["v", "y"], largest=0)], {"x": normal(5, 3)}, {"k": [2]}),
+    "sums of what is behind": (
+        [N("CumSum", ["x", "a"], ["y"], exclusive=1, reverse=1)], {"x": normal(3, 4)}, {"a": np.int64(-1)}
+    ),
+    "elements by row": (
+        [N("GatherElements", ["x", "i"], ["y"], axis=1)], {"x": normal(2, 4)}, {"i": [[0, -1, 2], [3, 0, -4]]}
+    ),
+    "a triangle": ([N("Trilu", ["x", "k"], ["y"], upper=0)], {"x": normal(3, 4)}, {"k": np.int64(-1)}),
+    "tiles": ([N("Tile", ["x", "k"], ["y"])], {"x": normal(3, 4)}, {"k": [2, 3]}),
+    "remainders": ([N("Mod", ["x", "k"], ["y"])], {"x": np.arange(-5, 5)}, {"k": [3, -3] * 5}),
+    "remainders of floats": (
+        [N("Mod", ["x", "k"], ["y"], fmod=1)], {"x": normal(4) * 9}, {"k": np.float32([3, -2] * 2)}
+    ),
+    "the infinity below": (
+        [N("IsInf", ["x"], ["y"], detect_positive=0)], {"x": np.float32([np.inf, -np.inf, np.nan, 1])}, {}
+    ),
+    "places of the smallest": ([N("ArgMin", ["x"], ["y"], axis=1)], {"x": normal(3, 4)}, {}),
+    "the product of rows": ([N("ReduceProd", ["x", "k"], ["y"])], {"x": normal(3, 4)}, {"k": [1]}),
+    "the largest pixel": ([N("GlobalMaxPool", ["x"], ["y"])], IMAGE, {}),
+    "one hot": (
+        [N("OneHot", ["x", "d", "v"], ["y"], axis=1)], {"x": np.int64([[0, -1], [2, 7]])},
+        {"d": np.int64(3), "v": np.float32([-1, 5])},
+    ),
+    **{
+        f"einsum {equation}": ([N("Einsum", list(given), ["y"], equation=equation)], given, {})
+        for equation, given in {
+            "bqhd,bkhd->bhqk": {"q": normal(2, 3, 2, 4), "k": normal(2, 5, 2, 4)},
+            "bi, ij, bj -> b": {"a": normal(2, 3), "w": normal(3, 4), "c": normal(2, 4)},
+            "ij,j": {"a": normal(2, 3), "c": normal(3)}, "ij->j": {"a": normal(2, 3)}, "i,j->ji": {
+                "a": normal(2), "c": normal(3)},
+        }.items()
+    },
+    "an operator by its parts": ([N("Elu", ["x"], ["a"], alpha=2.0), N("Selu", ["a"], ["y"])], X, {}),
+    "parts of parts": ([N("ReduceL2", ["x", "k"], ["y"], keepdims=0)], {"x": normal(3, 4)}, {"k": [1]}),
+    "groups normed by parts": (
+        [N("GroupNormalization", ["x", "s", "t"], ["y"], num_groups=2)], IMAGE, {"s": normal(4), "t": normal(4)}, 21
+    ),
     "dropout of no training": (
         [N("Dropout", ["x", "r", "t"], ["y"])], {"x": normal(4)}, {"r": np.float32(0.5), "t": False}
     ),
@@ -226,6 +265,16 @@ def test_a_model_computes_what_onnx_does(name: str, tmp_path: Path) -> None:
         assert np.shape(found) == np.shape(expected)
         assert form.outputs["y"].tensor_type.dtype == expected.dtype
         assert error_of(found, expected) < 1e-6
+
+
+def test_a_function_of_the_model_is_read(tmp_path: Path) -> None:
+    model = model_of([N("Identity", ["x"], ["y"])], X, {})
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    body = helper.make_function("own", "Twice", ["a"], ["b"], [N("Add", ["a", "a"], ["b"])], model.opset_import[:1])
+    model.functions.append(body)
+    model.graph.node[0].CopyFrom(N("Twice", ["x"], ["y"], domain="own"))
+    (found,) = evaluate(import_file(model, tmp_path).root, X)
+    np.testing.assert_array_equal(found, X["x"] * 2)
 
 
 def test_a_slice_backwards_from_before_the_beginning_has_the_first_element(tmp_path: Path) -> None:
