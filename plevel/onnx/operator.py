@@ -525,7 +525,7 @@ for _name, _own in {
 def _place(name: str) -> Operator:
     def make(node: Node, x: Expr) -> Expr:
         if node.get("select_last_index", 0):
-            raise NetworkError("select_last_index = 1: plevel takes the first of equal elements, export the model with 0")
+            raise NetworkError("select_last_index = 1: plevel takes the first of equal elements, export with 0")
         return call(name, x, axis=(node.get("axis", 0),), keepdims=bool(node.get("keepdims", 1)), dtype="int64")
 
     return make
