@@ -119,7 +119,7 @@ class _Importer:
         known = {"", *(tensor.name for tensor in self.graph.initializer)}  # at compile time
         counts: Counter[str] = Counter()
         for node in self.graph.node:
-            computed = _is_standard(node) and node.op_type not in _RANDOM and known.issuperset(node.input)
+            computed = _is_computable(node) and known.issuperset(node.input)
             if node.op_type in _OF_TYPES or computed:
                 known.update(node.output)
             elif _name(node) not in OPERATORS:
@@ -172,13 +172,11 @@ class _Importer:
             return [Constant(extents[about.get("start", 0) : about.get("end", len(extents))])]
         if any(a is not None and x is None for a, x in zip(args, arrays, strict=True)):
             return None
-        if node.op_type in _RANDOM or not _is_standard(node):
+        if not _is_computable(node):
             return None
         large = (x.size and np.abs(x).max() >= PROBED for x in arrays if x is not None)
         if self.sizes is not None and node.op_type in _OF_SIZES and any(large):
             return None  # its output's extents may be symbolic
-        if any(a.HasField("g") or a.graphs for a in node.attribute):
-            return None
         given = {n: x for n, x in zip(node.input, arrays, strict=True) if x is not None}
         left = iter(compute(node, given, self.opsets, self.sizes))
         return [_constant(next(left), name) if name else None for name in node.output]
@@ -234,6 +232,12 @@ def _name(node: Any) -> str:
 
 def _is_standard(node: Any) -> bool:
     return node.domain in ("", "ai.onnx")
+
+
+def _is_computable(node: Any) -> bool:
+    """Return whether ONNX's reference computes a node of constants at compile time."""
+    graphs = any(a.HasField("g") or a.graphs for a in node.attribute)
+    return _is_standard(node) and node.op_type not in _RANDOM and not graphs
 
 
 def _initial(tensor: Any) -> Constant:

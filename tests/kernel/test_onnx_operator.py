@@ -386,6 +386,10 @@ def test_a_product_with_few_bits(bits: int, level: int, signed: bool, dtype: str
 
 
 ADD = N("Add", ["x", "a"], ["y"])
+BRANCH = helper.make_graph(
+    [N("Constant", [], ["b"], value=numpy_helper.from_array(normal(4)))], "branch", [],
+    [helper.make_tensor_value_info("b", TensorProto.FLOAT, [4])],
+)  # fmt: skip
 SHORT = TensorProto(name="a", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
 SHORT.external_data.add(key="location", value="short")
 REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
@@ -405,6 +409,7 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "training_mode": ([N("Dropout", ["x", "r", "t"], ["y"])], {"r": np.float32(0.5), "t": True}),
     "training_mode: ": ([N("Dropout", ["c", "r", "t"], ["a"]), ADD], {"c": normal(4), "r": np.float32(0.5), "t": True}),
     "no kernel for: RandomNormal": ([N("RandomNormal", [], ["a"], shape=[4]), ADD], {}),
+    "no kernel for: If": ([N("If", ["c"], ["a"], then_branch=BRANCH, else_branch=BRANCH), ADD], {"c": True}),
     "no kernel for: RandomUniformLike": ([N("RandomUniformLike", ["c"], ["a"]), ADD], {"c": normal(4)}),
     "no kernel for: Bernoulli": ([N("Bernoulli", ["c"], ["a"]), ADD], {"c": np.float32([0.5] * 4)}),
     "a constant of more than": (
