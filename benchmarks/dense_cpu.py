@@ -25,7 +25,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from race import OVERRIDES, Call, Side, race, serve, tuning
 
 from benchmarks.fixture import dense, make_parser, need
-from benchmarks.metaschedule import NEEDED, product, without_torch
+from benchmarks.metaschedule import NEEDED, tune_product
 from benchmarks.result import Table
 
 if TYPE_CHECKING:
@@ -61,9 +60,6 @@ def goal(shape: Shape) -> float:
 
 def main() -> int:
     arguments = _arguments()
-    if arguments.metaschedule_for:
-        _run_metaschedule(json.loads(arguments.metaschedule_for))
-        return 0
     if arguments.side:
         return serve(SIDES[arguments.side])
     dropped = [name for name in OVERRIDES if os.environ.pop(name, None) is not None]
@@ -118,7 +114,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--database", help="where plevel's records go; dropped at the end if not given")
     parser.add_argument("--json", help="write the rows, and by which implementation they are, to this file too")
     parser.add_argument("--side", help=argparse.SUPPRESS)
-    parser.add_argument("--metaschedule-for", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -152,18 +147,6 @@ def _tune(shape: Shape, threads: int, client: Client, trials: int, *, constant: 
     }
 
 
-def _tune_metaschedule(shape: Shape, threads: int, trials: int, path: Path) -> None:
-    """Write MetaSchedule's best for the plain definition as a library."""
-    spec = {"shape": shape, "threads": threads, "trials": trials, "path": str(path)}
-    with without_torch() as environment:
-        done = subprocess.run(
-            [sys.executable, __file__, "--metaschedule-for", json.dumps(spec)], check=False,
-            env=environment | {"TVM_NUM_THREADS": str(threads)}, capture_output=True, text=True,
-        )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"MetaSchedule failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-
-
 def _compare(
     shape: Shape, threads: int, client: Client, sides: dict[str, Side], folder: Path, arguments: argparse.Namespace
 ) -> dict[str, Any]:
@@ -181,7 +164,7 @@ def _compare(
     library = folder / f"metaschedule-{_name(shape)}-{threads}.so"
     begin = time.monotonic()
     if arguments.metaschedule:
-        _tune_metaschedule(shape, threads, arguments.trials, library)
+        tune_product(shape, threads, arguments.trials, library, num_trials_per_iter=32, seed=0)
     metaschedule_s = time.monotonic() - begin
     what = {"shape": shape, "threads": threads, "contenders": contenders, "library": str(library)}
     times = race(sides, what, arguments.rounds)
@@ -318,24 +301,6 @@ def _openblas_call(shape: Shape, routine_name: str, *, by_rows: bool) -> Call:
     routine(*arguments)
     _check(out, expected)
     return lambda: (routine(*arguments), x, weight)  # the arrays live as long as the call
-
-
-def _run_metaschedule(spec: dict[str, Any]) -> None:
-    import tvm
-    from tvm.s_tir import meta_schedule
-
-    from strategy.target import Target
-
-    function = product(*spec["shape"])
-    target = tvm.target.Target(Target.parse("cpu").with_threads(spec["threads"]).to_tvm())
-    with tempfile.TemporaryDirectory() as folder:
-        database = meta_schedule.tune_tir(
-            function, target, folder, max_trials_global=spec["trials"], num_trials_per_iter=32, seed=0
-        )
-        schedule = meta_schedule.tir_integration.compile_tir(database, function, target)
-    if schedule is None:
-        raise RuntimeError("MetaSchedule found no schedule")
-    tvm.compile(schedule.mod, target=target).export_library(spec["path"])
 
 
 SIDES = {

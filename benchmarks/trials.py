@@ -19,10 +19,8 @@ It takes five minutes.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -30,10 +28,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
 from race import OVERRIDES
 
 from benchmarks.fixture import dense, make_parser, natural, need, tau
-from benchmarks.metaschedule import NEEDED, product, without_torch
+from benchmarks.metaschedule import NEEDED, tune_product
 from benchmarks.result import Table
 from strategy.op_strategy import candidates
 from strategy.record import (
@@ -64,9 +63,6 @@ BATCH = 8
 
 def main() -> int:
     arguments = _arguments()
-    if arguments.as_peer:
-        print(json.dumps(_tune_as_peer(arguments.trials, arguments.threads)))
-        return 0
     if not arguments.skip_peer:
         need(*NEEDED)
     for name in OVERRIDES:
@@ -76,7 +72,7 @@ def main() -> int:
     print(f"{workload} on {target}, {arguments.trials} trials")
     # First, as the peer's tuner can leave processes behind that take time from others.
     agreement = order_agreement(workload, target, arguments.candidates, arguments.seed)
-    peer = None if arguments.skip_peer else run_peer(arguments.trials, arguments.threads)
+    peer = None if arguments.skip_peer else tune_product((SIDE,) * 3, arguments.threads, arguments.trials)
     table = Table({"": "", "per minute": "", "ratio": "×", "goal": ""})
     if peer is not None:
         table.add("MetaSchedule, local builder and runner", peer, None, None)
@@ -99,7 +95,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--candidates", type=int, default=30, help="whose order is compared; 30")
     parser.add_argument("--seed", type=natural, default=0, help="of the candidates drawn; default: 0")
     parser.add_argument("--skip-peer", action="store_true", help="no MetaSchedule")
-    parser.add_argument("--as-peer", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -125,35 +120,6 @@ def search_rate(workload: Workload, target: Target, policy: TimingPolicy, trials
             took_s = time.monotonic() - began
             client.cancel(run.id)
     return run.trials_done / took_s * 60
-
-
-FAILED_S = 1e9  # MetaSchedule's time of what could not be run
-
-
-def run_peer(trials: int, threads: int) -> float:
-    """MetaSchedule's trials per minute, in a process of its own."""
-    command = [sys.executable, __file__, "--as-peer", "--trials", str(trials), "--threads", str(threads)]
-    with without_torch() as environment:
-        environment["TVM_NUM_THREADS"] = str(threads)
-        done = subprocess.run(command, check=False, text=True, capture_output=True, env=environment)
-    if done.returncode:
-        sys.exit(f"MetaSchedule failed; --skip-peer goes without it\n{done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.splitlines()[-1]))
-
-
-def _tune_as_peer(trials: int, threads: int) -> float:
-    import tvm
-    from tvm.s_tir import meta_schedule
-
-    target = tvm.target.Target(Target.parse("cpu").with_threads(threads).to_tvm())
-    with tempfile.TemporaryDirectory(prefix="metaschedule-") as folder:
-        began = time.monotonic()
-        database = meta_schedule.tune_tir(
-            product(SIDE, SIDE, SIDE), target, work_dir=folder, max_trials_global=trials
-        )
-        took_s = time.monotonic() - began
-        times = [min(map(float, r.run_secs)) for r in database.get_all_tuning_records() if r.run_secs]
-        return sum(t < FAILED_S for t in times) / took_s * 60
 
 
 def order_agreement(workload: Workload, target: Target, count: int, seed: int) -> float:
@@ -204,13 +170,7 @@ def order_agreement(workload: Workload, target: Target, count: int, seed: int) -
             searched: dict[int, float] = {}
             best: dict[int, float] = {}
             for first in range(0, len(entries), BATCH):
-                batch = [
-                    JobEntry(
-                        index=e.index, task_id=e.task_id, implementation=e.implementation,
-                        version=e.version, config=e.config, best_s=best.get(e.task_id),
-                    )
-                    for e in entries[first : first + BATCH]
-                ]  # fmt: skip
+                batch = [replace(e, best_s=best.get(e.task_id)) for e in entries[first : first + BATCH]]
                 found = medians(Phase.SEARCH, SEARCH_POLICY, batch)
                 searched |= found
                 for e in batch:
