@@ -90,6 +90,12 @@ def test_only_the_use_of_models_imports_pytorch() -> None:
     run_without(("torch",), "import plevel, strategy.select, plevel.cli.main, plevel.torch")
 
 
+def parsed(package: str, word: str) -> dict[Path, ast.Module]:
+    """The modules of a package that have a word in their text."""
+    texts = {path: path.read_text() for path in sorted((ROOT / package).rglob("*.py"))}
+    return {path: ast.parse(text) for path, text in texts.items() if word in text}
+
+
 def _imports_at_import(tree: ast.Module) -> set[str]:
     """Top-level packages that a module imports when it is imported: not those inside functions."""
     found: set[str] = set()
@@ -112,10 +118,9 @@ def _imports_at_import(tree: ast.Module) -> set[str]:
 
 @pytest.mark.parametrize("package", ["strategy", "service", "plevel"])
 def test_no_module_imports_tvm_when_it_is_imported(package: str) -> None:
-    files = sorted((ROOT / package).rglob("*.py"))
-    assert files
-    guilty = [str(f) for f in files if _imports_at_import(ast.parse(f.read_text())) & {*_TVM}]
-    assert guilty == []
+    trees = parsed(package, "tvm")
+    assert trees
+    assert [str(path) for path, tree in trees.items() if _imports_at_import(tree) & {*_TVM}] == []
 
 
 def test_the_finder_of_imports_finds_them() -> None:
@@ -172,9 +177,9 @@ def test_the_command_line_of_httpx_is_loaded_where_a_program_asks_for_it() -> No
 def test_one_module_inserts_jobs() -> None:
     """A column added to the queue is then filled in one place."""
     found = {
-        str(file.relative_to(ROOT))
-        for file in (ROOT / "service").rglob("*.py")
-        for call in ast.walk(ast.parse(file.read_text()))
+        str(path.relative_to(ROOT))
+        for path, tree in parsed("service", "insert").items()
+        for call in ast.walk(tree)
         if isinstance(call, ast.Call) and ast.unparse(call) in ("sa.insert(job)", "sa.insert(job_entry)")
     }
     assert found == {"service/queue/insertion.py"}
@@ -184,8 +189,8 @@ def test_no_child_takes_modules_from_the_current_folder() -> None:
     """A project may have a `service.py` or a `random.py` of its own: `python -P` leaves that out."""
     found = 0
     for package in ("plevel", "service", "strategy", "workers"):
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+        for path, tree in parsed(package, "sys.executable").items():
+            for node in ast.walk(tree):
                 if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
                     found += 1
                     assert ast.unparse(node.elts[1]) == "'-P'", f"{path}:{node.lineno}"
