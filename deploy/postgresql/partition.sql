@@ -31,6 +31,12 @@ BEGIN
         LOOP
             EXECUTE format('ALTER TABLE record ADD CONSTRAINT %I %s', found.name, found.text);
         END LOOP;
+        FOR found IN SELECT tgname AS name, pg_get_triggerdef(oid) AS text FROM pg_trigger
+            WHERE tgrelid = 'record_open'::regclass AND NOT tgisinternal
+        LOOP
+            EXECUTE format('DROP TRIGGER %I ON record_open', found.name);
+            EXECUTE replace(found.text, '.record_open REFERENCING', '.record REFERENCING');
+        END LOOP;
         FOR found IN SELECT c.relname AS name, pg_get_indexdef(c.oid) AS text FROM pg_class c
             JOIN pg_index i ON c.oid = i.indexrelid WHERE i.indrelid = 'record_open'::regclass AND NOT i.indisunique
         LOOP

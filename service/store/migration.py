@@ -208,6 +208,8 @@ def downgrade(url: str, revision: str, *, lose: bool = False) -> None:
             )
         if revision == "base":  # no older schema between has to hold the rows
             metadata.drop_all(connection)
+            if not store.is_sqlite:  # those of triggers, which outlive their tables
+                connection.exec_driver_sql("DROP FUNCTION IF EXISTS plevel_find_parents, plevel_keep_parent")
             command.stamp(_config(connection), revision)
         else:
             command.downgrade(_config(connection), revision)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import re
@@ -49,8 +50,18 @@ def store(url: str) -> Iterator[Store]:
 def test_models_are_what_the_migrations_make(url: str, store: Store) -> None:
     migration.upgrade(url)
     with store.read() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        opts = {"compare_server_default": True, "include_object": includes(connection)}
+        context = MigrationContext.configure(connection, opts=opts)
         assert compare_metadata(context, metadata) == []
+
+
+def includes(connection: sa.Connection) -> Callable[..., bool]:
+    """Leave out the foreign keys whose place triggers take on PostgreSQL."""
+    checks = importlib.import_module("migrations.versions.0013_statement_checks")
+    by_trigger = {f"fk_record_{column}_{parent}" for column, parent in checks.PARENTS.items()}
+    if connection.dialect.name == "sqlite":
+        by_trigger.clear()
+    return lambda _object, name, *_: name not in by_trigger
 
 
 @pytest.mark.in_turn
@@ -156,6 +167,9 @@ def test_a_downgrade_to_nothing_needs_no_older_schema_that_holds_the_rows(url: s
     assert migration.current(url) is None
     with store.read() as connection:
         assert sa.inspect(connection).get_table_names() == ["alembic_version"]
+        if not store.is_sqlite:
+            functions = sa.text("SELECT count(*) FROM pg_proc WHERE proname LIKE 'plevel%'")
+            assert connection.scalar(functions) == 0
     assert migration.upgrade(url) == migration.head()
 
 
