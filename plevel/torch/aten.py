@@ -102,11 +102,15 @@ def promoted(left: Any, right: Any) -> tuple[Expr, Expr]:
     x, y = _operand(left, like), _operand(right, like)
     kinds = [v.tensor_type.dtype for v in (x, y)]
     orders = [(_category(kind), bool(extents(v))) for kind, v in zip(kinds, (x, y), strict=True)]
-    if orders[0] != orders[1]:
-        wanted = kinds[orders.index(max(orders))]
-    else:
-        wanted = "float32" if set(kinds) == _NARROW else np.promote_types(*kinds).name
+    wanted = kinds[orders.index(max(orders))] if orders[0] != orders[1] else common_dtype(*kinds)
     return cast(x, wanted), cast(y, wanted)
+
+
+def common_dtype(first: str, second: str) -> str:
+    """The dtype that PyTorch gives two tensors with axes."""
+    if _category(first) != _category(second):
+        return max(first, second, key=_category)
+    return "float32" if {first, second} == _NARROW else np.promote_types(first, second).name
 
 
 def cast(x: Expr, dtype: str) -> Expr:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from plevel.torch.aten import cast, dtype_named, dtype_of, promoted, register, scalar, summed
+from plevel.torch.aten import (
+    cast,
+    common_dtype,
+    dtype_named,
+    dtype_of,
+    promoted,
+    register,
+    scalar,
+    summed,
+)
 from plevel.torch.symbol import Computed
 from strategy.expr import Constant, Expr, Tuple, call
 from strategy.network import layer
@@ -83,7 +93,9 @@ def _places(shape: Sequence[int], steps: Sequence[int]) -> np.ndarray:
 @register("cat.default")
 def _cat(parts: Sequence[Expr], axis: int = 0) -> Expr:
     """Empty vectors, such as of a cache that is filled first, have no part in it, whatever the others' ranks."""
-    return layer.concatenate([part for part in parts if extents(part) != (0,)] or parts[:1], axis)
+    wanted = reduce(common_dtype, (part.tensor_type.dtype for part in parts))
+    joined = [cast(part, wanted) for part in parts if extents(part) != (0,)]
+    return layer.concatenate(joined or parts[:1], axis)
 
 
 @register("slice.Tensor", "slice_copy.Tensor")

@@ -215,6 +215,7 @@ COMPUTED = {
         lambda x: interpolate(x, scale_factor=1.7, mode="bilinear", align_corners=True), IMAGE
     ),
     "two kinds of 16 bits": (lambda x: x.half() + x.bfloat16(), X.round()),
+    "kinds side by side": (lambda x, i: (torch.cat([i.int(), x, i > 1]), torch.stack([i.int(), i])), X, COUNTS),
     "parts that are written": (
         lambda x, i: [written(x, i), x.select_scatter(x[:, 0], 1, -1)],
         X, COUNTS,
