@@ -141,6 +141,11 @@ class Embedded:
         for child in self._children:
             child.check()
 
+    @property
+    def worker_log(self) -> Path:
+        """The log of the worker, once it is started."""
+        return self._children[-1].log
+
     def last_words(self) -> str:
         """The last line of the service's log, with the log's path."""
         log = self._children[0].log

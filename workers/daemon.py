@@ -41,7 +41,7 @@ from workers.cpu import Cores, environment, hottest, installed_version
 from workers.cuda.runner import runner_on
 from workers.lease import GOODBYE_S, Held, Holdings
 from workers.sandbox import WORKER_IMPORTS, ForkServer, Interrupted
-from workers.scratch import ScratchError
+from workers.scratch import GOES_ON, WAITS, ScratchError
 from workers.spool import Spool
 from workers.timing_runner import TimingRunner
 from workers.turn import Turn
@@ -291,7 +291,7 @@ class Daemon:
         held.end()
         self._holdings.leave(held)
         if self._room_pause_s == FIRST_PAUSE_S:
-            log.warning("%s was released, retrying with back-off: %s", held, error, extra=held.ids)
+            log.warning("%s was released, and the worker %s: %s", held, WAITS, error, extra=held.ids)
         self._draining.wait(self._room_pause_s)
         self._room_pause_s = min(2 * self._room_pause_s, LONGEST_PAUSE_S)
 
@@ -314,6 +314,8 @@ class Daemon:
                         batch.taken.set()
                         since = self._spend("asking the service", since)
                         self._time_batch(batch, runner)
+                        if self._room_pause_s > FIRST_PAUSE_S:
+                            log.warning("the worker goes on: %s", GOES_ON)
                         self._room_pause_s = FIRST_PAUSE_S
                         since = self._spend("loading and reporting", since)
                         self._longest_s = max(self._longest_s, since - batch.leased_at)

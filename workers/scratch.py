@@ -11,6 +11,9 @@ from pathlib import Path
 from strategy.fault import CompileError
 
 _ROOM_BYTES = 4 << 20  # a library has 30 KB, its compiler's temporary files some more
+# In messages of a worker's log, which `plevel tune` repeats.
+WAITS = "waits for room on the disk"
+GOES_ON = "there is room on the disk again"
 
 
 class ScratchError(OSError):

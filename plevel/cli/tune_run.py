@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from plevel.embedded import Embedded
     from strategy.record import RunRequest, RunStatus
     from strategy.target import Target
+
+_LOOK_S = 1.0  # between two looks into the worker's log
 
 
 AWAY_S = 3600.0  # time to wait for a service that does not answer
@@ -144,6 +147,8 @@ def follow_run(
             say_what_else_runs(console, client, run, place)
             embedded.start_worker(request.target.threads)
         with ExitStack() as stack:
+            if embedded is not None:
+                stack.enter_context(_telling_of_room(embedded, console))
             show = report or stack.enter_context(Progress(console)).show
             for status in (
                 follow(client, run.id, place, console) if embedded is None else client.follow(run.id)
@@ -195,6 +200,35 @@ def follow(client: Client, run_id: int, place: location.Location, console: Conso
                     f"command or the call to follow run {run_id}"
                 ) from error
         time.sleep(PAUSE_S)
+
+
+@contextmanager
+def _telling_of_room(embedded: Embedded, console: Console) -> Iterator[None]:
+    """Repeat what the worker's log says of its disk: that it waits for room, and that it goes on.
+
+    In a thread of its own, as a run that stands still has no new status.
+    """
+    from workers.scratch import GOES_ON, WAITS
+
+    ended = threading.Event()
+
+    def watch() -> None:
+        part, last = "", False
+        with embedded.worker_log.open(errors="replace") as log:
+            while not last:
+                last = ended.wait(_LOOK_S)
+                *lines, part = (part + log.read()).split("\n")
+                for line in lines:
+                    if WAITS in line or GOES_ON in line:
+                        console.print(line.partition(" WARNING ")[2], markup=False, soft_wrap=True)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def _say_why_it_stands(console: Console, embedded: Embedded) -> None:

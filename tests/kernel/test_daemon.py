@@ -41,7 +41,7 @@ from workers.client import Client
 from workers.cpu import assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
 from workers.sandbox import ForkServer
-from workers.scratch import ScratchError
+from workers.scratch import GOES_ON, ScratchError
 from workers.spool import Spool
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too
@@ -487,6 +487,7 @@ def test_a_full_disk_is_waited_for_and_said_once(
     assert script.results.keys() == {3}
     assert script.results[3][0].error is ErrorKind.INSTANTIATION
     assert caplog.text.count("free some space") == 1
+    script.wait_for(lambda: caplog.text.count(GOES_ON) == 1)
 
 
 def test_a_busy_device_is_waited_for(serve: Callable[..., Running]) -> None:

@@ -512,16 +512,27 @@ def test_the_command_that_stops_a_run_that_is_no_longer_followed_is_right(
 @pytest.mark.parametrize(
     ("words", "told"), [("the database does not answer: database or disk is full (log: x)", 1), ("ready (log: x)", 0)]
 )
-def test_a_run_that_stands_still_says_why(words: str, told: int) -> None:
+def test_a_run_that_stands_still_says_why(words: str, told: int, tmp_path: Path) -> None:
     """Not one that was interrupted before, and that its new service has yet to take."""
     runs = [replace(status(12, "dense(x)", interrupted=b), trials_done=n) for n, b in enumerate((False, True, True))]
     said = io.StringIO()
     client: Any = SimpleNamespace(create_run=lambda r: runs[0], follow=lambda run_id: iter(runs), runs=lambda n: [])
-    embedded: Any = SimpleNamespace(start_worker=lambda n: None, check=lambda: None, last_words=lambda: words)
+    log = tmp_path / "worker.log"
+    log.write_text(
+        "2026 INFO job 1\n2026 WARNING job 2 was released, and the worker waits for room on the disk: /tmp is full\n"
+        "2026 WARNING the worker goes on: there is room on the disk again\n"
+    )
+    embedded: Any = SimpleNamespace(
+        start_worker=lambda n: None, check=lambda: None, last_words=lambda: words, worker_log=log
+    )
     request: Any = SimpleNamespace(target=Target.parse("cpu"))
     console, place = Console(file=said, width=1000), Location(database="sqlite:////x.db")
     assert follow_run(client, embedded, request, console, place) == runs[-1]
     assert said.getvalue().count(f"goes on once its service can write again: {words}") == told
+    assert [line for line in said.getvalue().splitlines() if "disk" in line and words not in line] == [
+        "job 2 was released, and the worker waits for room on the disk: /tmp is full",
+        "the worker goes on: there is room on the disk again",
+    ]
 
 
 def test_a_run_whose_budget_is_on_record_is_reported() -> None:
