@@ -41,6 +41,8 @@ def change_functions(module: Any, change: Callable[[Any], Any]) -> Any:
 def register_intrinsic(name: str, head: str, meaning: str, code: str, **known: Any) -> str:
     """Register an intrinsic by two functions in TVMScript of one head, what it computes and the code for it; its name.
 
+    Several threads may register one at once.
+
     Args:
         known: what the script may name beside `T`.
     """
@@ -48,5 +50,6 @@ def register_intrinsic(name: str, head: str, meaning: str, code: str, **known: A
     from tvm.s_tir import TensorIntrin
     from tvm.script import tirx
 
-    TensorIntrin.register(name, *(script.from_source(head + end, {"T": tirx, **known}) for end in (meaning, code)))
+    made = (script.from_source(head + end, {"T": tirx, **known}) for end in (meaning, code))
+    TensorIntrin.register(name, *made, override=True)
     return name

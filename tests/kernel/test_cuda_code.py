@@ -15,6 +15,7 @@ from strategy.compile.lower import lower
 from strategy.cuda.compiler import find_nvcc
 from strategy.cuda.limit import limits_of
 from strategy.cuda.schedule import lanes_of_block
+from strategy.cuda.wmma import register_wmma
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -89,3 +90,7 @@ def test_elements_that_places_choose_are_no_vectors() -> None:
         chosen = te.compute((64,), partial(lambda c, i: tirx.Select(c(i), x[i], x[63 - i]), condition), name="chosen")
         sch = s_tir.Schedule(te.create_prim_func([x, chosen]))
         assert lanes_of_block(sch, sch.get_sblock("chosen")) == lanes
+
+
+def test_threads_may_register_an_intrinsic_at_once() -> None:
+    assert register_wmma.__wrapped__("float16") == register_wmma.__wrapped__("float16")
