@@ -211,7 +211,7 @@ def _reference_mean(x: Any, axis: Any, keepdims: bool) -> Any:
         return x.sum(axis=axis, keepdims=keepdims) / count
 
 
-sum = _register("sum", "The sum over axes, accumulated in the input's dtype.", _by_topi("sum"), _reference_sum)
+sum = _register("sum", "The sum over axes; integers are accumulated in their dtype.", _by_topi("sum"), _reference_sum)
 mean = _register("mean", "The arithmetic mean over axes.", _mean, _reference_mean, require_float)
 max = _register(
     "max", "The largest element over axes.", _extreme(largest), lambda x, **how: x.max(**how), nonempty=True
@@ -219,5 +219,7 @@ max = _register(
 min = _register(
     "min", "The smallest element over axes.", _extreme(smallest), lambda x, **how: x.min(**how), nonempty=True
 )
-prod = _register("prod", "The product over axes, accumulated in the input's dtype.", _by_topi("prod"), _reference_prod)
+prod = _register(
+    "prod", "The product over axes; integers are accumulated in their dtype.", _by_topi("prod"), _reference_prod
+)
 register_op_attr("prod", "TFactors", True)
