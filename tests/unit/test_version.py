@@ -39,7 +39,7 @@ from strategy.target import Target
 from strategy.workload import Workload
 from tests.kernel.test_memory import cases
 
-LOWERING = ("strategy.cpu.masking", "strategy.cpu.passes")
+LOWERING = ("strategy.cpu.masking", "strategy.cpu.passes", "strategy.tir")
 RECORDED = Path(__file__).parents[1] / "data" / "versions.json"
 LISTED = Path(__file__).parents[2] / "strategy" / "implementations.json"
 REFERENCE = Path(__file__).parents[2] / "docs" / "operator-reference.md"
@@ -100,7 +100,8 @@ def _modules_of(function: Any) -> Iterator[str]:
 
 
 _BUILT_ON = (
-    "strategy.ops.", "strategy.cuda.", "strategy.schedule", "strategy.order", "strategy.pattern", "strategy.cpu."
+    "strategy.ops.", "strategy.cuda.", "strategy.schedule", "strategy.order", "strategy.pattern", "strategy.cpu.",
+    "strategy.elementwise", "strategy.tir",
 )  # fmt: skip
 
 
@@ -165,6 +166,8 @@ def test_the_code_of_what_a_function_is_given_counts() -> None:
     for name, module in (("dense_mma", "strategy.cuda.mma"), ("dense_wgmma", "strategy.cuda.wgmma")):
         compute = found[f"dense:{name}.cuda"].compute
         assert {module, "strategy.ops.dense.mma"} <= set(_reach(set(_modules_of(compute))))
+    plain = found["relu:broadcast.cpu"].schedule
+    assert {"strategy.elementwise", "strategy.tir"} <= set(_reach(set(_modules_of(plain))))
 
 
 def test_no_code_changes_without_a_version() -> None:
