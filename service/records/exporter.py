@@ -27,7 +27,6 @@ from service.formats import (
 )
 from service.records.best import standing
 from service.records.filter import Wanted
-from service.records.known import check_names
 from service.store.db import Store
 from service.store.namespace import key_within
 from service.store.tables import (
@@ -87,9 +86,7 @@ def check_any(store: Store, form: Writable, wanted: Wanted) -> None:
         if found is None and form == "native":
             found = connection.scalar(_advice(wanted, 0).with_only_columns(advice.c.id).limit(1))
         if found is None:
-            check_names(
-                connection, op=wanted.op, implementation=wanted.implementation, namespace=wanted.namespace
-            )
+            wanted.check_names(connection)
             raise NotFoundError(
                 f"no record matches that can be written as {form}: GET /v1/records and /v1/coverage list what "
                 "exists"

@@ -21,18 +21,41 @@ def of_error(error: str | None) -> list[sa.ColumnElement[bool]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """A conjunction of criteria; instants are Unix times.
-
-    `error` is a kind, `any` for all failures, or `none` for successes; `target` is a key, `workload` a
-    digest, `device` an identity, `worker` a name.
-    """
+class _OfTask:
+    """The criteria of a task; `target` is a key, `workload` a digest."""
 
     namespace: str | None = None
     op: str | None = None
     implementation: str | None = None
     target: str | None = None
     workload: str | None = None
+
+    def of_task(self, of_op: sa.ColumnElement[int] = task.c.workload_id) -> list[sa.ColumnElement[bool]]:
+        """The conditions on `task`; `of_op` is the workload's id, by which those of the operator are found."""
+        equal = [(self.namespace, task.c.namespace), (self.implementation, task.c.implementation)]
+        found = [column == value for value, column in equal if value is not None]
+        if self.op is not None:
+            found.append(of_op.in_(sa.select(workload.c.id).where(workload.c.op == self.op)))
+        if self.workload is not None:
+            of_shape = sa.select(workload.c.id).where(workload.c.digest == self.workload)
+            found.append(task.c.workload_id.in_(of_shape))
+        if self.target is not None:
+            of_key = sa.select(target.c.id).where(target.c.key == self.target)
+            found.append(task.c.target_id.in_(of_key))
+        return found
+
+    def check_names(self, connection: sa.Connection) -> None:
+        """Raise `InvalidError` if a name is mistyped, where nothing matches."""
+        check_names(connection, op=self.op, implementation=self.implementation, namespace=self.namespace)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted(_OfTask):
+    """A conjunction of criteria of records; instants are Unix times.
+
+    `error` is a kind, `any` for all failures, or `none` for successes; `device` is an identity, `worker` a name.
+    """
+
     source: str | None = None
     run_id: int | None = None
     task_id: int | None = None
@@ -65,21 +88,10 @@ class Wanted:
 
     def of(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
         """The conditions on what both tables have, for a query that joins `task`."""
-        equal = [
-            (self.namespace, task.c.namespace), (self.implementation, task.c.implementation),
-            (self.source, table.c.source), (self.task_id, table.c.task_id),
-        ]  # fmt: skip
-        found = [column == value for value, column in equal if value is not None]
-        if self.op is not None:
-            of_op = sa.select(workload.c.id).where(workload.c.op == self.op)
-            # The + prevents an index, by which all records of the operator would be sorted for one page.
-            found.append((task.c.workload_id + 0).in_(of_op))
-        if self.workload is not None:
-            of_shape = sa.select(workload.c.id).where(workload.c.digest == self.workload)
-            found.append(task.c.workload_id.in_(of_shape))
-        if self.target is not None:
-            of_key = sa.select(target.c.id).where(target.c.key == self.target)
-            found.append(task.c.target_id.in_(of_key))
+        # The + prevents an index, by which all records of the operator would be sorted for one page.
+        found = self.of_task(task.c.workload_id + 0)
+        equal = [(self.source, table.c.source), (self.task_id, table.c.task_id)]
+        found += [column == value for value, column in equal if value is not None]
         if self.device is not None:
             named = sa.select(device.c.id).where(device.c.identity == self.device, device.c.slot != "")
             found.append(table.c.device_id.in_(named))
@@ -97,17 +109,10 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tasks:
-    """A page of the tasks that all of these hold for: `limit` at most, after the one that `cursor` names.
-
-    `target` is a key, `workload` a digest.
-    """
+class Tasks(_OfTask):
+    """A page of the tasks that all of these hold for: `limit` at most, after the one that `cursor` names."""
 
     namespace: str = DEFAULT
-    op: str | None = None
-    implementation: str | None = None
-    target: str | None = None
-    workload: str | None = None
     limit: int = 100
     cursor: int = 0
 
@@ -117,20 +122,8 @@ class Tasks:
         Raises:
             InvalidError: none matches, and a name of the filter is mistyped.
         """
-        query = sa.select(task.c.id).where(task.c.id > self.cursor, task.c.namespace == self.namespace)
-        if self.op is not None or self.workload is not None:
-            query = query.join(workload, workload.c.id == task.c.workload_id)
-        if self.op is not None:
-            query = query.where(workload.c.op == self.op)
-        if self.workload is not None:
-            query = query.where(workload.c.digest == self.workload)
-        if self.implementation is not None:
-            query = query.where(task.c.implementation == self.implementation)
-        if self.target is not None:
-            query = query.join(target, target.c.id == task.c.target_id).where(target.c.key == self.target)
+        query = sa.select(task.c.id).where(task.c.id > self.cursor, *self.of_task())
         ids = list(connection.scalars(query.order_by(task.c.id).limit(self.limit + 1)))
         if not ids:
-            check_names(
-                connection, op=self.op, implementation=self.implementation, namespace=self.namespace
-            )
+            self.check_names(connection)
         return ids[: self.limit], ids[self.limit - 1] if len(ids) > self.limit else None

@@ -11,7 +11,6 @@ import sqlalchemy as sa
 
 from service.records import best, ranking
 from service.records.filter import Wanted
-from service.records.known import check_names
 from service.store.tables import device, environment, record, task, worker
 from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table
@@ -113,9 +112,7 @@ def page(
     rows = connection.execute(query).all()
     shown = tuple(_row(r) for r in rows[:limit])
     if not shown and following is None:
-        check_names(
-            connection, op=wanted.op, implementation=wanted.implementation, namespace=wanted.namespace
-        )
+        wanted.check_names(connection)
     return RecordPage(records=shown, next=shown[-1].id if len(rows) > limit else following)
 
 
