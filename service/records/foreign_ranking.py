@@ -6,7 +6,7 @@ measured configurations precede advice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import accumulate, islice
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from msgspec import Meta
 
 from service.formats.gpu import arch_of_model
-from service.records.foreign_reading import Group, read_bodies, read_configs, read_sizes
+from service.records.foreign_reading import BODIES, SIZES, Group, read_configs, read_each
 from service.store.tables import advice, record
 from service.store.text import read_json
 from strategy.record import AskedWorkload
@@ -146,21 +146,23 @@ def read_best(connection: sa.Connection, rankings: list[Ranking]) -> list[Foreig
 
 def count_fitting(connection: sa.Connection, parts: Sequence[Sequence[Ranked]]) -> int:
     """The number of first parts whose answers have at most `MAX_SIZE`; at least one."""
-    timed, advised = (
-        read_sizes(
-            connection, table, [r.row for part in parts for r in part if (r.took is None) is given]
-        )
-        for table, given in ((record, False), (advice, True))
-    )
-    sizes = (sum((advised if r.took is None else timed)[r.row.id] for r in part) for part in parts)
-    return max(1, sum(total <= MAX_SIZE for total in accumulate(sizes)))
+    sizes = iter(_read(connection, SIZES, [r for part in parts for r in part]))
+    totals: Iterable[int] = accumulate(sum(row.size for row in islice(sizes, len(part))) for part in parts)
+    return max(1, sum(total <= MAX_SIZE for total in totals))
 
 
-def read_answers(connection: sa.Connection, ranked: list[Ranked]) -> list[ForeignAnswer]:
+def read_answers(connection: sa.Connection, ranked: Sequence[Ranked]) -> list[ForeignAnswer]:
     """The answers of results, in their order."""
-    timed = read_bodies(connection, record, [r.row for r in ranked if r.took is not None])
-    advised = read_bodies(connection, advice, [r.row for r in ranked if r.took is None])
-    return [_answer(r, (advised if r.took is None else timed)[r.row.id]) for r in ranked]
+    return list(map(_answer, ranked, _read(connection, BODIES, ranked)))
+
+
+def _read(
+    connection: sa.Connection, queries: Mapping[sa.Table, sa.Select[Any]], ranked: Sequence[Ranked]
+) -> list[Any]:
+    """The row of each result, by the query of its table."""
+    timed = read_each(connection, queries[record], [r.row.id for r in ranked if r.took is not None])
+    advised = read_each(connection, queries[advice], [r.row.id for r in ranked if r.took is None])
+    return [(advised if r.took is None else timed)[r.row.id] for r in ranked]
 
 
 def _read_extra(text: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import accumulate, chain
 from typing import Any
@@ -188,38 +188,32 @@ def count_readable(
     return max(1, sum(rows <= MAX_ROWS for rows in totals))
 
 
-_BODIES = {
+# Of each table: configuration, origin and extra fields, and the characters of the first and the last.
+BODIES = {
     table: sa.select(
         *table.c["id", "config", "source", "origin_worker", "measured_at", "extra"]
     ).where(among(table.c.id))
     for table in (record, advice)
 }  # fmt: skip
-_CONFIGS = sa.select(*record.c["id", "config"]).where(among(record.c.id))
-_BYTES = {
+SIZES = {
     table: sa.select(
         table.c.id,
-        sa.func.length(sa.cast(table.c.config, sa.Text()))
-        + sa.func.coalesce(sa.func.length(table.c.extra), 0),
+        (
+            sa.func.length(sa.cast(table.c.config, sa.Text()))
+            + sa.func.coalesce(sa.func.length(table.c.extra), 0)
+        ).label("size"),
     ).where(among(table.c.id))
     for table in (record, advice)
 }
+_CONFIGS = sa.select(*record.c["id", "config"]).where(among(record.c.id))
 
 
-def read_bodies(connection: sa.Connection, table: sa.Table, rows: Iterable[Any]) -> Mapping[int, Any]:
-    """Configuration, origin and extra fields by the id of the result."""
-    ids = [r.id for r in rows]
-    return {r.id: r for r in connection.execute(_BODIES[table], {"ids": ids})} if ids else {}
-
-
-def read_sizes(connection: sa.Connection, table: sa.Table, rows: Iterable[Any]) -> Mapping[int, int]:
-    """The characters of configuration and extra fields by the id of the result."""
-    ids = [r.id for r in rows]
-    return dict(connection.execute(_BYTES[table], {"ids": ids}).all()) if ids else {}
+def read_each(connection: sa.Connection, query: sa.Select[Any], ids: Sequence[int]) -> dict[int, Any]:
+    """The rows of a query of ids, by their ids."""
+    return {r.id: r for r in connection.execute(query, {"ids": ids})} if ids else {}
 
 
 def read_configs(connection: sa.Connection, rows: Sequence[Any]) -> list[Any]:
     """The configurations of measured results, in their order."""
-    if not rows:
-        return []
-    found = {r.id: r.config for r in connection.execute(_CONFIGS, {"ids": [r.id for r in rows]})}
-    return [found[r.id] for r in rows]
+    found = read_each(connection, _CONFIGS, [r.id for r in rows])
+    return [found[r.id].config for r in rows]
