@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from strategy.target import Target
 
 _LOOK_S = 1.0  # between two looks into the worker's log
-
-
 AWAY_S = 3600.0  # time to wait for a service that does not answer
 PAUSE_S = 1.0
 _AWAY = (502, 503, 504)  # of a proxy without its service, or a service without its database
