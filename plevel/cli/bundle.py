@@ -232,10 +232,11 @@ def run(
     from workers.sandbox import ForkServer, SandboxError
 
     try:
-        opened = unseal(bundle.read_bytes(), read_key(key))
-        found = describe_cuda(device)
+        sealed = bundle.read_bytes()
     except OSError as error:
         raise UsageError(f"{bundle} cannot be read: {error.strerror}") from error
+    try:
+        opened, found = unseal(sealed, read_key(key)), describe_cuda(device)
     except (BundleError, DeviceError) as error:
         raise CommandError(str(error)) from error
     session = f"bundle-{int(time.time())}"

@@ -169,6 +169,9 @@ def test_a_bundle_is_timed_on_an_allowed_core_and_in_turn(
         os.sched_setaffinity(0, allowed)
     assert [tuple(c) for c in cores] == [(max(allowed),)]
     assert (tmp_path / "out").read_bytes().count(b'"kind":"record"') == 2
+    monkeypatch.setattr("workers.__main__.describe_cuda", lambda slot: os.read(-1, 1))
+    with pytest.raises(OSError, match="Bad file descriptor"):  # of no file that the command line names
+        command.run(tmp_path / "bundle", tmp_path / "key", tmp_path / "out")
 
 
 def test_a_bundle_is_run_without_tvm_and_the_service(made: Bundle, tmp_path: Path) -> None:
