@@ -248,14 +248,29 @@ class Client:
         return self._ask("POST", "/v1/dispatch", DispatchTable, json=to_json(body))
 
     def records(
-        self, *, limit: int = 100, cursor: int = 0, newest: bool = False, **wanted: Any
+        self,
+        *,
+        op: str | None = None,
+        implementation: str | None = None,
+        source: str | None = None,
+        run_id: int | None = None,
+        task_id: int | None = None,
+        phase: str | None = None,
+        error: str | None = None,
+        limit: int = 100,
+        cursor: int = 0,
+        newest: bool = False,
     ) -> dict[str, Any]:
         """One page of the log: `records`, and `next`, the cursor of the following page, if there is one.
 
-        `wanted` names filters, as of `iter_records`. The oldest records come first, or the `newest`. If matches are
-        rare, a page may be empty and have a `next`.
+        The oldest records come first, or the `newest`. If matches are rare, a page may be empty and have a
+        `next`.
         """
-        params = _given({**wanted, "limit": limit, "cursor": cursor, "newest": newest or None})
+        params = _given({
+            "op": op, "implementation": implementation, "source": source, "run_id": run_id,
+            "task_id": task_id, "phase": phase, "error": error, "limit": limit, "cursor": cursor,
+            "newest": newest or None,
+        })  # fmt: skip
         page = self._ask("GET", "/v1/records", _Page, params=params)
         return {"records": page.records, "next": page.next}
 
