@@ -25,7 +25,7 @@ from plevel.torch.node import (
     is_plain,
     is_static,
 )
-from plevel.torch.rowwise import read_layer_norm, read_rms_norm, read_softmax
+from plevel.torch.rowwise import read_rowwise
 from strategy.expr import Call, Constant, Expr, Var, call
 
 
@@ -204,7 +204,7 @@ _READERS: Mapping[Any, Any] = {
     aten.bmm.default: _bmm,
     aten.convolution.default: _convolution,
     operator.getitem: _attention,
-    aten.div.Tensor: read_softmax,
-    aten.add.Tensor: read_layer_norm,
-    aten.mul.Tensor: read_rms_norm,
+    aten.div.Tensor: read_rowwise,
+    aten.add.Tensor: read_rowwise,
+    aten.mul.Tensor: read_rowwise,
 }
