@@ -69,21 +69,8 @@ class Reader:
         return made
 
 
-@dataclass(frozen=True)
-class Anchor:
-    """A product as calls of plevel's operators: the product itself, and its bias."""
-
-    node: Node
-    calls: tuple[Call, ...]
-
-    @property
-    def shape(self) -> tuple[Extent, ...]:
-        """The shape of the calls' output, which has the node's elements."""
-        return shape_of(self.node)
-
-
 def shape_of(node: Node) -> tuple[Extent, ...]:
-    """The shape in which a product is computed: lines that are convolved are images of one row."""
+    """The shape in which a node's product is computed: lines that are convolved are images of one row."""
     return _image(extents(node)) if is_call(node, aten.convolution.default) else extents(node)
 
 
@@ -91,15 +78,18 @@ def _image(shape: tuple[Extent, ...]) -> tuple[Extent, ...]:
     return (*shape[:2], 1, shape[2]) if len(shape) == 3 else shape
 
 
-def find_anchor(reader: Reader, node: Node) -> Anchor | None:
-    """The product that a node computes; None for other nodes, and for products that plevel has no operator for."""
+def find_calls(reader: Reader, node: Node) -> tuple[Call, ...] | None:
+    """The product that a node computes as calls of plevel's operators: the product itself, and its bias.
+
+    None for other nodes, and for products that plevel has no operator for.
+    """
     read = _READERS.get(node.target) if node.op == "call_function" else None
     if read is None or not is_plain(node):
         return None
     if read is not _attention and not all(isinstance(e, int) for e in extents(node)[1:]):
         return None
-    calls = read(reader, node)
-    return None if calls is None else Anchor(node, calls)
+    found: tuple[Call, ...] | None = read(reader, node)
+    return found
 
 
 def _mm(reader: Reader, node: Node) -> tuple[Call, ...] | None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch.fx import Node
 
 from plevel.torch.activation import find_activation
-from plevel.torch.anchor import Anchor, Reader
+from plevel.torch.anchor import Reader, shape_of
 from plevel.torch.node import Extent, aten, extents, is_plain, only_user, through_reshapes
 from strategy.expr import Call, call
 from strategy.op import TOpPattern
@@ -24,20 +24,22 @@ _SCALED: Mapping[Any, tuple[str, Callable[[float], float]]] = {
 }
 
 
-def extend(reader: Reader, anchor: Anchor, claimed: set[Node]) -> tuple[tuple[Call, ...], Node]:
-    """The product's calls with those of its epilogue, and the last node that they compute.
+def extend(
+    reader: Reader, calls: tuple[Call, ...], node: Node, claimed: set[Node]
+) -> tuple[tuple[Call, ...], Node]:
+    """The calls of a node's product with those of its epilogue, and the last node that they compute.
 
     Args:
         claimed: nodes that other products compute, to which this one's are added: the sum of two
             products belongs to one of them.
     """
-    calls, node = anchor.calls, anchor.node
+    shape = shape_of(node)
     if calls[0].op.get_attr("TOpPattern") != TOpPattern.kOutEWiseFusable:
         return calls, node
     while True:
         seen = through_reshapes(node)
         found = find_activation(calls[-1], seen) or _scaled(reader, calls[-1], seen)
-        found = found or _binary(reader, calls[-1], seen, anchor.shape)
+        found = found or _binary(reader, calls[-1], seen, shape)
         if found is None or found[1] in claimed:
             return calls, node
         calls, node = (*calls, found[0]), found[1]

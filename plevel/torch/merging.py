@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from torch.fx import GraphModule, Node
 
-from plevel.torch.anchor import Anchor, Reader, find_anchor
+from plevel.torch.anchor import Reader, find_calls
 from plevel.torch.node import Origin
 from plevel.torch.site import Site, make_site
-from strategy.expr import Constant, call
+from strategy.expr import Call, Constant, call
 
 
 def find_merged(module: GraphModule) -> list[Site]:
@@ -21,25 +21,21 @@ def find_merged(module: GraphModule) -> list[Site]:
     alike: dict[tuple[Origin, tuple[str, ...]], list[Node]] = {}
     for node in module.graph.nodes:
         reader = Reader(module)
-        anchor = find_anchor(reader, node)
-        if anchor is not None and anchor.calls[0].op.name == "dense" and _is_linear(anchor):
-            names = tuple(c.op.name for c in anchor.calls)
-            alike.setdefault((reader.sources[anchor.calls[0].args[0]], names), []).append(node)
+        calls = find_calls(reader, node)
+        if calls is not None and calls[0].op.name == "dense" and _is_linear(calls):
+            names = tuple(c.op.name for c in calls)
+            alike.setdefault((reader.sources[calls[0].args[0]], names), []).append(node)
     return [_merge(Reader(module), nodes) for nodes in alike.values() if len(nodes) > 1]
 
 
-def _is_linear(anchor: Anchor) -> bool:
+def _is_linear(calls: Sequence[Call]) -> bool:
     """Return whether the product is of a constant weight, with a constant bias or none."""
-    return all(
-        c.op.name in ("dense", "bias_add") and isinstance(c.args[1], Constant) for c in anchor.calls
-    )
+    return all(c.op.name in ("dense", "bias_add") and isinstance(c.args[1], Constant) for c in calls)
 
 
 def _merge(reader: Reader, nodes: Sequence[Node]) -> Site:
-    anchors = [a for node in nodes if (a := find_anchor(reader, node)) is not None]
-    first = anchors[0].calls[0]
-    calls = [call("dense", first.args[0], reader.join([a.calls[0].args[1] for a in anchors]))]
-    if len(anchors[0].calls) > 1:
-        bias = reader.join([a.calls[1].args[1] for a in anchors])
-        calls.append(call("bias_add", calls[0], bias, axis=1))
+    first, *biases = zip(*(find_calls(reader, node) or () for node in nodes), strict=True)
+    calls = [call("dense", first[0].args[0], reader.join([c.args[1] for c in first]))]
+    for bias in biases:
+        calls.append(call("bias_add", calls[0], reader.join([c.args[1] for c in bias]), axis=1))
     return make_site(reader, calls, tuple(nodes), tuple(nodes))

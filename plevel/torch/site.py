@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
-from plevel.torch.anchor import Reader, find_anchor, shape_of
+from plevel.torch.anchor import Reader, find_calls, shape_of
 from plevel.torch.epilogue import extend
 from plevel.torch.node import Extent, Origin, extents
 from strategy.compile.fusion import Group, describe
@@ -41,9 +41,9 @@ def find_sites(module: GraphModule) -> list[Site]:
     claimed: set[Node] = set()
     for node in module.graph.nodes:
         reader = Reader(module)
-        anchor = find_anchor(reader, node)
-        if anchor is not None and node not in claimed:
-            calls, output = extend(reader, anchor, claimed)
+        product = find_calls(reader, node)
+        if product is not None and node not in claimed:
+            calls, output = extend(reader, product, node, claimed)
             found.append(make_site(reader, calls, (node,), (output,)))
     return found
 
