@@ -200,6 +200,9 @@ def compiler_command() -> list[str]:
 def link(inputs: Sequence[str], folder: Path) -> Path:
     """A shared library of C sources and objects, made in the folder, which `inputs` are relative to.
 
+    Args:
+        inputs: the files, and options of the compiler's before them.
+
     Raises:
         CompileError: there is no C compiler, or it failed.
     """
