@@ -13,8 +13,8 @@ import torch
 from plevel.torch.plan import Plan
 from plevel.torch.verdict import Verdict
 from plevel.torch.whole import Whole
+from strategy.confirmation import Part
 from strategy.select import Selection
-from strategy.space import Config
 from strategy.workload import Workload
 from strategy.workload_text import parse_workload
 
@@ -23,30 +23,19 @@ MAX_REPORTS = 256
 
 
 @dataclass(frozen=True)
-class Row:
-    """A workload of a graph. `implementation` is empty where it is left to Inductor; `failed`: it has no kernel."""
-
-    workload: Workload
-    occurrences: int
-    share: float
-    implementation: str
-    reason: str
-    config: Config | None = None  # None also of a dispatch table
-    failed: bool = False
-
-
-@dataclass(frozen=True)
 class Report:
     """The answer for one graph: its workloads, what is not covered, and what was timed.
 
-    `note` says why the graph was left to Inductor as a whole, and is empty where it was not.
+    `note` says why the graph was left to Inductor as a whole, and is empty where it was not. `failed` has the workloads
+    without a kernel.
     """
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[Part, ...] = ()
     missed: Mapping[str, float] = field(default_factory=dict)
     verdict: Verdict | None = None
     note: str = ""
     parameters: frozenset[int] = frozenset()
+    failed: frozenset[Workload] = frozenset()
 
     @property
     def replaced(self) -> int:
@@ -81,7 +70,7 @@ def make_report(
 ) -> Report:
     """The report of a graph that Inductor compiled."""
     total = plan.extraction.flops or 1
-    rows = []
+    rows, failed = [], set()
     taken: Counter[Workload] = Counter()
     for found in plan.extraction.workloads:
         taken.update(found.parts if found.workload in kept else {})
@@ -93,6 +82,7 @@ def make_report(
             name, why = "", "each is merged with others of the same operand"
         elif kernel is None:
             name, why = "", plan.errors[found.workload]
+            failed.add(found.workload)
         elif found.workload in kept:
             name, why = kernel.implementation, kernel.explanation
             config = kernel.selection.config if isinstance(kernel.selection, Selection) else None
@@ -100,11 +90,14 @@ def make_report(
             unknown = "" if verdict else "its products are not measured to be slower apart"
             refused = verdict.refused if verdict else unknown
             name, why = "", refused or "the whole graph is not faster with it"
-        share = plan.extraction.share(found)
-        failed = bool(left) and kernel is None
-        rows.append(Row(found.workload, left or found.occurrences, share, name, why, config, failed))
+        rows.append(
+            Part(
+                workload=found.workload, occurrences=left or found.occurrences, share=plan.extraction.share(found),
+                implementation=name, reason=why, config=config,
+            )
+        )  # fmt: skip
     missed = {m.name: m.flops / total for m in plan.extraction.missed}
-    return Report(tuple(rows), missed, verdict, parameters=owned(model))
+    return Report(tuple(rows), missed, verdict, parameters=owned(model), failed=frozenset(failed))
 
 
 def report_whole(whole: Whole, verdict: Verdict, model: Any) -> Report:
@@ -116,8 +109,11 @@ def report_whole(whole: Whole, verdict: Verdict, model: Any) -> Report:
         workload = parse_workload(key)
         share = count[key] * (workload.flops or 0) / (verdict.flops or 1)
         rows.append(
-            Row(workload, count[key], share, step.implementation or "", step.because or step.reason or "", step.config)
-        )
+            Part(
+                workload=workload, occurrences=count[key], share=share, implementation=step.implementation or "",
+                reason=step.because or step.reason or "", config=step.config,
+            )
+        )  # fmt: skip
     ordered = tuple(sorted(rows, key=lambda row: -row.share))
     return Report(ordered, {}, verdict, parameters=owned(model))
 

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from plevel.cli.location import locate_database
 from plevel.database import is_lock
 from plevel.direct import connect
 from plevel.kernel_selection import Choose, find_records
-from plevel.torch.explanation import Report, Row
+from plevel.torch.explanation import Report
 from plevel.torch.kernel import kernel_digest
 from plevel.torch.plan import Plan
 from plevel.torch.verdict import Verdict
-from strategy.confirmation import Confirmation, Part
+from strategy.confirmation import Confirmation
 from strategy.record import convert
 from strategy.select import Selection
 from strategy.table import show_number
@@ -93,18 +94,11 @@ def _ask(database: str | None, ask: Callable[[Any], Any], failed: str) -> Any:
 
 
 def _confirmation(made: Report, verdict: Verdict, target: Target) -> Confirmation:
+    # The message of a failed build has paths of this machine.
+    reasons = ("it has no kernel here" if p.workload in made.failed else p.reason[:4000] for p in made.rows)
     return Confirmation(
         key=verdict.key, graph=verdict.graph, framework=f"torch {torch.__version__}",
-        target=target, parts=tuple(map(_part, made.rows)),
+        target=target, parts=tuple(replace(p, reason=r) for p, r in zip(made.rows, reasons, strict=True)),
         missed=dict(made.missed), steps=verdict.steps, refused=verdict.refused,
         before_s=verdict.before_s, after_s=verdict.after_s,
-    )  # fmt: skip
-
-
-def _part(row: Row) -> Part:
-    # The message of a failed build has paths of this machine.
-    reason = "it has no kernel here" if row.failed else row.reason
-    return Part(
-        workload=row.workload, occurrences=row.occurrences, share=row.share,
-        implementation=row.implementation, reason=reason[:4000], config=row.config,
     )  # fmt: skip
