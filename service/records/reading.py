@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from service.errors import InvalidError, StoppedError
-from service.formats import Attachment, FormatError, ImportedRecord, Item, Rejected
+from service.formats import FormatError, ImportedRecord, Item
 from service.formats.source import CHUNK, Stream, read_fully
 from service.records import reading_message as wire
 from strategy.record import decode, encode
@@ -226,12 +226,8 @@ class _Child:
                     yield _record_of(reply, shared)
                 elif isinstance(reply, wire.Shared):
                     shared.append(decode(reply.text, wire.KINDS[reply.what]))
-                elif isinstance(reply, wire.Aside):
-                    yield Rejected(
-                        line=reply.line, reason=reply.reason, detail=reply.detail, text=reply.text
-                    )
-                elif isinstance(reply, wire.Attached):
-                    yield Attachment(what=reply.what, key=reply.key, text=reply.text)
+                elif isinstance(reply, wire.Aside | wire.Attached):
+                    yield reply.item
                 elif isinstance(reply, wire.Forget):
                     shared.clear()
                 elif isinstance(reply, wire.More):

@@ -48,9 +48,9 @@ class Answers:
 
     def add(self, item: Item) -> None:
         if isinstance(item, Attachment):
-            self._held.append(wire.Attached(item.what, item.key, item.text))
+            self._held.append(wire.Attached(item))
         elif isinstance(item, Rejected):
-            self._held.append(wire.Aside(item.line, item.reason, item.detail, item.text))
+            self._held.append(wire.Aside(item))
         else:
             if len(self._numbers) > MAX_SHARED:
                 self._forget()

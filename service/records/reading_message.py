@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from service.formats import Format, ImportedRecord, Reason, Task
-from strategy.record import Device, ErrorKind, Phase, TimingPolicy
+from service.formats import Attachment, Format, ImportedRecord, Rejected, Task
+from strategy.record import Device, TimingPolicy
 from strategy.target import Target
 
 
@@ -43,44 +43,12 @@ class Forget(Reply, frozen=True, tag="forget"):
     """Restart the numbering of shared values."""
 
 
-class Row(Reply, frozen=True, tag="row"):
-    """The fields of an `ImportedRecord` in order, with shared values as numbers."""
-
-    source: str
-    task: int
-    config_key: str
-    samples_s: tuple[float, ...]
-    error: ErrorKind | None
-    message: str
-    measured_at: float
-    device_model: str
-    device: int | None
-    phase: Phase
-    session: str
-    worker: str
-    run: int | None
-    seed: int | None
-    policy: int | None
-    environment: int | None
-    prepare_s: float | None
-    build_s: float
-    check_s: float
-    run_s: float
-    code_digest: str
-    extra: bytes
-
-
 class Attached(Reply, frozen=True, tag="attachment"):
-    what: Literal["space", "module"]
-    key: str
-    text: str
+    item: Attachment
 
 
 class Aside(Reply, frozen=True, tag="aside"):
-    line: int
-    reason: Reason
-    detail: str
-    text: bytes
+    item: Rejected
 
 
 class More(Reply, frozen=True, tag="more"):
@@ -93,9 +61,15 @@ class End(Reply, frozen=True, tag="end"):
     error: str = ""
 
 
-AnyReply = Shared | Forget | Row | Attached | Aside | More | End
 KINDS: dict[str, Any] = {
     "task": Task, "device": Device, "policy": TimingPolicy, "environment": dict[str, Any],
 }  # fmt: skip
+_NUMBERS: dict[str, Any] = dict.fromkeys(KINDS, int | None) | {"task": int}
+# The fields of an `ImportedRecord` in order, with shared values as numbers.
+Row: Any = msgspec.defstruct(
+    "Row", [(f.name, _NUMBERS.get(f.name, f.type)) for f in msgspec.structs.fields(ImportedRecord)],
+    bases=(Reply,), frozen=True, tag="row",
+)  # fmt: skip
+AnyReply = Shared | Forget | Row | Attached | Aside | More | End
 FIELDS = ImportedRecord.__struct_fields__
 pack = msgspec.msgpack.Encoder().encode

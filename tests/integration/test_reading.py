@@ -291,7 +291,7 @@ def test_a_line_that_takes_too_long_is_put_aside() -> None:
     )
     replies = reading._replies.decode(reading_child._read(io.BytesIO(done.stdout)))
     aside = [r for r in replies if isinstance(r, reading_message.Aside)]
-    assert [(a.line, a.reason) for a in aside] == [(2, Reason.SLOW)]
+    assert [(a.item.line, a.item.reason) for a in aside] == [(2, Reason.SLOW)]
     rows = [r for r in replies if isinstance(r, reading_message.Row)]
     assert len(rows) == len([i for i in here(b"".join(lines)) if isinstance(i, ImportedRecord)])
 
