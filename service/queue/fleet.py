@@ -212,7 +212,7 @@ def tokens(connection: sa.Connection, workers: Collection[int]) -> Mapping[int, 
     return recall(connection, "token", workers, _find_tokens)
 
 
-_find_tokens = by_id(lambda row: row.token_id, *worker.c["id", "token_id"])
+_find_tokens = by_id(lambda row: row.token_id, sa.select(*worker.c["id", "token_id"]))
 
 
 _OWN = (

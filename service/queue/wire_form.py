@@ -108,11 +108,11 @@ def _find_own(connection: sa.Connection, asked: Collection[_Asked]) -> set[_Aske
 
 
 _find_implementations = by_id(
-    lambda row: (row.implementation, row.version), *task.c["id", "implementation", "version"]
+    lambda row: (row.implementation, row.version), sa.select(*task.c["id", "implementation", "version"])
 )
-_find_workloads = by_id(lambda row: convert(row.body, Workload), *workload.c["id", "body"])
+_find_workloads = by_id(lambda row: convert(row.body, Workload), sa.select(*workload.c["id", "body"]))
 # Those of runs as requested: libraries and cache sizes are not part of a target's key.
 _find_targets = by_id(
-    lambda row: Target.parse(row.target), run.c.id, run.c.request["target"].label("target")
+    lambda row: Target.parse(row.target), sa.select(run.c.id, run.c.request["target"].label("target"))
 )
-_find_policies = by_id(lambda row: convert(row.body, TimingPolicy), *timing_policy.c["id", "body"])
+_find_policies = by_id(lambda row: convert(row.body, TimingPolicy), sa.select(*timing_policy.c["id", "body"]))

@@ -14,7 +14,7 @@ from service.formats.entry import config_key
 from service.records import best, tvm_history
 from service.records.origin import find_owners, identify
 from service.store import catalogue
-from service.store.row_cache import recall
+from service.store.row_cache import by_id, recall
 from service.store.sql import among, now, put_rows
 from service.store.tables import EntryState, device, job_entry, record, task
 from service.store.tables import target as target_table
@@ -171,17 +171,12 @@ def _store(
     return rows
 
 
-def _find_least(connection: sa.Connection, tasks: Collection[int]) -> dict[int, float]:
-    """The shortest plausible time of a call, by task."""
-    rows = connection.execute(_WORKLOADS, {"ids": tasks})
-    return {r.id: least_seconds(convert(r.body, Workload), Target.parse(r.target)) for r in rows}
-
-
-_WORKLOADS = (
+# The shortest plausible time of a call, by task.
+_find_least = by_id(
+    lambda row: least_seconds(convert(row.body, Workload), Target.parse(row.target)),
     sa.select(task.c.id, workload_table.c.body, target_table.c.body.label("target"))
     .join(workload_table, workload_table.c.id == task.c.workload_id)
-    .join(target_table, target_table.c.id == task.c.target_id)
-    .where(among(task.c.id))
+    .join(target_table, target_table.c.id == task.c.target_id),
 )
 
 

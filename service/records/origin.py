@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from service.formats.entry import config_key, identity, task_key
 from service.store import catalogue
 from service.store.namespace import within
-from service.store.row_cache import recall
+from service.store.row_cache import by_id, recall
 from service.store.sql import among, now
 from service.store.tables import job, record, run, task
 from service.store.tables import workload as workload_table
@@ -93,13 +93,8 @@ _TAKEN = sa.select(record.c.identity).where(
 )
 
 
-def _find_tasks(connection: sa.Connection, ids: Collection[int]) -> dict[int, Any]:
-    query = (
-        sa.select(
-            *task.c["id", "namespace", "implementation", "version", "space_digest"],
-            workload_table.c.key,
-        )
-        .join(workload_table, workload_table.c.id == task.c.workload_id)
-        .where(among(task.c.id))
-    )
-    return {row.id: row for row in connection.execute(query, {"ids": ids})}
+_find_tasks = by_id(
+    lambda row: row,
+    sa.select(*task.c["id", "namespace", "implementation", "version", "space_digest"], workload_table.c.key)
+    .join(workload_table, workload_table.c.id == task.c.workload_id),
+)  # fmt: skip

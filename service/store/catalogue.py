@@ -14,7 +14,7 @@ from service.errors import InvalidError
 from service.formats.admission import MAX_KEY
 from service.formats.entry import Task as ImportedTask
 from service.store.namespace import DEFAULT, key_within
-from service.store.row_cache import recall
+from service.store.row_cache import by_id, recall
 from service.store.sql import among, given_table, insert, now, values_of, values_table
 from service.store.tables import (
     attachment,
@@ -172,26 +172,21 @@ def put_task(
         "space_digest": "" if space is None else space.digest,
         "namespace": namespace,
     }
+    # Columns that are not part of the version may change: plevel, derived features.
+    described = {"plevel": candidate.plevel, "space": None if space is None else space.to_json()}
     known = connection.execute(
         sa.select(*task.c["id", "plevel", "space"]).where(
             *(task.c[name] == v for name, v in identity.items())
         )
     ).one_or_none()
     if known is not None:
-        # Columns that are not part of the version may change: plevel, derived features.
-        described = candidate.plevel, None if space is None else space.to_json()
-        if described != (known.plevel, known.space):
-            connection.execute(
-                sa.update(task)
-                .where(task.c.id == known.id)
-                .values(plevel=described[0], space=described[1])
-            )
+        if described != {"plevel": known.plevel, "space": known.space}:
+            connection.execute(sa.update(task).where(task.c.id == known.id).values(**described))
         return int(known.id)
     values = {
-        "plevel": candidate.plevel,
+        **described,
         "library": candidate.library,
         "condition": None if condition is None else condition.to_json(),
-        "space": None if space is None else space.to_json(),
         "space_size": space_size,
         "created_at": now(),
     }
@@ -220,11 +215,7 @@ def find_devices(connection: sa.Connection, ids: Collection[int]) -> Mapping[int
     return recall(connection, "device", ids, _find_devices)
 
 
-_DEVICES = sa.select(*device.c["id", "model", "slot"]).where(among(device.c.id))
-
-
-def _find_devices(connection: sa.Connection, ids: Collection[int]) -> dict[int, Any]:
-    return {row.id: row for row in connection.execute(_DEVICES, {"ids": ids})}
+_find_devices = by_id(lambda row: row, sa.select(*device.c["id", "model", "slot"]))
 
 
 _TASK = ("workload_id", "target_id", "implementation", "version", "space_digest", "namespace")

@@ -44,10 +44,10 @@ def recall(
 
 
 def by_id(
-    make: Callable[[Any], V], *columns: sa.ColumnElement[Any]
+    make: Callable[[Any], V], query: sa.Select[Any]
 ) -> Callable[[sa.Connection, Collection[int]], dict[int, V]]:
-    """A `find` for `recall`, by ids, which are the first of the columns; `make` makes the value of a row."""
-    query = sa.select(*columns).where(among(columns[0]))
+    """A `find` for `recall`, by ids, the first column of the query; `make` makes the value of a row."""
+    query = query.where(among(query.selected_columns[0]))
     return lambda connection, ids: {row[0]: make(row) for row in connection.execute(query, {"ids": ids})}
 
 
