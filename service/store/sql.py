@@ -63,7 +63,7 @@ class _Integers(sa.TypeDecorator[Sequence[int]]):
 
 
 class among(FunctionElement[Any]):  # noqa: N801 - reads as SQL
-    """The condition that a column is one of the integers given as the parameter `name`.
+    """The condition that a column is one of the integers given as the parameter `ids`.
 
     They are one parameter, so that the statement is compiled once, and prepared once by the database.
     """
@@ -71,8 +71,8 @@ class among(FunctionElement[Any]):  # noqa: N801 - reads as SQL
     type = sa.types.NULLTYPE  # with Boolean, SQLite would compare with 1 and use no index
     inherit_cache = True
 
-    def __init__(self, column: Any, name: str = "ids") -> None:
-        super().__init__(column, sa.bindparam(name, type_=_Integers()))
+    def __init__(self, column: Any) -> None:
+        super().__init__(column, sa.bindparam("ids", type_=_Integers()))
 
 
 @compiles(among, "sqlite")
@@ -95,16 +95,8 @@ def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgr
 def values_table(
     connection: sa.Connection, columns: Sequence[sa.Column[Any]], rows: Iterable[Sequence[Any]]
 ) -> sa.Subquery:
-    """Rows of texts and integers as a table named `given`, with the names and types of `columns`.
-
-    They are one parameter, which joins many queries into one.
-    """
-    return _given(connection.dialect.name, columns, sa.bindparam("rows", values_of(rows)))
-
-
-def given_table(dialect: str, columns: Sequence[sa.Column[Any]]) -> sa.Subquery:
-    """As `values_table`, with the rows as the parameter `rows` of each execution (see `values_of`)."""
-    return _given(dialect, columns, sa.bindparam("rows", type_=sa.String()))
+    """As `given_table`, with its rows."""
+    return given_table(connection.dialect.name, columns, sa.bindparam("rows", values_of(rows)))
 
 
 def values_of(rows: Iterable[Sequence[Any]]) -> str:
@@ -112,9 +104,16 @@ def values_of(rows: Iterable[Sequence[Any]]) -> str:
     return orjson.dumps(list(rows)).decode()
 
 
-def _given(
-    dialect: str, columns: Sequence[sa.Column[Any]], rows: sa.BindParameter[Any]
+_GIVEN = sa.bindparam("rows", type_=sa.String())
+
+
+def given_table(
+    dialect: str, columns: Sequence[sa.Column[Any]], rows: sa.BindParameter[Any] = _GIVEN
 ) -> sa.Subquery:
+    """Rows of texts and integers as a table named `given`, with the names and types of `columns`.
+
+    They are one parameter of each execution (see `values_of`), which joins many queries into one.
+    """
     parts = []
     for i, c in enumerate(columns):
         if dialect == "sqlite":
