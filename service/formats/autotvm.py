@@ -28,6 +28,7 @@ from service.formats.entry import (
     Task,
     checked,
     config_key,
+    remembered,
 )
 from service.formats.foreign_target import foreign_target
 from service.formats.source import Source, check, load
@@ -35,7 +36,6 @@ from service.formats.template import arguments_of, family, tensor, workload_of
 from strategy.config import MAX_PARTS, MAX_TEXT
 from strategy.record import ErrorKind, analyse
 
-MAX_CACHED = 20_000
 MAX_KNOBS = 100
 MAX_COSTS = 10_000
 
@@ -77,10 +77,14 @@ class _Config(msgspec.Struct, forbid_unknown_fields=True):
     entity: Knobs
 
 
+# Costs, the number of the error, the cost of all, and the timestamp.
+_Result = tuple[Annotated[list[float], Meta(max_length=MAX_COSTS)], int, float, float]
+
+
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     input: msgspec.Raw
     config: _Config
-    result: tuple[Annotated[list[float], Meta(max_length=MAX_COSTS)], int, float, float]
+    result: _Result
     version: float
     tvm_version: Text | None = None
 
@@ -126,17 +130,12 @@ def _record(line: bytes, tasks: dict[bytes, tuple[Task, str]]) -> ImportedRecord
             return _record_0_1(data, tasks)
         parsed, more = _closely(data)
     raw = bytes(parsed.input)
-    known = tasks.get(raw)
-    if known is None:
-        known = _task(load(raw))
-        if len(tasks) >= MAX_CACHED:
-            tasks.clear()
-        tasks[raw] = known
+    task, target = remembered(tasks, raw, lambda: _task(load(raw)))
     extra = _Extra(
-        known[1], [], parsed.config.index, parsed.config.code_hash, version=parsed.version,
+        target, [], parsed.config.index, parsed.config.code_hash, version=parsed.version,
         tvm_version=parsed.tvm_version, more=more,
     )  # fmt: skip
-    return _built(known[0], parsed.config.entity, parsed.result, extra)
+    return _built(task, parsed.config.entity, parsed.result, extra)
 
 
 def _load(line: bytes) -> dict[str, Any]:
@@ -161,9 +160,7 @@ def _closely(data: dict[str, Any]) -> tuple[_Line, dict[str, Any]]:
         )  # fmt: skip
     more = {k: v for k, v in data.items() if k not in _Line.__struct_fields__}
     known = {k: v for k, v in data.items() if k not in more}
-    result = known.get("result")
-    if isinstance(result, list) and result and isinstance(result[0], list):
-        _check_costs(result[0])
+    _check_costs(known.get("result"))
     config = known.get("config")
     if isinstance(config, dict):
         unknown = {k: v for k, v in config.items() if k not in _Config.__struct_fields__}
@@ -182,15 +179,14 @@ def _finite(value: Any) -> bytes:
         raise RejectError(Reason.FIELD, f"NaN or infinity outside of times: {error}") from error
 
 
-def _check_costs(costs: list[Any]) -> None:
-    for cost in costs:
+def _check_costs(result: Any) -> None:
+    listed = isinstance(result, list) and result and isinstance(result[0], list)
+    for cost in result[0] if listed else ():
         if not isinstance(cost, int | float) or isinstance(cost, bool) or not math.isfinite(cost):
             raise RejectError(Reason.COST, f"{cost!r:.40} is not a time")
 
 
-def _built(
-    task: Task, entity: Knobs, result: tuple[list[float], int, float, float], extra: _Extra
-) -> ImportedRecord:
+def _built(task: Task, entity: Knobs, result: _Result, extra: _Extra) -> ImportedRecord:
     costs, number, extra.all_cost, measured_at = result
     error = None
     if number:
@@ -262,26 +258,20 @@ def _record_0_1(data: dict[str, Any], tasks: dict[bytes, tuple[Task, str]]) -> I
     config = entries[5]
     if not config.keys() <= {"i", "c", "e", "t"}:
         raise RejectError(Reason.FIELD, "i: a config has the keys i, c, e and t")
-    if isinstance(result, list) and result and isinstance(result[0], list):
-        _check_costs(result[0])
+    _check_costs(result)
     template = msgspec.convert(config.get("t"), Text | None)
     raw = _finite([*entries[:4], template])
-    known = tasks.get(raw)
-    if known is None:
-        if len(tasks) >= MAX_CACHED:
-            tasks.clear()
-        known = tasks[raw] = _task(entries[:4], template)
+    task, target = remembered(tasks, raw, lambda: _task(entries[:4], template))
     parsed = msgspec.convert(
         {"index": config.get("i"), "code_hash": config.get("c"), "entity": config.get("e")}, _Config
     )
     extra = _Extra(
-        known[1], [], parsed.index, parsed.code_hash, version=0.1, template=template,
+        target, [], parsed.index, parsed.code_hash, version=0.1, template=template,
         workload=msgspec.Raw(_finite(entries[4])),
     )  # fmt: skip
-    return _built(known[0], parsed.entity, msgspec.convert(result, _Result), extra)
+    return _built(task, parsed.entity, msgspec.convert(result, _Result), extra)
 
 
-_Result = tuple[Annotated[list[float], Meta(max_length=MAX_COSTS)], int, float, float]
 analyse(_Config, _Extra, _Result)
 
 

@@ -6,10 +6,10 @@ import hashlib
 import json
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import orjson
@@ -22,6 +22,20 @@ from strategy.types import TypeSyntaxError
 from strategy.workload import Workload, WorkloadError
 
 MAX_COST_S = 1e9  # what AutoTVM and MetaSchedule write if there is no time
+MAX_CACHED = 20_000  # values of one kind, which many records share
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def remembered(cache: dict[K, V], key: K, make: Callable[[], V]) -> V:
+    """The value of a key, made if it is not cached; a full cache begins anew."""
+    found = cache.get(key)
+    if found is None:
+        if len(cache) >= MAX_CACHED:
+            cache.clear()
+        found = cache[key] = make()
+    return found
 
 
 class Reason(StrEnum):

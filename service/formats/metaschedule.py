@@ -29,6 +29,7 @@ from service.formats.entry import (
     Task,
     checked,
     config_key,
+    remembered,
 )
 from service.formats.foreign_target import foreign_target
 from service.formats.source import MAX_LINE as MAX_RECORD
@@ -40,7 +41,6 @@ from strategy.types import TensorType
 from strategy.workload import Input, Workload
 
 MAX_LINE = 1 << 26  # of a workload, as a module with constants may be long
-MAX_CACHED = 20_000
 MAX_WORKLOADS = 100_000
 
 _HASH = re.compile(r"-?[0-9]{1,20}")
@@ -108,11 +108,7 @@ class _Reader:
             load(body)
             raise
         key = (module, bytes(target), bytes(arguments))
-        task = self._tasks.get(key)
-        if task is None:
-            if len(self._tasks) >= MAX_CACHED:
-                self._tasks.clear()
-            task = self._tasks[key] = _task(hashed, module, load(key[1]), load(key[2]))
+        task = remembered(self._tasks, key, lambda: _task(hashed, module, load(key[1]), load(key[2])))
         values: dict[str, Any] = {"trace": hashlib.sha256(bytes(instructions)).hexdigest()[:16]}
         for place, decision in decisions:
             name = f"decision_{place}"

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from service.formats import autotvm, kernel_tuner, metaschedule
 from service.formats.entry import (
+    MAX_CACHED,
     MAX_COST_S,
     Attachment,
     ImportedRecord,
@@ -34,8 +35,7 @@ from strategy.space import ConfigSpace
 VERSION = 1
 MAX_LINE = 1 << 26  # of an attachment, as a module with constants may be long
 MAX_RECORD = 1 << 21  # of any other line: the largest record of any format
-MAX_CACHED = 20_000  # distinct tasks, devices, environments and policies
-KEPT = 2_000  # of them, from one log to the next
+KEPT = 2_000  # distinct tasks, devices, environments and policies, from one log to the next
 KEPT_BYTES = 1 << 21
 
 class _Own(msgspec.Struct):

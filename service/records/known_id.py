@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
 from service.formats import ImportedRecord
-from service.formats.entry import Task
+from service.formats.entry import Task, remembered
 from service.store import catalogue
 from strategy.record import Device, TimingPolicy, encode
 from strategy.target import Target
 
 MAX_KNOWN = 20_000  # ids of a kind
-
-K = TypeVar("K")
 
 
 class KnownIds:
@@ -86,13 +84,13 @@ class KnownIds:
         task_id, variant_id, target_id = self._tasks[where, item.task.key]
         environment_id = None
         if item.environment:
-            environment_id = _remembered(
+            environment_id = remembered(
                 self._environments, encode(item.environment),
                 lambda: catalogue.put_environment(connection, item.environment),
             )  # fmt: skip
         policy_id, policy = None, item.policy
         if policy is not None:
-            policy_id = _remembered(
+            policy_id = remembered(
                 self._policies, policy, lambda: catalogue.put_policy(connection, policy)
             )
         device_id = self._device(connection, item, target_id)
@@ -101,26 +99,19 @@ class KnownIds:
     def _device(self, connection: sa.Connection, item: ImportedRecord, target_id: int) -> int | None:
         given = item.device
         if given is not None:
-            return _remembered(
+            return remembered(
                 self._devices, encode(given), lambda: _put_device(connection, given)
             )
         if not item.device_model:
             return None
         # Only the device model is known: one row stands for all such devices.
-        return _remembered(
+        return remembered(
             self._models, item.device_model,
             lambda: catalogue.put_device(
                 connection, f"model:{catalogue.digest_of(item.device_model)}", "", item.device_model,
                 target_id, item.task.target.to_json(), {},
             ),
         )  # fmt: skip
-
-
-def _remembered(cache: dict[K, int], key: K, put: Callable[[], int]) -> int:
-    found = cache.get(key)
-    if found is None:
-        found = cache[key] = put()
-    return found
 
 
 def _put_device(connection: sa.Connection, given: Device) -> int:
