@@ -155,7 +155,7 @@ def settle(
     attempts: dict[tuple[int, str], list[Any]] = {}  # all records of these configurations that affect their cost
     for row in found:
         attempts.setdefault((row.task_id, row.config_digest), []).append(row)
-    samples = _samples(connection, _pooled_ids(attempts.values()))
+    samples = _pooled_samples(connection, attempts.values())
     gone: list[Place] = []
     winners: dict[Place, list[Any]] = {}
     for place, digests in sorted(places.items()):
@@ -191,13 +191,9 @@ def _rows(
     return found
 
 
-def _pooled_ids(groups: Iterable[list[Any]]) -> set[int]:
-    """Records whose samples are pooled; the median of a single one is on record."""
-    ids: set[int] = set()
-    for rows in groups:
-        if len(rows) > 1:
-            ids.update(row.id for row in rows if row.error is None)
-    return ids
+def _pooled_samples(connection: sa.Connection, groups: Iterable[list[Any]]) -> dict[int, list[float]]:
+    """The samples of records that are pooled; the median of a single one is on record."""
+    return _samples(connection, {row.id for rows in groups if len(rows) > 1 for row in rows if row.error is None})
 
 
 def _samples(connection: sa.Connection, ids: set[int]) -> dict[int, list[float]]:
@@ -415,7 +411,7 @@ def _rank_place(
     groups: dict[str, list[Any]] = {}
     for row in rows:
         groups.setdefault(row.config_digest, []).append(row)
-    return rank(rows, phase, _samples(connection, _pooled_ids(groups.values())))
+    return rank(rows, phase, _pooled_samples(connection, groups.values()))
 
 
 def _at(place: Place) -> sa.ColumnElement[bool]:

@@ -147,7 +147,7 @@ class Importer:
         for attempt in range(TRIES):
             try:
                 with self._store.write() as connection:
-                    new = self._write(connection, pending, also or _nothing)
+                    new = self._write(connection, pending, also)
                 break
             except BaseException as error:
                 self._ids.forget()  # those of rows that were rolled back
@@ -157,7 +157,7 @@ class Importer:
         return new
 
     def _write(
-        self, connection: sa.Connection, pending: Batch, also: Callable[[sa.Connection, frozenset[bytes]], None]
+        self, connection: sa.Connection, pending: Batch, also: Callable[[sa.Connection, frozenset[bytes]], None] | None
     ) -> frozenset[bytes]:
         _put_attachments(connection, pending.attachments, pending.namespace)
         where, rows = pending.namespace, self._fresh(connection, pending)
@@ -182,7 +182,8 @@ class Importer:
                 add_rows(connection, COLUMNS, whole, record.c.recorded_at)
                 current = best.ask_current(connection, ask, places)
                 lowest = tvm_history.ask_known(connection, ask, fastest)
-            also(connection, new)
+            if also is not None:
+                also(connection, new)
         if whole:
             best.settle(connection, places, current, lambda: tvm_history.settle(connection, fastest, lowest))
         return new
@@ -201,10 +202,6 @@ class Importer:
                 known.append(_ask_known(connection, ask, advice, rows.keys()))
         found = {bytes(row[0]) for table in known for row in table}
         return {identity: row for identity, row in rows.items() if identity not in found} if found else rows
-
-
-def _nothing(_connection: sa.Connection, _new: frozenset[bytes]) -> None:
-    """Insert nothing more."""
 
 
 def _state(error: BaseException) -> str | None:

@@ -6,7 +6,7 @@ networks, which are not imported, it deletes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,8 +156,8 @@ def _old(
 
 
 def _delete(connection: sa.Connection, task_id: int, digests: Sequence[str]) -> None:
-    for part in _parts(digests):
-        gone = sa.and_(record.c.task_id == task_id, record.c.config_digest.in_(part))
+    for at in range(0, len(digests), ROWS):
+        gone = sa.and_(record.c.task_id == task_id, record.c.config_digest.in_(digests[at : at + ROWS]))
         ids = sa.select(record.c.id).where(gone)
         connection.execute(sa.delete(tombstone).where(tombstone.c.record_id.in_(ids)))
         connection.execute(sa.delete(record).where(gone))
@@ -263,9 +263,3 @@ def _mark(
 ) -> None:
     if ids:
         connection.execute(sa.insert(of), [{name: i, "purge_id": purge_id} for i in ids])
-
-
-def _parts(values: Iterable[str]) -> Iterator[list[str]]:
-    listed = list(values)
-    for at in range(0, len(listed), ROWS):
-        yield listed[at : at + ROWS]
