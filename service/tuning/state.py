@@ -8,7 +8,8 @@ import sqlalchemy as sa
 
 from service.store import event
 from service.store.sql import now
-from service.store.tables import TaskState, run, run_task
+from service.store.tables import run, run_task
+from service.tuning.tuning_run import TuningTask
 from strategy.record import RunState
 
 _PRIORITY = sa.func.coalesce(run.c.request["priority"].as_integer(), 0).label("priority")
@@ -36,17 +37,13 @@ def begin_finals(connection: sa.Connection, run_id: int, message: str, *, comple
     event.note(connection, "confirming", run_id=run_id, message=message)
 
 
-def set_task_state(
-    connection: sa.Connection, run_id: int, task_id: int, implementation: str, state: TaskState,
-    message: str,
-) -> None:  # fmt: skip
+def set_task_state(connection: sa.Connection, run_id: int, t: TuningTask) -> None:
     """Store the state of a run's task and its reason."""
     connection.execute(
         sa.update(run_task)
-        .where(run_task.c.run_id == run_id, run_task.c.task_id == task_id)
-        .values(state=state, message=message)
+        .where(run_task.c.run_id == run_id, run_task.c.task_id == t.id)
+        .values(state=t.state, message=t.message)
     )
     event.note(
-        connection, state.value, run_id=run_id, task=task_id, implementation=implementation,
-        message=message,
-    )  # fmt: skip
+        connection, t.state.value, run_id=run_id, task=t.id, implementation=t.implementation, message=t.message
+    )

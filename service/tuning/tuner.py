@@ -60,20 +60,18 @@ class Tuner(Background):
         model: the cost model, for runs that request one.
         changed: notified of results and of created or cancelled runs, also by the tuner.
         queued: notified when jobs are enqueued.
-        name: the owner's name of its leases, unique among services.
     """
 
     def __init__(
-        self, store: Store, settings: Settings, model: CostModel, changed: Wakeup, queued: Wakeup,
-        name: str | None = None,
-    ) -> None:  # fmt: skip
+        self, store: Store, settings: Settings, model: CostModel, changed: Wakeup, queued: Wakeup
+    ) -> None:
         super().__init__("tuner", settings.poll_s, changed)
         self.store = store
         self.settings = settings
         self.model = model
         self.changed = changed
         self.queued = queued
-        self._ownership = Ownership(settings.lease_s, name)
+        self._ownership = Ownership(settings.lease_s)
         self._runs: dict[int, TuningRun] = {}
         self._remeasure_at = 0.0  # time.monotonic
 
@@ -281,9 +279,7 @@ class Tuner(Background):
                 return  # cancelled, or taken over by another service
             tuning.join(row.priority)
             for t in tuning.changed:
-                state.set_task_state(
-                    connection, tuning.id, t.id, t.implementation, t.state, t.message
-                )
+                state.set_task_state(connection, tuning.id, t)
             tuning.changed.clear()
             entries = [e for p in proposals for e in p.entries]
             if entries and crossing.is_crossed(connection, tuning, entries):

@@ -58,14 +58,8 @@ class Filter(Wanted):
         equal = ((record.c.run_id, self.run_id), (record.c.task_id, self.task_id), (record.c.phase, phase))
         found = [column == wanted for column, wanted in equal if wanted is not None]
         found += self._on_device(record)
-        if self.op is not None or self.implementation is not None:
-            tasks = sa.select(task.c.id)
-            if self.op is not None:
-                of_op = sa.select(workload.c.id).where(workload.c.op == self.op)
-                tasks = tasks.where(task.c.workload_id.in_(of_op))
-            if self.implementation is not None:
-                tasks = tasks.where(task.c.implementation == self.implementation)
-            found.append(record.c.task_id.in_(tasks))
+        if of_task := self.of_task():
+            found.append(record.c.task_id.in_(sa.select(task.c.id).where(*of_task)))
         found += of_error(self.error)
         if self.message is not None:
             found.append(record.c.message.icontains(self.message, autoescape=True))
