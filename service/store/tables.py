@@ -74,12 +74,13 @@ class Scope(StrEnum):
 
 
 def _table(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
-    """A table with an id, besides these columns and constraints."""
-    return sa.Table(name, metadata, sa.Column("id", Id, primary_key=True), *items)
+    """A table with an id, unless one of its columns is a key, besides these columns and constraints."""
+    is_keyed = any(isinstance(item, sa.Column) and item.primary_key for item in items)
+    return sa.Table(name, metadata, *([] if is_keyed else [sa.Column("id", Id, primary_key=True)]), *items)
 
 
-def _ref(name: str, target: str, *, nullable: bool = False) -> sa.Column[int]:
-    return sa.Column(name, Id, sa.ForeignKey(f"{target}.id"), nullable=nullable)
+def _ref(name: str, target: str, *, nullable: bool = False, key: bool = False) -> sa.Column[int]:
+    return sa.Column(name, Id, sa.ForeignKey(f"{target}.id"), nullable=nullable, primary_key=key)
 
 
 def _instant(name: str, *, nullable: bool = False) -> sa.Column[float]:
@@ -271,11 +272,10 @@ device = _table(
     sa.UniqueConstraint("identity", "digest"),
 )
 
-worker_device = sa.Table(
+worker_device = _table(
     "worker_device",
-    metadata,
-    sa.Column("worker_id", Id, sa.ForeignKey("worker.id"), primary_key=True),
-    sa.Column("device_id", Id, sa.ForeignKey("device.id"), primary_key=True),
+    _ref("worker_id", "worker", key=True),
+    _ref("device_id", "device", key=True),
     # The target under which this worker drives it: threads are part of a target, not of a device.
     _ref("target_id", "target"),
     sa.Index(None, "device_id"),
@@ -408,9 +408,8 @@ record = _table(
 MEASURED_HERE = record.c.job_id.is_not(None)
 
 # Documents that imported records refer to: spaces by their digest, modules by the SHA-256 of their text.
-attachment = sa.Table(
+attachment = _table(
     "attachment",
-    metadata,
     sa.Column("what", sa.String(16), primary_key=True),
     sa.Column("key", sa.String(64), primary_key=True),
     sa.Column("text", sa.Text(), nullable=False),
@@ -456,24 +455,21 @@ purge = _table(
     sa.Column("records", sa.BigInteger(), nullable=False),
 )
 
-tombstone = sa.Table(
+tombstone = _table(
     "tombstone",
-    metadata,
-    sa.Column("record_id", Id, sa.ForeignKey("record.id"), primary_key=True),
+    _ref("record_id", "record", key=True),
     _ref("purge_id", "purge"),
 )
 
-advice_tombstone = sa.Table(
+advice_tombstone = _table(
     "advice_tombstone",
-    metadata,
-    sa.Column("advice_id", Id, sa.ForeignKey("advice.id"), primary_key=True),
+    _ref("advice_id", "advice", key=True),
     _ref("purge_id", "purge"),
 )
 
-best = sa.Table(
+best = _table(
     "best",
-    metadata,
-    sa.Column("task_id", Id, sa.ForeignKey("task.id"), primary_key=True),
+    _ref("task_id", "task", key=True),
     sa.Column("scope", sa.String(16), primary_key=True),
     # The device's id, the device model, or empty for the target.
     sa.Column("scope_value", sa.Text(), primary_key=True),
@@ -489,11 +485,10 @@ best = sa.Table(
 )
 
 # The lowest mean cost, the input of TVM's own rule; derived as `best` is.
-history = sa.Table(
+history = _table(
     "history",
-    metadata,
-    sa.Column("task_id", Id, sa.ForeignKey("task.id"), primary_key=True),
-    sa.Column("variant_id", Id, sa.ForeignKey("target_variant.id"), primary_key=True),
+    _ref("task_id", "task", key=True),
+    _ref("variant_id", "target_variant", key=True),
     sa.Column("model", sa.Text(), primary_key=True),  # the device model, empty if not known
     sa.Column("mean_s", sa.Double(), nullable=False),
     sa.Column("config_digest", Digest, nullable=False),
