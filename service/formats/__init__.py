@@ -42,12 +42,8 @@ __all__ = [
     "Summary",
     "Task",
     "admitted",
-    "autotvm",
     "detect",
     "grouped",
-    "kernel_tuner",
-    "metaschedule",
-    "native",
     "read",
 ]
 

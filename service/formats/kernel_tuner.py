@@ -117,9 +117,9 @@ class _Reader(ABC):
         self._parameters: dict[str, None] = {}  # in their order
         self._keys: dict[str, None] = {}
 
-    @abstractmethod
     def needs_all(self, head: bytes) -> bool:
-        """True if the whole file must be read before its first record."""
+        """True if the whole file must be read before its first record, as no header has the parameters' values."""
+        return True
 
     @abstractmethod
     def _learn(self, frame: dict[str, Any]) -> Iterator[Item]:
@@ -299,10 +299,6 @@ class _Results(_Reader):
         super().__init__(name, target)
         self._unit = 1e-3
         self._values: dict[str, dict[str, Any]] = {}
-
-    def needs_all(self, head: bytes) -> bool:
-        """Return True, as no header has the parameters and their values."""
-        return True
 
     def _note(self, entry: dict[str, Any]) -> None:
         super()._note(entry)

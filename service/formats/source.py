@@ -105,7 +105,7 @@ class Source:
     def __init__(self, stream: Stream, name: str = "") -> None:
         self.name = name.replace("\0", "")
         self._stream = stream
-        self._fault: Rejected | None = None
+        self.fault: Rejected | None = None  # what stopped reading, known after it
         first = read_fully(stream, CHUNK)
         packed = first.startswith(GZIP)
         self._chunks = _gathered(self._unpacked(first)) if packed else self._plain(first)
@@ -148,18 +148,13 @@ class Source:
             self._stop(Reason.TRUNCATED, "the gzip file is truncated: the part before was read")
 
     def _stop(self, reason: Reason, detail: str) -> None:
-        self._fault = Rejected(line=0, reason=reason, detail=detail)
+        self.fault = Rejected(line=0, reason=reason, detail=detail)
 
     def chunks(self) -> Iterator[bytes]:
         """The content, the head first."""
         if self.head:
             yield self.head
         yield from self._chunks
-
-    @property
-    def fault(self) -> Rejected | None:
-        """The fault that stopped reading, known after reading the content."""
-        return self._fault
 
     def read_lines(
         self, read: Callable[[bytes], Item | Sequence[Item] | None], limit: int = MAX_LINE
@@ -219,8 +214,8 @@ class Source:
         if size and not skipping:
             self.ended_openly = True
             yield number + 1, b"".join(pieces)
-        if self._fault is not None:
-            yield self._fault
+        if self.fault is not None:
+            yield self.fault
 
 
 def _is_cut(error: Exception) -> bool:
