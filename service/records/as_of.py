@@ -51,7 +51,11 @@ def best_at(
             .order_by(record.c.id)
         ).all()  # fmt: skip
         samples = {row.id: row.samples_s for row in rows}
-        for (scope, value), found in _by_place(rows).items():
+        places: dict[tuple[Scope, str], list[Any]] = {}
+        for row in rows:
+            for place in best.scopes_of(row.device_id, row):
+                places.setdefault(place, []).append(row)
+        for (scope, value), found in places.items():
             ranked = best.rank(found, Phase.CONFIRM, samples) or best.rank(
                 found, Phase.SEARCH, samples
             )
@@ -62,14 +66,3 @@ def best_at(
                     of.digest, of.target_id, of.implementation, of.version, scope, value,
                     pool[0].config, pool[0].config_digest, cost.median_s, cost.low_s, cost.high_s, cost.samples,
                 )  # fmt: skip
-
-
-def _by_place(rows: Iterable[Any]) -> dict[tuple[Scope, str], list[Any]]:
-    places: dict[tuple[Scope, str], list[Any]] = {}
-    for row in rows:
-        places.setdefault((Scope.TARGET, ""), []).append(row)
-        if row.device_id is not None:
-            places.setdefault((Scope.MODEL, row.model), []).append(row)
-            if row.slot:  # a device, not only a model's name
-                places.setdefault((Scope.DEVICE, str(row.device_id)), []).append(row)
-    return places

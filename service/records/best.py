@@ -206,16 +206,20 @@ def places_of(connection: sa.Connection, changed: Iterable[Change]) -> dict[Plac
     changed = list(changed)
     ids = {c.device_id for c in changed if c.device_id is not None}
     devices = catalogue.find_devices(connection, ids)
-    scopes: dict[int | None, list[tuple[Scope, str]]] = {None: [(Scope.TARGET, "")]}
-    for device_id in ids:
-        scopes[device_id] = [(Scope.MODEL, devices[device_id].model), (Scope.TARGET, "")]
-        if devices[device_id].slot:  # a device, not only a model's name
-            scopes[device_id].append((Scope.DEVICE, str(device_id)))
+    scopes = {i: scopes_of(i, None if i is None else devices[i]) for i in (None, *ids)}
     places: dict[Place, list[Change]] = {}
     for change in changed:
         for scope, value in scopes[change.device_id]:
             places.setdefault((change.task_id, scope, value), []).append(change)
     return places
+
+
+def scopes_of(device_id: int | None, described: Any) -> list[tuple[Scope, str]]:
+    """The scopes of the records of a device with this `model` and `slot`, or of one that is not known."""
+    if device_id is None:
+        return [(Scope.TARGET, "")]
+    own = [(Scope.DEVICE, str(device_id))] if described.slot else []  # a device, not only a model's name
+    return [(Scope.TARGET, ""), (Scope.MODEL, described.model), *own]
 
 
 def _contenders(changes: Iterable[Change], old: Any) -> set[str]:
