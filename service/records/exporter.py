@@ -183,7 +183,6 @@ def _page(wanted: Wanted, cursor: int, last: int) -> sa.Select[Any]:
             timing_policy.c.body.label("policy"),
         )
         .join(task, task.c.id == record.c.task_id)
-        .join(workload, workload.c.id == task.c.workload_id)
         .outerjoin(device, device.c.id == record.c.device_id)
         .outerjoin(worker, worker.c.id == record.c.worker_id)
         .outerjoin(environment, environment.c.id == record.c.environment_id)
