@@ -151,7 +151,6 @@ for _name, _own in {
 }.items():  # fmt: skip
     for _overload in ("Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar"):
         OPERATORS[f"aten.{_name}.{_overload}"] = _binary(_own)
-OPERATORS["aten.floor_divide.default"] = _binary("floor_divide")
 OPERATORS["aten.maximum.default"] = _binary("maximum")
 OPERATORS["aten.minimum.default"] = _binary("minimum")
 for _name in ("clone", "alias", "detach", "contiguous", "lift_fresh_copy"):
@@ -244,11 +243,6 @@ def _elu(x: Expr, alpha: float = 1, scale: float = 1, input_scale: float = 1) ->
 @_in_float32
 def _tan(x: Expr) -> Expr:
     return call("divide", call("sin", x), call("cos", x))
-
-
-@register("isfinite.default")
-def _isfinite(x: Expr) -> Expr:
-    return call("logical_not", call("logical_or", call("isinf", x), call("isnan", x)))
 
 
 @register("dropout.default")
@@ -560,7 +554,7 @@ def _reduce(name: str, **attrs: Any) -> Operator:
 
 
 for _name, _own in {
-    "mean.dim": "mean", "mean.default": "mean", "sum.dim_IntList": "sum", "sum.default": "sum", "amax.default": "max",
+    "mean.dim": "mean", "mean.default": "mean", "sum.dim_IntList": "sum", "amax.default": "max",
     "amin.default": "min", "max.default": "max", "min.default": "min", "prod.default": "prod", "prod.dim_int": "prod",
 }.items():  # fmt: skip
     OPERATORS[f"aten.{_name}"] = _reduce(_own)
@@ -715,12 +709,6 @@ def _norm(x: Expr, axes: Any, keepdim: bool) -> Expr:
 @register("any.default", "any.dim", "any.dims")
 def _any(x: Expr, axes: Any = None, keepdim: bool = False) -> Expr:
     found: Expr = _reduce("any")(_truth(x), axes, keepdim)
-    return found
-
-
-@register("all.default", "all.dim", "all.dims")
-def _all(x: Expr, axes: Any = None, keepdim: bool = False) -> Expr:
-    found: Expr = _reduce("all")(_truth(x), axes, keepdim)
     return found
 
 

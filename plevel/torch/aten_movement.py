@@ -54,15 +54,6 @@ def _permute(x: Expr, axes: Sequence[int]) -> Expr:
     return layer.transpose(x, [axis % len(axes) for axis in axes])
 
 
-@register("transpose.int", "t.default")
-def _transpose(x: Expr, first: int = 0, second: int = 1) -> Expr:
-    axes = list(range(len(extents(x))))
-    if len(axes) < 2:
-        return x
-    axes[first], axes[second] = axes[second], axes[first]
-    return layer.transpose(x, axes)
-
-
 @register("expand.default")
 def _expand(x: Expr, shape: Sequence[int]) -> Expr:
     own = (1,) * (len(shape) - len(extents(x))) + extents(x)
@@ -191,16 +182,6 @@ def _pad(x: Expr, widths: Sequence[int], value: float = 0) -> Expr:
         x = layer.take_slice(x, axis, max(0, -before), extents(x)[axis] - max(0, -behind))
     added = tuple((max(0, before), max(0, behind)) for before, behind in pairs)
     return call("pad", x, pad_width=added, pad_value=value) if np.any(added) else x
-
-
-@register("tril.default")
-def _tril(x: Expr, diagonal: int = 0) -> Expr:
-    return call("trilu", x, k=diagonal, upper=False)
-
-
-@register("triu.default")
-def _triu(x: Expr, diagonal: int = 0) -> Expr:
-    return call("trilu", x, k=diagonal, upper=True)
 
 
 @register("gather.default")

@@ -48,15 +48,6 @@ def _slice_scatter(
     return layer.concatenate([part for part in whole if extents(part)[axis]], axis)
 
 
-@register("select_scatter.default")
-def _select_scatter(x: Expr, source: Expr, axis: int, index: int) -> Expr:
-    axis %= len(extents(x))
-    at = index % extents(x)[axis]
-    row = layer.reshape(source, [1 if i == axis else n for i, n in enumerate(extents(x))])
-    found: Expr = _slice_scatter(x, row, axis, at, at + 1)
-    return found
-
-
 @register("index_put.default")
 def _index_put(x: Expr, indices: Sequence[Expr | None], values: Expr, accumulate: bool = False) -> Expr:
     """Elements by tensors of indices, of axes side by side, or by a mask if one number is written."""
