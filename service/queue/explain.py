@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from service.errors import NotFoundError
 from service.queue import fleet, pause, rule
 from service.queue.place import can_build, named_needs
-from service.store.sql import now
+from service.store.sql import is_given, now
 from service.store.tables import JobState, device, job, lease, run, target, worker, worker_device
 from strategy.table import show_number
 
@@ -36,10 +36,8 @@ def explain(
         )
         .join(run, run.c.id == job.c.run_id)
         .join(target, target.c.id == job.c.target_id)
-        .where(job.c.id == job_id)
+        .where(job.c.id == job_id, is_given(run.c.namespace, namespace))
     )  # fmt: skip
-    if namespace is not None:
-        query = query.where(run.c.namespace == namespace)
     row = connection.execute(query).one_or_none()
     if row is None:
         raise NotFoundError(

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from service.records.known import check_names
 from service.store.namespace import DEFAULT
+from service.store.sql import is_given
 from service.store.tables import advice, device, record, target, task, worker, workload
 from strategy.record import Phase
 
@@ -75,8 +76,7 @@ class Wanted(_OfTask):
     def conditions(self) -> list[sa.ColumnElement[bool]]:
         """The conditions, for a query that joins `task` to `record`."""
         phase = None if self.phase is None else str(self.phase)
-        equal = [(self.run_id, record.c.run_id), (phase, record.c.phase)]
-        found = [column == value for value, column in equal if value is not None]
+        found = [is_given(record.c.run_id, self.run_id), is_given(record.c.phase, phase)]
         return found + of_error(self.error) + self.of(record)
 
     @property
@@ -90,8 +90,7 @@ class Wanted(_OfTask):
         """The conditions on what both tables have, for a query that joins `task`."""
         # The + prevents an index, by which all records of the operator would be sorted for one page.
         found = self.of_task(task.c.workload_id + 0)
-        equal = [(self.source, table.c.source), (self.task_id, table.c.task_id)]
-        found += [column == value for value, column in equal if value is not None]
+        found += [is_given(table.c.source, self.source), is_given(table.c.task_id, self.task_id)]
         if self.device is not None:
             named = sa.select(device.c.id).where(device.c.identity == self.device, device.c.slot != "")
             found.append(table.c.device_id.in_(named))

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from service.formats.foreign import UNKNOWN
 from service.records.best import standing
-from service.store.sql import among
+from service.store.sql import among, is_given
 from service.store.tables import advice, device, record, target, task, workload
 from strategy.record import REFUTING
 
@@ -97,7 +97,7 @@ def select_tasks(tool: str | None, namespace: str | None, version: str | None = 
         else task.c.implementation.startswith(f"{tool}:", autoescape=True)
     )  # fmt: skip
     return _TASKS.where(
-        of_tool, sa.true() if namespace is None else task.c.namespace == namespace,
+        of_tool, is_given(task.c.namespace, namespace),
         sa.true() if version is None else task.c.version.in_((version, UNKNOWN)),
     )  # fmt: skip
 

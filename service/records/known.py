@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from service.errors import InvalidError
+from service.store.sql import is_given
 from service.store.tables import task, workload
 from strategy.installed import installed
 from strategy.suggestion import suggest
@@ -34,9 +35,7 @@ def check_names(
         if not given or given in own:
             continue
         on_record = sa.select(column).join_from(task, workload, workload.c.id == task.c.workload_id).distinct()
-        if namespace is not None:
-            on_record = on_record.where(task.c.namespace == namespace)
-        known = {*own, *connection.scalars(on_record)}
+        known = {*own, *connection.scalars(on_record.where(is_given(task.c.namespace, namespace)))}
         meant = suggest(given, known)
         if given not in known and meant:
             raise InvalidError(f"{field}: {given!r:.80} is not known{meant}")

@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from service.errors import NotFoundError
-from service.store.sql import insert, now
+from service.store.sql import insert, is_given, now
 from service.store.tables import network
 from strategy.confirmation import Confirmation
 from strategy.record import convert, to_json
@@ -51,7 +51,7 @@ def page(
 ) -> Networks:
     """A page of the confirmations of one namespace, or of all."""
     wanted = {"namespace": namespace, "graph": graph, "device_model": device_model}
-    query = sa.select(network).where(*(network.c[n] == v for n, v in wanted.items() if v is not None))
+    query = sa.select(network).where(*(is_given(network.c[name], value) for name, value in wanted.items()))
     if cursor is not None:
         query = query.where(network.c.id < cursor)
     rows = connection.execute(query.order_by(network.c.id.desc()).limit(limit + 1)).all()

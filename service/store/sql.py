@@ -47,6 +47,11 @@ def is_due(at: sa.ColumnElement[float], longest_s: Any) -> sa.ColumnElement[bool
     return sa.or_(at <= now(), at > now() + longest_s)
 
 
+def is_given(column: sa.ColumnElement[Any], value: Any) -> sa.ColumnElement[bool]:
+    """The condition that a column has a value; it holds for all rows if that is None."""
+    return sa.true() if value is None else column == value
+
+
 class _Integers(sa.TypeDecorator[Sequence[int]]):
     """Integers as one parameter."""
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 
+from service.store.sql import is_given
 from service.store.tables import Scope, best, device, job, record, task
 from strategy.record import Estimate, Phase
 
@@ -25,11 +26,12 @@ def find_models(connection: sa.Connection, task_id: int, run_id: int | None = No
         sa.select(device.c.model)
         .distinct()
         .join(record, record.c.device_id == device.c.id)
-        .where(record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, record.c.error.is_(None))
+        .where(
+            record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, record.c.error.is_(None),
+            is_given(record.c.run_id, run_id),
+        )
         .order_by(device.c.model)
-    )
-    if run_id is not None:
-        query = query.where(record.c.run_id == run_id)
+    )  # fmt: skip
     return list(connection.scalars(query))
 
 

@@ -11,7 +11,7 @@ from service.queue import job as jobs
 from service.records.best import standing
 from service.store import catalogue, event
 from service.store.namespace import DEFAULT
-from service.store.sql import insert, now
+from service.store.sql import insert, is_given, now
 from service.store.tables import (
     LIVE,
     TaskState,
@@ -235,9 +235,7 @@ def cancel(connection: sa.Connection, run_id: int, namespace: str | None = None)
 
     One that has ended stays unchanged. Raises `NotFoundError`.
     """
-    seen = [run.c.id == run_id]
-    if namespace is not None:
-        seen.append(run.c.namespace == namespace)
+    seen = run.c.id == run_id, is_given(run.c.namespace, namespace)
     cancelled = connection.execute(
         sa.update(run)
         .where(*seen, run.c.state.in_(LIVE))
