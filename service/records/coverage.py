@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from service.records import ranking
 from service.records.filter import Tasks
 from service.records.ranking import Ranked
+from service.store.sql import is_given
 from service.store.tables import (
     MEASURED_HERE,
     best,
@@ -97,11 +98,9 @@ def list_best(connection: sa.Connection, which: Tasks, scope: str | None = None)
         .join(target, target.c.id == task.c.target_id)
         .outerjoin(device, sa.and_(best.c.scope == "device",
                                    sa.cast(device.c.id, sa.Text()) == best.c.scope_value))
-        .where(best.c.task_id.in_(ids))
+        .where(best.c.task_id.in_(ids), is_given(best.c.scope, scope))
         .order_by(best.c.task_id, best.c.scope, best.c.scope_value)
     )  # fmt: skip
-    if scope is not None:
-        query = query.where(best.c.scope == scope)
     rows = tuple(
         BestRow(
             task_id=r.task_id, workload=r.workload, target=r.target,
@@ -133,18 +132,14 @@ def cover(connection: sa.Connection, which: Tasks) -> Coverage:
     for r in rows:
         n = counts.get(r.id)
         request = runs.get(r.id, {})
-        of = ranked.get(r.id, Ranked())
         covered.append(
             Covered(
                 task_id=r.id, workload=r.workload, target=r.target,
                 implementation=r.implementation, version=r.version,
                 stale=versions.of(r) != r.version, trials=n.trials if n else 0,
                 failed=n.failed if n else 0, space_size=r.space_size, tuner=request.get("tuner"),
-                budget=request.get("trials"), best=of.best.best if of.best else None,
-                best_config=of.best.best_config if of.best else None,
-                confirmed=of.best is not None and of.best.confirmed,
-                measured_at=n.measured_at if n else None, imported=n.imported if n else 0,
-                device_model=of.best.device_model if of.best else "", models=of.models,
+                budget=request.get("trials"), measured_at=n.measured_at if n else None,
+                imported=n.imported if n else 0, **vars(ranked.get(r.id, Ranked())),
             )
         )  # fmt: skip
     return Coverage(tasks=tuple(covered), next=following)

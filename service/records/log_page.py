@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from service.records import best, ranking
 from service.records.filter import Wanted
+from service.store.sql import is_given
 from service.store.tables import device, environment, record, task, worker
 from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table
@@ -166,9 +167,10 @@ def curve(
 
     By default it is the one by which the task is ranked, if it has times there, else the one with the most.
     """
-    searched = [record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, best.standing()]
-    if run_id is not None:
-        searched.append(record.c.run_id == run_id)
+    searched = [
+        record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, best.standing(),
+        is_given(record.c.run_id, run_id),
+    ]  # fmt: skip
     if device_model is None:
         device_model = _curve_model(connection, task_id, searched)
     query = improvements(record.c.task_id, *searched, ranking.measured_on(device_model))
@@ -208,6 +210,6 @@ def _curve_model(connection: sa.Connection, task_id: int, searched: Sequence[sa.
     )
     timed = list(counts.scalars())
     ranked = ranking.rank(connection, [task_id]).get(task_id) if len(timed) > 1 else None
-    if ranked is not None and ranked.best is not None and ranked.best.device_model in timed:
-        return ranked.best.device_model
+    if ranked is not None and ranked.device_model in timed:
+        return ranked.device_model
     return timed[0] if timed else ""

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from service.store.tables import Scope, best, device, record, task
@@ -19,10 +20,13 @@ class Ranked:
     """The best of a task on the device model by which the workload's tasks are ranked.
 
     `models` has the best of each device model, that one first; if no device model is known, `best` is of
-    all records.
+    all records. The names are those of a task's status.
     """
 
-    best: ModelBest | None = None
+    best: Estimate | None = None
+    best_config: Config | None = None
+    confirmed: bool = False
+    device_model: str = ""
     models: tuple[ModelBest, ...] = ()
 
 
@@ -47,7 +51,8 @@ def rank(connection: sa.Connection, ids: Collection[int]) -> dict[int, Ranked]:
         models = [_best(r) for r in of if r.scope == "model"]
         models.sort(key=lambda m: m.device_model != model)
         ranked = pooled if model is None else [m for m in models if m.device_model == model]
-        found[task_id] = Ranked(ranked[0] if ranked else None, tuple(models))
+        chief = msgspec.structs.asdict(ranked[0]) if ranked else {}
+        found[task_id] = Ranked(**chief, models=tuple(models))
     return found
 
 

@@ -13,7 +13,7 @@ from service.records import ranking
 from service.records.ranking import Ranked
 from service.store import catalogue
 from service.store.namespace import DEFAULT
-from service.store.sql import among, now
+from service.store.sql import among, is_given, now
 from service.store.tables import LIVE, job, lease, record, run, run_task, task, workload
 from service.tuning.ownership import is_interrupted
 from service.tuning.run import trials_of, unknown_run
@@ -28,9 +28,7 @@ def status(
     connection: sa.Connection, run_id: int, alive_s: float, namespace: str | None = None
 ) -> RunStatus:
     """The status of a run, of any namespace if none is given; raise `NotFoundError`."""
-    query = sa.select(run).where(run.c.id == run_id)
-    if namespace is not None:
-        query = query.where(run.c.namespace == namespace)
+    query = sa.select(run).where(run.c.id == run_id, is_given(run.c.namespace, namespace))
     row = connection.execute(query).one_or_none()
     if row is None:
         raise unknown_run(run_id)
@@ -135,9 +133,7 @@ def task_status(
     connection: sa.Connection, task_id: int, namespace: str | None = None
 ) -> TaskStatus:
     """A task over all runs, of any namespace if none is given; raise `NotFoundError`."""
-    query = _tasks().where(task.c.id == task_id)
-    if namespace is not None:
-        query = query.where(task.c.namespace == namespace)
+    query = _tasks().where(task.c.id == task_id, is_given(task.c.namespace, namespace))
     row = connection.execute(query).one_or_none()
     if row is None:
         raise NotFoundError(f"task {task_id} does not exist: `plevel coverage` lists the tasks")
@@ -151,18 +147,14 @@ def task_status(
 
 
 def _task_status(r: Any, ranked: Ranked, counts: dict[str | None, int]) -> TaskStatus:
-    found = ranked.best
-    cost = None if found is None else found.best
+    cost = ranked.best
     flops = flops_of(r.workload_body)
     return TaskStatus(
         task_id=r.id, workload=r.workload, implementation=r.implementation, version=r.version,
         plevel=r.plevel, tunable=r.space is not None, space_size=r.space_size,
         trials=sum(counts.values()), failed=sum(n for e, n in counts.items() if e is not None),
-        best=cost, best_config=None if found is None else found.best_config,
-        confirmed=found is not None and found.confirmed,
-        device_model="" if found is None else found.device_model, models=ranked.models,
         gflops=None if cost is None or flops is None else flops / cost.median_s / 1e9,
-        failures={e: n for e, n in counts.items() if e is not None},
+        failures={e: n for e, n in counts.items() if e is not None}, **vars(ranked),
     )  # fmt: skip
 
 
