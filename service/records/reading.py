@@ -44,32 +44,26 @@ class Readers:
         self._all: set[_Child] = set()
         self._closed = False
 
-    def read(
-        self, stream: Stream, order: wire.Order, silence_s: float | None = None
-    ) -> Generator[Item, None, None]:
+    def read(self, stream: Stream, order: wire.Order) -> Generator[Item, None, None]:
         """Yield the items of `service.formats.read`, in the caller's thread, which also reads the stream.
 
         Args:
             stream: the log.
             order: how to read it.
-            silence_s: the time without an answer after which the process is ended; default: `STALL_S`.
 
         Raises:
             FormatError: the format is not known.
-            SilentError: there was no answer for a given `silence_s`.
             InvalidError: reading it took too long or too much memory.
             StoppedError: the service is stopping.
         """
         child = self._take()
         try:
-            yield from child.read(stream, order, STALL_S if silence_s is None else silence_s)
+            yield from child.read(stream, order)
         except FormatError:
             self._give_back(child)
             raise
         except _GoneError as error:
             self._drop(child)
-            if silence_s is not None and isinstance(error, SilentError) and not self._closed:
-                raise
             raise self._explain(error) from error
         except BaseException:  # of the stream, or the caller stops
             self._drop(child)
@@ -85,6 +79,7 @@ class Readers:
 
         Args:
             logs: of less than `CHUNK` bytes each.
+            silence_s: the time without an answer after which a process is ended, with a `SilentError` for its log.
         """
         found: list[list[Item] | Exception] = []
         while left := logs[len(found) :]:
@@ -92,7 +87,7 @@ class Readers:
             try:
                 child.await_start(silence_s)
                 with contextlib.suppress(_GoneError):  # its answers show which log it ended at
-                    child.begin([wire.Begin(encode(order), data, True) for data, order in left], silence_s)
+                    child.begin(wire.Begin(encode(order), data, True) for data, order in left)
                 for _ in left:
                     try:
                         found.append(list(child.items()))
@@ -198,10 +193,11 @@ class _Child:
         with self._process:  # closes the pipes, and waits
             pass
 
-    def read(self, stream: Stream, order: wire.Order, silence_s: float) -> Iterator[Item]:
+    def read(self, stream: Stream, order: wire.Order) -> Iterator[Item]:
         """As `Readers.read`; raise `_GoneError` if the process fails."""
         first = read_fully(stream, CHUNK)
-        self.begin([wire.Begin(encode(order), first, len(first) < CHUNK)], silence_s)
+        self.await_start(STALL_S)
+        self.begin([wire.Begin(encode(order), first, len(first) < CHUNK)])
         yield from self.items(stream)
 
     def await_start(self, silence_s: float) -> None:
@@ -212,9 +208,8 @@ class _Child:
             self._ready = True
         self._silence_s = silence_s
 
-    def begin(self, logs: Iterable[wire.Begin], silence_s: float) -> None:
+    def begin(self, logs: Iterable[wire.Begin]) -> None:
         """Send the beginnings of logs, whose items are then asked for in this order."""
-        self.await_start(silence_s)
         self._send(*map(wire.pack, logs))
 
     def items(self, stream: Stream = _NOTHING) -> Iterator[Item]:

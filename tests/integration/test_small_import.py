@@ -121,11 +121,11 @@ def test_a_log_that_is_not_read_at_once_delays_no_other(
     read_alone: list[bytes] = []
     read = readers.read
 
-    def late(stream: Any, order: Order, silence_s: float | None = None) -> Any:
-        if silence_s is None and stream.getvalue() == first.data:
+    def late(stream: Any, order: Order) -> Any:
+        if stream.getvalue() == first.data:
             read_alone.append(first.data)
             assert others_are_stored.wait(HANG_S)
-        return read(stream, order, silence_s)
+        return read(stream, order)
 
     monkeypatch.setattr(readers, "read", late)
     first, *others = (upload_of([made(n)]) for n in (1, 2, 3))
