@@ -1,5 +1,4 @@
 """Operators of ATen that move, select, order or make values, as calls of plevel's."""
-# Over 300 lines: a table of operators.
 
 from __future__ import annotations
 
