@@ -34,19 +34,16 @@ class WorkerBatches:
     def __init__(self, store: Store, terms: Terms) -> None:
         self._store = store
         self._terms = terms
-        self._leases = Batcher(self._lease, LEASED, lambda ask: ask.most)
+        self._leases: Batcher[Ask, list[Lease]] = Batcher(self._lease, LEASED, lambda ask: ask.most)
         self._looks = Batcher(self._look, WORKERS)
-        self._reports = Batcher(
+        self._reports: Batcher[Request, Answers] = Batcher(
             self._store_results, REPORTED, lambda request: len(request[0]), first=self._leases
         )
         self._signs = Batcher(self._see, WORKERS)
 
     async def lease(self, ask: Ask) -> list[Lease]:
         """Lease jobs, as `lease.lease_many`; empty if another service claimed them first."""
-        answer = await self._leases.ask(ask)
-        if isinstance(answer, ServiceError):
-            raise answer
-        return answer
+        return await self._leases.ask(ask)
 
     async def may_lease(self, ask: Ask) -> bool:
         """Return whether a job may be available for the device, without writing."""
@@ -58,10 +55,7 @@ class WorkerBatches:
         Raises:
             LeaseLostError: a lease belongs to a worker of another token; nothing is stored.
         """
-        answer = await self._reports.ask((reports, token_id))
-        if isinstance(answer, ServiceError):
-            raise answer
-        return answer
+        return await self._reports.ask((reports, token_id))
 
     async def see(self, worker_id: int, token_id: int | None) -> None:
         """Store a heartbeat; raise `NotFoundError` for a worker that is unknown or belongs to another token."""

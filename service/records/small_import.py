@@ -69,7 +69,7 @@ class SmallImports:
     def __init__(self, store: Store, readers: Readers) -> None:
         self._importer = Importer(store)
         self._readers = readers
-        self._batcher: Batcher[Upload | _Opened, Arrived | Exception | None]
+        self._batcher: Batcher[Upload | _Opened, Arrived | None]
         self._batcher = Batcher(self._serve, MOST, _size, gather_s=GATHER_S)
         self._alone = CapacityLimiter(ALONE)
 
@@ -86,8 +86,6 @@ class SmallImports:
             opened = await to_thread.run_sync(self._open_alone, upload, limiter=self._alone)
             answer = await self._batcher.ask(opened)
         assert answer is not None
-        if isinstance(answer, Exception):
-            raise answer
         return answer
 
     def _serve(self, given: Sequence[Upload | _Opened]) -> list[Arrived | Exception | None]:

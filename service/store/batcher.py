@@ -27,7 +27,7 @@ class Batcher(Generic[A, R]):
     two in succession, it is away, and those behind them fail with the same error.
 
     Args:
-        serve: answers requests in one transaction, in their order.
+        serve: answers requests in one transaction, in their order; an exception as an answer is the request's error.
         most: the largest sum of sizes in a batch, which has at least one request.
         size: the size of a request.
         first: a batcher with priority over this one. Its requests wait for at most one batch of this one;
@@ -38,7 +38,7 @@ class Batcher(Generic[A, R]):
 
     def __init__(
         self,
-        serve: Callable[[Sequence[A]], Sequence[R]],
+        serve: Callable[[Sequence[A]], Sequence[R | Exception]],
         most: int,
         size: Callable[[A], int] = lambda _: 1,
         first: Batcher[Any, Any] | None = None,
@@ -82,18 +82,18 @@ class Batcher(Generic[A, R]):
         try:
             while taken := await self._next():
                 requests = [request for request, _ in taken]
-                answers: Sequence[R | _Failed]
+                answers: Sequence[R | Exception]
                 try:
                     answers = await to_thread.run_sync(
                         self._answer, requests, limiter=self._limiter
                     )
                 except Exception as error:  # no thread can be started
-                    answers = [_Failed(error)] * len(taken)
+                    answers = [error] * len(taken)
                 for (_, future), answer in zip(taken, answers, strict=True):
                     if future.done():  # the request was cancelled
                         continue
-                    if isinstance(answer, _Failed):
-                        future.set_exception(answer.error)
+                    if isinstance(answer, Exception):
+                        future.set_exception(answer)
                     else:
                         future.set_result(answer)
                 if self._waiting and self._gather_s:
@@ -119,25 +119,18 @@ class Batcher(Generic[A, R]):
             self._waiting.popleft()
         return taken
 
-    def _answer(self, requests: Sequence[A]) -> list[R | _Failed]:
+    def _answer(self, requests: Sequence[A]) -> list[R | Exception]:
         try:
             return list(self._serve(requests))
         except Exception as error:
             if len(requests) == 1:
-                return [_Failed(error)]
-        found: list[R | _Failed] = []
+                return [error]
+        found: list[R | Exception] = []
         failures = 0  # of the database, in succession
         for request in requests:
             (last,) = self._answer([request])
             found.append(last)
-            failures = failures + 1 if isinstance(last, _Failed) and isinstance(last.error, DatabaseError) else 0
+            failures = failures + 1 if isinstance(last, DatabaseError) else 0
             if failures == AWAY:
                 return found + [last] * (len(requests) - len(found))
         return found
-
-
-class _Failed:
-    """The error that serving a request raised."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
