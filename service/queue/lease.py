@@ -145,6 +145,15 @@ def may_lease(connection: sa.Connection, asks: Sequence[Ask]) -> list[bool]:
     return [t in found for t in targets]
 
 
+def _is_live(lease_id: int, token: int) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        lease.c.id == lease_id,
+        lease.c.token == token,
+        lease.c.ended_at.is_(None),
+        lease.c.expires_at > now(),
+    )
+
+
 def touch(connection: sa.Connection, lease_id: int, token: int, terms: retry.Terms) -> Any:
     """Extend a live lease, which also locks it; return its row.
 
@@ -153,9 +162,7 @@ def touch(connection: sa.Connection, lease_id: int, token: int, terms: retry.Ter
     """
     row = connection.execute(
         sa.update(lease)
-        .where(
-            lease.c.id == lease_id, lease.c.token == token, lease.c.ended_at.is_(None), lease.c.expires_at > now()
-        )
+        .where(_is_live(lease_id, token))
         .values(expires_at=now() + terms.lease_s)
         .returning(lease)
     ).one_or_none()
