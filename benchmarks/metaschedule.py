@@ -23,6 +23,7 @@ from typing import Any
 NEEDED = ("cloudpickle", "psutil", "tornado")  # by MetaSchedule, beside TVM
 COMMAND = (sys.executable, "-m", "benchmarks.metaschedule")
 FAILED_S = 1e9  # its time of what could not be run
+_BUILD_S = 300.0  # its default of 30 s is over before it has built what it unrolls most, on a slow machine
 
 
 def tune_product(
@@ -77,7 +78,10 @@ def _tune_product(shape: Sequence[int], threads: int, trials: int, library: str 
     function, target = te.create_prim_func([x, w, y]).with_attr("global_symbol", "main"), _target(threads)
     with tempfile.TemporaryDirectory(prefix="metaschedule-") as folder:
         began = time.monotonic()
-        database = meta_schedule.tune_tir(function, target, work_dir=folder, max_trials_global=trials, **options)
+        builder = meta_schedule.builder.LocalBuilder(timeout_sec=_BUILD_S)
+        database = meta_schedule.tune_tir(
+            function, target, work_dir=folder, max_trials_global=trials, builder=builder, **options
+        )
         took_s = time.monotonic() - began
         times = [min(map(float, r.run_secs)) for r in database.get_all_tuning_records() if r.run_secs]
         if library is not None:
