@@ -130,12 +130,6 @@ def _full(shape: Sequence[int], value: Any, dtype: Any = None, **_: Any) -> Expr
     return layer.broadcast(scalar(value, dtype_named(dtype, dtype_of(value))), shape)
 
 
-@register("empty.memory_format")
-def _empty(shape: Sequence[int], dtype: Any = None, **_: Any) -> Expr:
-    """Zeros, which are written before they are read."""
-    return layer.filled(0, shape, dtype_named(dtype, "float32"))
-
-
 @register("full_like.default")
 def _full_like(x: Expr, value: Any, dtype: Any = None, **_: Any) -> Expr:
     return layer.broadcast(scalar(value, dtype_named(dtype, x.tensor_type.dtype)), extents(x))

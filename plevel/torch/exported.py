@@ -108,6 +108,11 @@ def _sample_grid(data: Any, grid: Any, interpolation: int = 0, padding: int = 0,
     return torch.where((missing[..., 0] | missing[..., 1])[:, None], 0.0 if interpolation else float("nan"), found)
 
 
+def _zeros(shape: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+    """Zeros in place of a tensor that is written before it is read: PyTorch's has chance values to compare with."""
+    return aten.full.default(shape, 0.0, dtype=dtype, device=device)
+
+
 def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     """The network of an exported program, and the program in the operators whose values it names.
 
@@ -119,6 +124,7 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     for kept in _WHOLE:
         table.pop(kept, None)
     table[aten.grid_sampler_2d.default] = _sample_grid
+    table[aten.empty.memory_format] = _zeros
     try:
         plain = program.run_decompositions(table)
     except Exception as error:  # of any type
