@@ -12,8 +12,6 @@ from strategy.attrs import REQUIRED, Attrs
 from strategy.op import Op, TOpPattern, all_ops
 
 _PARTS = (("FPrimalGradient", "gradient"), ("FShapeFunc", "shape function"), ("FFlops", "FLOP count"))
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

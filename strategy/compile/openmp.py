@@ -19,7 +19,7 @@ int plevel_launch(Body body, void *data, int tasks) { return openmp_launch(body,
 #ifdef __x86_64__
 #include <cpuid.h>
 #include <immintrin.h>
-/* CLFLUSH waits for the one before: CLFLUSHOPT, where the processor has it, takes a tenth of its time. */
+/* CLFLUSH waits for the one before, CLFLUSHOPT does not: the processor may lack it. */
 static int is_unordered;
 __attribute__((constructor)) static void ask(void) {
   unsigned a, b = 0, c, d;
