@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import mmap
 import os
 import signal
@@ -27,6 +28,7 @@ def died(action: Callable[[], object]) -> int:
     """The signal that a fork dies of, 0 where it lives."""
     pid = os.fork()
     if pid == 0:
+        faulthandler.disable()  # pytest's: it would write of a crash that is expected
         action()
         os._exit(0)
     return os.waitpid(pid, 0)[1] & 0x7F
