@@ -82,6 +82,9 @@ def cpu_arch() -> str:
         if model in models and vector_bytes(name) == vector_bytes(level):
             if name == "cascadelake" and "avx512_vnni" not in flags:
                 return "skylake-avx512"
+            # Or it reports an older model, with fewer units and instructions.
+            if {"avx512_fp16", "avx512_bf16"} <= flags and not has_instructions(name, "avx512bf16"):
+                return "sapphirerapids"
             hidden = {"avx512_vnni", "avx512_bf16"} - flags
             return level if any(has_instructions(name, f.replace("_", "")) for f in hidden) else name
     return level

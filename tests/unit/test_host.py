@@ -39,6 +39,9 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
         ("GenuineIntel", "6", "250", AVX512, "x86-64-v4"), ("GenuineIntel", "6", "250", AVX2, "x86-64-v3"),
         ("AuthenticAMD", "25", "17", AVX2, "x86-64-v3"), ("GenuineIntel", "6", "143", "sse2", "x86-64"),
         ("AuthenticAMD", "25", "17", AVX512 + " avx512_vnni", "x86-64-v4"),
+        # One that reports an older model than its instructions are of.
+        ("GenuineIntel", "6", "167", DOTS + " avx512_fp16", "sapphirerapids"),
+        ("GenuineIntel", "6", "167", AVX512 + " avx512_vnni", "rocketlake"),
         ("", "x", "y", "", "x86-64"),
     ],
 )  # fmt: skip
