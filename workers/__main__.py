@@ -1,10 +1,11 @@
 """The workers of a host, one for each device.
 
-`python -m workers URL SLOT [THREADS]` is the worker of the embedded mode, `plevel worker` that of a farm.
+`python -m workers URL SLOT [THREADS] [--verbose]` is the worker of the embedded mode, `plevel worker` that of a farm.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
 import math
 import os
@@ -48,6 +49,7 @@ class Options:
         build_on: a Dask scheduler whose workers build, too, such as tls://host:8786.
         tls_ca, tls_cert, tls_key: files for that, in PEM form.
         log: the form of log lines; JSON has the ids of runs and jobs.
+        verbose: log debug messages, too.
     """
 
     url: str
@@ -64,11 +66,13 @@ class Options:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     log: Form = "text"
+    verbose: bool = False
 
 
 def main(options: Options) -> int:
     """Run a worker for each device until a signal stops it; return the exit status."""
-    configure(options.log, "%(asctime)s %(levelname)s %(message)s")
+    level = logging.DEBUG if options.verbose else logging.INFO
+    configure(options.log, "%(asctime)s %(levelname)s %(message)s", level)
     for library in ("httpx", "httpcore"):
         logging.getLogger(library).setLevel(logging.WARNING)
     if len(set(options.devices)) < len(options.devices):
@@ -179,5 +183,10 @@ def _fail(message: str, status: int) -> int:
 
 
 if __name__ == "__main__":
-    _url, _slot, *_threads = sys.argv[1:]
-    sys.exit(main(Options(url=_url, devices=(_slot,), threads=int(_threads[0]) if _threads else None)))
+    _parser = argparse.ArgumentParser(prog="python -m workers", description="Build and time jobs of a plevel service.")
+    _parser.add_argument("url", help="the service, such as http://127.0.0.1:8765")
+    _parser.add_argument("slot", help="cpu, cores of it (cpu:0-3), or cuda:0")
+    _parser.add_argument("threads", type=int, nargs="?", help="of a kernel; default: all cores")
+    _parser.add_argument("--verbose", action="store_true", help="log debug messages")
+    _given = _parser.parse_args()
+    sys.exit(main(Options(url=_given.url, devices=(_given.slot,), threads=_given.threads, verbose=_given.verbose)))
