@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 def main() -> NoReturn:
     """Run the command line. An interrupt while it is loaded ends it as a later one does."""
+    # httpx loads a command line of its own where it can: rich and pygments, half of the time that httpx takes.
+    sys.modules["httpx._main"] = None  # type: ignore[assignment]
     try:
         from plevel.cli.main import main as run
 

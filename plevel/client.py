@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
+import httpx
 import msgspec
 
 from strategy.confirmation import Confirmation
@@ -21,7 +22,7 @@ from strategy.select.lock import Lock
 from strategy.target import Target
 from strategy.workload import Workload
 from strategy.workload_text import parse_workload
-from workers.connection import ConnectionSettingError, httpx, open_http
+from workers.connection import ConnectionSettingError, open_http
 
 T = TypeVar("T")
 _QUEUED = re.compile(r'^plevel_jobs_queued\{target="(.*)"\} (\S+)$', re.MULTILINE)

@@ -19,7 +19,6 @@ import uvicorn
 from pydantic import ValidationError
 
 from service.access import token
-from service.access.auth import is_loopback
 from service.api.listener import GONE_S, Listener
 from service.app import create_app, prepare
 from service.context import Context
@@ -27,6 +26,7 @@ from service.errors import DatabaseError, ServiceError, StartError
 from service.selection.database import warm
 from service.settings import Mode, Settings
 from service.store.db import Store, normal_url
+from strategy.host import is_loopback
 from strategy.log import Form, configure
 from strategy.op import all_ops
 

@@ -1,7 +1,8 @@
-"""Properties of this host: processor, caches and libraries, read without TVM."""
+"""Properties of this host: processor, caches and names, read without TVM."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import platform
 from collections.abc import Container
@@ -100,3 +101,13 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether an address, or a host name of a URL, is this host's."""
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False

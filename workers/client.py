@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import httpx
 import msgspec
 
 from strategy.record import (
@@ -26,7 +27,7 @@ from strategy.record import (
     decode,
     encode,
 )
-from workers.connection import httpx, open_http
+from workers.connection import open_http
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

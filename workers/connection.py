@@ -5,33 +5,12 @@ from __future__ import annotations
 import os
 import re
 import ssl
-import sys
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-# httpx loads its own command line where it can: rich and pygments, half of the time that httpx takes. Here it is loaded
-# once `httpx.main` is asked for.
-if "httpx" in sys.modules:
-    import httpx as httpx  # noqa: PLC0414
-else:
-    sys.modules["httpx._main"] = None  # type: ignore[assignment]
-    try:
-        import httpx as httpx  # noqa: PLC0414
-    finally:
-        del sys.modules["httpx._main"]
-    _without = vars(httpx).pop("main")  # which says what to install
+import httpx
 
-    def _load_main(name: str) -> Any:
-        if name != "main":
-            raise AttributeError(f"module 'httpx' has no attribute {name!r}")
-        try:
-            from httpx._main import main
-        except ImportError:
-            return _without
-        return main
-
-    vars(httpx)["__getattr__"] = _load_main
+from strategy.host import is_loopback
 
 
 class ConnectionSettingError(ValueError):
@@ -50,7 +29,7 @@ def open_http(url: str, transport: httpx.BaseTransport | None = None, **options:
     headers = httpx.Headers(options.pop("headers", None))  # raises for a token that is not ASCII
     try:
         return httpx.Client(
-            base_url=address, transport=transport, verify=trusted, trust_env=not _is_this_host(address.host),
+            base_url=address, transport=transport, verify=trusted, trust_env=not is_loopback(address.host),
             headers=headers, **options,
         )  # fmt: skip
     # Of the environment: a proxy by SOCKS, whose package is missing, or of an unknown scheme, or no address.
@@ -93,12 +72,3 @@ def _parse(url: str) -> httpx.URL:
     if not host:
         raise ConnectionSettingError(f"url {shown}: no host: write http://host:port")
     return address
-
-
-def _is_this_host(name: str) -> bool:
-    if name == "localhost":
-        return True
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return False

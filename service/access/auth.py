@@ -10,7 +10,6 @@ import asyncio
 import base64
 import binascii
 import contextlib
-import ipaddress
 import math
 import threading
 import time
@@ -33,6 +32,7 @@ from service.settings import Mode
 from service.store.db import Store
 from service.store.namespace import DEFAULT, PATTERN
 from service.store.tables import TokenScope
+from strategy.host import is_loopback
 
 # The longest time for which a revoked token still works.
 REMEMBER_S = 2.0
@@ -253,13 +253,3 @@ def _digest(authorization: str) -> str:
         except (binascii.Error, UnicodeDecodeError):
             secret = ""
     return token.digest_of(secret.strip())
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address, or a host name of a URL, is this host's."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -25,7 +25,7 @@ from starlette.datastructures import Headers
 from plevel.cli.main import main
 from plevel.client import Client, ServiceError
 from service.access import audit, auth, token
-from service.access.auth import Actor, Authority, is_loopback
+from service.access.auth import Actor, Authority
 from service.api.direct import DirectRoutes
 from service.api.guard import _check_origin, needed
 from service.app import create_app
@@ -36,6 +36,7 @@ from service.store.db import Store
 from service.store.tables import TokenScope
 from service.store.tables import device as device_table
 from service.store.tables import token as token_table
+from strategy.host import is_loopback
 from strategy.record import Leases, Registered, Renewal, Results, decode, encode
 from tests.integration.process import Start, refused
 from tests.integration.scene import device, info, request, timed
