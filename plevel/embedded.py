@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Self
 
 from plevel.client import Client, UnreachableError
+from service import address
 from service.address import path_of
+from service.errors import DatabaseError
 
 READY_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 1.0
@@ -277,22 +279,10 @@ def _last_line(log: Path) -> str:
 
 
 def make_folder(database: str) -> None:
-    """Create the folder of this user's own SQLite file; raise `EmbeddedError` if that fails.
-
-    Another file's folder must exist: its name may be mistyped.
-    """
-    from platformdirs import user_data_path
-
+    """Create the folder of this user's own SQLite file; raise `EmbeddedError` if that fails."""
     path = path_of(database)
-    if path is None or path.parent.is_dir():
-        return
-    if path.parent != user_data_path("plevel", appauthor=False):
-        raise EmbeddedError(
-            f"database {path} cannot be created: there is no folder {path.parent}: create it, or name another file"
-        )
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EmbeddedError(
-            f"database {path} cannot be created ({error.strerror}): name another in PLEVEL_DATABASE"
-        ) from error
+        if path is not None:
+            address.make_folder(path)
+    except DatabaseError as error:
+        raise EmbeddedError(str(error)) from error

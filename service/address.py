@@ -1,10 +1,12 @@
-"""URLs of SQLite files: any path has one that leads back to it. No SQLAlchemy, which clients may be without."""
+"""URLs of SQLite files: any path has one that leads back to it; and their folders. No SQLAlchemy, for clients."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 from urllib.parse import unquote
+
+from service.errors import DatabaseError
 
 
 def url_of(path: str | Path) -> str:
@@ -20,3 +22,25 @@ def path_of(url: str) -> Path | None:
     if not separator or not scheme.startswith("sqlite") or path in ("", ":memory:"):
         return None
     return Path(path)
+
+
+def make_folder(path: Path) -> None:
+    """Create the folder of this user's own database; another must exist, as its name may be mistyped.
+
+    Raises:
+        DatabaseError: there is no such folder, or it cannot be created.
+    """
+    from platformdirs import user_data_path
+
+    if path.parent.is_dir():
+        return
+    if path.parent != user_data_path("plevel", appauthor=False):
+        raise DatabaseError(
+            f"database {path} cannot be created: there is no folder {path.parent}: create it, or name another file"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DatabaseError(
+            f"database {path} cannot be created ({error.strerror}): name another in PLEVEL_DATABASE"
+        ) from error

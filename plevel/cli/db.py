@@ -34,8 +34,7 @@ def upgrade(database: option.Database = None, as_json: option.AsJson = False) ->
     require_service()
     from service.store import migration
 
-    with _explained():
-        revision = migration.upgrade(where)
+    revision = migration.upgrade(where)
     tell(
         f"{_shown(where)} is at schema {revision}",
         {"database": _shown(where), "schema": revision}, as_json=as_json,
@@ -58,10 +57,9 @@ def downgrade(
     where = _existing(database)
     from service.store import migration
 
-    with _explained():
-        found = migration.find_losses(where, schema)
-        if yes:
-            migration.downgrade(where, schema, lose=True)
+    found = migration.find_losses(where, schema)
+    if yes:
+        migration.downgrade(where, schema, lose=True)
     what = found.show()
     tell(
         f"{_shown(where)} is at schema {schema}; deleted: {what}" if yes
@@ -83,8 +81,7 @@ def current(database: option.Database = None, as_json: option.AsJson = False) ->
     where = _existing(database)
     from service.store import migration
 
-    with _explained():
-        revision = migration.current(where)
+    revision = migration.current(where)
     tell(
         revision or "no schema yet", {"database": _shown(where), "schema": revision}, as_json=as_json
     )
@@ -101,8 +98,7 @@ def check(database: option.Database = None, as_json: option.AsJson = False) -> N
     where = _existing(database)
     from service.store import migration
 
-    with _explained():
-        migration.check(where)
+    migration.check(where)
     tell(
         f"{_shown(where)} is at schema {migration.head()}, which this plevel uses",
         {"database": _shown(where), "schema": migration.head()}, as_json=as_json,
@@ -250,17 +246,6 @@ def _existing(database: str | None) -> str:
         raise CommandError(f"database {path} does not exist: create it with 'plevel db upgrade'")
     require_service()
     return where
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Raise an error of the service as `CommandError`."""
-    from service.errors import ServiceError
-
-    try:
-        yield
-    except ServiceError as error:
-        raise CommandError(str(error)) from error
 
 
 def _shown(where: str) -> str:

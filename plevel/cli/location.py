@@ -123,7 +123,7 @@ def locate_database(database: str | None) -> str:
 
 
 def make_database(place: Location) -> None:
-    """Create the database if there is none; raise `CommandError` if that fails."""
+    """Create the database if there is none."""
     if place.database is None:
         return
     from plevel.embedded import make_folder, require_service
@@ -132,14 +132,10 @@ def make_database(place: Location) -> None:
     require_service()
     path = path_of(place.database)
     if path is not None and not path.exists():
-        from service.errors import ServiceError
         from service.store import migration
 
         make_folder(place.database)
-        try:
-            migration.upgrade(place.database)
-        except ServiceError as error:
-            raise CommandError(str(error)) from error
+        migration.upgrade(place.database)
 
 
 def data_directory() -> Path:

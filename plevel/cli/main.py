@@ -217,10 +217,18 @@ def _explain(error: Exception) -> tuple[int, str]:
         return error.exit_code, said if context is None else f"{said}: see '{context.command_path} --help'"
     from plevel.client import ServiceError, UnreachableError
     from plevel.embedded import EmbeddedError
+    from service import errors
     from strategy.op import OpError
     from strategy.select import SelectionError
+    from workers.bundle import BundleError
+    from workers.cpu import DeviceError
+    from workers.sandbox import SandboxError
 
-    if isinstance(error, EmbeddedError | OpError | SelectionError | UnreachableError):
+    complete = (
+        BundleError, DeviceError, EmbeddedError, OpError, SandboxError, SelectionError, UnreachableError,
+        errors.ServiceError,
+    )  # fmt: skip
+    if isinstance(error, complete):
         return 1, _line(error)
     if isinstance(error, ServiceError):
         line = _line(error)

@@ -94,25 +94,22 @@ def _measure(job: Job, device: str) -> Result:
     """The result of a job of one entry."""
     from strategy.folder import scratch
     from workers.builder_pool import BuilderPool
-    from workers.cpu import DeviceError, assign, parse_cores, timing_lock
+    from workers.cpu import assign, parse_cores, timing_lock
     from workers.cuda.runner import runner_on
-    from workers.sandbox import ForkServer, SandboxError
+    from workers.sandbox import ForkServer
 
     results: list[Result] = []
-    try:
-        cores = assign(parse_cores("cpu"), job.target.threads)
-        with scratch() as folder, ForkServer(folder) as server:
-            pool = BuilderPool(server, cores.building[:1], folder, forks=job.target.kind == "cuda")
-            runner = runner_on(server, cores.timing, device)
-            try:
-                (built,) = pool.build(job, threading.Event())
-                if built.error is not None:
-                    return built.failure()
-                with timing_lock():
-                    runner.run(job, [built], threading.Event(), results.append)
-            finally:
-                pool.close()
-                runner.close()
-    except (DeviceError, SandboxError) as error:
-        raise CommandError(str(error)) from error
+    cores = assign(parse_cores("cpu"), job.target.threads)
+    with scratch() as folder, ForkServer(folder) as server:
+        pool = BuilderPool(server, cores.building[:1], folder, forks=job.target.kind == "cuda")
+        runner = runner_on(server, cores.timing, device)
+        try:
+            (built,) = pool.build(job, threading.Event())
+            if built.error is not None:
+                return built.failure()
+            with timing_lock():
+                runner.run(job, [built], threading.Event(), results.append)
+        finally:
+            pool.close()
+            runner.close()
     return results[0]

@@ -1,5 +1,4 @@
 """Opening the database: SQLite in WAL mode, or PostgreSQL through psycopg."""
-# Over 300 lines: the settings of both kinds, and how their errors are told.
 
 from __future__ import annotations
 
@@ -14,10 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import sqlalchemy as sa
 
-from service.address import url_of
+from service.address import make_folder, url_of
 from service.errors import DatabaseError, InvalidError, OverloadedError, UnansweredError
 from service.store import row_cache
 from service.store.foreign import ForeignFile, may_write, real_path
@@ -219,7 +217,7 @@ def _check_file(path: Path, *, read_only: bool) -> None:
     """Check an SQLite file, and create it if it is missing and may be."""
     if path.is_dir():
         raise DatabaseError(f"database {path} is a folder: name a file in it")
-    _check_folder(path)
+    make_folder(path)
     if not may_write(path) and not (read_only and path.exists()):
         raise DatabaseError(
             f"database {path} is not writable: change the permissions of it and its folder, or copy it elsewhere"
@@ -240,23 +238,6 @@ def _check_file(path: Path, *, read_only: bool) -> None:
                 raise DatabaseError(f"database {path} is not an SQLite file: name another")
     except OSError as error:
         raise DatabaseError(f"database {path} cannot be read ({error.strerror}): change its permissions") from error
-
-
-def _check_folder(path: Path) -> None:
-    """Create the folder of this user's own database; another must exist, as its name may be mistyped."""
-    if path.parent.is_dir():
-        return
-    if path.parent != Path(platformdirs.user_data_dir("plevel")):
-        raise DatabaseError(
-            f"database {path} cannot be created: there is no folder {path.parent}: create it, or name another file"
-        )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DatabaseError(
-            f"database {path} is not writable: its folder cannot be created ({error.strerror}): "
-            "name another in PLEVEL_DATABASE"
-        ) from error
 
 
 _PRAGMAS = (
