@@ -151,14 +151,7 @@ class Expr:
         return all(a.same(b) for a, b in zip(self.args, other.args, strict=True))
 
     def variables(self) -> frozenset[str]:
-        names = []
-        pending: list[Expr] = [self]
-        for expr in pending:  # extended in the loop
-            if expr.op == "var":
-                names.append(expr.args[0])
-            elif expr.op != "const":
-                pending.extend(expr.args)
-        return frozenset(names)
+        return frozenset([expr.args[0] for expr in self.nodes() if expr.op == "var"])
 
     def nodes(self) -> Iterator[Expr]:
         """This expression and all of its subexpressions."""
@@ -187,39 +180,20 @@ class Expr:
         Raises:
             ExpressionError: a variable has no value, or the computation fails.
         """
-        try:
-            return self._compute(env)
-        except _COMPUTATION_ERRORS as error:
-            raise self._failure(env, error) from error
-
-    def _compute(self, env: Mapping[str, Any]) -> Any:
-        if self.op == "const":
-            return self.args[0]
-        if self.op == "var":
-            value = env.get(self.args[0], self.value)
-            if value is None:
-                raise ExpressionError(f"variable {self.args[0]!r} has no value: give one")
-            return value
-        if len(self.args) == 2:
-            left, right = self.args
-            return OPERATIONS[self.op](left._compute(env), right._compute(env))
-        return OPERATIONS[self.op](*[a._compute(env) for a in self.args])
-
-    def _failure(self, env: Mapping[str, Any], error: Exception) -> ExpressionError:
-        if isinstance(error, ExpressionError):
-            return error
-        known = {name: env.get(name) for name in sorted(self.variables())}
-        return ExpressionError(f"cannot compute '{self}' with {known!r:.200}: {error}")
+        return self.compile()(env)
 
     def compile(self) -> Callable[[Mapping[str, Any]], Any]:
-        """A closure equivalent to `evaluate`, for hot loops."""
+        """A function that evaluates it, for hot loops."""
         compute = self._closure()
 
         def run(env: Mapping[str, Any]) -> Any:
             try:
                 return compute(env)
+            except ExpressionError:
+                raise
             except _COMPUTATION_ERRORS as error:
-                raise self._failure(env, error) from error
+                known = {name: env.get(name) for name in sorted(self.variables())}
+                raise ExpressionError(f"cannot compute '{self}' with {known!r:.200}: {error}") from error
 
         return run
 

@@ -8,24 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 
-def _ceildiv(a: Any, b: Any) -> Any:
-    return -(-a // b)
-
-
 def _log2(a: Any) -> Any:
     if isinstance(a, int | float):
         return math.log2(a)
     import numpy as np
 
     return np.log2(a)
-
-
-def _minimum(a: Any, b: Any) -> Any:
-    return _choose(a <= b, a, b)
-
-
-def _maximum(a: Any, b: Any) -> Any:
-    return _choose(a >= b, a, b)
 
 
 def _choose(test: Any, a: Any, b: Any) -> Any:
@@ -48,9 +36,9 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "/": operator.truediv,
     "//": operator.floordiv,
     "%": operator.mod,
-    "min": _minimum,
-    "max": _maximum,
-    "ceildiv": _ceildiv,
+    "min": lambda a, b: _choose(a <= b, a, b),
+    "max": lambda a, b: _choose(a >= b, a, b),
+    "ceildiv": lambda a, b: -(-a // b),
     "log2": _log2,
     "item": _item,
     "if": _choose,

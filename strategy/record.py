@@ -495,7 +495,7 @@ def _enc_hook(value: Any) -> Any:
 
 _PARSERS: dict[Any, Callable[[Any], Any]] = {
     AskedWorkload: lambda data: (
-        parse_workload(data) if isinstance(data, str) else _convert_within(data, Workload)
+        parse_workload(data) if isinstance(data, str) else convert(data, Workload)
     ),
     Target: Target.parse,
     Config: lambda data: (
@@ -508,15 +508,6 @@ _PARSERS: dict[Any, Callable[[Any], Any]] = {
 
 def _refuse(expected: str, data: Any) -> Any:
     raise ValueError(f"expected {expected}, got {data!r:.80}")
-
-
-def _convert_within(data: Any, kind: type[T]) -> T:
-    """Decode a part of a value, as msgspec adds the part's path only to errors that are not its own."""
-    analyse(kind)
-    try:
-        return msgspec.convert(data, type=kind, dec_hook=_dec_hook)
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from error
 
 
 _NESTED = re.compile(r" - at `\$([^`]*)` - at `\$([^`]*)`\Z")
@@ -574,7 +565,10 @@ def decode(data: bytes | str, kind: type[T]) -> T:
 
 
 def convert(data: Any, kind: type[T]) -> T:
-    """Convert plain dicts and lists to a wire type; raise `WireError` as `decode` does."""
+    """Convert plain dicts and lists to a wire type; raise `WireError` as `decode` does.
+
+    It serves for parts of a value, too: msgspec adds their path to errors that are not its own.
+    """
     analyse(kind)
     try:
         return msgspec.convert(data, type=kind, dec_hook=_dec_hook)
