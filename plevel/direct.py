@@ -233,6 +233,7 @@ class Direct:
     ) -> Row:
         assert self._store is not None, "importing creates the database first"
         from service.formats import FormatError, Rejected, Source, read
+        from service.formats.source import Pieces
         from service.records.importer import import_items
 
         def tell(found: Rejected) -> None:
@@ -245,7 +246,8 @@ class Direct:
 
         on = None if target is None else Target.parse(target)
         try:
-            items = read(Source(_Parts(parts), name), target=on, device_model=device_model)
+            stream = Pieces(partial(next, iter(parts), None))
+            items = read(Source(stream, name), target=on, device_model=device_model)
         except FormatError as error:
             raise ServiceError(422, "The request is not valid", str(error)) from error
         return import_items(self._store, items, tell, namespace=self._namespace).to_json()
@@ -456,24 +458,6 @@ def _told() -> Generator[None, None, None]:
 def _json(value: object) -> Row:
     found: Row = to_json(value)
     return found
-
-
-class _Parts:
-    """Pieces of a file as a readable stream."""
-
-    def __init__(self, parts: Iterable[bytes]) -> None:
-        self._parts = iter(parts)
-        self._rest = b""
-
-    def read(self, size: int = -1, /) -> bytes:
-        while size < 0 or len(self._rest) < size:
-            part = next(self._parts, None)
-            if part is None:
-                break
-            self._rest += part
-        size = len(self._rest) if size < 0 else size
-        taken, self._rest = self._rest[:size], self._rest[size:]
-        return taken
 
 
 def _alive_s() -> float:

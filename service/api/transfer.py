@@ -15,7 +15,7 @@ from service.api.wire import describe, reply
 from service.context import Context, Ctx, named_length
 from service.errors import InvalidError
 from service.formats import Format, FormatError, Rejected
-from service.formats.source import GZIP, Stream
+from service.formats.source import GZIP, Pieces, Stream
 from service.records.importer import import_items
 from service.records.reading_message import Order
 from service.records.small_import import Arrived, Upload
@@ -47,25 +47,14 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rejects: tuple[PutAside, ...] = ()
 
 
-class _Upload:
+def _uploaded(request: Request) -> Pieces:
     """A request's body as a stream for a thread, which receives the next part on demand."""
+    parts = request.stream().__aiter__()
 
-    def __init__(self, request: Request) -> None:
-        self._parts = request.stream().__aiter__()
-        self._rest = b""
-        self._ended = False
+    async def receive() -> bytes | None:
+        return await anext(parts, None)
 
-    def read(self, size: int = -1, /) -> bytes:
-        while not self._ended and (size < 0 or len(self._rest) < size):
-            self._rest += from_thread.run(self._next)
-        size = len(self._rest) if size < 0 else size
-        taken, self._rest = self._rest[:size], self._rest[size:]
-        return taken
-
-    async def _next(self) -> bytes:
-        part = await anext(self._parts, None)
-        self._ended = part is None
-        return part or b""
+    return Pieces(lambda: from_thread.run(receive))
 
 
 _BODY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -103,7 +92,7 @@ async def import_records(
         arrived = await context.small_imports.put(upload)
     else:
         arrived = await to_thread.run_sync(
-            _store, context, io.BytesIO(data) if small else _Upload(request), who, order, within, rejects,
+            _store, context, io.BytesIO(data) if small else _uploaded(request), who, order, within, rejects,
             limiter=context.imports,
         )  # fmt: skip
     context.metrics.imported.inc(arrived.summary.new)

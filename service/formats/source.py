@@ -65,6 +65,24 @@ class Stream(Protocol):
     def read(self, size: int = ..., /) -> bytes: ...
 
 
+class Pieces:
+    """A stream of pieces: `take` gives the next one, None at the end."""
+
+    def __init__(self, take: Callable[[], bytes | None]) -> None:
+        self._take = take
+        self._rest = b""
+        self._ended = False
+
+    def read(self, size: int = -1, /) -> bytes:
+        while not self._ended and (size < 0 or len(self._rest) < size):
+            piece = self._take()
+            self._ended = piece is None
+            self._rest += piece or b""
+        size = len(self._rest) if size < 0 else size
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        return taken
+
+
 def read_fully(stream: Stream, size: int) -> bytes:
     """Read `size` bytes or up to the end, so that detection does not depend on chunks."""
     pieces = []
