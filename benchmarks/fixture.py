@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,11 +66,8 @@ def new_store() -> Iterator[Store]:
     with tempfile.TemporaryDirectory(prefix="plevel-bench-") as folder:
         url = f"sqlite:///{folder}/plevel.db"
         migration.upgrade(url)
-        store = Store(url)
-        try:
+        with closing(Store(url)) as store:
             yield store
-        finally:
-            store.close()
 
 
 @contextmanager

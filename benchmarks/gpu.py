@@ -44,6 +44,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -629,9 +630,9 @@ def run(
         tempfile.TemporaryDirectory(prefix="plevel-gpu-") as folder,
         ForkServer(Path(folder)) as server,
         ThreadPoolExecutor(1) as ahead,
+        closing(BuilderPool(server, cores[1:] or cores, Path(folder), forks=True)) as pool,
+        closing(Child(peer=not options.no_peer)) as child,
     ):
-        pool = BuilderPool(server, cores[1:] or cores, Path(folder), forks=True)
-        child = Child(peer=not options.no_peer)
 
         def share(number: int) -> float:
             """Seconds for each of the cases from this one on."""
@@ -641,25 +642,21 @@ def run(
             seconds = max(1.0, 0.8 * share(number))
             return ahead.submit(build, pool, chosen[number][1], target, options, database, seconds)
 
-        try:
-            waiting = start(0)
-            for number, (goal, workload) in enumerate(chosen):
-                found: dict[str, Any] = {"goal": goal, "workload": str(workload)}
-                built = waiting
-                if number + 1 < len(chosen):
-                    waiting = start(number + 1)
-                try:
-                    session = built.result()
-                    if time.monotonic() > until:
-                        raise ChildError("no time was left")
-                    found |= child.ask(session, 0.5 * share(number))
-                except Exception as error:
-                    found["error"] = f"{type(error).__name__}: {error}"
-                write(found, child.copy_bytes_per_s)
-                show(goal, found)
-        finally:
-            child.close()
-            pool.close()
+        waiting = start(0)
+        for number, (goal, workload) in enumerate(chosen):
+            found: dict[str, Any] = {"goal": goal, "workload": str(workload)}
+            built = waiting
+            if number + 1 < len(chosen):
+                waiting = start(number + 1)
+            try:
+                session = built.result()
+                if time.monotonic() > until:
+                    raise ChildError("no time was left")
+                found |= child.ask(session, 0.5 * share(number))
+            except Exception as error:
+                found["error"] = f"{type(error).__name__}: {error}"
+            write(found, child.copy_bytes_per_s)
+            show(goal, found)
     return child.copy_bytes_per_s
 
 

@@ -85,15 +85,12 @@ SETTLED = "html" + "".join(f":not(:has({b}))" for b in BUSY)
 def seed(url: str, size: int) -> dict[str, int]:
     """Fill an empty database with runs of many shapes side by side; the ids of what is looked at."""
     migration.upgrade(url)
-    store = Store(url)
-    try:
+    with contextlib.closing(Store(url)) as store:
         shapes = max(PER_RUN, size // PER_TASK // len(OFFERED))
         tasks, common = _ask(store, shapes)
         _measure(store, tasks, common, size)
         _derive(store, tasks)
         return {"run": tasks[-1].run_id, "done": tasks[0].run_id, "task": tasks[-1].id, "big": tasks[0].id}
-    finally:
-        store.close()
 
 
 def _ask(store: Store, shapes: int) -> tuple[list[Any], dict[str, Any]]:

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -123,17 +123,14 @@ def _race_all(
     script: str, layers: Sequence[Layer], tuned: dict[str, Any], arguments: argparse.Namespace, table: Table
 ) -> list[dict[str, Any]]:
     rows = []
-    sides = {kind: Side(script, kind, arguments.threads) for kind in ("plevel", "torch")}
-    try:
+    own, peer = (Side(script, kind, arguments.threads) for kind in ("plevel", "torch"))
+    with closing(own), closing(peer):
         for layer in layers:
             found = tuned.get(layer.name) or _untuned(layer.workload(), arguments.threads)
-            rows.append(_compare(layer, found, sides, arguments.rounds))
+            rows.append(_compare(layer, found, {"plevel": own, "torch": peer}, arguments.rounds))
             table.add(*_cells(rows[-1]))
             if arguments.json:
                 Path(arguments.json).write_text(json.dumps(rows, indent=1))
-    finally:
-        for side in sides.values():
-            side.close()
     return rows
 
 

@@ -428,22 +428,18 @@ WRONG = {
 
 def check(database: str, folder: Path) -> str:
     """Raise where something was lost, doubled or is stuck; return what there was."""
-    store = Store(database)
-    try:
-        with store.read() as c:
-            for what, query in WRONG.items():
-                wrong = c.execute(sa.text(query)).all()
-                assert not wrong, f"{what}: {wrong[:10]}"
-            for run_id, state, request, done in c.execute(sa.text(TRIALS_DONE)):
-                asked = _trials(request)
-                said = f"run {run_id}, which is {state}, has {done} trials: {asked} were asked for"
-                assert done == asked or (state == "cancelled" and done < asked), said
-            runs = Counter(c.scalars(sa.select(run.c.state)))
-            jobs = Counter(c.scalars(sa.select(job.c.state)))
-            ended = Counter(c.scalars(sa.select(lease.c.end_reason)))
-            written = c.scalar(sa.select(sa.func.count()).select_from(record))
-    finally:
-        store.close()
+    with contextlib.closing(Store(database)) as store, store.read() as c:
+        for what, query in WRONG.items():
+            wrong = c.execute(sa.text(query)).all()
+            assert not wrong, f"{what}: {wrong[:10]}"
+        for run_id, state, request, done in c.execute(sa.text(TRIALS_DONE)):
+            asked = _trials(request)
+            said = f"run {run_id}, which is {state}, has {done} trials: {asked} were asked for"
+            assert done == asked or (state == "cancelled" and done < asked), said
+        runs = Counter(c.scalars(sa.select(run.c.state)))
+        jobs = Counter(c.scalars(sa.select(job.c.state)))
+        ended = Counter(c.scalars(sa.select(lease.c.end_reason)))
+        written = c.scalar(sa.select(sa.func.count()).select_from(record))
     assert not (left := spooled(folder)), left
     return (
         f"runs {dict(runs)}, jobs {dict(jobs)}, {written} records, one for each entry; leases {dict(ended)}"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -69,11 +69,8 @@ def open_store(database: str) -> Generator[Store | None, None, None]:
 
     with _told():
         migration.check(database)
-        store = Store(database, read_only=path is not None and not may_write(path))
-        try:
+        with closing(Store(database, read_only=path is not None and not may_write(path))) as store:
             yield store
-        finally:
-            store.close()
 
 
 class Direct:

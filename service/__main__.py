@@ -148,12 +148,8 @@ def _check_open(settings: Settings, listening: socket.socket) -> None:
         raise StartError(
             f"auth open: other hosts can reach {settings.host} without a token: use auth token, or host 127.0.0.1"
         )
-    store = Store(settings.database)
-    try:
-        with store.read() as connection:
-            known = token.any_good(connection)
-    finally:
-        store.close()
+    with contextlib.closing(Store(settings.database)) as store, store.read() as connection:
+        known = token.any_good(connection)
     if not known and settings.auth != "token":  # which answers nobody until there is one
         raise StartError(
             f"host {settings.host}: other hosts can reach it, and there is no token yet: create one with `plevel "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -239,19 +240,16 @@ def run(
         tempfile.TemporaryDirectory(prefix="plevel-") as scratch,
         ForkServer(Path(scratch), ("numpy",)) as server,
         out.open("wb") as file,
+        closing(runner_on(server, assign(parse_cores("cpu"), 1).timing, found.slot)) as runner,
     ):
-        runner = runner_on(server, assign(parse_cores("cpu"), 1).timing, found.slot)
 
         def time_job(job: Any, built: Any, report: Any) -> dict[str, Any]:
             with timing_lock():
                 return runner.run(job, built, threading.Event(), report).environment
 
-        try:
-            for line in run_bundle(opened, time_job, found, session, socket.gethostname()):
-                file.write(line)
-                count += b'"kind":"record"' in line
-        finally:
-            runner.close()
+        for line in run_bundle(opened, time_job, found, session, socket.gethostname()):
+            file.write(line)
+            count += b'"kind":"record"' in line
     tell(
         f"wrote {out}: {show_number(count, 'record')}; read it with 'plevel import {out}'",
         {"log": str(out), "records": count}, as_json=as_json,

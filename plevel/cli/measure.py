@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -100,16 +101,15 @@ def _measure(job: Job, device: str) -> Result:
 
     results: list[Result] = []
     cores = assign(parse_cores("cpu"), job.target.threads)
-    with scratch() as folder, ForkServer(folder) as server:
-        pool = BuilderPool(server, cores.building[:1], folder, forks=job.target.kind == "cuda")
-        runner = runner_on(server, cores.timing, device)
-        try:
-            (built,) = pool.build(job, threading.Event())
-            if built.error is not None:
-                return built.failure()
-            with timing_lock():
-                runner.run(job, [built], threading.Event(), results.append)
-        finally:
-            pool.close()
-            runner.close()
+    with (
+        scratch() as folder,
+        ForkServer(folder) as server,
+        closing(BuilderPool(server, cores.building[:1], folder, forks=job.target.kind == "cuda")) as pool,
+        closing(runner_on(server, cores.timing, device)) as runner,
+    ):
+        (built,) = pool.build(job, threading.Event())
+        if built.error is not None:
+            return built.failure()
+        with timing_lock():
+            runner.run(job, [built], threading.Event(), results.append)
     return results[0]

@@ -123,13 +123,10 @@ def _seldom_collected() -> Iterator[None]:
 def _pieces(group: list[Path], advance: Callable[[int], object]) -> Iterator[bytes]:
     from service.formats import Joined
 
-    joined = Joined(group)
-    try:
+    with contextlib.closing(Joined(group)) as joined:
         while piece := joined.read(_PIECE):
             yield piece
             advance(len(piece))
-    finally:
-        joined.close()
 
 
 def _say_why(name: str, first: Mapping[str, Any]) -> None:

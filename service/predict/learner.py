@@ -240,18 +240,16 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     with contextlib.suppress(OSError):
         os.nice(10)
-    store = Store(url)
     try:
-        model = train(
-            store, op, target_key, afresh="--afresh" in options,
-            told=lambda text: print(TOLD + text, flush=True),
-        )  # fmt: skip
+        with contextlib.closing(Store(url)) as store:
+            model = train(
+                store, op, target_key, afresh="--afresh" in options,
+                told=lambda text: print(TOLD + text, flush=True),
+            )  # fmt: skip
         print(json.dumps(msgspec.to_builtins(model)))
     except ServiceError as error:
         print(error, file=sys.stderr)
         return 1
-    finally:
-        store.close()
     return 0
 
 

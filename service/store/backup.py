@@ -32,8 +32,7 @@ def backup(store: Store, path: Path) -> int:
             source = connection.connection.driver_connection
             assert isinstance(source, sqlite3.Connection)
             os.close(os.open(part, os.O_CREAT | os.O_EXCL, 0o600))
-            target = sqlite3.connect(part)
-            try:
+            with contextlib.closing(sqlite3.connect(part)) as target:
                 source.backup(target, pages=PAGES)
                 found = target.execute("PRAGMA quick_check").fetchone()[0]
                 if found != "ok":
@@ -42,8 +41,6 @@ def backup(store: Store, path: Path) -> int:
                         "check the disk"
                     )
                 target.execute("PRAGMA journal_mode = DELETE")
-            finally:
-                target.close()
         part.replace(path)
     except (OSError, sqlite3.Error) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error

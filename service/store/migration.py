@@ -104,14 +104,18 @@ def check(url: str) -> None:
 @contextlib.contextmanager
 def _looked_at(url: str) -> Iterator[tuple[Store, sa.Connection]]:
     """A read-only transaction on a database that may be another program's."""
-    store = Store(url, read_only=True)
-    try:
-        with store.read() as connection:
-            yield store, connection
-    except UnansweredError as error:
-        raise _with_remedy(error, store) from error
-    finally:
-        store.close()
+    with _opened(url, read_only=True) as store, store.read() as connection:
+        yield store, connection
+
+
+@contextlib.contextmanager
+def _opened(url: str, *, read_only: bool = False) -> Iterator[Store]:
+    """The store of a database, of which an error that it does not answer has a remedy."""
+    with contextlib.closing(Store(url, read_only=read_only)) as store:
+        try:
+            yield store
+        except UnansweredError as error:
+            raise _with_remedy(error, store) from error
 
 
 def upgrade(url: str) -> str:
@@ -218,11 +222,10 @@ def downgrade(url: str, revision: str, *, lose: bool = False) -> None:
 @contextlib.contextmanager
 def _moving(url: str) -> Iterator[tuple[Store, sa.Connection]]:
     """A transaction that changes the schema, exclusive among processes."""
-    store = Store(url)
-    if store.is_sqlite:
-        # SQLite alters tables by copying them, which would break references.
-        sa.event.listen(store.engine, "connect", _suspend_foreign_keys)
-    try:
+    with _opened(url) as store:
+        if store.is_sqlite:
+            # SQLite alters tables by copying them, which would break references.
+            sa.event.listen(store.engine, "connect", _suspend_foreign_keys)
         with store.write() as connection:
             if not store.is_sqlite:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x6D696772)))
@@ -234,10 +237,6 @@ def _moving(url: str) -> Iterator[tuple[Store, sa.Connection]]:
                         f"database {shown(store)} is damaged: a row of {broken[0]} has no row in {broken[2]}: "
                         "restore it from a backup"
                     )
-    except UnansweredError as error:
-        raise _with_remedy(error, store) from error
-    finally:
-        store.close()
 
 
 def _with_remedy(error: UnansweredError, store: Store) -> UnansweredError:
