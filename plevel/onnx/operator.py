@@ -89,11 +89,6 @@ for _name, _own in {
     OPERATORS[_name] = lambda node, x, y, _own=_own: call(_own, x, y)
 
 
-@_register("Identity")
-def _same(node: Node, x: Expr) -> Expr:
-    return x
-
-
 @_register("Dropout")
 def _dropout(node: Node, x: Expr, ratio: Expr | None = None, training: Expr | None = None) -> Expr:
     draws = not node.get("is_test", 0) if node.version < 7 else training is not None
@@ -141,14 +136,28 @@ def _is_infinite(node: Node, x: Expr) -> Expr:
     return call("isinf", x) if all(signs) else call("equal", x, number(math.inf if signs[1] else -math.inf, x))
 
 
-@_register("Reciprocal")
-def _reciprocal(node: Node, x: Expr) -> Expr:
-    return call("divide", number(1, x), x)
-
-
-@_register("Gelu")
-def _gelu(node: Node, x: Expr) -> Expr:
-    return call("gelu", x, approximate=node.get("approximate", "none"))
+OPERATORS |= {
+    "Identity": lambda node, x: x,
+    "Reciprocal": lambda node, x: call("divide", number(1, x), x),
+    "Gelu": lambda node, x: call("gelu", x, approximate=node.get("approximate", "none")),
+    "LeakyRelu": lambda node, x: call("leaky_relu", x, alpha=float(node.get("alpha", 0.01))),
+    "Where": lambda node, condition, x, y: call("where", condition, x, y),
+    "MatMul": lambda node, x, y: layer.matmul(x, y),
+    "Conv": lambda node, x, weight, bias=None: layer.convolution(x, weight, bias, **_windows(node, x, weight)),
+    "DepthToSpace": lambda node, x: call(
+        "depth_to_space", x, block_size=node.get("blocksize"), mode=node.get("mode", "DCR")
+    ),
+    "SpaceToDepth": lambda node, x: call("space_to_depth", x, block_size=node.get("blocksize")),
+    "InstanceNormalization": lambda node, x, scale, shift: call(
+        "instance_norm", x, scale, shift, axis=1, epsilon=float(node.get("epsilon", 1e-5))
+    ),
+    "MaxPool": lambda node, x: call("max_pool2d", x, **_window(node, x)),
+    "AveragePool": lambda node, x: call(
+        "avg_pool2d", x, **_window(node, x), count_include_pad=bool(node.get("count_include_pad", 0))
+    ),
+    "Transpose": lambda node, x: layer.transpose(x, node.get("perm", range(len(extents(x)))[::-1])),
+    "Concat": lambda node, *parts: layer.concatenate(parts, node.get("axis")),
+}
 
 
 @_register("HardSigmoid")
@@ -157,11 +166,6 @@ def _hard_sigmoid(node: Node, x: Expr) -> Expr:
     # PyTorch's 1/6, of which the file has the float32.
     alpha = 1 / 6 if math.isclose(alpha, 1 / 6, rel_tol=1e-6) else alpha
     return call("hardsigmoid", x, alpha=alpha, beta=beta)
-
-
-@_register("LeakyRelu")
-def _leaky_relu(node: Node, x: Expr) -> Expr:
-    return call("leaky_relu", x, alpha=float(node.get("alpha", 0.01)))
 
 
 @_register("PRelu")
@@ -181,20 +185,10 @@ def _clip(node: Node, x: Expr, low: Expr | None = None, high: Expr | None = None
     return layer.clip(x, least, most)
 
 
-@_register("Where")
-def _where(node: Node, condition: Expr, x: Expr, y: Expr) -> Expr:
-    return call("where", condition, x, y)
-
-
 @_register("Cast")
 def _cast(node: Node, x: Expr) -> Expr:
     dtype = onnx.helper.tensor_dtype_to_np_dtype(node.get("to")).name
     return x if x.tensor_type.dtype == dtype else call("cast", x, dtype=dtype)
-
-
-@_register("MatMul")
-def _matmul(node: Node, x: Expr, y: Expr) -> Expr:
-    return layer.matmul(x, y)
 
 
 @_register("Gemm")
@@ -226,11 +220,6 @@ def _pads(node: Node, x: Expr, window: Sequence[int], strides: Sequence[int], di
         begins.append(less if auto == "SAME_UPPER" else more)
         ends.append(more if auto == "SAME_UPPER" else less)
     return begins + ends
-
-
-@_register("Conv")
-def _conv(node: Node, x: Expr, weight: Expr, bias: Expr | None = None) -> Expr:
-    return layer.convolution(x, weight, bias, **_windows(node, x, weight))
 
 
 def _windows(node: Node, x: Expr, weight: Expr) -> dict[str, Any]:
@@ -411,16 +400,6 @@ def _for_each(axes: Sequence[int], name: str, given: Any) -> list[tuple[int, Any
     return list(zip(axes, given, strict=True))
 
 
-@_register("DepthToSpace")
-def _depth_to_space(node: Node, x: Expr) -> Expr:
-    return call("depth_to_space", x, block_size=node.get("blocksize"), mode=node.get("mode", "DCR"))
-
-
-@_register("SpaceToDepth")
-def _space_to_depth(node: Node, x: Expr) -> Expr:
-    return call("space_to_depth", x, block_size=node.get("blocksize"))
-
-
 @_register("com.microsoft.MatMulNBits")
 def _matmul_nbits(
     node: Node, x: Expr, weight: Expr, scales: Expr, zero_points: Expr | None = None, *more: Expr | None
@@ -479,11 +458,6 @@ def _layer_norm(node: Node, x: Expr, scale: Expr, shift: Expr | None = None) -> 
         axis=-1, epsilon=float(node.get("epsilon", 1e-5)),
     )  # fmt: skip
     return layer.reshape(found, extents(x))
-
-
-@_register("InstanceNormalization")
-def _instance_norm(node: Node, x: Expr, scale: Expr, shift: Expr) -> Expr:
-    return call("instance_norm", x, scale, shift, axis=1, epsilon=float(node.get("epsilon", 1e-5)))
 
 
 def _softmax_of(name: str) -> Operator:
@@ -617,16 +591,6 @@ def _window(node: Node, x: Expr) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@_register("MaxPool")
-def _max_pool(node: Node, x: Expr) -> Expr:
-    return call("max_pool2d", x, **_window(node, x))
-
-
-@_register("AveragePool")
-def _avg_pool(node: Node, x: Expr) -> Expr:
-    return call("avg_pool2d", x, **_window(node, x), count_include_pad=bool(node.get("count_include_pad", 0)))
-
-
 def _global_pool(name: str) -> Operator:
     return lambda node, x: call(name, x, axis=tuple(range(-1, 1 - len(extents(x)), -1)), keepdims=True)
 
@@ -658,11 +622,6 @@ def _flatten(node: Node, x: Expr) -> Expr:
     axis = node.get("axis", 1)
     axis = axis if axis >= 0 else axis + len(extents(x))
     return layer.reshape(x, (math.prod(extents(x)[:axis]), math.prod(extents(x)[axis:])))
-
-
-@_register("Transpose")
-def _transpose(node: Node, x: Expr) -> Expr:
-    return layer.transpose(x, node.get("perm", range(len(extents(x)))[::-1]))
 
 
 @_register("Squeeze")
@@ -697,11 +656,6 @@ def _constant_of_shape(node: Node, shape: Expr) -> Expr:
 def _range(node: Node, start: Expr, limit: Expr, delta: Expr) -> Expr:
     first, end, step = (_constant(v, "a bound").item() for v in (start, limit, delta))
     return layer.steps(first, end, step, start.tensor_type.dtype)
-
-
-@_register("Concat")
-def _concat(node: Node, *parts: Expr) -> Expr:
-    return layer.concatenate(parts, node.get("axis"))
 
 
 @_register("Slice")
