@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.expr import Call, Expr, call
+from strategy.expr import Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.broadcast import collapse_sum_like
@@ -102,12 +102,7 @@ def reference_bias_add(attrs: BiasAddAttrs, inputs: Sequence[Any]) -> Any:
 
 register_broadcast_schedule("bias_add")
 register_shape_func("bias_add", False, elemwise_shape_func)
-
-
-@register_gradient("bias_add")
-def bias_add_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Return [grad, grad summed over all other axes]."""
-    return [grad, vector_grad(grad, orig.args[1], orig.attrs.axis)]
+register_gradient("bias_add", lambda orig, grad: [grad, vector_grad(grad, orig.args[1], orig.attrs.axis)])
 
 
 def bias_add(data: Expr, bias: Expr, axis: int = 1) -> Expr:

@@ -404,10 +404,7 @@ def where_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     ]
 
 
-@register_gradient("collapse_sum_like")
-def collapse_sum_like_grad(orig: Call, grad: Expr) -> list[Expr | None]:
-    """Return [grad, broadcast to the input]."""
-    return [grad + call("zeros_like", orig.args[0]), None]
+register_gradient("collapse_sum_like", lambda orig, grad: [grad + call("zeros_like", orig.args[0]), None])
 
 
 def where(condition: Expr, x: Expr, y: Expr) -> Expr:

@@ -202,10 +202,7 @@ def stack_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [Tuple([take(grad, const(i, "int32"), orig.attrs.axis) for i in range(count)])]
 
 
-@register_gradient("split")
-def split_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Return [the parts of grad, joined]."""
-    return [call("concatenate", grad, axis=orig.attrs.axis)]
+register_gradient("split", lambda orig, grad: [call("concatenate", grad, axis=orig.attrs.axis)])
 
 
 def concatenate(data: Expr | Sequence[Expr], axis: int = 0) -> Expr:

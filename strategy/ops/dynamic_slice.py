@@ -153,16 +153,8 @@ def reference_dynamic_slice_backward(attrs: DynamicSliceAttrs, inputs: Sequence[
     return whole
 
 
-@register_shape_func("dynamic_slice", False)
-def dynamic_slice_shape_func(attrs: DynamicSliceAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return [tuple(_sized(attrs, inputs[0]))]
-
-
-@register_shape_func("dynamic_slice_backward", False)
-def dynamic_slice_backward_shape_func(
-    attrs: DynamicSliceAttrs, inputs: Sequence[tuple[int, ...]]
-) -> list[tuple[int, ...]]:
-    return [inputs[2]]
+register_shape_func("dynamic_slice", False, lambda attrs, inputs: [tuple(_sized(attrs, inputs[0]))])
+register_shape_func("dynamic_slice_backward", False, lambda attrs, inputs: [inputs[2]])
 
 
 for _name in ("dynamic_slice", "dynamic_slice_backward"):

@@ -399,10 +399,7 @@ for _name in ("cast", "clip"):
     register_shape_func(_name, False, elemwise_shape_func)
 
 
-@register_gradient("cast")
-def cast_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Return [grad in the input's dtype]."""
-    return [cast(grad, orig.args[0].tensor_type.dtype)]
+register_gradient("cast", lambda orig, grad: [cast(grad, orig.args[0].tensor_type.dtype)])
 
 
 @register_gradient("clip")

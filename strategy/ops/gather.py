@@ -186,10 +186,7 @@ def gather_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     return [Call("scatter_add", [zeros_like(data), indices, grad], orig.attrs), None]
 
 
-@register_gradient("scatter_add")
-def scatter_add_grad(orig: Call, grad: Expr) -> list[Expr | None]:
-    """Return [grad, what is gathered of it for each update]."""
-    return [grad, None, Call("gather", [grad, orig.args[1]], orig.attrs)]
+register_gradient("scatter_add", lambda orig, grad: [grad, None, Call("gather", [grad, orig.args[1]], orig.attrs)])
 
 
 def gather(data: Expr, indices: Expr, axis: int = 0) -> Expr:

@@ -90,11 +90,7 @@ def reference_gather_nd(attrs: GatherNdAttrs, inputs: Sequence[Any]) -> Any:
 
 
 register_injective_schedule("gather_nd")
-
-
-@register_shape_func("gather_nd", False)
-def gather_nd_shape_func(attrs: GatherNdAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return [_gathered(attrs, *inputs)]
+register_shape_func("gather_nd", False, lambda attrs, inputs: [_gathered(attrs, *inputs)])
 
 
 @register_gradient("gather_nd")

@@ -19,7 +19,7 @@ from strategy.cpu.row import (
     schedule_tasks,
 )
 from strategy.cuda.schedule import register_plain_schedule
-from strategy.expr import Call, Expr, call, const
+from strategy.expr import Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
@@ -237,12 +237,7 @@ def _add_row(
 
 
 register_cpu_implementations("group_norm", _add_row)
-
-
-@register_gradient("group_norm")
-def group_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """The gradient of each input."""
-    return differentiate(orig.attrs, orig.args, grad)
+register_gradient("group_norm", lambda orig, grad: differentiate(orig.attrs, orig.args, grad))
 
 
 def differentiate(attrs: GroupNormAttrs, inputs: Sequence[Expr], grad: Expr) -> list[Expr]:

@@ -99,11 +99,7 @@ def reference_layer_norm(attrs: LayerNormAttrs, inputs: Sequence[Any]) -> Any:
     return offset / np.sqrt(variance + attrs.epsilon) * gamma + beta
 
 
-@register_condition("layer_norm")
-def layer_norm_condition(attrs: LayerNormAttrs, inputs: Sequence[Any]) -> Any:
-    return norm_condition(widened(inputs[0]), attrs.axis, attrs.epsilon)
-
-
+register_condition("layer_norm", lambda attrs, inputs: norm_condition(widened(inputs[0]), attrs.axis, attrs.epsilon))
 register_terms("layer_norm", axis_terms)
 schedule_layer_norm = GenericFunc("schedule_layer_norm")
 schedule_layer_norm.register("cpu", schedule_plain_cpu)

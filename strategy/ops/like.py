@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.expr import Call, Expr, call
+from strategy.expr import Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.broadcast import collapse_sum_like
@@ -60,12 +60,7 @@ def reference_broadcast_to_like(attrs: Attrs, inputs: Sequence[Any]) -> Any:
 
 register_shape_func("broadcast_to_like", False, like_shape_func)
 register_injective_schedule("broadcast_to_like")
-
-
-@register_gradient("broadcast_to_like")
-def broadcast_to_like_grad(orig: Call, grad: Expr) -> list[Expr | None]:
-    """Return [the sum over the axes that were broadcast]."""
-    return [collapse_sum_like(grad, orig.args[0]), None]
+register_gradient("broadcast_to_like", lambda orig, grad: [collapse_sum_like(grad, orig.args[0]), None])
 
 
 def broadcast_to_like(data: Expr, shape_like: Expr) -> Expr:

@@ -84,11 +84,7 @@ def reference_one_hot(attrs: OneHotAttrs, inputs: Sequence[Any]) -> Any:
 
 register_injective_schedule("one_hot")
 register_gradient("one_hot", lambda orig, grad: [None])
-
-
-@register_shape_func("one_hot", False)
-def one_hot_shape_func(attrs: OneHotAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return [tuple(_shape(attrs, inputs[0]))]
+register_shape_func("one_hot", False, lambda attrs, inputs: [tuple(_shape(attrs, inputs[0]))])
 
 
 def one_hot(

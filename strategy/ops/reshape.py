@@ -273,10 +273,7 @@ def reshape_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [reshape_like(grad, orig.args[0])]
 
 
-@register_gradient("reshape_like")
-def reshape_like_grad(orig: Call, grad: Expr) -> list[Expr | None]:
-    """Return [grad in the input's shape]."""
-    return [reshape_like(grad, orig.args[0]), None]
+register_gradient("reshape_like", lambda orig, grad: [reshape_like(grad, orig.args[0]), None])
 
 
 def reshape(data: Expr, newshape: Sequence[int]) -> Expr:

@@ -202,13 +202,7 @@ def reference_strided_slice_backward(attrs: StridedSliceAttrs, inputs: Sequence[
     return whole
 
 
-@register_shape_func("strided_slice", False)
-def strided_slice_shape_func(
-    attrs: StridedSliceAttrs, inputs: Sequence[tuple[int, ...]]
-) -> list[tuple[int, ...]]:
-    return [tuple(_sliced(attrs, inputs[0]))]
-
-
+register_shape_func("strided_slice", False, lambda attrs, inputs: [tuple(_sliced(attrs, inputs[0]))])
 register_shape_func("strided_slice_backward", False, like_shape_func)
 for _name in ("strided_slice", "strided_slice_backward"):
     register_injective_schedule(_name)
@@ -220,10 +214,7 @@ def strided_slice_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [Call("strided_slice_backward", [grad, orig.args[0]], orig.attrs)]
 
 
-@register_gradient("strided_slice_backward")
-def strided_slice_backward_grad(orig: Call, grad: Expr) -> list[Expr | None]:
-    """Return [the slice of grad]."""
-    return [Call("strided_slice", [grad], orig.attrs), None]
+register_gradient("strided_slice_backward", lambda orig, grad: [Call("strided_slice", [grad], orig.attrs), None])
 
 
 def strided_slice(

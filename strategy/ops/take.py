@@ -199,16 +199,8 @@ def reference_take_backward(attrs: TakeAttrs, inputs: Sequence[Any]) -> Any:
     return sums.reshape(data.shape)
 
 
-@register_shape_func("take", False)
-def take_shape_func(attrs: TakeAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return [_taken(attrs, *inputs)]
-
-
-@register_shape_func("take_backward", False)
-def take_backward_shape_func(attrs: TakeAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return [inputs[2]]
-
-
+register_shape_func("take", False, lambda attrs, inputs: [_taken(attrs, *inputs)])
+register_shape_func("take_backward", False, lambda attrs, inputs: [inputs[2]])
 register_injective_schedule("take")
 register_reduce_schedule("take_backward")
 
@@ -220,10 +212,7 @@ def take_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     return [Call("take_backward", [grad, indices, data], orig.attrs), None]
 
 
-@register_gradient("take_backward")
-def take_backward_grad(orig: Call, grad: Expr) -> list[Expr | None]:
-    """Return [what is taken of grad]."""
-    return [Call("take", [grad, orig.args[1]], orig.attrs), None, None]
+register_gradient("take_backward", lambda orig, grad: [Call("take", [grad, orig.args[1]], orig.attrs), None, None])
 
 
 def take(

@@ -165,13 +165,7 @@ def reference_matmul_nbits(attrs: MatMulNBitsAttrs, inputs: Sequence[Any]) -> An
 
 
 register_flops("matmul_nbits", dense_flops)
-
-
-@register_shape_func("matmul_nbits", False)
-def matmul_nbits_shape_func(attrs: MatMulNBitsAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return [(inputs[0][0], inputs[1][0])]
-
-
+register_shape_func("matmul_nbits", False, lambda attrs, inputs: [(inputs[0][0], inputs[1][0])])
 register_reduce_schedule("matmul_nbits")
 
 

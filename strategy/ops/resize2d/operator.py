@@ -174,11 +174,7 @@ def reference_resize2d(attrs: Resize2DAttrs, inputs: Sequence[Any]) -> Any:
 
 
 register_injective_schedule("resize2d")
-
-
-@register_shape_func("resize2d", False)
-def resize2d_shape_func(attrs: Resize2DAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return [(*inputs[0][:2], *attrs.size)]
+register_shape_func("resize2d", False, lambda attrs, inputs: [(*inputs[0][:2], *attrs.size)])
 
 
 @register_gradient("resize2d")

@@ -76,9 +76,7 @@ def compute_transpose(attrs: TransposeAttrs, inputs: Sequence[Any], out_type: Ty
     return [topi.transpose(inputs[0], order_of(attrs, len(inputs[0].shape)))]
 
 
-@register_reference("transpose")
-def reference_transpose(attrs: TransposeAttrs, inputs: Sequence[Any]) -> Any:
-    return widened(inputs[0]).transpose(attrs.axes)
+register_reference("transpose", lambda attrs, inputs: widened(inputs[0]).transpose(attrs.axes))
 
 
 @register_shape_func("transpose", False)
