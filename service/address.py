@@ -24,17 +24,26 @@ def path_of(url: str) -> Path | None:
     return Path(path)
 
 
+def default_url() -> str:
+    """The SQLite file in this user's data directory, which may not exist yet."""
+    return url_of(_data_folder() / "plevel.db")
+
+
+def _data_folder() -> Path:
+    from platformdirs import user_data_path
+
+    return user_data_path("plevel", appauthor=False)
+
+
 def make_folder(path: Path) -> None:
     """Create the folder of this user's own database; another must exist, as its name may be mistyped.
 
     Raises:
         DatabaseError: there is no such folder, or it cannot be created.
     """
-    from platformdirs import user_data_path
-
     if path.parent.is_dir():
         return
-    if path.parent != user_data_path("plevel", appauthor=False):
+    if path.parent != _data_folder():
         raise DatabaseError(
             f"database {path} cannot be created: there is no folder {path.parent}: create it, or name another file"
         )

@@ -10,19 +10,13 @@ import ipaddress
 from pathlib import Path
 from typing import Literal
 
-import platformdirs
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.address import url_of
+from service.address import default_url
 
 WHSEC = "whsec_"
 Mode = Literal["auto", "open", "token"]
-
-
-def default_database() -> str:
-    """A SQLite file in the user's data directory."""
-    return url_of(Path(platformdirs.user_data_dir("plevel")) / "plevel.db")
 
 
 class Settings(BaseSettings):
@@ -32,7 +26,7 @@ class Settings(BaseSettings):
         env_prefix="PLEVEL_", frozen=True, extra="ignore", use_attribute_docstrings=True
     )
 
-    database: str = Field(default_factory=default_database)
+    database: str = Field(default_factory=default_url)
     host: str = "127.0.0.1"
     port: int = Field(default=8765, ge=0, le=65535)
     auth: Mode = "auto"

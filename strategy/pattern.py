@@ -19,7 +19,7 @@ from strategy.attrs import Attrs
 from strategy.cpu.binding import CHOICE, REINTERPRET, is_cpu
 from strategy.cpu.widened import NARROW
 from strategy.elementwise import PARALLEL_FROM, fuse_contiguous, inline_injective
-from strategy.generic_func import GenericFunc, generic_func
+from strategy.generic_func import GenericFunc, generic_func, override_native_generic_func
 from strategy.op import OpError, get_registered_op, register_strategy
 from strategy.op_strategy import OpStrategy, find_body
 from strategy.schedule import STAGE, Outs, dtype_bytes, new_schedule
@@ -77,6 +77,18 @@ def register_schedule(
         return strategy
 
     register_strategy(name, GenericFunc(f"{name}_strategy", from_schedule, chooses=True), level)
+
+
+def register_extern_strategy(name: str, compute: Callable[..., Any], version: int = 1) -> None:
+    """Make the generic strategy `NAME_strategy` of an operator from a compute, left as TVM has it: `NAME.generic`."""
+
+    @override_native_generic_func(f"{name}_strategy")
+    def strategy(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> OpStrategy:
+        found = OpStrategy()
+        found.add_implementation(compute, schedule_extern.dispatch(target), name=f"{name}.generic", version=version)
+        return found
+
+    register_strategy(name, strategy)
 
 
 def register_cpu_implementations(name: str, add: Callable[..., None]) -> None:

@@ -7,7 +7,6 @@ import re
 import shlex
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plevel.cli.error import CommandError, UsageError
@@ -114,11 +113,11 @@ def _check_namespace(given: str | None) -> None:
 
 def locate_database(database: str | None) -> str:
     """The URL of the named database, else of the environment's, else of this user's own file."""
-    from service.address import url_of
+    from service.address import default_url, url_of
 
     database = database or os.environ.get("PLEVEL_DATABASE") or None
     if database is None:
-        return url_of(data_directory() / "plevel.db")
+        return default_url()
     return database if "://" in database else url_of(database)
 
 
@@ -136,10 +135,3 @@ def make_database(place: Location) -> None:
 
         make_folder(place.database)
         migration.upgrade(place.database)
-
-
-def data_directory() -> Path:
-    """This user's data directory of plevel, which may not exist yet."""
-    from platformdirs import user_data_path
-
-    return user_data_path("plevel", appauthor=False)

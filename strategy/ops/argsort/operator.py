@@ -7,16 +7,13 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.expr import Expr, call
-from strategy.generic_func import override_native_generic_func
 from strategy.gradient import register_gradient
-from strategy.op import TOpPattern, TypeReporter, register_op, register_reference, register_strategy
-from strategy.op_strategy import OpStrategy
+from strategy.op import TOpPattern, TypeReporter, register_op, register_reference
 from strategy.ops.gather import gather
 from strategy.ops.topk import sort_keys, sorted_order
-from strategy.pattern import schedule_extern
+from strategy.pattern import register_extern_strategy
 from strategy.reference import widened
 from strategy.shape_func import elemwise_shape_func, register_shape_func
-from strategy.target import Target
 from strategy.type_relation import normal_axis, require_number
 from strategy.types import TensorType, Type
 
@@ -69,17 +66,7 @@ def reference_argsort(attrs: ArgsortAttrs, inputs: Sequence[Any]) -> Any:
     return order.astype(attrs.dtype)
 
 
-@override_native_generic_func("argsort_strategy")
-def argsort_strategy(
-    attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> OpStrategy:
-    """The generic strategy of argsort."""
-    strategy = OpStrategy()
-    strategy.add_implementation(compute_argsort, schedule_extern.dispatch(target), name="argsort.generic", version=2)
-    return strategy
-
-
-register_strategy("argsort", argsort_strategy)
+register_extern_strategy("argsort", compute_argsort, version=2)
 register_shape_func("argsort", False, elemwise_shape_func)
 register_gradient("argsort", lambda orig, grad: [None])
 

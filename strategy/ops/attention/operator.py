@@ -206,14 +206,6 @@ def attention_flops(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_typ
     return 2 * b * h * seen * (d + int(out_type.shape[3]))
 
 
-def attention_terms(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
-    return int(inputs[0].shape[3]) + int(inputs[1].shape[2])
-
-
-def attention_shape_func(attrs: AttentionAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return [(*inputs[0][:3], inputs[2][3])]
-
-
 def attention_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     """The gradients of both products and of softmax; the heads of a group are rows of one product."""
     attrs = orig.attrs
@@ -254,8 +246,8 @@ for _name in NAMES:
     register_compute(_name, compute_attention)
     register_reference(_name, reference_attention)
     register_flops(_name, attention_flops)
-    register_terms(_name, attention_terms)
-    register_shape_func(_name, False, attention_shape_func)
+    register_terms(_name, lambda attrs, inputs, out_type: int(inputs[0].shape[3]) + int(inputs[1].shape[2]))
+    register_shape_func(_name, False, lambda attrs, inputs: [(*inputs[0][:3], inputs[2][3])])
     register_gradient(_name, attention_grad)
 register_plain_schedule("attention", *NAMES, version=5)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.expr import Call, Expr, call
-from strategy.generic_func import override_native_generic_func
 from strategy.gradient import GradientError, register_gradient
 from strategy.op import (
     TOpPattern,
@@ -16,18 +15,15 @@ from strategy.op import (
     register_op,
     register_op_attr,
     register_reference,
-    register_strategy,
     register_terms,
 )
-from strategy.op_strategy import OpStrategy
 from strategy.ops.broadcast import equal, where
 from strategy.ops.elemwise import cast, ones_like, zeros_like
 from strategy.ops.reshape import reshape_like
 from strategy.order import larger, lowest
-from strategy.pattern import schedule_extern
+from strategy.pattern import register_extern_strategy
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func, scan_shape_func
-from strategy.target import Target
 from strategy.type_relation import normal_axis, product, require_number
 from strategy.types import DTYPES, TensorType, Type
 
@@ -145,18 +141,10 @@ def _register(
             found = getattr(found, part)
         return _reference(attrs, inputs[0], found, start)
 
-    @override_native_generic_func(f"{name}_strategy")
-    def strategy(
-        attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-    ) -> OpStrategy:
-        strategy = OpStrategy()
-        strategy.add_implementation(compute, schedule_extern.dispatch(target), name=f"{name}.generic")
-        return strategy
-
     register_compute(name, compute)
     register_reference(name, reference)
     register_terms(name, scan_terms)
-    register_strategy(name, strategy)
+    register_extern_strategy(name, compute)
     register_shape_func(name, False, scan_shape_func)
 
 

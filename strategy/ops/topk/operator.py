@@ -7,19 +7,16 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.expr import Call, Expr, TupleGetItem, call
-from strategy.generic_func import override_native_generic_func
 from strategy.gradient import register_gradient
-from strategy.op import TOpPattern, TypeReporter, register_op, register_reference, register_strategy
-from strategy.op_strategy import OpStrategy
+from strategy.op import TOpPattern, TypeReporter, register_op, register_reference
 from strategy.ops.broadcast import equal, where
 from strategy.ops.elemwise import cast, ones_like, zeros_like
 from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import expand_dims
 from strategy.order import sort_key
-from strategy.pattern import schedule_extern
+from strategy.pattern import register_extern_strategy
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
-from strategy.target import Target
 from strategy.type_relation import normal_axis, require_number
 from strategy.types import Dim, TensorType, TupleType, Type
 
@@ -105,19 +102,7 @@ def reference_topk(attrs: TopKAttrs, inputs: Sequence[Any]) -> Any:
     return {"values": values, "indices": indices}.get(attrs.ret_type, (values, indices))
 
 
-@override_native_generic_func("topk_strategy")
-def topk_strategy(
-    attrs: TopKAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> OpStrategy:
-    """The generic strategy of topk."""
-    strategy = OpStrategy()
-    strategy.add_implementation(
-        compute_topk, schedule_extern.dispatch(target), name="topk.generic", version=2
-    )
-    return strategy
-
-
-register_strategy("topk", topk_strategy)
+register_extern_strategy("topk", compute_topk, version=2)
 
 
 @register_shape_func("topk", False)
