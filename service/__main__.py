@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from service.access import token
 from service.api.listener import GONE_S, Listener
 from service.app import create_app, prepare
+from service.api.certificate import Certificate
 from service.context import Context
 from service.errors import DatabaseError, ServiceError, StartError
 from service.selection.database import warm
@@ -119,19 +120,14 @@ def serve(settings: Settings, listening: socket.socket, ready_file: Path | None)
     config = uvicorn.Config(
         # Malformed requests are not logged, as anybody could fill the log.
         app, log_level="error", access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE_S,
-        ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key, ws="none", http="httptools",
-        forwarded_allow_ips=settings.proxies,
+        ws="none", http="httptools", forwarded_allow_ips=settings.proxies,
     )  # fmt: skip
-    try:
-        config.load()
-    except OSError as error:  # ssl.SSLError is one
-        raise StartError(
-            f"tls_cert {settings.tls_cert}, tls_key {settings.tls_key}: not a certificate and its key "
-            f"({error.strerror or error}): name PEM files that this user may read"
-        ) from error
-    scheme = "http" if settings.tls_cert is None else "https"
+    certificate = None
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        certificate = Certificate(settings.tls_cert, settings.tls_key)
+    scheme = "http" if certificate is None else "https"
     url = _url(scheme, settings.host, listening.getsockname()[1])
-    server = _Server(config, app.state.context, url, ready_file)
+    server = _Server(config, app.state.context, url, ready_file, certificate)
     sys.setswitchinterval(SWITCH_S)
     server.run(sockets=[listening])
     if not server.started:
@@ -149,7 +145,7 @@ def _check_open(settings: Settings, listening: socket.socket) -> None:
             f"auth open: other hosts can reach {settings.host} without a token: use auth token, or host 127.0.0.1"
         )
     with contextlib.closing(Store(settings.database)) as store, store.read() as connection:
-        known = token.any_good(connection)
+        known = token.any_made(connection)
     if not known and settings.auth != "token":  # which answers nobody until there is one
         raise StartError(
             f"host {settings.host}: other hosts can reach it, and there is no token yet: create one with `plevel "
@@ -182,19 +178,21 @@ class _Server(uvicorn.Server):
     """A server that prints its address once it answers, and ends long polls on shutdown."""
 
     def __init__(
-        self, config: uvicorn.Config, context: Context, url: str, ready_file: Path | None
-    ) -> None:
+        self, config: uvicorn.Config, context: Context, url: str, ready_file: Path | None,
+        certificate: Certificate | None,
+    ) -> None:  # fmt: skip
         super().__init__(config)
         self._context = context
         self._url = url
         self._ready_file = ready_file
+        self._certificate = certificate
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
         if not self.started:
             return
         settings, refuse = self._context.settings, self._context.metrics.refuse
-        self._listener = Listener(self, settings, refuse)
+        self._listener = Listener(self, settings, refuse, self._certificate)
         for listening in sockets or []:
             self._listener.start(listening)
         all_ops()  # loaded now, so that no request waits for it

@@ -30,7 +30,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8765, ge=0, le=65535)
     auth: Mode = "auto"
-    """`auto`: a token is required once one exists; `token`: always; `open`: never, on loopback only."""
+    """`auto`: a token is required once there has been one; `token`: always; `open`: never, on loopback only."""
     rate: float = Field(default=500.0, gt=0)
     """Requests per second of one token in one process."""
     tls_cert: Path | None = None

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -43,7 +43,7 @@ class Options:
         url: the service, such as http://127.0.0.1:8765.
         devices: cpu, cores of it (cpu:0-3), or cuda:0; each has a worker.
         threads: of a kernel, a part of the target; None: all cores.
-        token: the service's, if it requires one.
+        token: reads the service's, if it requires one; see `Client`.
         name: shown in lists of workers.
         hottest_c, lifetime_s, idle_exit_s, grace_s: see `Daemon`.
         build_on: a Dask scheduler whose workers build, too, such as tls://host:8786.
@@ -55,7 +55,7 @@ class Options:
     url: str
     devices: Sequence[str] = ("cpu",)
     threads: int | None = None
-    token: str | None = None
+    token: Callable[[], str | None] | None = None
     name: str = field(default_factory=socket.gethostname)
     hottest_c: float | None = None
     lifetime_s: float = math.inf

@@ -36,6 +36,7 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 _ANSWER_S = 30.0
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+_UNAUTHORIZED = 401
 # What the service says of a lost lease or an unknown worker, and proxies of a service that they do not find.
 _LOST = frozenset({404, 409, 410})
 
@@ -46,6 +47,10 @@ class ServiceError(Exception):
 
 class UnreachableError(ServiceError):
     """The service did not answer."""
+
+
+class UnauthorizedError(ServiceError):
+    """The service does not know this worker's token, such as one that has expired."""
 
 
 class LeaseLostError(ServiceError):
@@ -72,7 +77,8 @@ class Client:
     Args:
         url: the service, without `/v1`.
         stop: ends the retries.
-        token: the token, if the service requires one.
+        token: reads the token, at first and wherever the service refuses it, as it may be replaced; None if the service
+            requires none. An `OSError` of a later reading means that there is no other one yet.
         rng: for jitter of the back-off.
         transport: a replacement of the network, for tests.
 
@@ -84,7 +90,7 @@ class Client:
         self,
         url: str,
         stop: threading.Event,
-        token: str | None = None,
+        token: Callable[[], str | None] | None = None,
         *,
         rng: random.Random | None = None,
         transport: httpx.BaseTransport | None = None,
@@ -93,9 +99,8 @@ class Client:
         self.shown = re.sub(r"(?<=://)[^/@]*@", "", self.url)  # without a password, for messages
         self._stop = stop
         self._rng = rng or random.Random()
-        headers = {"accept": "application/json"}
-        if token is not None:
-            headers["authorization"] = f"Bearer {token}"
+        self._token = token or (lambda: None)
+        headers = {"accept": "application/json", **_authorization(self._token())}
         self._http = open_http(self.url, transport, headers=headers)
 
     def register(self, info: WorkerInfo, patience_s: float | None = None) -> Registered:
@@ -158,17 +163,10 @@ class Client:
         self, method: str, path: str, body: Any, kind: type[T] | None, timeout_s: float = _ANSWER_S
     ) -> T:
         content = None if body is None else encode(body)
-        headers = {"content-type": "application/json"} if content is not None else None
-        timeout = httpx.Timeout(timeout_s, connect=5.0)
-        try:
-            answer = self._http.request(
-                method, path, content=content, headers=headers, timeout=timeout
-            )
-        except httpx.RequestError as error:
-            reason = str(error) or type(error).__name__
-            raise UnreachableError(
-                f"the service at {self.shown} is not reachable: {reason}"
-            ) from error
+        sent = self._http.headers.get("authorization")
+        answer = self._send(method, path, content, timeout_s)
+        if answer.status_code == _UNAUTHORIZED and self._renew_token(sent):
+            answer = self._send(method, path, content, timeout_s)
         if answer.status_code >= 400:
             raise _refusal(self.shown, path, answer)
         if kind is None:
@@ -180,6 +178,30 @@ class Client:
                 f"{self.shown}{path} sent an answer that is no {kind.__name__} ({error}): check that it "
                 "is a plevel service of the same version"
             ) from error
+
+
+    def _send(self, method: str, path: str, content: bytes | None, timeout_s: float) -> httpx.Response:
+        headers = {"content-type": "application/json"} if content is not None else None
+        timeout = httpx.Timeout(timeout_s, connect=5.0)
+        try:
+            return self._http.request(method, path, content=content, headers=headers, timeout=timeout)
+        except httpx.RequestError as error:
+            reason = str(error) or type(error).__name__
+            raise UnreachableError(
+                f"the service at {self.shown} is not reachable: {reason}"
+            ) from error
+
+    def _renew_token(self, sent: str | None) -> bool:
+        """Read the token again, and use it from now on; return True if it is another one than was sent."""
+        try:
+            self._http.headers.update(_authorization(self._token()))
+        except OSError:
+            return False
+        return self._http.headers.get("authorization") != sent
+
+
+def _authorization(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"authorization": f"Bearer {token}"}
 
 
 def _refusal(url: str, path: str, answer: httpx.Response) -> ServiceError:
@@ -194,6 +216,8 @@ def _refusal(url: str, path: str, answer: httpx.Response) -> ServiceError:
         return UnreachableError(message)
     if answer.status_code in _LOST and not kind.startswith("urn:plevel:"):
         return UnreachableError(f"{message}; no plevel service says so: check the proxies on the way to it")
+    if answer.status_code == _UNAUTHORIZED:
+        return UnauthorizedError(message)
     if kind == "urn:plevel:device-busy":
         return DeviceBusyError(message)
     if answer.status_code == 409 or (

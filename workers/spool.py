@@ -27,6 +27,7 @@ from workers.client import (
     Client,
     LeaseLostError,
     ServiceError,
+    UnauthorizedError,
     UnreachableError,
 )
 
@@ -230,7 +231,7 @@ class Sender:
                     return
             try:
                 waiting = self._send_first()
-            except (UnreachableError, OSError) as error:  # OSError: of the spool's disk
+            except (UnreachableError, UnauthorizedError, OSError) as error:  # OSError: of the spool's disk
                 if pause == FIRST_PAUSE_S:
                     log.warning("%s; results stay in the spool, and are sent again", error)
                 with self._change:
@@ -254,7 +255,7 @@ class Sender:
         lease_id = report.lease_id
         try:
             answer = self.client.report(report)
-        except UnreachableError:
+        except (UnreachableError, UnauthorizedError):  # its token may be replaced
             raise
         except LeaseLostError as error:
             count = len(report.results.results)

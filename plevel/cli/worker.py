@@ -74,20 +74,22 @@ def worker(
     for limit in ("--lifetime", "--idle-exit"):
         if seconds.get(limit) == 0:
             raise UsageError(f"{limit} {ages[limit]}: it would end before its first job: write a longer time")
+    from functools import partial
+
     from plevel.client import UnreachableError
     from plevel.embedded import require_worker
     from plevel.environment import read_token
 
     require_worker()
     try:
-        token = read_token(token_file)
+        read_token(token_file)
     except UnreachableError as error:
         raise UsageError(str(error)) from error
     from workers.__main__ import Options, main
 
     options = Options(
-        url=place.url, devices=devices or ("cpu",), threads=threads, token=token, name=name or socket.gethostname(),
-        hottest_c=hottest, lifetime_s=seconds.get("--lifetime", math.inf),
+        url=place.url, devices=devices or ("cpu",), threads=threads, token=partial(read_token, token_file),
+        name=name or socket.gethostname(), hottest_c=hottest, lifetime_s=seconds.get("--lifetime", math.inf),
         idle_exit_s=seconds.get("--idle-exit", math.inf), grace_s=seconds["--grace"], build_on=build_on,
         tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, log="json" if as_json or log == "json" else "text",
     )  # fmt: skip

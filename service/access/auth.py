@@ -1,6 +1,6 @@
 """Authentication and rights of requests.
 
-A service without tokens answers its own host only. Once there is a token, every request needs one
+A service without tokens answers its own host only. Once there has been a token, every request needs a valid one
 with a sufficient scope, as `Authorization: Bearer …` or, for browsers, as the password of Basic.
 """
 
@@ -51,6 +51,14 @@ class Actor:
     scopes: frozenset[TokenScope]
     token_id: int | None = None
     namespace: str | None = None
+
+    @property
+    def owner(self) -> str | None:
+        """The name that its devices and workers belong to; None if all may be used.
+
+        Tokens of the same name are equivalent, so that one can be replaced while workers use it.
+        """
+        return None if self.token_id is None else self.name
 
     def check(self, needed: TokenScope) -> None:
         """Raise `ForbiddenError` if this is not allowed."""
@@ -108,7 +116,7 @@ class Authority:
 
     Args:
         store: the database, once it is open.
-        mode: `auto` requires tokens once one exists; `open` never, on this host only; `token` always.
+        mode: `auto` requires tokens once there has been one; `open` never, on this host only; `token` always.
         rate: requests per second of one token, with bursts of twice as many.
     """
 
@@ -220,7 +228,7 @@ class Authority:
         at, needed = self._needed
         if not _is_fresh(at):
             with self._store().read() as connection:
-                needed = token.any_good(connection)
+                needed = token.any_made(connection)
             self._needed = time.monotonic(), needed
         return needed
 

@@ -114,9 +114,9 @@ def find_good(connection: sa.Connection, ids: Collection[int]) -> set[int]:
     return set(connection.scalars(sa.select(token.c.id).where(token.c.id.in_(ids), _is_good())))
 
 
-def any_good(connection: sa.Connection) -> bool:
-    """Return whether any token is valid."""
-    return connection.scalar(sa.select(token.c.id).where(_is_good()).limit(1)) is not None
+def any_made(connection: sa.Connection) -> bool:
+    """Return whether there has been a token: the end of the last one must not open a service."""
+    return connection.scalar(sa.select(token.c.id).limit(1)) is not None
 
 
 def _is_good() -> sa.ColumnElement[bool]:

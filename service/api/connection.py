@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from service.api.packet import JoinedTransport
+from service.api.peer import plain_address
 from service.api.problem import describe_error
 from service.api.wire import PROBLEM
 from service.errors import (
@@ -74,6 +75,8 @@ class Connection(HttpToolsProtocol):
         self, transport: asyncio.Transport
     ) -> None:
         super().connection_made(cast("asyncio.Transport", JoinedTransport(transport, self.loop)))
+        if self.client is not None:  # by which a proxy is known
+            self.client = plain_address(self.client[0]), self.client[1]
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.access.auth import LOCAL, Actor, Authority
+from service.api.peer import network_of
 from service.api.problem import is_served, response_of
 from service.errors import (
     ForbiddenError,
@@ -81,15 +82,16 @@ class Guard:
         if wanted is None:
             return LOCAL
         peer = scope["client"][0] if scope.get("client") else None
+        guesser = None if peer is None else network_of(peer)
         authorization = headers.get("authorization")
         try:
             if self._authority.remembers(authorization):
                 actor = self._authority.identify(authorization, peer, host)
             else:
-                self._authority.check_guesses(peer)
+                self._authority.check_guesses(guesser)
                 actor = await run_in_threadpool(self._authority.identify, authorization, peer, host)
         except UnauthorizedError:
-            self._authority.spend(peer)
+            self._authority.spend(guesser)
             raise
         if actor.token_id is not None:
             self._authority.spend(actor.token_id)

@@ -41,7 +41,7 @@ router = APIRouter(prefix="/v1/leases", tags=["leases"])
     ),
 )  # fmt: skip
 async def lease(context: Ctx, who: Who, request: Request, asked: Body[LeaseRequest]) -> Response:
-    ask = Ask(asked.worker_id, asked.device, asked.jobs, who.token_id)
+    ask = Ask(asked.worker_id, asked.device, asked.jobs, who.owner)
     looked = False
     async for _ in context.moments(context.queued, asked.wait_s):
         # Poll read-only after the first attempt.
@@ -86,7 +86,7 @@ async def report_many(context: Ctx, who: Who, body: Body[Reports]) -> Response:
 
 
 async def _deliver(context: Context, who: Actor, reports: Sequence[Report]) -> Answers:
-    answers = await context.worker_batches.report(reports, who.token_id)
+    answers = await context.worker_batches.report(reports, who.owner)
     for one, answer in zip(reports, answers, strict=True):
         if isinstance(answer, ResultsAccepted) and answer.accepted:
             context.metrics.count(one.results, answer)
@@ -107,7 +107,7 @@ async def _deliver(context: Context, who: Actor, reports: Sequence[Report]) -> A
 def renew(context: Ctx, who: Who, lease_id: int, body: Body[Renewal]) -> Response:
     try:
         with context.store.write() as connection:
-            fleet.check_leases(connection, [lease_id], who.token_id)
+            fleet.check_leases(connection, [lease_id], who.owner)
             renewed = leasing.renew(connection, lease_id, body.token, body.timing, context.terms)
     except DeviceBusyError:
         with context.store.write() as connection:  # what the refusal has rolled back
@@ -142,7 +142,7 @@ async def report(context: Ctx, who: Who, lease_id: int, body: Body[Results]) -> 
 )  # fmt: skip
 def release(context: Ctx, who: Who, lease_id: int, body: Body[Renewal]) -> Response:
     with context.store.write() as connection:
-        fleet.check_leases(connection, [lease_id], who.token_id)
+        fleet.check_leases(connection, [lease_id], who.owner)
         leasing.release(connection, lease_id, body.token, context.terms)
     context.queued.notify()
     context.changed.notify()

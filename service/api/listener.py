@@ -18,6 +18,8 @@ from functools import partial
 import uvicorn
 
 from service.api.connection import Connection, answer_to
+from service.api.peer import network_of
+from service.api.certificate import Certificate
 from service.errors import BusyError
 from service.settings import Settings
 
@@ -34,17 +36,19 @@ class Listener:
         server: uvicorn's, whose lifespan has begun.
         settings: the limits.
         count: called with the kind of each refusal.
+        certificate: of TLS; None for connections without.
     """
 
     def __init__(
-        self, server: uvicorn.Server, settings: Settings, count: Callable[[str], None]
+        self, server: uvicorn.Server, settings: Settings, count: Callable[[str], None], certificate: Certificate | None
     ) -> None:
         self._server = server
+        self._certificate = certificate
         self._settings = settings
         self._count = count
         self._proxies = [ipaddress.ip_network(p.strip()) for p in settings.proxies.split(",") if p.strip()]
         self._most = _allow_files(settings.max_connections)
-        self._held: Counter[str] = Counter()  # connections by `_origin_of`
+        self._held: Counter[str] = Counter()  # connections by `network_of`
         self._tasks: set[asyncio.Task[None]] = set()  # the loop holds only weak references
         self._accepting: asyncio.Task[None] | None = None
         self._tell_at = 0.0
@@ -73,7 +77,7 @@ class Listener:
             except OSError:
                 await asyncio.sleep(RETRY_S)
                 continue
-            origin = _origin_of(address[0])
+            origin = network_of(address[0])
             full = self._find_full(origin)
             if full:
                 self._refuse(client, full)
@@ -106,10 +110,9 @@ class Listener:
         self._held[origin] += 1
         try:
             with client:
-                handshake_s = self._settings.head_s if config.ssl else None
-                await loop.connect_accepted_socket(
-                    serve, client, ssl=config.ssl, ssl_handshake_timeout=handshake_s
-                )
+                trusted = None if self._certificate is None else self._certificate.current()
+                handshake_s = None if trusted is None else self._settings.head_s
+                await loop.connect_accepted_socket(serve, client, ssl=trusted, ssl_handshake_timeout=handshake_s)
                 await lost
         except OSError:  # the handshake failed, or took too long
             self._count("handshake")
@@ -125,17 +128,10 @@ class Listener:
             self._tell_at = now + TELL_EVERY_S
             log.warning("a connection was refused: %s", why)
         with client, contextlib.suppress(OSError):
-            if self._server.config.ssl is None:
+            if self._certificate is None:
                 with contextlib.suppress(BlockingIOError):
                     client.recv(65536)  # unread data would turn the answer into a reset
                 client.send(answer_to(BusyError(f"{why}: try again later")))
-
-
-def _origin_of(address: str) -> str:
-    """The network that counts as one client: an IPv4 address, or a 64-bit IPv6 prefix."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return str(ipaddress.ip_network((ip, 32 if ip.version == 4 else 64), strict=False))
 
 
 def _allow_files(most: int) -> int:

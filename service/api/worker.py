@@ -53,7 +53,7 @@ def list_workers(context: Ctx) -> Response:
     ),
 )  # fmt: skip
 async def heartbeat(context: Ctx, who: Who, worker_id: int) -> Response:
-    await context.worker_batches.see(worker_id, who.token_id)
+    await context.worker_batches.see(worker_id, who.owner)
     return Response(status_code=204)
 
 
@@ -63,7 +63,7 @@ async def heartbeat(context: Ctx, who: Who, worker_id: int) -> Response:
 )
 def leave(context: Ctx, who: Who, worker_id: int) -> Response:
     with context.store.write() as connection:
-        fleet.check_worker(connection, worker_id, who.token_id)
+        fleet.check_worker(connection, worker_id, who.owner)
         leasing.leave(connection, worker_id, context.terms)
     context.queued.notify()
     context.changed.notify()

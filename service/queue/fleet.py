@@ -26,7 +26,7 @@ RENAMING = " renaming"  # the lock of renamings, and the beginning of a temporar
 
 
 def register(connection: sa.Connection, info: WorkerInfo, token_id: int | None = None) -> int:
-    """Register a worker with its devices; return its id. Later requests for it need the same token.
+    """Register a worker with its devices; return its id. Later requests for it need a token of the same name.
 
     A device with an unchanged description keeps its row and history.
 
@@ -201,34 +201,38 @@ def heartbeat(
     return known
 
 
-def check_worker(connection: sa.Connection, worker_id: int, token_id: int | None) -> None:
+def check_worker(connection: sa.Connection, worker_id: int, owner: str | None) -> None:
     """Raise `NotFoundError` if a worker belongs to another token; without a token (None) all are allowed."""
-    if token_id is not None and tokens(connection, [worker_id]).get(worker_id) != token_id:
+    if owner is not None and owners(connection, [worker_id]).get(worker_id) != owner:
         raise unknown_worker(worker_id)
 
 
-def tokens(connection: sa.Connection, workers: Collection[int]) -> Mapping[int, int | None]:
-    """The tokens that workers registered with, by their ids."""
-    return recall(connection, "token", workers, _find_tokens)
+def owners(connection: sa.Connection, workers: Collection[int]) -> Mapping[int, str | None]:
+    """The names of the tokens that workers registered with, by the workers' ids."""
+    return recall(connection, "owner", workers, _find_owners)
 
 
-_find_tokens = by_id(lambda row: row.token_id, sa.select(*worker.c["id", "token_id"]))
+_find_owners = by_id(
+    lambda row: row.name,
+    sa.select(worker.c.id, token.c.name).select_from(worker).outerjoin(token, token.c.id == worker.c.token_id),
+)
 
 
 _OWN = (
     sa.select(lease.c.id)
     .join(worker, worker.c.id == lease.c.worker_id)
-    .where(among(lease.c.id), worker.c.token_id == sa.bindparam("token"))
+    .join(token, token.c.id == worker.c.token_id)
+    .where(among(lease.c.id), token.c.name == sa.bindparam("owner"))
 )
 
 
-def check_leases(connection: sa.Connection, leases: Collection[int], token_id: int | None) -> None:
+def check_leases(connection: sa.Connection, leases: Collection[int], owner: str | None) -> None:
     """Raise `LeaseLostError` if a lease's worker belongs to another token."""
-    if token_id is None:
+    if owner is None:
         return
-    own = connection.scalars(_OWN, {"ids": leases, "token": token_id}).all()
+    own = connection.scalars(_OWN, {"ids": leases, "owner": owner}).all()
     for lease_id in sorted(set(leases) - set(own)):
-        raise LeaseLostError(f"lease {lease_id} belongs to a worker of another token: send that token")
+        raise LeaseLostError(f"lease {lease_id} belongs to a worker of another token: send one of that name")
 
 
 def unknown_worker(worker_id: int) -> NotFoundError:

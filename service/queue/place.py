@@ -13,7 +13,7 @@ from service.errors import InvalidError
 from service.queue import fleet
 from service.store.row_cache import recall
 from service.store.sql import among
-from service.store.tables import device, worker, worker_device
+from service.store.tables import device, token, worker, worker_device
 from strategy.record import ALL
 
 Operators = Mapping[str, Mapping[str, int]]
@@ -23,13 +23,13 @@ Operators = Mapping[str, Mapping[str, int]]
 class Ask:
     """A request for jobs for a worker's device, which then builds at most `most`.
 
-    The token must be the one that registered the worker, if it had one.
+    The owner is the name of the token, which must be that of the one that registered the worker; None: there is none.
     """
 
     worker_id: int
     device: str
     most: int = 1
-    token_id: int | None = None
+    owner: str | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Place:
     model: str
     target_id: int
     operators: Operators
-    token_id: int | None
+    owner: str | None
 
     def can_build(self, needs: str) -> bool:
         return can_build(needs, self.operators)
@@ -61,15 +61,16 @@ def find_place(connection: sa.Connection, ask: Ask) -> Place:
         raise InvalidError(
             f"device {ask.device!r:.100} was not registered by worker {ask.worker_id}: register again"
         )
-    if ask.token_id is not None and place.token_id != ask.token_id:
+    if ask.owner not in (None, place.owner):
         raise fleet.unknown_worker(ask.worker_id)
     return place
 
 
 _PLACES = (
-    sa.select(worker_device, *device.c["identity", "model"], worker.c.operators, worker.c.token_id)
+    sa.select(worker_device, *device.c["identity", "model"], worker.c.operators, token.c.name.label("owner"))
     .join(device, device.c.id == worker_device.c.device_id)
     .join(worker, worker.c.id == worker_device.c.worker_id)
+    .outerjoin(token, token.c.id == worker.c.token_id)
     .where(among(worker.c.id))
 )
 
@@ -80,7 +81,7 @@ def _find_places(
     rows = connection.execute(_PLACES, {"ids": {worker_id for worker_id, _ in keys}})
     return {
         (r.worker_id, r.identity): Place(
-            r.worker_id, r.device_id, r.identity, r.model, r.target_id, r.operators, r.token_id
+            r.worker_id, r.device_id, r.identity, r.model, r.target_id, r.operators, r.owner
         )
         for r in rows
     }

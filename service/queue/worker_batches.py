@@ -23,8 +23,8 @@ REPORTED = 48
 WORKERS = 1000
 
 
-# The reports of one request, and its token.
-Request = tuple[Sequence[Report], int | None]
+# The reports of one request, and the owner of its token.
+Request = tuple[Sequence[Report], str | None]
 Answers = Sequence[ResultsAccepted | ServiceError]
 
 
@@ -49,17 +49,17 @@ class WorkerBatches:
         """Return whether a job may be available for the device, without writing."""
         return await self._looks.ask(ask)
 
-    async def report(self, reports: Sequence[Report], token_id: int | None) -> Answers:
+    async def report(self, reports: Sequence[Report], owner: str | None) -> Answers:
         """Store results, as `report.report_many`.
 
         Raises:
             LeaseLostError: a lease belongs to a worker of another token; nothing is stored.
         """
-        return await self._reports.ask((reports, token_id))
+        return await self._reports.ask((reports, owner))
 
-    async def see(self, worker_id: int, token_id: int | None) -> None:
+    async def see(self, worker_id: int, owner: str | None) -> None:
         """Store a heartbeat; raise `NotFoundError` for a worker that is unknown or belongs to another token."""
-        if not await self._signs.ask((worker_id, token_id)):
+        if not await self._signs.ask((worker_id, owner)):
             raise fleet.unknown_worker(worker_id)
 
     def _lease(self, asks: Sequence[Ask]) -> Sequence[list[Lease] | ServiceError]:
@@ -79,9 +79,9 @@ class WorkerBatches:
         answers: list[Answers | ServiceError] = []
         with self._store.write() as connection:
             accepted: list[Report] = []
-            for reports, token_id in requests:
+            for reports, owner in requests:
                 try:
-                    fleet.check_leases(connection, {one.lease_id for one in reports}, token_id)
+                    fleet.check_leases(connection, {one.lease_id for one in reports}, owner)
                 except LeaseLostError as error:
                     answers.append(error)
                 else:
@@ -95,12 +95,12 @@ class WorkerBatches:
             for (reports, _), answer in zip(requests, answers, strict=True)
         ]
 
-    def _see(self, signs: Sequence[tuple[int, int | None]]) -> Sequence[bool]:
+    def _see(self, signs: Sequence[tuple[int, str | None]]) -> Sequence[bool]:
         with self._store.write() as connection:
             workers = {worker_id for worker_id, _ in signs}
             known = fleet.heartbeat(connection, workers, self._terms.alive_s)
-            own = fleet.tokens(connection, known)
+            owners = fleet.owners(connection, known)
         return [
-            worker_id in known and token_id in (None, own[worker_id])
-            for worker_id, token_id in signs
+            worker_id in known and owner in (None, owners[worker_id])
+            for worker_id, owner in signs
         ]

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -40,6 +41,7 @@ from strategy.host import is_loopback
 from strategy.record import Leases, Registered, Renewal, Results, decode, encode
 from tests.integration.process import Start, refused
 from tests.integration.scene import device, info, request, timed
+from tests.certificate import make_certificates
 from tests.limit import HANG_S
 from tests.serve import serve
 
@@ -238,6 +240,18 @@ def test_expired_and_revoked_tokens_open_nothing(
             token.create(c, name, [TokenScope.READ], expires_in_s)
 
 
+@pytest.mark.parametrize("end", ["expiry", "revocation"])
+def test_the_end_of_the_last_token_opens_nothing(store: Store, end: str) -> None:
+    with store.write() as c:
+        only = token.create(c, "only", [TokenScope.ADMIN], expires_in_s=1000)
+        if end == "revocation":
+            token.revoke(c, only.id)
+        else:
+            c.execute(sa.update(token_table).values(expires_at=1.0))
+    with pytest.raises(auth.UnauthorizedError, match="no token was sent"):
+        Authority(lambda: store, "auto", 100).identify(None, "127.0.0.1", "localhost")
+
+
 def test_without_a_token_only_this_host_is_answered(store: Store) -> None:
     authority = Authority(lambda: store, "auto", 100)
     assert authority.identify(None, "127.0.0.1", "localhost") is auth.LOCAL
@@ -278,6 +292,10 @@ def test_a_worker_token_speaks_for_its_own_workers_only(store: Store, http: http
         for path, body in (("renew", renewal), ("results", results), ("release", renewal)):
             answer = post(f"/v1/leases/{held.id}/{path}", stranger, body)
             assert (answer.status_code, answer.json()["type"]) == (409, "urn:plevel:lease-lost")
+    with store.write() as c:  # a token of its name takes its place
+        mine = bearer(token.create(c, "mine", [TokenScope.WORKER]).secret)
+    assert post(f"/v1/workers/{worker_id}/heartbeat", mine, {}).status_code == 204
+    assert post("/v1/leases", mine, ask).status_code == 200
     assert post(f"/v1/leases/{held.id}/results", mine, results).status_code == 200
     assert http.delete(f"/v1/workers/{worker_id}", headers=other).status_code == 404
     assert http.delete(f"/v1/workers/{worker_id}", headers=mine).status_code == 204
@@ -418,6 +436,20 @@ def test_an_address_that_guesses_is_refused_before_its_next_guess_is_looked_up(
     assert answers.count(401) <= len(looked_up) < 25
 
 
+def test_guesses_of_one_network_count_together(sqlite_copy: str, start: Start) -> None:
+    with contextlib.closing(Store(sqlite_copy)) as store, store.write() as c:
+        token.create(c, "reader", [TokenScope.READ])
+    # On a socket of IPv6, to which clients of IPv4 come, too: the proxy is known by its address of IPv4.
+    service = start(sqlite_copy, PLEVEL_HOST="::", PLEVEL_PROXIES="127.0.0.1", PLEVEL_RATE="1")
+    with httpx.Client(base_url=f"http://127.0.0.1:{urlsplit(service.url).port}", timeout=HANG_S) as client:
+
+        def guess(address: str, n: int) -> int:
+            return client.get("/v1/runs", headers={**bearer(f"guess {n}"), "x-forwarded-for": address}).status_code
+
+        assert 429 in [guess(f"2001:db8::{n:x}", n) for n in range(50)]
+        assert guess("2001:db8:0:1::1", 51) == guess("192.0.2.1", 52) == 401
+
+
 def test_too_many_requests_are_told_to_wait(url: str, secrets: dict[str, str]) -> None:
     with serve(url, rate=0.001) as place, httpx.Client(base_url=place, timeout=HANG_S) as client:
         answer = client.get("/v1/runs", headers=bearer(secrets["read"]))
@@ -520,3 +552,36 @@ def test_a_certificate_makes_it_https(start: Start, sqlite_copy: str, tmp_path: 
         httpx.get(f"{service.url}/v1/runs")
     listed = plevel("status", "--url", service.url, SSL_CERT_FILE=str(certificate))
     assert listed.returncode == 0, listed.stderr
+
+
+def test_a_renewed_certificate_is_served(start: Start, sqlite_copy: str, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl on this host, to make a certificate with")
+    made = []
+    for folder in (tmp_path / "before", tmp_path / "after"):
+        folder.mkdir()
+        made.append(make_certificates(folder))
+    chain, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def put(of: str, path: Path, which: int) -> None:
+        part = path.with_suffix(".part")
+        part.write_bytes(made[which][of].read_bytes())
+        part.replace(path)
+
+    put("certificate", chain, 0)
+    put("key", key, 0)
+    service = start(sqlite_copy, PLEVEL_TLS_CERT=str(chain), PLEVEL_TLS_KEY=str(key))
+    at = urlsplit(service.url)
+    assert at.hostname is not None and at.port is not None
+
+    def serves(which: int) -> bool:
+        served = ssl.get_server_certificate((at.hostname, at.port), timeout=HANG_S)
+        return ssl.PEM_cert_to_DER_cert(served) == ssl.PEM_cert_to_DER_cert(made[which]["certificate"].read_text())
+
+    assert serves(0)
+    put("certificate", chain, 1)
+    assert serves(0)  # as the key is another's
+    put("key", key, 1)
+    assert serves(1)
+    _, _, err = service.close()
+    assert err.count("serving the certificate from before") == 1

@@ -18,6 +18,7 @@ import yaml
 from typer.testing import CliRunner
 
 from plevel.cli.main import app
+from service.settings import Settings
 from service.store.db import Store
 from service.store.tables import run
 from strategy.record import RunStatus
@@ -103,7 +104,11 @@ def test_units_start_commands_that_there_are(unit: str) -> None:
     assert words[0].endswith("/plevel")
     assert words[1] in ("serve", "worker")
     assert parser["Service"]["Restart"] == "always"
-    assert "EnvironmentFile" in parser["Service"]
+    example = ROOT / "deploy" / Path(parser["Service"]["EnvironmentFile"]).name
+    named = re.findall(r"^#?(PLEVEL_\w+)=", example.read_text(), re.MULTILINE)
+    assert named
+    if words[1] == "serve":
+        assert {name.removeprefix("PLEVEL_").lower() for name in named} <= set(Settings.model_fields)
 
 
 def test_two_services_share_a_run_and_one_dies(

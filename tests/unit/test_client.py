@@ -39,6 +39,7 @@ from workers.client import (
     LeaseLostError,
     ServiceError,
     StoppedError,
+    UnauthorizedError,
     UnknownWorkerError,
     UnreachableError,
 )
@@ -534,6 +535,42 @@ def test_refused_results_that_cannot_be_moved_are_tried_again_after_a_pause(
     assert not asked.acquire(timeout=0.2)
     sender.close(0.1)
     assert not spool.empty
+
+
+def test_a_token_that_is_refused_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("old")
+    service = Service(401, Leases(), 401)
+    client = Client(URL, Pauses(), file.read_text, transport=httpx.MockTransport(service))
+    file.write_text("new")
+    assert client.lease(REQUEST) == ()
+    file.unlink()
+    with pytest.raises(UnauthorizedError, match="because 401"):
+        client.lease(REQUEST)
+    sent = [request.headers["authorization"] for request in service.asked]
+    assert sent == ["Bearer old", "Bearer new", "Bearer new"]
+
+
+def test_results_wait_for_another_token(tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token.txt"
+    file.write_text("old")
+    refused, accepted = threading.Event(), threading.Event()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.headers["authorization"] == "Bearer new":
+            return httpx.Response(200, content=encode(ResultsAccepted(accepted=1, known=0)))
+        refused.set()
+        return httpx.Response(401, json={"detail": "it has expired"})
+
+    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
+    client = Client(URL, threading.Event(), file.read_text, transport=httpx.MockTransport(answer))
+    sender = Sender(client, spool, lambda lease_id, answer: accepted.set(), lambda lease_id: None)
+    sender.put(report(5, 0, done=True))
+    assert refused.wait(HANG_S)
+    file.write_text("new")
+    assert accepted.wait(HANG_S)
+    sender.close(HANG_S)
+    assert spool.empty and not (tmp_path / "refused").exists()
 
 
 def test_a_password_in_the_url_is_in_no_message() -> None:

@@ -1,0 +1,23 @@
+"""Addresses of clients: their plain form, and the network that counts as one client."""
+
+from __future__ import annotations
+
+import ipaddress
+
+
+def plain_address(address: str) -> str:
+    """An address as settings name it: an IPv4 one as such, also from a socket of IPv6."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:  # of a proxy's header, which may have any text
+        return address
+    return str(getattr(ip, "ipv4_mapped", None) or ip)
+
+
+def network_of(address: str) -> str:
+    """The network that counts as one client: an IPv4 address, or a 64-bit IPv6 prefix; another text as it is."""
+    try:
+        ip = ipaddress.ip_address(plain_address(address))
+    except ValueError:
+        return address
+    return str(ipaddress.ip_network((ip, 32 if ip.version == 4 else 64), strict=False))
