@@ -131,15 +131,21 @@ class Store:
             sa.event.listen(self.engine, "checkin", _note_use)
             sa.event.listen(self.engine, "checkout", partial(_try_idle, self.engine.dialect))
         self._writer = self.engine.execution_options(plevel_write=True)
+        # As on SQLite, all statements of a transaction that reads see the rows of one moment.
+        self._reader = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
         self._kept: sa.Connection | None = None  # the only connection that writes on SQLite
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """A transaction that only reads; raise `DatabaseError` if another program changed the file meanwhile."""
+        """A transaction that only reads, the rows of one moment.
+
+        Raises:
+            DatabaseError: another program changed the file meanwhile.
+        """
         whole: contextlib.AbstractContextManager[None] = (
             contextlib.nullcontext() if self._foreign is None else self._foreign.reading()
         )
-        with _translated(self.url), whole, self.engine.begin() as connection:
+        with _translated(self.url), whole, self._reader.begin() as connection:
             yield connection
 
     @contextlib.contextmanager

@@ -680,6 +680,18 @@ def test_a_purge_marks_once(crowd: Crowd) -> None:
         assert len(marked) == len(set(marked)) == 10 * (ROUNDS // 2)
 
 
+def test_what_is_read_in_one_transaction_is_of_one_moment(crowd: Crowd) -> None:
+    reader, writer = crowd.stores[:2]
+    import_items(writer, [made(i, (1.0 + i,), measured_at=1.0) for i in range(10)])
+    records = sa.select(sa.func.count()).select_from(record)
+    with reader.read() as c:
+        ranked = c.scalar(records)
+        retention.prune(writer, 1, 1e12, dry=False)
+        assert (ranked, c.scalar(records)) == (10, 10)
+    with reader.read() as c:
+        assert c.scalar(records) == 1
+
+
 def test_models_that_are_trained_at_once_have_versions_of_their_own(crowd: Crowd) -> None:
     with crowd.stores[0].write() as c:
         target_id = catalogue.put_target(c, TARGET)
