@@ -153,14 +153,15 @@ def next_arm(arms: Sequence[Arm], budget: int) -> int | None:
 def order(stands: Sequence[Stand]) -> list[int]:
     """Order the workloads by priority for the next trials.
 
-    Half of the budget is split by the time of all calls, so that no workload that counts starves; the rest goes to
-    the workloads whose trials are expected to save most of it.
+    Half of the budget is split by the time of all calls, so that no workload that counts starves, and each gets a trial
+    at least, without which its implementations are unknown; the rest goes to the workloads whose trials are expected to
+    save most of that time.
     """
 
-    def rank(i: int) -> tuple[bool, float, int]:
+    def rank(i: int) -> tuple[bool, float, float, int]:
         stand = stands[i]
         own = EVEN * stand.part
-        behind = stand.spent < own
-        return (not behind, stand.spent / own if behind else -stand.worth, i)
+        behind = stand.spent < max(own, 1.0)
+        return (not behind, stand.spent / max(own, 1.0) if behind else -stand.worth, -own, i)
 
     return sorted(range(len(stands)), key=rank)

@@ -124,6 +124,14 @@ def test_half_of_the_budget_is_by_weight_and_the_rest_by_the_time_it_saves() -> 
     assert order([closed, stand(60, 1, 1e-9), stand(60, 1, None, None)]) == [2, 1, 0]
 
 
+def test_each_workload_is_tried_once_the_longest_first() -> None:
+    def stand(trials: int, part: int) -> Stand:
+        return Stand(1.0, part, (Arm(trials=trials, best_s=1e-3), Arm()), 1e-3)
+
+    assert order([stand(0, 0), stand(0, 11), stand(0, 1)]) == [1, 2, 0]
+    assert order([stand(1, 1), stand(6, 11), stand(0, 0)]) == [2, 1, 0]
+
+
 def test_no_weight_is_too_large_or_too_small_to_split_by() -> None:
     assert parts(10, [1e308, 1e308], [1.0, None]) == [5, 5]
     assert parts(10, [5e-324, 5e-324], [1e-9, 1e-9]) == [5, 5]
