@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from service.address import default_url
 
 WHSEC = "whsec_"
+LONGEST_S = 1e9  # of 30 years: waits of the operating system have an end
 Mode = Literal["auto", "open", "token"]
 
 
@@ -31,22 +32,22 @@ class Settings(BaseSettings):
     port: int = Field(default=8765, ge=0, le=65535)
     auth: Mode = "auto"
     """`auto`: a token is required once there has been one; `token`: always; `open`: never, on loopback only."""
-    rate: float = Field(default=500.0, gt=0)
+    rate: float = Field(default=500.0, gt=0, le=1e9)
     """Requests per second of one token in one process."""
     tls_cert: Path | None = None
     """PEM, with its chain."""
     tls_key: Path | None = None
-    lease_s: float = Field(default=12.0, gt=0)
+    lease_s: float = Field(default=12.0, gt=0, le=LONGEST_S)
     """A worker that renews no lease for this long loses its jobs; one that misses three heartbeats does not
     count as live."""
-    heartbeat_s: float = Field(default=4.0, gt=0)
-    poll_s: float = Field(default=1.0, gt=0)
+    heartbeat_s: float = Field(default=4.0, gt=0, le=LONGEST_S)
+    poll_s: float = Field(default=1.0, gt=0, le=LONGEST_S)
     """Interval at which long polls query again, as another process may have written."""
     webhook_hosts: str = ""
     """Permitted hosts of webhooks: `ci.lan, *.example.org`; default: none."""
     webhook_secret: SecretStr | None = None
     """Signs webhooks: whsec_ and base64."""
-    webhook_retry_s: float = Field(default=10.0, gt=0)
+    webhook_retry_s: float = Field(default=10.0, gt=0, le=LONGEST_S)
     """Time from the first attempt of a webhook to the second; doubles each time."""
     max_request_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     """Bodies of requests; imports are streams and have no limit."""
@@ -60,17 +61,17 @@ class Settings(BaseSettings):
     """Connections of one IPv4 address or 64-bit IPv6 network; 0: no limit. Proxies have none."""
     proxies: str = "127.0.0.1, ::1"
     """Comma-separated addresses and networks whose `X-Forwarded-For` is trusted."""
-    head_s: float = Field(default=10.0, gt=0)
+    head_s: float = Field(default=10.0, gt=0, le=LONGEST_S)
     """Time limit of a TLS handshake, and of the URL and headers of a request."""
-    body_s: float = Field(default=60.0, gt=0)
+    body_s: float = Field(default=60.0, gt=0, le=LONGEST_S)
     """Time limit of the body of a request; imports have none."""
-    idle_s: float = Field(default=30.0, gt=0)
+    idle_s: float = Field(default=30.0, gt=0, le=LONGEST_S)
     """Time limit without progress while a client sends a body or reads an answer."""
     migrate: bool = True
     """Upgrade an older schema when starting; a fleet may prefer `plevel db upgrade`."""
     tune: bool = True
     """Run the tuner in this process."""
-    second_look_s: float = Field(default=86_400.0, ge=0)
+    second_look_s: float = Field(default=86_400.0, ge=0, le=LONGEST_S)
     """Time after a run's end at which finals of a single device are measured again; 0: never."""
     batch: int = Field(default=8, ge=1, le=1000)
     """Configurations in one search job."""

@@ -27,8 +27,10 @@ def whole(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         CommandError: it cannot be written, or the disk is full.
     """
-    named, path = path, path.resolve()  # a link stays one
+    named = path
     itself = path.exists() and not path.is_file()
+    if not itself:  # of /dev/stdout, a pipe's would lead to no file
+        path = path.resolve()  # a link stays one
     part = path if itself else path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:

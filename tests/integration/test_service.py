@@ -15,7 +15,9 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from pydantic import ValidationError
 
+from service.settings import Settings
 from strategy.op_strategy import Candidate
 from strategy.record import (
     LeaseRequest,
@@ -407,6 +409,13 @@ def test_openapi_is_complete(service: Service) -> None:
 def test_health(service: Service) -> None:
     assert service.raw("GET", "/healthz").json() == {"status": "ok"}
     assert service.raw("GET", "/readyz").json() == {"status": "ready"}
+
+
+@pytest.mark.parametrize("seconds", ["inf", "1e308", "0", "nan"])
+def test_a_time_that_cannot_be_waited_for_is_refused(monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
+    monkeypatch.setenv("PLEVEL_POLL_S", seconds)
+    with pytest.raises(ValidationError, match="poll_s"):
+        Settings()
 
 
 def test_a_place_that_cannot_be_written_is_said() -> None:

@@ -954,6 +954,16 @@ def test_a_disk_that_is_full_names_the_file(tmp_path: Path) -> None:
     assert array.value.errno == errno.ENOSPC
 
 
+def test_a_pipe_is_written_by_its_link() -> None:
+    """Such as /dev/stdout, whose link names no file."""
+    reader, writer = os.pipe()
+    with whole(Path(f"/proc/self/fd/{writer}")) as file:
+        file.write(b"all")
+    os.close(writer)
+    with os.fdopen(reader, "rb") as read:
+        assert read.read() == b"all"
+
+
 def test_a_build_without_room_says_so_first(
     called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
