@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from service.errors import OverloadedError, SchemaError, UnansweredError
+from service.errors import DatabaseError, OverloadedError, SchemaError, UnansweredError
 from service.store.db import Store, show_url
 from service.store.tables import metadata
 from strategy.suggestion import suggest
@@ -20,6 +21,12 @@ from strategy.suggestion import suggest
 if TYPE_CHECKING:
     # Loaded only to move between schemas: it takes a tenth of a command's start.
     from alembic.config import Config
+
+
+PATIENCE_S = 120.0  # for tables that others use
+_LOCK_MS = 500  # less than PostgreSQL's deadlock_timeout, after which another's transaction could be ended
+_PAUSE_S = 0.1
+_CANCELED = "57014"
 
 
 def _config(connection: sa.Connection | None = None) -> Config:
@@ -134,6 +141,7 @@ def upgrade(url: str) -> str:
         if revision != head():
             from alembic import command
 
+            _hold_tables(store, connection)
             command.upgrade(_config(connection), "head")
     return head()
 
@@ -210,6 +218,7 @@ def downgrade(url: str, revision: str, *, lose: bool = False) -> None:
                 f"downgrading database {shown(store)} to schema {revision} deletes {losses.show()}: make a "
                 "backup, then use --yes"
             )
+        _hold_tables(store, connection)
         if revision == "base":  # no older schema between has to hold the rows
             metadata.drop_all(connection)
             if not store.is_sqlite:  # those of triggers, which outlive their tables
@@ -237,6 +246,37 @@ def _moving(url: str) -> Iterator[tuple[Store, sa.Connection]]:
                         f"database {shown(store)} is damaged: a row of {broken[0]} has no row in {broken[2]}: "
                         "restore it from a backup"
                     )
+
+
+def _hold_tables(store: Store, connection: sa.Connection) -> None:
+    """Lock all tables of PostgreSQL until the transaction ends: all of them or, while others use some, none.
+
+    A migration locks one after the other, and services use them in any order: they would end in a deadlock.
+
+    Raises:
+        DatabaseError: others use them without end.
+    """
+    if store.is_sqlite or not (names := sa.inspect(connection).get_table_names()):
+        return
+    quote = connection.dialect.identifier_preparer.quote
+    lock = f"LOCK TABLE {', '.join(map(quote, names))} IN ACCESS EXCLUSIVE MODE"
+    give_up = time.monotonic() + PATIENCE_S
+    connection.exec_driver_sql(f"SET LOCAL statement_timeout = '{_LOCK_MS}ms'")
+    while True:
+        try:
+            with connection.begin_nested():
+                connection.exec_driver_sql(lock)
+            break
+        except sa.exc.OperationalError as error:
+            if getattr(error.orig, "sqlstate", None) != _CANCELED:
+                raise
+            if time.monotonic() > give_up:
+                raise DatabaseError(
+                    f"database {shown(store)} is in use: its tables could not be locked for {PATIENCE_S:g} s: repeat it "
+                    "without long imports and exports beside it"
+                ) from error
+        time.sleep(_PAUSE_S)  # others go on meanwhile
+    connection.exec_driver_sql("SET LOCAL statement_timeout = DEFAULT")
 
 
 def _with_remedy(error: UnansweredError, store: Store) -> UnansweredError:

@@ -9,7 +9,9 @@ import re
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -238,6 +240,43 @@ def test_two_processes_upgrade_at_once(url: str) -> None:
     for process in running:
         out, _ = process.communicate(timeout=HANG_S)
         assert (process.returncode, out.strip()) == (0, migration.head())
+
+
+def test_an_upgrade_ends_no_transaction_of_a_service(postgres_url: str) -> None:
+    """One that holds a table which the migration needs last, and then needs one that it has first."""
+    migration.upgrade(postgres_url)
+    migration.downgrade(postgres_url, "0012", lose=True)
+    waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    with closing(Store(postgres_url)) as service, closing(Store(postgres_url)) as watcher:
+        with service.write() as c, ThreadPoolExecutor(1) as pool:
+            c.exec_driver_sql("UPDATE timing_policy SET id = id WHERE false")
+            upgraded = pool.submit(migration.upgrade, postgres_url)
+            give_up = time.monotonic() + HANG_S
+            while not _count(watcher, waiting):
+                assert time.monotonic() < give_up and not upgraded.done()
+                time.sleep(0.01)
+            c.exec_driver_sql("UPDATE record SET id = id WHERE false")
+            c.commit()
+            assert upgraded.result(HANG_S) == migration.head()
+    migration.check(postgres_url)
+
+
+def test_an_upgrade_beside_an_endless_transaction_is_given_up(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migration.upgrade(postgres_url)
+    migration.downgrade(postgres_url, "0012", lose=True)
+    monkeypatch.setattr(migration, "PATIENCE_S", 0.0)
+    with closing(Store(postgres_url)) as service, service.read() as c:
+        c.execute(sa.select(target.c.id)).all()
+        with pytest.raises(DatabaseError, match="is in use: its tables could not be locked"):
+            migration.upgrade(postgres_url)
+    assert migration.current(postgres_url) == "0012"
+
+
+def _count(store: Store, query: sa.TextClause) -> int:
+    with store.read() as connection:
+        return int(connection.execute(query).scalar_one())
 
 
 @pytest.mark.full
