@@ -19,9 +19,9 @@ import uvicorn
 from pydantic import ValidationError
 
 from service.access import token
+from service.api.certificate import Certificate
 from service.api.listener import GONE_S, Listener
 from service.app import create_app, prepare
-from service.api.certificate import Certificate
 from service.context import Context
 from service.errors import DatabaseError, ServiceError, StartError
 from service.selection.database import warm

@@ -17,9 +17,9 @@ from functools import partial
 
 import uvicorn
 
+from service.api.certificate import Certificate
 from service.api.connection import Connection, answer_to
 from service.api.peer import network_of
-from service.api.certificate import Certificate
 from service.errors import BusyError
 from service.settings import Settings
 

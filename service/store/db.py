@@ -132,7 +132,8 @@ class Store:
             sa.event.listen(self.engine, "checkout", partial(_try_idle, self.engine.dialect))
         self._writer = self.engine.execution_options(plevel_write=True)
         # As on SQLite, all statements of a transaction that reads see the rows of one moment.
-        self._reader = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
+        one_moment: dict[str, Any] = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        self._reader = self.engine.execution_options(**one_moment)
         self._kept: sa.Connection | None = None  # the only connection that writes on SQLite
 
     @contextlib.contextmanager

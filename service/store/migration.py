@@ -272,8 +272,8 @@ def _hold_tables(store: Store, connection: sa.Connection) -> None:
                 raise
             if time.monotonic() > give_up:
                 raise DatabaseError(
-                    f"database {shown(store)} is in use: its tables could not be locked for {PATIENCE_S:g} s: repeat it "
-                    "without long imports and exports beside it"
+                    f"database {shown(store)} is in use: its tables could not be locked for {PATIENCE_S:g} s: repeat "
+                    "it without long imports and exports beside it"
                 ) from error
         time.sleep(_PAUSE_S)  # others go on meanwhile
     connection.exec_driver_sql("SET LOCAL statement_timeout = DEFAULT")

@@ -39,9 +39,9 @@ from service.store.tables import device as device_table
 from service.store.tables import token as token_table
 from strategy.host import is_loopback
 from strategy.record import Leases, Registered, Renewal, Results, decode, encode
+from tests.certificate import make_certificates
 from tests.integration.process import Start, refused
 from tests.integration.scene import device, info, request, timed
-from tests.certificate import make_certificates
 from tests.limit import HANG_S
 from tests.serve import serve
 

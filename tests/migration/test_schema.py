@@ -247,17 +247,19 @@ def test_an_upgrade_ends_no_transaction_of_a_service(postgres_url: str) -> None:
     migration.upgrade(postgres_url)
     migration.downgrade(postgres_url, "0012", lose=True)
     waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
-    with closing(Store(postgres_url)) as service, closing(Store(postgres_url)) as watcher:
-        with service.write() as c, ThreadPoolExecutor(1) as pool:
-            c.exec_driver_sql("UPDATE timing_policy SET id = id WHERE false")
-            upgraded = pool.submit(migration.upgrade, postgres_url)
-            give_up = time.monotonic() + HANG_S
-            while not _count(watcher, waiting):
-                assert time.monotonic() < give_up and not upgraded.done()
-                time.sleep(0.01)
-            c.exec_driver_sql("UPDATE record SET id = id WHERE false")
-            c.commit()
-            assert upgraded.result(HANG_S) == migration.head()
+    with (
+        closing(Store(postgres_url)) as service, closing(Store(postgres_url)) as watcher,
+        ThreadPoolExecutor(1) as pool, service.write() as c,
+    ):  # fmt: skip
+        c.exec_driver_sql("UPDATE timing_policy SET id = id WHERE false")
+        upgraded = pool.submit(migration.upgrade, postgres_url)
+        give_up = time.monotonic() + HANG_S
+        while not _count(watcher, waiting):
+            assert time.monotonic() < give_up and not upgraded.done()
+            time.sleep(0.01)
+        c.exec_driver_sql("UPDATE record SET id = id WHERE false")
+        c.commit()
+        assert upgraded.result(HANG_S) == migration.head()
     migration.check(postgres_url)
 
 
