@@ -139,7 +139,7 @@ class BuilderPool:
         """Build all entries of a job, reporting each as it is done.
 
         The libraries exist at least until as many jobs as may be `AHEAD`, and one more, are built. Entries that are
-        not done when `interrupt` is set are omitted.
+        not done when `interrupt` is set, or the pool is closed, are omitted.
 
         Raises:
             ScratchError: the disk of this host is full. Set `interrupt`: the other entries are still queued.
@@ -147,6 +147,8 @@ class BuilderPool:
         self._forget(max(_KEPT, (AHEAD + 2) * len(job.entries)))
         tasks = [_Task(job, entry, interrupt) for entry in job.entries]
         with self._changed:
+            if self._closed:  # by the end of the worker, which leased this job at the last moment
+                return []
             self._waiting += [task for task in tasks if not self._recall(task)]
         self._send()
         found = []

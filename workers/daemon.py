@@ -106,6 +106,7 @@ class Daemon:
         self._build_s, self._time_s = 0.0, 0.0
         self._width = 8.0  # entries of a job, weighted so
         self._room_pause_s = FIRST_PAUSE_S
+        self._refusal = ""  # the last answer, if the service refuses this worker
         self._failure: Exception | None = None
         self._draining = threading.Event()
         self._holdings = Holdings(self.client, self.spool, self._fail)
@@ -256,14 +257,20 @@ class Daemon:
         )
         try:
             try:
-                return self.client.lease(request)
+                leases = self.client.lease(request)
+                if self._refusal:
+                    log.info("the service accepts this worker again")
+                self._refusal = ""
+                return leases
             except UnknownWorkerError:
                 if self._draining.is_set():  # the worker has just left
                     return ()
                 self._registered = self.client.register(self.info)
                 log.info("registered again, as the service no longer knew this worker")
         except ServiceError as error:
-            log.warning("the service refused this worker: %s; retrying in %g s", error, _REFUSED_S)
+            if str(error) != self._refusal:  # said once, as it may last for days
+                log.warning("the service refused this worker: %s; retrying every %g s", error, _REFUSED_S)
+            self._refusal = str(error)
             self._draining.wait(_REFUSED_S)
         return ()
 

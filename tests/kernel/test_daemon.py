@@ -417,15 +417,22 @@ def test_a_forgotten_worker_registers_again(serve: Callable[..., Running]) -> No
     assert script.events.count("register") == 2
 
 
-def test_a_worker_that_may_not_register_again_tries_later(
-    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+def test_a_worker_that_may_not_register_again_tries_later_and_says_so_once(
+    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("workers.daemon._REFUSED_S", 0.01)
-    script = Script([job(1, "good")], forgotten=2)
-    script.at["forgotten"] = lambda: script.at.update(register=403)
+    script = Script([job(1, "good")], forgotten=4)
+
+    def refuse() -> None:
+        script.at["register"] = 403
+        if script.forgotten > 1:
+            script.at["forgotten"] = refuse
+
+    script.at["forgotten"] = refuse
     serve(script)
     script.wait_for(lambda: script.done == [1])
-    assert script.events.count("register") == 3
+    assert script.events.count("register") == 5
+    assert caplog.text.count("the service refused this worker") == 1
 
 
 class Breaking:

@@ -442,6 +442,11 @@ def test_a_build_without_a_turn_is_told_and_does_not_wait_for_ever(
         shared.close()
 
 
+def test_a_job_that_comes_after_the_end_is_not_waited_for(builders: BuilderPool) -> None:
+    builders.close()
+    assert builders.build(hostile_job("good"), NEVER) == []
+
+
 def test_the_digest_is_that_of_the_code(builders: BuilderPool) -> None:
     good, same, wrong = builders.build(hostile_job("good", "good", "wrong"), NEVER)
     assert good.code_digest == same.code_digest != wrong.code_digest
