@@ -33,7 +33,7 @@ from service.store.tables import (
 )
 from service.store.tables import best as best_table
 from service.store.tables import history as history_table
-from strategy.record import Phase
+from strategy.record import Phase, RunState
 
 TASKS = 200  # in one transaction
 ROWS = 500  # ids in one statement
@@ -254,8 +254,20 @@ def purge_doubtful(connection: sa.Connection, which: Doubtful, reason: str) -> P
             connection, {best.Change(r.task_id, r.device_id, r.config_digest) for r in rows}
         )
         tvm_history.derive(connection, tasks)
+        connection.execute(_UNTUNE, {"ids": tasks})
     gone = connection.execute(sa.delete(network).where(*which.of_networks)).rowcount
     return Purged(records=len(rows), advice=len(advised), networks=gone)
+
+
+# Ended runs that tuned tasks of purged records are no reason to leave these untuned, even if those are pruned later.
+_UNTUNE = (
+    sa.update(run)
+    .where(
+        run.c.complete, run.c.state == RunState.DONE.value,
+        run.c.id.in_(sa.select(run_task.c.run_id).where(among(run_task.c.task_id))),
+    )
+    .values(complete=False)
+)  # fmt: skip
 
 
 def _mark(

@@ -15,12 +15,10 @@ from service.store.sql import insert, is_given, now
 from service.store.tables import (
     LIVE,
     TaskState,
-    purge,
     record,
     run,
     run_task,
     task,
-    tombstone,
     workload,
 )
 from service.store.tables import target as target_table
@@ -168,9 +166,9 @@ def _finish_if_tuned(
 def _tuned_by(
     connection: sa.Connection, request: RunRequest, tasks: Sequence[int], trials: float
 ) -> int | None:
-    """The newest complete run that tuned all these tasks enough, if any."""
+    """The newest complete run that tuned all these tasks enough, if any; a purge of their records makes it incomplete."""
     rows = connection.execute(
-        sa.select(run.c.id, run.c.request, run.c.finished_at)
+        sa.select(run.c.id, run.c.request)
         .join(run_task, run_task.c.run_id == run.c.id)
         .where(run.c.complete, run.c.state == RunState.DONE, run_task.c.task_id.in_(tasks))
         .group_by(run.c.id)
@@ -178,17 +176,7 @@ def _tuned_by(
         .order_by(run.c.id.desc())
         .limit(50)
     ).all()
-    if not rows:  # a new task's records need not be looked through
-        return None
-    purged_at = connection.scalar(
-        sa.select(sa.func.max(purge.c.at))
-        .join(tombstone, tombstone.c.purge_id == purge.c.id)
-        .join(record, record.c.id == tombstone.c.record_id)
-        .where(record.c.task_id.in_(tasks))
-    )
     for row in rows:
-        if purged_at is not None and row.finished_at <= purged_at:
-            continue  # what it measured is no longer trusted
         theirs = convert(row.request, RunRequest)
         if (theirs.search_policy, theirs.confirm_policy) != (
             request.search_policy, request.confirm_policy,

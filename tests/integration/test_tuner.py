@@ -763,12 +763,14 @@ def test_tuned_enough_spends_nothing(farm: Farm) -> None:
         assert farm.ask(different).state is RunState.RUNNING
 
 
-@pytest.mark.full
-def test_a_run_whose_records_were_purged_is_tuned_again(farm: Farm) -> None:
+@pytest.mark.parametrize("pruned", [pytest.param(False, marks=pytest.mark.full), True])
+def test_a_run_whose_records_were_purged_is_tuned_again(farm: Farm, pruned: bool) -> None:
     first = farm.go(farm.ask(request(trials=20)).id)
     with farm.store.write() as c:
         purged = purge_doubtful(c, Doubtful(worker="worker"), "a fan was broken")
     assert purged.records > 20
+    if pruned:  # which deletes the marks with their records
+        assert prune(farm.store, 1, 1e12, dry=False).records >= purged.records
     second = farm.go(farm.ask(request(trials=20)).id)
     assert (second.state, second.trials_done) == (RunState.DONE, 20)
     with farm.store.read() as c:
