@@ -45,6 +45,7 @@ from plevel.cli import (
 from plevel.cli.error import CommandError
 from plevel.cli.exit_code import interrupted
 from plevel.cli.file import FULL, unwritten
+from plevel.cli.plain_text import PlainStream
 
 SAME_S = 1.0  # time in which another SIGTERM is the same request
 
@@ -193,13 +194,15 @@ def _make_command() -> Any:
 
 
 def _open_streams() -> None:
-    """Replace closed standard streams, and encode unsupported characters as question marks."""
+    """Replace closed standard streams, and characters that an encoding lacks or that command a terminal."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - for as long as the process
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+            if stream.isatty():
+                setattr(sys, name, PlainStream(stream))
 
 
 def _is_help(error: Exception) -> TypeGuard[typer.TyperException]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from plevel.cli.plain_text import PlainStream, console_class, plain
 from strategy.record import encode
 from strategy.table import show_number, show_seconds
 
@@ -24,11 +25,12 @@ NARROW = 60  # width below which a row that does not fit has a line for each cel
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console that respects NO_COLOR, and writes plain text unless it is a terminal."""
-    from rich.console import Console
-
+    stream = sys.stderr if stderr else sys.stdout
     # A program may read the lines: do not fold them.
-    width = None if (sys.stderr if stderr else sys.stdout).isatty() else 10_000
-    return Console(stderr=stderr, highlight=False, soft_wrap=False, width=width)
+    width = None if stream.isatty() else 10_000
+    file = stream.stream if isinstance(stream, PlainStream) else None  # None: the stream of the moment
+    console: Console = console_class()(file=file, stderr=stderr, highlight=False, soft_wrap=False, width=width)
+    return console
 
 
 def print_json(value: Any) -> None:
@@ -61,7 +63,7 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: 
             overflow="ellipsis" if number else "fold",
         )  # fmt: skip
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(plain(cell)) for cell in row))
     return table
 
 

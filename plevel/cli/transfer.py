@@ -19,6 +19,7 @@ import typer
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 from plevel.cli.file import whole
+from plevel.cli.plain_text import plain
 
 if TYPE_CHECKING:
     from plevel.client import Client
@@ -78,21 +79,32 @@ def import_files(
 
     from plevel.cli.output import make_console, print_json
     from plevel.cli.progress import follow_reading
+    from plevel.client import ServiceError
     from service.formats import grouped
+    from strategy.table import show_number
 
     totals: dict[str, Any] = {"read": 0, "new": 0, "known": 0, "rejected": 0, "reasons": Counter()}
     with contextlib.ExitStack() as stack:
         aside = None if rejects is None else stack.enter_context(whole(rejects))
         records = stack.enter_context(place.connect())
         stack.enter_context(_seldom_collected())
-        for group in grouped(files):
+        groups = list(grouped(files))
+        unread = 0
+        for group in groups:
             name, size = str(group[-1]), sum(path.stat().st_size for path in group)
             rejected: list[Mapping[str, Any]] = []  # the first of them
-            with follow_reading(make_console(stderr=True), name, size) as advance:
-                summary = records.import_records(
-                    _pieces(group, advance), name=name, target=on, device_model=device_model,
-                    put_aside=partial(_note, aside, group, rejected),
-                )  # fmt: skip
+            try:
+                with follow_reading(make_console(stderr=True), name, size) as advance:
+                    summary = records.import_records(
+                        _pieces(group, advance), name=name, target=on, device_model=device_model,
+                        put_aside=partial(_note, aside, group, rejected),
+                    )  # fmt: skip
+            except ServiceError as error:
+                if len(groups) == 1 or error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+                    raise
+                print(f"plevel: {error}", file=sys.stderr)  # of this file: the others are read
+                unread += 1
+                continue
             _add(totals, summary)
             if not as_json:
                 _tell(" + ".join(str(p) for p in group), summary)
@@ -102,6 +114,8 @@ def import_files(
         print_json(totals)
     elif len(files) > 1:
         _tell("total", totals)
+    if unread:
+        raise CommandError(f"{unread} of {show_number(len(groups), 'log')} could not be read: see the lines above")
 
 
 @contextlib.contextmanager
@@ -133,8 +147,7 @@ def _say_why(name: str, first: Mapping[str, Any]) -> None:
     """Print why an entry was rejected, without the control characters that a log from elsewhere may have."""
     where = f"line {first['line']}: " if first["line"] else ""  # some are found behind the reader
     why = " ".join(str(first["detail"]).split())
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in f"{where}{why:.300}")
-    print(f"{name}: {shown}; --rejects FILE keeps what is rejected", file=sys.stderr)
+    print(f"{name}: {plain(f'{where}{why:.300}')}; --rejects FILE keeps what is rejected", file=sys.stderr)
 
 
 def _note(

@@ -166,7 +166,10 @@ def _finish_if_tuned(
 def _tuned_by(
     connection: sa.Connection, request: RunRequest, tasks: Sequence[int], trials: float
 ) -> int | None:
-    """The newest complete run that tuned all these tasks enough, if any; a purge of their records makes it incomplete."""
+    """The newest complete run that tuned all these tasks enough, if any.
+
+    A purge of their records makes it incomplete.
+    """
     rows = connection.execute(
         sa.select(run.c.id, run.c.request)
         .join(run_task, run_task.c.run_id == run.c.id)

@@ -18,7 +18,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from io import FileIO
+from io import FileIO, StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -33,6 +33,7 @@ from plevel.cli.error import CommandError
 from plevel.cli.file import whole
 from plevel.cli.location import Location
 from plevel.cli.main import _explain, app, main
+from plevel.cli.plain_text import PlainStream
 from plevel.cli.tune_report import again_command, target_text
 from plevel.cli.tune_run import connection, follow_run, missing_worker
 from plevel.client import Client, UnreachableError
@@ -952,6 +953,32 @@ def test_a_disk_that_is_full_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space") as array:
         write_array(tmp_path / "x.npy", np.zeros(1 << 16))
     assert array.value.errno == errno.ENOSPC
+
+
+def test_a_file_that_is_no_log_keeps_the_others_from_nothing(called: Called, tmp_path: Path) -> None:
+    line = {"kind": "foreign", "tool": "triton", "kernel": "k", "version": "1", "candidates": [{"config": {}, "samples_s": [1.0]}]}
+    for name, text in (("a.txt", "no log"), ("b.json", json.dumps({**line, "device_model": "H100"}) + "\n")):
+        (tmp_path / name).write_text(text)
+    done = called("import", str(tmp_path / "a.txt"), str(tmp_path / "b.json"))
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "total: 1 read, 1 new, 0 known, 0 rejected")
+    assert "a.txt has no known format" in done.stderr
+    assert done.stderr.splitlines()[-1] == "plevel: 1 of 2 logs could not be read: see the lines above"
+
+
+def test_names_of_others_command_no_terminal(called: Called, tmp_path: Path) -> None:
+    line = {
+        "kind": "foreign", "tool": "triton", "kernel": "k\x1b]52;c;eA==\x07", "version": "1", "device_model": "H\x9b2J",
+        "candidates": [{"config": {"B": "\x1b[31m"}, "samples_s": [1.0]}, {"config": {"B": 1}, "error": "compile",
+                        "message": "\x1b[2J"}],
+    }  # fmt: skip
+    (tmp_path / "log").write_text(json.dumps(line) + "\n")
+    assert called("import", str(tmp_path / "log")).returncode == 0
+    for command in (("coverage",), ("records",), ("plot", "1")):
+        shown = called(*command).stdout
+        assert r"k\x1b" in shown and not set(shown) & {"\x1b", "\x9b", "\x07"}
+    written = StringIO()
+    print("a\x1b]0;b\x07\n\tc\u202e", file=PlainStream(written))
+    assert written.getvalue() == "a\\x1b]0;b\\x07\n\tc\\u202e\n"
 
 
 def test_a_pipe_is_written_by_its_link() -> None:
