@@ -956,8 +956,11 @@ def test_a_disk_that_is_full_names_the_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_log_keeps_the_others_from_nothing(called: Called, tmp_path: Path) -> None:
-    line = {"kind": "foreign", "tool": "triton", "kernel": "k", "version": "1", "candidates": [{"config": {}, "samples_s": [1.0]}]}
-    for name, text in (("a.txt", "no log"), ("b.json", json.dumps({**line, "device_model": "H100"}) + "\n")):
+    line = {
+        "kind": "foreign", "tool": "triton", "kernel": "k", "version": "1", "device_model": "H100",
+        "candidates": [{"config": {"B": 1}, "samples_s": [1.0]}],
+    }  # fmt: skip
+    for name, text in (("a.txt", "no log"), ("b.json", json.dumps(line) + "\n")):
         (tmp_path / name).write_text(text)
     done = called("import", str(tmp_path / "a.txt"), str(tmp_path / "b.json"))
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "total: 1 read, 1 new, 0 known, 0 rejected")
