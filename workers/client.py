@@ -197,7 +197,7 @@ class Client:
             self._http.headers.update(_authorization(self._token()))
         except OSError:
             return False
-        return self._http.headers.get("authorization") != sent
+        return bool(self._http.headers.get("authorization") != sent)
 
 
 def _authorization(token: str | None) -> dict[str, str]:
