@@ -89,16 +89,16 @@ class Context:
             pause_s: the least time between two of them.
         """
         last: object = None
-        quiet = 0
+        loop = asyncio.get_running_loop()
+        told_at = loop.time()
         async for _ in self.moments(self.changed, _DAY_S):
             seen = await run_in_threadpool(look)
             if seen.mark != last or seen.ended:
                 yield b"event: %s\ndata: %s\n\n" % (b"end" if seen.ended else kind, seen.data)
-                last, quiet = seen.mark, 0
-            else:
-                quiet += 1
-                if quiet % 10 == 0:
-                    yield b": still there\n\n"  # a comment that keeps proxies from closing the connection
+                last, told_at = seen.mark, loop.time()
+            elif loop.time() - told_at >= 10 * self.settings.poll_s:  # fewer looks if many wait
+                yield b": still there\n\n"  # a comment that keeps proxies from closing the connection
+                told_at = loop.time()
             if seen.ended:
                 return
             await asyncio.sleep(pause_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -17,6 +18,7 @@ import msgspec
 import pytest
 from pydantic import ValidationError
 
+from service.context import Context, Seen
 from service.settings import Settings
 from strategy.op_strategy import Candidate
 from strategy.record import (
@@ -194,6 +196,24 @@ def test_events_follow_a_run_to_its_end(start: Start, sqlite_copy: str) -> None:
     assert statuses[-1].state is RunState.DONE
     done = [s.trials_done for s in statuses]
     assert done == sorted(done)
+
+
+def test_a_follower_is_told_of_nothing_new_as_soon_where_many_wait() -> None:
+    context = Context(Settings(poll_s=0.01), waiting=1000)  # which makes 0.2 s between two looks
+    looks = 0
+
+    def look() -> Seen:
+        nonlocal looks
+        looks += 1
+        return Seen("the same", b"{}", False)
+
+    async def follow() -> list[bytes]:
+        stream = context.follow(look, b"status", 0.0)
+        return [await anext(stream), await anext(stream)]
+
+    first, second = asyncio.run(follow())
+    assert first.startswith(b"event: status") and second.startswith(b": ")
+    assert looks == 2
 
 
 def test_cancel(start: Start, sqlite_copy: str) -> None:
