@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -170,9 +171,13 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if body.pop("digest") != _digest(body):
             raise LockError("the lock was changed after it was written (its digest differs): write it again")
         try:
-            return convert({"selections": body["selections"]}, cls)
+            found = convert({"selections": body["selections"]}, cls)
         except WireError as error:
             raise LockError(f"not a lock file ({error}): write one with `plevel lock MODEL -o FILE`") from error
+        times = [r.estimate.median_s for s in found.selections for r in s.rivals if r.estimate is not None]
+        if not all(0 < median_s < math.inf for median_s in times):
+            raise LockError("not a lock file (a time is not positive): write one with `plevel lock MODEL -o FILE`")
+        return found
 
 
 class LockDatabase(NoRecords):

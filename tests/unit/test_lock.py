@@ -20,7 +20,7 @@ from strategy.select import (
     choose,
     select,
 )
-from strategy.select.lock import Lock, LockDatabase
+from strategy.select.lock import Lock, LockDatabase, LockError
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload
@@ -49,6 +49,16 @@ def test_what_was_not_measured_is_not_measured_in_the_lock() -> None:
     assert again.partial
     assert again.unmeasured == AT_DEVICE.unmeasured == ("new",)
     assert (again.implementation, again.config, again.level) == ("fast", AT_DEVICE.config, Level.DEVICE)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_a_time_that_is_none_makes_no_lock(seconds: float) -> None:
+    lock = Lock.make([selected([measured("fast", 1.0, Level.DEVICE)])])
+    (entry,) = lock.selections
+    rivals = tuple(msgspec.structs.replace(r, estimate=Estimate(seconds, 1.0, 1.0, 20)) for r in entry.rivals)
+    text = Lock(selections=(msgspec.structs.replace(entry, rivals=rivals),)).write()
+    with pytest.raises(LockError, match="a time is not positive|not a lock file"):
+        Lock.read(text)
 
 
 def test_what_was_selected_without_measurements_is_selected_again() -> None:
