@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import math
 import threading
@@ -258,6 +257,6 @@ def _digest(authorization: str) -> str:
     if kind.lower() == "basic":
         try:
             secret = base64.b64decode(secret, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # no ASCII, no base64 or no UTF-8
             secret = ""
     return token.digest_of(secret.strip())
