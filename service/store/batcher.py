@@ -6,6 +6,7 @@ They share the fixed cost of a transaction. One batcher may have priority over a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -32,8 +33,8 @@ class Batcher(Generic[A, R]):
         size: the size of a request.
         first: a batcher with priority over this one. Its requests wait for at most one batch of this one;
             this one's batches wait for at most `GIVE_WAY_S`.
-        gather_s: the time that a batch waits, if requests came during the last one, for those of the clients that the
-            last one has answered: else two halves of the clients would take turns.
+        gather_s: the longest time after a batch for which the next one waits for as many requests as that one answered
+            and left waiting. Its clients may send their next ones: else two halves of them would take turns.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class Batcher(Generic[A, R]):
         self._size = size
         self._first = first
         self._gather_s = gather_s
+        self._gathered: tuple[int, float] = 0, 0.0  # requests to wait for, and until when
+        self._enough: asyncio.Event | None = None  # set once they have come
         self._waiting: deque[tuple[A, asyncio.Future[R]]] = deque()
         self._serving: asyncio.Task[None] | None = None
         self._limiter: CapacityLimiter | None = None
@@ -67,6 +70,8 @@ class Batcher(Generic[A, R]):
         """Wait for the request's batch, and return its answer or raise its error."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
+        if self._enough is not None and len(self._waiting) >= self._gathered[0]:
+            self._enough.set()
         if self._serving is None:
             self._serving = asyncio.create_task(self._run())
         return await future
@@ -96,12 +101,23 @@ class Batcher(Generic[A, R]):
                         future.set_exception(answer)
                     else:
                         future.set_result(answer)
-                if self._waiting and self._gather_s:
-                    await asyncio.sleep(self._gather_s)
+                until = asyncio.get_running_loop().time() + self._gather_s
+                self._gathered = len(taken) + len(self._waiting), until
         finally:
             self._serving = None
 
+    async def _gather(self) -> None:
+        count, until = self._gathered
+        left_s = until - asyncio.get_running_loop().time()
+        if left_s <= 0 or not 0 < len(self._waiting) < count:
+            return
+        self._enough = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._enough.wait(), left_s)
+        self._enough = None
+
     async def _next(self) -> list[tuple[A, asyncio.Future[R]]]:
+        await self._gather()
         if self._waiting and self._first is not None:
             await self._first.rest(GIVE_WAY_S)
         return self._take()

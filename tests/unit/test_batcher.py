@@ -77,6 +77,38 @@ def test_who_was_just_answered_may_join_those_who_wait() -> None:
     assert server.served == [[1], [2, 3]]
 
 
+def test_clients_that_are_answered_together_are_served_together_again() -> None:
+    server = Server()
+
+    async def ask() -> None:
+        batcher = Batcher(server, 10, gather_s=HANG_S)
+        server.may.set()
+        await batcher.ask(1)
+        await asyncio.gather(*map(batcher.ask, (2, 3)))
+        early = asyncio.create_task(batcher.ask(4))
+        while not batcher.serving:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await asyncio.gather(early, batcher.ask(5))
+
+    run(ask())
+    assert server.served == [[1], [2, 3], [4, 5]]
+
+
+def test_a_client_that_does_not_come_again_is_not_waited_for_long() -> None:
+    server = Server()
+
+    async def ask() -> None:
+        batcher = Batcher(server, 10, gather_s=0.001)
+        server.may.set()
+        await asyncio.gather(*map(batcher.ask, (1, 2)))
+        await batcher.ask(3)
+        await batcher.ask(4)
+
+    run(ask())
+    assert server.served == [[1, 2], [3], [4]]
+
+
 def test_not_more_together_than_there_is_room_for_but_one_at_least() -> None:
     server = Server()
     batcher = Batcher(server, 5, size=lambda r: r)
