@@ -29,6 +29,7 @@ from service.store.tables import (
     task,
     tombstone,
 )
+from service.store.text import read_json
 from strategy.record import REFUTING, Estimate, Phase, estimate
 
 Place = tuple[int, Scope, str]  # a task, and a scope of devices
@@ -52,9 +53,9 @@ _LOCK = (
 )
 _SAMPLES = sa.select(record.c.id, record.c.samples_s).where(among(record.c.id))
 _CONFIGS = sa.select(*record.c["id", "config", "config_digest"]).where(among(record.c.id))
-_WINNERS = sa.select(*record.c["id", "samples_s"], sa.cast(record.c.config, sa.Text()).label("config")).where(
-    among(record.c.id)
-)
+# As text: few of them are decoded.
+_TEXTS = tuple(sa.cast(record.c[name], sa.Text()).label(name) for name in ("samples_s", "config"))
+_WINNERS = sa.select(record.c.id, *_TEXTS).where(among(record.c.id))
 
 
 class Change(NamedTuple):
@@ -155,7 +156,10 @@ def settle(
     attempts: dict[tuple[int, str], list[Any]] = {}  # all records of these configurations that affect their cost
     for row in found:
         attempts.setdefault((row.task_id, row.config_digest), []).append(row)
-    samples = _pooled_samples(connection, attempts.values())
+    samples = {
+        row.id: read_json(row.samples_s)
+        for rows in attempts.values() if len(rows) > 1 for row in rows if row.error is None
+    }  # fmt: skip
     gone: list[Place] = []
     winners: dict[Place, list[Any]] = {}
     for place, digests in sorted(places.items()):
@@ -165,7 +169,7 @@ def settle(
             winners[place] = deciding
         elif old is not None:
             gone.append(place)
-    rows = _rows(connection, winners, current)
+    rows = _rows(connection, winners, current, {row.id: row for row in found})
     for place in gone:
         connection.execute(sa.delete(best).where(_at(place)))
     if rows:
@@ -173,14 +177,15 @@ def settle(
 
 
 def _rows(
-    connection: sa.Connection, winners: Mapping[Place, list[Any]], current: Mapping[Place, Any]
+    connection: sa.Connection, winners: Mapping[Place, list[Any]], current: Mapping[Place, Any], read: dict[int, Any]
 ) -> list[tuple[Any, ...]]:
-    """The changed rows, with the columns `_COLUMNS`."""
-    ids = {row.id for rows in winners.values() for row in rows}
-    read = {row.id: row for row in connection.execute(_WINNERS, {"ids": ids})} if ids else {}
+    """The changed rows, with the columns `_COLUMNS`; `read` are records with their texts, by id."""
+    ids = {row.id for rows in winners.values() for row in rows if row.id not in read}
+    if ids:
+        read |= {row.id: row for row in connection.execute(_WINNERS, {"ids": ids})}
     found: list[tuple[Any, ...]] = []
     for place, rows in winners.items():
-        cost = estimate([s for row in rows for s in read[row.id].samples_s])
+        cost = estimate([s for row in rows for s in read_json(read[row.id].samples_s)])
         new = (
             *place, rows[0].config_digest, rows[0].phase, cost.median_s, cost.low_s, cost.high_s,
             cost.samples,
@@ -262,12 +267,13 @@ def _telling_of(dialect: str) -> sa.Select[Any]:
         record.c.phase.in_(_written(Phase)),
     )  # fmt: skip
     there = (device, device.c.id == record.c.device_id)
+    told = telling(standing()).add_columns(*_TEXTS)
     if dialect == "sqlite":
-        joined = telling(standing()).join_from(asked, record, sa.and_(*same)).outerjoin(*there)
+        joined = told.join_from(asked, record, sa.and_(*same)).outerjoin(*there)
         return joined.order_by(record.c.id)
     # By the index for each that is asked for: without statistics, PostgreSQL would compare all of them with all new
     # records. OFFSET 0 keeps it from joining in another way.
-    each = telling(standing(), *same).outerjoin_from(record, *there).correlate(asked).offset(0).lateral()
+    each = told.where(*same).outerjoin_from(record, *there).correlate(asked).offset(0).lateral()
     return sa.select(*each.c).join_from(asked, each, sa.true()).order_by(each.c.id)
 
 

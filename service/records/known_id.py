@@ -54,13 +54,16 @@ class KnownIds:
             digests[key] = catalogue.digest_of(t.target.to_json())
             written[digests[key]] = t.target
         self._put_targets(connection, written)
-        workload_ids = catalogue.put_workloads(connection, [t.workload for t in tasks.values()])
-        values = [
-            (workload_ids[t.workload.digest], self._targets[digests[key]][0], t)
-            for key, t in tasks.items()
-        ]
-        ids = catalogue.put_foreign_tasks(connection, values, where)
-        for key, task_id in zip(tasks, ids, strict=True):
+        on = {key: self._targets[digests[key]][0] for key in tasks}
+        known = catalogue.find_foreign_tasks(connection, [(on[key], t) for key, t in tasks.items()], where)
+        ids = {key: known.get(catalogue.foreign_key(on[key], t, where)) for key, t in tasks.items()}
+        left = {key: tasks[key] for key, task_id in ids.items() if task_id is None}
+        if left:
+            workload_ids = catalogue.put_workloads(connection, [t.workload for t in left.values()])
+            values = [(workload_ids[t.workload.digest], on[key], t) for key, t in left.items()]
+            ids |= zip(left, catalogue.put_foreign_tasks(connection, values, where), strict=True)
+        for key, task_id in ids.items():
+            assert task_id is not None
             target_id, variant_id = self._targets[digests[key]]
             self._tasks[where, key] = task_id, variant_id, target_id
 
