@@ -175,7 +175,7 @@ class Source:
         yield from self._chunks
 
     def read_lines(
-        self, read: Callable[[bytes], Item | Sequence[Item] | None], limit: int = MAX_LINE
+        self, read: Callable[[bytes], Item | list[Item] | None], limit: int = MAX_LINE
     ) -> Iterator[Item]:
         """Yield what `read` makes of each line that is not blank; reject the lines at which it fails.
 
@@ -195,7 +195,7 @@ class Source:
                     error = RejectError(Reason.TRUNCATED, "the file ends in the middle of this line")
                 yield reject(number, error, line)
             else:
-                if isinstance(item, Sequence):
+                if isinstance(item, list):
                     for one in item:
                         rejected = isinstance(one, Rejected)
                         yield msgspec.structs.replace(one, line=number) if rejected else one
@@ -272,7 +272,7 @@ def check(text: bytes) -> None:
             depth += 1 if bracket in {b"[", b"{"} else -1 if bracket in {b"]", b"}"} else 0
             if depth > MAX_DEPTH:
                 raise RejectError(Reason.DEPTH, f"nested deeper than {MAX_DEPTH} levels")
-    if b"\\u" in text and _BROKEN.search(text.replace(b"\\\\", b"  ")):
+    if b"\\" in text and b"\\u" in text and _BROKEN.search(text.replace(b"\\\\", b"  ")):
         raise RejectError(Reason.JSON, "a character that databases cannot store: \\u0000, or a lone surrogate")
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from service.store import catalogue
-from service.store.sql import Ask, among, given_table, one_trip, put_rows, values_of
+from service.store.sql import COPIED, Ask, among, given_table, one_trip, put_rows, values_of
 from service.store.tables import (
     Scope,
     advice,
@@ -53,9 +53,9 @@ _LOCK = (
 )
 _SAMPLES = sa.select(record.c.id, record.c.samples_s).where(among(record.c.id))
 _CONFIGS = sa.select(*record.c["id", "config", "config_digest"]).where(among(record.c.id))
-# As text: few of them are decoded.
+# What a best has of its records, as text: few of them are decoded.
 _TEXTS = tuple(sa.cast(record.c[name], sa.Text()).label(name) for name in ("samples_s", "config"))
-_WINNERS = sa.select(record.c.id, *_TEXTS).where(among(record.c.id))
+_TEXTS_OF = sa.select(record.c.id, *_TEXTS).where(among(record.c.id))
 
 
 class Change(NamedTuple):
@@ -150,16 +150,17 @@ def settle(
         return
     wanted = {(place[0], digest) for place, digests in places.items() for digest in digests}
     wanted |= {(p[0], row.config_digest) for p, row in current.items() if p in places}
+    few = len(wanted) < COPIED  # then a round trip takes longer than the texts of all
     with one_trip(connection) as ask:
         also()
-        found = ask(_telling_of(connection.dialect.name), {"rows": values_of(sorted(wanted))})
+        found = ask(_telling_of(connection.dialect.name, few), {"rows": values_of(sorted(wanted))})
     attempts: dict[tuple[int, str], list[Any]] = {}  # all records of these configurations that affect their cost
     for row in found:
         attempts.setdefault((row.task_id, row.config_digest), []).append(row)
-    samples = {
-        row.id: read_json(row.samples_s)
-        for rows in attempts.values() if len(rows) > 1 for row in rows if row.error is None
-    }  # fmt: skip
+    read = {row.id: row for row in found} if few else {}
+    pooled_ids = _pooled_ids(attempts.values())
+    _read_texts(connection, pooled_ids, read)
+    samples = {i: read_json(read[i].samples_s) for i in pooled_ids}
     gone: list[Place] = []
     winners: dict[Place, list[Any]] = {}
     for place, digests in sorted(places.items()):
@@ -169,20 +170,25 @@ def settle(
             winners[place] = deciding
         elif old is not None:
             gone.append(place)
-    rows = _rows(connection, winners, current, {row.id: row for row in found})
+    _read_texts(connection, {row.id for rows in winners.values() for row in rows}, read)
+    rows = _rows(winners, current, read)
     for place in gone:
         connection.execute(sa.delete(best).where(_at(place)))
     if rows:
         put_rows(connection, _COLUMNS, rows, _REPLACED, clock=best.c.updated_at)
 
 
+def _read_texts(connection: sa.Connection, ids: set[int], read: dict[int, Any]) -> None:
+    """Add the texts of records to those read already, by id."""
+    missing = ids - read.keys()
+    if missing:
+        read |= {row.id: row for row in connection.execute(_TEXTS_OF, {"ids": missing})}
+
+
 def _rows(
-    connection: sa.Connection, winners: Mapping[Place, list[Any]], current: Mapping[Place, Any], read: dict[int, Any]
+    winners: Mapping[Place, list[Any]], current: Mapping[Place, Any], read: Mapping[int, Any]
 ) -> list[tuple[Any, ...]]:
-    """The changed rows, with the columns `_COLUMNS`; `read` are records with their texts, by id."""
-    ids = {row.id for rows in winners.values() for row in rows if row.id not in read}
-    if ids:
-        read |= {row.id: row for row in connection.execute(_WINNERS, {"ids": ids})}
+    """The changed rows, with the columns `_COLUMNS`; `read` are the winners' texts, by id."""
     found: list[tuple[Any, ...]] = []
     for place, rows in winners.items():
         cost = estimate([s for row in rows for s in read_json(read[row.id].samples_s)])
@@ -196,9 +202,9 @@ def _rows(
     return found
 
 
-def _pooled_samples(connection: sa.Connection, groups: Iterable[list[Any]]) -> dict[int, list[float]]:
-    """The samples of records that are pooled; the median of a single one is on record."""
-    return _samples(connection, {row.id for rows in groups if len(rows) > 1 for row in rows if row.error is None})
+def _pooled_ids(groups: Iterable[list[Any]]) -> set[int]:
+    """The records whose samples are pooled; the median of a single one is on record."""
+    return {row.id for rows in groups if len(rows) > 1 for row in rows if row.error is None}
 
 
 def _samples(connection: sa.Connection, ids: set[int]) -> dict[int, list[float]]:
@@ -259,7 +265,7 @@ def _standing_now(dialect: str) -> sa.Select[Any]:
 
 
 @cache
-def _telling_of(dialect: str) -> sa.Select[Any]:
+def _telling_of(dialect: str, texts: bool) -> sa.Select[Any]:
     asked = given_table(dialect, [record.c.task_id, record.c.config_digest])
     same = (
         record.c.task_id == asked.c.task_id, record.c.config_digest == asked.c.config_digest,
@@ -267,7 +273,7 @@ def _telling_of(dialect: str) -> sa.Select[Any]:
         record.c.phase.in_(_written(Phase)),
     )  # fmt: skip
     there = (device, device.c.id == record.c.device_id)
-    told = telling(standing()).add_columns(*_TEXTS)
+    told = telling(standing()).add_columns(*_TEXTS if texts else ())
     if dialect == "sqlite":
         joined = told.join_from(asked, record, sa.and_(*same)).outerjoin(*there)
         return joined.order_by(record.c.id)
@@ -421,7 +427,7 @@ def _rank_place(
     groups: dict[str, list[Any]] = {}
     for row in rows:
         groups.setdefault(row.config_digest, []).append(row)
-    return rank(rows, phase, _pooled_samples(connection, groups.values()))
+    return rank(rows, phase, _samples(connection, _pooled_ids(groups.values())))
 
 
 def _at(place: Place) -> sa.ColumnElement[bool]:

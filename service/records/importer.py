@@ -163,8 +163,9 @@ class Importer:
         where, rows = pending.namespace, self._fresh(connection, pending)
         new = frozenset(rows)
         whole, advised = [], []
-        for item, own in rows.values():
-            row = (*own, *self._ids.put_places(connection, item, where))
+        found = self._ids.put_places(connection, [item for item, _ in rows.values()], where)
+        for (item, own), place in zip(rows.values(), found, strict=True):
+            row = (*own, *place)
             if item.is_advice:
                 advised.append(_advised(row))
             else:

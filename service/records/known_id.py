@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -10,6 +11,8 @@ import sqlalchemy as sa
 from service.formats import ImportedRecord
 from service.formats.entry import Task, remembered
 from service.store import catalogue
+from service.store.sql import given_table, one_trip, values_of
+from service.store.tables import task, workload
 from strategy.record import Device, TimingPolicy, encode
 from strategy.target import Target
 
@@ -33,18 +36,19 @@ class KnownIds:
 
     def forget(self, most: int = 0) -> None:
         """Discard each kind of which there are more than `most`: all, after a rollback."""
-        for cache in self._all:
-            if len(cache) > most:
-                cache.clear()
+        for ids in self._all:
+            if len(ids) > most:
+                ids.clear()
 
     def put_tasks(
         self, connection: sa.Connection, items: Sequence[ImportedRecord], where: str
     ) -> set[int]:
         """The ids of the records' tasks, inserted in a fixed order, against deadlocks between imports."""
-        fresh = {i.task.key: i.task for i in items if (where, i.task.key) not in self._tasks}
+        tasks = {i.task.key: i.task for i in items}
+        fresh = {key: t for key, t in tasks.items() if (where, key) not in self._tasks}
         if fresh:
             self._put_fresh(connection, fresh, where)
-        return {self._tasks[where, i.task.key][0] for i in items}
+        return {self._tasks[where, key][0] for key in tasks}
 
     def _put_fresh(self, connection: sa.Connection, tasks: Mapping[str, Task], where: str) -> None:
         # Most records share a few targets.
@@ -55,8 +59,9 @@ class KnownIds:
             written[digests[key]] = t.target
         self._put_targets(connection, written)
         on = {key: self._targets[digests[key]][0] for key in tasks}
-        known = catalogue.find_foreign_tasks(connection, [(on[key], t) for key, t in tasks.items()], where)
-        ids = {key: known.get(catalogue.foreign_key(on[key], t, where)) for key, t in tasks.items()}
+        identities = {key: _identity(on[key], t, where) for key, t in tasks.items()}
+        known = _find_whole(connection, identities.values())
+        ids = {key: known.get(identity) for key, identity in identities.items()}
         left = {key: tasks[key] for key, task_id in ids.items() if task_id is None}
         if left:
             workload_ids = catalogue.put_workloads(connection, [t.workload for t in left.values()])
@@ -81,9 +86,21 @@ class KnownIds:
             self._targets[d] = target_ids[d], variant_id
 
     def put_places(
-        self, connection: sa.Connection, item: ImportedRecord, where: str
-    ) -> tuple[int | None, ...]:
-        """The ids of a record's task, variant, device, environment and policy."""
+        self, connection: sa.Connection, items: Sequence[ImportedRecord], where: str
+    ) -> list[tuple[int | None, ...]]:
+        """The ids of each record's task, variant, device, environment and policy."""
+        known: dict[Any, tuple[int | None, ...]] = {}  # by their identities, as readers give one object for equal parts
+        found = []
+        for item in items:
+            environment = id(item.environment) if item.environment else None
+            key = id(item.task), id(item.device), item.device_model, environment, id(item.policy)
+            place = known.get(key)
+            if place is None:
+                place = known[key] = self._put_place(connection, item, where)
+            found.append(place)
+        return found
+
+    def _put_place(self, connection: sa.Connection, item: ImportedRecord, where: str) -> tuple[int | None, ...]:
         task_id, variant_id, target_id = self._tasks[where, item.task.key]
         environment_id = None
         if item.environment:
@@ -122,3 +139,32 @@ def _put_device(connection: sa.Connection, given: Device) -> int:
         connection, given.identity, given.slot, given.model,
         catalogue.put_target(connection, given.target), given.target.to_json(), given.fingerprint,
     )  # fmt: skip
+
+
+_WITHIN = ("target_id", "implementation", "version", "space_digest", "namespace")  # identify a task of a workload
+
+
+def _identity(target_id: int, t: Task, where: str) -> tuple[Any, ...]:
+    return t.workload.digest, target_id, t.implementation, t.version, t.space, where
+
+
+def _find_whole(connection: sa.Connection, identities: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], int]:
+    """The ids of tasks by identity, without those that lack their space.
+
+    One query finds workloads and tasks, as the tasks of most small imports exist.
+    """
+    with one_trip(connection) as ask:
+        found = ask(_whole(connection.dialect.name), {"rows": values_of(identities)})
+    return {tuple(row[1:]): row[0] for row in found}
+
+
+@cache
+def _whole(dialect: str) -> sa.Select[Any]:
+    given = given_table(dialect, [workload.c.digest, *task.c[_WITHIN]])
+    same = (task.c.workload_id == workload.c.id, *(task.c[name] == given.c[name] for name in _WITHIN))
+    return (
+        sa.select(task.c.id, *given.c)
+        .join_from(given, workload, workload.c.digest == given.c.digest)
+        .join(task, sa.and_(*same))
+        .where(sa.or_(task.c.space_digest == sa.literal_column("''"), task.c.space.is_not(sa.null())))
+    )

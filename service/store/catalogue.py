@@ -15,7 +15,7 @@ from service.formats.admission import MAX_KEY
 from service.formats.entry import Task as ImportedTask
 from service.store.namespace import DEFAULT, key_within
 from service.store.row_cache import by_id, recall
-from service.store.sql import among, given_table, insert, now, one_trip, values_of, values_table
+from service.store.sql import among, given_table, insert, now, values_of, values_table
 from service.store.tables import (
     attachment,
     device,
@@ -219,37 +219,6 @@ _find_devices = by_id(lambda row: row, sa.select(*device.c["id", "model", "slot"
 
 
 _TASK = ("workload_id", "target_id", "implementation", "version", "space_digest", "namespace")
-
-
-def find_foreign_tasks(
-    connection: sa.Connection, values: Iterable[tuple[int, ImportedTask]], namespace: str
-) -> dict[tuple[Any, ...], int]:
-    """The ids of imported records' tasks that need no change, by `foreign_key`, given the ids of targets.
-
-    One query finds workloads and tasks, as most small imports have tasks that exist.
-    """
-    rows = values_of(foreign_key(target_id, t, namespace) for target_id, t in values)
-    with one_trip(connection) as ask:
-        found = ask(_whole_tasks(connection.dialect.name), {"rows": rows})
-    return {tuple(row[1:]): row[0] for row in found}
-
-
-def foreign_key(target_id: int, t: ImportedTask, namespace: str) -> tuple[Any, ...]:
-    """The identity of an imported record's task, with the digest of its workload."""
-    return t.workload.digest, target_id, t.implementation, t.version, t.space, namespace
-
-
-@cache
-def _whole_tasks(dialect: str) -> sa.Select[Any]:
-    names = _TASK[1:]
-    given = given_table(dialect, [workload.c.digest, *task.c[names]])
-    same = (task.c.workload_id == workload.c.id, *(task.c[name] == given.c[name] for name in names))
-    return (
-        sa.select(task.c.id, *given.c)
-        .join_from(given, workload, workload.c.digest == given.c.digest)
-        .join(task, sa.and_(*same))
-        .where(sa.or_(task.c.space_digest == sa.literal_column("''"), task.c.space.is_not(sa.null())))
-    )
 
 
 def put_foreign_tasks(
