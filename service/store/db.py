@@ -268,7 +268,8 @@ def _set_pragmas(connection: Any, pragmas: Iterable[str]) -> None:
 
 
 def _configure_postgresql(connection: Any, _record: Any) -> None:
-    connection.execute(f"SET idle_in_transaction_session_timeout = '{HANGING_S}s'")
+    # Without just-in-time compilation: that of a claim of jobs takes half a second, and its execution milliseconds.
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{HANGING_S}s'; SET jit = off")
     connection.commit()
 
 
