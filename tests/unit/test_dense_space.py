@@ -51,11 +51,12 @@ def test_what_declines_a_symbolic_dimension_is_no_candidate() -> None:
         (16, 768, True, "pack", "pack"), (16, 768, False, "nopack", "nopack"),
         (64, 768, True, "pack", "pack"), (64, 768, False, "cblas", "nopack"),
         (64, 4096, True, "large_m", "large_m"), (128, 4096, False, "cblas", "large_m"),
-        (512, 768, True, "pack", "pack"), (513, 768, True, "cblas", "pack"), (512, 768, False, "cblas", "pack"),
+        (512, 768, True, "pack", "pack"), (513, 768, True, "pack", "pack"), (512, 768, False, "cblas", "pack"),
+        (513, 4096, True, "cblas", "large_m"),
     ],
 )  # fmt: skip
 def test_what_runs_untuned(m: int, k: int, constant: bool, library: str, alone: str) -> None:
-    """OpenBLAS packs both operands at each call, which only many rows pay for."""
+    """OpenBLAS packs both operands at each call, which only many rows of long sums pay for."""
     types = {"data": f"float32[{m},{k}]", "weight": f"float32[4096,{k}]"}
     workload = Workload.make("dense", types, constants=["weight"] if constant else [])
     target = "llvm -mcpu=znver5 -num-cores=2"
@@ -71,6 +72,28 @@ def test_panels_that_stay_in_the_second_level_are_of_all_steps(l2_bytes: int, ex
     assert chosen.implementation == f"dense_{expected}.cpu"
     if expected == "pack":
         assert chosen.config["ahead"]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "threads", "expected"),
+    [
+        (2048, 512, 512, 2, (8, 1)),  # 147 tiles of rows: each thread takes half of the panels
+        (784, 256, 512, 2, (8, 14)),
+        (4000, 1024, 128, 1, (32, 2)),
+        (1000, 768, 768, 1, (4, 5)),  # the weight is more than half of the second level
+        (600, 768, 768, 1, None), (512, 512, 256, 1, None),  # the weight is larger than the data; the data stays
+    ],
+)  # fmt: skip
+def test_untuned_rows_pass_once_for_as_many_panels_as_stay(
+    m: int, n: int, k: int, threads: int, expected: tuple[int, int] | None
+) -> None:
+    sizes = {"l1d_bytes": 48 << 10, "l2_bytes": 2 << 20}
+    target = Target.parse({"kind": "llvm", "mcpu": "emeraldrapids", "num-cores": threads} | sizes)
+    work = Workload.make("dense", {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}, constants=["weight"])
+    config = select(work, target, NO_RECORDS).config
+    assert (config["inner"] == "panels") == (expected is not None)
+    if expected is not None:
+        assert (config["n_block"], config["m_tasks"]) == expected
 
 
 @pytest.mark.parametrize(("k", "unroll"), [(768, 4), (770, 2), (531, 1)])

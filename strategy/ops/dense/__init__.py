@@ -103,7 +103,8 @@ def dense_strategy(
     """The implementations for processors."""
     strategy = OpStrategy()
     m = inputs[0].shape[0]
-    level = _Plevels.of(m, inputs[0].dtype)
+    blocked = large_m.pays(inputs, target)
+    level = _Plevels.of(m, inputs[0].dtype, blocked=blocked)
     strategy.add_implementation(
         nopack.compute, nopack.schedule, "dense_nopack.cpu", 5, space=nopack.space, varying_plevel=level.in_place
     )
@@ -112,7 +113,7 @@ def dense_strategy(
     )
     with SpecializedCondition(m > 16):
         strategy.add_implementation(
-            large_m.compute, large_m.schedule, "dense_large_m.cpu", 12 if large_m.pays(inputs, target) else 9,
+            large_m.compute, large_m.schedule, "dense_large_m.cpu", 12 if blocked else 9,
             space=large_m.space, prepare=large_m.prepare,
         )  # fmt: skip
     with SpecializedCondition(m == 1):
@@ -142,13 +143,16 @@ class _Plevels(NamedTuple):
     in_place: int
 
     @classmethod
-    def of(cls, m: Dim, dtype: str) -> _Plevels:
-        """Over few rows, to pack the weight takes a large part of the time, and OpenBLAS does it at each call."""
+    def of(cls, m: Dim, dtype: str, *, blocked: bool) -> _Plevels:
+        """Over few rows, packing the weight takes a large part of the time; OpenBLAS packs the data too, at each call.
+
+        Many rows pay for it where sums are so long that they are `blocked`.
+        """
         if not m.is_constant or dtype not in ("float32", "float64"):
             return cls(_LIBRARY, 5)
         rows = int(m)
         # One row is not packed, but a call of sgemv.
-        library = 8 if 1 < rows <= 512 else _LIBRARY
+        library = _LIBRARY if rows == 1 or (rows > 512 and blocked) else 8
         if 1 < rows <= 32:
             return cls(library, _LIBRARY + 1)
         return cls(library, 13 if rows <= 64 else 5)

@@ -57,18 +57,24 @@ def space(
     lanes = lanes_of(target, dtype)
 
     def fallback() -> dict[str, Any]:
-        apart = extents.k * dtype_bytes(inputs[0].dtype)
-        rows, width = best_tile(extents, target, dtype, rows_in_place(apart, target))
-        tiles = -(-extents.rows // rows)
-        split_rows = -(-extents.n // width) < target.threads and extents.m.is_constant
-        return {
-            "rows": rows,
-            "width": width,
-            "unroll": usual_unroll(extents.k),
+        row_bytes = extents.k * dtype_bytes(inputs[0].dtype)
+        rows, width = best_tile(extents, target, dtype, rows_in_place(row_bytes, target))
+        tiles, count = -(-extents.rows // rows), -(-extents.n // width)
+        usual = {"rows": rows, "width": width, "unroll": usual_unroll(extents.k)}
+        # Rows that leave no half of the second level come through it once for as many panels as half of it holds.
+        half = target.l2_bytes // 2
+        if extents.m.is_constant and extents.rows >= extents.n and extents.rows * row_bytes > half:
+            m_tasks = max(b for b in _BLOCKS if b == 1 or (tiles % b == 0 and b % target.threads == 0))
+            most = count if m_tasks > 1 else count // target.threads
+            n_block = largest_divisor(_BLOCKS, count, min(most, half // (width * row_bytes)))
+            if n_block > 1:
+                return usual | {"n_block": n_block, "m_tasks": m_tasks, "inner": "panels", "ahead": False}
+        split_rows = count < target.threads and extents.m.is_constant
+        return usual | {
             "n_block": 1,
             "m_tasks": largest_divisor(_BLOCKS, tiles, target.threads) if split_rows else 1,
             "inner": "rows",
-            "ahead": extents.rows > 1 and fits_ahead(extents.k * width * dtype_bytes(inputs[0].dtype), target),
+            "ahead": extents.rows > 1 and fits_ahead(width * row_bytes, target),
         }
 
     constraints = [
