@@ -31,20 +31,22 @@ def serves(inputs: Sequence[TensorType], out_type: TensorType) -> bool:
 
 
 def for_types(
-    found: OpStrategy, inputs: Sequence[TensorType], copied: Mapping[str, Callable[[Any], bool]] = MappingProxyType({})
+    found: OpStrategy,
+    inputs: Sequence[TensorType],
+    copied: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType({}),
 ) -> OpStrategy:
     """Implementations with a space, of float32 and float64, for inputs that may be narrow.
 
     Args:
         copied: by names of those that read their first input many times where it lies, whether they do, by the
-            attributes: it is widened into a copy, the stage `padded`.
+            attributes and the configuration: it is widened into a copy, the stage `padded`.
     """
     if inputs[0].dtype not in NARROW:
         return found
-    return found.changed(lambda one: _widen(one, copied.get(one.name, lambda attrs: False)))
+    return found.changed(lambda one: _widen(one, copied.get(one.name, lambda attrs, config: False)))
 
 
-def _widen(found: OpImplementation, copied: Callable[[Any], bool]) -> OpImplementation:
+def _widen(found: OpImplementation, copied: Callable[[Any, Any], bool]) -> OpImplementation:
     """The implementation for narrow inputs, by its functions for those of their sums."""
     space, prepare = found.space, found.prepare
 
@@ -57,12 +59,12 @@ def _widen(found: OpImplementation, copied: Callable[[Any], bool]) -> OpImplemen
         packs = prepare(attrs, [wide_type(t) for t in inputs], *config)
         return {index: partial(_pack_wide, pack) for index, pack in packs.items()}
 
-    def compute(attrs: Any, inputs: Sequence[Any], out_type: TensorType, *config: Any) -> list[Any]:
+    def compute(attrs: Any, inputs: Sequence[Any], out_type: TensorType, config: Any) -> list[Any]:
         from tvm import te
 
         first, *more = inputs
-        wide = [_wide(first, "padded" if copied(attrs) else None), *map(_wide, more)]
-        (out,) = found.compute(attrs, wide, wide_type(out_type), *config)
+        wide = [_wide(first, "padded" if copied(attrs, config) else None), *map(_wide, more)]
+        (out,) = found.compute(attrs, wide, wide_type(out_type), config)
         return [te.compute(out.shape, lambda *i: out(*i).astype(out_type.dtype), name="rounded")]
 
     return replace(found, compute=compute, space=space and wide_space, prepare=prepare and wide_prepare)

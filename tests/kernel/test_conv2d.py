@@ -175,11 +175,27 @@ def test_the_fallback_is_right(case):
         check(workload, name)
 
 
-def test_a_strided_pixel_is_read_where_it_lies():
-    workload = make("float32[1,6,9,12]", "float32[38,6,1,1]", {"strides": 2})
-    code = lower(workload, TARGET, SPATIAL).module["main"].script()
-    assert code.count("T.parallel") == 1
-    assert "padded" not in code
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("attrs", [{"strides": 2}, {"strides": [1, 3], "padding": [0, 1, 2, 0], "groups": 2}])
+def test_strided_pixels_are_picked_or_read_where_they_lie(attrs, dtype):
+    workload = make(f"{dtype}[2,6,9,12]", f"{dtype}[38,{6 // attrs.get('groups', 1)},1,1]", attrs)
+    fallback = space_of(workload, SPATIAL).fallback
+    assert fallback["picked"]
+    for picked in (False, True):
+        config = {**fallback, "picked": picked}
+        check(workload, SPATIAL, config)
+        code = lower(workload, TARGET, SPATIAL, config).module["main"].script()
+        in_place = not picked and "padding" not in attrs and dtype == "float32"
+        assert ("padded" in code) != in_place
+        assert code.count("T.parallel") == 2 - in_place
+
+
+@pytest.mark.parametrize("data", ["float32[1,6,h,12]", "float32[1,9,12,6]"])
+def test_pixels_of_images_of_any_size_or_with_channels_last_are_not_picked(data):
+    layout = {"data_layout": "NHWC"} if data.endswith("6]") else {}
+    workload = make(data, "float32[38,6,1,1]", {"strides": 2, **layout})
+    (space,) = (s for name, s in valid(workload).items() if "spatial_pack" in name)
+    assert "picked" not in space.fallback
 
 
 @pytest.mark.full

@@ -96,7 +96,7 @@ def conv2d_strategy_cpu(
             depthwise_blocked.compute, depthwise_blocked.schedule, "depthwise_conv2d_nchwc.cpu", 15,
             space=depthwise_blocked.space, prepare=depthwise_blocked.prepare,
         )  # fmt: skip
-    strategy.extend(widened.for_types(found, inputs, {_BLOCKED: lambda attrs: not any(attrs.padding)}))
+    strategy.extend(widened.for_types(found, inputs, {_BLOCKED: lambda attrs, _: not any(attrs.padding)}))
     return strategy
 
 
@@ -131,7 +131,7 @@ def _in_any_layout(
     else:
         _add_spatial_pack(found)
     # A spatial pack broadcasts each number of the image as often as there are panels and places in a window.
-    strategy.extend(widened.for_types(found, inputs, {_SPATIAL_PACK: lambda attrs: not any(attrs.padding)}))
+    strategy.extend(widened.for_types(found, inputs, {_SPATIAL_PACK: spatial_pack.reads_in_place}))
     return strategy
 
 

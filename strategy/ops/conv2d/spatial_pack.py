@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy.attrs import Attrs
 from strategy.cpu.ahead import fits_ahead, prefetch_panels
 from strategy.cpu.tile import (
     ROWS,
@@ -30,7 +29,7 @@ from strategy.cpu.tile import (
 from strategy.cpu.turn import turn, turned_width
 from strategy.layout import plain
 from strategy.ops.conv2d.operator import DATA, Conv2DAttrs
-from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
+from strategy.ops.conv2d.pad import pad_zeros, pick_pixels, schedule_padding
 from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, pack_rows, split_groups
 from strategy.schedule import (
     Outs,
@@ -49,16 +48,18 @@ from strategy.types import Dim, TensorType
 
 _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
 _AHEAD = Knob("ahead", [False, True])
+_PICKED = Knob("picked", [False, True])
 _MOST_PIXELS = 14  # of an untuned tile
 _ENOUGH = 14  # vectors of sums, which hide the loads of a step
 
 
 def space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """Tile of `rows` pixels × `width` channels, unrolling over the window, and tiles per task.
 
-    With `ahead` the next panel of the weight is prefetched meanwhile, where the image's size is known.
+    With `ahead` the next panel of the weight is prefetched meanwhile, where the image's size is known. Windows of one
+    pixel with a stride read their pixels where they lie, or `picked` and put next to each other.
     """
     geometry, any_size = Geometry.of(inputs, out_type), not _is_constant(out_type.shape[2:])
     lanes = lanes_of(target, inputs[0].dtype)
@@ -66,6 +67,8 @@ def space(
     fitting = list(ROWS) if any_size else _fitting(out_w, geometry.pixels)
     pixels = out_w if any_size else geometry.pixels
     high, wide = Knob("rows", fitting), width_knob(lanes, geometry.out_channels)
+    picks = attrs.data_layout == DATA and attrs.strides != (1, 1) and not any_size
+    picks = picks and geometry.kernel_h == geometry.kernel_w == 1
 
     def fallback() -> dict[str, Any]:
         # The addresses of more pixels do not fit the general registers. LLVM broadcasts those that a step of a window
@@ -97,6 +100,7 @@ def space(
             "p_block": largest_divisor(BLOCKS, tiles, -(-tiles // target.threads) if shared else tiles),
             "inner": "pixels",
             "ahead": weight_bytes > target.l2_bytes // 2 and not any_size and fits_ahead(panel_bytes, target),
+            **({"picked": True} if picks else {}),
         }
 
     return ConfigSpace(
@@ -108,6 +112,7 @@ def space(
             Knob("p_block", BLOCKS) if any_size else block_knob("p_block", BLOCKS, pixels, high),
             INNER,
             _AHEAD,
+            *([_PICKED] if picks else []),
         ],
         [
             register_constraint(target.vector_registers, lanes),
@@ -117,6 +122,11 @@ def space(
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
     )
+
+
+def reads_in_place(attrs: Conv2DAttrs, config: Config) -> bool:
+    """Return whether no copy of the image is made."""
+    return not any(attrs.padding) and not config.get("picked")
 
 
 def fills_tiles(out_type: TensorType) -> bool:
@@ -150,7 +160,10 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     pixels = out_w if any_size else geometry.pixels
     rows, width = integer(config, "rows"), integer(config, "width")
     (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
-    padded = pad_zeros(data, attrs.padding)
+    if config.get("picked"):
+        padded, stride_h, stride_w = pick_pixels(data, attrs, geometry.out_h, out_w), 1, 1
+    else:
+        padded = pad_zeros(data, attrs.padding)
     c = te.reduce_axis((0, geometry.channels), name="c")
     y = te.reduce_axis((0, geometry.kernel_h), name="y")
     x = te.reduce_axis((0, geometry.kernel_w), name="x")
