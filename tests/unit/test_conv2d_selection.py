@@ -171,7 +171,10 @@ def test_a_task_has_several_tiles_of_a_pointwise_convolution(channels, rows, o_b
         (512, 32, 128, {"inner": "channels", "ahead": False, "copied": True}),  # rows are whole pages apart
         (192, 35, 64, {"inner": "channels", "ahead": False, "copied": True}),  # vectors cross lines
         (320, 32, 640, {"copied": True, "rows": 13, "o_block": 10}),  # of 46 tiles of the best, two would share a copy
-        (728, 19, 728, {"copied": False, "width": 48}),  # of 81 tiles of nine rows three would, and of 91 seven
+        # Of 81 tiles of nine rows three would, and of 91 seven, but of 56 that are less wide 14.
+        (728, 19, 728, {"copied": True, "width": 32, "rows": 13, "o_block": 14, "p_block": 4, "inner": "pixels"}),
+        (1024, 19, 1024, {"copied": True, "width": 48, "rows": 8, "p_block": 2, "inner": "pixels"}),
+        (512, 38, 512, {"copied": True, "p_block": 1, "inner": "channels"}),  # the weight stays in the second level
         (64, 160, 32, {"inner": "channels", "ahead": True, "copied": False, "rows": 8}),
         (96, 54, 16, {"inner": "channels", "ahead": False, "copied": False}),  # two tiles do not pay for either
         (24, 56, 144, {"inner": "channels", "ahead": False, "copied": False}),

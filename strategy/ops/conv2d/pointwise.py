@@ -17,6 +17,7 @@ from strategy.cpu.tile import (
     block_knob,
     largest_divisor,
     register_constraint,
+    round_up,
     up_to,
     whole_blocks,
     width_knob,
@@ -87,36 +88,38 @@ def space(
                         "inner": "pixels", "ahead": False, "copied": False,
                     }  # fmt: skip
 
-        def block(rows: int) -> int:
+        def block(rows: int, width: int) -> int:
             tiles = -(-geometry.out_channels // rows)
             whole = -(-geometry.pixels // width) * geometry.batch >= 4 * target.threads
             return largest_divisor(BLOCKS, tiles, tiles if whole else -(-tiles // target.threads))
 
-        def lower(least: int) -> int | None:
-            """The rows of the highest tile, not much lower than the best, of which a task has at least as many."""
-            return max((r for r in ROWS if 4 * rows <= 5 * r <= 5 * rows and block(r) >= least), default=None)
+        def lower(rows: int, width: int, least: int) -> int | None:
+            """The rows of the highest tile, not much lower than `rows`, of which a task has at least as many."""
+            near = (r for r in ROWS if 4 * rows <= 5 * r <= 5 * rows)
+            return max((r for r in near if block(r, width) >= least), default=None)
 
         # Vectors cross lines, or rows whole pages apart share a set of the caches.
         misplaced = geometry.pixels % lanes > 0 or geometry.pixels * size % PAGE_BYTES == 0
-        many = geometry.depth >= _SHORT and geometry.out_channels > (_SHARED - 1) * rows
-        shared = lower(_SHARED) if misplaced and many else None
-        if shared is not None:
-            rows = shared
-        else:
-            if not misplaced and 4 * geometry.depth * width * size > 3 * target.l1d_bytes:
-                rows, width = narrow
-            # Nothing divides a prime number of tiles, each of which would be a task; of lower ones there are others.
-            rows = rows if rows >= geometry.out_channels else lower(2) or rows
-        pays = geometry.depth >= _SHORT and block(rows) * lanes >= width  # of a step, a line at most
+        if misplaced and geometry.depth >= _SHORT:
+            for most, across in ((rows, width), narrow):
+                beyond = round_up(geometry.pixels, across) > round_up(geometry.pixels, width)
+                if not beyond and geometry.out_channels > (_SHARED - 1) * most:
+                    shared = lower(most, across, _SHARED)
+                    if shared is not None:
+                        return _with_copies(geometry, shared, across, block(shared, across), size, target)
+        if not misplaced and 4 * geometry.depth * width * size > 3 * target.l1d_bytes:
+            rows, width = narrow
+        # Nothing divides a prime number of tiles, each of which would be a task; of lower ones there are others.
+        rows = rows if rows >= geometry.out_channels else lower(rows, width, 2) or rows
         return {
             "rows": rows,
             "width": width,
             "unroll": 1,
-            "o_block": block(rows),
+            "o_block": block(rows, width),
             "p_block": 1,
             "inner": "channels",
-            "ahead": pays and shared is None,
-            "copied": shared is not None,
+            "ahead": geometry.depth >= _SHORT and block(rows, width) * lanes >= width,  # of a step, a line at most
+            "copied": False,
         }
 
     high, wide = up_to("rows", ROWS, 2 * geometry.out_channels, "layout"), width_knob(lanes, geometry.pixels)
@@ -140,6 +143,25 @@ def space(
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
     )
+
+
+def _with_copies(
+    geometry: Geometry, rows: int, width: int, o_block: int, size: int, target: Target
+) -> dict[str, Any]:
+    """The fallback whose tasks copy panels of pixels.
+
+    Where the weight leaves no half of the second level, its tiles are read for as many panels as a quarter holds.
+    """
+    panels, tiles = -(-geometry.pixels // width), -(-geometry.out_channels // rows)
+    p_block = 1
+    if tiles * rows * geometry.depth * size > target.l2_bytes // 2:
+        tasks = panels * geometry.batch * (tiles // o_block)
+        most = min(target.l2_bytes // (4 * geometry.depth * width * size), tasks // (2 * target.threads))
+        p_block = largest_divisor(BLOCKS, panels, most)
+    return {
+        "rows": rows, "width": width, "unroll": 1, "o_block": o_block, "p_block": p_block,
+        "inner": "pixels" if p_block > 1 else "channels", "ahead": False, "copied": True,
+    }  # fmt: skip
 
 
 def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
