@@ -41,11 +41,17 @@ def convolution(data: str, weight: str, constant: bool = False, **attrs: Any) ->
 # Each with what its configuration has in place of the one used without tuning.
 REGRESSIONS: list[tuple[Workload, str, dict[str, Any]]] = [
     (convolution("1,1,20,22", "5,1,1,1", strides=2, padding=1), "conv2d_nchw_im2col.cpu", {}),
+    (convolution("2,3,9,22", "35,3,1,1", strides=[2, 3]), "conv2d_nchw_spatial_pack.cpu", {"picked": True}),
     (convolution("1,1,9,11", "6,1,1,1", padding=2), "conv2d_nchw_im2col.cpu", {}),
     (convolution("1,1,1,1", "2,1,1,1", padding=1), "conv2d_nchw_im2col.cpu", {}),
     (convolution("1,1,5,5", "1,1,1,1"), "conv2d_nchw_im2col.cpu", {"rows": 2, "width": 16}),
     (convolution("2,10,7,9", "70,5,1,1", groups=2), "conv2d_nchw_1x1.cpu", {"ahead": True, "copied": False}),
     (convolution("2,10,7,9", "70,5,1,1", groups=2), "conv2d_nchw_1x1.cpu", {"ahead": False, "copied": True}),
+    (
+        convolution("2,10,7,9", "70,5,1,1", groups=2),
+        "conv2d_nchw_1x1.cpu",
+        {"ahead": False, "copied": True, "width": 16, "p_block": 2, "inner": "pixels"},
+    ),
     (convolution("2,16,11,13", "7,16,3,3", padding=1), "conv2d_nchw_spatial_pack.cpu", {}),
     (convolution("1,6,7,7", "70,6,3,3", True, padding=1), "conv2d_nchw_spatial_pack.cpu", {"ahead": True}),
     (convolution("1,4,17,19", "4,1,3,3", groups=4, padding=1), "depthwise_conv2d_nchw.cpu", {}),
