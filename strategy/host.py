@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import ipaddress
 import os
 import platform
@@ -28,6 +29,10 @@ _X86: dict[tuple[str, int], list[tuple[Container[int], str]]] = {
         ((0xCF,), "emeraldrapids"), ((0xAD, 0xAE), "graniterapids"),
     ],
 }  # fmt: skip
+_AMX = frozenset("amx_bf16 amx_int8 amx_tile".split())
+# A system call of Linux, arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA): a process may use the registers of AMX
+# once it has asked, in all of its threads.
+TILE_REQUEST = (158, 0x1023, 18)
 _ARM_PARTS = {
     0xD0C: "neoverse-n1", 0xD40: "neoverse-v1", 0xD49: "neoverse-n2", 0xD4F: "neoverse-v2",
     0xD08: "cortex-a72", 0xD0B: "cortex-a76", 0xD41: "cortex-a78",
@@ -89,6 +94,20 @@ def cpu_arch() -> str:
             hidden = {"avx512_vnni", "avx512_bf16"} - flags
             return level if any(has_instructions(name, f.replace("_", "")) for f in hidden) else name
     return level
+
+
+@cache
+def cpu_features() -> tuple[str, ...]:
+    """The features that code for `cpu_arch()` must do without here, as LLVM takes them: `-amx-tile`."""
+    if not has_instructions(cpu_arch(), "amx-tile"):
+        return ()
+    usable = set(cpu_info().get("flags", "").split()) >= _AMX and _request_tiles()
+    return () if usable else ("-amx-tile",)
+
+
+def _request_tiles() -> bool:
+    """Ask for the registers of AMX for this process; return whether Linux grants them."""
+    return platform.machine() == "x86_64" and ctypes.CDLL(None).syscall(*TILE_REQUEST) == 0
 
 
 def cpu_model() -> str:

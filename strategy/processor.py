@@ -17,11 +17,15 @@ _BF16 = frozenset("cooperlake sapphirerapids emeraldrapids graniterapids granite
 # A dot product of bfloat16 there takes as long as four multiply-adds of float32, for twice the work of one: measured on
 # emeraldrapids, the others have the same cores or their successors.
 SLOW_BF16 = frozenset("sapphirerapids emeraldrapids graniterapids graniterapids-d".split())
+_AMX = frozenset("sapphirerapids emeraldrapids graniterapids graniterapids-d".split())
 # By LLVM's name of the feature.
 _INSTRUCTIONS = {
     "avx512bf16": _BF16,
     "avx512vnni": _BF16 | frozenset("cascadelake icelake-client icelake-server tigerlake rocketlake".split()),
     "bf16": frozenset("neoverse-v1 neoverse-n2 neoverse-v2".split()),
+    "amx-tile": _AMX,
+    "amx-bf16": _AMX,
+    "amx-int8": _AMX,
     "dotprod": frozenset("neoverse-n1 neoverse-v1 neoverse-n2 neoverse-v2 cortex-a76 cortex-a78".split()),
 }
 
@@ -34,6 +38,8 @@ def has_instructions(arch: str, feature: str) -> bool:
 def required(feature: str) -> tuple[str, ...]:
     """A feature and those that LLVM turns it off with."""
     levels = ("avx", "avx2", "avx512f")
+    if feature.startswith("amx-"):
+        return ("amx-tile", feature)
     if feature.startswith("avx512"):
         return (*levels, feature)
     return levels[: levels.index(feature) + 1] if feature in levels else (feature,)

@@ -356,7 +356,7 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
         kind=base.kind,
         keys=tuple(dict.fromkeys(keys or base.keys)),
         arch=read_name("arch", arch) if arch else "",
-        features=tuple(sorted(set(read_words("mattr", options.pop("mattr", base.features))))),
+        features=_features(read_words("mattr", options.pop("mattr", ())), base.features if arch == base.arch else ()),
         threads=read_count("num-cores", options.pop("num-cores", base.threads)),
         **timed,
         # OpenBLAS has threads of its own, which would take the cores from OpenMP's.
@@ -372,10 +372,16 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
     return target
 
 
+def _features(given: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
+    """The features that are given, and those of this host that are not given otherwise."""
+    named = {feature.lstrip("+-") for feature in given}
+    return tuple(sorted({*given, *(feature for feature in own if feature.lstrip("+-") not in named)}))
+
+
 @cache
 def cpu_target() -> Target:
     """The target `cpu`: this host with all usable cores, and its libraries."""
     return Target(
-        "llvm", ("cpu",), host.cpu_arch(), threads=host.usable_cores(), model=host.cpu_model(),
+        "llvm", ("cpu",), host.cpu_arch(), host.cpu_features(), threads=host.usable_cores(), model=host.cpu_model(),
         libs=("cblas",) if find_library("cblas") else (), capability=host.cache_sizes(),
     )  # fmt: skip

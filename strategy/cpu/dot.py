@@ -35,7 +35,7 @@ class Dot:
     @property
     def group(self) -> int:
         """Neighbours that one lane takes at a time."""
-        return 4 if self.weight == "int8" else 2
+        return 4 if self.sums == "int32" else 2
 
     def shift(self, dtype: str) -> int:
         """The number that is added to data of `dtype` before it is multiplied."""
@@ -57,7 +57,7 @@ class Dot:
     @property
     def packed(self) -> str:
         """The dtype of a packed weight: the bits of bfloat16, as TVM widens what a function keeps of it."""
-        return "int8" if self.weight == "int8" else "uint16"
+        return self.weight if self.sums == "int32" else "uint16"
 
     @property
     def kept(self) -> str:

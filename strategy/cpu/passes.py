@@ -31,6 +31,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     from tvm.ir.transform import Sequential, module_pass
 
     from strategy.cpu.ahead import insert_prefetches
+    from strategy.cpu.amx import insert_shapes
     from strategy.cpu.binding import read_bits, store_names
     from strategy.cpu.masking import mask_vector_loops, reveal_choices
 
@@ -74,6 +75,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
                 late.LowerIntrin(),
                 module_pass(lambda module, _: reveal_choices(module), opt_level=0, name="reveal_choices"),
                 module_pass(lambda module, _: store_names(module), opt_level=0, name="store_names"),
+                module_pass(lambda module, _: insert_shapes(module), opt_level=0, name="insert_shapes"),
             ]
         ),
         lambda: Sequential([]),

@@ -20,7 +20,7 @@ from strategy.op import (
     register_reference,
 )
 from strategy.op_strategy import OpStrategy
-from strategy.ops.dense import dense_flops, dot
+from strategy.ops.dense import amx, dense_flops, dot
 from strategy.pattern import register_cpu_implementations, register_reduce_schedule
 from strategy.shape_func import register_shape_func
 from strategy.target import Target
@@ -97,12 +97,17 @@ def reference_qdense(attrs: QDenseAttrs, inputs: Sequence[Any]) -> Any:
     return ((data - attrs.input_zero_point) @ (weight - attrs.kernel_zero_point).T).astype(np.int64).astype(np.int32)
 
 
-def _add_dot(
+def _add_products(
     strategy: OpStrategy, attrs: QDenseAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> None:
     instruction = dot.dot_of(inputs, target)
     if instruction is not None:
         dot.add(strategy, instruction, "qdense_dot.cpu", 14)
+    product = amx.product_of(inputs, target)
+    if product is not None:
+        # One row is bound by memory, and needs no copy there.
+        is_row = (inputs[0].shape[0] == 1).decide()
+        amx.add(strategy, product, "qdense_amx.cpu", 13 if is_row else 18)
 
 
 @register_shape_func("qdense", False)
@@ -112,7 +117,7 @@ def qdense_shape_func(attrs: QDenseAttrs, inputs: Sequence[tuple[int, ...]]) -> 
 
 register_flops("qdense", dense_flops)
 register_reduce_schedule("qdense")
-register_cpu_implementations("qdense", _add_dot)
+register_cpu_implementations("qdense", _add_products)
 
 
 def qdense(

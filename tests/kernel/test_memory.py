@@ -121,6 +121,16 @@ def cases() -> Iterator[Workload]:
             for weight in ("3,5,2,2", "3,4,3,3"):
                 inputs = {"data": f"{kind}[1,3,2,17]", "weight": f"{kind}[{weight}]"}
                 yield Workload.make("conv2d_transpose", inputs, {"strides": 2}, ["weight"] if constant else [])
+        for kind, narrow, product, convolved in (
+            ("bfloat16", "bfloat16", "dense", "conv2d"), ("uint8", "int8", "qdense", "qconv2d"),
+        ):  # fmt: skip
+            constants = ["weight"] if constant else []
+            for rows, depth in ((32, 128), (37, 76)):  # whole tiles, and parts of them
+                inputs = {"data": f"{kind}[{rows},{depth}]", "weight": f"{narrow}[21,{depth}]"}
+                yield Workload.make(product, inputs, {}, constants)
+            inputs = {"data": f"{kind}[2,5,7,40]", "weight": f"{narrow}[21,3,3,40]"}
+            layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
+            yield Workload.make(convolved, inputs, {**layouts, "padding": 1}, constants)
         for image, size, out_channels, attrs in (
             ("1,1,1,1,16", "1,1", 16, {"out_layout": "NCHW16c"}),
             ("2,3,9,13,16", "3,3", 40, {"padding": 1, "activation": "relu6", "out_layout": "NCHW8c"}),

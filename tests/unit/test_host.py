@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from strategy import host
-from strategy.host import cache_sizes, cpu_arch, cpu_info
+from strategy.host import cache_sizes, cpu_arch, cpu_features, cpu_info
 from strategy.target import Target, cpu_target
 
 AVX2 = "fpu sse4_2 avx2 fma bmi2"
 AVX512 = f"{AVX2} avx512f avx512bw avx512vl avx512dq"
 DOTS = f"{AVX512} avx512_vnni avx512_bf16"
+AMX = f"{DOTS} amx_bf16 amx_int8 amx_tile"
 
 
 @pytest.fixture
@@ -37,6 +38,8 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
         ("GenuineIntel", "6", "143", DOTS, "sapphirerapids"), ("GenuineIntel", "6", "151", AVX2, "alderlake"),
         # A processor that nobody has listed yet, and virtual machines that hide what it has.
         ("GenuineIntel", "6", "250", AVX512, "x86-64-v4"), ("GenuineIntel", "6", "250", AVX2, "x86-64-v3"),
+        ("GenuineIntel", "6", "250", AMX, "x86-64-v4"),
+        ("GenuineIntel", "6", "207", AMX, "emeraldrapids"),
         ("AuthenticAMD", "25", "17", AVX2, "x86-64-v3"), ("GenuineIntel", "6", "143", "sse2", "x86-64"),
         ("AuthenticAMD", "25", "17", AVX512 + " avx512_vnni", "x86-64-v4"),
         # One that reports an older model than its instructions are of.
@@ -59,6 +62,22 @@ def test_the_name_of_x86_processors(
 def test_the_name_of_arm_processors(processor: dict[str, str], part: str, arch: str) -> None:
     processor.update({"machine": "aarch64", "CPU part": part})
     assert cpu_arch() == arch
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "granted", "features"),
+    [
+        ("207", AMX, True, ()), ("207", AMX, False, ("-amx-tile",)), ("207", DOTS, True, ("-amx-tile",)),
+        ("85", AVX512, True, ()),
+    ],
+)  # fmt: skip
+def test_amx_is_left_out_where_it_is_hidden_or_refused(
+    processor: dict[str, str], monkeypatch: pytest.MonkeyPatch, model: str, flags: str, granted: bool,
+    features: tuple[str, ...],
+) -> None:  # fmt: skip
+    processor.update({"vendor_id": "GenuineIntel", "cpu family": "6", "model": model, "flags": flags})
+    monkeypatch.setattr(host, "_request_tiles", lambda: granted)
+    assert cpu_features.__wrapped__() == features
 
 
 def test_without_cpuinfo_the_baseline_is_named(processor: dict[str, str]) -> None:

@@ -202,6 +202,24 @@ def test_vector_registers(target: str, width: int, registers: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "features"),
+    [
+        ("", ["-amx-tile"]), ("-mattr=+fma", ["+fma", "-amx-tile"]), ("-mattr=", ["-amx-tile"]),
+        ("-mattr=+amx-tile", ["+amx-tile"]), ("-mcpu=znver4", []), ("-num-cores=1", ["-amx-tile"]),
+    ],
+)  # fmt: skip
+def test_what_this_host_lacks_stays_among_the_features(
+    monkeypatch: pytest.MonkeyPatch, options: str, features: list[str]
+) -> None:
+    own = Target("llvm", ("cpu",), "emeraldrapids", ("-amx-tile",))
+    monkeypatch.setattr("strategy.target.cpu_target", lambda: own)
+    found = Target.parse(f"cpu {options}")
+    assert list(found.features) == features
+    assert found.has("amx-int8") == (options == "-mattr=+amx-tile")
+    assert Target.parse(found.to_json()) == found
+
+
+@pytest.mark.parametrize(
     ("spec", "named"),
     [
         ("", "expected a name"), ("   ", "expected a name"), (5, "expected a name"), (None, "expected a name"),

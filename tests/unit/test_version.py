@@ -47,6 +47,7 @@ STALE = "run `make operators`; the first lines of this file say more"
 TARGETS = (
     Target.parse({"kind": "llvm", "mcpu": "znver4", "num-cores": 2, "libs": ["cblas"]}),
     Target.parse("cuda -arch=sm_90 -libs=cublas,cudnn"),
+    Target.parse("llvm -mcpu=sapphirerapids -num-cores=2"),
 )
 
 def implementations() -> dict[str, OpImplementation]:
@@ -207,7 +208,7 @@ def test_a_change_of_code_changes_the_digest_and_comments_and_examples_do_not(
 
 def test_the_lowering_raises_all_versions_on_processors_and_no_other() -> None:
     workload = Workload.make("dense", {"data": "float32[64,32]", "weight": "float32[48,32]"})
-    for target, raised in zip(TARGETS, (PROCESSOR_VERSION, 0), strict=True):
+    for target, raised in zip(TARGETS, (PROCESSOR_VERSION, 0, PROCESSOR_VERSION), strict=True):
         declared = workload.operator.get_attr("FTVMStrategy")(
             workload.attr_node, workload.input_types, workload.out_type, target
         )

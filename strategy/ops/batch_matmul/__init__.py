@@ -3,6 +3,7 @@
     batch_matmul.cpu         every dtype, with symbolic dimensions too
     batch_matmul_pack.cpu    register tiles; y packed into panels if it is transposed
     batch_matmul_dot.cpu     bfloat16 by dot-product instructions, y packed for them
+    batch_matmul_amx.cpu     bfloat16 and 8-bit integers by AMX, y packed for it
     batch_matmul_cblas.cpu   the vendor's CBLAS, entries of the batch in parallel
 """
 
@@ -17,7 +18,7 @@ from strategy.op import register_strategy
 from strategy.op_strategy import OpStrategy
 from strategy.ops.batch_matmul import cblas, pack
 from strategy.ops.batch_matmul.operator import BatchMatmulAttrs, batch_matmul, compute_batch_matmul
-from strategy.ops.dense import dot
+from strategy.ops.dense import amx, dot
 from strategy.pattern import schedule_plain_cpu
 from strategy.target import Target
 from strategy.types import TensorType
@@ -48,6 +49,12 @@ def batch_matmul_strategy_cpu(
         instruction = dot.dot_of(inputs, target)
         if instruction is not None:
             dot.add(strategy, instruction, "batch_matmul_dot.cpu", plevel_of(target, "bfloat16", 16))
+    if constant and not attrs.transpose_a and out_type.dtype in amx.RESULTS.get(inputs[0].dtype, ()):
+        product = amx.product_of(inputs, target)
+        if product is not None:
+            # One row does not pay for the packing of y.
+            is_row = (inputs[0].shape[1] == 1).decide()
+            amx.add(strategy, product, "batch_matmul_amx.cpu", 9 if is_row else 18)
     if constant and inputs[0].dtype == out_type.dtype == "float32" and "cblas" in target.libs:
         batch, rows = (int(d) for d in out_type.shape[:2])
         # Few rows do not pay for packing y at each call; nor do entries that threads share, as it is packed apart.

@@ -6,6 +6,7 @@
     conv2d_nchw_1x1.cpu            windows of one pixel: a product of what lies there, or is gathered
     conv2d_nchw_dot.cpu            bfloat16 and 8-bit integers by dot-product instructions, windows unfolded
     conv2d_nhwc_dot.cpu            the same of NHWC, nothing unfolded
+    conv2d_nhwc_amx.cpu            the same of NHWC by AMX, windows unfolded
     conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride
     depthwise_conv2d_nchw.cpu      as many groups as channels
     depthwise_conv2d_nhwc.cpu      the same of NHWC, where each channel gives one
@@ -31,6 +32,7 @@ from strategy.layout import block_of
 from strategy.op import register_strategy
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d import (
+    amx,
     blocked,
     depthwise,
     depthwise_blocked,
@@ -75,6 +77,7 @@ def conv2d_strategy_cpu(
     if inputs[0].dtype in _NARROW:
         level = plevel_of(target, inputs[0].dtype, 14)
         dot_nhwc.add(strategy, attrs, inputs, "conv2d_nhwc_dot.cpu", level, target)
+        amx.add(strategy, attrs, inputs, out_type, "conv2d_nhwc_amx.cpu", target)
     if block_of(attrs.result_layout) == 1 or attrs.data_layout == "NHWC" or not widened.serves(inputs, out_type):
         return strategy
     data, weight = plain_inputs(attrs, inputs)

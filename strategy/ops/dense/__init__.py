@@ -1,4 +1,4 @@
-"""`dense`: data[m, k] · weight[n, k]ᵀ → [m, n], with six implementations on CPU."""
+"""`dense`: data[m, k] · weight[n, k]ᵀ → [m, n], with seven implementations on CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from strategy.op import (
     register_strategy,
 )
 from strategy.op_strategy import OpStrategy
-from strategy.ops.dense import cblas, dot, gemv, large_m, nopack, pack
+from strategy.ops.dense import amx, cblas, dot, gemv, large_m, nopack, pack
 from strategy.target import Target
 from strategy.types import Dim, TensorType, Type
 
@@ -122,6 +122,8 @@ def dense_strategy(
         )
     if (instruction := dot.dot_of(inputs, target)) is not None:
         dot.add(strategy, instruction, "dense_dot.cpu", plevel_of(target, inputs[0].dtype, 14))
+    if (product := amx.product_of(inputs, target)) is not None:
+        amx.add(strategy, product, "dense_amx.cpu", 18)
     if "cblas" in target.libs and inputs[0].dtype == out_type.dtype == "float32":
         strategy.add_implementation(
             cblas.compute, cblas.schedule, "dense_cblas.cpu", level.library, library="cblas",

@@ -113,7 +113,21 @@ def prepare(
 
     Those of a batch into panels of each entry.
     """
-    width, group, is_transposed = integer(config, "width"), dot.group, getattr(attrs, "transpose_b", True)
+    is_transposed = getattr(attrs, "transpose_b", True)
+    return {1: packing(dot, integer(config, "width"), is_transposed=is_transposed, summed=dot.sums == "int32")}
+
+
+def packing(
+    dot: Dot, width: int, words: int | None = None, *, is_transposed: bool, summed: bool
+) -> Callable[[Any], Any]:
+    """The packing of a weight, or of those of a batch, into panels [ceil(n / width), words, width, group].
+
+    Args:
+        words: of a row of a panel, zeros behind k; default: k / group.
+        is_transposed: the weight is [n, k], not [k, n].
+        summed: the bytes of its rows' sums are one word more; without a batch only.
+    """
+    group = dot.group
 
     def pack(weight: Any) -> Any:
         from tvm import te, tirx
@@ -121,15 +135,15 @@ def prepare(
         *batch, n, k = (int(extent) for extent in weight.shape)
         if not is_transposed:
             n, k = k, n
-        steps = k // group
+        steps = words or k // group
 
         def number(*place: Any) -> Any:
             *entry, panel, step, lane, neighbour = place
             column, row = panel * width + lane, step * group + neighbour
             read = dot.pack(weight[(*entry, column, row) if is_transposed else (*entry, row, column)])
-            return zero_beyond(read, column, n, width)
+            return zero_beyond(zero_beyond(read, row, k, steps * group), column, n, width)
 
-        if dot.sums != "int32":
+        if not summed:
             shape = (*batch, -(-n // width), steps, width, group)
             return compute_stage("panels", shape, number)
         r = te.reduce_axis((0, k), name="r")
@@ -144,7 +158,31 @@ def prepare(
         shape = (-(-n // width), steps + 1, width, group)
         return compute_stage("panels", shape, number_or_byte)
 
-    return {1: pack}
+    return pack
+
+
+def sum_of_row(packed: Any, j: Any, words: int, width: int, group: int) -> Any:
+    """The sum of row j of a weight, from the bytes in its panel."""
+
+    def byte(place: int) -> Any:
+        flat = place * width + j % width
+        return packed[j // width, words, flat // group, flat % group].astype("uint8").astype("int32") << place * 8
+
+    return sum((byte(place) for place in range(1, 4)), byte(0))
+
+
+def entry_of(tensor: Any, place: Sequence[Any]) -> list[Any]:
+    """The entry of a batch; the only one is used for all."""
+    return [0 if int(extent) == 1 else b for extent, b in zip(tensor.shape, place, strict=False)]
+
+
+def row_sums_of(data: Any, zero: int, sums: str) -> Any:
+    """The sums of the data's rows, less a zero point."""
+    from tvm import te
+
+    m, k = data.shape
+    c = te.reduce_axis((0, k), name="c")
+    return compute_stage("row_sums", (m,), lambda i: te.sum(data[i, c].astype(sums) - zero, axis=c))
 
 
 def compute(
@@ -162,33 +200,24 @@ def compute(
     of_data, of_weight = dot.zero_points(attrs, str(data.dtype))
     r, t = te.reduce_axis((0, steps), name="r"), te.reduce_axis((0, group), name="t")
 
-    def entry(tensor: Any, place: Sequence[Any]) -> list[Any]:
-        """The entry of a batch; the only one is used for all."""
-        return [0 if int(extent) == 1 else b for extent, b in zip(tensor.shape, place, strict=False)]
-
     def term(*place: Any) -> Any:
         *b, i, j = place
-        number = data[(*entry(data, b), row(i), r * group + t)].astype(dot.sums)
+        number = data[(*entry_of(data, b), row(i), r * group + t)].astype(dot.sums)
         number = number + shift if shift else number
-        packed = weight[(*entry(weight, b), j // width, r, j % width, t)]
+        packed = weight[(*entry_of(weight, b), j // width, r, j % width, t)]
         return te.sum(number * dot.number(packed), axis=[r, t])
 
     shape = (*batch, round_up(m, rows), round_up(n, width))
     tiles = compute_stage("tiles", shape, term)
 
-    def byte(j: Any, place: int) -> Any:
-        flat = place * width + j % width
-        return weight[j // width, steps, flat // group, flat % group].astype("uint8").astype("int32") << place * 8
-
     total, row_sums = tiles, None
     if of_weight:
-        c, zero = te.reduce_axis((0, k), name="c"), of_data - shift
-        row_sums = compute_stage("row_sums", (m,), lambda i: te.sum(data[i, c].astype(dot.sums) - zero, axis=c))
+        row_sums = row_sums_of(data, of_data - shift, dot.sums)
 
     def less_zeros(i: Any, j: Any) -> Any:
         found = tiles[i, j]
         if of_data:
-            found = found - of_data * sum((byte(j, place) for place in range(1, 4)), byte(j, 0))
+            found = found - of_data * sum_of_row(weight, j, steps, width, group)
         return found - of_weight * row_sums[row(i)] if row_sums is not None else found
 
     if of_data or of_weight:

@@ -1,0 +1,191 @@
+"""LLVM code of AMX: the sums of a block by tiles, the shapes of tiles, and the request to Linux."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from strategy.cpu.dot import Dot
+from strategy.host import TILE_REQUEST
+
+ROWS, WORDS, LANES, REGISTERS = 16, 16, 16, 8  # of a tile, of a row of one, of a row of sums; tiles
+WORD_BYTES, LINE_BYTES = 4, 64
+REQUEST, RELEASE, BLOCK = "plevel_amx_request", "plevel_amx_release", "plevel_amx_block_"
+_KIND = "RuntimeError"
+_REFUSED = "AMX: this processor lacks it, or its kernel does not allow it: build for the target with -mattr=-amx-tile"
+_COMMON = f"""
+@plevel_amx_granted = linkonce_odr hidden global i32 0
+@plevel_amx_kind = linkonce_odr hidden constant [{len(_KIND) + 1} x i8] c"{_KIND}\\00"
+@plevel_amx_text = linkonce_odr hidden constant [{len(_REFUSED) + 1} x i8] c"{_REFUSED}\\00"
+@plevel_amx_parts = linkonce_odr hidden constant [1 x ptr] [ptr @plevel_amx_text]
+declare void @TVMFFIErrorSetRaisedFromCStrParts(ptr, ptr, i32)
+declare i64 @syscall(i64, ...)
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+declare void @llvm.x86.tilerelease()
+declare void @llvm.x86.ldtilecfg(ptr)
+declare void @llvm.x86.tilezero(i8)
+declare void @llvm.x86.tileloadd64(i8, ptr, i64)
+declare void @llvm.x86.tilestored64(i8, ptr, i64)
+define linkonce_odr hidden i32 @{REQUEST}() nounwind {{
+  %known = load atomic i32, ptr @plevel_amx_granted monotonic, align 4
+  %granted = icmp ne i32 %known, 0
+  br i1 %granted, label %yes, label %ask
+ask:
+  %answer = call i64 (i64, ...) @syscall({", ".join(f"i64 {number}" for number in TILE_REQUEST)})
+  %failed = icmp ne i64 %answer, 0
+  br i1 %failed, label %no, label %now
+now:
+  store atomic i32 1, ptr @plevel_amx_granted monotonic, align 4
+  br label %yes
+yes:
+  ret i32 0
+no:
+  call void @TVMFFIErrorSetRaisedFromCStrParts(ptr @plevel_amx_kind, ptr @plevel_amx_parts, i32 1)
+  ret i32 1
+}}
+define linkonce_odr hidden i32 @{RELEASE}() nounwind {{
+  call void @llvm.x86.tilerelease()
+  ret i32 0
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of sums, [rows, width], over `steps` tiles of `words` words of each row.
+
+    Attributes:
+        row_words: from one row of the data to the next.
+        step_words: from one tile of the data to the next.
+        panel_words: from one panel of the weight to the next.
+        ahead: lines of the next panel that come into the second level at each step.
+    """
+
+    dot: Dot
+    rows: int
+    width: int
+    steps: int
+    words: int
+    row_words: int
+    step_words: int
+    panel_words: int
+    ahead: int
+
+    @property
+    def heights(self) -> list[int]:
+        """The rows of each tile of a column."""
+        count = -(-self.rows // ROWS)
+        height = -(-self.rows // count)
+        return [*[height] * (count - 1), self.rows - height * (count - 1)]
+
+    @property
+    def columns(self) -> int:
+        return self.width // LANES
+
+    @property
+    def symbol(self) -> str:
+        kind = self.dot.intrinsic.rpartition(".")[2]
+        tiles = (self.rows, self.width, self.steps, self.words)
+        sizes = (*tiles, self.row_words, self.step_words, self.panel_words, self.ahead)
+        return f"{BLOCK}{kind}_{'_'.join(map(str, sizes))}"
+
+    @property
+    def shape_symbol(self) -> str:
+        return f"plevel_amx_shape_{self.rows}_{self.width}_{self.words}"
+
+    def _sum(self, row: int, column: int) -> int:
+        return row * self.columns + column
+
+    @property
+    def _data(self) -> int:
+        """The first register of the data's tiles; those of the weight follow, one after the other in turns."""
+        return len(self.heights) * self.columns
+
+    def _weight(self, column: int) -> int:
+        first = self._data + len(self.heights)
+        return first + column % (REGISTERS - first)
+
+    def _shapes(self) -> Iterator[tuple[int, int, int]]:
+        """The registers with the rows, and the bytes of a row, of their tiles."""
+        for row, height in enumerate(self.heights):
+            yield self._data + row, height, self.words * WORD_BYTES
+            for column in range(self.columns):
+                yield self._sum(row, column), height, LANES * WORD_BYTES
+        for column in range(self.columns):
+            yield self._weight(column), self.words, LANES * WORD_BYTES
+
+    @property
+    def source(self) -> str:
+        """LLVM code that loads the shapes of tiles, and that computes the block."""
+        palette = bytearray(64)
+        palette[0] = 1
+        for register, rows, row_bytes in self._shapes():
+            palette[16 + 2 * register] = row_bytes
+            palette[48 + register] = rows
+        shapes = "".join(f"\\{byte:02x}" for byte in palette)
+        return f"""{_COMMON}
+declare void @{self.dot.intrinsic}(i8, i8, i8)
+@{self.shape_symbol}_bytes = linkonce_odr hidden constant [64 x i8] c"{shapes}", align 64
+define linkonce_odr hidden i32 @{self.shape_symbol}() nounwind {{
+  call void @llvm.x86.ldtilecfg(ptr @{self.shape_symbol}_bytes)
+  ret i32 0
+}}
+define linkonce_odr hidden i32 @{self.symbol}(ptr %a, ptr %b, ptr %c, i32 %place) nounwind {{
+entry:
+  %wide = sext i32 %place to i64
+  %share = mul i64 %wide, {self.steps * self.ahead * LINE_BYTES}
+  %apart = add i64 %share, {self.panel_words * WORD_BYTES}
+  %p = getelementptr i8, ptr %b, i64 %apart
+{"".join(self._lines_of_zeros())}  br label %loop
+loop:
+  %step = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %x = phi ptr [ %a, %entry ], [ %xn, %loop ]
+  %y = phi ptr [ %b, %entry ], [ %yn, %loop ]
+  %z = phi ptr [ %p, %entry ], [ %zn, %loop ]
+{"".join(self._lines_of_a_step())}  %xn = getelementptr i8, ptr %x, i64 {self.step_words * WORD_BYTES}
+  %yn = getelementptr i8, ptr %y, i64 {self.words * self.width * WORD_BYTES}
+  %zn = getelementptr i8, ptr %z, i64 {self.ahead * LINE_BYTES}
+  %next = add nuw nsw i64 %step, 1
+  %more = icmp ult i64 %next, {self.steps}
+  br i1 %more, label %loop, label %end
+end:
+{"".join(self._lines_of_stores())}  ret i32 0
+}}
+"""
+
+    def _lines_of_zeros(self) -> Iterator[str]:
+        for register in range(self._data):
+            yield f"  call void @llvm.x86.tilezero(i8 {register})\n"
+
+    def _lines_of_a_step(self) -> Iterator[str]:
+        for line in range(self.ahead):
+            yield f"  %z{line} = getelementptr i8, ptr %z, i64 {line * LINE_BYTES}\n"
+            yield f"  call void @llvm.prefetch.p0(ptr %z{line}, i32 0, i32 2, i32 1)\n"
+        top = 0
+        for column in range(self.columns):
+            weight = self._weight(column)
+            yield from _transfer("tileloadd64", "y", f"y{column}", column * LANES, self.width, weight)
+            for row, height in enumerate(self.heights):
+                if not column:
+                    place, stride = top * self.row_words, self.row_words
+                    yield from _transfer("tileloadd64", "x", f"x{row}", place, stride, self._data + row)
+                    top += height
+                yield (
+                    f"  call void @{self.dot.intrinsic}"
+                    f"(i8 {self._sum(row, column)}, i8 {self._data + row}, i8 {weight})\n"
+                )
+
+    def _lines_of_stores(self) -> Iterator[str]:
+        top = 0
+        for row, height in enumerate(self.heights):
+            for column in range(self.columns):
+                register = self._sum(row, column)
+                place = top * self.width + column * LANES
+                yield from _transfer("tilestored64", "c", f"c{register}", place, self.width, register)
+            top += height
+
+
+def _transfer(name: str, base: str, place: str, offset: int, stride: int, register: int) -> Iterator[str]:
+    """LLVM code of a tile's load or store, `offset` words from `base`, rows `stride` words apart."""
+    yield f"  %{place} = getelementptr i8, ptr %{base}, i64 {offset * WORD_BYTES}\n"
+    yield f"  call void @llvm.x86.{name}(i8 {register}, ptr %{place}, i64 {stride * WORD_BYTES})\n"
