@@ -12,6 +12,8 @@ import onnx.numpy_helper
 import onnx.shape_inference
 
 from plevel.onnx.types import known_types
+from strategy.expr import Constant, Expr, call
+from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.size import Extent, Sizes
 
@@ -22,6 +24,14 @@ _TRIED = ((1, 1, 1), (2, 3, 5), (7, 5, 3))  # equal, smaller and greater than ea
 Given = Mapping[str, np.ndarray]
 
 
+class FailedError(NetworkError):
+    """ONNX's reference fails."""
+
+
+class SizeError(NetworkError):
+    """A value depends on a symbolic size otherwise than as a sum of products of sizes."""
+
+
 def compute(node: Any, given: Given, opsets: Mapping[str, int], sizes: Sizes | None) -> list[np.ndarray]:
     """The outputs of a node, unnamed ones left out.
 
@@ -30,15 +40,38 @@ def compute(node: Any, given: Given, opsets: Mapping[str, int], sizes: Sizes | N
         sizes: those that large numbers of the inputs may stand for.
 
     Raises:
-        NetworkError: an output that is too large or of unknown size; what the reference refuses; one that depends on
-            a symbolic size otherwise than as a sum of products of sizes, such as the lesser of a size and a number.
+        NetworkError: an output that is too large or of unknown size.
+        FailedError: the reference fails.
+        SizeError: an output is no sum of products of sizes, such as the lesser of a size and a number.
     """
     found = _run(node, given, opsets)
-    if sizes is not None and any(_is_symbolic(array, sizes) for array in given.values()):
+    if sizes is not None and any(is_symbolic(array, sizes) for array in given.values()):
         for values in (tried[: len(sizes.probes)] for tried in _TRIED):
             actual = _run(node, {name: _at(array, sizes, values) for name, array in given.items()}, opsets)
             if not all(map(np.array_equal, (_at(array, sizes, values) for array in found), actual)):
-                raise NetworkError("its value depends on a symbolic size and is no sum of products of sizes")
+                raise SizeError("its value depends on a symbolic size and is no sum of products of sizes")
+    return found
+
+
+def compute_at_call(array: np.ndarray, sizes: Sizes) -> Expr:
+    """A constant, of whose numbers some stand for sizes, as a library computes it."""
+    numbers = [layer.reshape(_number(value, sizes), (1,)) for value in array.reshape(-1).tolist()]
+    found = layer.reshape(layer.concatenate(numbers, 0), array.shape)
+    return call("cast", found, dtype=array.dtype.name)
+
+
+def _number(value: Any, sizes: Sizes) -> Expr:
+    """A number in float64, which has all integers up to 2⁵³."""
+    extent = _encode(value, sizes)
+    if not isinstance(extent, Extent):
+        return Constant(np.asarray(value, "float64"))
+    found: Expr = Constant(np.zeros((), "float64"))
+    for powers, factor in extent.factors:
+        term: Expr = Constant(np.asarray(factor if value > 0 else -factor, "float64"))
+        for probe, power in zip(sizes.probes, powers, strict=True):
+            for _ in range(power):
+                term = call("multiply", term, layer.reshape(layer.count(probe, found), ()))
+        found = call("add", found, term)
     return found
 
 
@@ -59,16 +92,17 @@ def _run(node: Any, given: Given, opsets: Mapping[str, int]) -> list[np.ndarray]
         with np.errstate(all="ignore"):  # infinities and NaN are values
             return [np.asarray(array) for array in ReferenceEvaluator(model).run(None, dict(given))]
     except Exception as error:
-        raise NetworkError(f"it cannot be computed: {type(error).__name__}: {error}") from error
+        raise FailedError(f"it cannot be computed: {type(error).__name__}: {error}") from error
 
 
-def _is_symbolic(array: np.ndarray, sizes: Sizes) -> bool:
+def is_symbolic(array: np.ndarray, sizes: Sizes) -> bool:
+    """Return whether numbers of a constant stand for symbolic sizes."""
     return array.size <= _SHOWN and any(isinstance(_encode(v, sizes), Extent) for v in array.reshape(-1).tolist())
 
 
 def _at(array: np.ndarray, sizes: Sizes, values: Sequence[int]) -> np.ndarray:
     """A constant as it is at these values of the sizes."""
-    if not _is_symbolic(array, sizes):
+    if not is_symbolic(array, sizes):
         return array
     found = [_encode(value, sizes) for value in array.reshape(-1).tolist()]
     each = [

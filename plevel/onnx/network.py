@@ -1,4 +1,5 @@
 """ONNX models as networks."""
+# Over 300 lines: a model's nodes in one walk, those of constants and of sizes among them, and the values to compare with.
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ import onnx.inliner
 import onnx.numpy_helper
 import onnx.shape_inference
 
+import plevel.onnx.recurrent  # noqa: F401  (which registers its operators)
 from plevel.comparison import Reference, make_inputs
-from plevel.onnx.constant import compute
+from plevel.onnx.constant import FailedError, SizeError, compute, compute_at_call, is_symbolic
 from plevel.onnx.file import Symbols
 from plevel.onnx.operator import OPERATORS, Node
 from plevel.onnx.types import known_types, read_type
@@ -32,7 +34,13 @@ _OF_TYPES = frozenset({"Shape", "Size"})  # constant, whatever their input is
 _RANDOM = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 })  # fmt: skip
-_OF_SIZES = frozenset({"ConstantOfShape", "Expand", "Range", "Slice"})
+_OF_SIZES = frozenset({"ConstantOfShape", "Expand", "Range", "Slice", "Tile"})
+# Whose operands are values, which may be computed at the call, and no extents.
+_OF_VALUES = frozenset({
+    "Abs", "Add", "Cast", "Ceil", "Concat", "Cos", "Div", "Equal", "Erf", "Exp", "Floor", "Greater", "GreaterOrEqual",
+    "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Pow", "Reciprocal",
+    "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sqrt", "Sub", "Sum", "Tanh", "Where",
+})  # fmt: skip
 
 @dataclass(frozen=True)
 class Unknown:
@@ -90,6 +98,7 @@ class _Importer:
         self.opsets = {o.domain or "ai.onnx": o.version for o in model.opset_import}
         self.values: dict[str, Expr] = {}
         self.unsized: set[str] = set()
+        self.numbers: set[str] = set()  # made of sizes alone at the call, and thus no extents
         self.inferred = None if inferred is None else known_types(inferred.graph)
         self.unknown: list[Unknown] = []
         self.left: list[Var] = []
@@ -145,6 +154,11 @@ class _Importer:
                 if function is None:
                     self._leave(node)
                     return
+                given = {n for n, a in zip(node.input, args, strict=True) if n and not isinstance(a, Constant)}
+                if given <= self.numbers:
+                    self.numbers.update(node.output)
+                if node.op_type in _OF_VALUES:
+                    args = [self._at_call(a) for a in args]
                 found = function(Node(node, self.opsets, self.sizes, self.limits), *args)
                 made = list(found) if isinstance(found, tuple) else [found]
                 for value in made:
@@ -155,7 +169,10 @@ class _Importer:
             if self.inferred is not None:
                 self._leave(node)
                 return
-            raise NetworkError(f"{reader}: {' '.join(str(error).split())[:300]}") from error
+            said = " ".join(str(error).split())[:300]
+            for name in self.numbers.intersection(node.input):
+                said += f": {name!r:.80} depends on a symbolic size and is no sum of products of sizes"
+            raise NetworkError(f"{reader}: {said}") from error
         missing = [i for i, name in enumerate(node.output) if name and i >= len(made)]
         if missing:
             raise NetworkError(f"{reader}: its output {missing[0]} is used, which plevel does not compute")
@@ -178,8 +195,23 @@ class _Importer:
         if self.sizes is not None and node.op_type in _OF_SIZES and any(large):
             return None  # its output's extents may be symbolic
         given = {n: x for n, x in zip(node.input, arrays, strict=True) if x is not None}
-        left = iter(compute(node, given, self.opsets, self.sizes))
+        try:
+            left = iter(compute(node, given, self.opsets, self.sizes))
+        except SizeError:
+            if node.op_type in _OF_VALUES:
+                return None
+            raise
+        except FailedError:
+            if _name(node) in OPERATORS:
+                return None  # ONNX's reference refuses some of what ONNX has
+            raise
         return [_constant(next(left), name) if name else None for name in node.output]
+
+    def _at_call(self, value: Expr | None) -> Expr | None:
+        """A value; computed at the call where numbers of it stand for sizes."""
+        if isinstance(value, Constant) and self.sizes is not None and is_symbolic(value.value, self.sizes):
+            return compute_at_call(value.value, self.sizes)
+        return value
 
     def _leave(self, node: Any) -> None:
         """Leave a node out: its outputs are inputs of what follows, and its inputs are outputs."""

@@ -82,11 +82,16 @@ for _name, _own in {
 }.items():  # fmt: skip
     OPERATORS[_name] = lambda node, x, _own=_own: call(_own, x)
 for _name, _own in {
-    "Add": "add", "Sub": "subtract", "Mul": "multiply", "Div": "divide", "Equal": "equal", "Less": "less",
+    "Add": "add", "Sub": "subtract", "Mul": "multiply", "Equal": "equal", "Less": "less",
     "LessOrEqual": "less_equal", "Greater": "greater", "GreaterOrEqual": "greater_equal", "And": "logical_and",
     "Or": "logical_or", "Xor": "logical_xor",
 }.items():  # fmt: skip
     OPERATORS[_name] = lambda node, x, y, _own=_own: call(_own, x, y)
+
+
+@_register("Div")
+def _div(node: Node, x: Expr, y: Expr) -> Expr:
+    return call("divide", x, y) if "float" in x.tensor_type.dtype else layer.truncated_quotient(x, y)
 
 
 @_register("Dropout")
@@ -100,6 +105,9 @@ def _dropout(node: Node, x: Expr, ratio: Expr | None = None, training: Expr | No
 OPERATORS["Max"] = lambda node, first, *more: _folded("maximum", first, more)
 OPERATORS["Min"] = lambda node, first, *more: _folded("minimum", first, more)
 OPERATORS["Sum"] = lambda node, first, *more: _folded("add", first, more)
+OPERATORS["Mean"] = lambda node, first, *more: call(
+    "divide", _folded("add", first, more), number(1 + len(more), first)
+)
 
 
 def _folded(name: str, first: Expr, more: Sequence[Expr]) -> Expr:
@@ -151,9 +159,9 @@ OPERATORS |= {
     "InstanceNormalization": lambda node, x, scale, shift: call(
         "instance_norm", x, scale, shift, axis=1, epsilon=float(node.get("epsilon", 1e-5))
     ),
-    "MaxPool": lambda node, x: call("max_pool2d", x, **_window(node, x)),
-    "AveragePool": lambda node, x: call(
-        "avg_pool2d", x, **_window(node, x), count_include_pad=bool(node.get("count_include_pad", 0))
+    "MaxPool": lambda node, x: _pool(node, x, "max_pool2d"),
+    "AveragePool": lambda node, x: _pool(
+        node, x, "avg_pool2d", count_include_pad=bool(node.get("count_include_pad", 0))
     ),
     "Transpose": lambda node, x: layer.transpose(x, node.get("perm", range(len(extents(x)))[::-1])),
     "Concat": lambda node, *parts: layer.concatenate(parts, node.get("axis")),
@@ -476,24 +484,50 @@ OPERATORS["Softmax"] = _softmax_of("softmax")
 OPERATORS["LogSoftmax"] = _softmax_of("log_softmax")
 
 
-def _reduce(name: str) -> Operator:
+def _reduce(name: str, before: str = "", after: str = "") -> Operator:
+    """A reduction of `before` of the elements, and `after` of it."""
+
     def make(node: Node, x: Expr, given: Expr | None = None) -> Expr:
         axes = _integers(node, "axes", given)
+        x = call("multiply", x, x) if before == "square" else call(before, x) if before else x
         if not axes:
             if node.get("noop_with_empty_axes", 0):
                 return x
             axes = list(range(len(extents(x))))
         if not extents(x):  # one element
             return x
-        return call(name, x, axis=tuple(axes), keepdims=bool(node.get("keepdims", 1)))
+        found = call(name, x, axis=tuple(axes), keepdims=bool(node.get("keepdims", 1)))
+        return call(after, found) if after else found
 
     return make
 
 
 for _name, _own in {
-    "ReduceMean": "mean", "ReduceSum": "sum", "ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "prod",
+    "ReduceMean": ("mean",), "ReduceSum": ("sum",), "ReduceMax": ("max",), "ReduceMin": ("min",),
+    "ReduceProd": ("prod",), "ReduceL1": ("sum", "abs"), "ReduceL2": ("sum", "square", "sqrt"),
+    "ReduceSumSquare": ("sum", "square"), "ReduceLogSum": ("sum", "", "log"), "ReduceLogSumExp": ("logsumexp",),
 }.items():  # fmt: skip
-    OPERATORS[_name] = _reduce(_own)
+    OPERATORS[_name] = _reduce(*_own)
+
+
+@_register("LpNormalization")
+def _lp_normalization(node: Node, x: Expr) -> Expr:
+    first = node.get("p", 2) == 1
+    norm = call("sum", call("abs", x) if first else call("multiply", x, x), axis=(node.get("axis", -1),), keepdims=True)
+    return call("divide", x, norm if first else call("sqrt", norm))
+
+
+@_register("LRN")
+def _local_response_norm(node: Node, x: Expr) -> Expr:
+    """Each channel by a sum of squares of those around it, of which more stand behind it."""
+    size, channels = node.require("size"), extents(x)[1]
+    around = ((0, 0), ((size - 1) // 2, size // 2), *((0, 0),) * (len(extents(x)) - 2))
+    squares = call("pad", call("multiply", x, x), pad_width=around)
+    first, *more = (layer.take_slice(squares, 1, i, i + channels) for i in range(size))
+    found = _folded("add", first, more)
+    scaled = call("multiply", found, number(node.get("alpha", 1e-4) / size, x))
+    base = call("add", scaled, number(node.get("bias", 1.0), x))
+    return call("divide", x, call("power", base, number(node.get("beta", 0.75), x)))
 
 
 def _place(name: str) -> Operator:
@@ -579,16 +613,14 @@ def _unique(node: Node, x: Expr) -> tuple[Expr | None, ...]:
     return None, None, TupleGetItem(found, 2), None
 
 
-def _window(node: Node, x: Expr) -> dict[str, Any]:
+def _pool(node: Node, x: Expr, name: str, **attrs: Any) -> Expr:
     size = node.get("kernel_shape")
-    if len(size) != 2:
-        raise NetworkError(f"a window of {len(size)} dimensions: plevel has two")
-    strides, dilation = node.get("strides", [1, 1]), node.get("dilations", [1, 1])
+    strides, dilation = (node.get(n, [1] * len(size)) for n in ("strides", "dilations"))
     padding = _pads(node, x, size, strides, dilation)
-    return {
-        "pool_size": tuple(size), "strides": tuple(strides), "dilation": tuple(dilation), "padding": tuple(padding),
-        "ceil_mode": bool(node.get("ceil_mode", 0)),
-    }  # fmt: skip
+    return layer.pool(
+        name, x, size=size, strides=strides, padding=padding, dilation=dilation,
+        ceil_mode=bool(node.get("ceil_mode", 0)), **attrs,
+    )  # fmt: skip
 
 
 def _global_pool(name: str) -> Operator:
@@ -608,7 +640,7 @@ def _reshape(node: Node, x: Expr, shape: Expr) -> Expr:
 
 @_register("Tile")
 def _tile(node: Node, x: Expr, times: Expr) -> Expr:
-    return call("tile", x, reps=tuple(int(n) for n in _constant(times, "repeats")))
+    return layer.tile(x, [int(n) for n in _constant(times, "repeats")])
 
 
 @_register("Trilu")

@@ -171,7 +171,7 @@ def _divide(x: Any, y: Any, rounding_mode: str | None = None) -> Expr:
     left, right = promoted(x, y)
     if "float" not in left.tensor_type.dtype:
         if rounding_mode is not None:
-            raise NetworkError(f"integers divided with rounding_mode {rounding_mode!r}: plevel has None and 'floor'")
+            return layer.truncated_quotient(left, right)
         left, right = cast(left, "float32"), cast(right, "float32")
     quotient = call("divide", left, right)
     return quotient if rounding_mode is None else _truncate(quotient)
@@ -595,7 +595,7 @@ def _avg_pool(
 def _max_pool3d(
     x: Expr, size: Any, strides: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> tuple[Expr]:
-    return (_pool3d("max_pool2d", x, size, strides, padding, _triple(dilation), ceil_mode=ceil_mode),)
+    return (_pool3d("max_pool2d", x, size, strides, padding, dilation, ceil_mode=ceil_mode),)
 
 
 @register("avg_pool3d.default")
@@ -606,22 +606,16 @@ def _avg_pool3d(
     if divisor_override is not None:
         raise NetworkError("divisor_override: pool without it")
     return _pool3d(
-        "avg_pool2d", x, size, strides, padding, None, ceil_mode=ceil_mode, count_include_pad=count_include_pad
+        "avg_pool2d", x, size, strides, padding, 1, ceil_mode=ceil_mode, count_include_pad=count_include_pad
     )
 
 
-def _pool3d(
-    name: str, x: Expr, size: Any, strides: Any, padding: Any, dilation: tuple[int, ...] | None, **attrs: Any
-) -> Expr:
-    """A pool of three dimensions as one of the planes and one across them: a window is a product of its sides."""
-    given = {"pool_size": _triple(size), "strides": _triple(strides or size), "padding": _triple(padding)}
-    given |= {} if dilation is None else {"dilation": dilation}
-    planes = _pool(name, x, **{key: sides[1:] for key, sides in given.items()}, **attrs)
-    *lead, depth, height, width = extents(planes)
-    none = {"padding": 0}
-    across = {key: (sides[0], none.get(key, 1)) for key, sides in given.items()}
-    found = _pool(name, layer.reshape(planes, (*lead, depth, height * width)), **across, **attrs)
-    return layer.reshape(found, (*lead, extents(found)[-2], height, width))
+def _pool3d(name: str, x: Expr, size: Any, strides: Any, padding: Any, dilation: Any, **attrs: Any) -> Expr:
+    found = layer.pool(
+        name, layer.reshape(x, (-1, *extents(x)[-4:])), size=_triple(size), strides=_triple(strides or size),
+        padding=_triple(padding) * 2, dilation=_triple(dilation), **attrs,
+    )  # fmt: skip
+    return layer.reshape(found, (*extents(x)[:-3], *extents(found)[-3:]))
 
 
 def _triple(value: Any) -> tuple[int, ...]:

@@ -157,12 +157,7 @@ def _flip(x: Expr, axes: Sequence[int]) -> Expr:
 
 @register("repeat.default")
 def _repeat(x: Expr, times: Sequence[int]) -> Expr:
-    shape = (1,) * (len(times) - len(extents(x))) + extents(x)
-    if max(times, default=0) >= PROBED:  # a symbolic size, which is no attribute
-        beside = layer.reshape(x, [n for own in shape for n in (1, own)])
-        wide = layer.broadcast(beside, [n for own, t in zip(shape, times, strict=True) for n in (t, own)])
-        return layer.reshape(wide, [n * t for n, t in zip(shape, times, strict=True)])
-    return call("tile", layer.reshape(x, shape), reps=tuple(times))
+    return layer.tile(x, times)
 
 
 @register("constant_pad_nd.default")

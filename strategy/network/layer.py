@@ -79,13 +79,36 @@ def steps(start: Any, stop: Any, step: Any, dtype: str) -> Expr:
     """Evenly spaced numbers, as NumPy's `arange`."""
     if max(abs(start), abs(stop)) < PROBED:
         return Constant(np.arange(start, stop, step).astype(dtype))
-    if max(abs(start), abs(step)) >= PROBED:
-        raise NetworkError(f"a range from {start} by steps of {step}: only its end may depend on a symbolic size")
+    if abs(step) >= PROBED:
+        raise NetworkError(f"a range by steps of {step}: only its start and end may depend on a symbolic size")
+    if abs(start) >= PROBED:
+        moved = steps(0, stop - start, step, dtype)
+        return call("add" if start > 0 else "subtract", moved, count(abs(start), moved))
     whole = all(isinstance(n, int) for n in (start, stop, step))
-    count = len(range(start, stop, step)) if whole else math.ceil((stop - start) / step)
-    places = call("cumsum", filled(1, (count,), "int64"), axis=0, exclusive=True)
+    size = len(range(start, stop, step)) if whole else math.ceil((stop - start) / step)
+    places = call("cumsum", filled(1, (size,), "int64"), axis=0, exclusive=True)
     scaled: Expr = places if dtype == "int64" else call("cast", places, dtype=dtype)
     return call("add", call("multiply", scaled, number(step, scaled)), number(start, scaled))
+
+
+def truncated_quotient(x: Expr, y: Expr) -> Expr:
+    """The quotient of integers, rounded towards 0."""
+    if x.tensor_type.dtype.startswith("uint"):
+        return call("floor_divide", x, y)
+    found = call("floor_divide", call("abs", x), call("abs", y))
+    signs = [call("less", v, number(0, v)) for v in (x, y)]
+    return call("where", call("logical_xor", *signs), call("negative", found), found)
+
+
+def tile(x: Expr, times: Sequence[int]) -> Expr:
+    """The tensor so many times along each axis, of which it may lack the first ones."""
+    shape = (1,) * (len(times) - len(extents(x))) + extents(x)
+    if max(times, default=0) < PROBED:
+        return call("tile", reshape(x, shape), reps=tuple(times))
+    # A symbolic size is no attribute.
+    beside = reshape(x, [n for own in shape for n in (1, own)])
+    wide = broadcast(beside, [n for own, t in zip(shape, times, strict=True) for n in (t, own)])
+    return reshape(wide, [n * t for n, t in zip(shape, times, strict=True)])
 
 
 def linear(x: Expr, weight: Expr, bias: Expr | None = None) -> Expr:
@@ -278,6 +301,38 @@ def _by_phases(
     for axis, size in enumerate(sizes):
         found = take_slice(found, 2 + axis, 0, size)
     return found if bias is None or isinstance(bias, Constant) else add_bias(found, bias)
+
+
+def pool(
+    name: str, x: Expr, *, size: Sequence[int], strides: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], **attrs: Any,
+) -> Expr:  # fmt: skip
+    """A pool of one, two or three dimensions; `padding` has all begins, then all ends."""
+    rank = len(size)
+    if rank == 2:
+        given = {"strides": strides, "padding": padding, "dilation": dilation}
+        return call(name, x, pool_size=tuple(size), **{n: tuple(v) for n, v in given.items()}, **attrs)
+    if rank == 1:
+        lifted, (begin, end) = reshape(x, (*extents(x)[:2], 1, extents(x)[2])), padding
+        found = pool(
+            name, lifted, size=(1, *size), strides=(1, *strides), padding=(0, begin, 0, end), dilation=(1, *dilation),
+            **attrs,
+        )  # fmt: skip
+        return reshape(found, (*extents(found)[:2], extents(found)[3]))
+    if rank != 3:
+        raise NetworkError(f"a pool of {rank} dimensions: plevel has one, two and three")
+    # Of the planes, then across them: a window is a product of its sides.
+    (n, channels, depth, *image), (front, top, left, back, bottom, right) = extents(x), padding
+    planes = pool(
+        name, reshape(x, (n, channels * depth, *image)), size=size[1:], strides=strides[1:],
+        padding=(top, left, bottom, right), dilation=dilation[1:], **attrs,
+    )  # fmt: skip
+    image = list(extents(planes)[2:])
+    found = pool(
+        name, reshape(planes, (n, channels, depth, math.prod(image))), size=(size[0], 1), strides=(strides[0], 1),
+        padding=(front, 0, back, 0), dilation=(dilation[0], 1), **attrs,
+    )  # fmt: skip
+    return reshape(found, (n, channels, extents(found)[2], *image))
 
 
 def resize(x: Expr, size: Sequence[int], scales: Sequence[float | None], **attrs: Any) -> Expr:

@@ -313,6 +313,29 @@ def test_a_strided_part_whose_extent_is_rounded_is_refused(
     assert "depends on a symbolic size, and a library has fixed ones" in capsys.readouterr().err
 
 
+def test_numbers_made_of_sizes_are_computed_at_the_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A quotient, a root, the lesser of two sizes, and a range backwards from a size, each beside data."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]), helper.make_node("Gather", ["shape", "zero"], ["rows"]),
+        helper.make_node("Div", ["shape", "three"], ["thirds"]), helper.make_node("Neg", ["thirds"], ["less"]),
+        helper.make_node("Min", ["less", "few"], ["least"]), helper.make_node("Cast", ["rows"], ["real"], to=1),
+        helper.make_node("Sqrt", ["real"], ["root"]), helper.make_node("Cast", ["least"], ["row"], to=1),
+        helper.make_node("Range", ["rows", "zero", "minus"], ["places"]),
+        helper.make_node("Cast", ["places"], ["numbers"], to=1),
+        helper.make_node("Unsqueeze", ["numbers", "ones"], ["column"]),
+        helper.make_node("ReduceSum", ["row"], ["sum"], keepdims=0), helper.make_node("Div", ["x", "root"], ["a"]),
+        helper.make_node("Add", ["a", "sum"], ["b"]), helper.make_node("Mul", ["b", "column"], ["c"]),
+        helper.make_node("Tile", ["one", "shape"], ["tiled"]), helper.make_node("Div", ["c", "real"], ["d"]),
+        helper.make_node("Add", ["d", "tiled"], ["y"]),
+    ]  # fmt: skip
+    path = of_sizes(
+        tmp_path, *nodes, zero=np.array(0), ones=np.array([1]), three=np.array(3), few=np.array([-3]),
+        minus=np.array(-1), one=np.float32([[1]]),
+    )  # fmt: skip
+    assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0
+    assert "agree at sizes 1, 3, 8, 64 within" in capsys.readouterr().out
+
+
 @pytest.mark.full
 def test_a_part_of_a_table_is_right_within_the_bounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nodes, weights, _ = PARTS["of a table"]

@@ -241,6 +241,46 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
                 "a": normal(2), "c": normal(3)},
         }.items()
     },
+    **{
+        f"{name} of rank {len(size)}{''.join(map(str, attrs.values()))}": (
+            [N(name, ["x"], ["y"], kernel_shape=size, **attrs)], {"x": normal(2, 3, *(7, 6, 5)[: len(size)])}, {}
+        )
+        for name, size, attrs in (
+            ("MaxPool", [3], {"strides": [2], "pads": [1, 0]}), ("AveragePool", [2], {}),
+            ("AveragePool", [3], {"pads": [1, 1], "count_include_pad": 1}),
+            ("MaxPool", [3, 2, 2], {"strides": [2, 1, 3], "pads": [1, 0, 1, 1, 1, 0]}),
+            ("AveragePool", [3, 2, 1], {"strides": [1, 2, 2], "pads": [1, 1, 0, 0, 1, 0]}),
+        )
+    },
+    "quotients of integers": (
+        [N("Div", ["x", "d"], ["y"])], {"x": np.int64([[7, -7, 8, 0], [-9, 1, -1, 5]])}, {"d": np.int64([2, 2, -3, 4])}
+    ),
+    "a quotient of bytes": ([N("Div", ["x", "d"], ["y"])], BYTES, {"d": np.uint8(7)}),
+    **{
+        name: ([N(name, ["x"], ["y"], axes=[1], keepdims=0)], {"x": normal(2, 3, 4)}, {}, 17)
+        for name in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp")
+    },
+    "the logarithm of a sum": ([N("ReduceLogSum", ["x"], ["y"])], {"x": abs(normal(2, 3)) + 1}, {}),
+    "a mean of tensors": ([N("Mean", ["x", "a", "x"], ["y"])], X, {"a": normal(1)}),
+    "columns by their norms": ([N("LpNormalization", ["x"], ["y"], axis=0)], {"x": normal(3, 4)}, {}),
+    **{
+        f"a recurrent layer, {name}": (
+            [N(kind, ["x", "w", "r", *more], outputs.split(), hidden_size=5, **attrs)],
+            {"x": normal(3, 2, 4)},
+            {
+                "w": normal(d, gates * 5, 4), "r": normal(d, gates * 5, 5), "b": normal(d, 2 * gates * 5),
+                "h": normal(d, 2, 5), "c": normal(d, 2, 5),
+            },
+        )
+        for name, kind, gates, d, more, outputs, attrs in (
+            ("LSTM", "LSTM", 4, 1, ["b", "", "h", "c"], "y", {}),
+            ("LSTM of no state before", "LSTM", 4, 1, [], "a q y", {}),
+            ("LSTM both ways", "LSTM", 4, 2, ["b", "", "h"], "a y", {"direction": "bidirectional"}),
+            ("GRU", "GRU", 3, 1, ["b", "", "h"], "y", {}),
+            ("GRU, its product first", "GRU", 3, 1, ["b", "", "h"], "a y", {"linear_before_reset": 1}),
+            ("RNN", "RNN", 1, 1, ["b"], "y", {}),
+        )
+    },
     "an operator by its parts": ([N("Elu", ["x"], ["a"], alpha=2.0), N("Selu", ["a"], ["y"])], X, {}),
     "parts of parts": ([N("ReduceL2", ["x", "k"], ["y"], keepdims=0)], {"x": normal(3, 4)}, {"k": [1]}),
     "groups normed by parts": (
@@ -265,6 +305,23 @@ def test_a_model_computes_what_onnx_does(name: str, tmp_path: Path) -> None:
         assert np.shape(found) == np.shape(expected)
         assert form.outputs["y"].tensor_type.dtype == expected.dtype
         assert error_of(found, expected) < 1e-6
+
+
+def test_what_onnx_s_reference_lacks_is_computed(tmp_path: Path) -> None:
+    x = IMAGE["x"]
+    near = [x[:, max(0, c - 1) : c + 2] for c in range(4)]
+    response = x / (2 + 0.1 * np.stack([(part**2).sum(1) for part in near], 1)) ** 0.75
+    lrn = N("LRN", ["x"], ["y"], size=3, alpha=0.3, bias=2.0)
+    by_sums = N("LpNormalization", ["x"], ["y"], p=1, axis=1)
+    table, few = normal(1, 4, 5, 6), np.int64([[[[5, 0, -1]]]])
+    less = [N("GatherElements", ["t", "i"], ["a"], axis=3), N("Add", ["x", "a"], ["y"])]
+    for nodes, constants, expected in (
+        ([lrn], {}, response), ([by_sums], {}, x / abs(x).sum(1, keepdims=True)),
+        (less, {"t": table, "i": few}, x[..., :3] + table[:, :1, :1, [5, 0, -1]]),
+    ):  # fmt: skip
+        given = {"x": x[..., :3] if constants else x}
+        network = import_file(model_of(nodes, given, constants), tmp_path)
+        assert error_of(evaluate(network.root, given)[0], expected) < 1e-6
 
 
 def test_a_function_of_the_model_is_read(tmp_path: Path) -> None:
@@ -433,9 +490,16 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
         [N("Resize", ["x", "", "", "c"], ["y"], keep_aspect_ratio_policy="not_larger")], {"c": [4]}
     ),
     "scales has 0 entries for 1 axes": ([N("Resize", ["x", "", "c"], ["y"])], {"c": normal(0)}),
-    "node 'b' \\(Div\\): ": (
-        [N("Cast", ["x"], ["a"], to=TensorProto.INT64), N("Div", ["a", "c"], ["b"]), N("Cast", ["b"], ["y"], to=1)],
-        {"c": 2},
+    "node 'b' \\(Sqrt\\): ": (
+        [N("Cast", ["x"], ["a"], to=TensorProto.INT64), N("Sqrt", ["a"], ["b"]), N("Cast", ["b"], ["y"], to=1)], {}
+    ),
+    "sequence_lens or peepholes": (
+        [N("Reshape", ["x", "h"], ["a"]), N("RNN", ["a", "w", "w", "", "l"], ["y"], hidden_size=1)],
+        {"h": [4, 1, 1], "w": normal(1, 1, 1), "l": np.int32([3])},
+    ),
+    "or activations: plevel has the default": (
+        [N("Reshape", ["x", "h"], ["a"]), N("RNN", ["a", "w", "w"], ["y"], hidden_size=1, activations=["Relu"])],
+        {"h": [4, 1, 1], "w": normal(1, 1, 1)},
     ),
     "its output 2 is used": ([N("LayerNormalization", ["x", "c"], ["a", "", "y"])], {"c": normal(4)}),
     "scales of rows": (

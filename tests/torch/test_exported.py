@@ -168,6 +168,7 @@ COMPUTED = {
         lambda x, i: (
             x.ceil(), x.trunc(), x.sign(), x // 0.3, x % 0.3, torch.div(x, 0.3, rounding_mode="trunc"), i / 2, i // 2,
             (i - 1) % 2, x.reciprocal(), x.abs().log2(), torch.fmod(x, 0.7), i.ceil(), i.floor(), i.round(), i.trunc(),
+            torch.div(i - 1, 2, rounding_mode="trunc"),
         ),
         X, COUNTS,
     ),
@@ -359,7 +360,6 @@ REFUSED = {
     "complex64": (lambda x: x + torch.ones(8, dtype=torch.complex64), X),
     "a weight is of float8_e4m3fn": (lambda x: x * HALVED.float(), X),
     "bits of integers": (lambda i: i & 3, COUNTS),
-    "rounding_mode 'trunc'": (lambda i: torch.div(i, 2, rounding_mode="trunc"), COUNTS),
     "output_size \\(0, 2\\) has no pixels": (lambda x: adaptive_avg_pool2d(x, (0, 2)), IMAGE),
     "a weight that is computed": (torch._weight_int8pack_mm, X.bfloat16(), BYTES[:, :8], SCALES),
     "a weight of k = 7": (lambda x: torch._weight_int8pack_mm(x, BYTES[:, :7].clone(), SCALES), X.bfloat16()[:, :7]),
