@@ -1,5 +1,5 @@
 """ONNX models as networks."""
-# Over 300 lines: a model's nodes in one walk, those of constants and of sizes among them, and the values to compare with.
+# Over 300 lines: nodes in one walk, those of constants and of sizes among them, and the values to compare with.
 
 from __future__ import annotations
 

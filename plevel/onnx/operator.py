@@ -502,12 +502,12 @@ def _reduce(name: str, before: str = "", after: str = "") -> Operator:
     return make
 
 
-for _name, _own in {
+for _name, _parts in {
     "ReduceMean": ("mean",), "ReduceSum": ("sum",), "ReduceMax": ("max",), "ReduceMin": ("min",),
     "ReduceProd": ("prod",), "ReduceL1": ("sum", "abs"), "ReduceL2": ("sum", "square", "sqrt"),
     "ReduceSumSquare": ("sum", "square"), "ReduceLogSum": ("sum", "", "log"), "ReduceLogSumExp": ("logsumexp",),
 }.items():  # fmt: skip
-    OPERATORS[_name] = _reduce(*_own)
+    OPERATORS[_name] = _reduce(*_parts)
 
 
 @_register("LpNormalization")

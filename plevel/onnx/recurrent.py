@@ -42,7 +42,7 @@ def _gru(node: Node, data: Expr, product: _Product, state: State) -> State:
     both = call("add", layer.take_slice(data, 1, 0, 2 * extents(hidden)[1]), product(hidden, 0, 2))
     update, reset = (call("sigmoid", _gate(both, i, 2)) for i in range(2))
     if node.get("linear_before_reset", 0):
-        before = call("multiply", reset, product(hidden, 2, 3))
+        before: Expr = call("multiply", reset, product(hidden, 2, 3))
     else:
         before = product(call("multiply", reset, hidden), 2, 3)
     new = call("tanh", call("add", _gate(data, 2, 3), before))
