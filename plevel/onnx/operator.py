@@ -489,14 +489,14 @@ def _reduce(name: str, before: str = "", after: str = "") -> Operator:
 
     def make(node: Node, x: Expr, given: Expr | None = None) -> Expr:
         axes = _integers(node, "axes", given)
-        x = call("multiply", x, x) if before == "square" else call(before, x) if before else x
         if not axes:
             if node.get("noop_with_empty_axes", 0):
                 return x
             axes = list(range(len(extents(x))))
-        if not extents(x):  # one element
-            return x
-        found = call(name, x, axis=tuple(axes), keepdims=bool(node.get("keepdims", 1)))
+        x = call("multiply", x, x) if before == "square" else call(before, x) if before else x
+        found = x  # of one element
+        if extents(x):
+            found = call(name, x, axis=tuple(axes), keepdims=bool(node.get("keepdims", 1)))
         return call(after, found) if after else found
 
     return make

@@ -260,6 +260,7 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
         name: ([N(name, ["x"], ["y"], axes=[1], keepdims=0)], {"x": normal(2, 3, 4)}, {}, 17)
         for name in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp")
     },
+    "the norm of one number": ([N("ReduceL2", ["x"], ["y"])], {"x": np.float32(-3)}, {}, 17),
     "the logarithm of a sum": ([N("ReduceLogSum", ["x"], ["y"])], {"x": abs(normal(2, 3)) + 1}, {}),
     "a mean of tensors": ([N("Mean", ["x", "a", "x"], ["y"])], X, {"a": normal(1)}),
     "columns by their norms": ([N("LpNormalization", ["x"], ["y"], axis=0)], {"x": normal(3, 4)}, {}),
@@ -538,7 +539,7 @@ def test_what_is_not_computed_is_refused_by_name(message: str, tmp_path: Path) -
 
 
 def test_a_node_whose_types_have_no_kernel_is_left_out_of_workloads() -> None:
-    nodes, constants = REFUSED["node 'b' \\(Div\\): "]
+    nodes, constants = REFUSED["node 'b' \\(Sqrt\\): "]
     model = model_of(nodes, X, constants)
     _, unknown = import_model(model, inferred=model)
-    assert [u.node.op_type for u in unknown] == ["Div"]
+    assert [u.node.op_type for u in unknown] == ["Sqrt"]
