@@ -340,6 +340,17 @@ def _hide() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
+def _old_heap_is_passed_over() -> Iterator[None]:
+    """Collect a module's garbage at its end, and have the collector pass over what is left.
+
+    Else each full collection goes through all that the process has loaded and cached.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
 def _operators_of_tests_stay_in_their_modules(request: pytest.FixtureRequest) -> Iterator[None]:
     """Show the operator of `hostile.py` to the modules that import it."""
     if hasattr(request.module, "hostile"):
