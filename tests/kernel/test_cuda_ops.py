@@ -271,13 +271,21 @@ def test_runs_are_merged_and_equal_elements_stay_in_their_order(scratch: Path) -
     check(workload, "topk_merge.cuda", config, scratch)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+PARTS = (1, 2)
+
+
+def select_of(workload: Workload, parts: int, threads: int) -> CudaSource:
+    config = Config({"threads": threads, "groups": 64, "rows": 1, "loads": 2, "parts": parts})
+    return generate(workload, "topk_select.cuda", config)[1]
+
+
+@pytest.mark.parametrize("parts", PARTS)
 def test_few_are_selected_in_their_order_whatever_the_row(parts: int, scratch: Path) -> None:
     length, k, threads = 2603, 40, 128
     workload = Workload.make("topk", {"data": f"float32[2,{length}]"}, {"k": k})
-    config = Config({"threads": threads, "groups": 64, "rows": 1, "loads": 2, "parts": parts})
-    _, source = generate(workload, "topk_select.cuda", config)
-    emulation = Emulation(source.code, source.programs, scratch / str(next(_numbers)))
+    sources = {n: select_of(workload, n, threads) for n in PARTS}
+    compile_together({source.code: source.programs for source in sources.values()}, scratch)
+    emulation = Emulation(sources[parts].code, sources[parts].programs, scratch)
     rng, place = np.random.default_rng(0), np.arange(length)
     for row in (
         np.zeros(length), place, rng.choice([np.nan, 0.0, -0.0, np.inf, -np.inf], length), np.full(length, -np.inf),
@@ -408,21 +416,30 @@ def test_a_symbolic_dimension_is_bound_at_the_launch(
         np.testing.assert_allclose(output, right, rtol=1e-5 if dtype == "float32" else 1e-3)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        # Right where threads take turns, and where no other array follows.
-        ("(((int)threadIdx.y) == 0)", "true", "two writes"),
-        ("(((int)threadIdx.x) < 5)", "true", "outside of all arrays"),
-        ("__syncthreads();", "", "read of what is written|write of what is read"),
-    ],
-)
-def test_the_emulation_notices_threads_that_race_or_leave_their_arrays(
-    old: str, new: str, words: str, scratch: Path
-) -> None:
-    source = emit(lower(Workload.make("sum", {"data": "float32[64,5]"}, {"axis": [0]}), TARGET, "reduce.cuda"))
+# What of a sum over rows is replaced by what, and the trap that it meets.
+RACES = [
+    # Right where threads take turns, and where no other array follows.
+    ("(((int)threadIdx.y) == 0)", "true", "two writes"),
+    ("(((int)threadIdx.x) < 5)", "true", "outside of all arrays"),
+    ("__syncthreads();", "", "read of what is written|write of what is read"),
+]
+
+
+@pytest.fixture(scope="module")
+def racing(scratch: Path) -> dict[str, Emulation]:
+    """The broken sums by what of them is replaced, compiled together."""
+    _, source = generate(Workload.make("sum", {"data": "float32[64,5]"}, {"axis": [0]}), "reduce.cuda", None)
     before, last = source.code.rsplit("for (", 1)
-    emulation = Emulation(before + "for (" + last.replace(old, new), source.programs, scratch / str(next(_numbers)))
+    broken = {old: before + "for (" + last.replace(old, new) for old, new, _ in RACES}
+    compile_together(dict.fromkeys(broken.values(), source.programs), scratch)
+    return {old: Emulation(code, source.programs, scratch) for old, code in broken.items()}
+
+
+@pytest.mark.parametrize(("old", "new", "words"), RACES)
+def test_the_emulation_notices_threads_that_race_or_leave_their_arrays(
+    old: str, new: str, words: str, racing: dict[str, Emulation]
+) -> None:
+    emulation = racing[old]
     output = aligned((64,), "float32")[:5]  # what is written behind it is this test's own memory
     with pytest.raises(TrapError, match=words):
         emulation.run("main", {"data": aligned((64, 5), "float32"), "output": output})
