@@ -807,7 +807,7 @@ def test_a_full_disk_leaves_no_verdict(whole, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kernel, "ask_all", lambda requests, _: [RuntimeError("LLVM ERROR: IO failure")] * len(requests))
     monkeypatch.setattr("workers.scratch.tempfile.TemporaryFile", lambda **_: FileIO("/dev/full", "w"))
     with pytest.warns(UserWarning, match=f"left to Inductor: ScratchError: {folder()} cannot be written .No space"):
-        run(torch.nn.Sequential(models.Block(20, 52)).eval(), inputs)
+        run(model, inputs)
     assert set(folder().glob("verdict-*")) == before
 
 
