@@ -19,7 +19,7 @@ import uvicorn
 
 from service.api.certificate import Certificate
 from service.api.connection import Connection, answer_to
-from service.api.peer import network_of
+from service.api.peer import network_of, plain_address
 from service.errors import BusyError
 from service.settings import Settings
 
@@ -78,7 +78,7 @@ class Listener:
                 await asyncio.sleep(RETRY_S)
                 continue
             origin = network_of(address[0])
-            full = self._find_full(origin)
+            full = self._find_full(address[0], origin)
             if full:
                 self._refuse(client, full)
                 continue
@@ -86,18 +86,18 @@ class Listener:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _find_full(self, origin: str) -> str:
+    def _find_full(self, address: str, origin: str) -> str:
         """The limit that another connection would exceed, empty if none."""
         if len(self._tasks) >= self._most:
             return f"all {self._most} connections are in use"
         most = self._settings.max_connections_per_address
-        if most and self._held[origin] >= most and not self._is_proxy(origin):
+        if most and self._held[origin] >= most and not self._is_proxy(address):
             return f"all {most} connections of {origin} are in use"
         return ""
 
-    def _is_proxy(self, origin: str) -> bool:
-        address = ipaddress.ip_network(origin).network_address
-        return any(address in network for network in self._proxies)
+    def _is_proxy(self, address: str) -> bool:
+        ip = ipaddress.ip_address(plain_address(address))
+        return any(ip in network for network in self._proxies)
 
     async def _hold(self, client: socket.socket, origin: str) -> None:
         """Serve a connection, from its TLS handshake to its end."""

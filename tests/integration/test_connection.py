@@ -292,10 +292,12 @@ def test_one_address_gets_its_share_of_connections(sqlite_copy: str, start: Star
     until(lambda: service_answers(service))
 
 
-def test_a_proxy_is_not_limited_as_an_address(sqlite_copy: str, start: Start, dial: Dial) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_proxy_is_not_limited_as_an_address(sqlite_copy: str, start: Start, dial: Dial, address: str) -> None:
     service = start(
-        sqlite_copy, PLEVEL_MAX_CONNECTIONS_PER_ADDRESS="4", PLEVEL_PROXIES="10.0.0.0/8, 127.0.0.1"
-    )
+        sqlite_copy, PLEVEL_HOST=address, PLEVEL_MAX_CONNECTIONS_PER_ADDRESS="4",
+        PLEVEL_PROXIES=f"10.0.0.0/8, {address}",
+    )  # fmt: skip
     for _ in range(12):
         client = dial(service)
         client.send(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
