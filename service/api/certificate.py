@@ -46,7 +46,8 @@ class Certificate:
         for path in (self._chain, self._key):
             with contextlib.suppress(OSError):
                 found = path.stat()
-                marks.append((found.st_ino, found.st_size, found.st_mtime_ns))
+                # The time of a change covers owners and permissions, which may be set once a file is written.
+                marks.append((found.st_ino, found.st_size, found.st_ctime_ns))
         return marks
 
     def _read(self) -> ssl.SSLContext:

@@ -27,6 +27,7 @@ from plevel.cli.main import main
 from plevel.client import Client, ServiceError
 from service.access import audit, auth, token
 from service.access.auth import Actor, Authority
+from service.api.certificate import Certificate
 from service.api.direct import DirectRoutes
 from service.api.guard import _check_origin, needed
 from service.app import create_app
@@ -586,3 +587,20 @@ def test_a_renewed_certificate_is_served(start: Start, sqlite_copy: str, tmp_pat
     assert serves(1)
     _, _, err = service.close()
     assert err.count("serving the certificate from before") == 1
+
+
+def test_a_certificate_is_read_again_once_only_its_permissions_change(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl on this host, to make a certificate with")
+    made = make_certificates(tmp_path)
+    key, content = made["key"], made["key"].read_bytes()
+    certificate = Certificate(made["certificate"], key)
+    before = certificate.current()
+    key.write_bytes(bytes(len(content)))  # cannot be read, as if it were another user's
+    failed = key.stat()
+    assert certificate.current() is before
+    key.write_bytes(content)
+    os.utime(key, ns=(failed.st_atime_ns, failed.st_mtime_ns))
+    while key.stat().st_ctime_ns == failed.st_ctime_ns:
+        key.chmod(0o600)
+    assert certificate.current() is not before
