@@ -22,6 +22,7 @@ from plevel.cli.output import (
     task_table,
     workload_table,
 )
+from plevel.cli.plain_text import plain
 
 
 class Progress:
@@ -61,7 +62,7 @@ class Progress:
             several = len(group_by_workload(status.tasks)) > 1
             table = workload_table(status.tasks) if several else task_table(status.tasks)
             shown = [table] if fits(self._console, table) or self._console.width >= NARROW else []
-            self._live.update(Group(Text(line), bar, *shown))
+            self._live.update(Group(Text(plain(line)), bar, *shown))
             return
         now = time.monotonic()
         said_at, said = self._said
@@ -111,4 +112,4 @@ def follow_reading(console: Console, what: str, size: int) -> Iterator[Callable[
     bar = progress.BarColumn(), progress.DownloadColumn(), progress.TimeRemainingColumn()
     hidden = not console.is_terminal
     with progress.Progress("{task.description}", *bar, console=console, transient=True, disable=hidden) as shown:
-        yield partial(shown.advance, shown.add_task(escape(what), total=size))
+        yield partial(shown.advance, shown.add_task(escape(plain(what)), total=size))

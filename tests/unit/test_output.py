@@ -108,6 +108,18 @@ def test_progress_on_a_terminal_is_live_and_in_colour_where_that_is_wanted(
     assert bool(re.search(r"\x1b\[[39]\d", out.getvalue())) is not bool(no_color)
 
 
+def test_progress_on_a_terminal_has_no_commands_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120)
+    with Progress(console) as progress:
+        progress.show(run(3, message="waiting\x1b]0;title\x07"))
+    with follow_reading(console, "a\x1b[2J.log", 1000) as advance:
+        advance(1000)
+    assert r"waiting\x1b]0;title\x07" in out.getvalue()
+    assert r"a\x1b[2J.log" in out.getvalue()
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_reading_is_followed_on_terminals(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
