@@ -179,7 +179,6 @@ class Client:
                 "is a plevel service of the same version"
             ) from error
 
-
     def _send(self, method: str, path: str, content: bytes | None, timeout_s: float) -> httpx.Response:
         headers = {"content-type": "application/json"} if content is not None else None
         timeout = httpx.Timeout(timeout_s, connect=5.0)
@@ -194,9 +193,11 @@ class Client:
     def _renew_token(self, sent: str | None) -> bool:
         """Read the token again, and use it from now on; return True if it is another one than was sent."""
         try:
-            self._http.headers.update(_authorization(self._token()))
+            renewed = _authorization(self._token())
         except OSError:
             return False
+        for name, value in renewed.items():  # `update` would remove the old one first, which other threads use
+            self._http.headers[name] = value
         return bool(self._http.headers.get("authorization") != sent)
 
 
