@@ -2,7 +2,7 @@
 #
 #   make tune       tune BERT-base's feed-forward layer on this machine, and say what is fastest
 #   make check      lint, types, and who imports whom
-#   make test       the tests, in about ten minutes on two cores; those of PyTorch where its CPU build is to be had
+#   make test       the tests, in six to nine minutes on two cores; those of PyTorch where its CPU build is to be had
 #   make test-full  all of them, with larger samples
 #   make operators  write what is made from the operators: their reference, and the lists of their versions
 #   make figures    write the tables of the documentation from benchmarks/results
