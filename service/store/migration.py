@@ -249,17 +249,18 @@ def _moving(url: str) -> Iterator[tuple[Store, sa.Connection]]:
 
 
 def _hold_tables(store: Store, connection: sa.Connection) -> None:
-    """Lock all tables of PostgreSQL until the transaction ends: all of them or, while others use some, none.
+    """Lock plevel's tables on PostgreSQL until the transaction ends: all of them or, while others use some, none.
 
     A migration locks one after the other, and services use them in any order: they would end in a deadlock.
 
     Raises:
         DatabaseError: others use them without end.
     """
-    if store.is_sqlite or not (names := sa.inspect(connection).get_table_names()):
+    # A schema may have tables of others, which plevel may not lock.
+    if store.is_sqlite or not (names := metadata.tables.keys() & sa.inspect(connection).get_table_names()):
         return
     quote = connection.dialect.identifier_preparer.quote
-    lock = f"LOCK TABLE {', '.join(map(quote, names))} IN ACCESS EXCLUSIVE MODE"
+    lock = f"LOCK TABLE {', '.join(map(quote, sorted(names)))} IN ACCESS EXCLUSIVE MODE"
     give_up = time.monotonic() + PATIENCE_S
     connection.exec_driver_sql(f"SET LOCAL statement_timeout = '{_LOCK_MS}ms'")
     while True:

@@ -276,6 +276,18 @@ def test_an_upgrade_beside_an_endless_transaction_is_given_up(
     assert migration.current(postgres_url) == "0012"
 
 
+def test_an_upgrade_waits_for_no_table_of_others(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    migration.upgrade(postgres_url)
+    migration.downgrade(postgres_url, "0012", lose=True)
+    monkeypatch.setattr(migration, "PATIENCE_S", 0.0)
+    with closing(Store(postgres_url)) as other:
+        with other.write() as c:
+            c.exec_driver_sql("CREATE TABLE of_another_program (id INTEGER)")
+        with other.write() as c:
+            c.exec_driver_sql("INSERT INTO of_another_program VALUES (1)")
+            assert migration.upgrade(postgres_url) == migration.head()
+
+
 def _count(store: Store, query: sa.TextClause) -> int:
     with store.read() as connection:
         return int(connection.execute(query).scalar_one())
