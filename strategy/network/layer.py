@@ -92,12 +92,14 @@ def steps(start: Any, stop: Any, step: Any, dtype: str) -> Expr:
 
 
 def truncated_quotient(x: Expr, y: Expr) -> Expr:
-    """The quotient of integers, rounded towards 0."""
+    """The quotient of integers, rounded towards 0; 0 of those divided by 0."""
     if x.tensor_type.dtype.startswith("uint"):
         return call("floor_divide", x, y)
-    found = call("floor_divide", call("abs", x), call("abs", y))
-    signs = [call("less", v, number(0, v)) for v in (x, y)]
-    return call("where", call("logical_xor", *signs), call("negative", found), found)
+    found, zero = call("floor_divide", x, y), number(0, x)
+    signs = [call("less", v, zero) for v in (x, y)]
+    rest = call("not_equal", call("floor_mod", x, y), zero)
+    below = call("logical_and", rest, call("logical_xor", *signs))
+    return call("where", below, call("add", found, number(1, x)), found)
 
 
 def tile(x: Expr, times: Sequence[int]) -> Expr:

@@ -1,4 +1,4 @@
-"""Division rounded down of numbers that trap or round: zeros, the smallest integer, infinities."""
+"""Division, rounded down and towards 0, of numbers that trap or round: zeros, the smallest integer, infinities."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 
 from strategy.compile import compile as compile_graph
 from strategy.expr import Tuple, Var
+from strategy.network.layer import truncated_quotient
 from strategy.ops.broadcast import floor_divide, floor_mod
 
 LEAST = np.iinfo("int32").min
@@ -27,3 +28,16 @@ def test_pairs_have_numpys_quotient_and_remainder(dtype: str, numbers: list[floa
         for got, right in ((quotient, x // y), (rest, x % y)):
             np.testing.assert_allclose(got, right, rtol=1e-6)
             np.testing.assert_array_equal(np.signbit(got[right == 0]), np.signbit(right[right == 0]))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32"])
+def test_quotients_are_rounded_towards_zero(dtype: str) -> None:
+    least = np.iinfo(dtype).min
+    numbers = np.array([0, -1, 1, 2, 3, -3, 7, -7, least, least + 1], dtype)
+    x, y = (a.ravel().copy() for a in np.meshgrid(numbers, numbers))
+    lhs, rhs = (Var(name, f"{dtype}[{x.size}]") for name in ("lhs", "rhs"))
+    (found,) = compile_graph(Tuple([truncated_quotient(lhs, rhs)]), "cpu")(x, y)
+    right = [int(abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1) if b else 0 for a, b in zip(
+        x.tolist(), y.tolist(), strict=True
+    )]  # fmt: skip
+    np.testing.assert_array_equal(found, np.array(right).astype(dtype))
