@@ -485,18 +485,16 @@ OPERATORS["LogSoftmax"] = _softmax_of("log_softmax")
 
 
 def _reduce(name: str, before: str = "", after: str = "") -> Operator:
-    """A reduction of `before` of the elements, and `after` of it."""
+    """A reduction of `before` of the elements, and `after` of it; of no axes, both of each element."""
 
     def make(node: Node, x: Expr, given: Expr | None = None) -> Expr:
         axes = _integers(node, "axes", given)
-        if not axes:
-            if node.get("noop_with_empty_axes", 0):
-                return x
-            axes = list(range(len(extents(x))))
+        kept = not axes and node.get("noop_with_empty_axes", 0)
         x = call("multiply", x, x) if before == "square" else call(before, x) if before else x
-        found = x  # of one element
-        if extents(x):
-            found = call(name, x, axis=tuple(axes), keepdims=bool(node.get("keepdims", 1)))
+        found = x
+        if extents(x) and not kept:
+            over = tuple(axes or range(len(extents(x))))
+            found = call(name, x, axis=over, keepdims=bool(node.get("keepdims", 1)))
         return call(after, found) if after else found
 
     return make
@@ -512,9 +510,13 @@ for _name, _parts in {
 
 @_register("LpNormalization")
 def _lp_normalization(node: Node, x: Expr) -> Expr:
-    first = node.get("p", 2) == 1
-    norm = call("sum", call("abs", x) if first else call("multiply", x, x), axis=(node.get("axis", -1),), keepdims=True)
-    return call("divide", x, norm if first else call("sqrt", norm))
+    order = node.get("p", 2)
+    if order not in (1, 2):
+        raise NetworkError(f"a norm of order {order}: plevel has 1 and 2")
+    powers = call("abs", x) if order == 1 else call("multiply", x, x)
+    norm = call("sum", powers, axis=(node.get("axis", -1),), keepdims=True)
+    norm = norm if order == 1 else call("sqrt", norm)
+    return call("divide", x, call("where", call("equal", norm, number(0, x)), number(1, x), norm))
 
 
 @_register("LRN")
@@ -614,7 +616,7 @@ def _unique(node: Node, x: Expr) -> tuple[Expr | None, ...]:
 
 
 def _pool(node: Node, x: Expr, name: str, **attrs: Any) -> Expr:
-    size = node.get("kernel_shape")
+    size = node.require("kernel_shape")
     strides, dilation = (node.get(n, [1] * len(size)) for n in ("strides", "dilations"))
     padding = _pads(node, x, size, strides, dilation)
     return layer.pool(

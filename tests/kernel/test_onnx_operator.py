@@ -255,10 +255,19 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     "quotients of integers": (
         [N("Div", ["x", "d"], ["y"])], {"x": np.int64([[7, -7, 8, 0], [-9, 1, -1, 5]])}, {"d": np.int64([2, 2, -3, 4])}
     ),
+    "quotients of the least integer": (
+        [N("Div", ["x", "d"], ["y"])], {"x": np.int8([-128, -128, -128, 5])}, {"d": np.int8([3, 2, 1, -128])}
+    ),
     "a quotient of bytes": ([N("Div", ["x", "d"], ["y"])], BYTES, {"d": np.uint8(7)}),
     **{
         name: ([N(name, ["x"], ["y"], axes=[1], keepdims=0)], {"x": normal(2, 3, 4)}, {}, 17)
         for name in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp")
+    },
+    **{
+        f"{name} of no axes": (
+            [N(name, ["x"], ["y"], noop_with_empty_axes=1)], {"x": abs(normal(2, 3)) * sign + sign}, {}
+        )
+        for name, sign in (("ReduceL1", -1), ("ReduceL2", -1), ("ReduceSumSquare", -1), ("ReduceLogSum", 1))
     },
     "the norm of one number": ([N("ReduceL2", ["x"], ["y"])], {"x": np.float32(-3)}, {}, 17),
     "the logarithm of a sum": ([N("ReduceLogSum", ["x"], ["y"])], {"x": abs(normal(2, 3)) + 1}, {}),
@@ -280,6 +289,7 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
             ("GRU", "GRU", 3, 1, ["b", "", "h"], "y", {}),
             ("GRU, its product first", "GRU", 3, 1, ["b", "", "h"], "a y", {"linear_before_reset": 1}),
             ("RNN", "RNN", 1, 1, ["b"], "y", {}),
+            ("RNN from the end", "RNN", 1, 1, ["b", "", "h"], "y", {"direction": "reverse"}),
         )
     },
     "an operator by its parts": ([N("Elu", ["x"], ["a"], alpha=2.0), N("Selu", ["a"], ["y"])], X, {}),
@@ -314,13 +324,15 @@ def test_what_onnx_s_reference_lacks_is_computed(tmp_path: Path) -> None:
     response = x / (2 + 0.1 * np.stack([(part**2).sum(1) for part in near], 1)) ** 0.75
     lrn = N("LRN", ["x"], ["y"], size=3, alpha=0.3, bias=2.0)
     by_sums = N("LpNormalization", ["x"], ["y"], p=1, axis=1)
+    of_zeros = [N("Mul", ["x", "z"], ["a"]), N("LpNormalization", ["a"], ["y"])]
     table, few = normal(1, 4, 5, 6), np.int64([[[[5, 0, -1]]]])
     less = [N("GatherElements", ["t", "i"], ["a"], axis=3), N("Add", ["x", "a"], ["y"])]
     for nodes, constants, expected in (
         ([lrn], {}, response), ([by_sums], {}, x / abs(x).sum(1, keepdims=True)),
+        (of_zeros, {"z": np.float32(0)}, 0 * x),
         (less, {"t": table, "i": few}, x[..., :3] + table[:, :1, :1, [5, 0, -1]]),
     ):  # fmt: skip
-        given = {"x": x[..., :3] if constants else x}
+        given = {"x": x[..., : expected.shape[-1]]}
         network = import_file(model_of(nodes, given, constants), tmp_path)
         assert error_of(evaluate(network.root, given)[0], expected) < 1e-6
 
@@ -502,6 +514,7 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
         [N("Reshape", ["x", "h"], ["a"]), N("RNN", ["a", "w", "w"], ["y"], hidden_size=1, activations=["Relu"])],
         {"h": [4, 1, 1], "w": normal(1, 1, 1)},
     ),
+    "a norm of order 3": ([N("LpNormalization", ["x"], ["y"], p=3)], {}),
     "its output 2 is used": ([N("LayerNormalization", ["x", "c"], ["a", "", "y"])], {"c": normal(4)}),
     "scales of rows": (
         [
