@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from plevel.onnx.types import known_types
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
-from strategy.network.size import Extent, Sizes
+from strategy.network.size import PROBED, Extent, Sizes
 
 FOLDED = 1 << 28  # elements of a constant that is computed
 _SHOWN = 1024  # elements of a constant that may say how large an output is
@@ -58,6 +60,19 @@ def compute_at_call(array: np.ndarray, sizes: Sizes) -> Expr:
     numbers = [layer.reshape(_number(value, sizes), (1,)) for value in array.reshape(-1).tolist()]
     found = layer.reshape(layer.concatenate(numbers, 0), array.shape)
     return call("cast", found, dtype=array.dtype.name)
+
+
+def large_numbers(graph: Any) -> Iterator[int]:
+    """Whole numbers of a model's small constants, as large as those that stand for sizes: such as -1e9 of a mask."""
+    given = [a for node in graph.node if node.op_type == "Constant" for a in node.attribute]
+    values = [n for a in given for n in (a.f, a.i)]
+    for tensor in (*graph.initializer, *(a.t for a in given if a.HasField("t"))):
+        if math.prod(tensor.dims) <= _SHOWN:
+            with suppress(ValueError, TypeError):  # of one that is broken, as its reader says
+                values += onnx.numpy_helper.to_array(tensor).reshape(-1).tolist()
+    for value in values:
+        if isinstance(value, int | float) and float(value).is_integer() and abs(value) >= PROBED:
+            yield abs(int(value))
 
 
 def _number(value: Any, sizes: Sizes) -> Expr:

@@ -18,7 +18,14 @@ import onnx.shape_inference
 
 import plevel.onnx.recurrent  # noqa: F401  (which registers its operators)
 from plevel.comparison import Reference, make_inputs
-from plevel.onnx.constant import FailedError, SizeError, compute, compute_at_call, is_symbolic
+from plevel.onnx.constant import (
+    FailedError,
+    SizeError,
+    compute,
+    compute_at_call,
+    is_symbolic,
+    large_numbers,
+)
 from plevel.onnx.file import Symbols
 from plevel.onnx.operator import OPERATORS, Node
 from plevel.onnx.types import known_types, read_type
@@ -79,6 +86,7 @@ def import_symbolic(model: Any, symbols: Symbols) -> Network:
     found = []
     fixed = {n for weight in model.graph.initializer for n in weight.dims}
     fixed.update(dim.dim_value for given in model.graph.input for dim in given.type.tensor_type.shape.dim)
+    fixed.update(large_numbers(model.graph))
     for sizes in make_sizes([(1, MOST)] * len(names), fixed):
         symbols.bind(sizes.probes)
         try:

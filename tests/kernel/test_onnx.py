@@ -21,6 +21,7 @@ from plevel.cli.model_file import read_model  # noqa: E402
 from plevel.comparison import ComparisonError  # noqa: E402
 from plevel.onnx.file import read_model as read_onnx  # noqa: E402
 from plevel.onnx.network import import_model, import_symbolic  # noqa: E402
+from strategy.expr import Constant  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("builds")
 SAMPLE = Path(__file__).parents[1] / "data" / "model.onnx"  # of make_onnx.py
@@ -334,6 +335,15 @@ def test_numbers_made_of_sizes_are_computed_at_the_call(tmp_path: Path, capsys: 
     )  # fmt: skip
     assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0
     assert "agree at sizes 1, 3, 8, 64 within" in capsys.readouterr().out
+
+
+def test_a_large_number_is_not_taken_for_a_size(tmp_path: Path) -> None:
+    """That of a mask is 2500 times the second size less 9, by the probes that are usual."""
+    far = np.float32(-1e9)
+    path = of_sizes(tmp_path, helper.make_node("Mul", ["x", "far"], ["y"]), extents=("n", "m"), far=far)
+    (product,) = import_symbolic(*read_onnx(path, {})).outputs.values()
+    assert product.op.name == "multiply"
+    assert [v.value for v in product.args if isinstance(v, Constant)] == [far]
 
 
 @pytest.mark.full
