@@ -42,7 +42,7 @@ _RANDOM = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 })  # fmt: skip
 _OF_SIZES = frozenset({"ConstantOfShape", "Expand", "Range", "Slice", "Tile"})
-# Whose operands are values, which may be computed at the call, and no extents.
+# Operands of these are values, which may be computed at the call, and no extents.
 _OF_VALUES = frozenset({
     "Abs", "Add", "Cast", "Ceil", "Concat", "Cos", "Div", "Equal", "Erf", "Exp", "Floor", "Greater", "GreaterOrEqual",
     "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Pow", "Reciprocal",
@@ -224,7 +224,7 @@ class _Importer:
     def _leave(self, node: Any) -> None:
         """Leave a node out: its outputs are inputs of what follows, and its inputs are outputs."""
         assert self.inferred is not None
-        # What it reads is computed for it.
+        # The values that it reads are computed for it.
         self.read.update({name: self.values[name] for name in node.input if name})
         types = []
         for name in node.output:

@@ -426,8 +426,8 @@ def _matmul_nbits(
     if zero_points is None:
         found: Expr = call("matmul_nbits", rows, weight, scales, **attrs)
     else:
-        # What a block's own zero point differs from the usual one is taken from the block's sum: a difference that may
-        # be far smaller than its operands, so in float32, and of the data as the product rounds them.
+        # The difference of a block's own zero point from the usual one is taken from the block's sum: it may be
+        # far smaller than its operands, so in float32, and of the data as the product rounds them.
         points, factors = _constant(zero_points, "zero_points"), _constant(scales, "scales").astype(np.float32)
         if points.dtype == np.uint8:
             parts = points.reshape(n, -1)

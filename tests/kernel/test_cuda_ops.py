@@ -416,7 +416,7 @@ def test_a_symbolic_dimension_is_bound_at_the_launch(
         np.testing.assert_allclose(output, right, rtol=1e-5 if dtype == "float32" else 1e-3)
 
 
-# What of a sum over rows is replaced by what, and the trap that it meets.
+# A part of the code of a sum over rows, that which replaces it, and the trap that it meets.
 RACES = [
     # Right where threads take turns, and where no other array follows.
     ("(((int)threadIdx.y) == 0)", "true", "two writes"),
