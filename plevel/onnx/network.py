@@ -178,7 +178,7 @@ class _Importer:
                 self._leave(node)
                 return
             said = " ".join(str(error).split())[:300]
-            for name in self.numbers.intersection(node.input):
+            for name in sorted(self.numbers.intersection(node.input)):
                 said += f": {name!r:.80} depends on a symbolic size and is no sum of products of sizes"
             raise NetworkError(f"{reader}: {said}") from error
         missing = [i for i, name in enumerate(node.output) if name and i >= len(made)]

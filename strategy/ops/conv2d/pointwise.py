@@ -150,7 +150,7 @@ def _with_copies(
 ) -> dict[str, Any]:
     """The fallback whose tasks copy panels of pixels.
 
-    Where the weight leaves no half of the second level, its tiles are read for as many panels as a quarter holds.
+    If the weight leaves no half of the second level, its tiles are read for as many panels as a quarter holds.
     """
     panels, tiles = -(-geometry.pixels // width), -(-geometry.out_channels // rows)
     p_block = 1
