@@ -71,7 +71,7 @@ class Settings(BaseSettings):
     """Upgrade an older schema when starting; a fleet may prefer `plevel db upgrade`."""
     tune: bool = True
     """Run the tuner in this process."""
-    second_look_s: float = Field(default=86_400.0, ge=0, le=LONGEST_S)
+    remeasure_s: float = Field(default=86_400.0, ge=0, le=LONGEST_S)
     """Time after a run's end at which finals of a single device are measured again; 0: never."""
     batch: int = Field(default=8, ge=1, le=1000)
     """Configurations in one search job."""

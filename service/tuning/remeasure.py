@@ -124,7 +124,7 @@ def _repeat(connection: sa.Connection, final: Any) -> int:
     copied = insertion.copy_columns(final)
     job_id = insertion.insert_job(
         connection, {**copied, "priority": AFTER_ALL, "seed": (final.seed + OTHER_INPUTS) % 2**31},
-        "second look", like=final.id,
+        "remeasured", like=final.id,
     )  # fmt: skip
     kept = job_entry.c["entry", "task_id", "config", "config_digest", "best_s"]
     entries = connection.execute(sa.select(*kept).where(job_entry.c.job_id == final.id))

@@ -124,10 +124,10 @@ class Tuner(Background):
 
     def _remeasure(self) -> bool:
         """Enqueue finals of an earlier day, at intervals; return whether there were any."""
-        if not self.settings.second_look_s or time.monotonic() < self._remeasure_at:
+        if not self.settings.remeasure_s or time.monotonic() < self._remeasure_at:
             return False
         self._remeasure_at = time.monotonic() + REMEASURE_EVERY_S
-        terms = self.settings.second_look_s, self.settings.alive_s
+        terms = self.settings.remeasure_s, self.settings.alive_s
         with self.store.read() as connection:
             if not remeasure.is_due(connection, *terms):
                 return False

@@ -154,7 +154,7 @@ def test_finals_that_were_split_are_left_out(scene: Scene) -> None:
 def test_the_tuner_looks(scene: Scene, after_s: float, jobs: int) -> None:
     place = scene.register(), "host-a/cpu:0-1"
     measure(scene, place)
-    settings = Settings(database=str(scene.store.url), second_look_s=after_s)
+    settings = Settings(database=str(scene.store.url), remeasure_s=after_s)
     tuner = Tuner(scene.store, settings, InlineModel(), Wakeup(), Wakeup())
     for _ in range(2):
         tuner.step()
