@@ -1,4 +1,4 @@
-"""URLs of SQLite files: any path has one that leads back to it; and their folders. No SQLAlchemy, for clients."""
+"""URLs and folders of SQLite files. Any path has a URL that leads back to it; clients need no SQLAlchemy for them."""
 
 from __future__ import annotations
 
