@@ -102,7 +102,7 @@ def space_of(
             "m_tasks": m_tasks,
             "inner": "rows",
             "copied": _IN_PLACE if in_place and rows % high == 0 else _BEFORE,
-            "ahead": blocks > m_tasks,  # else a step would bring as much as it reads
+            "ahead": m.is_constant and blocks > m_tasks,  # else each block would bring as much as it reads
         }
 
     high = up_to("rows", _ROWS, rows if m.is_constant else _ROWS[-1])
