@@ -25,7 +25,7 @@ from service.app import create_app, prepare
 from service.context import Context
 from service.errors import DatabaseError, ServiceError, StartError
 from service.selection.database import warm
-from service.settings import Mode, Settings
+from service.settings import Mode, Settings, misspelled
 from service.store.db import Store, normal_url
 from strategy.host import is_loopback
 from strategy.log import Form, configure
@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.INFO if form == "json" else logging.WARNING
     )
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    for name, near in misspelled(os.environ):
+        log.warning("%s is ignored, as there is no such setting: did you mean %s?", name, near)
     try:
         settings = Settings(**{name: v for name, v in options.items() if v is not None})
         with listen(settings.host, settings.port) as listening:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import ipaddress
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
@@ -107,3 +109,12 @@ class Settings(BaseSettings):
     def alive_s(self) -> float:
         """Seconds after its last heartbeat for which a worker counts as alive."""
         return 3 * self.heartbeat_s
+
+
+def misspelled(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each variable of an environment that is no setting, with the setting whose name is nearly the same."""
+    known = {f"PLEVEL_{name.upper()}" for name in Settings.model_fields}
+    for name in names:
+        if name.startswith("PLEVEL_") and name not in known:
+            for near in get_close_matches(name, known, n=1, cutoff=0.9):
+                yield name, near

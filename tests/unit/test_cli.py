@@ -689,6 +689,17 @@ def test_a_setting_of_the_service_is_named_where_it_is_wrong(
     assert line.startswith(f"plevel service: {variable}: ") and words in line
 
 
+def test_a_misspelled_setting_of_the_service_is_named(
+    called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PLEVEL_LEASES_S", "3")
+    monkeypatch.setenv("PLEVEL_TOKEN_FILE", "token")  # no setting of the service, nor like one
+    monkeypatch.setenv("PLEVEL_PORT", "x")  # ends it
+    assert called("serve", "--database", str(tmp_path / "plevel.db")).returncode == 2
+    (warning,) = caplog.messages
+    assert "PLEVEL_LEASES_S is ignored" in warning and "did you mean PLEVEL_LEASE_S?" in warning
+
+
 def test_postgresql_without_its_driver(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)  # importing it finds nothing
     done = called("runs", "--database", "postgresql://h/n")
