@@ -1,8 +1,8 @@
 """The worker: leases jobs, builds them in children, times them in another, and reports.
 
-Two threads share the device: one leases and builds jobs, the other times them. They work concurrently on
-separate cores; on the timing cores, builds run only while nothing is timed. A third thread renews leases, a
-fourth sends results.
+Two threads share the device: one leases and builds jobs, and checks what was built, the other times it. They work
+concurrently on separate cores; on the timing cores, builds run only while nothing is timed, and checks in the session
+that times. A third thread renews leases, a fourth sends results.
 """
 # Over 300 lines: one worker, whose threads share its state.
 
@@ -28,6 +28,7 @@ from strategy.installed import installed
 from strategy.record import Device, Lease, LeaseRequest, Registered, Result, WorkerInfo
 from workers.builder import Built
 from workers.builder_pool import AHEAD, BuilderPool, Elsewhere
+from workers.checker import Checker
 from workers.client import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -61,6 +62,7 @@ class _Batch:
     held: Held
     leased_at: float  # by the daemon's clock
     built: tuple[Built, ...]
+    checked: dict[int, float]  # the seconds of the check of entries that had one, on the building cores
     taken: threading.Event
 
 
@@ -102,7 +104,7 @@ class Daemon:
         self._device: Device = self.info.devices[0]
         self._stop_at = self.clock() + self.lifetime_s
         self._longest_s = 0.0  # of a job, from its lease to its end
-        # Of a job, weighted to the last ones: from its lease until all of it is built, and in the runner.
+        # Of a job, weighted to the last ones: from its lease until all of it is built and checked, and in the runner.
         self._build_s, self._time_s = 0.0, 0.0
         self._width = 8.0  # entries of a job, weighted so
         self._room_pause_s = FIRST_PAUSE_S
@@ -112,6 +114,8 @@ class Daemon:
         self._holdings = Holdings(self.client, self.spool, self._fail)
         self._turn = Turn(self.cores.timing)
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._idle = threading.Event()  # nothing is timed, or waits for it
+        self._idle.set()
         self._registered: Registered | None = None
         # The timing thread's time by activity, in seconds.
         self.spent: defaultdict[str, float] = defaultdict(float)
@@ -156,7 +160,8 @@ class Daemon:
             shared=self.cores.timing, turn=self._turn, cluster=self.cluster,
         )  # fmt: skip
         runner = runner_on(server, self.cores.timing, self._device.slot)
-        leasing = threading.Thread(target=self._guard, args=(self._lease_and_build, pool), name="build")
+        checker = Checker(server, self.cores, self._turn)
+        leasing = threading.Thread(target=self._guard, args=(self._lease_and_build, pool, checker), name="build")
         timing = threading.Thread(target=self._guard, args=(self._time, runner), name="timing")
         keeping = threading.Thread(
             target=self._guard, args=(self._holdings.keep_alive, self._identity, self.stop), name="renew", daemon=True
@@ -178,6 +183,7 @@ class Daemon:
         keeping.join(GOODBYE_S)  # a service is not asked again by a worker that has left
         self._say_goodbye()
         pool.close()
+        checker.close()
         runner.close()
 
     def _keep_limits(self, busy_at: float) -> float:
@@ -214,9 +220,9 @@ class Daemon:
             with contextlib.suppress(ServiceError):
                 self.client.deregister(self._registered.worker_id)
 
-    # Leasing and building
+    # Leasing, building and checking
 
-    def _lease_and_build(self, pool: BuilderPool) -> None:
+    def _lease_and_build(self, pool: BuilderPool, checker: Checker) -> None:
         ahead: set[Future[None]] = set()
         builds = ThreadPoolExecutor(AHEAD, "ahead")
         try:
@@ -230,7 +236,7 @@ class Daemon:
                     if self._draining.is_set():
                         self._holdings.release(held)
                     else:
-                        ahead.add(builds.submit(self._build, held, pool))
+                        ahead.add(builds.submit(self._build, held, pool, checker))
                 while len(ahead) >= self._depth:
                     done, ahead = wait(ahead, return_when=FIRST_COMPLETED)
                     for build in done:
@@ -274,20 +280,28 @@ class Daemon:
             self._draining.wait(_REFUSED_S)
         return ()
 
-    def _build(self, held: Held, pool: BuilderPool) -> None:
+    def _build(self, held: Held, pool: BuilderPool, checker: Checker) -> None:
         leased_at = self.clock()
         self._width += (len(held.lease.job.entries) - self._width) / 2
         try:
             built = pool.build(held.lease.job, held.ended, lambda b: self._report_failed(held, b))
+            good = [b for b in built if b.error is None]
+            found = checker.check(
+                held.lease.job, good, held.ended, lambda result: self._holdings.report(held, result), self._checks_end
+            )
         except ScratchError as error:
             self._await_room(held, error)
             return
+        except Interrupted:  # the lease has ended
+            found = {}
         if held.ended.is_set():
             self._holdings.leave(held)
             return
         self._build_s += (self.clock() - leased_at - self._build_s) / 2
-        good = tuple(b for b in built if b.error is None)
-        batch = _Batch(held, leased_at, good, threading.Event())
+        batch = _Batch(
+            held, leased_at, tuple(b for b in good if b.entry in found),
+            {entry: seconds for entry, seconds in found.items() if seconds is not None}, threading.Event(),
+        )  # fmt: skip
         self._batches.put(batch)
         # It is ahead until it is timed.
         while not batch.taken.wait(0.5) and not self.stop.is_set():
@@ -302,6 +316,10 @@ class Daemon:
         self._draining.wait(self._room_pause_s)
         self._room_pause_s = min(2 * self._room_pause_s, LONGEST_PAUSE_S)
 
+    def _checks_end(self) -> bool:
+        """Return whether checks are left to the timing thread, which has nothing else to do, or the worker ends."""
+        return self._idle.is_set() or self.stop.is_set()
+
     def _report_failed(self, held: Held, built: Built) -> None:
         if built.error is not None:
             self._holdings.report(held, built.failure())
@@ -310,7 +328,7 @@ class Daemon:
 
     def _time(self, runner: TimingRunner) -> None:
         since = self.clock()
-        while (batch := self._batches.get()) is not None:
+        while (batch := self._next_batch()) is not None:
             held = batch.held
             self.spent["waiting for a job"] += max(0.0, batch.leased_at - since)
             since = self._spend("waiting for a build", max(since, batch.leased_at))
@@ -335,6 +353,13 @@ class Daemon:
             if held.ended.is_set():
                 self._holdings.leave(held)
             since = self._spend("asking the service", since)
+
+    def _next_batch(self) -> _Batch | None:
+        if self._batches.empty():
+            self._idle.set()
+        batch = self._batches.get()
+        self._idle.clear()
+        return batch
 
     def _cool_down(self, held: Held) -> None:
         said = False
@@ -385,7 +410,7 @@ class Daemon:
         def report(result: Result) -> None:
             parts = (
                 ("timing", result.run_s),
-                ("checking", result.check_s),
+                ("checking", 0.0 if result.entry in batch.checked else result.check_s),
                 ("preparing", result.prepare_s),
             )
             for what, seconds in parts:
@@ -398,7 +423,7 @@ class Daemon:
                 self._holdings.report(held, result)
 
         try:
-            conditions = runner.run(job, batch.built, held.ended, report)
+            conditions = runner.run(job, batch.built, held.ended, report, batch.checked)
         except Interrupted:
             self._holdings.report(held, *timed)
             return
@@ -408,7 +433,7 @@ class Daemon:
         self._time_s += (self.clock() - began - self._time_s) / 2
         toolchain = conditions.environment | {"TVM_NUM_THREADS": job.target.threads}
         self._holdings.finish(held, environment() | toolchain, tuple(conditions.references), timed)
-        outcomes["not built"] = len(job.entries) - len(batch.built)
+        outcomes["failed before"] = len(job.entries) - len(batch.built)
         shown = ", ".join(f"{count} {what}" for what, count in outcomes.items() if count)
         log.info(
             "%s: %s in %.2f s, %.2f s of it timing", held, shown, self.clock() - began,

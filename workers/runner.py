@@ -44,7 +44,12 @@ _KEPT_BYTES = 1 << 30
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """A request: the entries of a job that were built, and the cores to time them on."""
+    """A request: the entries of a job that were built, and the cores to run them on.
+
+    Args:
+        checked: the entries that have passed a check, and its seconds; they are not checked again.
+        timed: False for a session that only checks.
+    """
 
     job: Job
     built: tuple[Built, ...]
@@ -52,11 +57,12 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 8 * 2**30  # the limit of the child
     allocator: str | None = None  # of workspaces in a check; none for a GPU
     launcher: str | None = None  # of the threads of the target's pool, if it is not TVM's
-    checked: bool = False  # by an earlier session of this job
+    checked: tuple[tuple[int, float], ...] = ()
+    timed: bool = True
 
 
 def serve(channel: Channel) -> None:
-    """The child's loop: send `{"result": …}` for each entry when it is done, then `{"end": …}`."""
+    """The child's loop: send `{"result": …}` or `{"checked": …}` for each entry when it is done, then `{"end": …}`."""
     channel.store_faults()
     with contextlib.suppress(AttributeError):  # no glibc
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)
@@ -77,16 +83,17 @@ class Runner:
         self._data: dict[tuple[str, int], Data] = {}  # by workload and seed, the last used at the end
         self._pinned: dict[int, int] = {}
         self._libraries: set[str] = set()
-        self._checked: set[str] = set()  # kernels by path
+        self._ran: set[str] = set()  # kernels by path
 
     def run(self, session: Session) -> None:
-        """Check and time all entries, sending each result as it comes."""
+        """Check and time all entries, as far as the session asks, sending each result as it comes."""
         job = session.job
         data = self._prepare_data(job.workload, job.seed, min(_KEPT_BYTES, session.memory_bytes // 8))
         best_s: dict[int, float] = {}
         for entry in job.entries:
             if entry.best_s is not None:
                 best_s[entry.task_id] = min(entry.best_s, best_s.get(entry.task_id, entry.best_s))
+        checked = dict(session.checked)
         kernels: list[Kernel] = []
         waiting = deque(session.built)
         while waiting:
@@ -97,12 +104,18 @@ class Runner:
                 library = kernel.load().signature.library
                 if library is not None:
                     self._libraries.add(library)
-                if not session.checked:
+                if built.entry in checked:
+                    kernel.check_s = checked[built.entry]
+                else:
                     kernel.check()
-                    self._checked.add(built.path)
+                    self._ran.add(built.path)
+                if not session.timed:
+                    self._channel.send({"checked": [built.entry, kernel.check_s]})
+                    kernel.release()
+                    continue
                 kernel.bind()
                 # Thread pools start at their first use, and inherit the core of a thread that is pinned before.
-                if built.path not in self._checked:  # but by a child that has ended since
+                if len(session.cores) > 1 and built.path not in self._ran:  # another child has checked it
                     self._measure(kernel)(1)
                 pin_threads(session.cores, self._pinned)
             except Exception as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from strategy.fault import CompileError
 
+_building = threading.Lock()
 _ROOM_BYTES = 4 << 20  # a library has 30 KB, its compiler's temporary files some more
 # In messages of a worker's log, which `plevel tune` repeats.
 WAITS = "waits for room on the disk"
@@ -49,7 +51,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def find_or_build(folder: Path, build: Callable[[Path], Path]) -> str:
-    """The path of a library that is built once, in a folder of its own.
+    """The path of a library that is built once, in a folder of its own. Thread-safe.
 
     Raises:
         ScratchError: the disk is full.
@@ -58,7 +60,8 @@ def find_or_build(folder: Path, build: Callable[[Path], Path]) -> str:
     found = folder / "library.so"
     try:
         folder.mkdir(exist_ok=True)
-        return str(found if found.exists() else build(folder))
+        with _building:
+            return str(found if found.exists() else build(folder))
     except (CompileError, OSError):
         check_room(folder.parent)
         raise

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -73,11 +75,15 @@ class TimingRunner:
         built: Sequence[Built],
         interrupt: threading.Event,
         report: Callable[[Result], None],
+        checked: Mapping[int, float] = MappingProxyType({}),
     ) -> Conditions:
         """Check and time what was built, reporting failures at once and times at the end.
 
         If the calibration kernel shows drift, all timed entries are timed once more; if it does so again, their
         times are marked. Entries that compiled to the same code are timed as one.
+
+        Args:
+            checked: the seconds of `check` by entry; these entries are not checked again.
 
         Raises:
             Interrupted: `interrupt` was set; finished times are reported.
@@ -104,18 +110,17 @@ class TimingRunner:
                 report_all(result)
                 return
             if before is not None:
-                result = msgspec.structs.replace(
-                    result, run_s=result.run_s + before.run_s, check_s=result.check_s + before.check_s
-                )
+                result = msgspec.structs.replace(result, run_s=result.run_s + before.run_s)
             timed[result.entry] = result
 
         moved = 0.0
         try:
-            self._time(job, [group[0] for group in twins.values()], interrupt, keep, conditions)
+            self._run(job, [group[0] for group in twins.values()], interrupt, keep, conditions, dict(checked))
             moved = drift(conditions.references)
             if moved > DRIFT and timed:
                 again, first = [twins[entry][0] for entry in timed], len(conditions.references)
-                self._time(job, again, interrupt, keep, conditions, checked=True)
+                right = {entry: result.check_s for entry, result in timed.items()}
+                self._run(job, again, interrupt, keep, conditions, right)
                 moved = drift(conditions.references[first:])
         finally:
             for result in timed.values():
@@ -123,17 +128,58 @@ class TimingRunner:
                 report_all(msgspec.structs.replace(result, drift=noisy))
         return conditions
 
-    def _time(
+    def check(
+        self,
+        job: Job,
+        built: Sequence[Built],
+        interrupt: threading.Event,
+        report: Callable[[Result], None],
+        turn: Callable[[], AbstractContextManager[bool]],
+    ) -> dict[int, float | None]:
+        """Check what was built without timing it, reporting failures at once.
+
+        Entries that compiled to the same code are checked as one.
+
+        Args:
+            turn: entered before each check; it ends them by False.
+
+        Returns:
+            The seconds of the check of each entry that has not failed; None for one that was not checked.
+
+        Raises:
+            As `run`.
+        """
+        found: dict[int, float | None] = dict.fromkeys(b.entry for b in built)
+        try:
+            self._find_libraries(job.target, built)
+        except CompileError:  # `run` reports it
+            return found
+        for twins in _by_code(built).values():
+            failed: list[Result] = []
+            passed: dict[int, float] = {}
+            with turn() as mine:
+                if not mine:
+                    break
+                self._run(job, twins[:1], interrupt, failed.append, Conditions(), passed, timed=False)
+            for result in failed:
+                for twin in twins:
+                    del found[twin.entry]
+                    report(result if twin.entry == result.entry else _copy(result, twin))
+            found.update(passed)
+        return found
+
+    def _run(
         self,
         job: Job,
         built: Sequence[Built],
         interrupt: threading.Event,
         report: Callable[[Result], None],
         conditions: Conditions,
+        checked: dict[int, float],
         *,
-        checked: bool = False,
+        timed: bool = True,
     ) -> None:
-        """Check each entry, unless that was done, and time it, in as many sessions as it takes.
+        """Check each entry that is not in `checked`, and time it if `timed`, in as many sessions as it takes.
 
         An entry that kills the child is tried once more alone at the end, as memory corrupted by one kernel may
         kill another. One that hangs is not. All others continue in a new child.
@@ -143,7 +189,13 @@ class TimingRunner:
         while waiting or suspects:
             alone = not waiting
             entries = dict([suspects.popitem()]) if alone else waiting
-            blamed, error = self._session(job, entries, interrupt, report, conditions, checked)
+            threads = job.target.threads
+            session = Session(
+                job=job, built=tuple(entries.values()), cores=tuple(self.cores[-threads:]),
+                memory_bytes=self.memory_bytes, allocator=self._allocator, launcher=self._launcher,
+                checked=tuple(checked.items()), timed=timed,
+            )  # fmt: skip
+            blamed, error = self._session(session, entries, interrupt, report, conditions, checked)
             if error is None:
                 if entries:  # the child has skipped entries: a defect of the runner
                     raise RuntimeError(
@@ -161,21 +213,16 @@ class TimingRunner:
 
     def _session(
         self,
-        job: Job,
+        session: Session,
         entries: dict[int, Built],
         interrupt: threading.Event,
         report: Callable[[Result], None],
         conditions: Conditions,
-        checked: bool,
+        checked: dict[int, float],
     ) -> tuple[int, Died | Late | None]:
-        """Run one session in the child; remove finished entries from `entries`."""
-        threads = job.target.threads
-        session = Session(
-            job=job, built=tuple(entries.values()), cores=tuple(self.cores[-threads:]),
-            memory_bytes=self.memory_bytes, allocator=self._allocator, launcher=self._launcher,
-            checked=checked,
-        )  # fmt: skip
-        child = self._ready_child(threads, job.target.pool, len(entries))
+        """Run one session in the child; remove finished entries from `entries`, and add passed ones to `checked`."""
+        job = session.job
+        child = self._ready_child(job.target.threads, job.target.pool, len(entries))
         limit_s = job.policy.run_timeout_s
         try:
             child.send(to_json(session))
@@ -184,6 +231,11 @@ class TimingRunner:
                 if "end" in message:
                     conditions.environment.update(message["environment"])
                     return -1, None
+                if "checked" in message:
+                    entry, seconds = message["checked"]
+                    del entries[entry]
+                    checked[entry] = seconds
+                    continue
                 if "absent" in message:
                     raise SandboxError(f"the device cannot be used any more: {message['absent']}")
                 if "reference" in message:

@@ -197,6 +197,7 @@ def serve(
 ) -> Iterator[Callable[..., Running]]:
     # One for all, as each takes longer to load TVM than a test does.
     monkeypatch.setattr("workers.daemon.ForkServer", lambda folder, imports: nullcontext(server))
+    monkeypatch.setattr("workers.checker.cache_sizes", lambda: {"l3_bytes": 1 << 24})  # room for these kernels
     running: list[Running] = []
 
     def serve(script: Script, **limits: Any) -> Running:
@@ -255,6 +256,39 @@ def test_jobs_are_built_ahead_timed_in_turn_and_reported(
     assert script.environment["TVM_NUM_THREADS"] == 1
     assert script.environment["tvm"] and script.environment["llvm"]
     assert script.environment["thread_pool"] == "tvm"
+
+
+@pytest.mark.skipif(CORES.overlap, reason="no core only builds")
+def test_libraries_are_checked_while_others_are_timed(serve: Callable[..., Running], gate: Path) -> None:
+    script = Script([job(1, "waits"), job(2, "segfaults", "good", "wrong")])
+
+    def end() -> None:
+        if len(script.results[2]) < 2:  # reported one by one
+            script.at["some 2"] = end
+        else:
+            gate.touch()
+
+    script.at["some 2"] = end
+    daemon = serve(script).daemon
+    script.wait_for(lambda: script.done == [1, 2])
+    assert script.events.index("some 2") < script.events.index("time 2")
+    (first,), second = script.results[1].values(), script.results[2]
+    assert [second[i].error for i in range(3)] == [ErrorKind.CRASH, None, ErrorKind.WRONG_ANSWER]
+    assert not second[2].samples_s and second[1].samples_s and second[1].check_s > 0
+    assert daemon.spent["checking"] == pytest.approx(first.check_s)  # of the timing core
+
+
+@pytest.mark.skipif(CORES.overlap, reason="no core only builds")
+def test_draining_gives_back_what_is_checked(serve: Callable[..., Running], gate: Path) -> None:
+    script = Script([job(1, "waits"), job(2, "wrong", "hangs")])
+    running = serve(script)
+    script.wait_for(script.happened("time 1", "some 2"))
+    running.daemon.drain()
+    script.wait_for(script.happened("release 2"))
+    gate.touch()
+    running.ends()
+    assert script.done == [1] and script.results[2].keys() == {0}
+    assert script.events[-1] == "gone"
 
 
 def test_draining_finishes_what_is_timed_and_gives_back_what_is_not(
@@ -380,13 +414,15 @@ def test_a_cancelled_run_stops_within_seconds(serve: Callable[..., Running]) -> 
 
 @pytest.mark.full
 def test_a_lost_lease_is_left_and_the_next_job_goes_on(serve: Callable[..., Running]) -> None:
-    script = Script([job(1, "good"), job(2, "hangs"), job(3, "good")])
+    script = Script([job(1, "good"), job(2, "hangs"), job(3, "hangs"), job(4, "good")])
     script.at["done 1"] = 409  # another worker has it by now
-    script.at["time 2"] = lambda: script.at.update({"time 2": 409})  # lost on the way
+    script.at["renew 2"] = 409  # lost while it is checked, or timed as the next
+    for n in (2, 3):
+        script.at[f"time {n}"] = lambda n=n: script.at.update({f"time {n}": 409})
     serve(script)
-    script.wait_for(lambda: script.done == [3])
-    assert 1 not in script.results and 2 not in script.results
-    assert "release 1" not in script.events and "release 2" not in script.events
+    script.wait_for(lambda: script.done == [4])
+    assert not script.results.keys() & {1, 2, 3}
+    assert not {"release 1", "release 2", "release 3"} & set(script.events)
 
 
 def test_what_is_timed_while_the_service_is_away_is_reported_later(
@@ -441,7 +477,9 @@ class Breaking:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def run(self, job: Job, built: Any, interrupt: threading.Event, report: Callable[[Result], None]) -> None:
+    def run(
+        self, job: Job, built: Any, interrupt: threading.Event, report: Callable[[Result], None], checked: Any
+    ) -> None:
         report(Result(entry=0, samples_s=(1e-3,) * 6, run_s=6e-3))
         raise self.error
 

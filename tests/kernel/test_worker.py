@@ -819,9 +819,13 @@ def test_a_session_that_repeats_one_checks_nothing_again(
     with mine, its:
         runner, answers = (Channel(end, mmap.mmap(-1, PROGRESS_BYTES)) for end in (mine, its))
         first, second = Runner(runner), Runner(runner)
-        # A pool's threads start at a kernel's first call in a process, before they are pinned.
-        for one, again, begin in ((first, False, "pin"), (first, True, "pin"), (second, True, "call")):
-            session = Session(job=job, built=built, cores=CORES.timing, allocator=allocator, checked=again)
+        passed = ((0, 0.5), (1, 0.5))
+        # A pool's threads start at a kernel's first call in a process, before they are pinned; one thread has no pool.
+        for one, again, cores, begin in (
+            (first, (), (0, 1), "pin"), (first, passed, (0, 1), "pin"), (second, passed, (0,), "pin"),
+            (second, passed, (0, 1), "call"),
+        ):  # fmt: skip
+            session = Session(job=job, built=built, cores=cores, allocator=allocator, checked=again)
             events.clear()
             one.run(session)
             assert events[0] == begin
@@ -889,7 +893,7 @@ def test_threads_of_a_repeated_session_have_a_core_each(
     runner = TimingRunner(server, cores, 2**30)
     results: list[Result] = []
     try:
-        runner._time(job, builders.build(job, NEVER), NEVER, results.append, Conditions(), checked=True)
+        runner._run(job, builders.build(job, NEVER), NEVER, results.append, Conditions(), {0: 0.0})
         assert runner._child is not None
         threads = Path(f"/proc/{runner._child.pid}/task").iterdir()
         assert sorted(os.sched_getaffinity(int(t.name)) for t in threads) == [{core} for core in cores]

@@ -1,0 +1,88 @@
+"""The kernels whose checks disturb no times, and those that are left to the session that times."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strategy.record import ErrorKind, Job, JobEntry, Phase, Result, TimingPolicy
+from strategy.space import Config
+from strategy.target import Target
+from strategy.workload import Workload
+from workers.builder import Built
+from workers.checker import Checker
+from workers.cpu import Cores
+from workers.turn import Turn
+
+CPU = Target.parse("llvm -mcpu=znver4 -num-cores=1")
+APART = Cores("cpu:0-3", timing=(2, 3), building=(0, 1))
+SHARED = Cores("cpu:0-1", timing=(1,), building=(0, 1))
+MEGABYTE = Workload.make("dense", {"data": "float32[256,256]", "weight": "float32[512,256]"})  # 1.25 with the output
+
+
+def job_of(workload: Workload, target: Target) -> Job:
+    entry = JobEntry(index=0, task_id=1, implementation="i", version="1.0", config=Config())
+    return Job(
+        id=1, run_id=1, workload=workload, target=target, phase=Phase.SEARCH, entries=(entry,), policy=TimingPolicy(),
+        seed=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cores", "target", "cache_mb", "takes"),
+    [
+        (APART, CPU, 10, True),
+        (APART, CPU, 9.9, False),  # the data of its checks would evict those of what is timed
+        (APART, CPU, 0, False),  # unknown
+        (APART, CPU.with_threads(2), 10, True),
+        (APART, CPU.with_threads(3), 10, False),
+        (SHARED, CPU, 10, False),
+        (APART, Target.parse("cuda -arch=sm_90"), 10, False),
+    ],
+)
+def test_checks_are_taken_that_disturb_no_times(
+    monkeypatch: pytest.MonkeyPatch, cores: Cores, target: Target, cache_mb: float, takes: bool
+) -> None:
+    checker = Checker(None, cores, Turn(cores.timing), int(cache_mb * 2**20))  # type: ignore[arg-type]
+    asked: list[Built] = []
+
+    def check(job: Job, built: list[Built], *_: Any) -> dict[int, float | None]:
+        asked.extend(built)
+        return {0: 0.5}
+
+    monkeypatch.setattr(checker._runner, "check", check)
+    built = [Built(entry=0, path="", build_s=0.1)]
+    found = checker.check(job_of(MEGABYTE, target), built, threading.Event(), lambda result: None, lambda: False)
+    assert found == {0: 0.5 if takes else None}
+    assert bool(asked) == takes
+
+
+def test_checks_end_where_the_timing_core_has_nothing_else_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checker = Checker(None, APART, Turn(APART.timing), 2**30)  # type: ignore[arg-type]
+    monkeypatch.setattr("workers.timing_runner.find_or_build", lambda folder, build: "")
+    done: list[str] = []
+
+    def run(job: Job, built: list[Built], interrupt: Any, report: Any, conditions: Any, checked: Any, **_: Any) -> None:
+        done.append(built[0].code_digest)
+        if built[0].code_digest == "wrong":
+            report(Result(entry=built[0].entry, error=ErrorKind.WRONG_ANSWER, message="wrong"))
+        else:
+            checked[built[0].entry] = 0.5
+
+    monkeypatch.setattr(checker._runner, "_run", run)
+    codes = ["right", "wrong", "right", "wrong", "late"]
+    built = []
+    for entry, code in enumerate(codes):
+        path = tmp_path / f"{entry}.so"
+        Path(f"{path}.json").write_text("{}")
+        built.append(Built(entry=entry, path=str(path), code_digest=code, build_s=0.1))
+    reported: list[Result] = []
+    found = checker.check(job_of(MEGABYTE, CPU), built, threading.Event(), reported.append, lambda: len(done) == 2)
+    assert done == ["right", "wrong"]  # one check for all of the same code
+    assert found == {0: 0.5, 2: None, 4: None}  # entry 2 is timed as entry 0
+    assert [r.entry for r in reported] == [1, 3]
