@@ -22,6 +22,7 @@ from workers.turn import Turn
 # packed form, and writes two of each output beside a reference in float64; what is timed has as many inputs again.
 # Twice that, as the cache has other users.
 _ROOM = 8
+_POLL_S = 0.25
 
 
 class Checker:
@@ -59,10 +60,19 @@ class Checker:
             with self._turn.build(self._cores, enough) as mine:
                 yield mine and not enough()
 
-        if not self._takes(job):
+        if not self._takes(job) or not self._begin(lambda: enough() or interrupt.is_set()):
             return dict.fromkeys(b.entry for b in built)
-        with self._lock:
+        try:
             return self._runner.check(job, built, interrupt, report, turn)
+        finally:
+            self._lock.release()
+
+    def _begin(self, stop: Callable[[], bool]) -> bool:
+        """Wait for the child, in which another job's kernel may hang; return False if `stop` ended the wait."""
+        while not self._lock.acquire(timeout=_POLL_S):
+            if stop():
+                return False
+        return True
 
     def _takes(self, job: Job) -> bool:
         """Return whether checks of a job disturb no times."""

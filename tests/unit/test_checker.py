@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from strategy.record import ErrorKind, Job, JobEntry, Phase, Result, TimingPolic
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Workload
+from tests.limit import HANG_S
 from workers.builder import Built
 from workers.checker import Checker
 from workers.cpu import Cores
@@ -86,3 +88,25 @@ def test_checks_end_where_the_timing_core_has_nothing_else_to_do(
     assert done == ["right", "wrong"]  # one check for all of the same code
     assert found == {0: 0.5, 2: None, 4: None}  # entry 2 is timed as entry 0
     assert [r.entry for r in reported] == [1, 3]
+
+
+def test_a_job_does_not_wait_for_anothers_check_once_it_may_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    checker = Checker(None, APART, Turn(APART.timing), 2**30)  # type: ignore[arg-type]
+    built = [Built(entry=0, path="", build_s=0.1)]
+    begun, idle = threading.Event(), threading.Event()
+
+    def check(job: Job, *_: Any) -> dict[int, float | None]:
+        begun.set()
+        assert idle.wait(HANG_S)  # a kernel that hangs
+        return {0: 0.5}
+
+    def ask(enough: Any) -> dict[int, float | None]:
+        return checker.check(job_of(MEGABYTE, CPU), built, threading.Event(), lambda result: None, enough)
+
+    monkeypatch.setattr(checker._runner, "check", check)
+    with ThreadPoolExecutor(1) as other:
+        first = other.submit(ask, lambda: False)
+        assert begun.wait(HANG_S)
+        assert ask(lambda: True) == {0: None}
+        idle.set()
+        assert first.result() == {0: 0.5}
