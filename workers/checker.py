@@ -18,8 +18,8 @@ from workers.sandbox import ForkServer
 from workers.timing_runner import TimingRunner
 from workers.turn import Turn
 
-# A last-level cache has room for so many times the inputs and outputs. A check reads two copies of each input or its
-# packed form, and writes two of each output beside a reference in float64; what is timed has as many inputs again.
+# The last-level cache has so many times the bytes of inputs and outputs. A check goes through each input and its packed
+# form, and through two of each output, beside a reference in float64; what is timed has as many inputs and packed forms.
 # Twice that, as the cache has other users.
 _ROOM = 8
 _POLL_S = 0.25
@@ -28,8 +28,8 @@ _POLL_S = 0.25
 class Checker:
     """The child that checks libraries beside the one that times. Thread-safe.
 
-    It checks only what disturbs no times: kernels for which there are enough cores that time nothing, and whose data
-    fit into the last-level cache beside those of what is timed. The session that times checks the others.
+    It checks only where that disturbs no times: kernels for which there are enough cores that time nothing, and whose
+    data fit into the last-level cache beside those of what is timed. The session that times checks the others.
 
     Args:
         server: the fork server of the child.
@@ -51,16 +51,24 @@ class Checker:
         built: Sequence[Built],
         interrupt: threading.Event,
         report: Callable[[Result], None],
-        enough: Callable[[], bool],
+        timed: Callable[[], Job | None],
     ) -> dict[int, float | None]:
-        """Check a job's libraries, one after the other, until `enough`: see `TimingRunner.check`."""
+        """Check a job's libraries, one after the other: see `TimingRunner.check`.
+
+        Args:
+            timed: the job that is timed now; None ends the checks, as the session that times can go on with them.
+        """
+
+        def disturbs() -> bool:
+            beside = timed()
+            return beside is None or not self._has_room(beside)
 
         @contextmanager
         def turn() -> Iterator[bool]:
-            with self._turn.build(self._cores, enough) as mine:
-                yield mine and not enough()
+            with self._turn.build(self._cores, lambda: timed() is None) as mine:
+                yield mine and not disturbs()
 
-        if not self._takes(job) or not self._begin(lambda: enough() or interrupt.is_set()):
+        if not self._takes(job) or not self._begin(lambda: timed() is None or interrupt.is_set()):
             return dict.fromkeys(b.entry for b in built)
         try:
             return self._runner.check(job, built, interrupt, report, turn)
@@ -75,10 +83,9 @@ class Checker:
         return True
 
     def _takes(self, job: Job) -> bool:
-        """Return whether checks of a job disturb no times."""
-        target = job.target
-        if target.is_gpu or target.threads > len(self._cores):
-            return False
+        return not job.target.is_gpu and job.target.threads <= len(self._cores) and self._has_room(job)
+
+    def _has_room(self, job: Job) -> bool:
         return _ROOM * _data_bytes(job.workload) <= self._cache_bytes
 
     def close(self) -> None:

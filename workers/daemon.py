@@ -25,7 +25,7 @@ from typing import Any
 
 from strategy.folder import scratch
 from strategy.installed import installed
-from strategy.record import Device, Lease, LeaseRequest, Registered, Result, WorkerInfo
+from strategy.record import Device, Job, Lease, LeaseRequest, Registered, Result, WorkerInfo
 from workers.builder import Built
 from workers.builder_pool import AHEAD, BuilderPool, Elsewhere
 from workers.checker import Checker
@@ -114,8 +114,7 @@ class Daemon:
         self._holdings = Holdings(self.client, self.spool, self._fail)
         self._turn = Turn(self.cores.timing)
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
-        self._idle = threading.Event()  # nothing is timed, or waits for it
-        self._idle.set()
+        self._timed: Job | None = None  # the job in the runner
         self._registered: Registered | None = None
         # The timing thread's time by activity, in seconds.
         self.spent: defaultdict[str, float] = defaultdict(float)
@@ -287,8 +286,9 @@ class Daemon:
             built = pool.build(held.lease.job, held.ended, lambda b: self._report_failed(held, b))
             good = [b for b in built if b.error is None]
             found = checker.check(
-                held.lease.job, good, held.ended, lambda result: self._holdings.report(held, result), self._checks_end
-            )
+                held.lease.job, good, held.ended, lambda result: self._holdings.report(held, result),
+                lambda: None if self.stop.is_set() else self._timed,
+            )  # fmt: skip
         except ScratchError as error:
             self._await_room(held, error)
             return
@@ -315,10 +315,6 @@ class Daemon:
             log.warning("%s was released, and the worker %s: %s", held, WAITS, error, extra=held.ids)
         self._draining.wait(self._room_pause_s)
         self._room_pause_s = min(2 * self._room_pause_s, LONGEST_PAUSE_S)
-
-    def _checks_end(self) -> bool:
-        """Return whether checks are left to the timing thread, which has nothing else to do, or the worker ends."""
-        return self._idle.is_set() or self.stop.is_set()
 
     def _report_failed(self, held: Held, built: Built) -> None:
         if built.error is not None:
@@ -356,9 +352,9 @@ class Daemon:
 
     def _next_batch(self) -> _Batch | None:
         if self._batches.empty():
-            self._idle.set()
+            self._timed = None
         batch = self._batches.get()
-        self._idle.clear()
+        self._timed = None if batch is None else batch.held.lease.job
         return batch
 
     def _cool_down(self, held: Held) -> None:

@@ -22,7 +22,8 @@ from workers.turn import Turn
 CPU = Target.parse("llvm -mcpu=znver4 -num-cores=1")
 APART = Cores("cpu:0-3", timing=(2, 3), building=(0, 1))
 SHARED = Cores("cpu:0-1", timing=(1,), building=(0, 1))
-MEGABYTE = Workload.make("dense", {"data": "float32[256,256]", "weight": "float32[512,256]"})  # 1.25 with the output
+MEGABYTE = Workload.make("dense", {"data": "float32[256,256]", "weight": "float32[512,256]"})  # with the output, 1.25
+LARGE = Workload.make("dense", {"data": "float32[256,512]", "weight": "float32[512,512]"})
 
 
 def job_of(workload: Workload, target: Target) -> Job:
@@ -57,15 +58,17 @@ def test_checks_are_taken_that_disturb_no_times(
 
     monkeypatch.setattr(checker._runner, "check", check)
     built = [Built(entry=0, path="", build_s=0.1)]
-    found = checker.check(job_of(MEGABYTE, target), built, threading.Event(), lambda result: None, lambda: False)
+    job = job_of(MEGABYTE, target)
+    found = checker.check(job, built, threading.Event(), lambda result: None, lambda: job)
     assert found == {0: 0.5 if takes else None}
     assert bool(asked) == takes
 
 
-def test_checks_end_where_the_timing_core_has_nothing_else_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("then", [None, job_of(LARGE, CPU)])
+def test_checks_end_where_nothing_is_timed_or_what_is_has_large_data(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: Job | None
 ) -> None:
-    checker = Checker(None, APART, Turn(APART.timing), 2**30)  # type: ignore[arg-type]
+    checker = Checker(None, APART, Turn(APART.timing), 10 * 2**20)  # type: ignore[arg-type]
     monkeypatch.setattr("workers.timing_runner.find_or_build", lambda folder, build: "")
     done: list[str] = []
 
@@ -84,7 +87,10 @@ def test_checks_end_where_the_timing_core_has_nothing_else_to_do(
         Path(f"{path}.json").write_text("{}")
         built.append(Built(entry=entry, path=str(path), code_digest=code, build_s=0.1))
     reported: list[Result] = []
-    found = checker.check(job_of(MEGABYTE, CPU), built, threading.Event(), reported.append, lambda: len(done) == 2)
+    job = job_of(MEGABYTE, CPU)
+    found = checker.check(
+        job, built, threading.Event(), reported.append, lambda: job if len(done) < 2 else then
+    )
     assert done == ["right", "wrong"]  # one check for all of the same code
     assert found == {0: 0.5, 2: None, 4: None}  # entry 2 is timed as entry 0
     assert [r.entry for r in reported] == [1, 3]
@@ -93,20 +99,20 @@ def test_checks_end_where_the_timing_core_has_nothing_else_to_do(
 def test_a_job_does_not_wait_for_anothers_check_once_it_may_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     checker = Checker(None, APART, Turn(APART.timing), 2**30)  # type: ignore[arg-type]
     built = [Built(entry=0, path="", build_s=0.1)]
-    begun, idle = threading.Event(), threading.Event()
+    job, begun, idle = job_of(MEGABYTE, CPU), threading.Event(), threading.Event()
 
     def check(job: Job, *_: Any) -> dict[int, float | None]:
         begun.set()
         assert idle.wait(HANG_S)  # a kernel that hangs
         return {0: 0.5}
 
-    def ask(enough: Any) -> dict[int, float | None]:
-        return checker.check(job_of(MEGABYTE, CPU), built, threading.Event(), lambda result: None, enough)
+    def ask(timed: Job | None) -> dict[int, float | None]:
+        return checker.check(job, built, threading.Event(), lambda result: None, lambda: timed)
 
     monkeypatch.setattr(checker._runner, "check", check)
     with ThreadPoolExecutor(1) as other:
-        first = other.submit(ask, lambda: False)
+        first = other.submit(ask, job)
         assert begun.wait(HANG_S)
-        assert ask(lambda: True) == {0: None}
+        assert ask(None) == {0: None}
         idle.set()
         assert first.result() == {0: 0.5}
