@@ -6,10 +6,13 @@ are ranked with Kendall's tau ≥ 0.9, also while the other cores compile; and t
 bound by one core moves by no more than 4 % while they do. Of configurations timed while a neighbour takes
 the same core in bursts, what is chosen is more than 5 % slower than the fastest in 1 % of the rounds at
 most, though the slower has the higher plevel; beside it stands a rule whose intervals are not bounded.
+The medians of a kernel bound by one core, and of one that reads its weight from the last-level cache, move by no more
+than 4 % while the other cores check libraries, as a worker does with those of the next job: of the largest product
+whose checks it has there, up to BERT-base's feed-forward.
 
-    python benchmarks/noise.py [--sessions N] [--rounds N] [--only path|busy]
+    python benchmarks/noise.py [--sessions N] [--rounds N] [--only path|busy|neighbour]
 
-The path takes five minutes, the busy neighbour a quarter of an hour.
+The path takes five minutes, the busy neighbour a quarter of an hour, the one that checks two minutes.
 """
 # Over 300 lines: one experiment, and the disturbances that it makes.
 
@@ -23,8 +26,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -41,9 +45,11 @@ from strategy.workload import Workload
 from workers.builder import Built
 from workers.builder_pool import BuilderPool
 from workers.cgroup import machine_memory
+from workers.checker import Checker
 from workers.cpu import assign, parse_cores, timing_lock
 from workers.sandbox import ForkServer
 from workers.timing_runner import TimingRunner
+from workers.turn import Turn
 
 TARGET = Target.parse("cpu").with_threads(1)
 KERNELS = 10
@@ -53,6 +59,8 @@ QUIET = 4  # finals before the neighbour comes, and after
 # A final's, with a sixth of its time, so that many rounds fit into minutes.
 FINAL = TimingPolicy(min_repeats=20, max_repeats=200, spread=0.01, budget_s=0.1)
 NEVER = threading.Event()
+NEIGHBOUR_ROUNDS = 9
+WIDEST = 3072  # BERT-base's feed-forward
 
 _BARE = """
 import json, sys, time
@@ -257,16 +265,18 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--sessions", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--only", choices=("path", "busy"), help="one of the two halves")
+    parser.add_argument("--only", choices=("path", "busy", "neighbour"), help="one of the three parts")
     options = parser.parse_args()
     if options.sessions < 2:
         parser.error("--sessions: two at least, as their spread is asked for")
     with tempfile.TemporaryDirectory(prefix="plevel-noise-") as name, ForkServer(Path(name)) as server:
         path = Bench(server, Path(name))
-        if options.only != "busy":
+        if options.only in (None, "path"):
             show_path(path, options.sessions)
-        if options.only != "path":
+        if options.only in (None, "busy"):
             show_busy(path, options.rounds)
+        if options.only in (None, "neighbour"):
+            show_neighbour(path, server)
         path.pool.close()
         path.runner.close()
 
@@ -319,6 +329,49 @@ def show_busy(path: Bench, rounds: int) -> None:
     table.add("over 5 % slower chosen", (wrong, "%"), "≤ 1 %")
     table.add("the same by intervals without a bound", (unbounded, "%"), None)
     table.save(variant="busy", peer="intervals without a bound")
+
+
+def show_neighbour(path: Bench, server: ForkServer) -> None:
+    """Medians beside a core that compiles, and one that checks, over those beside an idle one."""
+    checker = Checker(server, path.cores, Turn(path.cores.timing))
+    widths = range(64, WIDEST + 1, 64)
+    taken = [job for job in (job_of(2, dense(128, n, 768)) for n in widths) if checker.takes(job)]
+    if not taken:
+        raise SystemExit("this host checks nothing while it times: no core only builds, or its caches are unknown")
+    drawn = taken[-1]
+    built = path.build(drawn)
+
+    @contextmanager
+    def checking() -> Iterator[None]:
+        done = threading.Event()
+
+        def check() -> None:
+            while not done.is_set():
+                found = checker.check(drawn, [built], NEVER, lambda result: None, lambda: drawn)
+                assert found[0] is not None, "the check failed"
+
+        with ThreadPoolExecutor(1) as thread:
+            checks = thread.submit(check)
+            try:
+                yield
+            finally:
+                done.set()
+                checks.result()
+
+    beside: dict[str, Callable[[], AbstractContextManager[None]]] = {
+        "idle": nullcontext, "compiles": lambda: compiling(path.cores.building), "checks": checking,
+    }  # fmt: skip
+    table = Table({"": "", "beside an idle core": "s", "one that compiles": "%", "one that checks": "%", "goal": ""})
+    for what, job in (("bound by the core", job_of(1, kernel(256))), ("that is checked, too", drawn)):
+        found: dict[str, list[float]] = {name: [] for name in beside}
+        for _ in range(NEIGHBOUR_ROUNDS):
+            for name, disturb in beside.items():
+                with disturb():
+                    found[name].append(path.measure(job))
+        idle, compiles, checks = (statistics.median(found[name]) for name in beside)
+        table.add(f"{job.workload}, {what}", idle, compiles / idle - 1, checks / idle - 1, "≤ 4 %")
+    checker.close()
+    table.save(variant="neighbour", runs=NEIGHBOUR_ROUNDS, peer="an idle core")
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from workers.sandbox import ForkServer
 from workers.timing_runner import TimingRunner
 from workers.turn import Turn
 
-# The last-level cache has so many times the bytes of inputs and outputs. A check goes through each input and its packed
-# form, and through two of each output, beside a reference in float64; what is timed has as many inputs and packed forms.
-# Twice that, as the cache has other users.
+# The last-level cache has so many times the bytes of inputs and outputs. A check goes through each input, its packed
+# form, two of each output and a reference in float64; what is timed has as many inputs and packed forms. Twice that, as
+# the cache has other users.
 _ROOM = 8
 _POLL_S = 0.25
 
@@ -68,7 +68,7 @@ class Checker:
             with self._turn.build(self._cores, lambda: timed() is None) as mine:
                 yield mine and not disturbs()
 
-        if not self._takes(job) or not self._begin(lambda: timed() is None or interrupt.is_set()):
+        if not self.takes(job) or not self._begin(lambda: timed() is None or interrupt.is_set()):
             return dict.fromkeys(b.entry for b in built)
         try:
             return self._runner.check(job, built, interrupt, report, turn)
@@ -82,7 +82,7 @@ class Checker:
                 return False
         return True
 
-    def _takes(self, job: Job) -> bool:
+    def takes(self, job: Job) -> bool:
         return not job.target.is_gpu and job.target.threads <= len(self._cores) and self._has_room(job)
 
     def _has_room(self, job: Job) -> bool:

@@ -416,7 +416,7 @@ def test_a_cancelled_run_stops_within_seconds(serve: Callable[..., Running]) -> 
 def test_a_lost_lease_is_left_and_the_next_job_goes_on(
     serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.checker.Checker._takes", lambda *_: False)  # it would hang there
+    monkeypatch.setattr("workers.checker.Checker.takes", lambda *_: False)  # it would hang there
     script = Script([job(1, "good"), job(2, "hangs"), job(3, "good")])
     script.at["done 1"] = 409  # another worker has it by now
     script.at["time 2"] = lambda: script.at.update({"time 2": 409})  # lost on the way
