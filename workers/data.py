@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,15 @@ import numpy as np
 
 from strategy.workload import Workload
 from workers.guard import Buffer, Placement, Pool
-from workers.reference import Array, Tolerance, random_inputs, reference, tolerances
+from workers.reference import (
+    Array,
+    Tolerance,
+    bounds,
+    compare,
+    random_inputs,
+    reference,
+    tolerances,
+)
 
 
 @dataclass
@@ -22,6 +30,7 @@ class Data:
     reference: tuple[Array, ...]
     tolerance: tuple[Tolerance, ...]
     pool: Pool = field(default_factory=Pool)
+    _bounds: dict[int, tuple[Array, Array] | None] = field(default_factory=dict)
     _guarded: dict[tuple[str, Placement], Buffer] = field(default_factory=dict)
 
     @classmethod
@@ -30,6 +39,15 @@ class Data:
         inputs = random_inputs(workload, seed)
         outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
         return cls(inputs, {}, outputs, tolerances(workload, inputs, outputs))
+
+    def compare(self, outputs: Sequence[Array]) -> None:
+        """Compare a kernel's outputs with the reference; raise `WrongAnswerError` for the first that is wrong."""
+        for place, (found, right, tolerance) in enumerate(
+            zip(outputs, self.reference, self.tolerance, strict=True)
+        ):
+            if place not in self._bounds:
+                self._bounds[place] = bounds(right, tolerance, found.dtype)
+            compare(found, right, tolerance, self._bounds[place])
 
     def guarded_input(self, name: str, placement: Placement) -> Buffer:
         """An input in guarded memory that is read-only, shared by all configurations."""
@@ -53,6 +71,7 @@ class Data:
 
     @property
     def nbytes(self) -> int:
-        """The memory of inputs, their tensors, the reference and its tolerances."""
-        once = [*self.reference, *self.inputs.values(), *map(np.asarray, self.tolerance)]
+        """The memory of inputs, their tensors, the reference, its tolerances and bounds."""
+        drawn = [*self.reference, *self.inputs.values(), *map(np.asarray, self.tolerance)]
+        once = [*drawn, *(bound for both in self._bounds.values() for bound in both or ())]
         return sum(a.nbytes for a in [*once, *(self.inputs[name] for name in self.tensors)])

@@ -219,11 +219,36 @@ def _is_within(found: Array, right: Array, tolerance: Tolerance) -> bool:
     return True
 
 
-def compare(found: Array, right: Array, tolerance: Tolerance) -> None:
-    """Raise `WrongAnswerError` with the largest error and its index if `found` is wrong."""
+def bounds(right: Array, tolerance: Tolerance, dtype: np.dtype[Any]) -> tuple[Array, Array] | None:
+    """The least and the greatest number of each element that are within the absolute tolerance; None if not of float32.
+
+    They take less than half as long to compare with as the reference in float64.
+    """
+    if dtype != np.float32:
+        return None
+    found = []
+    with np.errstate(invalid="ignore", over="ignore"):
+        for combine, inwards in ((np.subtract, np.inf), (np.add, -np.inf)):
+            exact = combine(right, tolerance, dtype=np.float64)
+            rounded = np.asarray(exact, dtype)
+            outside = rounded < exact if inwards > 0 else rounded > exact
+            found.append(np.where(outside, np.nextafter(rounded, dtype.type(inwards)), rounded))
+    return found[0], found[1]
+
+
+def compare(
+    found: Array, right: Array, tolerance: Tolerance, within: tuple[Array, Array] | None = None
+) -> None:
+    """Raise `WrongAnswerError` with the largest error and its index if `found` is wrong.
+
+    Args:
+        within: the `bounds` of the reference, if any.
+    """
     if found.shape != right.shape:
         raise WrongAnswerError(f"the output has shape {found.shape}, expected {right.shape}")
     if not found.size:
+        return
+    if within is not None and (found >= within[0]).all() and (found <= within[1]).all():
         return
     # float64 cannot represent all integers.
     exact = found.dtype.kind in "iub" and right.dtype.kind in "iub"

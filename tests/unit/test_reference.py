@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from strategy.workload import EpilogueStep, Input, Workload
 from workers.reference import (
+    Tolerance,
     WrongAnswerError,
+    bounds,
     compare,
     epsilon,
     numpy_dtype,
@@ -273,3 +275,29 @@ def test_a_separable_convolution_is_summed_in_float64():
     work = Workload.make("depthwise_separable_conv2d", types, layouts)
     (found,) = reference(work, random_inputs(work, 0))
     assert found.dtype == np.float64
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e-3, np.geomspace(1e-9, 1.0, 4096)])
+def test_bounds_are_the_outermost_numbers_within_the_tolerance(tolerance: Tolerance) -> None:
+    right = np.random.default_rng(0).standard_normal(4096)
+    if np.ndim(tolerance) == 0 and not tolerance:
+        right = right.astype(np.float32).astype(np.float64)
+    found = bounds(right, tolerance, np.dtype(np.float32))
+    assert found is not None
+    for bound, outwards in zip(found, (-np.inf, np.inf), strict=True):
+        beyond = np.nextafter(bound, np.float32(outwards))
+        assert bound.dtype == np.float32
+        # A number that no float32 is near enough to has bounds that nothing is within.
+        assert ((np.abs(beyond - right) > tolerance) | (found[0] > found[1])).all()
+        assert ((np.abs(bound - right) <= tolerance) | (found[0] > found[1])).all()
+        compare(bound, right, tolerance, found)
+    assert bounds(right, tolerance, np.dtype(np.float16)) is None
+
+
+def test_bounds_accept_no_more_than_the_tolerance() -> None:
+    right = np.asarray([1.0, np.inf, np.nan])
+    within = bounds(right, 1e-3, np.dtype(np.float32))
+    compare(np.asarray([1.0005, np.inf, np.nan], np.float32), right, 1e-3, within)
+    for wrong in ([1.002, np.inf, np.nan], [np.nan, np.inf, np.nan], [1.0, -np.inf, np.nan], [1.0, np.inf, 0.0]):
+        with pytest.raises(WrongAnswerError):
+            compare(np.asarray(wrong, np.float32), right, 1e-3, within)
