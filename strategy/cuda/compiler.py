@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -25,6 +24,7 @@ import msgspec
 from strategy.cuda.cubin import read_usage
 from strategy.cuda.program import Usage
 from strategy.fault import CompileError
+from strategy.folder import scratch
 
 # 177: unused variables, which generated code has.
 _NVCC_FLAGS = ("-O3", "-std=c++17", "-diag-suppress", "177", "-Xptxas", "-v")
@@ -71,15 +71,16 @@ class Nvcc(Compiler):
         return f"nvcc {version[1] if version else 'unknown'} {' '.join(_NVCC_FLAGS)}"
 
     def compile(self, code: str, arch: str) -> Compiled:
-        with tempfile.TemporaryDirectory(prefix="plevel-nvcc-") as folder:
-            source, cubin = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
+        # A builder is killed at a timeout or Ctrl-C: the next compilation deletes what it left.
+        with scratch("nvcc") as folder:
+            source, cubin = folder / "kernel.cu", folder / "kernel.cubin"
             source.write_text(code)
             command = [
                 self.path, "-cubin", f"-arch={arch}", *_NVCC_FLAGS, "-o", str(cubin), str(source)
             ]  # fmt: skip
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-                env=os.environ | {"TMPDIR": folder},
+                env=os.environ | {"TMPDIR": str(folder)},
             )  # fmt: skip
             if done.returncode:
                 raise CompileError(f"nvcc failed for {arch}: {done.stderr.strip()}")

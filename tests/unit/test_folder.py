@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from strategy.cuda.compiler import Nvcc
+from strategy.fault import CompileError
 from strategy.folder import hold, keep_newest, scratch, taken_over
 
 HOLDER = """
@@ -46,6 +48,15 @@ def test_what_a_killed_worker_left_goes_when_another_starts(temporary: Path) -> 
     assert left.exists()
     with scratch():
         assert not left.exists()
+
+
+def test_what_a_killed_builder_left_goes_at_the_next_compilation(temporary: Path) -> None:
+    left = temporary / "plevel-nvcc-killed"
+    left.mkdir()
+    hold(left).close()
+    with pytest.raises(CompileError):
+        Nvcc("false").compile("", "sm_90")
+    assert not list(temporary.iterdir())
 
 
 def test_what_is_not_a_workers_stays(temporary: Path) -> None:
