@@ -27,17 +27,25 @@ class ComparisonError(RuntimeError):
     """The library fails, or gives other values; the message names the worst one."""
 
 
+class DisputedError(ComparisonError):
+    """The library gives other values than a reference that is itself wrong for some operators."""
+
+
 class UnfitError(NetworkError):
     """The framework refuses the example inputs at some symbolic sizes, such as indices beyond an axis."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Inputs of a model, and what its own framework gives: its outputs, and values by their names."""
+    """Inputs of a model, and what its own framework gives: its outputs, and values by their names.
+
+    `decides` is False where other values may be the right ones.
+    """
 
     inputs: Sequence[Any]
     outputs: Sequence[Any]
     values: Mapping[str, Any]
+    decides: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,8 +63,9 @@ def compare(deployed: Deployed, reference: Reference, sizes: Sequence[int] = ())
 
     Raises:
         ComparisonError: it fails or crashes, or an output has another shape or differs by more than `TOLERANCE`.
+        DisputedError: the same of an output, where the reference does not decide.
     """
-    plan = deployed.plan
+    plan, other = deployed.plan, ComparisonError if reference.decides else DisputedError
 
     def shape(of: Port | Buffer) -> tuple[int, ...]:
         return extents_at(plan.encoded(of.type), sizes)
@@ -68,7 +77,7 @@ def compare(deployed: Deployed, reference: Reference, sizes: Sequence[int] = ())
     }
     for port, expected in zip(plan.outputs, reference.outputs, strict=True):
         if shape(port) != np.shape(expected):
-            raise ComparisonError(f"{port.name} has the shape {shape(port)}, and the framework's {np.shape(expected)}")
+            raise other(f"{port.name} has the shape {shape(port)}, and the framework's {np.shape(expected)}")
     with temporary_folder() as made:
 
         def file(name: str, of: Port | Buffer) -> Array:
@@ -101,7 +110,7 @@ def compare(deployed: Deployed, reference: Reference, sizes: Sequence[int] = ())
     kinds = (buffer.type.dtype for step in plan.steps for buffer in step.buffers)
     tolerance = max(TOLERANCE, 4 * max(map(epsilon, kinds), default=0.0))
     if not found.error <= tolerance:
-        raise ComparisonError(
+        raise other(
             f"an output differs by {found.error:.1e} of its largest value, and at most {tolerance:.0e} may be; "
             f"the worst value is {found.worst} ({found.worst_error:.1e})"
         )

@@ -67,7 +67,7 @@ def compile_model(
     Example: plevel compile model.pt2 -o model.so
     """
     from plevel.cli.output import tell
-    from plevel.comparison import ComparisonError
+    from plevel.comparison import ComparisonError, DisputedError
     from plevel.deployment import deploy
     from plevel.embedded import EmbeddedError, require_room, require_worker
     from plevel.faster import Faster, deploy_faster
@@ -134,10 +134,17 @@ def compile_model(
     said += _say_layouts(chosen, found)
     try:
         said += _verify(made, where, imported, found, thorough=verify) if verify is not False else ""
+    except DisputedError as error:
+        raise CommandError(
+            f"verification: {error}; these are the values of ONNX's own reference, which is wrong for some operators: "
+            f"{out} is kept; install onnxruntime, whose values decide, and compile again"
+        ) from error
+    except NetworkError as error:  # no verdict
+        raise CommandError(f"verification: {error}; {out} is kept, not verified") from error
     except BaseException as error:  # an interrupt, too: what was not compared is not kept
         for file in files:
             file.unlink(missing_ok=True)
-        if not isinstance(error, ComparisonError | NetworkError | SandboxError):
+        if not isinstance(error, ComparisonError | SandboxError):
             raise
         remedy = "" if verify else "; --no-verify keeps it as it is"
         raise CommandError(f"verification: {error}; {out} is removed{remedy}") from error

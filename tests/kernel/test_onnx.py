@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Callable
@@ -77,6 +78,32 @@ def test_a_library_that_was_not_verified_is_not_kept(
     monkeypatch.setattr("plevel.cli.deploy._verify", end)
     assert call("compile", SAMPLE, "-o", tmp_path / "model.so", "--dim", "batch=2", "--verify") != 0
     assert not list(tmp_path.glob("model*"))
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [(False, "an output differs by .* is kept; install onnxruntime"), (True, "its reference fails: .* is kept, not")],
+    ids=["wrong", "fails"],
+)
+def test_a_reference_that_may_be_wrong_removes_no_library(
+    fails: bool, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX's own reference sums the squares of LRN for the first channels only."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 2, 2])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 2, 2])
+    node = helper.make_node("LRN", ["x"], ["y"], size=3, alpha=9.0)
+    graph = helper.make_graph([node], "norm", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, tmp_path / "norm.onnx")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, find=importlib.util.find_spec: (
+        None if name == "onnxruntime" else find(name)
+    ))  # fmt: skip
+    if fails:
+        monkeypatch.setattr("onnx.reference.ReferenceEvaluator.run", None)
+    assert call("compile", tmp_path / "norm.onnx", "-o", tmp_path / "norm.so", "--threads", "1", "--verify") == 1
+    assert re.search(said, capsys.readouterr().err)
+    assert (tmp_path / "norm.so").exists()
+    assert (tmp_path / "norm.json").exists()
 
 
 def test_its_library_gives_the_values_of_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
