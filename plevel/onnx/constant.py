@@ -13,7 +13,7 @@ import onnx.helper
 import onnx.numpy_helper
 import onnx.shape_inference
 
-from plevel.onnx.types import known_types
+from plevel.onnx.types import known_types, nested
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
@@ -64,9 +64,10 @@ def compute_at_call(array: np.ndarray, sizes: Sizes) -> Expr:
 
 def large_numbers(graph: Any) -> Iterator[int]:
     """Whole numbers of a model's small constants, as large as those that stand for sizes: such as -1e9 of a mask."""
-    given = [a for node in graph.node if node.op_type == "Constant" for a in node.attribute]
+    graphs = list(nested(graph))
+    given = [a for g in graphs for node in g.node if node.op_type == "Constant" for a in node.attribute]
     values = [n for a in given for n in (a.f, a.i)]
-    for tensor in (*graph.initializer, *(a.t for a in given if a.HasField("t"))):
+    for tensor in (*(t for g in graphs for t in g.initializer), *(a.t for a in given if a.HasField("t"))):
         if math.prod(tensor.dims) <= _SHOWN:
             with suppress(ValueError, TypeError):  # of one that is broken, as its reader says
                 values += onnx.numpy_helper.to_array(tensor).reshape(-1).tolist()

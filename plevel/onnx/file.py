@@ -11,6 +11,7 @@ import onnx
 import onnx.checker
 from google.protobuf.message import DecodeError
 
+from plevel.onnx.types import nested
 from strategy.network.graph import NetworkError
 
 MAX_BYTES = 2**31 - 1  # of a protobuf message
@@ -77,12 +78,13 @@ def _short(error: Exception) -> str:
 
 
 def _tensors(graph: Any) -> Iterator[Any]:
-    """The tensors of a graph: initializers, and those of nodes' attributes; subgraphs are not entered."""
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.TENSOR:
-                yield attribute.t
+    """The tensors of a graph and of those within it: initializers, and those of nodes' attributes."""
+    for each in nested(graph):
+        yield from each.initializer
+        for node in each.node:
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.TENSOR:
+                    yield attribute.t
 
 
 def _check_external(tensor: Any, folder: Path) -> None:
@@ -146,7 +148,8 @@ def _fix_sizes(graph: Any, dims: Dims) -> Symbols:
                 symbols.setdefault(size[1], []).append((dim, size[0]))
     if unused:
         raise NetworkError(f"--dim {', '.join(unused)}: no input has such a symbolic size")
-    del graph.value_info[:]
+    for each in nested(graph):
+        del each.value_info[:]
     for output in graph.output:
         output.type.tensor_type.ClearField("shape")
     return Symbols(symbols)

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ import onnx.inliner
 import onnx.numpy_helper
 import onnx.shape_inference
 
-import plevel.onnx.recurrent  # noqa: F401  (which registers its operators)
+import plevel.onnx.quantized
+import plevel.onnx.recurrent  # noqa: F401  (both register their operators)
 from plevel.comparison import Reference, make_inputs
 from plevel.onnx.constant import (
     FailedError,
@@ -26,9 +28,10 @@ from plevel.onnx.constant import (
     is_symbolic,
     large_numbers,
 )
+from plevel.onnx.control import CONTROL
 from plevel.onnx.file import Symbols
 from plevel.onnx.operator import OPERATORS, Node
-from plevel.onnx.types import known_types, read_type
+from plevel.onnx.types import known_types, nested, read_type
 from strategy.expr import Constant, Expr, Tuple, Var
 from strategy.network.graph import Network, NetworkError
 from strategy.network.plan import Port
@@ -140,7 +143,7 @@ class _Importer:
             computed = _is_computable(node) and known.issuperset(node.input)
             if node.op_type in _OF_TYPES or computed:
                 known.update(node.output)
-            elif _name(node) not in OPERATORS:
+            elif _name(node) not in OPERATORS.keys() | CONTROL:
                 counts[_name(node)] += 1
         if counts:
             listed = ", ".join(f"{name} ({n})" for name, n in counts.most_common())
@@ -160,16 +163,20 @@ class _Importer:
             made: Sequence[Expr | None] | None = self._computed(node, args)
             if made is None:
                 function = OPERATORS.get(_name(node))
-                if function is None:
+                if _name(node) in CONTROL:
+                    function = partial(CONTROL[_name(node)], read=self._read)
+                if function is None and self.inferred is not None:
                     self._leave(node)
                     return
+                if function is None:
+                    raise NetworkError("plevel has no kernel for it")
                 given = {n for n, a in zip(node.input, args, strict=True) if n and not isinstance(a, Constant)}
                 if given <= self.numbers:
                     self.numbers.update(node.output)
                 if node.op_type in _OF_VALUES:
                     args = [self._at_call(a) for a in args]
                 found = function(Node(node, self.opsets, self.sizes, self.limits), *args)
-                made = list(found) if isinstance(found, tuple) else [found]
+                made = list(found) if isinstance(found, tuple | list) else [found]
                 for value in made:
                     if value is not None:
                         value.checked_type  # noqa: B018  (errors of types are this node's)
@@ -186,6 +193,19 @@ class _Importer:
         if missing:
             raise NetworkError(f"{reader}: its output {missing[0]} is used, which plevel does not compute")
         self.values.update((n, value) for n, value in zip(node.output, made, strict=False) if value is not None)
+
+    def _read(self, graph: Any, given: Sequence[Expr]) -> list[Expr]:
+        """The outputs of a graph within a node; nothing in it is left out."""
+        outer = self.values, self.inferred
+        self.values, self.inferred = dict(self.values), None
+        try:
+            self.values.update((t.name, _initial(t)) for t in graph.initializer)
+            self.values.update(zip((value.name for value in graph.input), given, strict=True))
+            for node in graph.node:
+                self._add(node)
+            return [self._value(o.name, f"graph {graph.name!r:.80}") for o in graph.output]
+        finally:
+            self.values, self.inferred = outer
 
     def _computed(self, node: Any, args: Sequence[Expr | None]) -> list[Expr | None] | None:
         """The outputs of a node of constants, by ONNX's own reference; None for an unnamed one."""
@@ -244,20 +264,24 @@ class _Importer:
 
 def _expanded(model: Any) -> Any:
     """A model with the parts that ONNX or the model has of operators, in the place of those that plevel lacks."""
-    if not (model.functions or any(map(_has_parts, model.graph.node))):
+    if not (model.functions or any(map(_has_parts, _nodes(model.graph)))):
         return model
     own = [("", name) for name in OPERATORS.keys() | _RANDOM]
     try:  # parts may depend on types
         typed = onnx.shape_inference.infer_shapes(model)
         weights = (onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in model.graph.initializer)
         typed.graph.value_info.extend(weights)
-        for node in filter(_has_parts, typed.graph.node):  # which read attributes that are left out
+        for node in filter(_has_parts, _nodes(typed.graph)):  # which read attributes that are left out
             known = {a.name for a in node.attribute}
             more = onnx.defs.get_schema(node.op_type).attributes.values()
             node.attribute.extend(a.default_value for a in more if a.name not in known and a.default_value.name)
         return onnx.inliner.inline_selected_functions(typed, own, exclude=True, inline_schema_functions=True)
     except (ValueError, TypeError, RuntimeError):  # larger than 2 GiB; an older ONNX, which does not have it
         return model
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    return (node for each in nested(graph) for node in each.node)
 
 
 def _has_parts(node: Any) -> bool:

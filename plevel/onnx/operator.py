@@ -53,7 +53,7 @@ class Node:
         return self._attributes[name]
 
 
-def _register(*names: str) -> Callable[[Operator], Operator]:
+def register(*names: str) -> Callable[[Operator], Operator]:
     def decorate(function: Operator) -> Operator:
         OPERATORS.update(dict.fromkeys(names, function))
         return function
@@ -61,7 +61,7 @@ def _register(*names: str) -> Callable[[Operator], Operator]:
     return decorate
 
 
-def _constant(value: Expr | None, what: str) -> Any:
+def constant(value: Expr | None, what: str) -> Any:
     """The value of an input that must be constant."""
     if not isinstance(value, Constant):
         raise NetworkError(f"{what} is not constant")
@@ -70,7 +70,7 @@ def _constant(value: Expr | None, what: str) -> Any:
 
 def _integers(node: Node, name: str, value: Expr | None) -> list[int] | None:
     """Integers that newer versions take as an input, and older ones as an attribute."""
-    given = node.get(name) if value is None else _constant(value, name).reshape(-1).tolist()
+    given = node.get(name) if value is None else constant(value, name).reshape(-1).tolist()
     return None if given is None else [int(i) for i in given]
 
 
@@ -89,15 +89,15 @@ for _name, _own in {
     OPERATORS[_name] = lambda node, x, y, _own=_own: call(_own, x, y)
 
 
-@_register("Div")
+@register("Div")
 def _div(node: Node, x: Expr, y: Expr) -> Expr:
     return call("divide", x, y) if "float" in x.tensor_type.dtype else layer.truncated_quotient(x, y)
 
 
-@_register("Dropout")
+@register("Dropout")
 def _dropout(node: Node, x: Expr, ratio: Expr | None = None, training: Expr | None = None) -> Expr:
     draws = not node.get("is_test", 0) if node.version < 7 else training is not None
-    if draws and (training is None or _constant(training, "training_mode").any()):
+    if draws and (training is None or constant(training, "training_mode").any()):
         raise NetworkError("training_mode: export the model in eval mode")
     return x
 
@@ -116,7 +116,7 @@ def _folded(name: str, first: Expr, more: Sequence[Expr]) -> Expr:
     return first
 
 
-@_register("Pow")
+@register("Pow")
 def _pow(node: Node, x: Expr, y: Expr) -> Expr:
     if isinstance(y, Constant) and y.value.size == 1:
         exponent = float(y.value.reshape(()))
@@ -129,7 +129,7 @@ def _pow(node: Node, x: Expr, y: Expr) -> Expr:
     return call("power", x, y)
 
 
-@_register("Mod")
+@register("Mod")
 def _mod(node: Node, x: Expr, y: Expr) -> Expr:
     """The remainder with the sign of y, or of x with `fmod`."""
     if not node.get("fmod", 0):
@@ -138,7 +138,7 @@ def _mod(node: Node, x: Expr, y: Expr) -> Expr:
     return call("where", call("less", x, number(0, x)), call("negative", rest), rest)
 
 
-@_register("IsInf")
+@register("IsInf")
 def _is_infinite(node: Node, x: Expr) -> Expr:
     signs = [node.get(f"detect_{name}", 1) for name in ("negative", "positive")]
     return call("isinf", x) if all(signs) else call("equal", x, number(math.inf if signs[1] else -math.inf, x))
@@ -151,7 +151,7 @@ OPERATORS |= {
     "LeakyRelu": lambda node, x: call("leaky_relu", x, alpha=float(node.get("alpha", 0.01))),
     "Where": lambda node, condition, x, y: call("where", condition, x, y),
     "MatMul": lambda node, x, y: layer.matmul(x, y),
-    "Conv": lambda node, x, weight, bias=None: layer.convolution(x, weight, bias, **_windows(node, x, weight)),
+    "Conv": lambda node, x, weight, bias=None: layer.convolution(x, weight, bias, **windows(node, x, weight)),
     "DepthToSpace": lambda node, x: call(
         "depth_to_space", x, block_size=node.get("blocksize"), mode=node.get("mode", "DCR")
     ),
@@ -168,7 +168,7 @@ OPERATORS |= {
 }
 
 
-@_register("HardSigmoid")
+@register("HardSigmoid")
 def _hard_sigmoid(node: Node, x: Expr) -> Expr:
     alpha, beta = node.get("alpha", 0.2), node.get("beta", 0.5)
     # PyTorch's 1/6, of which the file has the float32.
@@ -176,7 +176,7 @@ def _hard_sigmoid(node: Node, x: Expr) -> Expr:
     return call("hardsigmoid", x, alpha=alpha, beta=beta)
 
 
-@_register("PRelu")
+@register("PRelu")
 def _prelu(node: Node, x: Expr, slope: Expr) -> Expr:
     shape, rank = extents(slope), len(extents(x))
     aligned = (1,) * (rank - len(shape)) + shape
@@ -186,20 +186,20 @@ def _prelu(node: Node, x: Expr, slope: Expr) -> Expr:
     return call("add", call("relu", x), call("multiply", negative, slope))
 
 
-@_register("Clip")
+@register("Clip")
 def _clip(node: Node, x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
-    least = node.get("min") if low is None else _constant(low, "min").item()
-    most = node.get("max") if high is None else _constant(high, "max").item()
+    least = node.get("min") if low is None else constant(low, "min").item()
+    most = node.get("max") if high is None else constant(high, "max").item()
     return layer.clip(x, least, most)
 
 
-@_register("Cast")
+@register("Cast")
 def _cast(node: Node, x: Expr) -> Expr:
     dtype = onnx.helper.tensor_dtype_to_np_dtype(node.get("to")).name
     return x if x.tensor_type.dtype == dtype else call("cast", x, dtype=dtype)
 
 
-@_register("Gemm")
+@register("Gemm")
 def _gemm(node: Node, x: Expr, y: Expr, bias: Expr | None = None) -> Expr:
     x = layer.swap(x) if node.get("transA", 0) else x
     weight = y if node.get("transB", 0) else layer.swap(y)
@@ -230,7 +230,7 @@ def _pads(node: Node, x: Expr, window: Sequence[int], strides: Sequence[int], di
     return begins + ends
 
 
-def _windows(node: Node, x: Expr, weight: Expr) -> dict[str, Any]:
+def windows(node: Node, x: Expr, weight: Expr) -> dict[str, Any]:
     """The attributes of a convolution."""
     rank = len(extents(x)) - 2
     strides, dilation = node.get("strides", [1] * rank), node.get("dilations", [1] * rank)
@@ -238,106 +238,7 @@ def _windows(node: Node, x: Expr, weight: Expr) -> dict[str, Any]:
     return {"strides": strides, "padding": padding, "dilation": dilation, "groups": node.get("group", 1)}
 
 
-def _point(value: Expr | None, name: str) -> int:
-    """The only zero point of a tensor, 0 without one."""
-    if value is None:
-        return 0
-    first, *others = set(_constant(value, name).reshape(-1).tolist())
-    if others:
-        raise NetworkError(f"{name}: several zero points: quantize weights symmetrically")
-    return int(first)
-
-
-def _points(of_data: Expr | None, of_weight: Expr | None) -> dict[str, int]:
-    return {"input_zero_point": _point(of_data, "x_zero_point"), "kernel_zero_point": _point(of_weight, "w_zero_point")}
-
-
-def _quantity(value: Expr | None, dtype: str) -> Constant:
-    """A scale or zero points, 0 where there are none, with a number for each entry of an axis, or one for all."""
-    found = np.zeros((), dtype) if value is None else _constant(value, "a scale or zero point").astype(dtype)
-    if found.ndim > 1:
-        raise NetworkError("scales of blocks: plevel takes one scale, or one for each entry of an axis")
-    return Constant(found.reshape(()) if found.size == 1 else found)
-
-
-@_register("QuantizeLinear")
-def _quantize(node: Node, x: Expr, scale: Expr, zero_point: Expr | None = None) -> Expr:
-    dtype = _named_dtype(node) or "uint8" if zero_point is None else zero_point.tensor_type.dtype
-    given = _quantity(scale, "float32"), _quantity(zero_point, "int32")
-    return call("quantize", x, *given, axis=node.get("axis", 1), out_dtype=dtype)
-
-
-def _named_dtype(node: Node) -> str | None:
-    """The dtype that the attribute `output_dtype` names, if it is given."""
-    named = node.get("output_dtype", 0)
-    return onnx.helper.tensor_dtype_to_np_dtype(named).name if named else None
-
-
-@_register("DequantizeLinear")
-def _dequantize(node: Node, x: Expr, scale: Expr, zero_point: Expr | None = None) -> Expr:
-    given = _quantity(scale, "float32"), _quantity(zero_point, "int32")
-    found = call("dequantize", x, *given, axis=node.get("axis", 1))
-    dtype = _named_dtype(node) or scale.tensor_type.dtype
-    return found if dtype == "float32" else call("cast", found, dtype=dtype)
-
-
-@_register("ConvInteger")
-def _conv_integer(
-    node: Node, x: Expr, weight: Expr, x_zero_point: Expr | None = None, w_zero_point: Expr | None = None
-) -> Expr:
-    if len(extents(x)) != 4:
-        raise NetworkError(f"a convolution of integers of {len(extents(x)) - 2} dimensions: plevel has two")
-    given = _windows(node, x, weight) | _points(x_zero_point, w_zero_point)
-    return call("qconv2d", x, weight, **{n: tuple(v) if isinstance(v, list) else v for n, v in given.items()})
-
-
-@_register("MatMulInteger")
-def _matmul_integer(
-    node: Node, x: Expr, y: Expr, x_zero_point: Expr | None = None, y_zero_point: Expr | None = None
-) -> Expr:
-    return layer.reshape(_sums_of_rows(x, y, x_zero_point, y_zero_point), (*extents(x)[:-1], extents(y)[-1]))
-
-
-def _sums_of_rows(x: Expr, y: Expr, x_zero_point: Expr | None, y_zero_point: Expr | None) -> Expr:
-    """The product of all rows of x with a matrix of integers."""
-    shape = extents(x)
-    if len(extents(y)) != 2:
-        raise NetworkError(f"integers multiplied by {y.tensor_type}: plevel multiplies them by a matrix only")
-    rows = layer.reshape(x, (math.prod(shape[:-1]), shape[-1]))
-    return call("qdense", rows, layer.swap(y), **_points(x_zero_point, y_zero_point))
-
-
-@_register("QLinearConv")
-def _qlinear_conv(
-    node: Node, x: Expr, x_scale: Expr, x_zero_point: Expr, weight: Expr, w_scale: Expr, w_zero_point: Expr,
-    y_scale: Expr, y_zero_point: Expr, bias: Expr | None = None,
-) -> Expr:  # fmt: skip
-    found = _conv_integer(node, x, weight, x_zero_point, w_zero_point)
-    found = found if bias is None else layer.add_bias(found, bias)
-    return _requantized(found, (x_scale, w_scale), y_scale, y_zero_point, axis=1)
-
-
-@_register("QLinearMatMul")
-def _qlinear_matmul(
-    node: Node, x: Expr, x_scale: Expr, x_zero_point: Expr, y: Expr, y_scale: Expr, y_zero_point: Expr,
-    out_scale: Expr, out_zero_point: Expr,
-) -> Expr:  # fmt: skip
-    if any(_constant(scale, "a scale").size > 1 for scale in (x_scale, out_scale)):
-        raise NetworkError("scales of rows: plevel takes one of the data, one of the output, one of each column of b")
-    sums = _sums_of_rows(x, y, x_zero_point, y_zero_point)
-    found = _requantized(sums, (x_scale, y_scale), out_scale, out_zero_point, axis=-1)
-    return layer.reshape(found, (*extents(x)[:-1], extents(y)[-1]))
-
-
-def _requantized(sums: Expr, factors: Sequence[Expr], scale: Expr, zero_point: Expr, axis: int) -> Expr:
-    """Sums of products of integers, whose scales are `factors`, in the scale and dtype of the output."""
-    of_sums = math.prod(_quantity(factor, "float32").value for factor in factors)
-    given = Constant(np.asarray(of_sums)), _quantity(None, "int32"), _quantity(scale, "float32")
-    dtype = zero_point.tensor_type.dtype
-    return call("requantize", sums, *given, _quantity(zero_point, "int32"), axis=axis, out_dtype=dtype)
-
-
-@_register("ConvTranspose")
+@register("ConvTranspose")
 def _conv_transpose(node: Node, x: Expr, weight: Expr, bias: Expr | None = None) -> Expr:
     rank = len(extents(x)) - 2
     strides, dilation = node.get("strides", [1] * rank), node.get("dilations", [1] * rank)
@@ -349,7 +250,7 @@ def _conv_transpose(node: Node, x: Expr, weight: Expr, bias: Expr | None = None)
     )  # fmt: skip
 
 
-@_register("Resize", "Upsample")
+@register("Resize", "Upsample")
 def _resize(
     node: Node, x: Expr, roi: Expr | None = None, scales: Expr | None = None, sizes: Expr | None = None
 ) -> Expr:
@@ -363,13 +264,13 @@ def _resize(
     factors: list[float | None] = [None] * rank
     wanted = list(extents(x))
     if sizes is None:
-        for axis, f in _for_each(axes, "scales", node.get("scales") if scales is None else _constant(scales, "scales")):
+        for axis, f in _for_each(axes, "scales", node.get("scales") if scales is None else constant(scales, "scales")):
             factors[axis], wanted[axis] = float(f), math.floor(np.float32(wanted[axis]) * np.float32(f))
     else:
         policy = node.get("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             raise NetworkError(f"keep_aspect_ratio_policy {policy!r}: export the sizes it leads to, with 'stretch'")
-        for axis, extent in _for_each(axes, "sizes", _constant(sizes, "sizes")):
+        for axis, extent in _for_each(axes, "sizes", constant(sizes, "sizes")):
             wanted[axis] = int(extent)
     if tuple(wanted[:2]) != extents(x)[:2]:
         raise NetworkError("it resizes the batch or channels: plevel resizes height and width only")
@@ -408,55 +309,14 @@ def _for_each(axes: Sequence[int], name: str, given: Any) -> list[tuple[int, Any
     return list(zip(axes, given, strict=True))
 
 
-@_register("com.microsoft.MatMulNBits")
-def _matmul_nbits(
-    node: Node, x: Expr, weight: Expr, scales: Expr, zero_points: Expr | None = None, *more: Expr | None
-) -> Expr:
-    size, k, n = (node.require(name) for name in ("block_size", "K", "N"))
-    bits = node.get("bits", 4)
-    if bits not in (4, 8):
-        raise NetworkError(f"bits = {bits}: plevel has 4 and 8")
-    group, bias = (*more, None, None)[:2]
-    if group is not None:
-        raise NetworkError("it has g_idx: quantize without reordering along k")
-    shape, blocks = extents(x), -(-k // size)
-    rows, scales = layer.reshape(x, (math.prod(shape[:-1]), k)), layer.reshape(scales, (n, blocks))
-    weight, dtype = layer.reshape(weight, (n, blocks, size * bits // 8)), x.tensor_type.dtype
-    attrs = {"bits": bits, "block_size": size, "accuracy_level": 4 if node.get("accuracy_level", 0) == 4 else 0}
-    if zero_points is None:
-        found: Expr = call("matmul_nbits", rows, weight, scales, **attrs)
-    else:
-        # The difference of a block's own zero point from the usual one is taken from the block's sum: it may be
-        # far smaller than its operands, so in float32, and of the data as the product rounds them.
-        points, factors = _constant(zero_points, "zero_points"), _constant(scales, "scales").astype(np.float32)
-        if points.dtype == np.uint8:
-            parts = points.reshape(n, -1)
-            unpacked = parts if bits == 8 else np.stack([parts & 15, parts >> 4], -1).reshape(n, -1)
-            points = unpacked[:, :blocks]
-        share = (points.reshape(n, blocks).astype(np.float32) - 2 ** (bits - 1)) * factors
-        rows = rows if dtype == "float32" else call("cast", rows, dtype="float32")
-        whole = call("pad", rows, pad_width=((0, 0), (0, blocks * size - k))) if k % size else rows
-        ones = np.full((1, 1, size * bits // 8), 0x99 if bits == 4 else 0x81, np.uint8)
-        sums = call(
-            "matmul_nbits", layer.reshape(whole, (-1, size)), Constant(ones), Constant(np.ones((1, 1), np.float32)),
-            **attrs,
-        )  # fmt: skip
-        found = call("matmul_nbits", rows, weight, Constant(factors), **attrs)
-        found = call("subtract", found, call("dense", layer.reshape(sums, (-1, blocks)), Constant(share)))
-        found = found if dtype == "float32" else call("cast", found, dtype=dtype)
-    if bias is not None:
-        found = layer.add_bias(found, bias)
-    return layer.reshape(found, (*shape[:-1], n))
-
-
-@_register("BatchNormalization")
+@register("BatchNormalization")
 def _batch_norm(node: Node, x: Expr, scale: Expr, shift: Expr, mean: Expr, variance: Expr) -> Expr:
     if node.get("training_mode", 0):
         raise NetworkError("training_mode: export the model in eval mode")
     return layer.batch_norm(x, scale, shift, mean, variance, node.get("epsilon", 1e-5))
 
 
-@_register("LayerNormalization")
+@register("LayerNormalization")
 def _layer_norm(node: Node, x: Expr, scale: Expr, shift: Expr | None = None) -> Expr:
     axis = node.get("axis", -1) % len(extents(x))
     size = math.prod(extents(x)[axis:])
@@ -508,7 +368,7 @@ for _name, _parts in {
     OPERATORS[_name] = _reduce(*_parts)
 
 
-@_register("LpNormalization")
+@register("LpNormalization")
 def _lp_normalization(node: Node, x: Expr) -> Expr:
     order = node.get("p", 2)
     if order not in (1, 2):
@@ -519,7 +379,7 @@ def _lp_normalization(node: Node, x: Expr) -> Expr:
     return call("divide", x, call("where", call("equal", norm, number(0, x)), number(1, x), norm))
 
 
-@_register("LRN")
+@register("LRN")
 def _local_response_norm(node: Node, x: Expr) -> Expr:
     """Each channel by a sum of squares of those around it, of which more stand behind it."""
     size, channels = node.require("size"), extents(x)[1]
@@ -544,16 +404,16 @@ def _place(name: str) -> Operator:
 OPERATORS["ArgMax"], OPERATORS["ArgMin"] = _place("argmax"), _place("argmin")
 
 
-@_register("TopK")
+@register("TopK")
 def _topk(node: Node, x: Expr, count: Expr) -> tuple[Expr, Expr]:
-    k, axis = int(_constant(count, "K").item()), node.get("axis", -1)
+    k, axis = int(constant(count, "K").item()), node.get("axis", -1)
     found = call("topk", x, k=k, axis=axis, ret_type="indices", is_ascend=not node.get("largest", 1), dtype="int64")
     return call("gather", x, found, axis=axis), found
 
 
 def _scan(name: str) -> Operator:
     def make(node: Node, x: Expr, given: Expr) -> Expr:
-        axis = int(_constant(given, "axis").item())
+        axis = int(constant(given, "axis").item())
         backwards, attrs = node.get("reverse", 0), {"exclusive": bool(node.get("exclusive", 0))}
         x = call("reverse", x, axis=axis) if backwards else x
         found = call(name, x, axis=axis, dtype=x.tensor_type.dtype, **attrs)
@@ -565,7 +425,7 @@ def _scan(name: str) -> Operator:
 OPERATORS["CumSum"], OPERATORS["CumProd"] = _scan("cumsum"), _scan("cumprod")
 
 
-@_register("Einsum")
+@register("Einsum")
 def _einsum(node: Node, *operands: Expr) -> Expr:
     """Products of two operands at a time, with the axes that both have, and a later one needs, as the batch."""
     given, arrow, wanted = node.require("equation").decode().replace(" ", "").partition("->")
@@ -601,12 +461,12 @@ def _contracted(x: Expr, left: str, y: Expr, right: str, later: set[str]) -> tup
     return layer.reshape(layer.matmul(first, second), [sizes[a] for a in axes]), "".join(axes)
 
 
-@_register("NonMaxSuppression")
+@register("NonMaxSuppression")
 def _depends_on_data(node: Node, *inputs: Expr | None) -> Expr:
     raise NetworkError("how large its output is depends on data: end the model before it")
 
 
-@_register("Unique")
+@register("Unique")
 def _unique(node: Node, x: Expr) -> tuple[Expr | None, ...]:
     """Only the places of the input's elements among those that differ: how large the others are depends on data."""
     if not node.get("sorted", 1) or (node.get("axis") is not None and len(extents(x)) > 1):
@@ -632,40 +492,40 @@ def _global_pool(name: str) -> Operator:
 OPERATORS["GlobalAveragePool"], OPERATORS["GlobalMaxPool"] = _global_pool("mean"), _global_pool("max")
 
 
-@_register("Reshape")
+@register("Reshape")
 def _reshape(node: Node, x: Expr, shape: Expr) -> Expr:
-    given = [int(n) for n in _constant(shape, "the shape")]
+    given = [int(n) for n in constant(shape, "the shape")]
     if not node.get("allowzero", 0):
         given = [extents(x)[i] if n == 0 else n for i, n in enumerate(given)]
     return layer.reshape(x, given)
 
 
-@_register("Tile")
+@register("Tile")
 def _tile(node: Node, x: Expr, times: Expr) -> Expr:
-    return layer.tile(x, [int(n) for n in _constant(times, "repeats")])
+    return layer.tile(x, [int(n) for n in constant(times, "repeats")])
 
 
-@_register("Trilu")
+@register("Trilu")
 def _trilu(node: Node, x: Expr, diagonal: Expr | None = None) -> Expr:
-    k = 0 if diagonal is None else int(_constant(diagonal, "k").item())
+    k = 0 if diagonal is None else int(constant(diagonal, "k").item())
     return call("trilu", x, k=k, upper=bool(node.get("upper", 1)))
 
 
-@_register("Flatten")
+@register("Flatten")
 def _flatten(node: Node, x: Expr) -> Expr:
     axis = node.get("axis", 1)
     axis = axis if axis >= 0 else axis + len(extents(x))
     return layer.reshape(x, (math.prod(extents(x)[:axis]), math.prod(extents(x)[axis:])))
 
 
-@_register("Squeeze")
+@register("Squeeze")
 def _squeeze(node: Node, x: Expr, given: Expr | None = None) -> Expr:
     axes, shape = _integers(node, "axes", given), extents(x)
     gone = {a % len(shape) for a in axes} if axes else {i for i, n in enumerate(shape) if n == 1}
     return layer.reshape(x, [n for i, n in enumerate(shape) if i not in gone])
 
 
-@_register("Unsqueeze")
+@register("Unsqueeze")
 def _unsqueeze(node: Node, x: Expr, given: Expr | None = None) -> Expr:
     axes = _integers(node, "axes", given) or []
     rank = len(extents(x)) + len(axes)
@@ -673,26 +533,26 @@ def _unsqueeze(node: Node, x: Expr, given: Expr | None = None) -> Expr:
     return layer.reshape(x, [1 if i in new else next(left) for i in range(rank)])
 
 
-@_register("Expand")
+@register("Expand")
 def _expand(node: Node, x: Expr, shape: Expr) -> Expr:
-    given = tuple(int(n) for n in _constant(shape, "the shape"))
+    given = tuple(int(n) for n in constant(shape, "the shape"))
     return layer.broadcast(x, np.broadcast_shapes(extents(x), given))
 
 
-@_register("ConstantOfShape")
+@register("ConstantOfShape")
 def _constant_of_shape(node: Node, shape: Expr) -> Expr:
     value = node.get("value")
     filling = np.zeros(1, np.float32) if value is None else onnx.numpy_helper.to_array(value)
-    return layer.filled(filling[0], [int(n) for n in _constant(shape, "the shape")], filling.dtype.name)
+    return layer.filled(filling[0], [int(n) for n in constant(shape, "the shape")], filling.dtype.name)
 
 
-@_register("Range")
+@register("Range")
 def _range(node: Node, start: Expr, limit: Expr, delta: Expr) -> Expr:
-    first, end, step = (_constant(v, "a bound").item() for v in (start, limit, delta))
+    first, end, step = (constant(v, "a bound").item() for v in (start, limit, delta))
     return layer.steps(first, end, step, start.tensor_type.dtype)
 
 
-@_register("Slice")
+@register("Slice")
 def _slice(node: Node, x: Expr, *given: Expr | None) -> Expr:
     names = ("starts", "ends", "axes", "steps")
     inputs = (*given, *(None for _ in range(4 - len(given))))
@@ -739,7 +599,7 @@ def _bounds(node: Node, start: int, end: int, extent: int, step: int) -> tuple[i
     return start, end
 
 
-@_register("Split")
+@register("Split")
 def _split(node: Node, x: Expr, given: Expr | None = None) -> tuple[Expr, ...]:
     axis, sizes = node.get("axis", 0), _integers(node, "split", given)
     whole = extents(x)[axis]
@@ -751,7 +611,7 @@ def _split(node: Node, x: Expr, given: Expr | None = None) -> tuple[Expr, ...]:
     return tuple(layer.take_slice(x, axis, e - n, e) for n, e in zip(sizes, ends, strict=True))
 
 
-@_register("Gather")
+@register("Gather")
 def _gather(node: Node, x: Expr, indices: Expr) -> Expr:
     axis = node.get("axis", 0)
     if isinstance(indices, Constant) and indices.value.size and node.sizes is not None:
@@ -767,7 +627,7 @@ def _gather(node: Node, x: Expr, indices: Expr) -> Expr:
     return call("take", x, indices, axis=axis, mode="wrap")  # from the end where negative
 
 
-@_register("GatherElements")
+@register("GatherElements")
 def _gather_elements(node: Node, x: Expr, indices: Expr) -> Expr:
     """The indices may have less rows than the tensor."""
     axis = node.get("axis", 0) % len(extents(x))
@@ -776,9 +636,9 @@ def _gather_elements(node: Node, x: Expr, indices: Expr) -> Expr:
     return call("gather", x, _counted(indices, extents(x)[axis]), axis=axis)
 
 
-@_register("OneHot")
+@register("OneHot")
 def _one_hot(node: Node, indices: Expr, depth: Expr, values: Expr) -> Expr:
-    count, rank = int(_constant(depth, "depth").item()), len(extents(indices)) + 1
+    count, rank = int(constant(depth, "depth").item()), len(extents(indices)) + 1
     shape, axis = list(extents(indices)), node.get("axis", -1) % rank
     shape.insert(axis, 1)
     places = layer.reshape(layer.steps(0, count, 1, indices.tensor_type.dtype), (count, *(1,) * (rank - 1 - axis)))
@@ -787,7 +647,7 @@ def _one_hot(node: Node, indices: Expr, depth: Expr, values: Expr) -> Expr:
     return call("where", hit, on, off)
 
 
-@_register("GatherND")
+@register("GatherND")
 def _gather_nd(node: Node, x: Expr, indices: Expr) -> Expr:
     """The coordinates stand on the last axis of the indices, and on the first of plevel's."""
     rank, batch = len(extents(indices)), node.get("batch_dims", 0)
@@ -795,7 +655,7 @@ def _gather_nd(node: Node, x: Expr, indices: Expr) -> Expr:
     return call("gather_nd", x, front, batch_dims=batch)
 
 
-@_register("ScatterElements", "Scatter")
+@register("ScatterElements", "Scatter")
 def _scatter_elements(node: Node, x: Expr, indices: Expr, updates: Expr) -> Expr:
     axis, reduction = node.get("axis", 0), node.get("reduction", "none")
     places = _counted(indices, extents(x)[axis])
@@ -808,7 +668,7 @@ def _scatter_elements(node: Node, x: Expr, indices: Expr, updates: Expr) -> Expr
     return reduce_elements(x, axis, places, updates, reduction)
 
 
-@_register("ScatterND")
+@register("ScatterND")
 def _scatter_nd(node: Node, x: Expr, indices: Expr, updates: Expr) -> Expr:
     """The first axes as one, and the others as one."""
     reduction, (*shape, count) = node.get("reduction", "none"), extents(indices)
@@ -833,14 +693,14 @@ def _counted(indices: Expr, extent: int) -> Expr:
     return call("where", below, call("add", indices, layer.count(extent, indices)), indices)
 
 
-@_register("Pad")
+@register("Pad")
 def _pad(
     node: Node, x: Expr, pads: Expr | None = None, value: Expr | None = None, axes: Expr | None = None
 ) -> Expr:
     """`pads` has what goes before each axis, then what goes behind; one below 0 takes elements away."""
     rank, mode = len(extents(x)), node.get("mode", "constant")
     widths = _integers(node, "pads", pads) or []
-    given = range(rank) if axes is None else [int(a) for a in _constant(axes, "axes").reshape(-1)]
+    given = range(rank) if axes is None else [int(a) for a in constant(axes, "axes").reshape(-1)]
     of = [a % rank for a in given if -rank <= a < rank]
     if not len(given) == len(of) == len(set(of)) == len(widths) / 2:
         raise NetworkError(f"pads {widths} of axes {list(given)} do not fit a tensor of rank {rank}")
@@ -852,5 +712,5 @@ def _pad(
     added = tuple((max(0, before), max(0, behind)) for before, behind in pairs)
     if mode not in ("constant", "edge", "reflect"):
         raise NetworkError(f"mode {mode!r}: plevel pads by constant, edge and reflect")
-    fill = node.get("value", 0.0) if value is None else _constant(value, "constant_value").reshape(-1)[0]
+    fill = node.get("value", 0.0) if value is None else constant(value, "constant_value").reshape(-1)[0]
     return call("pad", x, pad_width=added, pad_value=float(fill), pad_mode=mode) if np.any(added) else x

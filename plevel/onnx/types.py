@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import onnx.helper
 
 from strategy.network.graph import NetworkError
 from strategy.types import DTYPES, TensorType
+
+
+def nested(graph: Any) -> Iterator[Any]:
+    """A graph, and those within its nodes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from nested(inner)
 
 
 def read_type(value: Any) -> str:

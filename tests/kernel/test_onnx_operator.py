@@ -69,6 +69,33 @@ STEPS = {"s": np.float32(0.02), "t": np.float32(0.9), "q": np.uint8(120)}
 SLICE = [N("Slice", ["x", "b", "e"], ["y"])]
 TINY = np.float16([168, 504]) * np.float16(2**-24)  # once and thrice the 1e-5 of 16 bits
 CHANNELS = {"a": np.float32([0.1, 0.2, 0.3, 2]), "b": np.int32([9, 99, -999, 0])}
+
+
+def graph_of(nodes: list[Any], inputs: dict[str, Any], outputs: dict[str, Any]) -> Any:
+    """A graph within a node; its values have the shapes of arrays."""
+    given, made = (
+        [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in of.items()]
+        for of in (inputs, outputs)
+    )
+    return helper.make_graph(nodes, "inner", given, made)
+
+
+ROW, STEP, GOES = np.zeros(4, "float32"), np.int64(0), np.bool_(True)
+SIDES = {
+    "then_branch": graph_of([N("Exp", ["x"], ["a"])], {}, {"a": ROW}),
+    "else_branch": graph_of([N("Neg", ["c"], ["d"]), N("Add", ["x", "d"], ["b"])], {}, {"b": ROW}),
+}
+# The values of x times 2, 4, 6; beside their sum.
+BODY = graph_of(
+    [
+        N("Add", ["h", "x"], ["v"]), N("Cast", ["i"], ["j"], to=1), N("Mul", ["v", "j"], ["o"]),
+        N("Less", ["i", "last"], ["more"]),
+    ], {"i": STEP, "going": GOES, "h": ROW}, {"more": GOES, "v": ROW, "o": ROW},
+)  # fmt: skip
+EACH = graph_of(
+    [N("Mul", ["h", "e"], ["m"]), N("Add", ["m", "f"], ["v"]), N("Neg", ["v"], ["o"])],
+    {"h": ROW, "e": ROW, "f": ROW}, {"v": ROW, "o": ROW},
+)  # fmt: skip
 COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int, ...]]] = {
     "prelu of the last axis": (PRELU, {"x": normal(2, 4, 4)}, {"s": normal(4)}),
     "prelu of the last axis, rank 2": (PRELU, {"x": normal(2, 4, 4)}, {"s": normal(1, 4)}),
@@ -297,6 +324,42 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     "groups normed by parts": (
         [N("GroupNormalization", ["x", "s", "t"], ["y"], num_groups=2)], IMAGE, {"s": normal(4), "t": normal(4)}, 21
     ),
+    "a branch of data": (
+        [N("ReduceSum", ["x"], ["s"], keepdims=0), N("Less", ["s", "z"], ["l"]), N("If", ["l"], ["y"], **SIDES)],
+        X, {"z": np.float32(0), "c": normal(4)},
+    ),
+    "the other branch of data": (
+        [N("ReduceSum", ["x"], ["s"]), N("Less", ["z", "s"], ["l"]), N("If", ["l"], ["y"], **SIDES)],
+        X, {"z": np.float32(0), "c": normal(4)}, 17,
+    ),
+    "a branch of a constant": ([N("If", ["l"], ["y"], **SIDES)], X, {"l": False, "c": normal(4)}),
+    "a loop": (
+        [N("Loop", ["n", "g", "x"], ["s", "p"], body=BODY), N("Add", ["s", "p"], ["y"])], X,
+        {"n": 5, "last": 2, "g": True},
+    ),
+    "a loop of no steps": (
+        [N("Loop", ["", "g", "x"], ["s"], body=graph_of([*BODY.node], {"i": STEP, "going": GOES, "h": ROW}, {
+            "more": GOES, "v": ROW}
+        )), N("Neg", ["s"], ["y"])], X, {"g": False, "last": 2},
+    ),
+    "steps": (
+        [N("Scan", ["c", "x", "w"], ["s", "p"], body=EACH, num_scan_inputs=2), N("Add", ["s", "p"], ["y"])],
+        {"x": normal(3, 4)}, {"c": normal(4), "w": normal(3, 4)},
+    ),
+    "bytes of a range of data": ([N("DynamicQuantizeLinear", ["x"], ["y", "s", "z"])], {"x": normal(3, 4)}, {}),
+    "the scale of a range of data": ([N("DynamicQuantizeLinear", ["x"], ["b", "y", "z"])], {"x": normal(3, 4)}, {}),
+    "a product of integers whose zero points are of rows and columns": (
+        [N("MatMulInteger", ["x", "w", "z", "v"], ["y"])], {"x": ROWS["x"][0], "z": np.uint8([[3], [200], [131]])},
+        {"w": MATRIX["w"], "v": np.int8([5, -9, 0, 1, 2, 3, 4])},
+    ),
+    "a product of integers around a zero point of data": (
+        [N("MatMulInteger", ["x", "w", "z", "v"], ["y"])], {**ROWS, "z": np.uint8(131)},
+        {"w": MATRIX["w"], "v": np.int8(-3)},
+    ),
+    "a convolution of integers around a zero point of data": (
+        [N("ConvInteger", ["x", "w", "z", "v"], ["y"], group=2, pads=[1, 0, 1, 2], strides=[1, 2])],
+        {**BYTES, "z": np.uint8(131)}, {"w": WINDOWS["w"], "v": WINDOWS["v"]},
+    ),
     "dropout of no training": (
         [N("Dropout", ["x", "r", "t"], ["y"])], {"x": normal(4)}, {"r": np.float32(0.5), "t": False}
     ),
@@ -335,6 +398,22 @@ def test_what_onnx_s_reference_lacks_is_computed(tmp_path: Path) -> None:
         given = {"x": x[..., : expected.shape[-1]]}
         network = import_file(model_of(nodes, given, constants), tmp_path)
         assert error_of(evaluate(network.root, given)[0], expected) < 1e-6
+
+
+def test_steps_go_backwards_and_along_other_axes(tmp_path: Path) -> None:
+    """As in ONNX Runtime: ONNX's own reference does not take directions."""
+    x, start, more = normal(4, 3), normal(4), normal(3, 4)
+    node = N(
+        "Scan", ["c", "x", "w"], ["s", "y"], body=EACH, num_scan_inputs=2, scan_input_directions=[1, 0],
+        scan_input_axes=[1, 0], scan_output_axes=[1], scan_output_directions=[1],
+    )  # fmt: skip
+    model = model_of([node], {"x": x}, {"c": start, "w": more})
+    state, made = start, []
+    for i in range(3):
+        state = state * x[:, 2 - i] + more[i]
+        made.append(-state)
+    (found,) = evaluate(import_file(model, tmp_path).root, {"x": x})
+    assert error_of(found, np.stack(made[::-1], 1)) < 1e-6
 
 
 def test_a_function_of_the_model_is_read(tmp_path: Path) -> None:
@@ -479,7 +558,25 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "training_mode": ([N("Dropout", ["x", "r", "t"], ["y"])], {"r": np.float32(0.5), "t": True}),
     "training_mode: ": ([N("Dropout", ["c", "r", "t"], ["a"]), ADD], {"c": normal(4), "r": np.float32(0.5), "t": True}),
     "no kernel for: RandomNormal": ([N("RandomNormal", [], ["a"], shape=[4]), ADD], {}),
-    "no kernel for: If": ([N("If", ["c"], ["a"], then_branch=BRANCH, else_branch=BRANCH), ADD], {"c": True}),
+    "its branches give .*export the model with one": (
+        [
+            N("ReduceMax", ["x"], ["r"], keepdims=0), N("Cast", ["r"], ["c"], to=9),
+            N("If", ["c"], ["y"], then_branch=BRANCH, else_branch=graph_of([N("Exp", ["r"], ["d"])], {}, {"d": ROW})),
+        ], {},
+    ),
+    "the number of its steps depends on data": (
+        [N("Cast", ["x"], ["q"], to=TensorProto.INT64), N("ReduceMax", ["q"], ["n"], keepdims=0), N(
+            "Loop", ["n", "", "x"], ["y", "o"], body=BODY
+        )], {"last": 2},
+    ),
+    "plevel unrolls loops of at most": (
+        [N("Loop", ["n", "", "x"], ["y", "o"], body=BODY)], {"n": 1 << 15, "last": 1 << 20}
+    ),
+    "its outputs of each step no elements": ([N("Loop", ["n", "", "x"], ["y", "o"], body=BODY)], {"n": 0, "last": 2}),
+    "plevel has no kernel for it": (
+        [N("If", ["c"], ["y"], then_branch=graph_of([N("Det", ["x"], ["d"])], {}, {"d": ROW}), else_branch=BRANCH)],
+        {"c": True},
+    ),
     "no kernel for: RandomUniformLike": ([N("RandomUniformLike", ["c"], ["a"]), ADD], {"c": normal(4)}),
     "no kernel for: Bernoulli": ([N("Bernoulli", ["c"], ["a"]), ADD], {"c": np.float32([0.5] * 4)}),
     "a constant of more than": (
