@@ -301,6 +301,19 @@ def _resize(
     return resized(x, set(range(2, rank)) - fewer, node.get("nearest_mode", start))
 
 
+@register("GridSample")
+def _grid_sample(node: Node, x: Expr, grid: Expr) -> Expr:
+    if len(extents(x)) != 4:
+        raise NetworkError(f"an image of {len(extents(x)) - 2} dimensions is sampled: plevel has two")
+    methods = {"bilinear": "linear", "bicubic": "cubic", "nearest": "nearest_neighbor"}  # of version 16
+    mode, dtype = node.get("mode", "linear"), x.tensor_type.dtype
+    grid = grid if grid.tensor_type.dtype == dtype else call("cast", grid, dtype=dtype)
+    return call(
+        "grid_sample", x, grid, method=methods.get(mode, mode), padding_mode=node.get("padding_mode", "zeros"),
+        align_corners=bool(node.get("align_corners", 0)),
+    )  # fmt: skip
+
+
 def _for_each(axes: Sequence[int], name: str, given: Any) -> list[tuple[int, Any]]:
     """Each axis with its entry."""
     count = 0 if given is None else len(given)

@@ -169,6 +169,16 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
         [N("Resize", ["x", "", "", "z"], ["y"], mode="linear", coordinate_transformation_mode="pytorch_half_pixel")],
         IMAGE, {"z": [1, 4, 1, 9]},
     ),
+    **{
+        f"an image at places of a grid, {mode} {padding}": (
+            [N("GridSample", ["x", "g"], ["y"], mode=mode, padding_mode=padding, align_corners=align)],
+            {**IMAGE, "g": normal(1, 3, 5, 2)}, {}, opset,
+        )
+        for mode, padding, align, opset in (
+            ("bilinear", "zeros", 0, 16), ("linear", "reflection", 0, 20), ("nearest", "border", 1, 20),
+            ("cubic", "border", 0, 20), ("bicubic", "reflection", 1, 16),
+        )
+    },
     "an image upsampled": ([N("Upsample", ["x", "s"], ["y"])], IMAGE, {"s": np.float32([1, 1, 2, 2])}, 9),
     "depth to space": ([N("DepthToSpace", ["x"], ["y"], blocksize=2, mode="CRD")], IMAGE, {}),
     "space to depth": ([N("SpaceToDepth", ["x"], ["y"], blocksize=2)], {"x": normal(1, 3, 4, 6)}, {}),
