@@ -441,17 +441,45 @@ OPERATORS["CumSum"], OPERATORS["CumProd"] = _scan("cumsum"), _scan("cumprod")
 @register("Einsum")
 def _einsum(node: Node, *operands: Expr) -> Expr:
     """Products of two operands at a time, with the axes that both have, and a later one needs, as the batch."""
-    given, arrow, wanted = node.require("equation").decode().replace(" ", "").partition("->")
+    equation = node.require("equation").decode().replace(" ", "")
+    operands, equation = _without_ellipsis(operands, equation)
+    given, arrow, wanted = equation.partition("->")
     terms = given.split(",")
     wanted = wanted if arrow else "".join(sorted(a for a in set(given) - {","} if given.count(a) == 1))
-    if "." in given or any(len(set(t)) < len(t) for t in terms) or len(terms) != len(operands):
-        raise NetworkError(f"einsum of {given!r:.40}: plevel has it without '...' and diagonals")
+    if any(len(set(t)) < len(t) for t in terms) or len(terms) != len(operands):
+        raise NetworkError(f"einsum of {given!r:.40}: plevel has it without diagonals")
     (found, own), *others = zip(operands, terms, strict=True)
     for i, (more, axes) in enumerate(others):
         later = {*wanted, *"".join(terms[i + 2 :])}
         found, own = _contracted(found, own, more, axes, later)
     found, own = _summed(found, own, set(wanted))
     return found if own == wanted else layer.transpose(found, [own.index(a) for a in wanted])
+
+
+def _without_ellipsis(operands: Sequence[Expr], equation: str) -> tuple[Sequence[Expr], str]:
+    """An equation with digits for the axes that its '...' stands for, counted from the last one.
+
+    An operand has none of these axes along which another one repeats it.
+    """
+    if "..." not in equation:
+        return operands, equation
+    given, arrow, wanted = equation.partition("->")
+    terms = given.split(",")
+    counts = [
+        len(extents(x)) - len(t.replace("...", "")) if "..." in t else 0
+        for x, t in zip(operands, terms, strict=True)
+    ]
+    if not 0 <= max(counts) <= 10:
+        raise NetworkError(f"einsum of {given!r:.40}: '...' stands for {max(counts)} axes")
+    names = "9876543210"[10 - max(counts) :]
+    if not arrow:
+        wanted = "..." + "".join(sorted(a for a in set(given) - set(",.") if given.count(a) == 1))
+    whole = [term.replace("...", names[len(names) - n :]) for term, n in zip(terms, counts, strict=True)]
+    pairs = [list(zip(axes, extents(x), strict=True)) for axes, x in zip(whole, operands, strict=True)]
+    longest = {name: max(n for each in pairs for a, n in each if a == name) for name in names}
+    kept = [[(a, n) for a, n in each if n == longest.get(a, n)] for each in pairs]
+    found = [layer.reshape(x, [n for _, n in each]) for x, each in zip(operands, kept, strict=True)]
+    return found, f"{','.join(''.join(a for a, _ in each) for each in kept)}->{wanted.replace('...', names)}"
 
 
 def _summed(x: Expr, axes: str, kept: set[str]) -> tuple[Expr, str]:
@@ -491,6 +519,16 @@ def _unique(node: Node, x: Expr) -> tuple[Expr | None, ...]:
 def _pool(node: Node, x: Expr, name: str, **attrs: Any) -> Expr:
     size = node.require("kernel_shape")
     strides, dilation = (node.get(n, [1] * len(size)) for n in ("strides", "dilations"))
+    if node.get("auto_pad", "NOTSET").startswith("SAME") and (
+        max(dilation) > 1
+        or (name == "avg_pool2d" and any((-(-n // s) - 1) * s + k <= n - 2 for n, s, k in zip(
+            extents(x)[2:], strides, size, strict=True
+        )))
+    ):  # fmt: skip
+        raise NetworkError(
+            "auto_pad of dilated windows, or of an average of windows that leave gaps, which ONNX Runtime pads "
+            "otherwise than ONNX says: export it with pads"
+        )
     padding = _pads(node, x, size, strides, dilation)
     return layer.pool(
         name, x, size=size, strides=strides, padding=padding, dilation=dilation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,8 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
             "bi, ij, bj -> b": {"a": normal(2, 3), "w": normal(3, 4), "c": normal(2, 4)},
             "ij,j": {"a": normal(2, 3), "c": normal(3)}, "ij->j": {"a": normal(2, 3)}, "i,j->ji": {
                 "a": normal(2), "c": normal(3)},
+            "...ij->...ji": {"a": normal(2, 3, 4)}, "...d,d": {"a": normal(2, 3, 4), "c": normal(4)},
+            "b...k,...kn->...bn": {"a": normal(2, 1, 3, 4), "c": normal(5, 3, 4, 6)},
         }.items()
     },
     **{
@@ -571,6 +574,12 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
         [N("Unique", ["x"], ["a", "b", "c"]), N("ReduceMax", ["a"], ["y"], keepdims=0)], {}
     ),
     "plevel compares single elements, and sorts them": ([N("Unique", ["x"], ["a", "b", "y"], sorted=0)], {}),
+    "auto_pad of dilated windows": (
+        [
+            N("Reshape", ["x", "h"], ["a"]),
+            N("MaxPool", ["a"], ["y"], kernel_shape=[2], dilations=[2], auto_pad="SAME_UPPER"),
+        ], {"h": [1, 1, 4]},
+    ),
     "training_mode": ([N("Dropout", ["x", "r", "t"], ["y"])], {"r": np.float32(0.5), "t": True}),
     "training_mode: ": ([N("Dropout", ["c", "r", "t"], ["a"]), ADD], {"c": normal(4), "r": np.float32(0.5), "t": True}),
     "no kernel for: RandomNormal": ([N("RandomNormal", [], ["a"], shape=[4]), ADD], {}),
@@ -654,6 +663,47 @@ def test_what_is_written_beyond_an_axis_goes_nowhere(beyond: list[int], tmp_path
     expected = x.copy()
     expected[1, 2] = given["u"][1]
     np.testing.assert_array_equal(evaluate(network.root, {"x": x, **given})[0], expected)
+
+
+def _pool_attributes(random: Any, rank: int) -> dict[str, Any]:
+    size = random.integers(1, 5, rank).tolist()
+    found: dict[str, Any] = {"kernel_shape": size, "strides": random.integers(1, 4, rank).tolist()}
+    found["ceil_mode"] = int(random.integers(2))
+    pad = random.choice(["pads", "SAME_UPPER", "SAME_LOWER", "VALID"])
+    if pad == "pads":
+        found["pads"] = [int(random.integers(n)) for n in size * 2]
+    else:
+        found["auto_pad"] = str(pad)
+    if not pad.startswith("SAME"):
+        found["dilations"] = random.integers(1, 3, rank).tolist()
+    return found
+
+
+def test_pools_are_those_of_onnx_runtime(tmp_path: Path) -> None:
+    """With pads on either side, windows that end beyond them, dilations and every auto_pad, of each rank."""
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    runtime.set_default_logger_severity(4)
+    random, compared = np.random.default_rng(0), 0
+    for i in range(300):
+        rank = 1 + i % 3
+        attrs = _pool_attributes(random, rank)
+        if i % 2:
+            attrs["count_include_pad"] = int(random.integers(2))
+        given = {"x": normal(1, 2, *random.integers(8, 11, rank))}
+        model = model_of([N("AveragePool" if i % 2 else "MaxPool", ["x"], ["y"], **attrs)], given, {}, 19)
+        try:
+            session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+            (expected,) = session.run(None, given)
+        except Exception:  # of any type: windows that do not fit
+            continue
+        try:
+            network = import_file(model, tmp_path)
+        except NetworkError as error:
+            assert re.search("leave gaps|is smaller than the window", str(error)), attrs
+            continue
+        assert error_of(evaluate(network.root, given)[0], expected) < 1e-5, attrs
+        compared += 1
+    assert compared > 200
 
 
 @pytest.mark.parametrize("message", REFUSED)
