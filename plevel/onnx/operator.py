@@ -39,6 +39,7 @@ class Node:
         self, node: Any, opsets: Mapping[str, int], sizes: Sizes | None, limits: list[tuple[int, int]]
     ) -> None:
         self._attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        self.type = node.op_type
         self.version = opsets.get(node.domain or "ai.onnx", 1)
         self.count = len(node.output)
         self.sizes, self.limits = sizes, limits
@@ -95,11 +96,13 @@ def _div(node: Node, x: Expr, y: Expr) -> Expr:
 
 
 @register("Dropout")
-def _dropout(node: Node, x: Expr, ratio: Expr | None = None, training: Expr | None = None) -> Expr:
+def _dropout(
+    node: Node, x: Expr, ratio: Expr | None = None, training: Expr | None = None
+) -> tuple[Expr, Expr]:
     draws = not node.get("is_test", 0) if node.version < 7 else training is not None
     if draws and (training is None or constant(training, "training_mode").any()):
         raise NetworkError("training_mode: export the model in eval mode")
-    return x
+    return x, layer.filled(True, extents(x), "bool")
 
 
 OPERATORS["Max"] = lambda node, first, *more: _folded("maximum", first, more)
@@ -155,7 +158,6 @@ OPERATORS |= {
     "DepthToSpace": lambda node, x: call(
         "depth_to_space", x, block_size=node.get("blocksize"), mode=node.get("mode", "DCR")
     ),
-    "SpaceToDepth": lambda node, x: call("space_to_depth", x, block_size=node.get("blocksize")),
     "InstanceNormalization": lambda node, x, scale, shift: call(
         "instance_norm", x, scale, shift, axis=1, epsilon=float(node.get("epsilon", 1e-5))
     ),
@@ -166,6 +168,49 @@ OPERATORS |= {
     "Transpose": lambda node, x: layer.transpose(x, node.get("perm", range(len(extents(x)))[::-1])),
     "Concat": lambda node, *parts: layer.concatenate(parts, node.get("axis")),
 }
+
+
+@register("SpaceToDepth")
+def _space_to_depth(node: Node, x: Expr) -> Expr:
+    size = node.require("blocksize")
+    if node.get("mode", "DCR") == "DCR":
+        return call("space_to_depth", x, block_size=size)
+    n, channels, height, width = extents(x)
+    blocks = layer.reshape(x, (n, channels, height // size, size, width // size, size))
+    turned = layer.transpose(blocks, (0, 1, 3, 5, 2, 4))
+    return layer.reshape(turned, (n, channels * size * size, height // size, width // size))
+
+
+@register("CastLike")
+def _cast_like(node: Node, x: Expr, like: Expr) -> Expr:
+    dtype = like.tensor_type.dtype
+    return x if x.tensor_type.dtype == dtype else call("cast", x, dtype=dtype)
+
+
+@register("Shrink")
+def _shrink(node: Node, x: Expr) -> Expr:
+    """Elements nearer to 0, by `bias`, and 0 within `lambd` of it."""
+    bound, bias = node.get("lambd", 0.5), number(node.get("bias", 0.0), x)
+    below, above = call("less", x, number(-bound, x)), call("less", number(bound, x), x)
+    nearer = call("where", above, call("subtract", x, bias), number(0, x))
+    return call("where", below, call("add", x, bias), nearer)
+
+
+@register("Sinh", "Cosh")
+def _hyperbolic(node: Node, x: Expr) -> Expr:
+    """From exp of half the element, whose square may overflow only where the result does; sinh by tanh near 0."""
+    if node.type == "Sinh":
+        half = call("tanh", call("multiply", x, number(0.5, x)))
+        square = call("multiply", half, half)
+        near = call("divide", call("add", half, half), call("subtract", number(1, x), square))
+        return call("where", call("less", call("abs", x), number(1, x)), near, _exponentials(x, "subtract"))
+    return _exponentials(x, "add")
+
+
+def _exponentials(x: Expr, name: str) -> Expr:
+    halves = (call("exp", call("multiply", x, number(f, x))) for f in (0.5, -0.5))
+    each = [call("multiply", call("multiply", h, number(0.5, x)), h) for h in halves]
+    return call(name, *each)
 
 
 @register("HardSigmoid")
@@ -407,9 +452,10 @@ def _local_response_norm(node: Node, x: Expr) -> Expr:
 
 def _place(name: str) -> Operator:
     def make(node: Node, x: Expr) -> Expr:
-        if node.get("select_last_index", 0):
-            raise NetworkError("select_last_index = 1: plevel takes the first of equal elements, export with 0")
-        return call(name, x, axis=(node.get("axis", 0),), keepdims=bool(node.get("keepdims", 1)), dtype="int64")
+        axis, last = node.get("axis", 0), node.get("select_last_index", 0)
+        x = call("reverse", x, axis=axis) if last else x
+        found = call(name, x, axis=(axis,), keepdims=bool(node.get("keepdims", 1)), dtype="int64")
+        return call("subtract", layer.count(extents(x)[axis] - 1, found), found) if last else found
 
     return make
 

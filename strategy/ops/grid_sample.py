@@ -23,7 +23,8 @@ from strategy.op import (
     register_terms,
 )
 from strategy.ops.broadcast import less_equal, maximum, minimum, where
-from strategy.ops.elemwise import abs, cast, floor
+from strategy.ops.elemwise import abs as absolute
+from strategy.ops.elemwise import cast, floor
 from strategy.ops.elemwise import round as nearest
 from strategy.ops.gather_nd import gather_nd
 from strategy.ops.reshape import squeeze
@@ -239,7 +240,7 @@ def grid_sample_grad(orig: Call, grad: Expr) -> list[Expr]:
     if not data.tensor_type.is_constant:
         raise GradientError("grid_sample: its gradient needs constant extents")
     dtype = data.tensor_type.dtype
-    kind = _Kind(floor, nearest, abs, maximum, minimum, less_equal, where, lambda value: const(value, dtype))
+    kind = _Kind(floor, nearest, absolute, maximum, minimum, less_equal, where, lambda value: const(value, dtype))
     images = transpose(data, (0, 2, 3, 1))
 
     def read(*places: Expr) -> Expr:

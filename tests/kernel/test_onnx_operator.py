@@ -177,6 +177,13 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
         )
         for mode, padding, align in (("linear", "reflection", 0), ("nearest", "border", 1), ("cubic", "zeros", 1))
     },
+    **{
+        f"a tensor of {len(size)} dimensions resized, {mode}": (
+            [N("Resize", ["x", "", "", "z"], ["y"], mode=mode, axes=[*range(2, 2 + len(size))])],
+            {"x": normal(1, 2, *(5, 3, 4)[: len(size)])}, {"z": size},
+        )
+        for mode, size in (("linear", [8]), ("nearest", [3]), ("linear", [7, 5, 6]), ("cubic", [4]))
+    },
     "an image upsampled": ([N("Upsample", ["x", "s"], ["y"])], IMAGE, {"s": np.float32([1, 1, 2, 2])}, 9),
     "depth to space": ([N("DepthToSpace", ["x"], ["y"], blocksize=2, mode="CRD")], IMAGE, {}),
     "space to depth": ([N("SpaceToDepth", ["x"], ["y"], blocksize=2)], {"x": normal(1, 3, 4, 6)}, {}),
@@ -259,6 +266,19 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     ),
     "the infinity below": (
         [N("IsInf", ["x"], ["y"], detect_positive=0)], {"x": np.float32([np.inf, -np.inf, np.nan, 1])}, {}
+    ),
+    "places of the last of the largest": (
+        [N("ArgMax", ["x"], ["y"], axis=-1, select_last_index=1)], {"x": np.float32([[1, 3, 3, 2], [0, 0, 0, -1]])}, {}
+    ),
+    "what is small as 0": ([N("Shrink", ["x"], ["y"], lambd=0.4, bias=0.3)], {"x": normal(9)}, {}, 9),
+    **{
+        f"{name} of small and large numbers": (
+            [N(name, ["x"], ["y"])], {"x": np.float32([-88, -2, -0.9, -1e-3, 0, 1e-6, 0.5, 1, 3, 89])}, {}
+        )
+        for name in ("Sinh", "Cosh")
+    },
+    "a dropout's mask": (
+        [N("Dropout", ["x"], ["a", "m"]), N("Cast", ["m"], ["b"], to=1), N("Add", ["a", "b"], ["y"])], X, {}
     ),
     "places of the smallest": ([N("ArgMin", ["x"], ["y"], axis=1)], {"x": normal(3, 4)}, {}),
     "the product of rows": ([N("ReduceProd", ["x", "k"], ["y"])], {"x": normal(3, 4)}, {"k": [1]}),
@@ -417,6 +437,16 @@ def test_methods_of_sampling_have_other_names_in_version_16(tmp_path: Path) -> N
         found += evaluate(import_file(model_of([node], given, {}, opset), tmp_path).root, given)
     np.testing.assert_array_equal(found[::2], found[1::2])
     assert not np.array_equal(found[0], found[2])
+
+
+def test_space_goes_to_channels_in_either_order(tmp_path: Path) -> None:
+    """Of version 28, which ONNX's own reference may lack."""
+    x = normal(1, 3, 4, 6)
+    model = model_of([N("SpaceToDepth", ["x"], ["y"], blocksize=2)], {"x": x}, {})
+    model.graph.node[0].attribute.append(helper.make_attribute("mode", "CRD"))
+    (found,) = evaluate(import_model(model)[0].root, {"x": x})
+    expected = x.reshape(1, 3, 2, 2, 3, 2).transpose(0, 1, 3, 5, 2, 4).reshape(1, 12, 2, 3)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_steps_go_backwards_and_along_other_axes(tmp_path: Path) -> None:
