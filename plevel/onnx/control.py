@@ -26,7 +26,7 @@ def _if(node: Node, condition: Expr, *, read: Read) -> list[Expr]:
     if isinstance(condition, Constant):
         return read(branches[0 if condition.value.any() else 1], ())
     chosen = layer.reshape(condition, ())
-    found = []
+    found: list[Expr] = []
     for yes, no in zip(*(read(branch, ()) for branch in branches), strict=True):
         if yes.tensor_type != no.tensor_type:
             raise NetworkError(

@@ -488,13 +488,13 @@ OPERATORS["CumSum"], OPERATORS["CumProd"] = _scan("cumsum"), _scan("cumprod")
 def _einsum(node: Node, *operands: Expr) -> Expr:
     """Products of two operands at a time, with the axes that both have, and a later one needs, as the batch."""
     equation = node.require("equation").decode().replace(" ", "")
-    operands, equation = _without_ellipsis(operands, equation)
+    values, equation = _without_ellipsis(operands, equation)
     given, arrow, wanted = equation.partition("->")
     terms = given.split(",")
     wanted = wanted if arrow else "".join(sorted(a for a in set(given) - {","} if given.count(a) == 1))
-    if any(len(set(t)) < len(t) for t in terms) or len(terms) != len(operands):
+    if any(len(set(t)) < len(t) for t in terms) or len(terms) != len(values):
         raise NetworkError(f"einsum of {given!r:.40}: plevel has it without diagonals")
-    (found, own), *others = zip(operands, terms, strict=True)
+    (found, own), *others = zip(values, terms, strict=True)
     for i, (more, axes) in enumerate(others):
         later = {*wanted, *"".join(terms[i + 2 :])}
         found, own = _contracted(found, own, more, axes, later)

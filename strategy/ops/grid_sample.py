@@ -247,9 +247,9 @@ def grid_sample_grad(orig: Call, grad: Expr) -> list[Expr]:
         whole = call("stack", Tuple([cast(squeeze(place, axis=3), "int32") for place in places]), axis=0)
         return gather_nd(images, whole, batch_dims=1)
 
-    image = tuple(const(int(n), dtype) for n in data.tensor_type.shape[2:])
+    height, width = (const(int(n), dtype) for n in data.tensor_type.shape[2:])
     x, y = (strided_slice(grid, (i,), (i + 1,), axes=(3,)) for i in (0, 1))
-    found = _sample(kind, orig.attrs, x, y, image, read)
+    found = _sample(kind, orig.attrs, x, y, (height, width), read)
     return gradient(transpose(found, (0, 3, 1, 2)), [data, grid], seed=grad)
 
 

@@ -713,7 +713,7 @@ def test_pools_are_those_of_onnx_runtime(tmp_path: Path) -> None:
     """With pads on either side, windows that end beyond them, dilations and every auto_pad, of each rank."""
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     runtime.set_default_logger_severity(4)
-    random, compared = np.random.default_rng(0), 0
+    random, compared, refused = np.random.default_rng(0), 0, []
     for i in range(300):
         rank = 1 + i % 3
         attrs = _pool_attributes(random, rank)
@@ -729,10 +729,11 @@ def test_pools_are_those_of_onnx_runtime(tmp_path: Path) -> None:
         try:
             network = import_file(model, tmp_path)
         except NetworkError as error:
-            assert re.search("leave gaps|is smaller than the window", str(error)), attrs
+            refused.append(str(error))
             continue
         assert error_of(evaluate(network.root, given)[0], expected) < 1e-5, attrs
         compared += 1
+    assert all(re.search("leave gaps|is smaller than the window", said) for said in refused)
     assert compared > 200
 
 
