@@ -153,6 +153,26 @@ def test_half_of_the_lanes_of_a_group_are_enough(channels, expected):
     assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"
 
 
+@pytest.mark.parametrize(
+    ("channels", "size", "batch", "dilation", "expected"),
+    [
+        (512, 7, 1, 1, "spatial_pack"),  # 16 tiles, and 16 MB of weights of F(2×2)
+        (128, 7, 1, 1, "winograd_2x2"),  # 1 MB
+        (512, 7, 2, 1, "winograd_2x2"),
+        (512, 14, 1, 1, "winograd_2x2"),  # 16 tiles of F(4×4), 49 of F(2×2)
+        (96, 14, 1, 1, "winograd_4x4"),
+        (256, 28, 1, 1, "winograd_4x4"), (256, 28, 1, 2, "winograd_4x4"),
+    ],
+)  # fmt: skip
+def test_a_transformed_weight_that_waits_for_memory_has_more_than_a_vector_of_tiles(
+    channels, size, batch, dilation, expected
+):
+    shapes = {"data": f"float32[{batch},{channels},{size},{size}]", "weight": f"float32[{channels},{channels},3,3]"}
+    workload = Workload.make("conv2d", shapes, {"padding": dilation, "dilation": dilation}, ["weight"])
+    target = Target.parse({"kind": "llvm", "mcpu": "emeraldrapids", "num-cores": 2, "l2_bytes": 2 << 20})
+    assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"
+
+
 @pytest.mark.parametrize(("channels", "rows", "o_block"), [(512, 13, 10), (256, 13, 10), (14, 14, 1)])
 def test_a_task_has_several_tiles_of_a_pointwise_convolution(channels, rows, o_block):
     """The best tile of 512 channels has 14 of them, but 37 such tiles cannot be shared out."""

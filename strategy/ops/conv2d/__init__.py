@@ -126,8 +126,7 @@ def _in_any_layout(
         return strategy
     found = OpStrategy()
     if all(d.is_constant for d in data.shape[2:]):
-        lanes = lanes_of(target, accumulator(data.dtype))
-        _add_products(found, attrs, data, weight, in_place=int(out_type.shape[3]) % lanes == 0)
+        _add_products(found, attrs, data, weight, out_type, target)
         if not spatial_pack.fills_tiles(out_type):
             # A tile of a pixel or two reads the whole weight for each.
             found = found.changed(lambda i: replace(i, plevel=9) if i.name == _SPATIAL_PACK else i)
@@ -139,9 +138,12 @@ def _in_any_layout(
 
 
 def _add_products(
-    strategy: OpStrategy, attrs: Conv2DAttrs, data: TensorType, weight: TensorType, *, in_place: bool
-) -> None:
-    """Add im2col, which may read columns `in_place`, and what takes the place of it."""
+    strategy: OpStrategy, attrs: Conv2DAttrs, data: TensorType, weight: TensorType, out_type: TensorType,
+    target: Target,
+) -> None:  # fmt: skip
+    """Add im2col and what takes the place of it."""
+    lanes = lanes_of(target, accumulator(data.dtype))
+    in_place = int(out_type.shape[3]) % lanes == 0  # im2col may read columns where they lie
     # Over few channels sums are short, and turning the tiles of a spatial pack takes as long, as do winograd's
     # transforms; and over few channels of a group its lanes are idle, of 8 fewer than columns take to copy. On a tie
     # the first is taken.
@@ -170,11 +172,15 @@ def _add_products(
         least = [8 * d for d in attrs.dilation]
         sides = [int(n) / d for n, d in zip((height, width), attrs.dilation, strict=True) if d > 1]
         level = 10 if few or min(sides, default=4) < 3 else 11 if min(sides, default=4) < 4 else 13
+        two, four = (
+            10 if winograd.waits(transform, attrs, weight, out_type, target) else usual
+            for transform, usual in ((F2, level), (F4, 14))
+        )
         with SpecializedCondition(square):
-            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F2, level)
+            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F2, two)
         # Few channels do not average out the rounding of its transforms; small images fill no tile.
         with SpecializedCondition(square & (channels >= 16) & (height >= least[0]) & (width >= least[1])):
-            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F4, 14)
+            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F4, four)
 
 
 def _add_spatial_pack(strategy: OpStrategy) -> None:

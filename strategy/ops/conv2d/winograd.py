@@ -8,6 +8,7 @@ and column is an image of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from strategy.schedule import (
     Outs,
     accumulator,
     compute_stage,
+    dtype_bytes,
     integer,
     lanes_of,
     start_schedule,
@@ -44,6 +46,19 @@ from strategy.target import Target
 from strategy.types import TensorType
 
 _ORDER = Knob("order", ["points", "channels"])
+
+
+def waits(
+    transform: Transform, attrs: Conv2DAttrs, weight: TensorType, out_type: TensorType, target: Target
+) -> bool:
+    """Return whether the products wait for their weight, at a constant batch.
+
+    It is larger than before its transform. If it leaves the second level and there is only a vector of tiles, each of
+    its numbers is brought for a single multiply-add.
+    """
+    (out_channels, channels, *_), dtype = weight.concrete_shape, accumulator(weight.dtype)
+    weight_bytes = transform.alpha**2 * out_channels * channels * dtype_bytes(dtype)
+    return weight_bytes > target.l2_bytes and _tiles(transform, attrs, out_type) <= lanes_of(target, dtype)
 
 
 def space(
@@ -59,8 +74,7 @@ def space(
     """
     geometry = Geometry.of(inputs, out_type)
     lanes = lanes_of(target, inputs[0].dtype)
-    (down, across), (dilation_h, dilation_w) = _grid(transform, attrs, out_type), attrs.dilation
-    tiles = int(geometry.batch) * dilation_h * dilation_w * down * across
+    tiles = _tiles(transform, attrs, out_type)
 
     def fallback() -> dict[str, Any]:
         rows, width = best_tile_of(geometry.out_channels, tiles, lanes, target.vector_registers, target.multiply_adds)
@@ -100,6 +114,11 @@ def _grid(transform: Transform, attrs: Conv2DAttrs, out_type: TensorType) -> tup
         transform.count(-(-int(extent) // d)) for extent, d in zip(out_type.shape[2:], attrs.dilation, strict=True)
     )
     return down, across
+
+
+def _tiles(transform: Transform, attrs: Conv2DAttrs, out_type: TensorType) -> int:
+    """Those of all images."""
+    return math.prod((int(out_type.shape[0]), *attrs.dilation, *_grid(transform, attrs, out_type)))
 
 
 def prepare(

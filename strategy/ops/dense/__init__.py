@@ -148,13 +148,13 @@ class _Plevels(NamedTuple):
     def of(cls, m: Dim, dtype: str, *, blocked: bool) -> _Plevels:
         """Over few rows, packing the weight takes a large part of the time; OpenBLAS packs the data too, at each call.
 
-        Many rows pay for it where sums are so long that they are `blocked`.
+        Many rows pay for it where sums are so long that they are `blocked`. Of one row it packs nothing, but reads the
+        weight in place, as many rows of it at a time as there are sums: no faster than a packed one is read in order.
         """
         if not m.is_constant or dtype not in ("float32", "float64"):
             return cls(_LIBRARY, 5)
         rows = int(m)
-        # One row is not packed, but a call of sgemv.
-        library = _LIBRARY if rows == 1 or (rows > 512 and blocked) else 8
+        library = _LIBRARY if rows > 512 and blocked else 8
         if 1 < rows <= 32:
             return cls(library, _LIBRARY + 1)
         return cls(library, 13 if rows <= 64 else 5)

@@ -12,7 +12,7 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.condition import Clause
-from strategy.cpu.tile import Extents, round_up, schedule_tile, up_to, whole_blocks
+from strategy.cpu.tile import Extents, round_up, schedule_tile, up_to, usual_unroll, whole_blocks
 from strategy.schedule import (
     Outs,
     ScheduleError,
@@ -46,11 +46,12 @@ def space(
 
     def fallback() -> dict[str, Any]:
         vectors = max((v for v in (1, 2, 4, 8) if v * full * target.threads <= extents.n), default=1)
+        sums = max(c for c in chains if c * vectors <= 8)
         return {
             "width": vectors * full,
             "lanes": full,
-            "chains": max(c for c in chains if c * vectors <= 8),
-            "unroll": 1,
+            "chains": sums,
+            "unroll": usual_unroll(extents.k // sums),
             "n_block": 1,
         }
 
