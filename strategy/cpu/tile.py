@@ -218,10 +218,13 @@ def _cycles(rows: int, vectors: int, multiply_adds: int) -> tuple[float, float]:
     return ideal, max(ideal, 4) + 0.1 * rows + 0.3 * vectors
 
 
-def tile_share(m: int, rows: int, vectors: int, multiply_adds: int) -> float:
-    """The share of a processor's multiply-adds that a tile reaches whose vectors are whole, over m rows."""
+def tile_share(m: int, rows: int, vectors: int, multiply_adds: int, more: float = 0) -> float:
+    """The share of a processor's multiply-adds that a tile reaches whose vectors are whole, over m rows.
+
+    A step takes `more` cycles than those of the tile.
+    """
     ideal, cycles = _cycles(rows, vectors, multiply_adds)
-    return m / int(round_up(m, rows)) * ideal / cycles
+    return m / int(round_up(m, rows)) * ideal / (cycles + more)
 
 
 def usual_unroll(k: int) -> int:

@@ -108,13 +108,23 @@ def test_untuned_a_turn_has_as_many_steps_as_divide_all(k: int, unroll: int) -> 
         assert space.fallback["unroll"] == unroll
 
 
-@pytest.mark.parametrize(("k", "depth", "m_block"), [(4096, 1024, 5), (11008, 688, 10)])
-def test_untuned_blocks_of_steps_leave_room_for_several_tiles_of_data(k: int, depth: int, m_block: int) -> None:
-    target = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2, "l2_bytes": 2**20})
-    types = {"data": f"float32[128,{k}]", "weight": f"float32[1024,{k}]"}
+@pytest.mark.parametrize(
+    ("m", "n", "k", "depth", "rows", "m_block"),
+    [
+        (128, 1024, 4096, 256, 13, 10),
+        (197, 1000, 8192, 256, 13, 16),  # of 22 tiles of nine rows, two would share a panel
+        (333, 768, 6144, 256, 14, 24),  # 37 tiles of nine rows would share none
+    ],
+)  # fmt: skip
+def test_untuned_many_tiles_of_data_share_a_part_of_a_panel_that_stays_in_the_first_level(
+    m: int, n: int, k: int, depth: int, rows: int, m_block: int
+) -> None:
+    sizes = {"l1d_bytes": 32 << 10, "l2_bytes": 1 << 20}
+    target = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2} | sizes)
+    types = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
     chosen = select(Workload.make("dense", types, constants=["weight"]), target, NO_RECORDS)
     assert chosen.implementation == "dense_large_m.cpu"
-    assert (chosen.config["depth"], chosen.config["m_block"]) == (depth, m_block)
+    assert tuple(chosen.config[name] for name in ("depth", "rows", "m_block")) == (depth, rows, m_block)
 
 
 @pytest.mark.parametrize(

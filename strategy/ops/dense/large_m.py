@@ -7,6 +7,7 @@ the epilogue.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any
@@ -15,15 +16,16 @@ from strategy.attrs import Attrs
 from strategy.condition import Expr
 from strategy.cpu.tile import (
     ROWS,
+    VECTORS,
     Extents,
     accumulators,
-    best_tile,
     clamped_row,
     largest_divisor,
     panels,
     register_constraint,
     round_up,
     schedule_tile,
+    tile_share,
     up_to,
     usual_unroll,
     whole_blocks,
@@ -50,7 +52,8 @@ _ROWS = Knob("rows", ROWS, "layout")
 _BY = Knob("by", ["rows", "steps"], "layout")
 _INNER = Knob("inner", ["rows", "panels"])
 _UNROLL = Knob("unroll", [1, 2, 4])
-_LEAST_TILES = 8  # of a fallback's block of data, if there are as many
+_BROUGHT_CYCLES = 8  # of a vector of the weight, from memory or the last level
+_COPY_CYCLES = 4  # of a vector of the data that is packed
 _USUAL_VECTORS = 4  # of a step: those of a fallback's panel, and its rows
 
 
@@ -77,24 +80,33 @@ def space(
     dtype = accumulator(inputs[0].dtype)
     lanes = lanes_of(target, dtype)
     size = dtype_bytes(dtype)
-    most_tiles = -(-extents.rows // 2)
+    most_tiles, wide = -(-extents.rows // 2), width_knob(lanes, extents.n)
+
+    def blocks(rows: int, vectors: int) -> tuple[float, int, int, int]:
+        """The share of the multiply-adds that a tile reaches in its largest blocks; and depth, m_block and n_block."""
+        width = vectors * lanes
+        tiles, count = -(-extents.rows // rows), -(-extents.n // width)
+        # A panel's part stays in the first level, about.
+        depth = min(_depths(extents.k), key=lambda d: abs(math.log(d * width * size / target.l1d_bytes)))
+        in_cache = target.l2_bytes // 2 // (rows * depth * size)
+        m_block = largest_divisor(_BLOCKS, tiles, min(in_cache, most_tiles))
+        # Enough tasks for all threads, then as many panels per packed block as possible.
+        n_block = largest_divisor(_BLOCKS, count, count // target.threads)
+        waits = _BROUGHT_CYCLES * vectors / m_block + _COPY_CYCLES * rows / lanes / n_block
+        whole = extents.n / int(round_up(extents.n, width))
+        share = whole * tile_share(extents.rows, rows, vectors, target.multiply_adds, waits)
+        return share, depth, m_block, n_block
 
     def fallback() -> dict[str, Any]:
-        rows, width = best_tile(extents, target, dtype)
-        tiles, count = -(-extents.rows // rows), -(-extents.n // width)
-        # A panel's part and a tile's must leave half of the second level to the block of data. Of a single tile or two,
-        # each would read the whole weight.
-        depths, block = _depths(extents.k), min(tiles, _LEAST_TILES) * rows
-        fitting = [d for d in depths if d * max(width + rows, block) * size <= target.l2_bytes // 2]
-        depth = max(fitting, default=depths[0])
-        in_cache = target.l2_bytes // 2 // (rows * depth * size)
+        offered = [v for v in VECTORS if wide.has(v * lanes)]
+        fitting = [(r, v) for r in ROWS for v in offered if r * v + v < target.vector_registers]
+        (_, depth, m_block, n_block), rows, vectors = max((blocks(r, v), r, v) for r, v in fitting)
         return {
             "rows": rows,
-            "width": width,
+            "width": vectors * lanes,
             "depth": depth,
-            "m_block": largest_divisor(_BLOCKS, tiles, min(in_cache, most_tiles)),
-            # Enough tasks for all threads, then as many panels per packed block as possible.
-            "n_block": largest_divisor(_BLOCKS, count, count // target.threads),
+            "m_block": m_block,
+            "n_block": n_block,
             "by": "rows",
             "inner": "rows",
             "lanes": lanes,
@@ -109,7 +121,7 @@ def space(
         constraints.append(whole_blocks(int(extents.m), "rows", "m_block"))
     return ConfigSpace(
         [
-            width_knob(lanes, extents.n),
+            wide,
             _depth_knob(extents.k),
             _ROWS,
             _BY,
