@@ -220,3 +220,20 @@ def test_tiles_of_a_spatial_pack_cover_a_small_image(size, rows):
     found = select(Workload.make("conv2d", shapes, constants=["weight"]), target, NO_RECORDS)
     assert (found.implementation, found.config["rows"]) == ("conv2d_nchw_spatial_pack.cpu", rows)
     assert found.config["ahead"]  # the weight leaves no half of the second level
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "out", "window", "expected"),
+    [
+        (48, 80, 96, 3, (10, 32)),
+        (32, 112, 64, 3, (8, 32)),
+        (80, 20, 160, 3, (10, 32)),
+        (3, 224, 64, 7, (7, 32)),  # the numbers of eight pixels for two steps of the window leave too few registers
+    ],
+)
+def test_tiles_of_a_spatial_pack_leave_registers_to_the_pixels_of_a_step(channels, size, out, window, expected):
+    shapes = {"data": f"float32[1,{channels},{size},{size}]", "weight": f"float32[{out},{channels},{window},{window}]"}
+    work = Workload.make("conv2d", shapes, {"strides": 2, "padding": window // 2}, ["weight"])
+    target = Target.parse("llvm -mcpu=emeraldrapids -num-cores=2")
+    (found,) = (c for c in candidates(work, target) if c.implementation == "conv2d_nchw_spatial_pack.cpu")
+    assert (found.fallback["rows"], found.fallback["width"]) == expected

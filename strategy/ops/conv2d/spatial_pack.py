@@ -50,7 +50,6 @@ _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
 _AHEAD = Knob("ahead", [False, True])
 _PICKED = Knob("picked", [False, True])
 _MOST_PIXELS = 14  # of an untuned tile
-_ENOUGH = 14  # vectors of sums, which hide the loads of a step
 
 
 def space(
@@ -72,20 +71,22 @@ def space(
 
     def fallback() -> dict[str, Any]:
         # The addresses of more pixels do not fit the general registers. LLVM broadcasts those that a step of a window
-        # has in registers of their own; the sums of 14 vectors hide what is left.
-        apart = geometry.kernel_h * geometry.kernel_w > 1
+        # has in registers of their own, one of which all tiles have, and keeps those that a later step has again: with
+        # a stride, beside those of the next step.
+        apart, stride = geometry.kernel_h * geometry.kernel_w > 1, attrs.strides[1]
+        kept = 2 if geometry.kernel_w > stride + 1 > 2 else 1 if apart else 0
         registers = target.vector_registers
         few = [r for r in fitting if r <= min(_MOST_PIXELS, registers - 3)]
         best = [
-            best_tile_of(r, geometry.out_channels, lanes, registers - r * apart, target.multiply_adds) for r in few
+            best_tile_of(r, geometry.out_channels, lanes, registers - kept * r + apart, target.multiply_adds)
+            for r in few
         ]
 
-        def merit(tile: tuple[int, int]) -> Any:
+        def merit(tile: tuple[int, int]) -> tuple[bool, float]:
             rows, vectors = tile[0], tile[1] // lanes
-            if not apart:  # of one vector, a number and its address would be loaded for each multiply-add
-                whole = geometry.out_channels / int(round_up(geometry.out_channels, tile[1]))
-                return vectors > 1, whole * tile_share(pixels, rows, vectors, target.multiply_adds)
-            return min(rows * vectors, _ENOUGH), -rows - 2 * vectors
+            whole = geometry.out_channels / int(round_up(geometry.out_channels, tile[1]))
+            # Of one vector, a number and its address would be loaded for each multiply-add.
+            return apart or vectors > 1, whole * tile_share(pixels, rows, vectors, target.multiply_adds)
 
         rows, width = max((tile for tile in best if tile[0] in few), key=merit)
         panels, tiles = -(-geometry.out_channels // width), -(-pixels // rows)
