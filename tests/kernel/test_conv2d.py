@@ -190,6 +190,15 @@ def test_strided_pixels_are_picked_or_read_where_they_lie(attrs, dtype):
         assert code.count("T.parallel") == 2 - in_place
 
 
+@pytest.mark.parametrize(("dtype", "batch", "groups"), [("float32", 2, 8), ("float16", 1, 16), ("float32", 1, 8)])
+def test_each_of_many_groups_pads_its_own_channels(dtype, batch, groups):
+    data, weight = f"{dtype}[{batch},{3 * groups},9,14]", f"{dtype}[{5 * groups},3,3,3]"
+    workload = make(data, weight, {"padding": 1, "strides": [1, 2], "groups": groups})
+    check(workload, SPATIAL)
+    code = lower(workload, TARGET, SPATIAL).module["main"].script()
+    assert code.count("T.parallel(") == 2 - (batch * groups >= 8 * TARGET.threads)
+
+
 @pytest.mark.parametrize("data", ["float32[1,6,h,12]", "float32[1,9,12,6]"])
 def test_pixels_of_images_of_any_size_or_with_channels_last_are_not_picked(data):
     layout = {"data_layout": "NHWC"} if data.endswith("6]") else {}

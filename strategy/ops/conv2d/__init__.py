@@ -185,7 +185,7 @@ def _add_products(
 
 def _add_spatial_pack(strategy: OpStrategy) -> None:
     strategy.add_implementation(
-        spatial_pack.compute, spatial_pack.schedule, _SPATIAL_PACK, 11, version=5,
+        spatial_pack.compute, spatial_pack.schedule, _SPATIAL_PACK, 11, version=6,
         space=spatial_pack.space, prepare=spatial_pack.prepare,
     )  # fmt: skip
 

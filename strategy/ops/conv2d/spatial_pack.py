@@ -29,7 +29,7 @@ from strategy.cpu.tile import (
 from strategy.cpu.turn import turn, turned_width
 from strategy.layout import plain
 from strategy.ops.conv2d.operator import DATA, Conv2DAttrs
-from strategy.ops.conv2d.pad import pad_zeros, pick_pixels, schedule_padding
+from strategy.ops.conv2d.pad import copy_by_vectors, pad_zeros, pick_pixels, schedule_padding
 from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, pack_rows, split_groups
 from strategy.schedule import (
     Outs,
@@ -76,7 +76,7 @@ def space(
         apart, stride = geometry.kernel_h * geometry.kernel_w > 1, attrs.strides[1]
         kept = 2 if geometry.kernel_w > stride + 1 > 2 else 1 if apart else 0
         registers = target.vector_registers
-        few = [r for r in fitting if r <= min(_MOST_PIXELS, registers - 3)]
+        few = [r for r in fitting if r <= min(_MOST_PIXELS, (registers - 3) // max(kept, 1))]
         best = [
             best_tile_of(r, geometry.out_channels, lanes, registers - kept * r + apart, target.multiply_adds)
             for r in few
@@ -211,10 +211,12 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     sch, output = split_groups(outs, attrs.groups, lambda h, w: (h, w) if any_size else (h * out_w + w,), layout)
     stages = find_stages(sch)
     lanes = lanes_of(target, accumulator(str(outs.args[0].dtype)))
-    if "padded" in stages:
+    padded = stages.get("padded")
+    each = padded is not None and layout == DATA and not any_size and _are_tasks(outs, attrs, target)
+    if padded is not None and not each:
         if layout != DATA:
-            _put_channels_last(sch, stages["padded"])
-        schedule_padding(sch, stages["padded"], lanes)
+            _put_channels_last(sch, padded)
+        schedule_padding(sch, padded, lanes)
     if "weight_tiles" in stages:
         sch.parallel(sch.get_loops(stages["weight_tiles"])[0])
     tiles, kept = stages["tiles"], stages["kept"]
@@ -233,8 +235,12 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
         sch.reverse_compute_at(turned, inner[1], preserve_unit_loops=True)
     sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
     sch.compute_at(tiles, inner[1], preserve_unit_loops=True)
-    task = sch.fuse(n, g, *line, o_task, p_task)
+    # A group that is one task pads its own channels, which then are in the second level.
+    task = sch.fuse(n, g) if each else sch.fuse(n, g, *line, o_task, p_task)
     sch.parallel(task)
+    if each:
+        sch.compute_at(padded, task, preserve_unit_loops=True)
+        copy_by_vectors(sch, padded, lanes)
     sch.set_scope(tiles, 0, "local")
     vectorize(sch, columns, lanes)
     sch.unroll(rows)
@@ -257,6 +263,14 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
             tiles=integer(config, "p_block") if config["inner"] == "pixels" else 1, dtype=str(outs.args[1].dtype),
         )  # fmt: skip
     return sch
+
+
+def _are_tasks(outs: Outs, attrs: Conv2DAttrs, target: Target) -> bool:
+    """Return whether there are as many groups, of all images, as keep all threads at work."""
+    from tvm import tirx
+
+    batch = outs.tensors[0].shape[0]
+    return attrs.groups > 1 and isinstance(batch, tirx.IntImm) and int(batch) * attrs.groups >= 8 * target.threads
 
 
 def _has_lines(height: Any) -> bool:
