@@ -213,10 +213,13 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     lanes = lanes_of(target, accumulator(str(outs.args[0].dtype)))
     padded = stages.get("padded")
     each = padded is not None and layout == DATA and not any_size and _are_tasks(outs, attrs, target)
-    if padded is not None and not each:
+    if padded is not None:
         if layout != DATA:
             _put_channels_last(sch, padded)
-        schedule_padding(sch, padded, lanes)
+        else:
+            _put_rows_first(sch, padded)
+        if not each:
+            schedule_padding(sch, padded, lanes)
     if "weight_tiles" in stages:
         sch.parallel(sch.get_loops(stages["weight_tiles"])[0])
     tiles, kept = stages["tiles"], stages["kept"]
@@ -285,6 +288,11 @@ def _put_channels_last(sch: Any, padded: Any) -> None:
     sch.transform_layout(padded, ("write", 0), lambda n, c, h, w: (n, h, w, c))
     n, c, h, w = sch.get_loops(padded)
     sch.reorder(n, h, w, c)
+
+
+def _put_rows_first(sch: Any, padded: Any) -> None:
+    """Copy the padded image [n, c, h, w] in memory as [n, h, c, w]: a tile reads few rows of all channels, in order."""
+    sch.transform_layout(padded, ("write", 0), lambda n, c, h, w: (n, h, c, w))
 
 
 def _is_constant(extents: Sequence[Dim]) -> bool:
