@@ -186,7 +186,11 @@ def test_a_task_has_several_tiles_of_a_pointwise_convolution(channels, rows, o_b
 @pytest.mark.parametrize(
     ("channels", "size", "out", "expected"),
     [
-        (64, 56, 256, {"inner": "channels", "ahead": True, "copied": False, "width": 48}),
+        (64, 28, 256, {"inner": "channels", "ahead": True, "copied": False, "width": 32}),
+        # Lines of 14 panels; of ten tiles five make two tasks of each of seven parts.
+        (64, 56, 256, {"inner": "pixels", "copied": True, "rows": 13, "width": 32, "p_block": 14, "o_block": 10}),
+        (256, 56, 128, {"inner": "pixels", "copied": True, "rows": 13, "width": 32, "p_block": 14, "o_block": 5}),
+        (128, 40, 128, {"inner": "channels", "ahead": True, "copied": False}),  # stays in the second level
         (256, 56, 64, {"inner": "channels", "ahead": True, "copied": False, "width": 32}),  # leaves the first level
         (512, 32, 128, {"inner": "channels", "ahead": False, "copied": True}),  # rows are whole pages apart
         (192, 35, 64, {"inner": "channels", "ahead": False, "copied": True}),  # vectors cross lines
@@ -200,7 +204,7 @@ def test_a_task_has_several_tiles_of_a_pointwise_convolution(channels, rows, o_b
         (24, 56, 144, {"inner": "channels", "ahead": False, "copied": False}),
         (16, 112, 96, {"inner": "pixels", "ahead": False, "copied": False}),  # short sums, written to memory
         (48, 112, 192, {"inner": "pixels", "ahead": False, "copied": False}),
-        (64, 112, 128, {"inner": "channels", "ahead": True, "copied": False}),
+        (64, 112, 128, {"inner": "pixels", "copied": True, "p_block": 14}),
         (32, 75, 192, {"inner": "channels", "ahead": False, "copied": False}),
     ],
 )

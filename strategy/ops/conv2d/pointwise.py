@@ -50,6 +50,7 @@ _AHEAD = Knob("ahead", [False, True])
 _COPIED = Knob("copied", [False, True])
 _SHORT = 64  # terms of a sum, over which a panel is small; half as many take less time than to write it to memory
 _SHARED = 8  # tiles that share a panel, from which its copy pays
+_LINE = 4  # panels that are copied together, at least
 
 
 def leaves_pixels(attrs: Conv2DAttrs) -> bool:
@@ -98,6 +99,14 @@ def space(
             near = (r for r in ROWS if 4 * rows <= 5 * r <= 5 * rows)
             return max((r for r in near if block(r, width) >= least), default=None)
 
+        plane_bytes, weight_bytes = geometry.pixels * size, geometry.depth * geometry.out_channels * size
+        leave = plane_bytes * (geometry.depth + geometry.out_channels) > target.l2_bytes  # data and result
+        stays = weight_bytes <= target.l2_bytes // 2
+        if leave and stays and plane_bytes > PAGE_BYTES and geometry.depth >= _SHORT:
+            shared = lower(*narrow, _SHARED) if geometry.out_channels > (_SHARED - 1) * narrow[0] else None
+            lines = _by_lines(geometry, shared, narrow[1], size, target) if shared is not None else None
+            if lines is not None:
+                return lines
         # Vectors cross lines, or rows whole pages apart share a set of the caches.
         misplaced = geometry.pixels % lanes > 0 or geometry.pixels * size % PAGE_BYTES == 0
         if misplaced and geometry.depth >= _SHORT:
@@ -143,6 +152,26 @@ def space(
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
     )
+
+
+def _by_lines(geometry: Geometry, rows: int, width: int, size: int, target: Target) -> dict[str, Any] | None:
+    """The fallback whose tasks copy the panels that half of the second level holds, and a tile goes over all of them.
+
+    Each channel is on pages of its own, of which so many pixels are read and written at a time; None if few panels go
+    together.
+    """
+    panels, tiles = -(-geometry.pixels // width), -(-geometry.out_channels // rows)
+    most = min(target.l2_bytes // (2 * geometry.depth * width * size), panels * geometry.batch // target.threads)
+    p_block = largest_divisor(BLOCKS, panels, most)
+    if p_block < _LINE:
+        return None
+    parts = panels // p_block * geometry.batch * geometry.groups
+    even = parts % target.threads == 0 or parts >= 8 * target.threads
+    return {
+        "rows": rows, "width": width, "unroll": 1,
+        "o_block": largest_divisor(BLOCKS, tiles, tiles if even else -(-tiles // target.threads)),
+        "p_block": p_block, "inner": "pixels", "ahead": False, "copied": True,
+    }  # fmt: skip
 
 
 def _with_copies(

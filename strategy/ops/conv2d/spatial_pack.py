@@ -29,7 +29,13 @@ from strategy.cpu.tile import (
 from strategy.cpu.turn import turn, turned_width
 from strategy.layout import plain
 from strategy.ops.conv2d.operator import DATA, Conv2DAttrs
-from strategy.ops.conv2d.pad import copy_by_vectors, pad_zeros, pick_pixels, schedule_padding
+from strategy.ops.conv2d.pad import (
+    copy_by_vectors,
+    pad_zeros,
+    pick_pixels,
+    put_in_order,
+    schedule_padding,
+)
 from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, pack_rows, split_groups
 from strategy.schedule import (
     Outs,
@@ -214,10 +220,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     padded = stages.get("padded")
     each = padded is not None and layout == DATA and not any_size and _are_tasks(outs, attrs, target)
     if padded is not None:
-        if layout != DATA:
-            _put_channels_last(sch, padded)
-        else:
-            _put_rows_first(sch, padded)
+        put_in_order(sch, padded, channels_last=layout != DATA)
         if not each:
             schedule_padding(sch, padded, lanes)
     if "weight_tiles" in stages:
@@ -281,18 +284,6 @@ def _has_lines(height: Any) -> bool:
     from tvm import sym
 
     return bool(sym.Analyzer().can_prove(height >= 0))
-
-
-def _put_channels_last(sch: Any, padded: Any) -> None:
-    """Copy the padded image [n, c, h, w] in memory as [n, h, w, c], as it comes."""
-    sch.transform_layout(padded, ("write", 0), lambda n, c, h, w: (n, h, w, c))
-    n, c, h, w = sch.get_loops(padded)
-    sch.reorder(n, h, w, c)
-
-
-def _put_rows_first(sch: Any, padded: Any) -> None:
-    """Copy the padded image [n, c, h, w] in memory as [n, h, c, w]: a tile reads few rows of all channels, in order."""
-    sch.transform_layout(padded, ("write", 0), lambda n, c, h, w: (n, h, c, w))
 
 
 def _is_constant(extents: Sequence[Dim]) -> bool:
