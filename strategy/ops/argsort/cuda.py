@@ -12,6 +12,7 @@ from strategy.ops.argsort.operator import ArgsortAttrs
 from strategy.ops.topk.cuda import compute, schedule, sorts_that_fit, space
 from strategy.ops.topk.merge_cuda import level_of_merge, schedule_merge, space_of_merge
 from strategy.ops.topk.operator import TopKAttrs
+from strategy.ops.topk.radix_cuda import level_of_radix, schedule_radix, space_of_radix
 from strategy.schedule import Outs
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -20,7 +21,7 @@ from strategy.types import TensorType, Type
 def argsort_strategy_cuda(
     attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> OpStrategy:
-    """The implementations for NVIDIA's GPUs: one where twice a row fits shared memory, one for long rows."""
+    """The implementations for NVIDIA's GPUs: one where twice a row fits shared memory, two for long rows."""
     strategy = OpStrategy()
     kind = inputs[0]
     if not kind.is_constant:
@@ -36,6 +37,12 @@ def argsort_strategy_cuda(
         strategy.add_implementation(
             compute, _of_all(schedule_merge), "argsort_merge.cuda", level, version=2,
             space=_of_all(space_of_merge), symbolic=False,
+        )  # fmt: skip
+    level = level_of_radix(taken.k, taken.k, limits_of(target))
+    if level is not None:
+        strategy.add_implementation(
+            compute, _of_all(schedule_radix), "argsort_radix.cuda", level, space=_of_all(space_of_radix),
+            symbolic=False,
         )  # fmt: skip
     return strategy
 

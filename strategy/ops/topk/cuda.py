@@ -2,8 +2,8 @@
 
 The best so far and the next piece lie in shared memory together; a bitonic sort of both leaves the
 best in front. So rows of any length take `SORT` places, a power of two of at least 2·k. Where those do not
-fit, and as a rival for long rows, `merge_cuda.py` has sorting through global memory; `select_cuda.py` takes few
-elements without sorting all.
+fit, and as rivals for long rows, `radix_cuda.py` and `merge_cuda.py` sort through global memory;
+`select_cuda.py` takes few elements without sorting all.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from strategy.ops.topk.merge_cuda import (
     space_of_merge,
 )
 from strategy.ops.topk.operator import TopKAttrs
+from strategy.ops.topk.radix_cuda import level_of_radix, schedule_radix, space_of_radix
 from strategy.ops.topk.select_cuda import level_of_select, schedule_select, space_of_select
 from strategy.schedule import Outs, dtype_bytes, integer
 from strategy.space import Config, ConfigSpace, Knob, knob
@@ -82,6 +83,11 @@ def topk_strategy_cuda(
     if level is not None:
         strategy.add_implementation(
             compute, schedule_merge, "topk_merge.cuda", level, version=2, space=space_of_merge, symbolic=False
+        )
+    level = level_of_radix(attrs.k, kind.concrete_shape[attrs.axis], limits_of(target))
+    if level is not None:
+        strategy.add_implementation(
+            compute, schedule_radix, "topk_radix.cuda", level, space=space_of_radix, symbolic=False
         )
     level = level_of_select(attrs.k, kind.concrete_shape[attrs.axis])
     if level is not None:

@@ -56,6 +56,7 @@ def topk_rel(types: Sequence[Type], attrs: TopKAttrs, reporter: TypeReporter) ->
     .example({"data": "float32[5,7,3]"}, {"k": 7, "axis": 1, "dtype": "int64", "ret_type": "values"})
     .example({"data": "float32[5,19]"}, {"k": 3, "axis": 0, "ret_type": "indices"})
     .example({"data": "float32[4,4096]"})
+    .example({"data": "float32[2,1100]"}, {"k": 600})
 )
 
 

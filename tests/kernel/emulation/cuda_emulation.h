@@ -76,9 +76,12 @@ struct Fibre {
   bool done;
   std::vector<Copy> copies;               // not in a group yet
   std::deque<std::vector<Copy>> groups;  // not waited for
+  const volatile void* polled;  // the word that was loaded last, and its value
+  unsigned seen;
 };
 struct Barrier { int arrived; unsigned generation; };
-struct Warp { Barrier barrier; int alive; uint64_t slots[kWarp]; uint32_t operands[kWarp][6]; };
+// Lanes wait for each other's values at `lanes`, which is no barrier for memory.
+struct Warp { Barrier barrier, lanes; int alive; uint64_t slots[kWarp]; uint32_t operands[kWarp][6]; };
 inline std::vector<Fibre> fibres;
 inline std::vector<Warp> warps;
 inline std::vector<char> stacks;
@@ -121,8 +124,12 @@ inline void end_fibre() {
   Warp& mine = warp();
   if (--alive && block_barrier.arrived == alive) release(block_barrier);
   if (--mine.alive && mine.barrier.arrived == mine.alive) release(mine.barrier);
+  if (mine.alive && mine.lanes.arrived == mine.alive) release(mine.lanes);
   yield();
 }
+
+// What races.h must know.
+inline void touch_atomic(const volatile void* at, size_t size);
 
 // What warpgroup.h must know of copies and threads.
 inline void begin_products(size_t threads, size_t shared_bytes);
@@ -151,6 +158,7 @@ inline void run_block() {
     fibre.done = false;
     fibre.copies.clear();
     fibre.groups.clear();
+    fibre.polled = nullptr;
     fibre.index = {i % block_extent.x, i / block_extent.x % block_extent.y, i / block_extent.x / block_extent.y};
     ++warps[i / kWarp].alive;
     prepare_context(&fibre.context, &stacks[kStack * i], kStack, run_fibre);
@@ -173,10 +181,24 @@ template <class T> T exchange(T value, int from, bool valid) {
   static_assert(sizeof(T) <= 8);
   Warp& mine = warp();
   std::memcpy(&mine.slots[self->number % kWarp], &value, sizeof(T));
-  wait(mine.barrier, mine.alive);
+  wait(mine.lanes, mine.alive);
   if (valid) std::memcpy(&value, &mine.slots[from], sizeof(T));
-  wait(mine.barrier, mine.alive);
+  wait(mine.lanes, mine.alive);
   return value;
+}
+
+// Words of other blocks. One that is polled is left to the other threads to change, which else would be a deadlock.
+inline void load_word(unsigned& value, const unsigned* from) {
+  touch_atomic(from, sizeof value);
+  value = *from;
+  if (self->polled == from && self->seen == value) yield();
+  self->polled = from;
+  self->seen = value;
+}
+inline void store_word(unsigned* to, unsigned value) {
+  touch_atomic(to, sizeof value);
+  *to = value;
+  ++progress;
 }
 
 inline void copy_async(unsigned to, const void* from, int bytes) {
@@ -284,7 +306,22 @@ inline unsigned __activemask() {
     if (!emulation::fibres[first + i].done) mask |= 1u << i;
   return mask;
 }
-inline int atomicAdd(int* to, int value) { int before = *to; *to += value; return before; }
+inline int atomicAdd(int* to, int value) {
+  emulation::touch_atomic(to, sizeof(int));
+  int before = *to;
+  *to += value;
+  return before;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  emulation::Warp& mine = emulation::warp();
+  mine.slots[emulation::self->number % 32] = vote;
+  emulation::wait(mine.lanes, mine.alive);
+  unsigned votes = 0;
+  for (int i = 0; i < mine.alive; ++i) votes |= unsigned(mine.slots[i]) << i;
+  emulation::wait(mine.lanes, mine.alive);
+  return votes;
+}
 inline void __trap() { emulation::trapped = true; emulation::end_fibre(); }
 inline int emulated_lane() { return emulation::self->number % 32; }
 template <class T> T __shfl_sync(unsigned, T v, int from, int width = 32) {

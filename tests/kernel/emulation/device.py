@@ -44,6 +44,8 @@ _PTX = {
     "cp.async.wait_group %0;": "emulation::wait_copies",
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];": "emulation::load_matrices",
     "st.shared.v4.b32 [%0], {%1, %2, %3, %4};": "emulation::store_shared",
+    "ld.relaxed.gpu.global.u32 %0, [%1];": "emulation::load_word",
+    "st.relaxed.gpu.global.u32 [%0], %1;": "emulation::store_word",
     "fence.proxy.async.shared::cta;": "emulation::fence_proxy",
     "wgmma.fence.sync.aligned;": "emulation::fence_group",
     "wgmma.commit_group.sync.aligned;": "emulation::commit_products",

@@ -13,7 +13,7 @@ extern char _end[] __attribute__((visibility("hidden")));
 #define UNSEEN __attribute__((no_sanitize("thread"), optimize("O2")))
 namespace emulation {
 struct Access { unsigned launch, block, turn, step; int thread; };  // step: of the warp's barriers
-struct Touched { uintptr_t at; Access written, read; };
+struct Touched { uintptr_t at; Access written, read, atomic; };
 struct Range { uintptr_t begin, size; };
 struct Image { const char *begin, *end; };
 inline Image first{__ehdr_start, _end};  // the library that has the emulation's own variables
@@ -36,7 +36,10 @@ UNSEEN inline bool races(const Access& then, const Access& now, bool global) {
   return then.thread / kWarp != now.thread / kWarp || then.step == now.step;
 }
 
-UNSEEN inline void touch(uintptr_t at, size_t size, bool writes) {
+enum Kind { kRead, kWrite, kAtomic };  // these are in order among each other alone
+
+UNSEEN inline void touch(uintptr_t at, size_t size, Kind kind) {
+  const bool writes = kind != kRead;
   if (!range_count || within(at, stacks.data(), stacks.size())) return;
   if (within(at, fibres.data(), fibres.size() * sizeof(Fibre))) return;  // where threadIdx is
   bool own = within(at, dynamic_shared, dynamic_bytes) || within(at, __ehdr_start, _end - __ehdr_start) ||
@@ -45,30 +48,37 @@ UNSEEN inline void touch(uintptr_t at, size_t size, bool writes) {
   for (int i = 0; i < range_count && !own; ++i)
     own = at >= ranges[i].begin && at + size <= ranges[i].begin + ranges[i].size;
   const Access now{launches, blocks, turn, warp().barrier.generation, self->number};
-  if (!own) complain(writes ? "write outside of all arrays" : "read outside of all arrays", at, now);
+  if (!own) {
+    complain(writes ? "write outside of all arrays" : "read outside of all arrays", at, now);
+    end_fibre();  // as its access would end this process
+  }
   if (!touched) touched = static_cast<Touched*>(std::calloc(kTouched, sizeof(Touched)));
   for (uintptr_t byte = at; byte < at + size; ++byte) {
     Touched& found = touched[byte % kTouched];
-    if (found.at != byte) found = {byte, {}, {}};
+    if (found.at != byte) found = {byte, {}, {}, {}};
     if (races(found.written, now, global))
       complain(writes ? "two writes" : "read of what is written", at, found.written);
+    if (kind != kAtomic && races(found.atomic, now, global))
+      complain(writes ? "two writes" : "read of what is written", at, found.atomic);
     if (writes && races(found.read, now, global)) complain("write of what is read", at, found.read);
-    (writes ? found.written : found.read) = now;
+    (kind == kWrite ? found.written : kind == kRead ? found.read : found.atomic) = now;
   }
 }
+
+UNSEEN inline void touch_atomic(const volatile void* at, size_t size) { touch(uintptr_t(at), size, kAtomic); }
 }  // namespace emulation
 
 #define HOOKED extern "C" UNSEEN inline __attribute__((used))
-#define HOOK(kind, bytes, writes, ...) \
+#define HOOK(kind, bytes, access, ...) \
   HOOKED void __tsan_##kind(void* at, ##__VA_ARGS__) { \
     const char* by = static_cast<const char*>(__builtin_return_address(0)); \
     if (by < __start_kernels || by >= __stop_kernels) return; \
-    emulation::touch(uintptr_t(at), bytes, writes); \
+    emulation::touch(uintptr_t(at), bytes, access); \
   }
-#define HOOKS(n) HOOK(read##n, n, false) HOOK(write##n, n, true) \
-  HOOK(unaligned_read##n, n, false) HOOK(unaligned_write##n, n, true)
+#define HOOKS(n) HOOK(read##n, n, emulation::kRead) HOOK(write##n, n, emulation::kWrite) \
+  HOOK(unaligned_read##n, n, emulation::kRead) HOOK(unaligned_write##n, n, emulation::kWrite)
 HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8) HOOKS(16)
-HOOK(read_range, n, false, size_t n) HOOK(write_range, n, true, size_t n)
+HOOK(read_range, n, emulation::kRead, size_t n) HOOK(write_range, n, emulation::kWrite, size_t n)
 HOOKED void __tsan_vptr_update(void**, void*) {}
 HOOKED void __tsan_vptr_read(void**) {}
 HOOKED void __tsan_func_entry(void*) {}
