@@ -1,4 +1,5 @@
 """The daemon's handle on the runner child of one device."""
+# Over 300 lines: sessions that time and sessions that only check find the guilty entry in the same way.
 
 from __future__ import annotations
 
