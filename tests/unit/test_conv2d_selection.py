@@ -232,6 +232,7 @@ def test_tiles_of_a_spatial_pack_cover_a_small_image(size, rows):
         (48, 80, 96, 3, (10, 32)),
         (32, 112, 64, 3, (8, 32)),
         (80, 20, 160, 3, (10, 32)),
+        (192, 10, 192, 3, (5, 48)),  # four vectors load less for a multiply-add, but more of them from the second level
         (3, 224, 64, 7, (7, 32)),  # the numbers of eight pixels for two steps of the window leave too few registers
     ],
 )

@@ -125,7 +125,7 @@ def schedule_padding(sch: Any, padded: Any, lanes: int) -> None:
 
 
 def put_in_order(sch: Any, padded: Any, *, channels_last: bool) -> None:
-    """Keep the padded image [n, c, h, w] in memory as a tile of all channels reads it: [n, h, c, w], or [n, h, w, c]."""
+    """Keep the padded image [n, c, h, w] in memory as tiles of all channels read it: [n, h, c, w], or [n, h, w, c]."""
     order = (0, 2, 3, 1) if channels_last else (0, 2, 1, 3)
     sch.transform_layout(padded, ("write", 0), lambda *axes: tuple(axes[i] for i in order))
     loops = sch.get_loops(padded)

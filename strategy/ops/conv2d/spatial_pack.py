@@ -17,7 +17,6 @@ from strategy.cpu.ahead import fits_ahead, prefetch_panels
 from strategy.cpu.tile import (
     ROWS,
     accumulators,
-    best_tile_of,
     block_knob,
     largest_divisor,
     register_constraint,
@@ -56,6 +55,7 @@ _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
 _AHEAD = Knob("ahead", [False, True])
 _PICKED = Knob("picked", [False, True])
 _MOST_PIXELS = 14  # of an untuned tile
+_MOST_VECTORS = 3  # of one with a window, whose panel, in the second level, is read for each tile
 
 
 def space(
@@ -83,10 +83,8 @@ def space(
         kept = 2 if geometry.kernel_w > stride + 1 > 2 else 1 if apart else 0
         registers = target.vector_registers
         few = [r for r in fitting if r <= min(_MOST_PIXELS, (registers - 3) // max(kept, 1))]
-        best = [
-            best_tile_of(r, geometry.out_channels, lanes, registers - kept * r + apart, target.multiply_adds)
-            for r in few
-        ]
+        widths = [int(w) for w in wide.values if not apart or w <= _MOST_VECTORS * lanes]
+        offered = [(r, w) for r in few for w in widths if (r + 1) * w // lanes + 1 <= registers - kept * r + apart]
 
         def merit(tile: tuple[int, int]) -> tuple[bool, float]:
             rows, vectors = tile[0], tile[1] // lanes
@@ -94,7 +92,7 @@ def space(
             # Of one vector, a number and its address would be loaded for each multiply-add.
             return apart or vectors > 1, whole * tile_share(pixels, rows, vectors, target.multiply_adds)
 
-        rows, width = max((tile for tile in best if tile[0] in few), key=merit)
+        rows, width = max(offered, key=merit)
         panels, tiles = -(-geometry.out_channels // width), -(-pixels // rows)
         shared = panels * geometry.groups < 2 * target.threads
         panel_bytes = geometry.depth * width * dtype_bytes(inputs[0].dtype)
