@@ -16,6 +16,7 @@ from typing import Any
 from strategy.cpu.ahead import fits_ahead, prefetch_panels
 from strategy.cpu.tile import (
     ROWS,
+    VECTORS,
     accumulators,
     block_knob,
     largest_divisor,
@@ -68,9 +69,8 @@ def space(
     """
     geometry, any_size = Geometry.of(inputs, out_type), not _is_constant(out_type.shape[2:])
     lanes = lanes_of(target, inputs[0].dtype)
-    out_w = geometry.out_w
-    fitting = list(ROWS) if any_size else _fitting(out_w, geometry.pixels)
-    pixels = out_w if any_size else geometry.pixels
+    fitting = list(ROWS) if any_size else _fitting(geometry.out_w, geometry.pixels)
+    pixels = geometry.out_w if any_size else geometry.pixels
     high, wide = Knob("rows", fitting), width_knob(lanes, geometry.out_channels)
     picks = attrs.data_layout == DATA and attrs.strides != (1, 1) and not any_size
     picks = picks and geometry.kernel_h == geometry.kernel_w == 1
@@ -83,7 +83,7 @@ def space(
         kept = 2 if geometry.kernel_w > stride + 1 > 2 else 1 if apart else 0
         registers = target.vector_registers
         few = [r for r in fitting if r <= min(_MOST_PIXELS, (registers - 3) // max(kept, 1))]
-        widths = [int(w) for w in wide.values if not apart or w <= _MOST_VECTORS * lanes]
+        widths = [v * lanes for v in VECTORS if wide.has(v * lanes) and (not apart or v <= _MOST_VECTORS)]
         offered = [(r, w) for r in few for w in widths if (r + 1) * w // lanes + 1 <= registers - kept * r + apart]
 
         def merit(tile: tuple[int, int]) -> tuple[bool, float]:
