@@ -39,13 +39,15 @@ def show(
         # The form may send the device model of the previous target.
         names = [m.model for m in models]
         of_model = next((name for name in names if name == model), names[0] if names else "")
-        judged = query.judge(connection, op, chosen.id, of_model)
         shapes = query.shapes(connection, op, chosen.id, (page - 1) * query.PAGE)
+        newest = query.newest_shapes(connection, op, chosen.id)
+        cells = query.judge(connection, chosen.id, of_model, [*newest, *(w.id for w in shapes)])
+        judged = {i: cells[i] for i in newest}
         summary = query.summarize(judged)
         values = {
             "summary": summary[: query.MAX_IMPLEMENTATIONS], "implementations": len(summary),
-            "cost": query.plevel_cost(judged),
-            "mistakes": query.find_mistakes(connection, judged), "cells": judged,
+            "cost": query.plevel_cost(judged), "judged": len(judged),
+            "mistakes": query.find_mistakes(connection, judged), "cells": cells,
         }  # fmt: skip
     return render(
         "op.html", op=op, path=op_url(op), targets=targets, target=chosen, models=models,

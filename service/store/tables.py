@@ -170,6 +170,7 @@ task = _table(
         "workload_id", "target_id", "implementation", "version", "space_digest", "namespace",
         name="uq_task_identity",
     ),
+    sa.Index(None, "implementation", "id"),
 )
 
 run_task = _table(
@@ -482,6 +483,9 @@ best = _table(
     sa.Column("samples", sa.Integer(), nullable=False),
     _instant("updated_at"),
     _one_of("scope", Scope),
+    # Orders of the list of tasks, which shows no single devices.
+    _partial_index("ix_best_median_s", "median_s", where="scope <> 'device'"),
+    _partial_index("ix_best_updated_at", "updated_at", where="scope <> 'device'"),
 )
 
 # The lowest mean cost, the input of TVM's own rule; derived as `best` is.

@@ -27,6 +27,8 @@ from service.dashboard.start import _read_trials
 from service.dashboard.view import op_url
 from service.predict import learner
 from service.records import log_page
+from service.records.log import REFERENCE
+from service.records.ranking import of_one_model
 from service.selection.database import RecordDatabase
 from service.store import backup, catalogue, migration
 from service.store.db import Store
@@ -111,7 +113,7 @@ def _check_winners(c: sa.Connection) -> None:
     """The heat map's winner is what selection takes, at every shape."""
     target_id = op_query.targets(c, "dense")[0].id
     models = [m.model for m in op_query.models(c, "dense", target_id)]
-    judged = op_query.judge(c, "dense", target_id, models[0])
+    judged = op_query.judge(c, target_id, models[0], op_query.newest_shapes(c, "dense", target_id))
     shapes = c.execute(sa.select(workload.c.id, workload.c.body).where(workload.c.op == "dense")).all()
     target = Target.parse({**seed.TARGET.to_json(), "model": models[0]})
     differ = 0
@@ -313,6 +315,53 @@ def test_what_was_never_measured_is_predicted_on_the_page_too(seeded: Site, tmp_
     assert "Importance of features" in shown
 
 
+@pytest.mark.parametrize("sort", task_query.SORTS)
+def test_tasks_are_listed_in_any_order(
+    filled: tuple[Store, str, dict[str, int]], sort: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages of any size have all tasks once, with their fastest model's best; those without one come last."""
+    store, _, _ = filled
+    with store.read() as c:
+        shown = sa.select(best.c.task_id, best.c.median_s, best.c.updated_at, best.c.scope_value).where(of_one_model())
+        fastest: dict[int, tuple[float, str, float]] = {}
+        for row in c.execute(shown):
+            found = (row.median_s, row.scope_value, row.updated_at)
+            fastest[row.task_id] = min(found, fastest.get(row.task_id, found))
+        known = c.execute(sa.select(task.c.id, workload.c.op).join(workload)).all()
+        wanted = {row.id for row in known if row.op != REFERENCE.op}
+        for direction in ("", "-"):
+            monkeypatch.setattr(task_query, "PAGE", 10_000)
+            whole = task_query.page(c, sort=direction + sort)
+            assert {row.id for row in whole} == wanted
+            assert [(row.median_s, row.model, row.updated_at) for row in whole] == [
+                fastest.get(row.id, (None, None, None)) for row in whole
+            ]
+            column = {"task": "id", "median": "median_s", "updated": "updated_at"}.get(sort, sort)
+            keys = [getattr(row, column) for row in whole]
+            there = [k for k in keys if k is not None]
+            assert keys == there + [None] * (len(keys) - len(there))
+            if sort in ("task", "median", "updated"):  # of texts the collation decides
+                assert there == sorted(there, reverse=bool(direction))
+            monkeypatch.setattr(task_query, "PAGE", 3)
+            pages = [task_query.page(c, sort=direction + sort, offset=n)[:3] for n in range(0, len(whole) + 4, 3)]
+            assert [row.id for page in pages for row in page] == [row.id for row in whole]
+
+
+def test_an_operators_page_sums_up_its_newest_shapes(
+    filled: tuple[Store, str, dict[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _, _ = filled
+    with store.read() as c:
+        target_id = op_query.targets(c, "dense")[0].id
+        every = c.scalars(
+            sa.select(task.c.workload_id).distinct().join(workload)
+            .where(workload.c.op == "dense", task.c.target_id == target_id)
+        ).all()  # fmt: skip
+        assert sorted(op_query.newest_shapes(c, "dense", target_id)) == sorted(every)
+        monkeypatch.setattr(op_query, "JUDGED", 2)
+        assert list(op_query.newest_shapes(c, "dense", target_id)) == sorted(every, reverse=True)[:2]
+
+
 def test_targets_and_namespaces_are_kept_apart(filled: tuple[Store, str, dict[str, int]]) -> None:
     store = filled[0]
     with contextlib.suppress(_Undo), store.write() as c:
@@ -323,7 +372,8 @@ def test_targets_and_namespaces_are_kept_apart(filled: tuple[Store, str, dict[st
         op = c.scalar(sa.select(workload.c.op).where(workload.c.id == timed.workload_id))
         before = task_query.head(c, timed.id)
         siblings = task_query.siblings(c, before)
-        cells = op_query.judge(c, op, timed.target_id, before.model)
+        shapes = op_query.newest_shapes(c, op, timed.target_id)
+        cells = op_query.judge(c, timed.target_id, before.model, shapes)
         values = {"key": "llvm/apart", "keys": [], "body": {}}
         elsewhere = c.scalar(sa.insert(target).values(values).returning(target.c.id))
         columns = [n for n in task.c.keys() if n != "id"]  # noqa: SIM118
@@ -338,7 +388,7 @@ def test_targets_and_namespaces_are_kept_apart(filled: tuple[Store, str, dict[st
         after = task_query.head(c, timed.id)
         assert (after.model, after.median_s) == (before.model, before.median_s)
         assert task_query.siblings(c, after) == siblings
-        assert op_query.judge(c, op, timed.target_id, before.model) == cells
+        assert op_query.judge(c, timed.target_id, before.model, shapes) == cells
         raise _Undo
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from typing import Any
 
@@ -14,11 +14,15 @@ from service.errors import NotFoundError
 from service.records.log import REFERENCE
 from service.records.ranking import best_on, of_one_model
 from service.store.namespace import DEFAULT
+from service.store.sql import among
 from service.store.tables import best, run_task, target, task, workload
 from strategy.record import Estimate
 
 OPS = 50
 PAGE = 40  # shapes
+# Of one operator on one target: a page of all of a large log would take seconds.
+JUDGED = 500  # shapes that are summed up
+LOOKED_AT = 20_000  # tasks whose device models are offered
 MAX_IMPLEMENTATIONS = 24
 
 
@@ -27,18 +31,32 @@ def ops(connection: sa.Connection, offset: int = 0) -> list[Any]:
 
     One more than a page of `OPS` if there are more.
     """
-    query = (
+    # PostgreSQL sorts all rows for each count of distinct values: few rows are left for it.
+    grouped = (
         sa.select(
-            workload.c.op, sa.func.count(workload.c.id.distinct()).label("workloads"),
-            sa.func.count(task.c.target_id.distinct()).label("targets"),
-            sa.func.count(task.c.implementation.distinct()).label("implementations"),
-            sa.func.count(best.c.task_id).label("measured"), sa.func.count(task.c.id).label("tasks"),
+            workload.c.op, task.c.target_id, task.c.implementation, sa.func.count().label("tasks"),
+            sa.func.count(best.c.task_id).label("measured"),
         )
         .join(task, task.c.workload_id == workload.c.id)
         .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
         .where(workload.c.op != REFERENCE.op)
-        .group_by(workload.c.op)
-        .order_by(workload.c.op)
+        .group_by(workload.c.op, task.c.target_id, task.c.implementation)
+        .subquery()
+    )
+    workloads = (
+        sa.select(sa.func.count())
+        .where(workload.c.op == grouped.c.op, sa.exists().where(task.c.workload_id == workload.c.id))
+        .scalar_subquery()
+    )
+    query = (
+        sa.select(
+            grouped.c.op, workloads.label("workloads"),
+            sa.func.count(grouped.c.target_id.distinct()).label("targets"),
+            sa.func.count(grouped.c.implementation.distinct()).label("implementations"),
+            sa.func.sum(grouped.c.measured).label("measured"), sa.func.sum(grouped.c.tasks).label("tasks"),
+        )
+        .group_by(grouped.c.op)
+        .order_by(grouped.c.op)
         .offset(offset)
         .limit(OPS + 1)
     )  # fmt: skip
@@ -69,14 +87,14 @@ def targets(connection: sa.Connection, op: str) -> list[Any]:
 def models(connection: sa.Connection, op: str, target_id: int) -> list[Any]:
     """Device models with times of the operator on a target, those with the most tasks first.
 
-    The empty name stands for records of unknown devices.
+    Of its `LOOKED_AT` newest tasks. The empty name stands for records of unknown devices.
     """
-    n = sa.func.count(best.c.task_id.distinct())
+    newest = _of_op(sa.select(task.c.id), op, target_id).order_by(task.c.id.desc()).limit(LOOKED_AT).subquery()
+    n = sa.func.count()
     query = (
         sa.select(best.c.scope_value.label("model"), n.label("n"))
-        .join(task, task.c.id == best.c.task_id)
-        .join(workload, workload.c.id == task.c.workload_id)
-        .where(workload.c.op == op, task.c.target_id == target_id, of_one_model())
+        .join(newest, newest.c.id == best.c.task_id)
+        .where(of_one_model())
         .group_by(best.c.scope_value)
         .order_by(n.desc(), best.c.scope_value)
         .limit(200)
@@ -107,8 +125,30 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 Judged = dict[int, dict[str, Cell]]
 
 
-def judge(connection: sa.Connection, op: str, target_id: int, model: str) -> Judged:
-    """Each workload's implementations in their newest version, marked by both rules.
+def newest_shapes(connection: sa.Connection, op: str, target_id: int) -> Sequence[int]:
+    """The ids of the `JUDGED` newest workloads of the operator on a target, which its page sums up."""
+    return connection.scalars(
+        sa.select(workload.c.id)
+        .where(workload.c.op == op, _on_target(target_id))
+        .order_by(workload.c.id.desc())
+        .limit(JUDGED)
+    ).all()
+
+
+def _of_op(query: sa.Select[Any], op: str, target_id: int) -> sa.Select[Any]:
+    """The query of tasks, of those of an operator on a target."""
+    of_op = sa.select(workload.c.id).where(workload.c.op == op)
+    # The + prevents an index, by which all tasks of the operator would be sorted for the newest.
+    return query.where(task.c.target_id == target_id, (task.c.workload_id + 0).in_(of_op))
+
+
+def _on_target(target_id: int) -> sa.ColumnElement[bool]:
+    """The condition that a workload has a task on a target."""
+    return sa.exists().where(task.c.workload_id == workload.c.id, task.c.target_id == target_id)
+
+
+def judge(connection: sa.Connection, target_id: int, model: str, shapes: Iterable[int]) -> Judged:
+    """The implementations of workloads, given by their ids, in their newest version, marked by both rules.
 
     Times are of one device model and one namespace, as those of several do not compare.
 
@@ -120,10 +160,11 @@ def judge(connection: sa.Connection, op: str, target_id: int, model: str) -> Jud
             *task.c["id", "workload_id", "implementation", "version", "plevel", "namespace"],
             *best.c["median_s", "low_s", "high_s", "samples"],
         )
-        .join(workload, workload.c.id == task.c.workload_id)
+        .select_from(task)
         .outerjoin(best, best_on(model))
-        .where(workload.c.op == op, task.c.target_id == target_id)
-        .order_by(task.c.workload_id, sa.case((tuned_here, 1), else_=0), task.c.id)
+        .where(among(task.c.workload_id), task.c.target_id == target_id)
+        .order_by(task.c.workload_id, sa.case((tuned_here, 1), else_=0), task.c.id),
+        {"ids": set(shapes)},
     )  # fmt: skip
     # The last of each name stays.
     return {
@@ -237,10 +278,9 @@ def find_mistakes(connection: sa.Connection, judged: Judged, limit: int = 10) ->
 
 def shapes(connection: sa.Connection, op: str, target_id: int, offset: int) -> list[Any]:
     """Workloads of the operator on the target; one more than a page if there are more."""
-    on_target = sa.select(task.c.workload_id).where(task.c.target_id == target_id)
     query = (
         sa.select(workload.c.id, workload.c.key)
-        .where(workload.c.op == op, workload.c.id.in_(on_target))
+        .where(workload.c.op == op, _on_target(target_id))
         .order_by(workload.c.id)
         .offset(offset)
         .limit(PAGE + 1)

@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from service.dashboard.listing import ALWAYS, Span, order
+from service.dashboard.listing import ALWAYS, Span
 from service.dashboard.query.curve import MAX_CURVES, Curve, best_so_far
 from service.dashboard.show import show_device
 from service.errors import NotFoundError
 from service.records.best import standing
 from service.records.log import REFERENCE
 from service.records.ranking import best_on, choose, measured_on
-from service.store.sql import now
+from service.store.sql import among, now
 from service.store.tables import Scope, best, device, record, target, task, workload
 from strategy.record import Phase
 
@@ -33,41 +33,106 @@ def page(
     """Matching tasks, sorted by one of `SORTS`; one more than a page if there are more.
 
     Of several device models the time is of the fastest, and `model` its name; empty if none is known.
-    `span` restricts when their best was found; `calibration` includes calibration kernels.
+    `span` restricts when their best was found; `calibration` includes calibration kernels. Of equal ones the newest
+    come first, but the oldest of one implementation if those are sorted upwards.
     """
-    of_task = best.alias()
-    fastest = (
-        sa.select(of_task.c.scope_value)
-        .where(of_task.c.task_id == task.c.id, of_task.c.scope == Scope.MODEL.value)
-        .order_by(of_task.c.median_s, of_task.c.scope_value)
-        .limit(1)
-        .scalar_subquery()
-    )
-    equal = ((workload.c.op, op), (task.c.implementation, implementation), (target.c.key, on))
-    wanted = [column == value for column, value in equal if value]
-    if not calibration:
-        wanted.append(workload.c.op != REFERENCE.op)
-    query = (
-        sa.select(
-            task.c.id, task.c.implementation, task.c.version, workload.c.op, workload.c.key,
-            target.c.key.label("target"), best.c.median_s, best.c.low_s, best.c.high_s, best.c.samples,
-            best.c.updated_at, best.c.scope_value.label("model"), now().label("now"),
-        )
-        .join(workload, workload.c.id == task.c.workload_id)
-        .join(target, target.c.id == task.c.target_id)
-        .outerjoin(best, best_on(sa.func.coalesce(fastest, "")))
-        .where(*wanted, *span.conditions(best.c.updated_at))
-        .order_by(
-            order(sort, {
-                "task": task.c.id, "implementation": task.c.implementation, "target": target.c.key,
-                "median": best.c.median_s, "updated": best.c.updated_at,
-            }),
-            task.c.id.desc(),
-        )
-        .offset(offset)
-        .limit(PAGE + 1)
+    wanted = _wanted(op, implementation, on, calibration)
+    if sort.removeprefix("-") in _OF_BEST:
+        ids = _by_best(connection, wanted, span, sort, offset)
+    else:
+        ids = _by_task(connection, wanted, span, sort, offset)
+    rows = {} if not ids else {row.id: row for row in connection.execute(_SHOWN, {"ids": ids})}
+    return [rows[i] for i in ids]
+
+
+_OF_BEST = {"median": best.c.median_s, "updated": best.c.updated_at}
+# Written out, as the condition of the indexes by which `best` is read in its orders.
+_LISTED = sa.text("best.scope <> 'device'")
+
+
+def _faster() -> sa.Exists:
+    """The condition on `best` that another row of its task precedes it: a device model's, the fastest first."""
+    other = best.alias()
+    same = other.c.median_s == best.c.median_s
+    return sa.exists().where(
+        other.c.task_id == best.c.task_id, other.c.scope == Scope.MODEL.value,
+        sa.or_(
+            best.c.scope == Scope.TARGET.value, other.c.median_s < best.c.median_s,
+            sa.and_(same, other.c.scope_value < best.c.scope_value),
+        ),
     )  # fmt: skip
-    return list(connection.execute(query))
+
+
+_BEST_SHOWN = sa.and_(best.c.task_id == task.c.id, _LISTED, ~_faster())
+_SHOWN = (
+    sa.select(
+        task.c.id, task.c.implementation, task.c.version, workload.c.op, workload.c.key,
+        target.c.key.label("target"), best.c.median_s, best.c.low_s, best.c.high_s, best.c.samples,
+        best.c.updated_at, best.c.scope_value.label("model"), now().label("now"),
+    )
+    .join(workload, workload.c.id == task.c.workload_id)
+    .join(target, target.c.id == task.c.target_id)
+    .outerjoin(best, _BEST_SHOWN)
+    .where(among(task.c.id))
+)  # fmt: skip
+
+
+def _wanted(op: str, implementation: str, on: str, calibration: bool) -> list[sa.ColumnElement[bool]]:
+    """The conditions on `task`; its workload and target by their ids, so that rows passed over are not joined."""
+    found = [] if not implementation else [task.c.implementation == implementation]
+    if op:
+        found.append(task.c.workload_id.in_(sa.select(workload.c.id).where(workload.c.op == op)))
+    if not calibration:
+        found.append(task.c.workload_id.not_in(sa.select(workload.c.id).where(workload.c.op == REFERENCE.op)))
+    if on:
+        found.append(task.c.target_id.in_(sa.select(target.c.id).where(target.c.key == on)))
+    return found
+
+
+def _by_task(
+    connection: sa.Connection, wanted: list[sa.ColumnElement[bool]], span: Span, sort: str, offset: int
+) -> list[int]:
+    """The ids of a page that a column of the tasks themselves sorts."""
+    query = sa.select(task.c.id).where(*wanted)
+    if dated := span.conditions(best.c.updated_at):
+        query = query.join_from(task, best, _BEST_SHOWN).where(*dated)
+    direction = sa.desc if sort.startswith("-") else sa.asc
+    by = sort.removeprefix("-")
+    if by == "target":
+        query = query.join(target, target.c.id == task.c.target_id).order_by(direction(target.c.key), task.c.id.desc())
+    elif by == "implementation":
+        query = query.order_by(direction(task.c.implementation), direction(task.c.id))  # as its index
+    else:
+        query = query.order_by(direction(task.c.id))
+    return list(connection.scalars(query.offset(offset).limit(PAGE + 1)))
+
+
+def _by_best(
+    connection: sa.Connection, wanted: list[sa.ColumnElement[bool]], span: Span, sort: str, offset: int
+) -> list[int]:
+    """The ids of a page sorted by a column of their best; tasks without one come last in either direction."""
+    direction = sa.desc if sort.startswith("-") else sa.asc
+    column = _OF_BEST[sort.removeprefix("-")]
+    timed = (
+        sa.select(task.c.id)
+        .join_from(task, best, _BEST_SHOWN)
+        .where(*wanted, *span.conditions(best.c.updated_at))
+        .order_by(direction(column), task.c.id.desc())
+    )
+    found = list(connection.scalars(timed.offset(offset).limit(PAGE + 1)))
+    if len(found) > PAGE or span != ALWAYS:
+        return found
+    passed = offset + len(found)
+    if offset and not found:
+        passed = connection.scalar(sa.select(sa.func.count()).select_from(timed.order_by(None).subquery())) or 0
+    untimed = (
+        sa.select(task.c.id)
+        .where(*wanted, ~sa.exists().where(best.c.task_id == task.c.id, _LISTED))
+        .order_by(task.c.id.desc())
+        .offset(max(0, offset - passed))
+        .limit(PAGE + 1 - len(found))
+    )
+    return found + list(connection.scalars(untimed))
 
 
 def head(connection: sa.Connection, task_id: int) -> Any:
