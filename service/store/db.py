@@ -270,6 +270,11 @@ def _set_pragmas(connection: Any, pragmas: Iterable[str]) -> None:
 def _configure_postgresql(connection: Any, _record: Any) -> None:
     # Without just-in-time compilation: that of a claim of jobs takes half a second, and its execution milliseconds.
     connection.execute(f"SET idle_in_transaction_session_timeout = '{HANGING_S}s'; SET jit = off")
+    (server_pid,) = connection.execute("SELECT pg_backend_pid()").fetchone()
+    if server_pid != connection.info.backend_pid:
+        # A pooler, such as PgBouncer, is between: the next transaction may be of another server process, which has none
+        # of the statements prepared here, or others of the same names.
+        connection.prepare_threshold = None
     connection.commit()
 
 

@@ -6,7 +6,7 @@ import contextlib
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -251,7 +251,9 @@ def _moving(url: str) -> Iterator[tuple[Store, sa.Connection]]:
 def _hold_tables(store: Store, connection: sa.Connection) -> None:
     """Lock plevel's tables on PostgreSQL until the transaction ends: all of them or, while others use some, none.
 
-    A migration locks one after the other, and services use them in any order: they would end in a deadlock.
+    A migration locks one after the other, and services use them in any order: they would end in a deadlock. All
+    requests wait behind one that waits for a lock: none is asked for while a transaction that has gone on for longer
+    than the time limit of one uses a table.
 
     Raises:
         DatabaseError: others use them without end.
@@ -263,21 +265,41 @@ def _hold_tables(store: Store, connection: sa.Connection) -> None:
     lock = f"LOCK TABLE {', '.join(map(quote, sorted(names)))} IN ACCESS EXCLUSIVE MODE"
     give_up = time.monotonic() + PATIENCE_S
     connection.exec_driver_sql(f"SET LOCAL statement_timeout = '{_LOCK_MS}ms'")
-    while True:
-        try:
-            with connection.begin_nested():
-                connection.exec_driver_sql(lock)
-            break
-        except sa.exc.OperationalError as error:
-            if getattr(error.orig, "sqlstate", None) != _CANCELED:
-                raise
-            if time.monotonic() > give_up:
-                raise DatabaseError(
-                    f"database {shown(store)} is in use: its tables could not be locked for {PATIENCE_S:g} s: repeat "
-                    "it without long imports and exports beside it"
-                ) from error
+    while _is_long_used(connection, names) or not _try_lock(connection, lock):
+        if time.monotonic() > give_up:
+            raise DatabaseError(
+                f"database {shown(store)} is in use: its tables could not be locked for {PATIENCE_S:g} s: repeat "
+                "it without long imports and exports beside it"
+            )
         time.sleep(_PAUSE_S)  # others go on meanwhile
     connection.exec_driver_sql("SET LOCAL statement_timeout = DEFAULT")
+
+
+def _try_lock(connection: sa.Connection, lock: str) -> bool:
+    """Return whether the statement got its locks within its time limit."""
+    try:
+        with connection.begin_nested():
+            connection.exec_driver_sql(lock)
+    except sa.exc.OperationalError as error:
+        if getattr(error.orig, "sqlstate", None) != _CANCELED:
+            raise
+        return False
+    return True
+
+
+# Transactions of other users are seen only with the right to all statistics: for theirs, locks are tried.
+_LONG_USE = sa.text(
+    "SELECT EXISTS (SELECT FROM pg_locks JOIN pg_stat_activity USING (pid) JOIN pg_class ON pg_class.oid = relation "
+    "WHERE database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    "AND relnamespace = CAST(current_schema() AS regnamespace) AND relname = ANY(:names) "
+    "AND pid <> pg_backend_pid() AND clock_timestamp() - xact_start > :ms * INTERVAL '1 ms')"
+)
+
+
+def _is_long_used(connection: sa.Connection, names: Iterable[str]) -> bool:
+    """Return whether another transaction that uses one of the tables is longer than the time limit of a lock."""
+    connection.execute(sa.select(sa.func.pg_stat_clear_snapshot()))  # a transaction sees others as at its first look
+    return bool(connection.scalar(_LONG_USE, {"names": sorted(names), "ms": _LOCK_MS}))
 
 
 def _with_remedy(error: UnansweredError, store: Store) -> UnansweredError:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -242,8 +243,9 @@ def test_two_processes_upgrade_at_once(url: str) -> None:
         assert (process.returncode, out.strip()) == (0, migration.head())
 
 
-def test_an_upgrade_ends_no_transaction_of_a_service(postgres_url: str) -> None:
+def test_an_upgrade_ends_no_transaction_of_a_service(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that holds a table which the migration needs last, and then needs one that it has first."""
+    monkeypatch.setattr(migration, "_is_long_used", lambda *_: False)  # on a slow machine it has begun long ago
     migration.upgrade(postgres_url)
     migration.downgrade(postgres_url, "0012", lose=True)
     waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
@@ -261,6 +263,40 @@ def test_an_upgrade_ends_no_transaction_of_a_service(postgres_url: str) -> None:
         c.commit()
         assert upgraded.result(HANG_S) == migration.head()
     migration.check(postgres_url)
+
+
+def test_no_request_waits_behind_an_upgrade_that_waits_for_a_long_transaction(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migration.upgrade(postgres_url)
+    migration.downgrade(postgres_url, "0012", lose=True)
+    looks: list[bool] = []
+    look = migration._is_long_used
+
+    def seen(*given: Any) -> bool:
+        looks.append(look(*given))
+        return looks[-1]
+
+    monkeypatch.setattr(migration, "_is_long_used", seen)
+    waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    began = "SELECT clock_timestamp() - now() > INTERVAL '1 s'"
+    with (
+        closing(Store(postgres_url)) as service, closing(Store(postgres_url)) as watcher, ThreadPoolExecutor(1) as pool,
+    ):  # fmt: skip
+        with service.read() as c:
+            c.execute(sa.select(target.c.id)).all()
+            give_up = time.monotonic() + HANG_S
+            while not c.scalar(sa.text(began)):
+                assert time.monotonic() < give_up
+                time.sleep(0.01)
+            upgraded = pool.submit(migration.upgrade, postgres_url)
+            while len(looks) < 3:
+                assert time.monotonic() < give_up and not upgraded.done()
+                assert _count(watcher, waiting) == 0
+                time.sleep(0.01)
+        assert upgraded.result(HANG_S) == migration.head()
+    assert looks[:3] == [True] * 3
+    assert looks[-1] is False
 
 
 def test_an_upgrade_beside_an_endless_transaction_is_given_up(
