@@ -1,4 +1,5 @@
 """Schema version of a database, and its upgrade to that of this installation."""
+# Over 300 lines: the ways between schemas, which share how tables are locked and what is refused.
 
 from __future__ import annotations
 

@@ -369,7 +369,7 @@ def test_targets_and_namespaces_are_kept_apart(filled: tuple[Store, str, dict[st
             sa.select(task, best.c.scope_value).join(best, best.c.task_id == task.c.id)
             .where(best.c.scope == "model", task.c.namespace == "default").limit(1)
         ).one()  # fmt: skip
-        op = c.scalar(sa.select(workload.c.op).where(workload.c.id == timed.workload_id))
+        op = c.scalars(sa.select(workload.c.op).where(workload.c.id == timed.workload_id)).one()
         before = task_query.head(c, timed.id)
         siblings = task_query.siblings(c, before)
         shapes = op_query.newest_shapes(c, op, timed.target_id)

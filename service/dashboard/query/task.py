@@ -1,4 +1,5 @@
 """Tasks: pages of them, and the trials, optimum and failures of one."""
+# Over 300 lines: all queries of the two pages, which choose the best of a task by one rule.
 
 from __future__ import annotations
 
