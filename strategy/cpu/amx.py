@@ -56,6 +56,52 @@ def use_tiles(sch: Any, sums: Any, block: Block, dtype: str, task: Any, tile: An
     sch.tensorize(rows, _intrinsic(block, dtype))
 
 
+def use_tiles_of_words(sch: Any, sums: Any, block: Block, task: Any) -> None:
+    """Replace the three innermost loops of the block of sums: rows, columns, and words of both operands.
+
+    The first is [steps, rows, words], the second [columns / lanes, words, lanes].
+    """
+    rows = sch.get_loops(sums)[-3]
+    zeros = sch.decompose_reduction(sums, rows)
+    sch.tensorize(sch.get_loops(zeros)[-2], _no_zeros(block))
+    sch.annotate(task, "pragma_import_llvm", block.source)
+    sch.annotate(task, _TASK, block.shape_symbol)
+    sch.tensorize(rows, _intrinsic_of_words(block))
+
+
+@cache
+def _intrinsic_of_words(block: Block) -> str:
+    """The registered name of the block's code and what it computes, as the sums of `Dot.product`."""
+    dot, depth = block.dot, block.steps * block.words
+    shape = (block.steps, block.rows, block.words)
+    head = f"""
+@T.prim_func(s_tir=True)
+def main(
+    A: T.Buffer({shape}, "int32", offset_factor=1),
+    B: T.Buffer(({block.columns}, {depth}, {LANES}), "int32", offset_factor=1),
+    C: T.Buffer(({block.rows}, {block.width}), "{dot.sums}", offset_factor=1, scope="local"),
+) -> None:
+    with T.sblock("root"):
+        T.reads(
+            C[0:{block.rows}, 0:{block.width}], A[0:{block.steps}, 0:{block.rows}, 0:{block.words}],
+            B[0:{block.columns}, 0:{depth}, 0:{LANES}],
+        )
+        T.writes(C[0:{block.rows}, 0:{block.width}])
+"""
+    meaning = f"""
+        for i, j, r in T.grid({block.rows}, {block.width}, {depth}):
+            with T.sblock("update"):
+                vi, vj, vr = T.axis.remap("SSR", [i, j, r])
+                C[vi, vj] = C[vi, vj] + product(
+                    A[vr // {block.words}, vi, vr % {block.words}], B[vj // {LANES}, vr, vj % {LANES}])
+"""
+    code = f"""
+        T.evaluate(T.call_extern("int32", "{block.symbol}",
+            T.address_of(A[0, 0, 0]), T.address_of(B[0, 0, 0]), T.address_of(C[0, 0]), 0))
+"""
+    return register_intrinsic(f"{block.symbol}_words", head, meaning, code, product=dot.product)
+
+
 @cache
 def _no_zeros(block: Block) -> str:
     """The registered name of no code where sums would become zero: the tile registers are, and overwrite them."""

@@ -59,6 +59,7 @@ class Block:
         step_words: from one tile of the data to the next.
         panel_words: from one panel of the weight to the next.
         ahead: lines of the next panel that come into the second level at each step.
+        in_columns: the weight's columns of tiles lie one behind the other, else side by side.
     """
 
     dot: Dot
@@ -70,6 +71,7 @@ class Block:
     step_words: int
     panel_words: int
     ahead: int
+    in_columns: bool = False
 
     @property
     def heights(self) -> list[int]:
@@ -83,11 +85,16 @@ class Block:
         return self.width // LANES
 
     @property
+    def _row_width(self) -> int:
+        """The words from one row of the weight to the next."""
+        return LANES if self.in_columns else self.width
+
+    @property
     def symbol(self) -> str:
         kind = self.dot.intrinsic.rpartition(".")[2]
         tiles = (self.rows, self.width, self.steps, self.words)
         sizes = (*tiles, self.row_words, self.step_words, self.panel_words, self.ahead)
-        return f"{BLOCK}{kind}_{'_'.join(map(str, sizes))}"
+        return f"{BLOCK}{kind}_{'_'.join(map(str, sizes))}{'_columns' if self.in_columns else ''}"
 
     @property
     def shape_symbol(self) -> str:
@@ -143,7 +150,7 @@ loop:
   %y = phi ptr [ %b, %entry ], [ %yn, %loop ]
   %z = phi ptr [ %p, %entry ], [ %zn, %loop ]
 {"".join(self._lines_of_a_step())}  %xn = getelementptr i8, ptr %x, i64 {self.step_words * WORD_BYTES}
-  %yn = getelementptr i8, ptr %y, i64 {self.words * self.width * WORD_BYTES}
+  %yn = getelementptr i8, ptr %y, i64 {self.words * self._row_width * WORD_BYTES}
   %zn = getelementptr i8, ptr %z, i64 {self.ahead * LINE_BYTES}
   %next = add nuw nsw i64 %step, 1
   %more = icmp ult i64 %next, {self.steps}
@@ -164,7 +171,8 @@ end:
         top = 0
         for column in range(self.columns):
             weight = self._weight(column)
-            yield from _transfer("tileloadd64", "y", f"y{column}", column * LANES, self.width, weight)
+            place = column * LANES * (self.steps * self.words if self.in_columns else 1)
+            yield from _transfer("tileloadd64", "y", f"y{column}", place, self._row_width, weight)
             for row, height in enumerate(self.heights):
                 if not column:
                     place, stride = top * self.row_words, self.row_words

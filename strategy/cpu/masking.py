@@ -300,7 +300,7 @@ class _Lanes:
             mask = _all(masks)
             inside, outside = self.vector(inside, [*bounds, mask]), self.vector(outside, [*bounds, tirx.Not(mask)])
             return _choose(mask, inside, outside)
-        if bounds and _is_reinterpreted(expression, "uint16") and isinstance(expression.args[0], ir.TensorLoad):
+        if _is_reinterpreted(expression, "uint16") and isinstance(expression.args[0], ir.TensorLoad):
             load = expression.args[0]
             return self._load(tirx.BufferLoad(self._words(load.source), load.indices), bounds)
         if isinstance(expression, ir.Call) and _name(expression) in _ELEMENTWISE:

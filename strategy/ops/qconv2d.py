@@ -22,7 +22,7 @@ from strategy.op import (
     register_strategy,
 )
 from strategy.op_strategy import OpStrategy
-from strategy.ops.conv2d import amx, depthwise, depthwise_nhwc, direct, dot, dot_nhwc
+from strategy.ops.conv2d import amx, amx_nchw, depthwise, depthwise_nhwc, direct, dot, dot_nhwc
 from strategy.ops.conv2d.layout import in_any_layout
 from strategy.ops.conv2d.operator import (
     DATA,
@@ -132,6 +132,7 @@ def _in_any_layout(
     strategy.add_implementation(compute, schedule_plain_cpu, "qconv2d_nchw.cpu", 5)
     if not depthwise.is_depthwise(attrs, inputs):
         dot.add(strategy, attrs, inputs, "qconv2d_nchw_dot.cpu", 14, target)
+        amx_nchw.add(strategy, attrs, inputs, out_type, "qconv2d_nchw_amx.cpu", target)
     else:
         depthwise.add(strategy, attrs, inputs, "depthwise_qconv2d_nchw.cpu")
     return strategy

@@ -39,7 +39,8 @@ on_amx = pytest.mark.skipif(not TARGET.has("amx-int8"), reason="this host has no
 
 
 def name_of(workload: Workload) -> str:
-    return f"{workload.op}{'_nhwc' if 'conv2d' in workload.op else ''}_amx.cpu"
+    layout = str(workload.attrs.get("data_layout", "NCHW")).lower()
+    return f"{workload.op}_{layout}_amx.cpu" if "conv2d" in workload.op else f"{workload.op}_amx.cpu"
 
 
 def space_of(workload: Workload) -> Any:
@@ -83,7 +84,8 @@ def test_any_configuration_of_a_batch(kind, transpose_b, x, y, m, k, constant, s
 
 
 @on_amx
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
 @settings(max_examples=min(4, settings.default.max_examples // 6))
 @given(
@@ -96,12 +98,30 @@ def test_any_configuration_of_a_batch(kind, transpose_b, x, y, m, k, constant, s
     zero=st.sampled_from([0, 100]), constant=st.booleans(), seed=st.integers(0, 2**32),
 )  # fmt: skip
 def test_any_configuration_of_any_convolution(
-    kind, weight, channels, out, window, image, batch, attrs, zero, constant, seed
+    layout, kind, weight, channels, out, window, image, batch, attrs, zero, constant, seed
 ):
-    attrs = {**attrs, "dilation": 1 if window[1] == 7 else attrs["dilation"], "data_layout": "NHWC"}
+    attrs = {**attrs, "dilation": 1 if window[1] == 7 else attrs["dilation"], "data_layout": layout}
     attrs |= points(kind, (zero, 0))
     shapes = laid_out_shapes(attrs, (batch, channels, *image), (out, channels, *window))
     workload = convolution(f"{kind}[{shapes[0]}]", f"{weight}[{shapes[1]}]", constant, **attrs)
+    space = space_of(workload)
+    for config in (space.fallback, *space.sample(random.Random(seed), 1)):
+        check(workload, name_of(workload), config)
+
+
+@on_amx
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("kind", "weight"), KINDS)
+@settings(max_examples=min(4, settings.default.max_examples // 6))
+@given(
+    channels=st.sampled_from([2, 9, 16]), out=st.sampled_from([8, 20]), window=st.sampled_from([1, 3]),
+    image=st.tuples(st.integers(3, 9), st.integers(1, 20)), groups=st.integers(2, 3), strides=st.sampled_from([1, 2]),
+    zero=st.sampled_from([0, 100]), seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_any_configuration_of_groups(kind, weight, channels, out, window, image, groups, strides, zero, seed):
+    attrs = {"groups": groups, "strides": strides, "padding": window // 2, **points(kind, (zero, 0))}
+    shape = f"{weight}[{out * groups},{channels},{window},{window}]"
+    workload = convolution(f"{kind}[2,{channels * groups},{image[0]},{image[1]}]", shape, **attrs)
     space = space_of(workload)
     for config in (space.fallback, *space.sample(random.Random(seed), 1)):
         check(workload, name_of(workload), config)
@@ -138,7 +158,10 @@ def test_an_epilogue_joins_the_product(ops):
         "int8[1,5,9,16]", "int8[7,3,3,16]", epilogue=steps(7, *ops), input_zero_point=-7, padding=1, data_layout="NHWC",
         kernel_layout="OHWI",
     )  # fmt: skip
-    for found in (workload, image):
+    first = convolution(
+        "int8[1,16,5,9]", "int8[7,16,3,3]", epilogue=steps(7, *ops, axis=1), input_zero_point=-7, padding=1
+    )
+    for found in (workload, image, first):
         check(found, name_of(found))
 
 
@@ -157,10 +180,12 @@ def test_elsewhere_it_is_not_offered():
         target = Target.parse(f"llvm {spec}")
         for kind, weight in KINDS:
             image = convolution(f"{kind}[1,8,8,64]", f"{weight}[32,64,3,3]", data_layout="NHWC")
-            for workload in (product(f"{kind}[64,64]", f"{weight}[32,64]"), image):
+            first = convolution(f"{kind}[1,64,8,8]", f"{weight}[32,64,3,3]")
+            for workload in (product(f"{kind}[64,64]", f"{weight}[32,64]"), image, first):
                 assert not any("amx" in i.name for _, i in evaluate(workload, target))
-    for attrs in ({"data_layout": "NCHW"}, {"groups": 8}, {"kernel_zero_point": 1}, {"input_zero_point": 200}):
-        found = {"data_layout": "NHWC", "kernel_layout": "OIHW", **attrs}
+    refused = ({"out_layout": "NHWC"}, {"groups": 8}, {"kernel_zero_point": 1}, {"input_zero_point": 200})
+    for attrs in (*refused, *({**attrs, "data_layout": "NHWC", "out_layout": "NHWC"} for attrs in refused[1:])):
+        found = {"data_layout": "NCHW", "kernel_layout": "OIHW", **attrs}
         shapes = laid_out_shapes(found, (1, 64, 8, 8), (32, 64 // found.get("groups", 1), 3, 3))
         workload = convolution(f"int8[{shapes[0]}]", f"int8[{shapes[1]}]", **found)
         assert not any("amx" in i.name for _, i in evaluate(workload, RAPIDS))
@@ -174,6 +199,10 @@ def test_it_is_chosen_untuned_but_for_one_row_of_integers():
         valid = [c for c in candidates(workload, target) if c.condition is None or c.condition.decide()]
         return max(valid, key=lambda c: c.plevel).implementation
 
+    for kind, weight in (("bfloat16", "bfloat16"), ("uint8", "int8")):
+        image = convolution(f"{kind}[1,64,8,8]", f"{weight}[32,64,3,3]")
+        assert "amx" in chosen(image, RAPIDS)
+        assert "amx" not in chosen(image, WITHOUT)
     for m, kind, weight in ((128, "bfloat16", "bfloat16"), (1, "bfloat16", "bfloat16"), (128, "uint8", "int8")):
         workload = product(f"{kind}[{m},64]", f"{weight}[32,64]")
         assert "amx" in chosen(workload, RAPIDS)

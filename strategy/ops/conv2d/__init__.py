@@ -5,6 +5,7 @@
     conv2d_nchw_spatial_pack.cpu   output channels in the lanes, nothing unfolded
     conv2d_nchw_1x1.cpu            windows of one pixel: a product of what lies there, or is gathered
     conv2d_nchw_dot.cpu            bfloat16 and 8-bit integers by dot-product instructions, windows unfolded
+    conv2d_nchw_amx.cpu            the same by AMX, words of neighbouring channels unfolded
     conv2d_nhwc_dot.cpu            the same of NHWC, nothing unfolded
     conv2d_nhwc_amx.cpu            the same of NHWC by AMX, windows unfolded
     conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride
@@ -33,6 +34,7 @@ from strategy.op import register_strategy
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d import (
     amx,
+    amx_nchw,
     blocked,
     depthwise,
     depthwise_blocked,
@@ -115,6 +117,7 @@ def _in_any_layout(
     if data.dtype in _NARROW:
         if not depthwise.is_depthwise(attrs, inputs):
             dot.add(strategy, attrs, inputs, "conv2d_nchw_dot.cpu", plevel_of(target, data.dtype, 14), target)
+            amx_nchw.add(strategy, attrs, inputs, out_type, "conv2d_nchw_amx.cpu", target)
         else:
             depthwise.add(strategy, attrs, inputs, "depthwise_conv2d_nchw.cpu")
     known = all(d.is_constant for d in (data.shape[1], *weight.shape))

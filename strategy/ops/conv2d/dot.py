@@ -68,7 +68,7 @@ def space(
 ) -> ConfigSpace:
     """As for `conv2d_nchw_im2col.cpu`, of words, with whole unrolled steps: an instruction has no condition."""
     geometry = Geometry.of(inputs, out_type)
-    geometry = replace(geometry, channels=_words(dot, geometry.channels))
+    geometry = replace(geometry, channels=count_words(dot, geometry.channels))
     unroll = Knob("unroll", sorted(u for u in {*UNROLL, geometry.kernel_w} if geometry.depth % u == 0))
     return space_of_columns(geometry, "int32", unroll, _CHECKED, target, of_words=True)
 
@@ -83,10 +83,10 @@ def prepare(
         from tvm import te, tirx
 
         out_channels, channels, height, width = (int(extent) for extent in weight.shape)
-        words = _words(dot, channels)
+        words = count_words(dot, channels)
 
         def word(o: Any, c: Any, y: Any, x: Any) -> Any:
-            return _word(dot, channels, c, lambda channel: dot.pack(weight[o, channel, y, x]))
+            return word_of(dot, channels, c, lambda channel: dot.pack(weight[o, channel, y, x]))
 
         shape = (out_channels, words + has_sums, height, width)
         if not has_sums:
@@ -112,34 +112,13 @@ def compute(
 
     data, weight = inputs
     channels, shift = int(data.shape[1]) // attrs.groups, dot.shift(str(data.dtype))
-    (of_data, of_weight), words = dot.zero_points(attrs, str(data.dtype)), _words(dot, channels)
+    (of_data, of_weight), words = dot.zero_points(attrs, str(data.dtype)), count_words(dot, channels)
     geometry = replace(Geometry.of_tensors(attrs, data, weight, out_type), channels=words)
     kernel_h, kernel_w, out_h, out_w = geometry.kernel_h, geometry.kernel_w, geometry.out_h, geometry.out_w
     rows, width, window = integer(config, "rows"), integer(config, "width"), kernel_h * kernel_w
-    top, left, bottom, _ = attrs.padding
-    height, across = (int(extent) for extent in data.shape[2:])
-    padded_w = padded_width(attrs, across, kernel_w)
-    signs, zero = tirx.const(0x80808080 - 2**32, "int32"), getattr(attrs, "input_zero_point", 0) & 255
     # What is unfolded beyond the last pixel, to whole panels, is not stored.
     lines = -(-round_up(geometry.pixels, width) // out_w)
-
-    def word(n: Any, c: Any, h: Any, w: Any) -> Any:
-        y, x, group = h - top, w - left, c // words * channels
-        found = _word(dot, channels, c % words, lambda channel: data[n, group + channel, y, x], zero)
-        right = padded_w - left - across
-        tests = [
-            test
-            for test, needed in ((y >= 0, top), (y < height, bottom), (x >= 0, left), (x < across, right))
-            if needed
-        ]
-        if tests:
-            padding = tirx.const(int.from_bytes(bytes([zero] * 4), "little", signed=True), "int32")
-            found = tirx.if_then_else(tirx.all(*tests), found, padding)
-        return found ^ signs if shift else found
-
-    shape = (geometry.batch, attrs.groups * words, height + top + bottom, padded_w)
-    apart = {} if window == 1 else stage("padded")
-    pixel = read_windows(te.compute(shape, word, name="padded", attrs=apart), attrs, kernel_w)
+    pixel = read_words(dot, attrs, data, kernel_h, kernel_w, flips_signs=shift != 0)
 
     def unfolded(n: Any, g: Any, k: Any, h: Any, w: Any) -> Any:
         line = h if lines == out_h else tirx.min(h, out_h - 1)
@@ -198,12 +177,43 @@ def schedule(dot: Dot, attrs: Conv2DAttrs, outs: Outs, target: Target, config: C
     return sch
 
 
-def _words(dot: Dot, channels: int) -> int:
+def read_words(
+    dot: Dot, attrs: Conv2DAttrs, data: Any, kernel_h: int, kernel_w: int, *, flips_signs: bool = False
+) -> Callable[..., Any]:
+    """The word of a padded image, as `read_windows` has a pixel; of windows of one pixel nothing is kept."""
+    from tvm import te, tirx
+
+    channels = int(data.shape[1]) // attrs.groups
+    words, (top, left, bottom, _) = count_words(dot, channels), attrs.padding
+    height, across = (int(extent) for extent in data.shape[2:])
+    padded_w = padded_width(attrs, across, kernel_w)
+    signs, zero = tirx.const(0x80808080 - 2**32, "int32"), getattr(attrs, "input_zero_point", 0) & 255
+
+    def word(n: Any, c: Any, h: Any, w: Any) -> Any:
+        y, x, group = h - top, w - left, c // words * channels
+        found = word_of(dot, channels, c % words, lambda channel: data[n, group + channel, y, x], zero)
+        right = padded_w - left - across
+        tests = [
+            test
+            for test, needed in ((y >= 0, top), (y < height, bottom), (x >= 0, left), (x < across, right))
+            if needed
+        ]
+        if tests:
+            padding = tirx.const(int.from_bytes(bytes([zero] * 4), "little", signed=True), "int32")
+            found = tirx.if_then_else(tirx.all(*tests), found, padding)
+        return found ^ signs if flips_signs else found
+
+    shape = (data.shape[0], attrs.groups * words, height + top + bottom, padded_w)
+    apart = {} if kernel_h * kernel_w == 1 else stage("padded")
+    return read_windows(te.compute(shape, word, name="padded", attrs=apart), attrs, kernel_w)
+
+
+def count_words(dot: Dot, channels: int) -> int:
     """Words of the channels of a group."""
     return -(-channels // dot.group)
 
 
-def _word(dot: Dot, channels: int, word: Any, read: Callable[[Any], Any], zero: int = 0) -> Any:
+def word_of(dot: Dot, channels: int, word: Any, read: Callable[[Any], Any], zero: int = 0) -> Any:
     """A word of the numbers that `read` has for its channels, and of the bits of `zero` beyond the last."""
     from tvm import tirx
 

@@ -55,7 +55,7 @@ class Depth:
         return self.steps * self.words
 
 
-def _fit_registers() -> Clause:
+def fit_registers() -> Clause:
     """The constraint that sums, a column of the data's tiles and a tile of the weight fit the tile registers."""
     height = ceildiv(knob("rows"), ROWS)
     return height * (knob("width") // LANES) + height + 1 <= REGISTERS
@@ -108,7 +108,7 @@ def space_of(
     high = up_to("rows", _ROWS, rows if m.is_constant else _ROWS[-1])
     wide = up_to("width", _WIDTHS, columns + LANES - 1)
     m_tasks = block_knob("m_tasks", _BLOCKS, rows, high) if m.is_constant else Knob("m_tasks", [1])
-    constraints = [_fit_registers(), whole_blocks(columns, "width", "n_block")]
+    constraints = [fit_registers(), whole_blocks(columns, "width", "n_block")]
     if m.is_constant:
         constraints.append(whole_blocks(rows, "rows", "m_tasks"))
     if in_place:
