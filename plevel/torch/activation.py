@@ -1,7 +1,7 @@
 """Activations of a value in a frozen graph, as PyTorch decomposes them and as people write them.
 
 What is computed from one value and numbers alone is read as a formula, `div(x,add(exp(neg(x)),1.0))`, and
-compared with those of plevel's operators.
+compared with those of plevel's operators. PyTorch computes those of 16 bits in float32, between two conversions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from plevel.torch.node import extents, is_plain
+from plevel.torch.node import dtype, extents, is_alike, is_call
 from strategy.expr import Call, call
 
 MOST = 16  # nodes of one formula
@@ -42,7 +42,7 @@ def find_activation(value: Call, node: Node) -> tuple[Call, Node] | None:
     cone = _cone(node)
     for last in reversed(cone):
         formula = _formula(last, node)
-        if not is_plain(last):
+        if not is_alike(last, node):
             continue
         for pattern, name, attrs in _FORMULAS:
             found = re.fullmatch(pattern, formula)
@@ -80,6 +80,8 @@ def _formula(last: Node, x: Node) -> str:
             return _formula(given, x)
         return str(float(given)) if isinstance(given, int | float) else f"?{given}"
 
+    if is_call(last, torch.ops.prims.convert_element_type.default) and last.args[1] in (torch.float32, dtype(x)):
+        return show(last.args[0])
     args = [show(arg) for arg in last.args]
     name = getattr(last.target, "overloadpacket", last.target).__name__
     if name in ("add", "mul"):

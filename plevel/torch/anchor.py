@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch.fx import GraphModule, Node
 
 from plevel.torch.node import (
     ATTENTION,
+    DTYPES,
     EXPANDS,
     Extent,
     Joined,
@@ -20,13 +22,16 @@ from plevel.torch.node import (
     Source,
     aten,
     constant,
+    dtype,
     extents,
+    is_alike,
     is_call,
     is_plain,
     is_static,
 )
 from plevel.torch.rowwise import read_rowwise
 from strategy.expr import Call, Constant, Expr, Var, call
+from workers.reference import numpy_dtype
 
 
 @dataclass
@@ -45,8 +50,9 @@ class Reader:
         """The node's elements in another shape, as an input."""
         return self._take(Source(node, tuple(range(len(extents(node)))), shape))
 
-    def number(self, value: float) -> Expr:
-        return self._note(Number(value))
+    def number(self, value: float, like: Node) -> Expr:
+        """A number of the dtype of a node's value."""
+        return self._note(Number(value, dtype(like)))
 
     def join(self, parts: Sequence[Expr]) -> Expr:
         """Constants one after the other, as one."""
@@ -56,7 +62,7 @@ class Reader:
         if constant(self.module, source.node) is not None:
             return self._note(source)
         extents = ",".join(str(e) if isinstance(e, int) else self._name(e) for e in source.extents)
-        return self._note(source, Var(source.node.name, f"float32[{extents}]"))
+        return self._note(source, Var(source.node.name, f"{DTYPES[source.dtype]}[{extents}]"))
 
     def _name(self, extent: str) -> str:
         """The same for equal calculations, whatever the graph calls its sizes."""
@@ -64,7 +70,7 @@ class Reader:
 
     def _note(self, origin: Origin, made: Expr | None = None) -> Expr:
         # A constant's value is not read here, and takes no memory.
-        made = made or Constant(np.broadcast_to(np.float32(0), tuple(map(int, origin.extents))))
+        made = made or Constant(np.broadcast_to(np.zeros((), numpy_dtype(DTYPES[origin.dtype])), tuple(map(int, origin.extents))))
         self.sources[made] = origin
         return made
 
@@ -98,7 +104,7 @@ def _mm(reader: Reader, node: Node) -> tuple[Call, ...] | None:
 
 def _addmm(reader: Reader, node: Node) -> tuple[Call, ...] | None:
     bias, data, weight = node.args
-    if node.kwargs or not is_plain(bias):
+    if node.kwargs or not is_alike(bias, node):
         return None
     calls = _dense(reader, data, weight)
     return None if calls is None else _biased(reader, calls, bias, extents(node))
@@ -110,6 +116,7 @@ def _dense(reader: Reader, data: Any, weight: Any) -> tuple[Call, ...] | None:
         return None
     if constant(reader.module, weight) is not None:
         return (call("dense", reader.read(data), reader.read(weight, (1, 0))),)
+    weight = _same_elements(weight)
     turned = is_call(weight, aten.permute.default) and [axis % 2 for axis in weight.args[1]] == [1, 0]
     if turned and is_plain(weight.args[0]):
         return (call("dense", reader.read(data), reader.read(weight.args[0])),)
@@ -142,9 +149,11 @@ def _bmm(reader: Reader, node: Node) -> tuple[Call, ...] | None:
 
 
 def _same_elements(node: Any) -> Any:
-    """The node behind expansions that change nothing."""
+    """The node behind expansions and conversions that change nothing, as Inductor leaves them."""
     while (
-        is_call(node, EXPANDS) and is_plain(node.args[0]) and extents(node) == extents(node.args[0])
+        is_call(node, EXPANDS, torch.ops.prims.convert_element_type.default)
+        and is_alike(node.args[0], node)
+        and extents(node) == extents(node.args[0])
     ):
         node = node.args[0]
     return node
@@ -174,7 +183,7 @@ def _attention(reader: Reader, node: Node) -> tuple[Call, ...] | None:
     dropout, is_causal = rest[0] if rest else 0.0, len(rest) > 1 and rest[1]
     mask = of.kwargs.get("attn_mask")
     given = [_same_elements(n) for n in (query, key, value)] + ([] if mask is None else [_broadcast(mask)])
-    if dropout or not all(map(is_plain, given)) or not isinstance(extents(given[0])[3], int):
+    if dropout or not all(is_alike(n, node) for n in given) or not isinstance(extents(given[0])[3], int):
         return None
     name = "attention" if mask is None else "attention_bias"
     scale = of.kwargs.get("scale")

@@ -142,6 +142,7 @@ def _compile_frozen(
     kept: Kept = frozenset()
     frozen_once: GraphModule | None = None
     library: Future[Whole] = Future()
+    autocast = torch.autocast("cpu", torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu"))
 
     def visit(frozen: GraphModule) -> None:
         nonlocal plan, verdict, kept, frozen_once, library
@@ -152,8 +153,9 @@ def _compile_frozen(
             kept = frozenset(w for w in plan.kernels if w.key in verdict.kept)
         if options.confirm and (verdict is None or verdict.whole):  # this is Inductor alone, to compare with
             frozen_once = keep_frozen(frozen)
-        if options.confirm and plan.selections and (verdict is None or verdict.whole):
-            library = _build_ahead(ahead, module, inputs, plan, choose)
+        if options.confirm and plan.has_products and (verdict is None or verdict.whole):
+            with autocast:  # which is off while PyTorch traces
+                library = _build_ahead(ahead, module, inputs, plan, choose)
         plan.apply(frozen, kept)
 
     whole: Whole | None = None
@@ -172,7 +174,7 @@ def _compile_frozen(
                 verdict = None  # `found` is Inductor alone
             except Exception as error:  # it could be built once
                 warnings.warn(f"plevel: a graph runs by Inductor, not as one library: {error}", stacklevel=4)
-        if options.confirm and verdict is None and planned.selections:
+        if options.confirm and verdict is None and planned.has_products:
 
             def make(wanted: Kept) -> Callable[..., Any]:
                 return make_form(planned, wanted, module, frozen_once, inputs) if wanted else found
@@ -227,7 +229,7 @@ def _build_ahead(
 def _known(plan: Plan, choose: Choose, options: Options) -> Verdict | None:
     """The verdict on disk, else that of another machine like this one."""
     verdict = read_verdict(plan, choose)
-    if verdict is None and plan.selections and _is_recorded(options):
+    if verdict is None and plan.has_products and _is_recorded(options):
         verdict = recorded(plan, choose, options.database)
         if verdict:
             write_verdict(verdict)

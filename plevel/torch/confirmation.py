@@ -27,6 +27,7 @@ from strategy.network.graph import NetworkError
 from strategy.record import Estimate, estimate
 from strategy.table import show_number
 from strategy.workload import Workload
+from workers.reference import epsilon
 from workers.scratch import ScratchError
 
 ROUNDS = 15
@@ -37,7 +38,7 @@ LIMIT_S = 10.0  # of one comparison, once it has the least rounds
 WORKLOADS = 4  # tried by themselves
 SINGLES_S = 15.0  # the last of them begun within
 REST = 0.25  # of a library's time, in steps that Inductor would run itself
-TOLERANCE = 1e-3  # relative error of an output, between two ways of summing
+TOLERANCE = 1e-3  # relative error of an output, between two ways of summing; more with products of 16 bits
 
 Compiled = Callable[..., Any]
 Kept = frozenset[Workload]
@@ -85,6 +86,8 @@ class _Search:
         self, plan: Plan, make: Callable[[Kept], Compiled], inputs: Sequence[Any], buffers: Sequence[Any]
     ) -> None:
         self.plan, self.make, self.buffers = plan, make, buffers
+        kinds = (i.tensor.dtype for found in plan.extraction.workloads for i in found.workload.inputs)
+        self.tolerance = max(TOLERANCE, 4 * max(map(epsilon, kinds), default=0.0))
         self.inputs = inputs
         self.given = [_copy(i) if isinstance(i, torch.Tensor) else hint(i) for i in inputs]
         self.alone = self.best = make(frozenset())
@@ -139,7 +142,7 @@ class _Search:
         wanted = self.kept ^ exchanged
         candidate = self.make(wanted)
         found, _ = _call(candidate, self.given, self.buffers)
-        if not _agree(found, self.expected):
+        if not _agree(found, self.expected, self.tolerance):
             raise _RefusedError("its outputs differ from Inductor's")
         timed = compare(self.best, candidate, self.given)
         self.steps.append(_step(timed, (w.key for w in exchanged), added=exchanged <= wanted))
@@ -161,7 +164,7 @@ class _Search:
                     made = other
             self.library = made.kernels(self.plan.target)
             found, _ = _call(made.call, self.given, self.buffers)
-            if not _agree(found, self.expected):
+            if not _agree(found, self.expected, self.tolerance):
                 self.apart = "the outputs of its library differ from Inductor's"
                 return False
             timed = compare(self.best, made.call, self.given)
@@ -235,14 +238,14 @@ def _call(function: Compiled, inputs: Sequence[Any], buffers: Sequence[Any]) -> 
     return found, bool(changed)
 
 
-def _agree(found: Sequence[Any], expected: Sequence[Any]) -> bool:
-    """Compare numbers by their norm, counts and truths by the share that differs: rounding may turn a maximum."""
-    return all(
-        _close(_real(a).double(), _real(b).double())
+def _agree(found: Sequence[Any], expected: Sequence[Any], tolerance: float = TOLERANCE) -> bool:
+    """Compare dtypes; numbers by their norm, counts and truths by the share that differs, as rounding may turn a maximum."""
+    pairs = [(a, b) for a, b in zip(found, expected, strict=True) if isinstance(b, torch.Tensor)]
+    return all(a.dtype == b.dtype for a, b in pairs) and all(
+        _close(_real(a).double(), _real(b).double(), tolerance)
         if b.is_floating_point() or b.is_complex()
-        else (a != b).sum().item() <= TOLERANCE * b.numel()
-        for a, b in zip(found, expected, strict=True)
-        if isinstance(b, torch.Tensor)
+        else (a != b).sum().item() <= tolerance * b.numel()
+        for a, b in pairs
     )
 
 
@@ -250,11 +253,11 @@ def _real(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
-def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
     """Equal beyond rounding; infinities and NaN, of masks, are equal to themselves alone."""
     same = (a == b) | (a.isnan() & b.isnan())
     size = torch.where(b.isfinite(), b, 0.0).norm().item()
-    return bool(torch.where(same, 0.0, a - b).norm().item() <= TOLERANCE * (size or 1.0))
+    return bool(torch.where(same, 0.0, a - b).norm().item() <= tolerance * (size or 1.0))
 
 
 def compare(old: Compiled, new: Compiled, inputs: Sequence[Any]) -> Timed:

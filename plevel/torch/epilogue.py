@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from plevel.torch.activation import find_activation
 from plevel.torch.anchor import Reader, shape_of
-from plevel.torch.node import Extent, aten, extents, is_plain, only_user, through_reshapes
+from plevel.torch.node import Extent, aten, dtype, extents, is_alike, only_user, through_reshapes
 from strategy.expr import Call, call
 from strategy.op import TOpPattern
 
@@ -52,10 +53,13 @@ def _scaled(reader: Reader, value: Call, node: Node) -> tuple[Call, Node] | None
     if user is None or user.kwargs or user.args[0] is not node or user.args[1] in (0, node):
         return None
     number = user.args[1]
-    if not isinstance(number, int | float):
+    if not isinstance(number, int | float) or not is_alike(user, node):
         return None
     name, turned = _SCALED[user.target]
-    return call(name, value, reader.number(turned(float(number)))), user
+    wanted = turned(float(number))
+    if dtype(node) != torch.float32 and torch.tensor(wanted, dtype=dtype(node)).item() != wanted:
+        return None  # PyTorch does not round the number to 16 bits
+    return call(name, value, reader.number(wanted, node)), user
 
 
 def _binary(
@@ -66,6 +70,6 @@ def _binary(
     if user is None or user.kwargs or extents(user) != extents(node):
         return None
     other = user.args[1] if user.args[0] is node else user.args[0]
-    if other is node or not is_plain(other) or extents(other) != extents(node):
+    if other is node or not (is_alike(other, node) and is_alike(user, node)) or extents(other) != extents(node):
         return None
     return call(_BINARY[user.target], value, reader.read_as(other, shape)), user

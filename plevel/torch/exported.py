@@ -62,10 +62,13 @@ def import_graph(module: GraphModule, inputs: Sequence[Any]) -> Network:
         NetworkError: as `import_program`; it cannot be exported, or its weights are too large for a library.
     """
     find_weights(module)
-    with torch._guards.tracing(None), torch.no_grad(), warnings.catch_warnings():
+    exported = _Autocast(module, torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else module
+    with (
+        torch._guards.tracing(None), torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings()
+    ):  # fmt: skip
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, of itself
         try:
-            program = torch.export.export(module, tuple(inputs), strict=False)
+            program = torch.export.export(exported, tuple(inputs), strict=False)
         except Exception as error:  # of any type
             reason = " ".join(str(error).split())[:200]
             raise NetworkError(f"it cannot be exported: {type(error).__name__}: {reason}") from error
@@ -73,6 +76,18 @@ def import_graph(module: GraphModule, inputs: Sequence[Any]) -> Network:
         if network.sizes is not None:
             raise NetworkError("its sizes are symbolic")
         return network
+
+
+class _Autocast(torch.nn.Module):
+    """A graph with the autocast that is around its call: an export has only what is within a module."""
+
+    def __init__(self, module: GraphModule, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.module, self.dtype = module, dtype
+
+    def forward(self, *inputs: Any) -> Any:
+        with torch.autocast("cpu", self.dtype):
+            return self.module(*inputs)
 
 
 def find_weights(module: GraphModule) -> dict[str, torch.Tensor]:

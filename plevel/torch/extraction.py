@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from plevel.extraction import (
     Extracted,
@@ -25,7 +25,7 @@ from plevel.extraction import (
 from plevel.torch.exported import import_graph
 from plevel.torch.frozen import compile_frozen, unchanged
 from plevel.torch.merging import find_merged
-from plevel.torch.node import flops, name_of
+from plevel.torch.node import DTYPES, dtype, flops, is_static, name_of
 from plevel.torch.program import load_program
 from plevel.torch.site import find_sites
 from strategy.network.graph import NetworkError
@@ -144,12 +144,19 @@ def extract_graph(module: GraphModule) -> Extraction:
         size = sum(counted.get(node, 0) for node in site.anchors)
         _add(found, Extracted(site.workload, 1, size, parts))
     left = [(node, n) for node, n in counted.items() if node not in of]
-    names = Counter(name_of(node) for node, _ in left)
+    names = Counter(_missed_name(node) for node, _ in left)
     missed = [
-        Missed(name, count, sum(n for node, n in left if name_of(node) == name))
+        Missed(name, count, sum(n for node, n in left if _missed_name(node) == name))
         for name, count in names.items()
     ]
     return Extraction(tuple(found.values()), tuple(missed))
+
+
+def _missed_name(node: Node) -> str:
+    """The operator, with its dtype or sizes where these are why it has no site."""
+    if dtype(node) not in DTYPES:
+        return f"{name_of(node)} of {str(dtype(node)).removeprefix('torch.')}"
+    return name_of(node) if is_static(node) else f"{name_of(node)} of symbolic sizes"
 
 
 def _add(found: dict[Workload, Extracted], more: Extracted) -> None:

@@ -15,6 +15,7 @@ aten = torch.ops.aten
 RESHAPES = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 EXPANDS = aten.expand.default
 ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}  # of kernels in a graph
 UNKNOWN = 128  # for a size that depends on values
 Extent = int | str  # a symbolic one is the text of its expression
 
@@ -32,6 +33,10 @@ class Source:
         found = extents(self.node)
         return self.shape or tuple(found[axis] for axis in self.axes)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return dtype(self.node)
+
     def constant(self, module: GraphModule) -> Any:
         """The input as a tensor where the node is a frozen parameter, else None."""
         value = constant(module, self.node)
@@ -46,10 +51,11 @@ class Number:
     """A number of the graph as a kernel's input of one element."""
 
     value: float
+    dtype: torch.dtype
     extents: tuple[Extent, ...] = (1,)
 
     def constant(self, module: GraphModule) -> Any:
-        return torch.full((1,), self.value, dtype=torch.float32, device="cpu")
+        return torch.full((1,), self.value, dtype=self.dtype, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,10 @@ class Joined:
     def extents(self) -> tuple[Extent, ...]:
         first = self.parts[0].extents
         return sum(int(p.extents[0]) for p in self.parts), *first[1:]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
 
     def constant(self, module: GraphModule) -> Any:
         return torch.cat([p.constant(module) for p in self.parts])
@@ -81,15 +91,25 @@ def constant(module: GraphModule, node: Any) -> Any:
 
 
 def is_plain(node: Any) -> bool:
-    """Return whether the node's value is a float32 tensor of the host, with elements."""
+    """Return whether the node's value is a tensor of `DTYPES` of the host, with elements."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return (
         isinstance(value, torch.Tensor)
-        and value.dtype == torch.float32
+        and value.dtype in DTYPES
         and value.device.type == "cpu"
         and value.layout == torch.strided
         and 0 not in extents(node)
     )
+
+
+def is_alike(node: Any, like: Node) -> bool:
+    """Return whether the node's value is plain, and of the dtype of another's."""
+    return is_plain(node) and dtype(node) == dtype(like)
+
+
+def dtype(node: Node) -> torch.dtype:
+    found: torch.dtype = node.meta["val"].dtype
+    return found
 
 
 def extents(node: Node) -> tuple[Extent, ...]:

@@ -14,10 +14,15 @@ import torch
 
 from plevel.torch.kernel import Kernel
 from plevel.torch.native import native
+from plevel.torch.node import DTYPES
 from strategy.signature import Argument, Role
 from strategy.types import TensorType
 
-_FLOAT = 2  # DLPack's code
+# DLPack's codes with the bits, and PyTorch's dtypes of as many bits.
+_TYPES = {
+    "float32": (2, 32, torch.float32), "float16": (2, 16, torch.float16), "bfloat16": (4, 16, torch.bfloat16),
+    "uint16": (1, 16, torch.int16),
+}  # fmt: skip
 _loaded: set[str] = set()
 
 
@@ -32,45 +37,50 @@ def load(kernel: Kernel) -> None:
 def pack(kernel: Kernel, argument: Argument, source: Any) -> Any:
     """A constant as the kernel takes it: packed by the kernel's own function where it has one."""
     # A copy that is aligned, as code for vectors needs it.
-    given = torch.empty(source.shape, dtype=torch.float32, device="cpu").copy_(source)
+    given = torch.empty(source.shape, dtype=source.dtype, device="cpu").copy_(source)
     if argument.role is not Role.PREPARED:
         return given
-    packed = torch.empty(argument.tensor.concrete_shape, dtype=torch.float32, device="cpu")
+    code, bits, dtype = _TYPES[argument.tensor.dtype]
+    packed = torch.empty(argument.tensor.concrete_shape, dtype=dtype, device="cpu")
     native().prepare(
         kernel.digest, f"__tvm_ffi_{argument.preparation}",
-        given, _described(given), packed, _type(argument.tensor),
+        given, (*_TYPES[DTYPES[given.dtype]][:2], tuple(given.shape)), packed, (code, bits, tuple(packed.shape)),
     )  # fmt: skip
     return packed
 
 
 def _type(kind: TensorType, dims: Sequence[str] = ()) -> tuple[int, int, tuple[int, ...]]:
     """The type as the runtime takes it: a symbolic extent as -1 less its place among the kernel's."""
-    if kind.dtype != "float32":
-        raise ValueError(f"{kind}: float32 is what the runtime passes on")
+    if kind.dtype not in _TYPES:
+        raise ValueError(f"{kind}: the runtime passes on {', '.join(_TYPES)}")
     shape = (int(e) if e.is_constant else -1 - dims.index(str(e)) for e in kind.shape)
-    return _FLOAT, 32, tuple(shape)
-
-
-def _described(tensor: Any) -> tuple[int, int, tuple[int, ...]]:
-    return _FLOAT, 32, tuple(tensor.shape)
+    return *_TYPES[kind.dtype][:2], tuple(shape)
 
 
 @cache
 def operator() -> Any:
     """The overload of `plevel::run`, with its lowering; `dims` are the kernel's symbolic extents."""
     library = torch.library.Library("plevel", "DEF")
-    library.define("run(Tensor[] inputs, str kernel, SymInt[] shape, SymInt[] dims) -> Tensor")
+    library.define("run(Tensor[] inputs, str kernel, SymInt[] shape, SymInt[] dims, ScalarType dtype) -> Tensor")
     library.impl("run", _run, "CPU")
-    library.impl("run", lambda inputs, kernel, shape, dims: inputs[0].new_empty(shape), "Meta")
+    library.impl("run", _make_empty, "Meta")
     operator._library = library  # type: ignore[attr-defined]  # it ends with its last reference
     found = torch.ops.plevel.run.default
     _register_lowering(found)
     return found
 
 
-def _run(inputs: Sequence[Any], kernel: str, shape: Sequence[int], dims: Sequence[int]) -> Any:
+def _make_empty(
+    inputs: Sequence[Any], kernel: str, shape: Sequence[Any], dims: Sequence[Any], dtype: torch.dtype
+) -> Any:
+    return inputs[0].new_empty(shape, dtype=dtype)
+
+
+def _run(
+    inputs: Sequence[Any], kernel: str, shape: Sequence[int], dims: Sequence[int], dtype: torch.dtype
+) -> Any:
     """The form of the dispatcher, for what runs the graph without compiling it."""
-    out = torch.empty(shape, dtype=torch.float32, device="cpu")
+    out = torch.empty(shape, dtype=dtype, device="cpu")
     native().run(*(tensor.contiguous() for tensor in inputs), kernel, *dims, out=out)
     return out
 
@@ -82,12 +92,14 @@ def _register_lowering(overload: Any) -> None:
 
     extern_kernels.plevel_run = native().run
 
-    def lowering(inputs: Sequence[Any], kernel: str, shape: Sequence[Any], dims: Sequence[Any]) -> Any:
+    def lowering(
+        inputs: Sequence[Any], kernel: str, shape: Sequence[Any], dims: Sequence[Any], dtype: torch.dtype
+    ) -> Any:
         given = [
             ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(i)) for i in inputs
         ]
         strides = ir.FlexibleLayout.contiguous_strides(shape)
-        layout = ir.FixedLayout(torch.device("cpu"), torch.float32, list(shape), strides)
+        layout = ir.FixedLayout(torch.device("cpu"), dtype, list(shape), strides)
         return ir.TensorBox.create(
             ir.ExternKernelOut(
                 layout=layout, inputs=given, constant_args=(kernel, *dims),

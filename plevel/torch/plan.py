@@ -48,6 +48,11 @@ class Plan:
         return build(self.selections.values())
 
     @property
+    def has_products(self) -> bool:
+        """True if there is something to time: kernels, or products that only a library has kernels for."""
+        return bool(self.selections or self.extraction.missed)
+
+    @property
     def kernels(self) -> Mapping[Workload, Kernel]:
         """The kernels, built by the first who asks."""
         return self._built[0]

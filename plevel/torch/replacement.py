@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from plevel.torch import operation
 from plevel.torch.kernel import Kernel
-from plevel.torch.node import Extent, Origin, Source, aten, extent_of, extents
+from plevel.torch.node import Extent, Origin, Source, aten, dtype, extent_of, extents
 from plevel.torch.restriding import held, keep_strides
 from plevel.torch.site import Site
 
@@ -41,7 +41,7 @@ def replace(module: GraphModule, kernels: Mapping[Site, Kernel]) -> None:
                 elif isinstance(origin, Source):
                     inputs.append(graph.view(_latest(origin.node, moved), origin.axes, origin.extents))
             dims = graph.sizes([site.extents[name] for name in kernel.dims])
-            made = graph.call(overload, inputs, kernel.digest, graph.sizes(site.shape), dims)
+            made = graph.call(overload, inputs, kernel.digest, graph.sizes(site.shape), dims, dtype(site.outputs[0]))
             values = _split(graph, made, site)
         for output, value in zip(site.outputs, values, strict=True):
             output.replace_all_uses_with(value)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from plevel.torch.node import aten, extents, is_plain
+from plevel.torch.node import aten, extents, is_alike
 from strategy.expr import Call, call
 
 
@@ -54,7 +54,7 @@ def read_rowwise(reader: Any, last: Node) -> tuple[Call, ...] | None:
             continue
         given = dict(found.kwargs)
         x, epsilon = given.pop("x"), given.pop("epsilon", 0.0)
-        if not (is_plain(x) and extents(x) == extents(last) and isinstance(epsilon, float)):
+        if not (is_alike(x, last) and extents(x) == extents(last) and isinstance(epsilon, float)):
             continue
         last_axis = [-1], [len(extents(x)) - 1]
         vectors = [given[key] for key in ("gamma", "beta") if key in given]
@@ -65,4 +65,4 @@ def read_rowwise(reader: Any, last: Node) -> tuple[Call, ...] | None:
 
 
 def _is_vector(node: Any, like: Node) -> bool:
-    return is_plain(node) and extents(node) == extents(like)[-1:]
+    return is_alike(node, like) and extents(node) == extents(like)[-1:]

@@ -76,6 +76,41 @@ def test_convolutions_of_groups_and_of_lines_are_replaced():
     assert all(weight in str(report) for weight in listed)
 
 
+class Narrow(torch.nn.Module):
+    """Two products of which one has an activation, and the sum with an input or a product with a number behind them."""
+
+    def __init__(self):
+        super().__init__()
+        self.block, self.last = models.Block(), torch.nn.Linear(64, 48, bias=False)
+
+    def forward(self, x):
+        y = self.block(x)
+        return self.last(y) * 0.5, self.last(x) * 0.3, torch.softmax(y @ y.transpose(0, 1), -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, "autocast"])
+def test_products_of_16_bits_are_replaced(dtype):
+    torch.manual_seed(0)
+    model, x = Narrow().eval(), torch.randn(24, 64)
+    if dtype != "autocast":
+        model, x = model.to(dtype), x.to(dtype)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, dtype == "autocast"):
+        expected = model(x)
+        for found, right in zip(compiled(model)(x), expected, strict=True):
+            assert found.dtype == right.dtype
+            torch.testing.assert_close(found, right, atol=0.02, rtol=0.02)
+    (report,) = explain(model)
+    assert report.replaced == (4 if dtype == "autocast" else 5)  # which converts y after its transposition
+    kind = "float16" if dtype is torch.float16 else "bfloat16"
+    products = [row.workload for row in report.rows if row.workload.op == "dense"]
+    assert all(w.inputs[0].type.startswith(kind) for w in products)
+    epilogues = {str(w).partition("const)")[2] for w in products}
+    summed = {f"+add(.,add1.rhs={kind}[24,64])"} if dtype != "autocast" else {""}  # autocast adds in float32
+    # PyTorch rounds 0.5 * y alone, and 0.3 not at all.
+    assert {e.partition("const)")[2] for e in epilogues if "bias_add" in e} == {"+gelu(.)", *summed}
+    assert {e for e in epilogues if "bias_add" not in e} >= {"", f"+multiply(.,multiply0.rhs={kind}[1]:const)"}
+
+
 class Shared(torch.nn.Module):
     """Both orders of a sum, a sum of two products, weights used twice, and rows that are not aligned."""
 
@@ -189,7 +224,7 @@ def test_a_call_writes_the_buffer_of_inductor_and_copies_what_is_not_aligned():
         run(given, built.digest, out=out[offset : offset + 48].view(3, 16))
         close(out[offset : offset + 48].view(3, 16), given.relu())
         assert (out[offset + 48 :] == 7).all()
-        close(torch.ops.plevel.run([given], built.digest, [3, 16], []), given.relu())
+        close(torch.ops.plevel.run([given], built.digest, [3, 16], [], torch.float32), given.relu())
     with pytest.raises(KeyError, match="no kernel 'other' is loaded"):
         run(data, "other", out=data)
     with pytest.raises(TypeError, match="1 inputs and 0 sizes, got 2 and 0"):

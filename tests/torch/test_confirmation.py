@@ -92,6 +92,29 @@ def whole(ratios, monkeypatch: pytest.MonkeyPatch):
     return ratios
 
 
+@pytest.mark.parametrize("kind", ["float64", "autocast"])
+def test_a_library_has_products_of_other_dtypes_and_those_of_autocast(whole, kind):
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(32, 48).eval(), torch.randn(24, 32)
+    if kind == "float64":
+        model, x = model.double(), x.double()
+    whole += [[0.6] * 9]
+    torch._dynamo.reset()
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, kind == "autocast"):
+        found, expected = torch.compile(model, backend=plevel)(x), model(x)
+        torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
+    report = explain(model)[-1]
+    assert report.verdict.whole, str(report)
+    (product,) = (row.workload for row in report.rows if row.workload.op == "dense")
+    assert product.inputs[0].type == f"{'float64' if kind == 'float64' else 'bfloat16'}[24,32]"
+    whole += [[1.1] * 9]
+    if kind == "float64":
+        torch._dynamo.reset()
+        with torch.inference_mode():
+            torch.compile(model, backend=plevel, options={"again": True})(x)
+        assert "100.0 %  aten.addmm.default of float64: not covered" in str(explain(model)[-1])
+
+
 def test_a_graph_that_is_faster_as_one_library_runs_as_one(whole):
     torch.manual_seed(0)
     model = torch.nn.Sequential(models.Block(48, 96), models.Attention(), models.Block(48, 96)).eval()
