@@ -70,7 +70,9 @@ class Reader:
 
     def _note(self, origin: Origin, made: Expr | None = None) -> Expr:
         # A constant's value is not read here, and takes no memory.
-        made = made or Constant(np.broadcast_to(np.zeros((), numpy_dtype(DTYPES[origin.dtype])), tuple(map(int, origin.extents))))
+        if made is None:
+            zero = np.zeros((), numpy_dtype(DTYPES[origin.dtype]))
+            made = Constant(np.broadcast_to(zero, tuple(map(int, origin.extents))))
         self.sources[made] = origin
         return made
 

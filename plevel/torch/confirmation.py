@@ -239,7 +239,7 @@ def _call(function: Compiled, inputs: Sequence[Any], buffers: Sequence[Any]) -> 
 
 
 def _agree(found: Sequence[Any], expected: Sequence[Any], tolerance: float = TOLERANCE) -> bool:
-    """Compare dtypes; numbers by their norm, counts and truths by the share that differs, as rounding may turn a maximum."""
+    """Compare dtypes; numbers by their norm; counts and truths by their share that differs, which rounding may turn."""
     pairs = [(a, b) for a, b in zip(found, expected, strict=True) if isinstance(b, torch.Tensor)]
     return all(a.dtype == b.dtype for a, b in pairs) and all(
         _close(_real(a).double(), _real(b).double(), tolerance)

@@ -18,8 +18,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule
 
+import plevel.torch.aten_grouping
 import plevel.torch.aten_movement
-import plevel.torch.aten_writing  # noqa: F401  # both register their operators
+import plevel.torch.aten_writing  # noqa: F401  # all three register their operators
 from plevel.comparison import Reference, UnfitError
 from plevel.torch.aten import OPERATORS
 from plevel.torch.symbol import (

@@ -17,6 +17,7 @@ from plevel.torch.inert import inert
 from strategy.network.graph import NetworkError
 
 _UNKNOWN = re.compile(r"Deserializing (\S+) in pytree is not registered")
+_GROUPED = "torch.ops.transformers.grouped_mm_fallback"
 _logger = logging.getLogger("torch.export")
 
 
@@ -53,6 +54,9 @@ def _load_with(path: Path, known: set[str]) -> ExportedProgram:
                 return torch.export.load(path)
             except Exception as error:
                 reason = reasons[-1] if reasons else error
+        if _GROUPED in str(reason) and not hasattr(torch.ops.transformers, "grouped_mm_fallback"):
+            _define_grouped()
+            continue
         unknown = _UNKNOWN.search(str(reason))
         if unknown is None or unknown[1] in known or not unknown[1].isprintable():
             why = f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
@@ -86,6 +90,26 @@ def _stand_in(name: str) -> None:
         to_dumpable_context=lambda _: "", from_dumpable_context=lambda _: None,
         flatten_with_keys_fn=lambda values: ([(_pytree.SequenceKey(i), v) for i, v in enumerate(values)], None),
     )  # fmt: skip
+
+
+def _define_grouped() -> None:
+    """Define an operator of transformers, which programs call that its models of experts are exported to.
+
+    It is there for as long as the process, into which transformers, which defines it itself, cannot be imported then.
+    """
+
+    def grouped_mm_fallback(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        found = input.new_zeros(input.shape[0], weight.shape[2])
+        begin = 0
+        for end, own in zip(offs.tolist(), weight, strict=True):
+            found[begin:end] = input[begin:end] @ own
+            begin = end
+        return found
+
+    # Evaluated, as `infer_schema` reads types and not their names.
+    grouped_mm_fallback.__annotations__ = dict.fromkeys(("input", "weight", "offs", "return"), torch.Tensor)
+    made = torch.library.custom_op("transformers::grouped_mm_fallback", grouped_mm_fallback, mutates_args=())
+    made.register_fake(lambda data, weight, offs: data.new_empty(data.shape[0], weight.shape[2]))
 
 
 def _forget_multiples(program: ExportedProgram) -> None:

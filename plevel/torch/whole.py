@@ -38,7 +38,7 @@ from strategy.target import Target
 _FUNCTION = "plevel_graph"
 # A graph's text says all of what these do; a user's own function may have changed behind its name.
 _KNOWN = ("torch", "_operator", "builtins", "math")
-_OPERATORS = ("aten", "prims")
+_OPERATORS = ("aten", "prims", "transformers")  # namespaces whose operators import knows, or refuses
 
 
 class StaleError(Exception):

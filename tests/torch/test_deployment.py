@@ -696,3 +696,35 @@ def test_a_kernel_that_calls_tvms_runtime_is_refused(tmp_path: Path, capsys: pyt
     assert compile_model(tmp_path / "m.pt2", "-o", tmp_path / "m.so") == 2
     said = capsys.readouterr().err
     assert "it calls tvm.contrib.sort.topk of TVM's runtime, which a library is without: export the model with" in said
+
+
+_EXPERTS = """
+import sys, torch
+
+@torch.library.custom_op("transformers::grouped_mm_fallback", mutates_args=())
+def grouped(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    ends = offs.tolist()
+    return torch.cat([input[a:b] @ w for a, b, w in zip([0, *ends], ends, weight)])
+
+@grouped.register_fake
+def _(input, weight, offs):
+    return input.new_empty(input.shape[0], weight.shape[2])
+
+class Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3, 8, 16))
+
+    def forward(self, x, offs):
+        return torch.ops.transformers.grouped_mm_fallback(x, self.weight.transpose(1, 2), offs)
+
+inputs = torch.randn(9, 16), torch.tensor([2, 2, 9], dtype=torch.int32)
+torch.export.save(torch.export.export(Experts().eval(), inputs), sys.argv[1])
+"""
+
+
+def test_a_file_of_experts_is_read_without_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "experts.pt2"
+    subprocess.run([sys.executable, "-c", _EXPERTS, str(path)], check=True, timeout=HANG_S)
+    assert compile_model(path, "-o", tmp_path / "experts.so") == 0
+    assert "agree" in capsys.readouterr().out

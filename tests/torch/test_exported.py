@@ -54,6 +54,14 @@ def comparisons(x, kind):
     return [getattr(torch, op)(x, kind) for op in ("lt", "le", "gt", "ge", "eq", "ne")]
 
 
+def mixed(experts, x, i):
+    """The product of each row with its expert's weight, as transformers groups them."""
+    chosen, order = torch.sort(i)
+    ends = torch.histc(chosen.float(), bins=4, min=0, max=3).cumsum(0, dtype=torch.int32)
+    found = torch._grouped_mm(x[order], experts.weight.view(4, 8, 8).transpose(1, 2), ends)
+    return torch.empty_like(found).index_copy(0, order, found)
+
+
 def written(x, i):
     found = torch.zeros(4, 8)
     found[1:3, -2:] = x[:2, :2]
@@ -292,6 +300,10 @@ COMPUTED = {
             x.view(4, 2, 4).diagonal(1, 2, 1),
         ), X,
     ),
+    "experts": (
+        Calls(mixed, nn.Linear(8, 32).bfloat16()), X.bfloat16(), torch.tensor([3, 0, 3, 1])
+    ),
+    "histograms": (lambda x: (x.histc(5, -3, 2.5), x.sin().histc(7, -1, 1), x.round().histc(9, -4, 4)), X),
     "an input named as an output": (lambda output: output * 2, X),
     "an input unchanged": (lambda x: (x, x.view(8, 4), x + 1), X),
 }  # fmt: skip
@@ -366,6 +378,7 @@ REFUSED = {
     "by a mask: which goes where": (lambda x: x.index_put((x > 0,), torch.arange(16.0)), X),
     "reduces by 'mean'": (lambda x, i: x.scatter_reduce(1, i, x, "mean"), X, COUNTS),
     "a padding_idx": (lambda w, i: nn.functional.embedding_bag(i, w, padding_idx=1), X, COUNTS),
+    "a histogram from 0 to 0": (lambda x: x.histc(4), X),
     "distances of order 3": (lambda x: torch.cdist(x, x, p=3), X),
     "memory by strides": (lambda x: x[:, 1:].as_strided((2, 2), (1, 1)), X),
     "memory before its tensor's": (lambda x: (x + 1)[1:].as_strided((3, 8), (8, 1), 0), X),

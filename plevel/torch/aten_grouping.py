@@ -1,0 +1,62 @@
+"""Operators of mixtures of experts, whose rows are in groups of their own weights, as calls of plevel's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from plevel.torch.aten import OPERATORS, cast, dtype_named, register
+from strategy.expr import Constant, Expr, call
+from strategy.network import layer
+from strategy.network.graph import NetworkError
+from strategy.network.layer import number
+from strategy.network.normal import extents
+from strategy.network.scatter import require_few
+
+
+@register("histc.default")
+def _histogram(x: Expr, bins: int = 100, low: float = 0, high: float = 0) -> Expr:
+    """The numbers of elements within equal parts of a range; those beyond it count nowhere."""
+    if low >= high:
+        raise NetworkError(f"a histogram from {low} to {high}, whose range is that of the values: give one")
+    n, dtype = math.prod(extents(x)), x.tensor_type.dtype
+    require_few(n * bins, f"{bins} bins of {n} elements")
+    flat = layer.reshape(x, (n, 1))
+    from_low = call("multiply", call("subtract", flat, number(low, flat)), number(bins / (high - low), flat))
+    # The last bin has its upper end, too.
+    place = call("minimum", call("floor", from_low), number(bins - 1, flat))
+    least, most = number(low, flat), number(high, flat)
+    inside = call("logical_and", call("less_equal", least, flat), call("less_equal", flat, most))
+    found = call("logical_and", inside, call("equal", place, Constant(np.arange(bins, dtype=dtype)[None])))
+    return call("sum", cast(found, dtype), axis=(0,), keepdims=False)
+
+
+def _grouped_matmul(x: Expr, weight: Expr, ends: Expr) -> Expr:
+    """The product of rows [s, k], of which each group ends at a place, with the group's own weight of [g, k, n].
+
+    It is one product with all weights: a row stands in the columns of its group, beside zeros. Rows behind the last
+    group have the result 0.
+    """
+    (rows, k), (groups, _, n) = extents(x), extents(weight)
+    places = layer.reshape(layer.steps(0, rows, 1, "int64"), (rows, 1))
+    ends = cast(ends, "int64")
+    begins = layer.concatenate([Constant(np.zeros(1, "int64")), layer.take_slice(ends, 0, 0, -1)], 0)
+    begins, ends = (layer.reshape(v, (1, groups)) for v in (begins, ends))
+    own = call("logical_and", call("less_equal", begins, places), call("less", places, ends))
+    apart = call("where", layer.reshape(own, (rows, groups, 1)), layer.reshape(x, (rows, 1, k)), number(0, x))
+    return layer.matmul(layer.reshape(apart, (rows, groups * k)), layer.reshape(weight, (groups * k, n)))
+
+
+# Of Hugging Face's transformers, in place of PyTorch's own where that has no kernel.
+OPERATORS["transformers.grouped_mm_fallback.default"] = _grouped_matmul
+
+
+@register("_grouped_mm.default")
+def _grouped_mm(
+    x: Expr, weight: Expr, ends: Expr | None = None, bias: Expr | None = None, out_dtype: Any = None
+) -> Expr:
+    if ends is None or bias is not None or (len(extents(x)), len(extents(weight))) != (2, 3):
+        raise NetworkError("a grouped product of other operands than rows, a weight for each group, and their ends")
+    return cast(_grouped_matmul(x, weight, ends), dtype_named(out_dtype, x.tensor_type.dtype))
