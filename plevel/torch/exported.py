@@ -79,7 +79,7 @@ def import_graph(module: GraphModule, inputs: Sequence[Any]) -> Network:
         return network
 
 
-class _Autocast(torch.nn.Module):
+class _Autocast(torch.nn.Module):  # type: ignore[misc]
     """A graph with the autocast that is around its call: an export has only what is within a module."""
 
     def __init__(self, module: GraphModule, dtype: torch.dtype) -> None:
