@@ -91,5 +91,6 @@ def evaluate(expr: Expr, inputs: Mapping[Any, ArrayLike]) -> Any:
             for arg in node.args:
                 value = values[arg]
                 flat.extend(value) if isinstance(value, tuple) else flat.append(value)
-            values[node] = reference(node.attrs, flat)
+            with np.errstate(invalid="ignore"):  # as of an infinity that is cast to integers, and not chosen then
+                values[node] = reference(node.attrs, flat)
     return values[expr]

@@ -119,7 +119,8 @@ def _compute(normal: _Normal, node: Call) -> Expr | None:
         arrays += [f.value for f in fields if isinstance(f, Constant)]
     if reference is None or not isinstance(kind, TensorType) or kind.size > _FOLDED:
         return None
-    found = np.asarray(reference(node.attrs, arrays), kind.dtype, order="C")
+    with np.errstate(invalid="ignore"):  # as of an infinity that is cast to integers, and not chosen then
+        found = np.asarray(reference(node.attrs, arrays), kind.dtype, order="C")
     return Constant(found.reshape(kind.concrete_shape))
 
 

@@ -304,6 +304,9 @@ COMPUTED = {
         Calls(mixed, nn.Linear(8, 32).bfloat16()), X.bfloat16(), torch.tensor([3, 0, 3, 1])
     ),
     "histograms": (lambda x: (x.histc(5, -3, 2.5), x.sin().histc(7, -1, 1), x.round().histc(9, -4, 4)), X),
+    "buckets of distances": (
+        lambda x: x + torch.where(COUNTS < 1, COUNTS, torch.arange(32).view(4, 8).log().long() * COUNTS), X
+    ),
     "an input named as an output": (lambda output: output * 2, X),
     "an input unchanged": (lambda x: (x, x.view(8, 4), x + 1), X),
 }  # fmt: skip
