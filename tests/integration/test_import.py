@@ -672,7 +672,7 @@ def test_a_selection_among_imported_records_is_within_one_device_model(store: St
     with store.read() as c:
         for t in op_query.targets(c, workload.op):
             for m in op_query.models(c, workload.op, t.id):
-                judged = op_query.judge(c, workload.op, t.id, m.model)
+                judged = op_query.judge(c, t.id, m.model, op_query.newest_shapes(c, workload.op, t.id))
                 own_s = {n: cell.median_s for n, cell in judged[1].items() if cell.median_s}
                 assert (m.model, len(own_s)) in {("rk3399", 1), ("1080ti", 3), ("1080ti", 1)}
                 assert op_query.plevel_cost(judged)["shapes"] == 0  # logs have no plevels
