@@ -6,8 +6,10 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from plevel.cli.main import main
 from plevel.torch.exported import import_program, run_program
 from plevel.torch.program import load_program
 from strategy.compile.c_text import c_names
+from strategy.network.graph import NetworkError
 from strategy.record import Estimate, estimate
 from tests.docs.page import ROOT, read_blocks
 from tests.limit import HANG_S
@@ -476,6 +479,24 @@ def test_results_that_vary_are_an_error(
     monkeypatch.setattr(comparison, "error_of", lambda *_: errors.pop() if errors else 0.0)
     assert compile_model(path, "-o", tmp_path / "model.so") == 1
     assert "a second run agreed: its results vary" in capsys.readouterr().err
+    assert not list(tmp_path.glob("model.[shj]*"))
+
+
+@pytest.mark.full
+def test_a_library_of_wrong_outputs_is_removed_though_its_values_cannot_be_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path / "model.pt2", nn.Linear(16, 8).eval(), (torch.randn(3, 16),))
+
+    def refuse(program: Any, plain: Any, wanted: Sequence[str], sizes: Sequence[int]) -> Any:
+        if wanted:
+            raise NetworkError("its reference fails")
+        return run_program(program, plain, wanted, sizes)
+
+    monkeypatch.setattr("plevel.torch.exported.run_program", refuse)
+    monkeypatch.setattr(comparison, "error_of", lambda *_: 0.25)
+    assert compile_model(path, "-o", tmp_path / "model.so") == 1
+    assert "an output differs" in capsys.readouterr().err
     assert not list(tmp_path.glob("model.[shj]*"))
 
 
