@@ -115,6 +115,7 @@ def misspelled(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield each variable of an environment that is no setting, with the setting whose name is nearly the same."""
     known = {f"PLEVEL_{name.upper()}" for name in Settings.model_fields}
     for name in names:
-        if name.startswith("PLEVEL_") and name not in known:
-            for near in get_close_matches(name, known, n=1, cutoff=0.9):
+        upper = name.upper()  # as settings are read in either case
+        if upper.startswith("PLEVEL_") and upper not in known:
+            for near in get_close_matches(upper, known, n=1, cutoff=0.9):
                 yield name, near

@@ -694,6 +694,7 @@ def test_a_misspelled_setting_of_the_service_is_named(
 ) -> None:
     monkeypatch.setenv("PLEVEL_LEASES_S", "3")
     monkeypatch.setenv("PLEVEL_TOKEN_FILE", "token")  # no setting of the service, nor like one
+    monkeypatch.setenv("Plevel_Poll_S", "2")  # read in either case
     monkeypatch.setenv("PLEVEL_PORT", "x")  # ends it
     assert called("serve", "--database", str(tmp_path / "plevel.db")).returncode == 2
     (warning,) = caplog.messages
