@@ -209,7 +209,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     devices: Annotated[tuple[Device, ...], Meta(min_length=1, max_length=64)]
-    # What it can build: operator → implementation → version. The implementation `ALL` stands for all of the
+    # Operator → implementation → version that it can build. The implementation `ALL` stands for all of the
     # operator in any version; no operators at all: everything.
     operators: dict[str, dict[str, Id]] = {}
     version: str = ""

@@ -58,7 +58,7 @@ _ALIASES = {
 _IGNORED = SWITCHES | frozenset("tag host mfloat-abi runtime executor".split())
 POOLS = ("tvm", "openmp")  # that may run the parallel loops of code for processors
 CONSTANTS = ("warm", "cold")  # in the caches at a call, or as far as possible in memory
-# How code is timed: what a key ends with, in this order, where it is not the first.
+# Options of timing: a key ends with them, in this order, unless they have their first value.
 _TIMED = {"pool": ("thread-pool", POOLS), "constants": ("constants", CONSTANTS)}
 _BY_DEFAULT = {name: values[0] for name, (_, values) in _TIMED.items()}
 _READ = frozenset("keys device mcpu arch mattr mtriple num-cores thread-pool constants libs model".split())

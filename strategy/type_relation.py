@@ -93,7 +93,7 @@ def require_dtype_of(reporter: TypeReporter, index: int, other: int) -> None:
 
 
 Requirement = Callable[[TypeReporter, int, TensorType], None]
-# What each asks for, in words.
+# Each requirement in words.
 KINDS: dict[Requirement, str] = {
     require_number: "numbers", require_signed: "signed numbers", require_float: "floating-point numbers",
     require_bool: "bools",

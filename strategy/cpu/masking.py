@@ -335,8 +335,8 @@ class _Lanes:
         except _NotVectorizable:
             return self._shuffled(load, bounds)
         index = tirx.Ramp(base, 1, self.count)
-        # What is within its buffer anyway, as workspaces of whole vectors are, goes without a mask:
-        # accumulators that are read under one stay out of registers.
+        # Vectors within their buffer anyway, as of workspaces of whole ones, go without a mask: accumulators
+        # that are read under one stay out of registers.
         if not bounds or self._is_within(base, load.source, self.count):
             return tirx.BufferLoad(load.source, [index])
         dtype = str(load.source.dtype)

@@ -60,8 +60,8 @@ def tiled_space(
         threads % limits.warp == 0,
         shared <= limits.shared_bytes,
         sums <= 128,
-        # What a thread holds beside its sums: a row and a column of operands, what it has loaded
-        # for the next step, and addresses.
+        # Beside its sums a thread holds a row and a column of operands, those that it has loaded for
+        # the next step, and addresses.
         threads * (sums + (thread_m + thread_n) * words + waiting + 24) <= limits.registers,
         (block_m * block_k) % threads == 0,
         (block_n * block_k) % threads == 0,
@@ -99,7 +99,7 @@ def tiled_space(
     )
 
 
-# What a thread has of a tile's sums, by how many they are: as square as possible.
+# A thread's part of a tile, by its number of sums: as square as possible.
 _THREADS = {8: (4, 2), 16: (4, 4), 32: (8, 4), 64: (8, 8)}
 
 

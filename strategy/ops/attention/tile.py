@@ -166,7 +166,7 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
                 each(lambda x: fill(total, x, total[x] + powers[j * queries + x]))
             with script.serial(0, width // columns) as part:
                 add(b, group, origin, count, part, powers, factors, sums)
-        # Where all keys are hidden, the sums are 0.
+        # The sums are 0 if all keys are hidden.
         each(lambda x: fill(total, x, one / tirx.Select(total[x] == zero, one, total[x])))
 
         def store(q: Any, c: Any, x: Any) -> None:

@@ -116,7 +116,7 @@ def compute(
     geometry = replace(Geometry.of_tensors(attrs, data, weight, out_type), channels=words)
     kernel_h, kernel_w, out_h, out_w = geometry.kernel_h, geometry.kernel_w, geometry.out_h, geometry.out_w
     rows, width, window = integer(config, "rows"), integer(config, "width"), kernel_h * kernel_w
-    # What is unfolded beyond the last pixel, to whole panels, is not stored.
+    # Pixels beyond the last, up to whole panels, are unfolded, but not stored.
     lines = -(-round_up(geometry.pixels, width) // out_w)
     pixel = read_words(dot, attrs, data, kernel_h, kernel_w, flips_signs=shift != 0)
 

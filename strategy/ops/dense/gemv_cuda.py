@@ -104,7 +104,7 @@ def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     threads, columns, each, rows, vector = (
         integer(config, name) for name in ("threads", "columns", "each", "rows", "vector")
     )
-    # What a thread sums by itself, for all rows and columns at once; then threads are joined.
+    # A thread first sums its own part, for all rows and columns at once; then threads are joined.
     _, x, _ = sch.split(sch.get_loops(product)[-1], [None, threads, vector])
     sums = sch.rfactor(x, 0)
     i, j = sch.get_loops(output)

@@ -2,7 +2,7 @@
 
 Keys are unsigned integers in the order of the elements. One kernel counts all their digits; then each pass, from the
 lowest digit on, moves every element once: a block puts a tile in order in shared memory, and learns from the tiles
-before it, while these run, where each digit of its own begins (Adinarayana, Merrill, "Onesweep: A Faster Least
+before it, while these run, where each digit of its own begins (Adinets, Merrill, "Onesweep: A Faster Least
 Significant Digit Radix Sort for GPUs", 2022). Equal elements stay in their order.
 """
 # Over 300 lines: one kernel in CUDA C, with the space and the launches that its macros follow.
