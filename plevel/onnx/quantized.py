@@ -192,11 +192,14 @@ for _name, _tensors in {"Add": 2, "Mul": 2, "Sigmoid": 1, "LeakyRelu": 1}.items(
 
 
 def _dequantized(x: Expr | None, scale: Expr | None, zero_point: Expr | None = None) -> Expr:
-    assert x is not None
+    if x is None or scale is None:
+        raise NetworkError("a tensor or its scale is missing")
     return call("dequantize", x, _quantity(scale, "float32"), _quantity(zero_point, "int32"))
 
 
 def _requantized_number(x: Expr, scale: Expr | None, zero_point: Expr | None = None) -> Expr:
+    if scale is None:
+        raise NetworkError("the scale of the output is missing")
     dtype = "uint8" if zero_point is None else zero_point.tensor_type.dtype
     return call("quantize", x, _quantity(scale, "float32"), _quantity(zero_point, "int32"), out_dtype=dtype)
 
