@@ -31,7 +31,7 @@ from plevel.onnx.constant import (
 from plevel.onnx.control import CONTROL
 from plevel.onnx.file import Symbols
 from plevel.onnx.operator import OPERATORS, Node
-from plevel.onnx.types import known_types, nested, read_type
+from plevel.onnx.types import known_types, nested, read_type, within
 from strategy.expr import Constant, Expr, Tuple, Var
 from strategy.network.graph import Network, NetworkError
 from strategy.network.plan import Port
@@ -245,8 +245,10 @@ class _Importer:
     def _leave(self, node: Any) -> None:
         """Leave a node out: its outputs are inputs of what follows, and its inputs are outputs."""
         assert self.inferred is not None
-        # The values that it reads are computed for it.
-        self.read.update({name: self.values[name] for name in node.input if name})
+        # The values that it reads are computed for it, those that graphs within it read included.
+        inner = (n for graph in within(node) for each in graph.node for n in each.input)
+        names = (*node.input, *inner, *(o.name for graph in within(node) for o in graph.output))
+        self.read.update({name: self.values[name] for name in names if name in self.values})
         types = []
         for name in node.output:
             if not name:

@@ -15,9 +15,14 @@ def nested(graph: Any) -> Iterator[Any]:
     """A graph, and those within its nodes."""
     yield graph
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from nested(inner)
+        yield from within(node)
+
+
+def within(node: Any) -> Iterator[Any]:
+    """The graphs of a node's attributes, and those within their nodes."""
+    for attribute in node.attribute:
+        for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            yield from nested(inner)
 
 
 def read_type(value: Any) -> str:
