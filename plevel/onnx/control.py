@@ -14,20 +14,18 @@ from strategy.network.graph import NetworkError
 from strategy.network.normal import extents
 from strategy.network.size import PROBED
 
-UNROLLED = 1 << 14  # nodes of all steps
-
-Read = Callable[[Any, Sequence[Expr]], list[Expr]]
-"""The outputs of a graph within the node, given its inputs."""
+Read = Callable[[Any], Callable[[Sequence[Expr]], list[Expr]]]
+"""Of a graph within the node, the function that gives its outputs for its inputs."""
 
 
 def _if(node: Node, condition: Expr, *, read: Read) -> list[Expr]:
     """Return one branch if the condition is constant, else both, of whose values one each is taken at the call."""
     branches = [node.require(name) for name in ("then_branch", "else_branch")]
     if isinstance(condition, Constant):
-        return read(branches[0 if condition.value.any() else 1], ())
+        return read(branches[0 if condition.value.any() else 1])(())
     chosen = layer.reshape(condition, ())
     found: list[Expr] = []
-    for yes, no in zip(*(read(branch, ()) for branch in branches), strict=True):
+    for yes, no in zip(*(read(branch)(()) for branch in branches), strict=True):
         if yes.tensor_type != no.tensor_type:
             raise NetworkError(
                 f"its condition depends on data, and its branches give {yes.tensor_type} and {no.tensor_type}: "
@@ -40,11 +38,10 @@ def _if(node: Node, condition: Expr, *, read: Read) -> list[Expr]:
 def _loop(node: Node, count: Expr | None, going: Expr | None, *state: Expr, read: Read) -> list[Expr]:
     """The values after the last step, then those of each step."""
     body, most = node.require("body"), None if count is None else _known(count)
-    made: list[list[Expr]] = []
+    take, made = read(body), []
     while (most is None or len(made) < most) and (going is None or _known(going)):
-        _require_few(body, most or len(made))
         step = Constant(np.asarray(len(made), np.int64))
-        going, *found = read(body, [step, Constant(np.asarray(True)), *state])
+        going, *found = take([step, Constant(np.asarray(True)), *state])
         state = tuple(found[: len(state)])
         made.append(found[len(state) :])
     if not made and len(body.output) > 1 + len(state):
@@ -66,11 +63,10 @@ def _scan(node: Node, *given: Expr, read: Read) -> list[Expr]:
     steps = extents(data[0])[axes[0]]
     if steps >= PROBED:
         raise NetworkError("the number of its steps is symbolic: give it with --dim")
-    _require_few(body, steps)
-    made: list[list[Expr]] = []
+    take, made = read(body), []
     for i in range(steps):
         parts = [_entry(x, a, steps - 1 - i if t else i) for x, a, t in zip(data, axes, turned, strict=True)]
-        found = read(body, [*state, *parts])
+        found = take([*state, *parts])
         state = tuple(found[: len(state)])
         made.append(found[len(state) :])
     each = (values[::-1] if t else values for values, t in zip(zip(*made, strict=True), out_turned, strict=True))
@@ -85,16 +81,9 @@ def _known(value: Expr) -> int:
     if not isinstance(value, Constant):
         raise NetworkError("the number of its steps depends on data: plevel unrolls loops of a fixed number of steps")
     found = int(value.value.reshape(()))
-    if found >= PROBED:
+    if abs(found) >= PROBED:
         raise NetworkError("the number of its steps is symbolic, or too large: give sizes with --dim")
     return found
-
-
-def _require_few(body: Any, steps: int) -> None:
-    if steps * len(body.node) > UNROLLED:
-        raise NetworkError(
-            f"{steps} steps of {len(body.node)} nodes: plevel unrolls loops of at most {UNROLLED} nodes in all"
-        )
 
 
 def _entry(x: Expr, axis: int, place: int) -> Expr:

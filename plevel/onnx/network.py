@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -52,6 +52,8 @@ _OF_VALUES = frozenset({
     "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Pow", "Reciprocal",
     "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sqrt", "Sub", "Sum", "Tanh", "Where",
 })  # fmt: skip
+_UNROLLED = 1 << 14  # times that a graph within a node is read, or a node of one
+
 
 @dataclass(frozen=True)
 class Unknown:
@@ -112,6 +114,7 @@ class _Importer:
         self.unsized: set[str] = set()
         self.numbers: set[str] = set()  # made of sizes alone at the call, and thus no extents
         self.inferred = None if inferred is None else known_types(inferred.graph)
+        self.unrolled = 0
         self.unknown: list[Unknown] = []
         self.left: list[Var] = []
         self.read: dict[str, Expr] = {}
@@ -171,7 +174,7 @@ class _Importer:
                 if function is None:
                     raise NetworkError("plevel has no kernel for it")
                 given = {n for n, a in zip(node.input, args, strict=True) if n and not isinstance(a, Constant)}
-                if given <= self.numbers:
+                if given <= self.numbers and _name(node) not in CONTROL:
                     self.numbers.update(node.output)
                 if node.op_type in _OF_VALUES:
                     args = [self._at_call(a) for a in args]
@@ -194,18 +197,25 @@ class _Importer:
             raise NetworkError(f"{reader}: its output {missing[0]} is used, which plevel does not compute")
         self.values.update((n, value) for n, value in zip(node.output, made, strict=False) if value is not None)
 
-    def _read(self, graph: Any, given: Sequence[Expr]) -> list[Expr]:
-        """The outputs of a graph within a node; nothing in it is left out."""
-        outer = self.values, self.inferred
-        self.values, self.inferred = dict(self.values), None
-        try:
-            self.values.update((t.name, _initial(t)) for t in graph.initializer)
-            self.values.update(zip((value.name for value in graph.input), given, strict=True))
-            for node in graph.node:
-                self._add(node)
-            return [self._value(o.name, f"graph {graph.name!r:.80}") for o in graph.output]
-        finally:
-            self.values, self.inferred = outer
+    def _read(self, graph: Any) -> Callable[[Sequence[Expr]], list[Expr]]:
+        """The function that gives the outputs of a graph within a node; nothing in it is left out."""
+        constants = {t.name: _initial(t) for t in graph.initializer}  # once for all steps
+
+        def outputs(given: Sequence[Expr]) -> list[Expr]:
+            self.unrolled += 1 + len(graph.node)
+            if self.unrolled > _UNROLLED:
+                raise NetworkError(f"plevel unrolls loops of at most {_UNROLLED} nodes and steps in all")
+            outer = self.values, self.unsized, self.inferred
+            self.values, self.unsized, self.inferred = self.values | constants, set(self.unsized), None
+            try:
+                self.values.update(zip((value.name for value in graph.input), given, strict=True))
+                for node in graph.node:
+                    self._add(node)
+                return [self._value(o.name, f"graph {graph.name!r:.80}") for o in graph.output]
+            finally:
+                self.values, self.unsized, self.inferred = outer
+
+        return outputs
 
     def _computed(self, node: Any, args: Sequence[Expr | None]) -> list[Expr | None] | None:
         """The outputs of a node of constants, by ONNX's own reference; None for an unnamed one."""

@@ -17,7 +17,7 @@ from plevel.comparison import error_of  # noqa: E402
 from plevel.onnx.file import read_model  # noqa: E402
 from plevel.onnx.network import import_model  # noqa: E402
 from strategy import compile as compiler  # noqa: E402
-from strategy.expr import Constant, Tuple  # noqa: E402
+from strategy.expr import Constant, Tuple, post_order  # noqa: E402
 from strategy.network.graph import NetworkError  # noqa: E402
 from strategy.network.group import groups  # noqa: E402
 from strategy.network.normal import normalize  # noqa: E402
@@ -97,6 +97,15 @@ EACH = graph_of(
     [N("Mul", ["h", "e"], ["m"]), N("Add", ["m", "f"], ["v"]), N("Neg", ["v"], ["o"])],
     {"h": ROW, "e": ROW, "f": ROW}, {"v": ROW, "o": ROW},
 )  # fmt: skip
+
+
+def nested_loops(depth: int) -> Any:
+    """The body of a loop of `n` steps that has another one within, and so on; the last one has no nodes."""
+    inner = [] if depth == 0 else [N("Loop", ["n", "", f"h{depth}"], [f"v{depth}"], body=nested_loops(depth - 1))]
+    given = {f"i{depth}": STEP, f"c{depth}": GOES, f"h{depth}": ROW}
+    return graph_of(inner, given, {f"c{depth}": GOES, f"{'v' if depth else 'h'}{depth}": ROW})
+
+
 COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int, ...]]] = {
     "prelu of the last axis": (PRELU, {"x": normal(2, 4, 4)}, {"s": normal(4)}),
     "prelu of the last axis, rank 2": (PRELU, {"x": normal(2, 4, 4)}, {"s": normal(1, 4)}),
@@ -465,6 +474,25 @@ def test_steps_go_backwards_and_along_other_axes(tmp_path: Path) -> None:
     assert error_of(found, np.stack(made[::-1], 1)) < 1e-6
 
 
+def test_a_weight_of_a_step_is_one_constant() -> None:
+    body = graph_of([N("Add", ["h", "w"], ["v"])], {"i": STEP, "going": GOES, "h": ROW}, {"going": GOES, "v": ROW})
+    body.initializer.append(onnx.numpy_helper.from_array(normal(4), "w"))
+    model = model_of([N("Loop", ["n", "", "x"], ["y"], body=body)], X, {"n": 3})
+    (found,) = import_model(model)[0].outputs.values()
+    assert sum(isinstance(node, Constant) for node in post_order(found)) == 1
+
+
+def test_what_graphs_within_a_node_that_is_left_out_read_is_computed(tmp_path: Path) -> None:
+    nodes = [
+        N("Neg", ["x"], ["n"]), N("ReduceMax", ["x"], ["r"], keepdims=0), N("Cast", ["r"], ["l"], to=TensorProto.BOOL),
+        N("If", ["l"], ["y"], then_branch=graph_of([N("Asinh", ["n"], ["d"])], {}, {"d": ROW}), else_branch=BRANCH),
+    ]  # fmt: skip
+    model = model_of(nodes, X, {})
+    network, left = import_model(model, inferred=model)
+    assert [unknown.node.op_type for unknown in left] == ["If"]
+    assert {"n", "l"} <= network.outputs.keys()
+
+
 def test_a_function_of_the_model_is_read(tmp_path: Path) -> None:
     model = model_of([N("Identity", ["x"], ["y"])], X, {})
     model.opset_import.append(helper.make_opsetid("own", 1))
@@ -627,6 +655,13 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "plevel unrolls loops of at most": (
         [N("Loop", ["n", "", "x"], ["y", "o"], body=BODY)], {"n": 1 << 15, "last": 1 << 20}
     ),
+    "plevel unrolls loops of at most .*": ([N("Loop", ["n", "", "x"], ["y"], body=nested_loops(3))], {"n": 200}),
+    "plevel unrolls loops of at most .* nodes and steps": (
+        [N("Loop", ["", "g", "x"], ["y"], body=nested_loops(0))], {"g": True}
+    ),
+    "the number of its steps is symbolic, or too large": (
+        [N("Loop", ["n", "", "x"], ["y"], body=nested_loops(0))], {"n": -(1 << 20)}
+    ),
     "its outputs of each step no elements": ([N("Loop", ["n", "", "x"], ["y", "o"], body=BODY)], {"n": 0, "last": 2}),
     "plevel has no kernel for it": (
         [N("If", ["c"], ["y"], then_branch=graph_of([N("Det", ["x"], ["d"])], {}, {"d": ROW}), else_branch=BRANCH)],
@@ -668,6 +703,18 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     ),
     "a norm of order 3": ([N("LpNormalization", ["x"], ["y"], p=3)], {}),
     "its output 2 is used": ([N("LayerNormalization", ["x", "c"], ["a", "", "y"])], {"c": normal(4)}),
+    **{
+        said: (
+            [
+                N("Cast", ["x"], ["a"], to=TensorProto.UINT8),
+                N("QLinearSigmoid", given, ["b"], domain="com.microsoft"), N("Cast", ["b"], ["y"], to=1),
+            ], {"s": np.float32(0.1), "z": np.uint8(0)},
+        )
+        for said, given in {
+            "a tensor or its scale is missing": ["a", "", "z", "s", "z"],
+            "the scale of the output is missing": ["a", "s", "z", "", "z"],
+        }.items()
+    },
     "scales of rows": (
         [
             N("Cast", ["x"], ["a"], to=TensorProto.UINT8), N("Reshape", ["a", "h"], ["b"]),
