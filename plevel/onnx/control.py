@@ -38,7 +38,8 @@ def _if(node: Node, condition: Expr, *, read: Read) -> list[Expr]:
 def _loop(node: Node, count: Expr | None, going: Expr | None, *state: Expr, read: Read) -> list[Expr]:
     """The values after the last step, then those of each step."""
     body, most = node.require("body"), None if count is None else _known(count)
-    take, made = read(body), []
+    take = read(body)
+    made: list[list[Expr]] = []
     while (most is None or len(made) < most) and (going is None or _known(going)):
         step = Constant(np.asarray(len(made), np.int64))
         going, *found = take([step, Constant(np.asarray(True)), *state])
@@ -63,7 +64,8 @@ def _scan(node: Node, *given: Expr, read: Read) -> list[Expr]:
     steps = extents(data[0])[axes[0]]
     if steps >= PROBED:
         raise NetworkError("the number of its steps is symbolic: give it with --dim")
-    take, made = read(body), []
+    take = read(body)
+    made: list[list[Expr]] = []
     for i in range(steps):
         parts = [_entry(x, a, steps - 1 - i if t else i) for x, a, t in zip(data, axes, turned, strict=True)]
         found = take([*state, *parts])
