@@ -43,13 +43,16 @@ def register_gradient(
     return register_op_attr(name, "FPrimalGradient", rule, level)
 
 
-def gradient(expr: Expr, wrt: Sequence[Expr] | None = None, seed: Expr | None = None) -> list[Expr]:
+def gradient(
+    expr: Expr, wrt: Sequence[Expr] | None = None, seed: Expr | None = None, *, partial: bool = False
+) -> list[Expr]:
     """The derivatives of the sum of `expr`'s elements with respect to each of `wrt`.
 
     Args:
         expr: one tensor.
         wrt: the nodes to differentiate by; default: all variables of the graph.
         seed: the weights of the elements, of the type of `expr`; default: ones.
+        partial: nodes of `wrt` are independent of each other, as a rule's derivatives by its call's arguments.
 
     Raises:
         GradientError: an operator has no gradient, or its rule returns a wrong type.
@@ -68,7 +71,7 @@ def gradient(expr: Expr, wrt: Sequence[Expr] | None = None, seed: Expr | None = 
     if expr in reaches:
         adjoints.add(expr, call("ones_like", expr) if seed is None else seed)
     for node in reversed(order):
-        if node not in reaches or not adjoints.has(node):
+        if node not in reaches or not adjoints.has(node) or (partial and node in sources):
             continue
         if isinstance(node, TupleGetItem):
             adjoints.add_field(node.tuple_value, node.index, adjoints.of(node))

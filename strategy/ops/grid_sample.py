@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.cpu.widened import NARROW
 from strategy.expr import Call, Expr, Tuple, call, const
 from strategy.gradient import GradientError, gradient, register_gradient
 from strategy.op import (
@@ -114,7 +115,7 @@ class _Kind:
 
 
 def _mirrored(kind: _Kind, attrs: GridSampleAttrs, place: Any, extent: Any) -> Any:
-    """A place, mirrored at the edges until it lies between them."""
+    """A place, mirrored at the edges until it lies between them; 0 of NaN and infinity."""
     low = kind.number(0 if attrs.align_corners else -0.5)
     span = extent - kind.number(1) if attrs.align_corners else extent
     away, round_trip = place - low, kind.number(2) * span
@@ -235,11 +236,15 @@ register_shape_func("grid_sample", False, lambda attrs, inputs: [(*inputs[0][:2]
 
 @register_gradient("grid_sample")
 def grid_sample_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Return those of the same sum of pixels, gathered one by one."""
+    """Return the gradients of data and grid, of the same sum of pixels, gathered one by one."""
     data, grid = orig.args
     if not data.tensor_type.is_constant:
         raise GradientError("grid_sample: its gradient needs constant extents")
     dtype = data.tensor_type.dtype
+    if dtype in NARROW:
+        # Of places that are rounded to so few bits, other pixels would be near.
+        wide = call("grid_sample", cast(data, "float32"), cast(grid, "float32"), **orig.attrs.to_json())
+        return gradient(cast(wide, dtype), [data, grid], grad, partial=True)
     kind = _Kind(floor, nearest, absolute, maximum, minimum, less_equal, where, lambda value: const(value, dtype))
     images = transpose(data, (0, 2, 3, 1))
 
@@ -250,7 +255,7 @@ def grid_sample_grad(orig: Call, grad: Expr) -> list[Expr]:
     height, width = (const(int(n), dtype) for n in data.tensor_type.shape[2:])
     x, y = (strided_slice(grid, (i,), (i + 1,), axes=(3,)) for i in (0, 1))
     found = _sample(kind, orig.attrs, x, y, (height, width), read)
-    return gradient(transpose(found, (0, 3, 1, 2)), [data, grid], seed=grad)
+    return gradient(transpose(found, (0, 3, 1, 2)), [data, grid], grad, partial=True)
 
 
 def grid_sample(
@@ -261,8 +266,9 @@ def grid_sample(
     Args:
         data: a floating-point tensor [batch, channels, height, width].
         grid: [batch, rows, columns, 2], of the dtype of data: the place in x, then in y, of each element, from -1 to 1
-            across the image. NaN is beyond an edge for "nearest_neighbor" and at the first one by other paddings than
-            zeros.
+            across the image. NaN gives NaN by "cubic", and by "linear" with zeros around; else it is a place beyond the
+            edges, and by other paddings than zeros that of the first pixel. Infinity is as NaN, but the last pixel's,
+            or the first one's, by "border".
         method: "nearest_neighbor", "linear" or "cubic".
         padding_mode: "zeros", "border" or "reflection".
         align_corners: whether -1 and 1 are the centres of the outermost pixels, not their edges.

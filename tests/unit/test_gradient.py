@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategy import op as registry
-from strategy.expr import Constant, Expr, ExprError, Tuple, TupleGetItem, Var, call
+from strategy.expr import (
+    Call,
+    Constant,
+    Expr,
+    ExprError,
+    Tuple,
+    TupleGetItem,
+    Var,
+    call,
+    post_order,
+)
 from strategy.gradient import GradientError, gradient, register_gradient
 from strategy.inference import infer_type
 from strategy.op import register_op, register_reference
@@ -54,6 +64,7 @@ from strategy.ops.elemwise import (
     tanh,
 )
 from strategy.ops.gather_nd import gather_nd
+from strategy.ops.grid_sample import grid_sample
 from strategy.ops.layer_norm import layer_norm
 from strategy.ops.matmul import einsum, matmul
 from strategy.ops.max_pool2d import max_pool2d
@@ -282,6 +293,20 @@ def test_products_that_do_not_fit_are_named():
     ):  # fmt: skip
         with pytest.raises(ExprError, match=message):
             build()
+
+
+def test_a_grid_may_be_computed_from_the_image():
+    check(lambda x: grid_sample(x, tanh(reshape(x, (1, 3, 4, 2)))), [(1, 2, 3, 4)], distinct=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_places_of_a_narrow_grid_are_wider(dtype):
+    """As a kernel has them: 8 bits tell no pixels of a large image apart."""
+    image, grid = Var("image", f"{dtype}[1,2,3,512]"), Var("grid", f"{dtype}[1,4,5,2]")
+    found = gradient(grid_sample(image, grid), [image, grid])
+    assert [infer_type(g).dtype for g in found] == [dtype, dtype]
+    nodes = [node for node in post_order(Tuple(found)) if isinstance(node, Call) and node.op.name == "floor"]
+    assert {infer_type(node).dtype for node in nodes} == {"float32"}
 
 
 @pytest.mark.parametrize("is_ascend", [True, False])

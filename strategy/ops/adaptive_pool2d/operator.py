@@ -208,4 +208,4 @@ def adaptive_max_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     places = np.array([w + w[:1] * (longest - len(w)) for w in windows], "int32")
     parts = take(reshape(data, (n, c, -1)), Constant(places), axis=2)
     pooled = reshape(reduce_max(parts, axis=3), (n, c, len(rows), len(columns)))
-    return gradient(pooled, [data], grad)
+    return gradient(pooled, [data], grad, partial=True)
