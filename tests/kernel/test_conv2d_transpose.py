@@ -101,6 +101,15 @@ def test_a_tenth_of_the_space_is_valid(mcpu: str, data: str, weight: str) -> Non
     assert sum(map(space.contains, drawn)) >= 30
 
 
+@pytest.mark.parametrize(("data", "weight", "attrs"), [
+    ("1,4,5,6", "4,3,6,6", {"strides": 4, "padding": 1}),
+    ("2,8,5,7", "8,3,4,4", {"strides": 2, "padding": 1, "groups": 4}),
+    ("1,3,5,6", "3,2,7,6", {"strides": [5, 4], "padding": [1, 1]}),
+])  # fmt: skip
+def test_each_of_many_phases_pads_its_own_image(data: str, weight: str, attrs: dict[str, Any]) -> None:
+    check(make(data, weight, **attrs), "conv2d_transpose_spatial_pack.cpu", None)
+
+
 @pytest.mark.parametrize("implementation", ["conv2d_transpose_im2col.cpu", "conv2d_transpose_spatial_pack.cpu"])
 def test_phases_of_a_window_as_large_as_its_strides_that_begin_inside_of_it(implementation: str) -> None:
     work = make("1,4,5,5", "4,1,3,3", strides=3, padding=2, output_padding=1)

@@ -170,7 +170,7 @@ def _add(
     if known and widened.serves(inputs, out_type):
         found, phases = OpStrategy(), _Phases.of(attrs, inputs, widened.wide_type(out_type))
         _add_by_phases(found, im2col, phases, "conv2d_transpose_im2col.cpu", 12, 5)
-        _add_by_phases(found, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 7)
+        _add_by_phases(found, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 8)
         strategy.extend(widened.for_types(found, inputs))
 
 
