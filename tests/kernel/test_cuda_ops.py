@@ -301,6 +301,20 @@ def test_few_are_selected_in_their_order_whatever_the_row(parts: int, scratch: P
         np.testing.assert_array_equal(values.view("int32"), taken.view("int32"))  # the sign of zeros, too
 
 
+@pytest.mark.parametrize("shape", ["0,5000", "3,0"])
+@pytest.mark.parametrize("op", ["cumsum", "cummax", "topk", "argsort"])
+def test_rows_without_elements_are_offered_none(op: str, shape: str) -> None:
+    if (op, shape) != ("topk", "3,0"):  # which has no first element
+        assert not [*offered(Workload.make(op, {"data": f"float32[{shape}]"}, {"axis": 1}))]
+
+
+def test_untuned_a_part_of_a_very_long_row_is_what_a_block_takes_at_once() -> None:
+    for length, expected in ((16 << 20, (512, 2048)), (4 << 20, (256, 1024))):
+        (scan,) = offered(Workload.make("cumsum", {"data": f"float32[{length}]"}))
+        assert (scan.fallback["threads"], scan.fallback["parts"]) == expected
+        assert scan.fallback["vectors"] == 4
+
+
 @pytest.mark.full
 def test_a_row_of_a_million_elements_is_sorted(scratch: Path) -> None:
     workload = Workload.make("argsort", {"data": "float16[1000003]"})  # of few values: many are equal

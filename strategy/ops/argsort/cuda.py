@@ -24,7 +24,7 @@ def argsort_strategy_cuda(
     """The implementations for NVIDIA's GPUs: one where twice a row fits shared memory, two for long rows."""
     strategy = OpStrategy()
     kind = inputs[0]
-    if not kind.is_constant:
+    if not kind.is_constant or not kind.size:
         return strategy
     taken = _all_of(attrs, kind.concrete_shape)
     if sorts_that_fit(kind.dtype, taken.k, limits_of(target).shared_bytes):

@@ -173,7 +173,7 @@ def _strategy(name: str, operation: str, identity: Callable[[str], str]) -> None
         attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
     ) -> OpStrategy:
         strategy = OpStrategy()
-        if not isinstance(out_type, TensorType) or not out_type.is_constant:
+        if not isinstance(out_type, TensorType) or not out_type.is_constant or not out_type.size:
             return strategy
 
         def schedule(attrs: ScanopAttrs, outs: Outs, target: Target, config: Config) -> Template:
@@ -201,9 +201,12 @@ def space(
     width = _width(length, inner, inputs[0].dtype, out_type.dtype)
     sizes = [t for t in (32, 64, 128, 256, 512, 1024) if t == 32 or t < 2 * length]
     parts = [p for p in (2**e for e in range(12)) if p == 1 or p * 64 <= length]
-    # As many parts as keep the device busy, but each worth a block's while.
+    # As many parts as keep the device busy, but each worth a block's while. If that is more than what a larger block
+    # takes at once, one row has a part for each such block.
     wanted = max(1, min(8 * limits.multiprocessors // rows, length // 4096))
-    size = min(sizes[-1], 256)
+    size, chunks = min(sizes[-1], 256), length // (512 * 4 * width)
+    if rows == 1 and chunks > 8 * limits.multiprocessors:
+        size, wanted = 512, chunks
     vectors = [v for v in (1, 2, 4, 8) if v * width <= 64]
     few = max(v for v in vectors if v == 1 or (v <= 4 and v * width * size < 2 * length))
     return ConfigSpace(

@@ -73,7 +73,7 @@ def topk_strategy_cuda(
     """The implementations for NVIDIA's GPUs: sorts of a row in shared memory and of long rows, and for few elements."""
     strategy = OpStrategy()
     kind = inputs[0]
-    if not kind.is_constant:
+    if not kind.is_constant or not kind.size:
         return strategy
     if sorts_that_fit(kind.dtype, attrs.k, limits_of(target).shared_bytes):
         strategy.add_implementation(
