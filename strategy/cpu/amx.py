@@ -48,12 +48,7 @@ def use_tiles(sch: Any, sums: Any, block: Block, dtype: str, task: Any, tile: An
     """
     if tile is not None:
         sch.annotate(tile, _TILE, 1)
-    rows = sch.get_loops(sums)[-4]
-    zeros = sch.decompose_reduction(sums, rows)
-    sch.tensorize(sch.get_loops(zeros)[-2], _no_zeros(block))
-    sch.annotate(task, "pragma_import_llvm", block.source)
-    sch.annotate(task, _TASK, block.shape_symbol)
-    sch.tensorize(rows, _intrinsic(block, dtype))
+    _replace(sch, sums, sch.get_loops(sums)[-4], block, task, _intrinsic(block, dtype))
 
 
 def use_tiles_of_words(sch: Any, sums: Any, block: Block, task: Any) -> None:
@@ -61,12 +56,16 @@ def use_tiles_of_words(sch: Any, sums: Any, block: Block, task: Any) -> None:
 
     The first is [steps, rows, words], the second [columns / lanes, words, lanes].
     """
-    rows = sch.get_loops(sums)[-3]
+    _replace(sch, sums, sch.get_loops(sums)[-3], block, task, _intrinsic_of_words(block))
+
+
+def _replace(sch: Any, sums: Any, rows: Any, block: Block, task: Any, intrinsic: str) -> None:
+    """Replace the loops of the block of sums from `rows` on by the registered code."""
     zeros = sch.decompose_reduction(sums, rows)
     sch.tensorize(sch.get_loops(zeros)[-2], _no_zeros(block))
     sch.annotate(task, "pragma_import_llvm", block.source)
     sch.annotate(task, _TASK, block.shape_symbol)
-    sch.tensorize(rows, _intrinsic_of_words(block))
+    sch.tensorize(rows, intrinsic)
 
 
 @cache

@@ -16,7 +16,7 @@ from typing import Any
 
 from strategy.condition import ceildiv, maximum
 from strategy.cpu.amx import find_product, use_tiles_of_words
-from strategy.cpu.amx_code import LANES, REGISTERS, ROWS, Block
+from strategy.cpu.amx_code import LANES, ROWS, Block
 from strategy.cpu.dot import Dot
 from strategy.cpu.tile import round_up, up_to
 from strategy.op_strategy import OpStrategy
@@ -26,7 +26,7 @@ from strategy.ops.conv2d.pad import schedule_padding, schedule_split
 from strategy.ops.conv2d.pointwise import leaves_pixels
 from strategy.ops.conv2d.product import split_groups
 from strategy.ops.dense.amx import RESULTS
-from strategy.ops.dense.amx_product import Depth, fit_registers
+from strategy.ops.dense.amx_product import Depth, best_block, fit_registers
 from strategy.schedule import Outs, compute_stage, find_stages, integer, vectorize, zero_beyond
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
@@ -69,8 +69,9 @@ def add(
 ) -> None:  # fmt: skip
     """Add the implementation to a strategy, of types in NCHW and OIHW, where the target has AMX for them.
 
-    All must be known, and a group's output channels fill half a tile. Zero points of the weight would take sums of
-    windows; that of the data must be one of its numbers, as images are padded with it.
+    All extents must be known, and each of several groups has half a tile of output channels or more. A zero point of
+    the weight is refused, as it would take sums of windows; that of the data must be one of its numbers, as images are
+    padded with it.
     """
     data, weight = inputs
     dot = find_product(target, weight.dtype, data.dtype)
@@ -109,12 +110,12 @@ def space(
 
         def cost(image_rows: int) -> tuple[float, int]:
             turns = -(-entries * (out_h // image_rows) // target.threads)
-            return turns * _best_block(own, image_rows * out_w)[0], -image_rows
+            return turns * best_block(own, image_rows * out_w, _ROWS, _WIDTHS)[0], -image_rows
 
         # One task alone is no function of its own, and its code is slower.
         several = [h for h in heights if h < out_h or entries > 1]
         image_rows = min(several or heights, key=cost)
-        _, rows, width = _best_block(own, image_rows * out_w)
+        _, rows, width = best_block(own, image_rows * out_w, _ROWS, _WIDTHS)
         return {"rows": rows, "width": width, "image_rows": image_rows, "o_block": 0, "order": "panel"}
 
     return ConfigSpace(
@@ -131,21 +132,6 @@ def space(
         ],
         fallback=fallback,
     )
-
-
-def _best_block(rows: int, columns: int) -> tuple[float, int, int]:
-    """The cost of all tiles, the rows and the width, of the block that wastes little and needs few loads."""
-
-    def cost(height: int, width: int) -> float:
-        high, wide = -(-height // ROWS), width // LANES
-        tiles = round_up(rows, height) // height * high * (round_up(columns, width) // width * wide)
-        return float(tiles * (1 + (high + wide) / (2 * high * wide)))
-
-    found, height, width = min(
-        (cost(r, w), -r, w) for r in _ROWS for w in _WIDTHS
-        if r <= max(rows, _ROWS[0]) and w < columns + LANES and -(-r // ROWS) * (w // LANES + 1) < REGISTERS
-    )  # fmt: skip
-    return found, -height, width
 
 
 def prepare(
@@ -229,9 +215,7 @@ def compute(
         # A condition on lanes, too: of vectors only their lanes have one.
         return tirx.if_then_else(lane + k // windows.places * LANES < LANES, found, tirx.const(0, "int32"))
 
-    columns = compute_stage(
-        "columns", (batch, groups, tasks, pixels // LANES, depth.total, LANES), column
-    )
+    columns = compute_stage("columns", (batch, groups, tasks, pixels // LANES, depth.total, LANES), column)
     r = te.reduce_axis((0, depth.total), name="r")
     count = -(-own // rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ _INNER = Knob("inner", ["rows", "panels"])
 _AHEAD = Knob("ahead", [False, True])
 # The data are read in place, or copied by each task, or before all of them.
 _IN_PLACE, _BY_TASK, _BEFORE = range(3)
+_COPY_FACTOR = 1.1  # of a block whose data are copied
 _ANYWHERE = 64  # rows that a fallback takes m for, where it is symbolic
 
 
@@ -78,7 +80,9 @@ def space_of(
     rows = int(m) if m.is_constant else _ANYWHERE
 
     def fallback() -> dict[str, Any]:
-        high, wide = _best_block(rows, columns, in_place=in_place)
+        _, high, wide = best_block(
+            rows, columns, _ROWS, _WIDTHS, lambda r: 1 if in_place and rows % r == 0 else _COPY_FACTOR
+        )
         panels, blocks = -(-columns // wide), -(-rows // high)
         wanted = max(4 * target.threads // entries, 1)  # tasks
         m_tasks = 1
@@ -128,23 +132,27 @@ def space_of(
     )
 
 
-def _best_block(m: int, n: int, *, in_place: bool) -> tuple[int, int]:
-    """The rows and width of the fallback: they waste little of m and n, need few loads, and no copy."""
+def best_block(
+    m: int, n: int, heights: Sequence[int], widths: Sequence[int], factor: Callable[[int], float] = lambda rows: 1
+) -> tuple[float, int, int]:
+    """The cost, rows and width of a fallback's block, which wastes little of m and n and needs few loads.
 
-    def cost(block: tuple[int, int]) -> tuple[float, int]:
-        rows, width = block
+    Args:
+        heights: the rows that are offered, ascending, as the widths.
+        factor: by which a block of so many rows costs more than its products.
+    """
+
+    def cost(rows: int, width: int) -> float:
         high, wide = -(-rows // ROWS), width // LANES
         tiles = round_up(m, rows) // rows * high * (round_up(n, width) // width * wide)
-        copied = not (in_place and m % rows == 0)
         # A tile's product takes as long as its loads do, of which half are hidden.
-        return tiles * (1 + (high + wide) / (2 * high * wide)) * (1.1 if copied else 1), -rows
+        return float(tiles * (1 + (high + wide) / (2 * high * wide)) * factor(rows))
 
-    offered = (
-        (rows, width) for rows in _ROWS for width in _WIDTHS
-        if rows <= max(m, _ROWS[0]) and (width < n + LANES)
-        and -(-rows // ROWS) * (width // LANES + 1) < REGISTERS
+    found, rows, width = min(
+        (cost(r, w), -r, w) for r in heights for w in widths
+        if r <= max(m, heights[0]) and w < n + LANES and -(-r // ROWS) * (w // LANES + 1) < REGISTERS
     )  # fmt: skip
-    return min(offered, key=cost)
+    return found, -rows, width
 
 
 def product(dot: Dot, attrs: Attrs, data: Any, weight: Any, n: int, depth: Depth, config: Config) -> Any:
