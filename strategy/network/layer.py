@@ -338,7 +338,7 @@ def pool(
 
 
 def resize(x: Expr, size: Sequence[int], scales: Sequence[float | None], **attrs: Any) -> Expr:
-    """An image of one, two or three dimensions at another size, of whose ratio scales that are given must be."""
+    """An image of one, two or three dimensions at another size; scales that are given must be the sizes' ratio."""
     for extent, wanted, scale in zip(extents(x)[2:], size, scales, strict=True):
         if scale is not None and not math.isclose(extent * scale, wanted, rel_tol=1e-6):
             raise NetworkError(f"a scale of {scale:g} for {extent} to {wanted} pixels: give sizes, or a whole ratio")

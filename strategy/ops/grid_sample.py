@@ -50,14 +50,14 @@ class GridSampleAttrs(Attrs):
     """Attributes of grid_sample."""
 
     method: str = field(
-        "linear", "How a value is computed from the pixels around its place",
+        "linear", "The interpolation between the pixels around a place",
         choices=("nearest_neighbor", "linear", "cubic"),
     )  # fmt: skip
     padding_mode: str = field(
-        "zeros", "What is beyond the edges: zeros, the pixels at the edges, or the image mirrored there",
+        "zeros", "Pixels beyond the edges: zeros, the pixels at the edges, or the image mirrored there",
         choices=("zeros", "border", "reflection"),
     )  # fmt: skip
-    align_corners: bool = field(False, "Whether -1 and 1 are the centres of the outermost pixels, not their edges")
+    align_corners: bool = field(False, "-1 and 1 are the centres of the outermost pixels, not their edges")
 
 
 def grid_sample_rel(types: Sequence[Type], attrs: GridSampleAttrs, reporter: TypeReporter) -> bool:

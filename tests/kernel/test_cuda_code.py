@@ -39,7 +39,7 @@ FALLBACKS = [
             (Workload.make("conv2d", IMAGE, {"padding": 1}, ("weight",)), "conv2d_nchw_implicit_gemm.cuda", 6),
             (Workload.make("conv2d", IMAGE, {"padding": 1}, ("weight",)), "conv2d_nchw_winograd.cuda", 3),
             (Workload.make("softmax", {"data": "float32[8192,1024]"}), "softmax_rows.cuda", 8),
-            (Workload.make("cumsum", {"data": "float32[16777216]"}), "cumsum_parts.cuda", 3),
+            (Workload.make("cumsum", {"data": "float32[16777216]"}), "cumsum_parts.cuda", 2),  # of 512 threads
             (Workload.make("topk", {"data": "float32[4096,4096]"}, {"k": 16}), "topk_select.cuda", 6),
             (Workload.make("argsort", {"data": "float32[1048576]"}), "argsort_radix.cuda", 1),
             (Workload.make("argsort", {"data": "int64[1048576]"}), "argsort_radix.cuda", 1),

@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_digits(
   }
 }
 
-// How many elements of the tiles before have the digit of these words, which are BINS apart; `last` is of the latest.
+// The number of earlier elements with the digit of these words, which are BINS apart; `last` is of the latest tile.
 __device__ __forceinline__ int look_back(const unsigned* last, int tile) {
   int sum = 0;
   for (;; tile -= LOOKS, last -= LOOKS * BINS) {
@@ -145,7 +145,7 @@ __device__ __forceinline__ void move_tile(
   }
   const int in_row = thread < BINS ? row_counts[thread] : 0;
 
-  // How many elements of the warp with the same digit come before each.
+  // The number of elements of the warp with the same digit before each.
   int* mine = counts + warp * BINS;
 #pragma unroll
   for (int bin = lane; bin < BINS; bin += 32) mine[bin] = 0;

@@ -128,7 +128,7 @@ inline void end_fibre() {
   yield();
 }
 
-// What races.h must know.
+// Defined in races.h.
 inline void touch_atomic(const volatile void* at, size_t size);
 
 // What warpgroup.h must know of copies and threads.
