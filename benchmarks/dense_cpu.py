@@ -190,7 +190,7 @@ def _compare(
         "metaschedule_ratio": times["metaschedule"]["library"] / ours["own"] if arguments.metaschedule else None,
         "metaschedule_tuning_s": metaschedule_s if arguments.metaschedule else None,
         "selected": tuned["all"]["implementation"],
-        # What selection loses to the best single implementation, the library included.
+        # The loss of selection to the best single implementation, the library included.
         "selection_ratio": min(ours.values()) / ours.get("all", ours["own"]),
     }
 

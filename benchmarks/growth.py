@@ -77,7 +77,7 @@ def repeat(connection: sa.Connection, copy: int, tasks: int) -> None:
             for row in rows
         ],
     )
-    # What happened is told by its identity, which is as good as random.
+    # An event's identity is as good as random.
     for table, changed in (
         (record, {"id": record.c.id + offset * PER_TASK, "identity": sa.func.randomblob(16)}),
         (best, {}), (history, {}),

@@ -329,7 +329,7 @@ GROUPS = {
 }  # fmt: skip
 
 
-# What PyTorch may run faster on images that are channels-last.
+# Operators that PyTorch may run faster on images in channels-last.
 _IMAGES = frozenset(
     "conv2d max_pool2d conv2d_transpose resize2d adaptive_avg_pool2d adaptive_max_pool2d group_norm".split()
 )

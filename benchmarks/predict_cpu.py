@@ -251,7 +251,7 @@ def _fit_ranks(trials: Sequence[Trials]) -> Predictor:
     place = {name: i for i, name in enumerate(dict.fromkeys(names))}
     shape = np.array([place[name] for name in names])
     order = np.argsort(shape, kind="stable")
-    # What comes first is to be highest, and nothing negative.
+    # The ranker wants the fastest to be highest, and nothing negative.
     data = xgboost.DMatrix(x[order], label=float(y.max()) - y[order], qid=shape[order])
     parameters = {k: v for k, v in PARAMETERS.items() if k != "base_score"}
     booster = xgboost.train(

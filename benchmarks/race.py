@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from strategy.workload import Workload
 
 BURST_S = 0.03
-# What would change the speed of one side only.
+# Variables that change the speed of one side only.
 OVERRIDES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "OPENBLAS_VERBOSE", "OPENBLAS_MAIN_FREE")
 Call = Callable[[], Any]
 
@@ -201,7 +201,7 @@ def _untuned(workload: Workload, threads: int) -> dict[str, Any]:
     found = candidates(workload, Target.parse("cpu").with_threads(threads))
     valid = [c for c in found if c.condition is None or c.condition.decide()]
     selected = max(valid, key=lambda c: c.plevel).implementation
-    # What else is neither tunable nor a library is there for what the others do not take.
+    # Any other implementation that is neither tunable nor a library exists for workloads that these refuse.
     timed = [c for c in valid if c.tunable or c.library or c.implementation == selected]
     return {
         "best": {c.implementation: c.fallback.to_json() for c in timed},

@@ -399,7 +399,7 @@ SELECT run.id, run.state, run.request, count(record.id) FROM run
 LEFT JOIN record ON record.run_id = run.id AND record.phase = 'search'
 WHERE run.state IN ('done', 'cancelled') GROUP BY run.id, run.state, run.request
 """
-# What there must be none of when all has ended.
+# Queries that must find nothing once all has ended.
 WRONG = {
     "runs that did not end": f"SELECT id, state FROM run WHERE state = 'failed' OR {LIVE}",
     "runs twice": "SELECT digest, count(*) FROM run GROUP BY digest HAVING count(*) > 1",

@@ -158,7 +158,7 @@ def _refuse(errors: dict[Workload, str]) -> None:
         raise NetworkError(f"no kernel for {len(errors)} of its workloads: {listed}; {first}: {why}")
 
 
-# How LLVM's code names a function that TVM's runtime is to look up.
+# LLVM's code names functions that TVM's runtime looks up in this way.
 _CALLED = re.compile(rb"__tvm_func_handle_init\.([\w.]+)")
 
 

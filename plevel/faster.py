@@ -53,7 +53,7 @@ def deploy_faster(network: Network, target: Target, choose: Choose, path: Path, 
     """
     found = draft(network, target, choose)
     made = found.write(path, name=name, about=about)
-    # What records did not choose is as fast as was measured of other networks.
+    # Choices without records rest on measurements of other networks: nothing to compare.
     if found.has_measured_pairs:
         with suppress(*_FAILURES):  # what is at `path` is complete
             made, _ = _faster(made, lambda: draft(network, target, choose, pairs=False), name, about)

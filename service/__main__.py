@@ -202,7 +202,7 @@ class _Server(uvicorn.Server):
         with contextlib.suppress(DatabaseError), contextlib.ExitStack() as opened:
             for _ in range(WARM):
                 warm(opened.enter_context(self._context.store.read()))
-        # What is loaded now stays: scanning it in each garbage collection would stop all requests for a
+        # Modules loaded now stay: scanning them in each garbage collection would stop all requests for a
         # tenth of a second.
         gc.collect()
         gc.freeze()

@@ -31,7 +31,7 @@ OF_TORCH = 2  # processes
 WAITING = ("tests/acceptance/", "tests/browser/", "tests/docs/", "tests/integration/")  # for processes that they start
 # The longest files of those that come last: begun early, as one process would end long after the others.
 LONGEST = tuple(f"tests/integration/test_{name}.py" for name in ("races", "training", "tuner"))
-# What most tests load. In a new environment each process begins with another part: all would compile the same.
+# Modules that most tests load. In a new environment each process begins with another part: all would compile the same.
 PARTS = ("torch", "service.__main__", "distributed", "tvm", "plevel.cli.main")
 
 # A seeded sample, so that a change fails for what it did; `--full` looks for more.
@@ -91,8 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_SkipRule(), "plevel-skips")
     if getattr(config, "workerinput", {}).get("of_all"):
         _load(**config.workerinput)
-    # What a script starts in the background ignores SIGINT, and hands that on to the commands whose
-    # Ctrl-C is tested.
+    # A script's background processes ignore SIGINT, and so would the commands whose Ctrl-C is tested.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

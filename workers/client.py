@@ -37,7 +37,7 @@ LONGEST_PAUSE_S = 30.0
 _ANSWER_S = 30.0
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _UNAUTHORIZED = 401
-# What the service says of a lost lease or an unknown worker, and proxies of a service that they do not find.
+# Statuses of a lost lease or an unknown worker, and of a proxy that finds no service.
 _LOST = frozenset({404, 409, 410})
 
 

@@ -158,7 +158,7 @@ class Child:
         return (status & 0x7F, status >> 8) if status >= 0 else (signal.SIGKILL, 0)
 
 
-# What children of workers and builders run, with the operators: loading it takes each of them half a second.
+# Modules that children of workers and builders run, with the operators: loading takes each half a second.
 WORKER_IMPORTS = ("numpy", "tvm", "strategy.ops", "workers.builder", "workers.runner")
 
 

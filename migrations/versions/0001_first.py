@@ -11,7 +11,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-# What going back deletes.
+# Tables that a downgrade deletes.
 LOST = {
     "records": "record",
     "runs": "run",

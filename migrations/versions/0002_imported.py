@@ -17,7 +17,7 @@ down_revision = "0001"
 branch_labels = None
 depends_on = None
 
-# What the schema before cannot hold, and what going back to it deletes: as tables with conditions.
+# Rows that the previous schema cannot hold and a downgrade deletes, as tables with conditions.
 CANNOT = {
     "imported records": "record WHERE job_id IS NULL",
     "purged records": "tombstone",

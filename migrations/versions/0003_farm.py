@@ -11,7 +11,7 @@ down_revision = "0002"
 branch_labels = None
 depends_on = None
 
-# What the schema before cannot hold, and what going back to it deletes: as tables with conditions.
+# Rows that the previous schema cannot hold and a downgrade deletes, as tables with conditions.
 LOST = {
     "cost models": "cost_model",
     "pauses": "pause",

@@ -11,7 +11,7 @@ down_revision = "0003"
 branch_labels = None
 depends_on = None
 
-# What the schema before cannot hold, and what going back to it deletes: as tables with conditions.
+# Rows that the previous schema cannot hold and a downgrade deletes, as tables with conditions.
 CANNOT = {
     "tasks of other namespaces": "task WHERE coalesce(namespace, 'default') <> 'default'",
     "runs of other namespaces": "run WHERE coalesce(namespace, 'default') <> 'default'",

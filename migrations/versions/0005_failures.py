@@ -12,7 +12,7 @@ depends_on = None
 
 NAME = "ck_record_error"
 NEW = ("out_of_bounds", "implausible")
-# What the schema before cannot hold: as tables with conditions.
+# Rows that the previous schema cannot hold, as tables with conditions.
 CANNOT = {f"errors of kind {kind}": f"record WHERE error = '{kind}'" for kind in NEW}
 BEFORE = (
     "invalid", "instantiation", "compile", "runtime", "crash", "oom", "wrong_answer",

@@ -17,7 +17,7 @@ down_revision = "0005"
 branch_labels = None
 depends_on = None
 
-# What the schema before cannot hold, and what going back to it deletes: as tables with conditions.
+# Rows that the previous schema cannot hold and a downgrade deletes, as tables with conditions.
 CANNOT = {
     "devices with several histories": "(SELECT identity FROM device GROUP BY identity HAVING count(*) > 1) AS several",
 }
@@ -30,7 +30,7 @@ Json = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgr
 LIVE = ("running", "confirming")
 REFUTING = ("wrong_answer", "out_of_bounds")
 
-# Where the model of a device was overwritten, its records moved to another model, and `best` did not.
+# A device whose model was overwritten took its records to another model, but not `best`.
 MOVED = """
 SELECT DISTINCT record.task_id, device.model FROM record JOIN device ON device.id = record.device_id
 WHERE record.error IS NULL AND record.phase IN ('search', 'confirm')
@@ -112,7 +112,7 @@ def _describe_devices(connection: sa.Connection, t: Any) -> None:
         .join(t["target"], t["target"].c.id == device.c.target_id)
     ).all()  # fmt: skip
     for row in rows:
-        # Where only the model is known, the model is all.
+        # Some rows know only the model.
         of_device = [row.slot, row.model, row.key if row.slot else "", _read(row.fingerprint)]
         text = orjson.dumps(of_device, option=orjson.OPT_SORT_KEYS)
         connection.execute(

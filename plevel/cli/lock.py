@@ -163,7 +163,7 @@ def _compare(before: Locked, now: Selection) -> dict[str, Any] | None:
         "locked": _shown(before), "now": _shown(now),
         "locked_s": None if before.estimate is None else before.estimate.median_s,
         "now_s": None if after is None else after.median_s,
-        # What was not measured so before cannot have become worse.
+        # A selection without an earlier time cannot have become worse.
         "ratio": 0.0 if before.estimate is None
         else None if after is None else after.median_s / before.estimate.median_s if alike else 0.0,
     }  # fmt: skip

@@ -66,7 +66,7 @@ class Progress:
             return
         now = time.monotonic()
         said_at, said = self._said
-        # What a run waits for may be the last that is heard of it.
+        # A new message, such as why the run waits, may be the last one: print it at once.
         told = status.message if line.endswith(status.message) else ""
         news = not said.endswith(told)
         if line != said and (news or now - said_at >= self.LINE_EVERY_S):

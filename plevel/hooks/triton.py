@@ -76,7 +76,7 @@ class _Listener:
             self._reporter.report({
                 **_where(), "tool": "triton", "kernel": fn.__name__, "attrs": {"key": [_plain(v) for v in key]},
                 "version": _source(fn),
-                # What Triton read from its own cache is reported without a date, so that it is stored once.
+                # Times from Triton's own cache are reported without a date, so that they are stored once.
                 "measured_at": 0.0 if cache_hit else time.time(),
                 "environment": {"triton": triton.__version__},
                 "candidates": [_candidate(c, t) for c, t in configs_timings.items()],

@@ -126,7 +126,7 @@ class _Search:
         return Verdict(plan.key, plan.graph, plan.extraction.flops, steps=tuple(self.steps), refused=why)
 
     def verdict(self) -> Verdict:
-        # What was exchanged first was compared with Inductor alone; a sum of exchanges was not.
+        # The first exchange was compared with Inductor alone; the sum of several was not.
         plan, won = self.plan, self.won
         total = compare(self.alone, self.best, self.given) if len(won) > 1 else won[0] if won else None
         before_s = total.old_s if total else self.steps[0].before_s if self.steps else None

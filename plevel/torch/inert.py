@@ -19,7 +19,7 @@ from torch.export.pt2_archive import _package
 from strategy.network.graph import NetworkError
 
 _LOCK = threading.Lock()
-# What a size's expression is made of: names without an attribute of one, numbers, and operators. SymPy evaluates it.
+# Parts of a size's expression: names without an attribute of one, numbers, and operators. SymPy evaluates it.
 _EXPRESSION = re.compile(r"(?:(?<![\w.])[A-Za-z]\w*+|\d++(?:\.\d*+)?(?:e[+-]?\d++)?|[\s+\-*/%(),<>=&|~!^])*+", re.ASCII)
 # As SymPy writes symbols and floats.
 _QUOTED = re.compile(

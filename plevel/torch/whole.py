@@ -157,7 +157,7 @@ def draft_whole(module: GraphModule, inputs: Sequence[Any], target: Target, choo
     path = _path(module, _prefix(module, inputs, target))
     network = import_graph(module, inputs)
     found = draft(network, target, choose)
-    # What records did not choose is as fast as was measured of other networks.
+    # Choices without records rest on measurements of other networks: nothing to compare.
     others = [draft(network, target, choose, pairs=False)] if found.has_measured_pairs else []
     others += [draft(network, target, choose, blocks=False)] if found.has_measured_blocks else []
 

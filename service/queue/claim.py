@@ -99,7 +99,7 @@ def take(
     buildable = set(filter(place.can_build, wanted))
     claimed = _take(connection, place, most, buildable, alive_s) if buildable else []
     if not claimed and buildable != wanted:
-        # What it cannot build stands before what it can.
+        # Jobs that it cannot build stand at the head of the queue: look behind them.
         further = set(filter(place.can_build, needs.all(place.target_id))) - buildable
         claimed = _take(connection, place, most, further, alive_s) if further else []
     return claimed

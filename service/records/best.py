@@ -53,7 +53,7 @@ _LOCK = (
 )
 _SAMPLES = sa.select(record.c.id, record.c.samples_s).where(among(record.c.id))
 _CONFIGS = sa.select(*record.c["id", "config", "config_digest"]).where(among(record.c.id))
-# What a best has of its records, as text: few of them are decoded.
+# Columns of records read as text, because few of them are decoded.
 _TEXTS = tuple(sa.cast(record.c[name], sa.Text()).label(name) for name in ("samples_s", "config"))
 _TEXTS_OF = sa.select(record.c.id, *_TEXTS).where(among(record.c.id))
 

@@ -30,7 +30,7 @@ WORKLOAD = Workload.make(
 )
 TRIALS = 24
 BUDGET = ("--trials", str(TRIALS), "--tuner", "random")
-# Where it does not matter what is tuned: on a busy machine each one more is timed again and again at the end.
+# For tests that may tune anything: on a busy machine each further implementation is timed again and again at the end.
 ONE = ("--implementation", "dense_nopack.cpu")
 
 

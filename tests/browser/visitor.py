@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 WIDTHS = (360, 2560)
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
-# How far what was there already moved while a page loaded, as `window.shift`.
+# Record the layout shift of a page that loads as `window.shift`.
 SHIFTS = """window.shift = 0; new PerformanceObserver(list => list.getEntries().forEach(e => {
   if (!e.hadRecentInput) window.shift += e.value;
 })).observe({type: "layout-shift", buffered: true});"""

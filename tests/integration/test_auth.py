@@ -66,7 +66,7 @@ def _flat(listed: Any) -> Iterator[Any]:
         yield from [route] if inner is None else _flat(inner.routes)
 
 
-# What each of them needs, written down once more: a new route must be added here.
+# The scope of each route, written down once more: a new route must be added here.
 OPEN = {("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/static/1")}
 WORKER = {
     ("POST", "/v1/workers"), ("POST", "/v1/workers/1/heartbeat"), ("DELETE", "/v1/workers/1"),

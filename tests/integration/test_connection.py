@@ -257,7 +257,7 @@ def test_half_open_connections_are_closed_and_keep_nobody_out(
     for i, client in enumerate(silent):
         if i % 2:
             client.send(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n")
-    # What was let in has two seconds to say more; then others are let in.
+    # Connections that were let in have two seconds for a request; then others are let in.
     until(lambda: service_answers(service))
     until(lambda: all(c.is_answered() for c in silent))
     assert {c.status() for c in silent} <= {0, 408, 503}
@@ -587,7 +587,7 @@ def test_a_revoked_token_ends_exports_and_imports(url: str, start: Start) -> Non
                 token.revoke(c, revoked.id)
             with pytest.raises(httpx.TransportError):
                 list(stream.iter_lines())
-        # What is left of the export was not read until now: it is more than the buffers hold.
+        # The rest of the export, unread until now, is more than the buffers hold.
         with pytest.raises(httpx.TransportError):
             list(parts)
     ended.set()

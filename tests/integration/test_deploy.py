@@ -68,7 +68,7 @@ def test_the_image_is_built_from_what_is_shipped(compose: dict[str, Any]) -> Non
     extras = [*re.findall(r"EXTRAS=([\w,]+)", image), for_gpus]
     for extra in ",".join(extras).split(","):
         assert extra in project["project"]["optional-dependencies"]
-    # Who runs in it may write what is mounted for it.
+    # The image's user may write to its mounts.
     owned = image.partition("--owner=plevel")[2].split()
     mounted = {
         volume.split(":")[1]

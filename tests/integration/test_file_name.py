@@ -29,7 +29,7 @@ def test_the_url_of_a_file_leads_back_to_it(name: str, tmp_path: Path) -> None:
     url = url_of(path)
     assert path_of(url) == path
     assert normal_url(url).database == normal_url(str(path)).database == str(path)
-    # What is printed or passed on names the same file.
+    # A printed URL names the same file.
     assert path_of(show_url(normal_url(url))) == path
     assert path_of(normal_url(url).render_as_string(hide_password=False)) == path
 

@@ -323,7 +323,7 @@ def test_a_kernel_is_asked_for_once(asked: tuple[Reporter, list[str]]) -> None:
     assert sorted(sent) == [BEST, PROBLEMS]
     assert [block(reporter, i) for i in range(12)] == [*range(10), None, None]
     assert len(sent) == 2
-    # What this process has reported since is asked for.
+    # The answer includes lines that this process has reported since.
     reporter.report(line(11))
     assert reporter.flush(HANG_S)
     assert block(reporter, 11) == 11

@@ -47,7 +47,7 @@ ROWS = [made(i, (1.0 + i,)) for i in range(4)]
 MADE = Candidate(FAST.implementation, "1.0", 5)  # what `made` measures
 SYMBOLIC = Workload("filter", (Input("data", "float32[m,64]"),))
 OTHER = "vision.2"
-# What a token of a namespace may ask for, written down once more: a new route must be added here, and
+# Routes that a token of a namespace may ask, written down once more: a new route must be added here, and
 # tell namespaces apart, or be refused.
 SEEN = {
     ("GET", "/v1/runs"), ("POST", "/v1/runs"), ("GET", "/v1/runs/1"), ("GET", "/v1/runs/1/events"),

@@ -104,7 +104,7 @@ def test_a_run_on_the_target_goes_first(scene: Scene) -> None:
     assert look(scene) == []  # it has only just ended
     pass_time(scene)
     assert len(look(scene)) == 1
-    # What comes meanwhile goes before it.
+    # A job that comes meanwhile goes before it.
     urgent = other.enqueue(configs(1))
     assert scene.leased(worker_id).job.id == urgent
 

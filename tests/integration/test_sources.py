@@ -208,7 +208,7 @@ def test_the_workloads_of_a_run_learn_from_each_other(store: Store, url: str) ->
         begun.setdefault(entries[0].task_id, [e.config for e in entries])
     first, second, third = begun.values()
     assert FAST.space is not None
-    # What knows nothing begins with the fallback, what knows something with what it expects to be fast.
+    # A run without knowledge begins with the fallback, another with the configurations it expects to be fast.
     assert first[0] == second[0] == third[-1] == FAST.space.fallback
     times = [[seconds(FAST.implementation, c) for c in batch[1:-1]] for batch in (first, third)]
     assert sum(times[1]) < sum(times[0])

@@ -75,7 +75,7 @@ def test_a_model_is_brought_up_to_date_where_that_is_as_good(
     assert train(store).lineage == "trained from nothing", "nothing is new"
     measure(store, [(56, 72)])
     assert train(store, afresh=True).lineage == "trained from nothing"
-    # What contradicts the old trees is not learned by a few more, or makes the model worse than it was.
+    # A few more trees do not learn times that contradict the old ones, or make the model worse than it was.
     measure(store, [(shape[0] + 8, shape[1]) for shape in SHAPES], upside_down=range(len(SHAPES)))
     told = train(store).lineage
     assert told.startswith("trained from nothing: an update of version 4 ranked")

@@ -116,7 +116,7 @@ def test_a_model_answers_for_what_was_never_measured(store: Store) -> None:
     assert answer.implementation == TILED.implementation
     optimum = min(seconds(unseen, TILED.implementation, c) for c in SPACE)
     assert seconds(unseen, answer.implementation, answer.config) <= 1.2 * optimum
-    # What was measured is answered from the measurement, and other targets have models of their own.
+    # Measured workloads are answered from their measurement, and other targets have models of their own.
     assert ask(store, shape(*SHAPES[0])).reason is Reason.MEASURED
     with store.read() as c:
         assert ModelRanker(c).rank(unseen, OTHER_TARGET, (TILED, PLAIN)) == []

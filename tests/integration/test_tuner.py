@@ -158,7 +158,7 @@ def test_a_run_from_its_request_to_the_selection(farm: Farm) -> None:
     assert tasks[LIBRARY.implementation].trials == 1
     assert not tasks[LIBRARY.implementation].tunable
     assert tasks[FAST.implementation].confirmed
-    # What cannot be tuned came first, and the finals last, all implementations in each.
+    # The untunable came first, and the finals last, all implementations in each.
     assert [e.implementation for e in farm.jobs[0]] == [LIBRARY.implementation]
     assert farm.phases[-CONFIRM_SESSIONS:] == [Phase.CONFIRM] * CONFIRM_SESSIONS
     assert farm.phases.count(Phase.CONFIRM) == CONFIRM_SESSIONS
@@ -207,7 +207,7 @@ def test_what_is_too_uncertain_to_choose_by_is_measured_again(farm: Farm) -> Non
     assert "not known within" not in status.message
     again = farm.jobs[-1]
     assert farm.phases.count(Phase.CONFIRM) > CONFIRM_SESSIONS
-    # What is uncertain, beside what it has to beat.
+    # The uncertain one, beside the one it has to beat.
     assert {e.implementation for e in again} == {LIBRARY.implementation, FAST.implementation}
 
 
@@ -398,7 +398,7 @@ def test_a_run_turns_to_the_device_model_that_times_most(farm: Farm) -> None:
     farm.go(status.id, 5)
     tuning = farm.tuner._runs[status.id]
     assert tuning.device_model == "Model B"
-    # What the first has timed is a source, and not tried again.
+    # Configurations that the first has timed are a source, and not tried again.
     farm.go(status.id)
     searched = [(e.implementation, e.config)
                 for entries, phase in zip(farm.jobs, farm.phases, strict=True)
@@ -456,7 +456,7 @@ def test_who_joins_a_run_brings_a_higher_priority_and_more_jobs(farm: Farm) -> N
         assert c.scalar(sa.select(run.c.max_jobs).where(run.c.id == run_id)) == 3
         queued = c.scalars(sa.select(job.c.priority).where(job.c.run_id == run_id, job.c.state == "queued")).all()
     assert {queue.URGENT - queue.RUN_PRIORITY, queue.NORMAL - queue.RUN_PRIORITY} == set(queued)
-    # What is enqueued from now on has it, too; one of a lower priority changes nothing.
+    # Jobs enqueued from now on have it, too; one of a lower priority changes nothing.
     assert farm.ask(drawn(trials=60, max_jobs=1, priority=-5)).id == run_id
     farm.work()
     farm.tuner.step()

@@ -145,7 +145,7 @@ def test_a_secret_that_receivers_could_not_use_is_refused(secret: str) -> None:
 
 
 def test_a_receiver_that_fails_is_told_again(store: Store, receiver: Receiver) -> None:
-    # Where it would send the redirected is itself, and must not be asked.
+    # The redirection leads to the receiver itself, and must not be followed.
     away = {"location": f"http://127.0.0.1:{receiver.port}/elsewhere"}
     receiver.answers = [(500, {}), (307, away), (200, {})]
     ended(store, receiver.url)

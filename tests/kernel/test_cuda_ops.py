@@ -117,7 +117,7 @@ PLAIN: list[Workload] = [
     Workload.make("transpose", {"data": "int16[40,21]"}),
     Workload.make("argmax", {"data": "float32[8,30]"}, {"axis": [1]}),
     Workload.make("max_pool2d", {"data": "float32[1,3,9,11]"}, {"pool_size": 3, "strides": 2, "padding": 1}),
-    # What TVM's own rules make of it:
+    # Kernels of TVM's own rules:
     Workload.make("dense", {"data": "float32[20,30]", "weight": "float32[10,30]"}),
     Workload.make("dense", {"data": "bfloat16[1,70]", "weight": "bfloat16[35,70]"}, epilogue=[RELU]),
     Workload.make("batch_matmul", {"x": "float32[3,20,17]", "y": "float32[1,20,30]"},
@@ -126,7 +126,7 @@ PLAIN: list[Workload] = [
     Workload.make("log_softmax", {"data": "float32[12,96]"}),
     Workload.make("layer_norm", {"data": "float16[7,90]", "gamma": "float16[90]", "beta": "float16[90]"}),
 ]  # fmt: skip
-# What compares numbers; softmax and sums have NaN by arithmetic.
+# Operators that compare numbers; softmax and sums have NaN by arithmetic.
 KEEP_NAN: list[Workload] = [
     Workload.make("relu", {"data": "float16[40,64]"}),
     Workload.make("clip", {"data": "float32[50,7]"}, {"a_min": -0.5, "a_max": 0.5}),
@@ -464,11 +464,11 @@ FENCES = [
     f'asm volatile("{name}" ::: "memory");'
     for name in ("fence.proxy.async.shared::cta;", "wgmma.fence.sync.aligned;")
 ]
-# What of a kernel is replaced by what. Those of wgmma: order, then another swizzle, turns of four rows,
+# Replacements in the source of kernels. Those of wgmma: order, then another swizzle, turns of four rows,
 # another distance of atoms, and half a step along k.
 BROKEN: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("dense_tiled.cuda", "float32", [("__syncthreads();", "")]),
-    # What was copied has come only once it is waited for.
+    # Copied data has come only once it is waited for.
     ("dense_mma.cuda", "float16", [("__syncthreads();", ""), (WAIT, ""), ("(STAGES - 2)", "(STAGES - 1)")]),
     ("dense_wgmma.cuda", "float16",
      [(FENCES[0], ""), ("row & 7", "row & 3"), ('"n"(1)', '"n"(2)'), ("1ull << 62", "2ull << 62"),

@@ -62,7 +62,7 @@ class Script:
     events: list[str] = field(default_factory=list)
     results: dict[int, dict[int, Result]] = field(default_factory=dict)
     done: list[int] = field(default_factory=list)
-    # What happens at an event, once: a status to answer, or something to do.
+    # The response to an event, once: a status to answer, or something to do.
     at: dict[str, Any] = field(default_factory=dict)
     away: bool = False
     cancelled: set[int] = field(default_factory=set)

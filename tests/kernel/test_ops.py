@@ -365,7 +365,7 @@ def test_elementary_functions_over_their_whole_range(op):
     out = tvm.runtime.tensor(np.full_like(data, 77))
     artefact.main(tvm.runtime.tensor(data), out)
     expected = get_op(op).get_attr("FReference")(get_op(op).attrs_type(), [data])
-    # Where gelu vanishes, 1 + erf(x) keeps few digits, as everywhere.
+    # 1 + erf(x) keeps few digits where gelu vanishes, as everywhere.
     absolute = 3e-6 if op == "gelu" else 1e-37
     with np.errstate(over="ignore"):
         np.testing.assert_allclose(out.numpy(), expected.astype("float32"), rtol=5e-7, atol=absolute)

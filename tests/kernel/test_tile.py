@@ -48,7 +48,7 @@ def test_transposition(shape: list[int], data: st.DataObject, dtype: str, seed: 
     found = tunable(work)
     assert found is not None
     name, space = found
-    # Where the last axis stays, rows are copied as they are.
+    # Rows are copied as they are if the last axis stays.
     assert name == ("elementwise.cpu" if order[-1] == len(shape) - 1 else "transpose_tile.cpu")
     for config in space.sample(random.Random(seed), 1):
         check(work, name, config)

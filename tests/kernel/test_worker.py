@@ -873,7 +873,7 @@ def test_buffers_that_fill_pages_are_checked_by_one_run_and_packed_once(
     assert packed == [1] and kernel.prepare_s is not None
     before = kernel._own[1].pointer
     kernel.release()
-    # What was packed is not left to a kernel that packs nothing.
+    # Packed data is not left to a kernel that packs nothing.
     kernel.load()
     assert kernel._take_all(Placement.BEGIN) == [1]
     assert kernel._own[1].pointer == before

@@ -115,7 +115,7 @@ def test_a_workspace_that_there_is_no_memory_for_is_said(library: Path, allocato
         run()
 
 
-# What a process holds and how often it touched a fresh page, after threads that work, end, and a library that goes.
+# Print a process's memory and its count of fresh pages, after threads that work and end, and a library that goes.
 KEPT = """
 #define _GNU_SOURCE
 #define PLEVEL_ALIGNMENT 64

@@ -222,7 +222,7 @@ def test_schema_0002_is_carried_forward(url_0002: str) -> None:
         purged = {t["record_id"] for t in _rows(store, tombstone)}
         records = _rows(store, record)
         assert (len(records), len(purged)) == (37, 1)
-        # What TVM's rule looks at is filled in, and is what it would be now.
+        # The columns of TVM's rule are filled in, with the values they would have now.
         kept = _rows(store, history_table)
         lowest: dict[tuple[int, int], float] = {}
         for r in records:
@@ -382,7 +382,7 @@ def test_schema_0006_is_carried_forward(url_0006: str) -> None:
             assert (again.new, again.known) == (0, len(files[1].splitlines()))
             native = b"".join(exporter.export(store, "native", wanted))
             assert import_items(store, read(Source(BytesIO(native))), namespace=namespace).new == 0
-        # What has no module is as it was.
+        # A record without a module is as it was.
         (bare,) = exporter.export_items(store, Wanted(namespace="bare"))
         assert isinstance(bare, ImportedRecord)
         assert "module" not in bare.task.workload.attrs

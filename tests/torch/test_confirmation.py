@@ -197,7 +197,7 @@ def test_blocked_layouts_stay_where_the_library_of_nchw_is_slower(whole, faster,
     assert len(made) == 2  # the library that stays, and its description
     again = run(model, inputs)  # a comparison would fail
     assert again.rows == report.rows
-    # Where the library is gone, and its layouts are others by now, its verdict is void.
+    # A verdict is void once its library is gone and the layouts are others.
     for path in made:
         path.unlink()
     blocked = False

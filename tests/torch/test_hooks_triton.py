@@ -89,7 +89,7 @@ def test_each_candidate_is_recorded(service: Service, tmp_path: Path) -> None:
     reporter = install(service, "triton.a", tmp_path)
     made, _ = tuner([16, 32, 64, 128], asks=False)
     assert tune(made) == 32
-    # What a broken clock says is no time.
+    # A time of a broken clock does not count.
     reporter.report({**hook._where(), "tool": "triton", "kernel": "zero", "attrs": {},
                      "candidates": [hook._candidate(made.configs[0], [0.0, 0.0, 1.0])]})
     assert reporter.flush(HANG_S)

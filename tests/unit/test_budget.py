@@ -107,7 +107,7 @@ def test_done_is_who_gains_nothing_of_late_and_expects_nothing() -> None:
     assert not settled(replace(arm, gain=0.02), 1.0, 1.0, 0.01)
     assert not settled(arm, None, 1.0, 0.01), "it is too early to say"
     assert not settled(replace(arm, gain=None), 1.0, 1.0, 0.01)
-    # What it gains counts by the leader's time, to which it is compared.
+    # Its gain counts by the leader's time, to which it is compared.
     assert settled(replace(arm, best_s=3.0), 3.005, 1.0, 0.01)
 
 
@@ -115,11 +115,11 @@ def test_half_of_the_budget_is_by_weight_and_the_rest_by_the_time_it_saves() -> 
     def stand(trials: int, weight: float, gain: float | None, lead_s: float | None = 1e-3) -> Stand:
         return Stand(weight, 100, [Arm(trials=trials, gain=gain)], lead_s)
 
-    # Who has less than half of its part is served first, the furthest behind before others.
+    # A workload with less than half of its part is served first, the furthest behind before others.
     assert order([stand(49, 1, 0.0), stand(50, 9, 0.5), stand(10, 1, 0.0)]) == [2, 0, 1]
     # Then 3 calls × 2 ms × 1 % goes before 1 call × 1 ms × 5 %.
     assert order([stand(60, 1, 0.05), stand(60, 3, 0.01, 2e-3), stand(60, 1, 0.2)]) == [2, 1, 0]
-    # What never ran is looked at, and closed ones expect nothing.
+    # A workload that never ran is looked at, and closed ones expect nothing.
     closed = Stand(9.0, 100, [Arm(trials=60, gain=0.5, dropped=True)], 1e-3)
     assert order([closed, stand(60, 1, 1e-9), stand(60, 1, None, None)]) == [2, 1, 0]
 

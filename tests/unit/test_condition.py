@@ -36,7 +36,7 @@ from strategy.types import Dim
 m, n = Dim("m"), Dim("n")
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
-# What each operation means in plain Python, apart from the table under test.
+# Each operation in plain Python, apart from the table under test.
 MEANING: dict[str, Callable[..., Any]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,

@@ -134,7 +134,7 @@ def test_t4_says_the_same_in_both_spellings() -> None:
         r.config_key: (r.samples_s, r.error, r.build_s) for r in records(read(CACHE))
     } == measured
     assert {r.device_model for r in records(with_device)} == {"NVIDIA A100-PCIE-40GB"}
-    # Where the file names no kernel, its name does.
+    # The file's name stands in for a missing name of the kernel.
     assert records(read(T4, "mine_T4.json.gz"))[0].task.implementation == "kernel_tuner:mine_T4"
 
 

@@ -58,7 +58,7 @@ RECORD = (
 FOREIGN = b'{"kind":"foreign","tool":"t","kernel":"k","candidates":['
 AUTOTUNE = b'{"key":[1],"configs_timings":['
 INPUT = b'{"input":["llvm","t",[["TENSOR",[1],"float32"]],{}],"config":{"index":0,"code_hash":null,"entity":['
-# What leads into the parts of each format.
+# Beginnings that lead into the parts of each format.
 BEGINS: dict[Format, Sequence[bytes]] = {
     Format.PLEVEL: (
         b"", b'{"kind":"plevel-records","version":1}\n', b'{"kind":"plevel-records","version":1}\n' + b"[]" * 65,
@@ -102,7 +102,7 @@ BEGINS: dict[Format, Sequence[bytes]] = {
         b"", b'{"_metadata":{"', b'{"_metadata":{"gpu":"', b"{\"('a', 'b', ", b"{\"('a', 'b', ())\":[\"a\",",
     ),
 }
-# What readers take from the name of the file.
+# Names of files that readers take something from.
 NAMES = {Format.HELION: f"{'a' * 32}.best_config", Format.VLLM: "E=1,N=1,device_name=NVIDIA_H100.json"}  # fmt: skip
 
 

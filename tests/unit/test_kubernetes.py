@@ -30,7 +30,7 @@ def record(required: str, **properties: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# What is used of KEDA's resources; a job's own part is checked as Kubernetes's.
+# The used part of KEDA's resources; a job's own part is checked as Kubernetes's.
 TRIGGER = record(
     "type metadata",
     type={"const": "metrics-api"},

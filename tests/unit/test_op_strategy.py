@@ -190,7 +190,7 @@ def test_candidates_survive_the_wire(rows: int) -> None:
         assert convert(to_json(candidate), Candidate) == candidate
         assert again.fallback == candidate.fallback
         if candidate.condition is not None:
-            # What is known of the dimensions stays here; the places are enough to decide again.
+            # Facts of the dimensions stay here; the places are enough to decide again.
             assert again.condition is not None
             assert again.condition.decide() is None
             decided = again.condition.substitute(workload(rows).dims).decide()

@@ -34,7 +34,7 @@ def test_an_invented_time_is_below_the_bound() -> None:
 @pytest.mark.parametrize(
     ("workload", "target", "measured_s"),
     [
-        # What the fastest devices of their kind reach by their makers' word, in dense numbers.
+        # Peaks of the fastest devices of their kind by their makers' word, in dense numbers.
         pytest.param(dense(4096, 4096, 4096), Target.parse("llvm -num-cores=192"), 2 * 4096**3 / 28e12,
                      id="two EPYC 9965, float32"),
         pytest.param(dense(4096, 4096, 4096, "bfloat16"), Target.parse("llvm -num-cores=60"),

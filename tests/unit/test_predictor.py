@@ -93,7 +93,7 @@ def test_pairs_whose_intervals_overlap_do_not_count(predictor: Predictor) -> Non
     wrong = found._replace(log_s=-found.log_s)
     none = np.zeros(len(found.log_s))
     assert predictor.rank([wrong._replace(doubt=none)]) == predictor.rank([wrong])
-    # Where times are known to be off by some, nobody knows which of two that are close is faster.
+    # Times with a known error do not tell which of two that are close is faster.
     rough = found._replace(log_s=found.log_s + np.random.default_rng(0).normal(0, 0.1, len(none)))
     sure, unsure = predictor.rank([rough]), predictor.rank([rough._replace(doubt=none + 0.15)])
     assert 0 < unsure.pairs < sure.pairs

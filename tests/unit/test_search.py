@@ -188,7 +188,7 @@ def test_little_is_expected_once_the_best_is_found(model: ChildModel) -> None:
     assert early is not None
     assert late is not None
     assert late < early / 10 < early < 1
-    # What is easily beaten is expected to be.
+    # A time that is easily beaten is expected to be.
     assert (search.expected_gain(3 * (search.best_s or 0.0)) or 0.0) > 0.5
 
 

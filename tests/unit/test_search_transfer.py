@@ -57,7 +57,7 @@ def test_a_slower_target_says_what_the_shape_does_and_no_more() -> None:
     elsewhere = [source(m, "there", 10.0) for m in (32, 64, 256, 512)]
     log_s, _ = predict(128, *elsewhere, source(256))
     assert CONFIGS[int(log_s[:, 0].argmin())]["tile"] == 16
-    # What is known of this target has no reason to be as slow.
+    # The known times of this target give no reason to be as slow.
     assert np.exp(log_s[:, 0]).mean() < 3 * np.mean([seconds(128, c) for c in CONFIGS])
 
 

@@ -483,7 +483,7 @@ def test_the_model_decides_only_where_nothing_is_measured() -> None:
     assert answer.config == Config({"tile": 1})
     assert "ranks b first, at about 1.00 ms" in answer.explanation
     assert model.asked == ["a", "b", "c"]
-    # What the model says nothing of comes after what it ranks, and what is not valid last.
+    # Implementations that the model does not rank come after those it does, and invalid ones last.
     assert [(r.implementation, r.predicted_s) for r in answer.rivals] == [
         ("b", 1e-3), ("a", 2e-3), ("c", None), ("d", None),
     ]  # fmt: skip
@@ -735,7 +735,7 @@ def test_a_selector_keeps_answers_until_the_revision_changes() -> None:
     assert selector.select(conv(8), TARGET) is first  # nobody said that anything changed
     records.revision = 2
     assert selector.select(conv(8), TARGET).implementation == "conv2d_1"
-    # What differs in any part of the question is another question.
+    # A question that differs in any part is another question.
     libs = Target.parse({**TARGET.to_json(), "libs": ["cblas"]})
     for question in (
         {"target": libs}, {"target": TARGET, "device": "x"}, {"target": TARGET, "policy": "tvm"},
