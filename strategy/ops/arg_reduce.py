@@ -40,7 +40,7 @@ def _register(name: str, which: str) -> Callable[..., Expr]:
     (
         register_op(name)
         .describe(
-            f"Where the {which} element over axes is, counted over the reduced axes; the first of equals, "
+            f"The place of the {which} element over axes, counted over the reduced axes; the first of equals, "
         "or of NaN where there is one."
         )
         .add_argument("data", "Tensor", "The input tensor.")

@@ -40,7 +40,7 @@ from strategy.types import Dim, TensorType, Type
 class AvgPool2DAttrs(MaxPool2DAttrs):
     """Attributes of avg_pool2d. One number stands for both axes, or all sides."""
 
-    count_include_pad: bool = field(False, "Whether padding counts, as zeros")
+    count_include_pad: bool = field(False, "Count padding, as zeros")
 
 
 def avg_pool2d_rel(types: Sequence[Type], attrs: AvgPool2DAttrs, reporter: TypeReporter) -> bool:

@@ -40,7 +40,7 @@ def batch_norm_rel(types: Sequence[Type], attrs: BatchNormAttrs, reporter: TypeR
     )
     .add_argument("data", "Tensor", "The input tensor.")
     .add_argument("gamma", "Tensor", "The scale of each channel.")
-    .add_argument("beta", "Tensor", "What is added to each channel.")
+    .add_argument("beta", "Tensor", "Added to each channel.")
     .add_argument("moving_mean", "Tensor", "The mean of each channel.")
     .add_argument("moving_var", "Tensor", "The variance of each channel.")
     .set_attrs_type(BatchNormAttrs)

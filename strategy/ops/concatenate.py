@@ -33,7 +33,7 @@ class StackAttrs(Attrs):
 class SplitAttrs(Attrs):
     """Attributes of split."""
 
-    indices: tuple[int, ...] = field(description="Where each part but the first begins", lower=0)
+    indices: tuple[int, ...] = field(description="The first index of each part but the first", lower=0)
     axis: int = field(0, "The axis along which the tensor is taken apart")
 
 

@@ -77,7 +77,7 @@ def scatter_add_rel(types: Sequence[Type], attrs: GatherAttrs, reporter: TypeRep
     .describe("The data, with each update added where its index along an axis says, as Relay's.")
     .add_argument("data", "Tensor", "The tensor that is added to.")
     .add_argument("indices", "Tensor", "Integers, as of gather.")
-    .add_argument("updates", "Tensor", "What is added, for each index.")
+    .add_argument("updates", "Tensor", "The values to add, for each index.")
     .set_attrs_type(GatherAttrs)
     .set_support_level(10)
     .add_type_rel("ScatterAdd", scatter_add_rel)

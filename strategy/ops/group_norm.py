@@ -71,7 +71,7 @@ def group_norm_rel(types: Sequence[Type], attrs: GroupNormAttrs, reporter: TypeR
     )
     .add_argument("data", "Tensor", "The input tensor.")
     .add_argument("gamma", "Tensor", "The scale of each channel.")
-    .add_argument("beta", "Tensor", "What is added to each channel.")
+    .add_argument("beta", "Tensor", "Added to each channel.")
     .set_attrs_type(GroupNormAttrs)
     .set_support_level(1)
     .add_type_rel("GroupNorm", group_norm_rel)

@@ -72,7 +72,7 @@ def instance_norm_rel(types: Sequence[Type], attrs: InstanceNormAttrs, reporter:
     )
     .add_argument("data", "Tensor", "The input tensor.")
     .add_argument("gamma", "Tensor", "The scale of each channel.")
-    .add_argument("beta", "Tensor", "What is added to each channel.")
+    .add_argument("beta", "Tensor", "Added to each channel.")
     .set_attrs_type(InstanceNormAttrs)
     .set_support_level(1)
     .add_type_rel("InstanceNorm", instance_norm_rel)

@@ -55,7 +55,7 @@ def layer_norm_rel(types: Sequence[Type], attrs: LayerNormAttrs, reporter: TypeR
     )
     .add_argument("data", "Tensor", "The input tensor.")
     .add_argument("gamma", "Tensor", "The scale of each entry of the axis.")
-    .add_argument("beta", "Tensor", "What is added to each entry of the axis.")
+    .add_argument("beta", "Tensor", "Added to each entry of the axis.")
     .set_attrs_type(LayerNormAttrs)
     .set_support_level(1)
     .add_type_rel("LayerNorm", layer_norm_rel)

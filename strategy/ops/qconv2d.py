@@ -44,8 +44,8 @@ _NARROW = ("int8", "uint8")
 class QConv2DAttrs(Conv2DAttrs):
     """Attributes of qconv2d: those of conv2d, and zero points."""
 
-    input_zero_point: int = field(0, "What is taken from each number of the data", lower=-128, upper=255)
-    kernel_zero_point: int = field(0, "What is taken from each number of the weight", lower=-128, upper=255)
+    input_zero_point: int = field(0, "The value of the data that stands for zero", lower=-128, upper=255)
+    kernel_zero_point: int = field(0, "The value of the weight that stands for zero", lower=-128, upper=255)
     out_dtype: str | None = field(None, "Data type of the sums", choices=("int32",))
 
 

@@ -33,8 +33,8 @@ _NARROW = ("int8", "uint8")
 class QDenseAttrs(Attrs):
     """Attributes of qdense."""
 
-    input_zero_point: int = field(0, "What is taken from each number of the data", lower=-128, upper=255)
-    kernel_zero_point: int = field(0, "What is taken from each number of the weight", lower=-128, upper=255)
+    input_zero_point: int = field(0, "The value of the data that stands for zero", lower=-128, upper=255)
+    kernel_zero_point: int = field(0, "The value of the weight that stands for zero", lower=-128, upper=255)
     units: int | None = field(None, "Number of output features; default: that of the weight", lower=1)
 
 

@@ -118,7 +118,7 @@ def reshape_like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter
 class ExpandDimsAttrs(Attrs):
     """Attributes of expand_dims. `axis` may be given as one integer."""
 
-    axis: tuple[int, ...] = field(description="Where the result has new axes of extent 1", form=repeated(1))
+    axis: tuple[int, ...] = field(description="Axes of extent 1 that are new in the result", form=repeated(1))
 
 
 class SqueezeAttrs(Attrs):

@@ -30,7 +30,7 @@ class StridedSliceAttrs(Attrs):
     """Attributes of strided_slice: one entry per axis that is sliced."""
 
     begin: tuple[int, ...] = field(description="The first index of each axis, from the end if negative")
-    end: tuple[int, ...] = field(description="Where each axis stops, itself not included")
+    end: tuple[int, ...] = field(description="The end of each axis, itself not included")
     strides: tuple[int, ...] | None = field(None, "The steps, backwards if negative; default: all 1")
     axes: tuple[int, ...] | None = field(None, "The axes that are sliced; default: the first ones")
     slice_mode: str = field(

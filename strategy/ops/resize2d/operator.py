@@ -37,7 +37,7 @@ class Resize2DAttrs(Attrs):
     """Attributes of resize2d."""
 
     size: tuple[int, int] = field(description="Height and width of the result", lower=1, form=pair)
-    method: str = field("linear", "How a pixel is computed from its neighbours", choices=_METHODS)
+    method: str = field("linear", "Interpolation between neighbours", choices=_METHODS)
     coordinate_transformation_mode: str = field(
         "half_pixel", "The place in the image of a pixel of the result",
         choices=("half_pixel", "align_corners", "asymmetric"),

@@ -26,7 +26,7 @@ class TopKAttrs(Attrs):
 
     k: int = field(1, "Number of elements to take", lower=1)
     axis: int = field(-1, "The axis along which they are taken")
-    ret_type: str = field("both", "What is returned", choices=("both", "values", "indices"))
+    ret_type: str = field("both", "The tensors that are returned", choices=("both", "values", "indices"))
     is_ascend: bool = field(False, "Take the smallest, in ascending order")
     dtype: str = field("int32", "Data type of the indices", choices=("int32", "int64"))
 
