@@ -28,16 +28,20 @@ def random_inputs(workload: Workload, seed: int) -> dict[str, Array]:
 
     Real numbers are uniform in -1 … 1, integers small enough that sums of products do not overflow. Those of an
     operator with the attribute `TFactors`, which multiplies all of them, are such that the products are neither 0 nor
-    infinite, however many they are.
+    infinite, however many they are. The input that `TEnds` names has the ends of groups of the first input's rows.
     """
     rng = np.random.default_rng(seed)
     found: dict[str, Array] = {}
-    factors, product = workload.operator.get_attr("TFactors", False), workload.out_type
+    factors, ends = workload.operator.get_attr("TFactors", False), workload.operator.get_attr("TEnds")
+    product = workload.out_type
     for given in _all_inputs(workload):
         if given.name not in found:
-            kind, own = given.tensor, factors and given in workload.inputs
+            kind, own = given.tensor, given in workload.inputs
             result = product if isinstance(product, TensorType) else kind
-            found[given.name] = _factors(kind, result, rng) if own else _random(kind, rng)
+            if own and given.name == ends:
+                found[given.name] = _ends(kind, workload.inputs[0].tensor, rng)
+            else:
+                found[given.name] = _factors(kind, result, rng) if own and factors else _random(kind, rng)
     return found
 
 
@@ -55,6 +59,13 @@ def _random(kind: TensorType, rng: np.random.Generator) -> Array:
     if kind.dtype == "float64":
         return rng.uniform(-1, 1, shape)
     return (rng.random(shape, dtype=np.float32) * 2 - 1).astype(dtype)
+
+
+def _ends(kind: TensorType, grouped: TensorType, rng: np.random.Generator) -> Array:
+    """The ends of groups that together have all rows: few rows are each of another group, as a token's experts are."""
+    groups, rows = kind.concrete_shape[0], grouped.concrete_shape[0]
+    chosen = np.concatenate([rng.permutation(groups)[:rows], rng.integers(0, groups, max(rows - groups, 0))])
+    return np.cumsum(np.bincount(chosen, minlength=groups)).astype(kind.dtype)
 
 
 def _factors(kind: TensorType, product: TensorType, rng: np.random.Generator) -> Array:
