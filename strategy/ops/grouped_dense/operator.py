@@ -65,7 +65,7 @@ def grouped_dense_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporte
     )
     .add_argument("data", "Tensor", "[m, k]")
     .add_argument("weight", "Tensor", "[g, n, k]")
-    .add_argument("ends", "Tensor", "int32 [g]: the row behind each group; a row is of the first whose end is behind it")
+    .add_argument("ends", "Tensor", "int32 [g]: the row behind each group, of which the first behind a row is its own")
     .set_support_level(11)
     .add_type_rel("GroupedDense", grouped_dense_rel)
     .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)

@@ -36,35 +36,50 @@ from strategy.schedule import (
     new_schedule,
     zero_beyond,
 )
-from strategy.space import Config, ConfigSpace, Knob
+from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType
 
 _BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_STREAMS = (1, 2, 4, 8)
+_ROW_VECTORS = 4  # of an untuned panel that a single row reads
 _ANY_ROWS = 64  # that a fallback takes m for, where it is symbolic
 
 
 def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
-    """The highest tile, unrolling, and a task's panels; `parts` are those of the rows that are tasks of their own."""
+    """The highest tile, unrolling, a task's panels, and the tasks that share the rows of a panel (`parts`).
+
+    `streams` are the parts of k that a single row reads side by side: memory hides the latency of one behind others.
+    """
     (m, k), (groups, n, _) = inputs[0].shape, inputs[1].concrete_shape
     lanes = lanes_of(target, accumulator(inputs[0].dtype))
     rows, depth = int(m) if m.is_constant else _ANY_ROWS, int(k)
+    streams = tuple(s for s in _STREAMS if depth % s == 0)
 
     def fallback() -> dict[str, Any]:
         high, width = best_tile_of(-(-rows // groups), n, lanes, target.vector_registers, target.multiply_adds)
-        count = -(-n // width)
+        if high == 1:
+            wide = (v for v in VECTORS if v <= _ROW_VECTORS and v * lanes * target.threads <= n)
+            width = lanes * max(wide, default=1)
+        side = max(s for s in streams if s == 1 or s * (width // lanes) <= target.vector_registers // 2)
+        tasks = -(-n // width)
         return {
-            "width": width, "rows": high, "unroll": usual_unroll(depth), "n_block": 1,
-            "parts": max(b for b in _BLOCKS if b <= max(min(target.threads // count, rows), 1)),
+            "width": width, "rows": high, "streams": side, "unroll": usual_unroll(depth // side), "n_block": 1,
+            "parts": max(b for b in _BLOCKS if b <= max(min(target.threads // tasks, rows), 1)),
         }  # fmt: skip
 
     return ConfigSpace(
         [
-            width_knob(lanes, n), up_to("rows", ROWS, rows),
+            width_knob(lanes, n), up_to("rows", ROWS, rows), Knob("streams", streams),
             Knob("unroll", [u for u in (1, 2, 4, 8) if depth % u == 0]), up_to("n_block", _BLOCKS, -(-n // lanes)),
             up_to("parts", _BLOCKS, rows),
         ],
-        [register_constraint(target.vector_registers, lanes), whole_blocks(n, "width", "n_block")],
+        [
+            register_constraint(target.vector_registers, lanes),
+            knob("streams") * (knob("width") // lanes) + 2 <= target.vector_registers,
+            depth % (knob("streams") * knob("unroll")) == 0,
+            whole_blocks(n, "width", "n_block"),
+        ],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
     )  # fmt: skip
@@ -132,20 +147,29 @@ def _loops(lanes: int, ins: Sequence[Any], out: Any, config: Config) -> Any:
         with script.If(column < n), script.Then():
             fill(result, (row, column), value)
 
+    def rounded(number: Any) -> Any:
+        return number.astype(str(out.dtype))
+
     def multiply(rows: int, group: Any, panel: Any, row: Any, wide: Any) -> None:
-        """A tile."""
-        sums = allocate(rows * width, dtype)
-        each(rows, lambda i, j: fill(sums, i * width + j, tirx.const(0, dtype)))
-        with script.serial(0, k // unroll) as outer, script.unroll(0, unroll) as inner:
-            step = outer * unroll + inner
+        """A tile, or a single row by streams, each with sums of its own."""
+        streams = integer(config, "streams") if rows == 1 else 1
+        length, chains = k // streams, rows * streams
+        sums = allocate(chains * width, dtype)
+        each(chains, lambda c, j: fill(sums, c * width + j, tirx.const(0, dtype)))
+        with script.serial(0, length // unroll) as outer, script.unroll(0, unroll) as inner:
 
-            def add(i: Any, j: Any) -> None:
-                at = i * width + j
+            def add(c: Any, j: Any) -> None:
+                at, step = c * width + j, c // rows * length + outer * unroll + inner
                 number = weight[group, panel, step, j].astype(dtype)
-                fill(sums, at, sums[at] + wide(row + i, step) * number)
+                fill(sums, at, sums[at] + wide(row + c % rows, step) * number)
 
-            each(rows, add)
-        each(rows, lambda i, j: store(row + i, panel * width + j, sums[i * width + j].astype(str(out.dtype))))
+            each(chains, add)
+
+        def write(i: Any, j: Any) -> None:
+            parts = [sums[(s * rows + i) * width + j] for s in range(streams)]
+            store(row + i, panel * width + j, rounded(sum(parts[1:], parts[0])))
+
+        each(rows, write)
 
     def multiply_rows(group: Any, block: Any, begin: Any, end: Any, wide: Any) -> None:
         """The rows of a group, by the panels of a task."""
@@ -180,6 +204,8 @@ def _loops(lanes: int, ins: Sequence[Any], out: Any, config: Config) -> Any:
                     multiply_rows(group, block, at[0], end, wide)
                     at[0] = end
                 with script.serial(at[0], last) as row, script.serial(0, n_block) as p:
-                    zero = tirx.const(0, str(out.dtype))
-                    each(1, lambda i, j: store(row + i, (block * n_block + p) * width + j, zero))
+                    # Not a constant of bfloat16: a vector of those TVM leaves as it is.
+                    zeros = allocate(width, dtype)
+                    each(1, lambda _, j: fill(zeros, j, tirx.const(0, dtype)))
+                    each(1, lambda i, j: store(row + i, (block * n_block + p) * width + j, rounded(zeros[j])))
         return builder.get()
