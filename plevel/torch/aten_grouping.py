@@ -36,17 +36,9 @@ def _histogram(x: Expr, bins: int = 100, low: float = 0, high: float = 0) -> Exp
 def _grouped_matmul(x: Expr, weight: Expr, ends: Expr) -> Expr:
     """The product of rows [s, k], of which each group ends at a place, with the group's own weight of [g, k, n].
 
-    It is one product with all weights: a row stands in the columns of its group, beside zeros. Rows behind the last
-    group have the result 0.
+    Rows behind the last group have the result 0.
     """
-    (rows, k), (groups, _, n) = extents(x), extents(weight)
-    places = layer.reshape(layer.steps(0, rows, 1, "int64"), (rows, 1))
-    ends = cast(ends, "int64")
-    begins = layer.concatenate([Constant(np.zeros(1, "int64")), layer.take_slice(ends, 0, 0, -1)], 0)
-    begins, ends = (layer.reshape(v, (1, groups)) for v in (begins, ends))
-    own = call("logical_and", call("less_equal", begins, places), call("less", places, ends))
-    apart = call("where", layer.reshape(own, (rows, groups, 1)), layer.reshape(x, (rows, 1, k)), number(0, x))
-    return layer.matmul(layer.reshape(apart, (rows, groups * k)), layer.reshape(weight, (groups * k, n)))
+    return call("grouped_dense", x, layer.swap(weight), cast(ends, "int32"))
 
 
 # Of Hugging Face's transformers, in place of PyTorch's own where that has no kernel.

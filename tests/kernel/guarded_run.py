@@ -51,7 +51,8 @@ class Placing(StrEnum):
 class Request(msgspec.Struct, frozen=True):
     """One implementation of a workload with one configuration, run at each of the sizes of its symbols.
 
-    A sample (not `full`) is compiled once, for any alignment, and runs at both sides.
+    A sample (not `full`) is compiled once, for any alignment, and runs at both sides. Inputs that are not `given` are
+    drawn.
     """
 
     workload: Workload
@@ -60,6 +61,7 @@ class Request(msgspec.Struct, frozen=True):
     threads: int
     full: bool
     sizes: tuple[dict[str, int], ...] = ({},)
+    given: dict[str, list[int]] = {}
 
 
 @dataclass(frozen=True)
@@ -131,16 +133,18 @@ def failures(request: Request, allocator: Path) -> Iterator[str]:
         placings = Placing if request.full else (Placing.BEGIN, Placing.EXACT)
         for placing, sizes in product(placings, request.sizes):
             path = aligned if request.full and placing is not Placing.EXACT else loose
-            found = forked(lambda: _run(path, allocator, work, sizes, placing))  # noqa: B023
+            found = forked(lambda: _run(path, allocator, request, sizes, placing))  # noqa: B023
             if found:
                 yield f"{placing} {sizes or ''}: {found}"
 
 
 def _run(
-    path: Path, allocator: Path, symbolic: Workload, sizes: Mapping[str, int], placing: Placing
+    path: Path, allocator: Path, request: Request, sizes: Mapping[str, int], placing: Placing
 ) -> None:
-    work = symbolic.bind(sizes) if sizes else symbolic
+    work = request.workload.bind(sizes) if sizes else request.workload
     inputs = random_inputs(work, 3)
+    for name, numbers in request.given.items():
+        inputs[name] = np.asarray(numbers, inputs[name].dtype)
     with np.errstate(all="ignore"):
         expected = reference(work, inputs)
         allowed = tolerances(work, inputs, expected)

@@ -228,12 +228,12 @@ def check(full: bool) -> Iterator[Check]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root) as child:
 
         def check(
-            work: Workload, implementation: str, config: Config | None, sizes: Sequence[dict[str, int]] = ({},)
+            work: Workload, implementation: str, config: Config | None, sizes: Sequence[dict[str, int]] = ({},),
+            **given: list[int],
         ) -> list[str]:
             assert child.stdin
             assert child.stdout
-            given = None if config is None else dict(config)
-            request = Request(work, implementation, given, 2, full, tuple(sizes))
+            request = Request(work, implementation, config and dict(config), 2, full, tuple(sizes), given)
             child.stdin.write(msgspec.json.encode(request) + b"\n")
             child.stdin.flush()
             answer = child.stdout.readline()
@@ -307,6 +307,20 @@ def test_symbolic(
 ])  # fmt: skip
 def test_scans_of_no_elements_at_run_time(check: Check, op: str, data: str, attrs: dict[str, Any]) -> None:
     assert not check(Workload.make(op, {"data": data}, attrs), f"{op}.generic", None, [{"m": 0}, {"m": 5}])
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ends", [[-5, 2**31 - 1, -(2**31), 3], [9, 3, 40, 12], [0, 0, 0, 0], [5, 5, 7, 13]])
+def test_ends_of_groups_that_the_rows_do_not_have(check: Check, dtype: str, ends: list[int]) -> None:
+    inputs = {"data": f"{dtype}[m,32]", "weight": f"{dtype}[4,37,32]", "ends": "int32[4]"}
+    sizes = [{"m": 13}, {"m": 1}]
+    wrong = []
+    for work in (Workload.make("grouped_dense", inputs), Workload.make("grouped_dense", inputs).bind(sizes[0])):
+        for found in offered(work):
+            (config,) = points(work, found, random.Random(0), 0)
+            wrong += check(work, found.name, config, sizes if work.symbols else [{}], ends=ends)
+    assert not wrong, "\n".join(wrong)
 
 
 def ops() -> Iterator[Any]:

@@ -34,6 +34,8 @@ CASES = [
     ("dense", {"data": "float32[m,40]", "weight": "float32[33,40]"}, {}, "dense_pack.cpu"),
     ("matmul_nbits", {"data": "float32[m,32]", "weight": "uint8[33,1,16]", "scales": "float32[33,1]"},
      {"accuracy_level": 4}, "matmul_nbits_panel.cpu"),
+    ("grouped_dense", {"data": "float32[m,40]", "weight": "float32[5,33,40]", "ends": "int32[5]"}, {},
+     "grouped_dense_pack.cpu"),
     ("batch_matmul", {"x": "float32[m,9,20]", "y": "float32[m,17,20]"}, {}, "batch_matmul_pack.cpu"),
     ("batch_matmul", {"x": "float32[m,9,20]", "y": "float32[1,20,32]"}, {"transpose_b": False},
      "batch_matmul_pack.cpu"),
