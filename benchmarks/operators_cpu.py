@@ -18,6 +18,7 @@ Groups of rows, float32, batch 1 (weights and biases are constant):
 - epilogues: products with what BERT-base and ResNet-50 put after them, tuned and timed as one function.
 - narrow: products and convolutions in float32, bfloat16, and 8-bit integers with zero points, requantised (PyTorch's
   quantised linear and conv2d), those of images [n, h, w, c] and depthwise ones too.
+- experts: rows of one token, and of 128 tokens, by the weights of two experts each of eight.
 - memory: operators that memory bounds, at sizes of BERT-base and ResNet-50.
 - chains: elementwise operators with what follows them, softmax with scale and mask, pooling of [n, h, w, c].
 - images: transposed convolutions, resizing, adaptive pooling and pixel shuffle, at sizes of U-Net, FPN and ESPCN.
@@ -75,7 +76,7 @@ class Row(NamedTuple):
             given = [Input(name, text, constant=True) for name, text in known.items()]
             step = EpilogueStep("requantize", (None, *given), {"out_dtype": "uint8"})
             return Workload.make(f"q{self.op}", types, self.attrs, self.constants, [step])
-        types = {name: _typed(shape, self.dtype) for name, shape in self.inputs.items()}
+        types = {n: _typed(s, "int32" if n == "ends" else self.dtype) for n, s in self.inputs.items()}
         return Workload.make(self.op, types, self.attrs, self.constants, [self._step(s) for s in self.after])
 
     def _step(self, what: str) -> EpilogueStep:
@@ -133,6 +134,12 @@ def _dense(m: int, n: int, k: int, after: tuple[str, ...] = (), dtype: str = "fl
     shapes = {"data": (m, k), "weight": (n, k)}
     added = {s: known[s] for s in after if s in known}
     return Row(name, "dense", shapes, _points(dtype), ("weight",), after, added, dtype)
+
+
+def _grouped(m: int, n: int, k: int, groups: int, dtype: str = "float32") -> Row:
+    """The product of rows with the weights of experts."""
+    shapes = {"data": (m, k), "weight": (groups, n, k), "ends": (groups,)}
+    return Row(f"grouped:{groups}×{m}×{n}×{k},{dtype}", "grouped_dense", shapes, {}, ("weight",), dtype=dtype)
 
 
 def _scores(model: str, heads: int, m: int, n: int, k: int, after: tuple[str, ...] = ()) -> Row:
@@ -270,6 +277,12 @@ GROUPS = {
         for last in (False, True)
         for dtype in ("float32", "bfloat16", "int8")
     ],
+    "experts": [
+        _grouped(m, *extents, 8, dtype)
+        for extents in ((1024, 1024), (4096, 1024))
+        for m in (2, 256)
+        for dtype in ("float32", "bfloat16")
+    ],
     "memory": [
         *(_plain("softmax", shape) for shape in ((12, 128, 128), (12, 384, 384), (1, 1000), (64, 1000))),
         *(_plain("layer_norm", (rows, 768), (768,), (768,)) for rows in (16, 128, 384)),
@@ -349,6 +362,7 @@ def _anchors(torch: Any) -> dict[str, Callable[..., Any]]:
             x.permute(_FIRST), w.permute(3, 2, 0, 1), None, a["strides"], a["padding"], a["dilation"], a["groups"]
         ).permute(_LAST),
         "dense": lambda a, x, w: functional.linear(x, w),
+        "grouped_dense": lambda a, x, w, ends: functional.grouped_mm(x, w.transpose(1, 2), offs=ends),
         "batch_matmul": lambda a, x, y: torch.bmm(x, y.transpose(1, 2) if a["transpose_b"] else y),
         "conv2d_transpose": lambda a, x, w: functional.conv_transpose2d(x, w, None, a["strides"], a["padding"]),
         "resize2d": lambda a, x: functional.interpolate(
@@ -396,6 +410,10 @@ def _torch_calls(row: Row, threads: int, _best: dict[str, Any]) -> dict[str, Cal
     if row.dtype == "int8":
         return _quantized_calls(torch, row, tensors["data"], tensors["weight"])
     tensors = {n: t.to(getattr(torch, row.dtype)) for n, t in tensors.items()}
+    if "ends" in tensors:
+        from workers.reference import random_inputs
+
+        tensors["ends"] = torch.from_numpy(random_inputs(row.workload(), 0)["ends"])
     attrs = {name: tuple(v) if isinstance(v, list) else v for name, v in row.attrs.items()}
     anchor = _anchors(torch)[row.op]
     constant = {*row.constants, *({"bias"} & row.added.keys())}

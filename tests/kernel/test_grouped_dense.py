@@ -116,7 +116,7 @@ def test_few_rows_that_share_no_weight_leave_it_unpacked() -> None:
     ({"weight": "float32[4,16,9]"}, "its last dimension must be that of data, 8"),
     ({"weight": "float64[4,16,8]"}, "expected the dtype of data"),
     ({"ends": "int64[4]"}, "ends is .*: expected int32: cast it first"),
-    ({"ends": "int32[3]"}, r"expected the end of each of 4 groups, \[4\]"),
+    ({"ends": "int32[3]"}, r"expected the end of each group, \[4\]"),
     ({"data": "float32[0,8]"}, "axis 0 is empty"),
 ])  # fmt: skip
 def test_types_that_do_not_fit_are_named(inputs: dict[str, str], message: str) -> None:

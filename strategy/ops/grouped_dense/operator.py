@@ -47,12 +47,13 @@ def grouped_dense_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporte
     require_float(reporter, 0, data)
     require_dtype_of(reporter, 1, 0)
     (m, k), (groups, n, depth) = data.shape, weight.shape
-    reporter.check(depth == k, 1, f"its last dimension must be that of {reporter.name(0)}, {k}")
+    reporter.check(depth == k, 1, f"its last dimension must be that of {reporter.name(0)}, {k.value or k}")
     if ends is None:
         reporter.assign(2, TensorType([groups], "int32"))
     else:
         reporter.check(ends.dtype == "int32", 2, "expected int32: cast it first")
-        require_shape(reporter, 2, ends.shape, (groups,), f"expected the end of each of {groups} groups, [{groups}]")
+        expected = f"expected the end of each group, [{groups.value or groups}]"
+        require_shape(reporter, 2, ends.shape, (groups,), expected)
     reporter.assign(3, TensorType([m, n], data.dtype))
     return True
 
