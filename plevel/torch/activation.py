@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from plevel.torch.node import dtype, extents, is_alike, is_call
+from plevel.torch.node import CONVERT, dtype, extents, is_alike, is_call
 from strategy.expr import Call, call
 
 MOST = 16  # nodes of one formula
@@ -80,7 +80,7 @@ def _formula(last: Node, x: Node) -> str:
             return _formula(given, x)
         return str(float(given)) if isinstance(given, int | float) else f"?{given}"
 
-    if is_call(last, torch.ops.prims.convert_element_type.default) and last.args[1] in (torch.float32, dtype(x)):
+    if is_call(last, CONVERT) and last.args[1] in (torch.float32, dtype(x)):
         return show(last.args[0])
     args = [show(arg) for arg in last.args]
     name = getattr(last.target, "overloadpacket", last.target).__name__

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch.fx import GraphModule, Node
 
 from plevel.torch.node import (
     ATTENTION,
+    CONVERT,
     DTYPES,
     EXPANDS,
     Extent,
@@ -118,11 +118,22 @@ def _dense(reader: Reader, data: Any, weight: Any) -> tuple[Call, ...] | None:
         return None
     if constant(reader.module, weight) is not None:
         return (call("dense", reader.read(data), reader.read(weight, (1, 0))),)
-    weight = _same_elements(weight)
-    turned = is_call(weight, aten.permute.default) and [axis % 2 for axis in weight.args[1]] == [1, 0]
-    if turned and is_plain(weight.args[0]):
-        return (call("dense", reader.read(data), reader.read(weight.args[0])),)
-    return None
+    turned = _turned(reader, weight, (1, 0))
+    return None if turned is None else (call("dense", reader.read(data), turned),)
+
+
+def _turned(reader: Reader, node: Any, axes: tuple[int, ...]) -> Expr | None:
+    """The matrices before a transposition, as an input; None where there is none.
+
+    Autocast converts them behind it.
+    """
+    node = _same_elements(node)
+    behind = node
+    while is_call(behind, CONVERT):
+        behind = behind.args[0]
+    if not is_call(behind, aten.permute.default) or tuple(a % len(axes) for a in behind.args[1]) != axes:
+        return None
+    return reader.read(_same_elements(node.args[0])) if behind is node else reader.read(node, axes)
 
 
 def _biased(
@@ -141,19 +152,16 @@ def _bmm(reader: Reader, node: Node) -> tuple[Call, ...] | None:
     for given in map(_same_elements, node.args):
         if not (is_plain(given) and is_static(given)):
             return None  # of symbolic sizes there is only a plain loop
-        swapped = is_call(given, aten.permute.default) and list(given.args[1]) == [0, 2, 1]
-        source = _same_elements(given.args[0]) if swapped else given
-        if not is_plain(source):
-            return None
-        operands.append(reader.read(source))
-        turned.append(swapped)
+        found = _turned(reader, given, (0, 2, 1))
+        operands.append(reader.read(given) if found is None else found)
+        turned.append(found is not None)
     return (call("batch_matmul", *operands, transpose_a=turned[0], transpose_b=turned[1]),)
 
 
 def _same_elements(node: Any) -> Any:
     """The node behind expansions and conversions that change nothing, as Inductor leaves them."""
     while (
-        is_call(node, EXPANDS, torch.ops.prims.convert_element_type.default)
+        is_call(node, EXPANDS, CONVERT)
         and is_alike(node.args[0], node)
         and extents(node) == extents(node.args[0])
     ):

@@ -11,6 +11,7 @@ from torch.fx import Node
 from plevel.torch.activation import find_activation
 from plevel.torch.anchor import Reader, shape_of
 from plevel.torch.node import Extent, aten, dtype, extents, is_alike, only_user, through_reshapes
+from strategy.compile.fusion import MOST_CALLS
 from strategy.expr import Call, call
 from strategy.op import TOpPattern
 
@@ -37,14 +38,15 @@ def extend(
     shape = shape_of(node)
     if calls[0].op.get_attr("TOpPattern") != TOpPattern.kOutEWiseFusable:
         return calls, node
-    while True:
+    while len(calls) < MOST_CALLS:
         seen = through_reshapes(node)
         found = find_activation(calls[-1], seen) or _scaled(reader, calls[-1], seen)
         found = found or _binary(reader, calls[-1], seen, shape)
         if found is None or found[1] in claimed:
-            return calls, node
+            break
         calls, node = (*calls, found[0]), found[1]
         claimed.add(node)
+    return calls, node
 
 
 def _scaled(reader: Reader, value: Call, node: Node) -> tuple[Call, Node] | None:

@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import optimization_hint
 aten = torch.ops.aten
 RESHAPES = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 EXPANDS = aten.expand.default
+CONVERT = torch.ops.prims.convert_element_type.default
 ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}  # of kernels in a graph
 UNKNOWN = 128  # for a size that depends on values

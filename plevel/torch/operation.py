@@ -95,8 +95,9 @@ def _register_lowering(overload: Any) -> None:
     def lowering(
         inputs: Sequence[Any], kernel: str, shape: Sequence[Any], dims: Sequence[Any], dtype: torch.dtype
     ) -> Any:
+        # In this order: what is computed transposed and turned back is computed contiguous at once.
         given = [
-            ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(i)) for i in inputs
+            ir.ExternKernel.realize_input(ir.ExternKernel.require_contiguous(i)) for i in inputs
         ]
         strides = ir.FlexibleLayout.contiguous_strides(shape)
         layout = ir.FixedLayout(torch.device("cpu"), dtype, list(shape), strides)

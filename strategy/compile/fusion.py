@@ -16,6 +16,9 @@ _HEADS = frozenset(
 )
 _EPILOGUES = frozenset({TOpPattern.kElemWise, TOpPattern.kBroadcast})
 _COMMUTATIVE = frozenset({"add", "multiply", "maximum", "minimum"})
+# Of one function: the time to build it grows with the square of its calls. No call has more than two operands beside
+# the value so far, so this bounds the function's inputs, too.
+MOST_CALLS = 64
 
 
 @dataclass
@@ -51,7 +54,7 @@ def fuse(
 
     An anchor (`kOutEWiseFusable`), or a chain of elementwise and broadcast operators, takes the elementwise and
     broadcast operators that follow it, as long as intermediate values have no other use and the shape stays the
-    same, and `may_join` allows it.
+    same, and `may_join` allows it: at most `MOST_CALLS` with itself.
     """
     nodes = post_order(expr)
     uses: dict[Expr, set[Expr | None]] = {n: set() for n in nodes}
@@ -94,6 +97,7 @@ def _extendable(
         and ends[arg].anchor.op.get_attr("TOpPattern") in _HEADS
         and isinstance(arg.checked_type, TensorType)
         and _same_shape(arg.checked_type, node.checked_type)
+        and len(ends[arg].calls) < MOST_CALLS
         and may_join(ends[arg], node)
     ]
     anchored = [g for g in found if g.anchor.op.get_attr("TOpPattern") == TOpPattern.kOutEWiseFusable]

@@ -166,6 +166,17 @@ def test_of_two_ends_the_anchor_is_extended():
     assert sorted(groups(graph)) == [["dense", "add"], ["tanh"]]
 
 
+def test_a_long_chain_is_several_functions(engine):
+    graph: Expr = x
+    for _ in range(100):
+        graph = graph * y + const(0.25)
+    infer_type(graph)
+    found = groups(graph)
+    assert list(map(len, found)) == [64, 64, 64, 8]
+    a, b = values((4, 5), (5,))
+    compare(engine.compile(graph, TARGET), graph, {"x": a, "y": b})
+
+
 @pytest.mark.full
 def test_a_function_waits_for_what_its_epilogue_needs(engine):
     early = dense(x, Var("w", "float32[5,5]"))
