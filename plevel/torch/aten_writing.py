@@ -99,9 +99,6 @@ def _scatter(x: Expr, axis: int, indices: Expr, source: Any) -> Expr:
 def _scatter_reduce(
     x: Expr, axis: int, indices: Expr, source: Expr, reduce: str, *, include_self: bool = True
 ) -> Expr:
-    if reduce not in ("sum", "amax", "amin") or not include_self:
-        own = "" if include_self else " without the tensor's own elements"
-        raise NetworkError(f"a scatter that reduces by {reduce!r}{own}: plevel has 'sum', 'amax' and 'amin' with them")
-    if reduce == "sum":
+    if reduce == "sum" and include_self:
         return add_elements(x, axis, indices, source)
-    return reduce_elements(x, axis, indices, source, reduce.removeprefix("a"))
+    return reduce_elements(x, axis, indices, source, reduce.removeprefix("a"), include_self)

@@ -146,6 +146,7 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     except Exception as error:  # of any type
         reason = " ".join(str(error).split())[:200]
         raise NetworkError(f"PyTorch cannot decompose it: {type(error).__name__}: {reason}") from error
+    _drop_claims(plain)
     _refuse_unknown(plain)
     symbols = find_symbols(plain)
     if not symbols:
@@ -158,6 +159,14 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
         except NetworkError as error:
             raise NetworkError(sizes.shown(error)) from error
     return replace(found[0], twin=found[1]), plain
+
+
+def _drop_claims(plain: ExportedProgram) -> None:
+    """Leave out claims, and what is computed for them alone."""
+    for node in _nodes(plain, "call_function"):
+        if node.target in _CLAIMS:
+            plain.graph.erase_node(node)
+    plain.graph.eliminate_dead_code()
 
 
 def _fixed(plain: ExportedProgram) -> set[int]:
@@ -182,7 +191,7 @@ def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network
         elif node.users:
             values[node] = _constant(_held(plain, spec))
         names.update({values[node]: node.name} if node in values else {})
-    for node in _calls(plain):
+    for node in _nodes(plain, "call_function"):
         if isinstance(node.meta.get("val"), SYMBOLIC):
             try:
                 values[node] = read_number(node.meta["val"], at)
@@ -208,10 +217,6 @@ def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network
 
 def _nodes(program: ExportedProgram, kind: str) -> list[Any]:
     return [node for node in program.graph.nodes if node.op == kind]
-
-
-def _calls(program: ExportedProgram) -> list[Any]:
-    return [node for node in _nodes(program, "call_function") if node.target not in _CLAIMS]
 
 
 def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any], at: Binding) -> Any:
@@ -262,7 +267,7 @@ def _each(outputs: Any) -> Sequence[Any]:
 def _refuse_unknown(program: ExportedProgram) -> None:
     unknown = Counter(
         str(node.target)
-        for node in _calls(program)
+        for node in _nodes(program, "call_function")
         if str(node.target) not in OPERATORS
         and node.target is not operator.getitem
         and not isinstance(node.meta.get("val"), SYMBOLIC)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
+import numpy as np
+
 from strategy.expr import Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
@@ -60,16 +62,40 @@ def write_elements(x: Expr, axis: int, indices: Expr, source: Expr) -> Expr:
 
 
 @_within
-def reduce_elements(x: Expr, axis: int, indices: Expr, source: Expr, name: str) -> Expr:
-    """The largest (`max`) or smallest (`min`) of each element and those that are sent there."""
-    kind = x.tensor_type.dtype
-    if "float" not in kind:
-        raise NetworkError(f"a scatter of {kind} that reduces by {name!r}: plevel has it of floats")
-    shape = extents(source)
+def reduce_elements(x: Expr, axis: int, indices: Expr, source: Expr, name: str, own: bool = True) -> Expr:
+    """The sum, product, mean, largest or smallest (`max`, `min`) of each element and those that are sent there.
+
+    Args:
+        own: False: of those that are sent there alone; a place that none is sent to stays as it is.
+    """
+    hits, shape = _hits(indices, extents(x)[axis], axis), extents(source)
     beside = layer.reshape(source, (*shape[:axis], 1, *shape[axis:]))
-    none = number(-math.inf if name == "max" else math.inf, x)
-    kept = call("where", _hits(indices, extents(x)[axis], axis), beside, none)
-    return call(f"{name}imum", x, call(name, kept, axis=(axis + 1,), keepdims=False))
+    reduced, combine, none = {
+        "sum": ("sum", "add", 0), "mean": ("sum", "add", 0), "prod": ("prod", "multiply", 1),
+        "max": ("max", "maximum", _least(x)), "min": ("min", "minimum", _greatest(x)),
+    }[name]  # fmt: skip
+
+    def over(values: Expr, how: str) -> Expr:
+        found: Expr = call(how, values, axis=(axis + 1,), keepdims=False)
+        return found
+
+    found = over(call("where", hits, beside, number(none, x)), reduced)
+    found = call(combine, x, found) if own else found
+    if name == "mean":
+        count = over(call("cast", hits, dtype="int64"), "sum")
+        count = call("cast", layer.clip(call("add", count, number(own, count)), 1, None), dtype=x.tensor_type.dtype)
+        found = call("divide" if "float" in x.tensor_type.dtype else "floor_divide", found, count)
+    return found if own else call("where", over(hits, "any"), found, x)
+
+
+def _least(x: Expr) -> float:
+    kind = x.tensor_type.dtype
+    return -math.inf if "float" in kind else int(np.iinfo(kind).min)
+
+
+def _greatest(x: Expr) -> float:
+    kind = x.tensor_type.dtype
+    return math.inf if "float" in kind else int(np.iinfo(kind).max)
 
 
 def write_rows(x: Expr, places: Expr, source: Expr, accumulate: bool) -> Expr:

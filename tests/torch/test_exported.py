@@ -97,6 +97,7 @@ COMPUTED = {
             torch.baddbmm(x[None], x[None], (x.T @ x)[None], beta=0.5),
         ), X,
     ),
+    "values that are claimed": (lambda x, i: (torch._check(i.max().item() <= 3), x + i)[1], X, COUNTS),
     "types that are claimed": (lambda x, i: (x.to(torch.float32) + 1, i.to(torch.float32)), X, COUNTS),
     "bfloat16": (nn.Linear(8, 4).bfloat16(), X.bfloat16()),
     "transposed convolutions": (
@@ -241,6 +242,13 @@ COMPUTED = {
             nn.functional.fold(nn.functional.unfold(x[None, None], 2), (4, 8), 2),
         ), X, COUNTS, torch.tensor([2, 0, 3]),
     ),
+    "places that several elements are reduced to": (
+        lambda x, i: [
+            v.scatter_reduce(axis, places, v, how, include_self=own)
+            for v in (x, i * 3 - 2) for axis, places in ((1, i), (0, i[:2]))
+            for how in ("sum", "prod", "mean", "amax", "amin") for own in (True, False)
+        ], X, COUNTS,
+    ),
     "bags": (
         lambda w, i, o: (
             nn.functional.embedding_bag(i, w, mode="sum"), nn.functional.embedding_bag(i, w),
@@ -379,7 +387,6 @@ REFUSED = {
     "a weight that is computed": (torch._weight_int8pack_mm, X.bfloat16(), BYTES[:, :8], SCALES),
     "a weight of k = 7": (lambda x: torch._weight_int8pack_mm(x, BYTES[:, :7].clone(), SCALES), X.bfloat16()[:, :7]),
     "by a mask: which goes where": (lambda x: x.index_put((x > 0,), torch.arange(16.0)), X),
-    "reduces by 'mean'": (lambda x, i: x.scatter_reduce(1, i, x, "mean"), X, COUNTS),
     "a padding_idx": (lambda w, i: nn.functional.embedding_bag(i, w, padding_idx=1), X, COUNTS),
     "a histogram from 0 to 0": (lambda x: x.histc(4), X),
     "distances of order 3": (lambda x: torch.cdist(x, x, p=3), X),
