@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from plevel.onnx.operator import Node
+from plevel.onnx.node import Node
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.normal import extents
-from strategy.network.size import PROBED
+from strategy.network.size import PROBED, Extent
 
 Read = Callable[[Any], Callable[[Sequence[Expr]], list[Expr]]]
 """Of a graph within the node, the function that gives its outputs for its inputs."""
+_ENDLESS = 2**63 - 1
 
 
 def _if(node: Node, condition: Expr, *, read: Read) -> list[Expr]:
@@ -37,10 +38,10 @@ def _if(node: Node, condition: Expr, *, read: Read) -> list[Expr]:
 
 def _loop(node: Node, count: Expr | None, going: Expr | None, *state: Expr, read: Read) -> list[Expr]:
     """The values after the last step, then those of each step."""
-    body, most = node.require("body"), None if count is None else _known(count)
+    body, most = node.require("body"), None if count is None else _known(node, count)
     take = read(body)
     made: list[list[Expr]] = []
-    while (most is None or len(made) < most) and (going is None or _known(going)):
+    while (most is None or len(made) < most) and (going is None or _known(node, going)):
         step = Constant(np.asarray(len(made), np.int64))
         going, *found = take([step, Constant(np.asarray(True)), *state])
         state = tuple(found[: len(state)])
@@ -78,13 +79,14 @@ def _scan(node: Node, *given: Expr, read: Read) -> list[Expr]:
 CONTROL: dict[str, Callable[..., list[Expr]]] = {"If": _if, "Loop": _loop, "Scan": _scan}
 
 
-def _known(value: Expr) -> int:
+def _known(node: Node, value: Expr) -> int:
     """A number of steps, or whether there is another one."""
     if not isinstance(value, Constant):
         raise NetworkError("the number of its steps depends on data: plevel unrolls loops of a fixed number of steps")
     found = int(value.value.reshape(()))
-    if abs(found) >= PROBED:
-        raise NetworkError("the number of its steps is symbolic, or too large: give sizes with --dim")
+    # PyTorch exports a loop that only its condition ends with the largest number.
+    if node.sizes is not None and found < _ENDLESS and isinstance(node.sizes.encode(abs(found)), Extent):
+        raise NetworkError("the number of its steps is symbolic: give sizes with --dim")
     return found
 
 

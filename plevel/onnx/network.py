@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,9 +17,16 @@ import onnx.inliner
 import onnx.numpy_helper
 import onnx.shape_inference
 
-import plevel.onnx.quantized
-import plevel.onnx.recurrent  # noqa: F401  (both register their operators)
 from plevel.comparison import Reference, make_inputs
+from plevel.onnx import (  # noqa: F401  (they register their operators)
+    elementary,
+    image,
+    movement,
+    operator,
+    quantized,
+    recurrent,
+    resize,
+)
 from plevel.onnx.constant import (
     FailedError,
     SizeError,
@@ -30,8 +37,8 @@ from plevel.onnx.constant import (
 )
 from plevel.onnx.control import CONTROL
 from plevel.onnx.file import Symbols
-from plevel.onnx.operator import OPERATORS, Node
-from plevel.onnx.types import known_types, nested, read_type, within
+from plevel.onnx.node import OPERATORS, Node
+from plevel.onnx.types import known_types, nested, own_graphs, read_type, within
 from strategy.expr import Constant, Expr, Tuple, Var
 from strategy.network.graph import Network, NetworkError
 from strategy.network.plan import Port
@@ -121,7 +128,7 @@ class _Importer:
 
     def network(self) -> tuple[Network, tuple[Unknown, ...]]:
         if self.inferred is None:
-            self._refuse_unknown()
+            self._refuse_unknown(self.graph)
         for tensor in self.graph.initializer:
             self.values[tensor.name] = _initial(tensor)
         inputs = []
@@ -139,15 +146,29 @@ class _Importer:
             raise NetworkError(str(error)) from error
         return Network((*inputs, *self.left), self.read | outputs, names, sizes), tuple(self.unknown)
 
-    def _refuse_unknown(self) -> None:
-        known = {"", *(tensor.name for tensor in self.graph.initializer)}  # at compile time
+    def _refuse_unknown(self, graph: Any) -> None:
+        """Refuse a graph with operators that plevel has none for, those of graphs within it included.
+
+        Of an If whose condition is constant one branch is read, and checked then.
+        """
+        known = {""}  # at compile time
+
+        def is_known(names: Iterable[str]) -> bool:
+            return all(n in known or isinstance(self.values.get(n), Constant) for n in names)
+
         counts: Counter[str] = Counter()
-        for node in self.graph.node:
-            computed = _is_computable(node) and known.issuperset(node.input)
-            if node.op_type in _OF_TYPES or computed:
-                known.update(node.output)
-            elif _name(node) not in OPERATORS.keys() | CONTROL:
-                counts[_name(node)] += 1
+        pending = [graph]
+        while pending:
+            each = pending.pop()
+            known.update(tensor.name for tensor in each.initializer)
+            for node in each.node:
+                computed = _is_computable(node) and is_known(node.input)
+                if node.op_type in _OF_TYPES or computed:
+                    known.update(node.output)
+                elif _name(node) not in OPERATORS.keys() | CONTROL:
+                    counts[_name(node)] += 1
+                elif not (node.op_type == "If" and is_known(node.input)):
+                    pending += own_graphs(node)
         if counts:
             listed = ", ".join(f"{name} ({n})" for name, n in counts.most_common())
             raise NetworkError(f"{show_number(len(counts), 'operator')} that plevel has no kernel for: {listed}")
@@ -200,6 +221,7 @@ class _Importer:
     def _read(self, graph: Any) -> Callable[[Sequence[Expr]], list[Expr]]:
         """The function that gives the outputs of a graph within a node; nothing in it is left out."""
         constants = {t.name: _initial(t) for t in graph.initializer}  # once for all steps
+        self._refuse_unknown(graph)
 
         def outputs(given: Sequence[Expr]) -> list[Expr]:
             self.unrolled += 1 + len(graph.node)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx.helper
 
-from plevel.onnx.operator import OPERATORS, Node, constant, register, windows
+from plevel.onnx.image import windows
+from plevel.onnx.node import OPERATORS, Node, constant, register
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError

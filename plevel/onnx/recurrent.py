@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from plevel.onnx.operator import OPERATORS, Node
+from plevel.onnx.node import OPERATORS, Node
 from strategy.expr import Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError

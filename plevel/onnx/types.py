@@ -13,16 +13,21 @@ from strategy.types import DTYPES, TensorType
 
 def nested(graph: Any) -> Iterator[Any]:
     """A graph, and those within its nodes."""
-    yield graph
-    for node in graph.node:
-        yield from within(node)
+    pending = [graph]
+    while pending:
+        yield (found := pending.pop())
+        for node in found.node:
+            pending += own_graphs(node)
 
 
 def within(node: Any) -> Iterator[Any]:
     """The graphs of a node's attributes, and those within their nodes."""
-    for attribute in node.attribute:
-        for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            yield from nested(inner)
+    return (found for graph in own_graphs(node) for found in nested(graph))
+
+
+def own_graphs(node: Any) -> list[Any]:
+    """The graphs of a node's attributes."""
+    return [g for a in node.attribute for g in (*([a.g] if a.HasField("g") else ()), *a.graphs)]
 
 
 def read_type(value: Any) -> str:

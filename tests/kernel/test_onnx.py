@@ -382,6 +382,23 @@ def test_a_part_of_a_table_is_right_within_the_bounds(tmp_path: Path, capsys: py
     assert json.loads(out.with_suffix(".json").read_text())["sizes"] == {"n": {"low": 1, "high": 12}}
 
 
+def test_a_loop_of_a_symbolic_number_of_steps_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That of -n steps, too, which is not one of none."""
+    kinds = [helper.make_tensor_value_info(n, k, s) for n, k, s in (
+        ("i", TensorProto.INT64, []), ("c", TensorProto.BOOL, []), ("h", TensorProto.FLOAT, None),
+    )]  # fmt: skip
+    body = helper.make_graph([helper.make_node("Neg", ["h"], ["v"])], "body", kinds, [
+        kinds[1], helper.make_tensor_value_info("v", TensorProto.FLOAT, None)
+    ])  # fmt: skip
+    for name in ("rows", "less"):
+        path = of_sizes(
+            tmp_path, *EXTENT, helper.make_node("Squeeze", ["shape"], ["rows"]),
+            helper.make_node("Neg", ["rows"], ["less"]), helper.make_node("Loop", [name, "", "x"], ["y"], body=body),
+        )  # fmt: skip
+        assert call("compile", path, "-o", tmp_path / "sizes.so") == 2
+        assert "the number of its steps is symbolic: give sizes with --dim" in capsys.readouterr().err
+
+
 LOST: dict[str, list[Any]] = {
     "lesser": [helper.make_node("Min", ["shape", "few"], ["end"])],
     "greater": [helper.make_node("Max", ["shape", "few"], ["end"])],
@@ -490,16 +507,16 @@ def test_unknown_operators_are_all_named_and_extraction_leaves_them_out(
 ) -> None:
     path = tmp_path / "model.onnx"
     nodes = [
-        helper.make_node("Tan", ["x"], ["a"]), helper.make_node("MatMul", ["a", "w"], ["b"]),
-        helper.make_node("Tan", ["b"], ["c"]), helper.make_node("Asinh", ["c"], ["y"]),
+        helper.make_node("RandomNormalLike", ["x"], ["a"]), helper.make_node("MatMul", ["a", "w"], ["b"]),
+        helper.make_node("RandomNormalLike", ["b"], ["c"]), helper.make_node("Bernoulli", ["c"], ["y"]),
     ]  # fmt: skip
     onnx.save(small(*nodes), path)
     assert call("compile", path, "-o", tmp_path / "model.so") == 2
-    assert "2 operators that plevel has no kernel for: Tan (2), Asinh (1)" in capsys.readouterr().err
-    onnx.save(small(helper.make_node("Tan", ["x"], ["y"])), tmp_path / "one.onnx")
+    assert "2 operators that plevel has no kernel for: RandomNormalLike (2), Bernoulli (1)" in capsys.readouterr().err
+    onnx.save(small(helper.make_node("Bernoulli", ["x"], ["y"])), tmp_path / "one.onnx")
     assert call("compile", tmp_path / "one.onnx", "-o", tmp_path / "model.so") == 2
-    assert "1 operator that plevel has no kernel for: Tan (1)" in capsys.readouterr().err
+    assert "1 operator that plevel has no kernel for: Bernoulli (1)" in capsys.readouterr().err
     assert call("extract", path, "-o", tmp_path / "model.toml") == 0
-    assert "not covered: Tan (0.0 %), Asinh (0.0 %)" in capsys.readouterr().out
+    assert "not covered: RandomNormalLike (0.0 %), Bernoulli (0.0 %)" in capsys.readouterr().out
     (found,) = read_model(tmp_path / "model.toml").workloads
     assert found.workload.key == "dense(data=float32[2,4],weight=float32[4,4]:const)"

@@ -376,6 +376,15 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
         [N("Loop", ["n", "g", "x"], ["s", "p"], body=BODY), N("Add", ["s", "p"], ["y"])], X,
         {"n": 5, "last": 2, "g": True},
     ),
+    "a loop that only its condition ends": (
+        [N("Loop", ["n", "g", "x"], ["s", "p"], body=BODY), N("Add", ["s", "p"], ["y"])], X,
+        {"n": 2**63 - 1, "last": 2, "g": True},
+    ),
+    "the branch of a constant beside one that has no kernel": (
+        [N("If", ["l"], ["y"], then_branch=graph_of([N("Det", ["x"], ["d"])], {}, {"d": ROW}), else_branch=SIDES[
+            "else_branch"
+        ])], X, {"l": False, "c": normal(4)},
+    ),
     "a loop of no steps": (
         [N("Loop", ["", "g", "x"], ["s"], body=graph_of([*BODY.node], {"i": STEP, "going": GOES, "h": ROW}, {
             "more": GOES, "v": ROW}
@@ -485,7 +494,7 @@ def test_a_weight_of_a_step_is_one_constant() -> None:
 def test_what_graphs_within_a_node_that_is_left_out_read_is_computed(tmp_path: Path) -> None:
     nodes = [
         N("Neg", ["x"], ["n"]), N("ReduceMax", ["x"], ["r"], keepdims=0), N("Cast", ["r"], ["l"], to=TensorProto.BOOL),
-        N("If", ["l"], ["y"], then_branch=graph_of([N("Asinh", ["n"], ["d"])], {}, {"d": ROW}), else_branch=BRANCH),
+        N("If", ["l"], ["y"], then_branch=graph_of([N("Bernoulli", ["n"], ["d"])], {}, {"d": ROW}), else_branch=BRANCH),
     ]  # fmt: skip
     model = model_of(nodes, X, {})
     network, left = import_model(model, inferred=model)
@@ -618,6 +627,7 @@ BRANCH = helper.make_graph(
 )  # fmt: skip
 SHORT = TensorProto(name="a", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
 SHORT.external_data.add(key="location", value="short")
+UNKNOWN = graph_of([N("Det", ["x"], ["d"])], {}, {"d": ROW})
 REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "of axes \\[5\\] do not fit": ([N("Pad", ["x", "p", "", "o"], ["y"])], {"p": [1, 1], "o": [5]}),
     "pads \\[1\\] of axes": ([N("Pad", ["x", "p"], ["y"])], {"p": [1]}),
@@ -659,13 +669,22 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "plevel unrolls loops of at most .* nodes and steps": (
         [N("Loop", ["", "g", "x"], ["y"], body=nested_loops(0))], {"g": True}
     ),
-    "the number of its steps is symbolic, or too large": (
-        [N("Loop", ["n", "", "x"], ["y"], body=nested_loops(0))], {"n": -(1 << 20)}
-    ),
+    "unrolls loops of at most .* nodes": ([N("Loop", ["n", "g", "x"], ["y"], body=nested_loops(0))], {
+        "n": 2**63 - 1, "g": True
+    }),
     "its outputs of each step no elements": ([N("Loop", ["n", "", "x"], ["y", "o"], body=BODY)], {"n": 0, "last": 2}),
-    "plevel has no kernel for it": (
-        [N("If", ["c"], ["y"], then_branch=graph_of([N("Det", ["x"], ["d"])], {}, {"d": ROW}), else_branch=BRANCH)],
-        {"c": True},
+    "1 operator that plevel has no kernel for: Det \\(1\\)": (
+        [N("If", ["c"], ["y"], then_branch=UNKNOWN, else_branch=BRANCH)], {"c": True},
+    ),
+    "2 operators that plevel has no kernel for: Det \\(3\\), Bernoulli \\(1\\)": (
+        [
+            N("Det", ["x"], ["e"]), N("Cast", ["e"], ["l"], to=TensorProto.BOOL),
+            N("If", ["l"], ["f"], then_branch=UNKNOWN, else_branch=BRANCH), N("Bernoulli", ["f"], ["g"]),
+            N("Loop", ["n", "", "g"], ["y"], body=graph_of(
+                [N("If", ["l"], ["o"], then_branch=BRANCH, else_branch=UNKNOWN)],
+                {"i": STEP, "going": GOES, "h": ROW}, {"going": GOES, "o": ROW},
+            )),
+        ], {"n": 2},
     ),
     "no kernel for: RandomUniformLike": ([N("RandomUniformLike", ["c"], ["a"]), ADD], {"c": normal(4)}),
     "no kernel for: Bernoulli": ([N("Bernoulli", ["c"], ["a"]), ADD], {"c": np.float32([0.5] * 4)}),

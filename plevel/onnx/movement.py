@@ -1,0 +1,252 @@
+"""Operators of ONNX that move elements: shapes, parts, elements by index, and pads."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx.numpy_helper
+
+from plevel.onnx.node import OPERATORS, Node, constant, integers, register
+from strategy.expr import Constant, Expr, call
+from strategy.network import layer
+from strategy.network.graph import NetworkError
+from strategy.network.layer import number
+from strategy.network.normal import extents
+from strategy.network.scatter import (
+    add_elements,
+    place_of,
+    reduce_elements,
+    write_elements,
+    write_rows,
+)
+from strategy.network.size import MOST, Extent
+
+OPERATORS |= {
+    "Transpose": lambda node, x: layer.transpose(x, node.get("perm", range(len(extents(x)))[::-1])),
+    "Concat": lambda node, *parts: layer.concatenate(parts, node.get("axis")),
+}
+
+
+@register("Reshape")
+def _reshape(node: Node, x: Expr, shape: Expr) -> Expr:
+    given = [int(n) for n in constant(shape, "the shape")]
+    if not node.get("allowzero", 0):
+        given = [extents(x)[i] if n == 0 else n for i, n in enumerate(given)]
+    return layer.reshape(x, given)
+
+
+@register("Tile")
+def _tile(node: Node, x: Expr, times: Expr) -> Expr:
+    return layer.tile(x, [int(n) for n in constant(times, "repeats")])
+
+
+@register("Trilu")
+def _trilu(node: Node, x: Expr, diagonal: Expr | None = None) -> Expr:
+    k = 0 if diagonal is None else int(constant(diagonal, "k").item())
+    return call("trilu", x, k=k, upper=bool(node.get("upper", 1)))
+
+
+@register("Flatten")
+def _flatten(node: Node, x: Expr) -> Expr:
+    axis = node.get("axis", 1)
+    axis = axis if axis >= 0 else axis + len(extents(x))
+    return layer.reshape(x, (math.prod(extents(x)[:axis]), math.prod(extents(x)[axis:])))
+
+
+@register("Squeeze")
+def _squeeze(node: Node, x: Expr, given: Expr | None = None) -> Expr:
+    axes, shape = integers(node, "axes", given), extents(x)
+    gone = {a % len(shape) for a in axes} if axes else {i for i, n in enumerate(shape) if n == 1}
+    return layer.reshape(x, [n for i, n in enumerate(shape) if i not in gone])
+
+
+@register("Unsqueeze")
+def _unsqueeze(node: Node, x: Expr, given: Expr | None = None) -> Expr:
+    axes = integers(node, "axes", given) or []
+    rank = len(extents(x)) + len(axes)
+    new, left = {a % rank for a in axes}, iter(extents(x))
+    return layer.reshape(x, [1 if i in new else next(left) for i in range(rank)])
+
+
+@register("Expand")
+def _expand(node: Node, x: Expr, shape: Expr) -> Expr:
+    given = tuple(int(n) for n in constant(shape, "the shape"))
+    return layer.broadcast(x, np.broadcast_shapes(extents(x), given))
+
+
+@register("ConstantOfShape")
+def _constant_of_shape(node: Node, shape: Expr) -> Expr:
+    value = node.get("value")
+    filling = np.zeros(1, np.float32) if value is None else onnx.numpy_helper.to_array(value)
+    return layer.filled(filling[0], [int(n) for n in constant(shape, "the shape")], filling.dtype.name)
+
+
+@register("Range")
+def _range(node: Node, start: Expr, limit: Expr, delta: Expr) -> Expr:
+    first, end, step = (constant(v, "a bound").item() for v in (start, limit, delta))
+    return layer.steps(first, end, step, start.tensor_type.dtype)
+
+
+@register("Slice")
+def _slice(node: Node, x: Expr, *given: Expr | None) -> Expr:
+    names = ("starts", "ends", "axes", "steps")
+    inputs = (*given, *(None for _ in range(4 - len(given))))
+    starts, ends, axes, steps = (integers(node, n, v) for n, v in zip(names, inputs, strict=True))
+    axes = list(range(len(starts or []))) if axes is None else axes
+    for axis, start, end, step in zip(axes, starts or [], ends or [], steps or [1] * len(axes), strict=True):
+        x = layer.take_slice(x, axis, *_bounds(node, start, end, extents(x)[axis], step), step)
+    return x
+
+
+def _bounds(node: Node, start: int, end: int, extent: int, step: int) -> tuple[int, int | None]:
+    """The start and the end of a part of an axis, to be read as Python does.
+
+    With symbolic sizes it adds the limits at which the part is of the same form at every call: what it has lies within
+    the axis, and its start stays before its end, or behind it.
+    """
+    forwards = step > 0
+    of, first, last = (
+        node.sizes is not None and isinstance(node.sizes.encode(abs(n)), Extent) for n in (extent, start, end)
+    )
+    if not (of or first or last):
+        # Backwards from before the beginning it begins there.
+        return start if forwards else max(start, -extent), min(end, extent)
+    refused = NetworkError(f"a part of an axis of {extent} from {start} to {end} by {step}")
+    if not of and (first or not forwards or end < 0):
+        raise refused
+    if abs(start) >= MOST:  # the beginning of the axis, or its last element
+        start = 0 if start < 0 else start if forwards else -1
+    if end >= MOST if forwards else end <= -MOST:
+        end = extent if forwards else -1 - extent
+    begins, ends = (n + extent if n < 0 else n for n in (start, end))  # as indices
+    if begins < 0 or (last and ends < 0):
+        raise refused
+    if start:
+        node.limits.append((start + 1, extent) if start > 0 else (-start, extent))
+    taken, whole = range(begins, ends, step), end in (extent, -1 - extent)
+    if (start < 0) == (end < 0) and not (first or last or whole):  # as many at every call
+        if taken:
+            node.limits.append((taken[-1] + 1 if start >= 0 else extent - taken[-1], extent))
+        return start, end
+    node.limits.append((begins, ends) if forwards == bool(taken) else (ends, begins))
+    if taken and forwards and end >= 0 and not whole:
+        node.limits.append((extent, end) if of and end > extent else (end, extent))
+    return start, end
+
+
+@register("Split")
+def _split(node: Node, x: Expr, given: Expr | None = None) -> tuple[Expr, ...]:
+    axis, sizes = node.get("axis", 0), integers(node, "split", given)
+    whole = extents(x)[axis]
+    if sizes is None:
+        count = node.get("num_outputs") or node.count
+        size = -(-whole // count)
+        sizes = [min(size, whole - i * size) for i in range(count)]
+    ends = np.cumsum(sizes).tolist()
+    return tuple(layer.take_slice(x, axis, e - n, e) for n, e in zip(sizes, ends, strict=True))
+
+
+@register("Gather")
+def _gather(node: Node, x: Expr, indices: Expr) -> Expr:
+    axis = node.get("axis", 0)
+    if isinstance(indices, Constant) and indices.value.size and node.sizes is not None:
+        whole = extents(x)[axis]
+        if isinstance(node.sizes.encode(whole), Extent):
+            outermost = int(indices.value.min()), int(indices.value.max())
+            node.limits += [(n + 1 if n >= 0 else -n, whole) for n in outermost]
+    if isinstance(indices, Constant) and indices.value.size == 1:
+        at = int(indices.value.reshape(())) % extents(x)[axis]
+        taken, shape = layer.take_slice(x, axis, at, at + 1), list(extents(x))
+        shape[axis : axis % len(shape) + 1] = extents(indices)
+        return layer.reshape(taken, shape)
+    return call("take", x, indices, axis=axis, mode="wrap")  # from the end where negative
+
+
+@register("GatherElements")
+def _gather_elements(node: Node, x: Expr, indices: Expr) -> Expr:
+    """The indices may have less rows than the tensor."""
+    axis = node.get("axis", 0) % len(extents(x))
+    for other, extent in enumerate(extents(indices)):
+        x = x if other == axis else layer.take_slice(x, other, 0, extent)
+    return call("gather", x, _counted(indices, extents(x)[axis]), axis=axis)
+
+
+@register("OneHot")
+def _one_hot(node: Node, indices: Expr, depth: Expr, values: Expr) -> Expr:
+    count, rank = int(constant(depth, "depth").item()), len(extents(indices)) + 1
+    shape, axis = list(extents(indices)), node.get("axis", -1) % rank
+    shape.insert(axis, 1)
+    places = layer.reshape(layer.steps(0, count, 1, indices.tensor_type.dtype), (count, *(1,) * (rank - 1 - axis)))
+    hit = call("equal", layer.reshape(_counted(indices, count), shape), places)
+    off, on = (layer.reshape(layer.take_slice(values, 0, i, i + 1), ()) for i in (0, 1))
+    return call("where", hit, on, off)
+
+
+@register("GatherND")
+def _gather_nd(node: Node, x: Expr, indices: Expr) -> Expr:
+    """The coordinates stand on the last axis of the indices, and on the first of plevel's."""
+    rank, batch = len(extents(indices)), node.get("batch_dims", 0)
+    front = layer.transpose(indices, [rank - 1, *range(rank - 1)])
+    return call("gather_nd", x, front, batch_dims=batch)
+
+
+@register("ScatterElements", "Scatter")
+def _scatter_elements(node: Node, x: Expr, indices: Expr, updates: Expr) -> Expr:
+    axis, reduction = node.get("axis", 0), node.get("reduction", "none")
+    places = _counted(indices, extents(x)[axis])
+    if reduction == "none":
+        return write_elements(x, axis, places, updates)
+    if reduction == "add":
+        return add_elements(x, axis, places, updates)
+    if reduction not in ("max", "min"):
+        raise NetworkError(f"reduction {reduction!r}: plevel has 'none', 'add', 'max' and 'min'")
+    return reduce_elements(x, axis, places, updates, reduction)
+
+
+@register("ScatterND")
+def _scatter_nd(node: Node, x: Expr, indices: Expr, updates: Expr) -> Expr:
+    """The first axes as one, and the others as one."""
+    reduction, (*shape, count) = node.get("reduction", "none"), extents(indices)
+    if reduction not in ("none", "add"):
+        raise NetworkError(f"reduction {reduction!r}: plevel has 'none' and 'add'")
+    own, written = extents(x), math.prod(shape)
+    rows, columns = math.prod(own[:count]), math.prod(own[count:])
+    coordinates = layer.reshape(indices, (written, count))
+    if not 1 <= count <= len(own):
+        raise NetworkError(f"indices of {count} coordinates for {len(own)} axes")
+    place = place_of(
+        [(_counted(layer.take_slice(coordinates, 1, i, i + 1), own[i]), own[i]) for i in range(count)]
+    )
+    source = layer.reshape(updates, (written, columns))
+    found = write_rows(layer.reshape(x, (rows, columns)), place, source, reduction == "add")
+    return layer.reshape(found, own)
+
+
+def _counted(indices: Expr, extent: int) -> Expr:
+    """Indices counted from the front; those below 0 are counted from behind."""
+    below = call("less", indices, number(0, indices))
+    return call("where", below, call("add", indices, layer.count(extent, indices)), indices)
+
+
+@register("Pad")
+def _pad(
+    node: Node, x: Expr, pads: Expr | None = None, value: Expr | None = None, axes: Expr | None = None
+) -> Expr:
+    """`pads` has what goes before each axis, then what goes behind; one below 0 takes elements away."""
+    rank, mode = len(extents(x)), node.get("mode", "constant")
+    widths = integers(node, "pads", pads) or []
+    given = range(rank) if axes is None else [int(a) for a in constant(axes, "axes").reshape(-1)]
+    of = [a % rank for a in given if -rank <= a < rank]
+    if not len(given) == len(of) == len(set(of)) == len(widths) / 2:
+        raise NetworkError(f"pads {widths} of axes {list(given)} do not fit a tensor of rank {rank}")
+    pairs = [(0, 0)] * rank
+    for axis, pair in zip(of, zip(widths[: len(of)], widths[len(of) :], strict=True), strict=True):
+        pairs[axis] = pair
+    for axis, (before, behind) in enumerate(pairs):
+        x = layer.take_slice(x, axis, max(0, -before), extents(x)[axis] - max(0, -behind))
+    added = tuple((max(0, before), max(0, behind)) for before, behind in pairs)
+    if mode not in ("constant", "edge", "reflect"):
+        raise NetworkError(f"mode {mode!r}: plevel pads by constant, edge and reflect")
+    fill = node.get("value", 0.0) if value is None else constant(value, "constant_value").reshape(-1)[0]
+    return call("pad", x, pad_width=added, pad_value=float(fill), pad_mode=mode) if np.any(added) else x
