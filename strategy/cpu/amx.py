@@ -16,7 +16,8 @@ from strategy.cpu.dot import Dot
 from strategy.target import Target
 from strategy.tir import change_functions, find, register_intrinsic
 
-_TASK, _TILE = "plevel.amx", "plevel.amx_tile"
+TASK = "plevel.amx"  # of a loop, whose turns have these shapes of tiles
+_TILE = "plevel.amx_tile"
 _OPERANDS = {
     ("bfloat16", "bfloat16"): "bf16ps", ("int8", "int8"): "bssd", ("int8", "uint8"): "bsud",
     ("uint8", "int8"): "busd", ("uint8", "uint8"): "buud",
@@ -64,7 +65,7 @@ def _replace(sch: Any, sums: Any, rows: Any, block: Block, task: Any, intrinsic:
     zeros = sch.decompose_reduction(sums, rows)
     sch.tensorize(sch.get_loops(zeros)[-2], _no_zeros(block))
     sch.annotate(task, "pragma_import_llvm", block.source)
-    sch.annotate(task, _TASK, block.shape_symbol)
+    sch.annotate(task, TASK, block.shape_symbol)
     sch.tensorize(rows, intrinsic)
 
 
@@ -185,15 +186,15 @@ def _with_shapes(function: Any) -> Any:
                 return tirx.call_extern("int32", *found.args[:-1], place) if is_block else found
 
             body = structural_map(body, [(ir.Call, placed)])
-        if _TASK in loop.annotations:
-            shapes = str(loop.annotations[_TASK])
+        if TASK in loop.annotations:
+            shapes = str(loop.annotations[TASK])
             body = tirx.SeqStmt([tirx.Evaluate(call(shapes)), body, tirx.Evaluate(call(RELEASE))])
         if body is loop.body:
             return loop
-        annotations = {name: value for name, value in loop.annotations.items() if name not in (_TASK, _TILE)}
+        annotations = {name: value for name, value in loop.annotations.items() if name not in (TASK, _TILE)}
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, annotations)
 
-    if not any(_TASK in loop.annotations for loop in find(function, tirx.For)):
+    if not any(TASK in loop.annotations for loop in find(function, tirx.For)):
         return function
     changed = structural_map(function, [(tirx.For, change)])
     # No assertion: those are left out of code without checks.

@@ -1,4 +1,9 @@
-"""`grouped_dense`: rows in groups, each by its group's own weight, as experts are in a mixture of them."""
+"""`grouped_dense`: rows in groups, each by its group's own weight, as experts are in a mixture of them.
+
+    reduce.cpu               every dtype and all dimensions symbolic; weights that vary, for few rows
+    grouped_dense_pack.cpu   register tiles of each group's rows, weights packed into panels
+    grouped_dense_amx.cpu    bfloat16 by AMX, for more rows than groups
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from strategy.attrs import Attrs
+from strategy.condition import SpecializedCondition
+from strategy.cpu.amx import find_product
 from strategy.op_strategy import OpStrategy
-from strategy.ops.grouped_dense import pack
+from strategy.ops.grouped_dense import amx, loops, pack
 from strategy.ops.grouped_dense.operator import grouped_dense
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import accumulator, lanes_of
@@ -23,12 +30,19 @@ def _add(
     (m, k), weight = inputs[0].shape, inputs[1]
     if not k.is_constant or not all(d.is_constant for d in weight.shape):
         return
+    groups = int(weight.shape[0])
     # Packing moves the weights of all groups, of which few rows read few.
-    is_few = m.is_constant and int(m) <= int(weight.shape[0])
+    is_few = m.is_constant and int(m) <= groups
     strategy.add_implementation(
-        partial(pack.compute, lanes_of(target, accumulator(inputs[0].dtype))), pack.schedule,
+        partial(pack.compute, lanes_of(target, accumulator(inputs[0].dtype))), loops.schedule,
         "grouped_dense_pack.cpu", 12, space=pack.space, prepare=pack.prepare, varying_plevel=9 if is_few else None,
     )  # fmt: skip
+    if (product := find_product(target, inputs[0].dtype, weight.dtype)) is not None:
+        with SpecializedCondition(m > groups):  # a block has more rows than fewer would fill
+            strategy.add_implementation(
+                partial(amx.compute, product), loops.schedule, "grouped_dense_amx.cpu", 18,
+                space=partial(amx.space, product), prepare=partial(amx.prepare, product),
+            )  # fmt: skip
 
 
 register_cpu_implementations("grouped_dense", _add)
