@@ -24,6 +24,11 @@ def require_number(reporter: TypeReporter, index: int, kind: TensorType) -> None
     reporter.check(kind.dtype != "bool", index, "expected numbers: cast it first")
 
 
+def require_integer(reporter: TypeReporter, index: int, kind: TensorType) -> None:
+    """Raise `TypeRelationError` unless the argument at `index` is a tensor of integers."""
+    reporter.check(kind.dtype.startswith(("int", "uint")), index, "expected integers: cast it first")
+
+
 def require_bool(reporter: TypeReporter, index: int, kind: TensorType) -> None:
     """Raise `TypeRelationError` unless the argument at `index` is a tensor of bools."""
     reporter.check(kind.dtype == "bool", index, "expected bools: compare, or cast it first")
@@ -96,7 +101,7 @@ Requirement = Callable[[TypeReporter, int, TensorType], None]
 # Each requirement in words.
 KINDS: dict[Requirement, str] = {
     require_number: "numbers", require_signed: "signed numbers", require_float: "floating-point numbers",
-    require_bool: "bools",
+    require_bool: "bools", require_integer: "integers",
 }  # fmt: skip
 
 

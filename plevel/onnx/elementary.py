@@ -1,10 +1,36 @@
-"""Elementary functions of ONNX."""
+"""Elementary functions of ONNX, and operators of bits."""
 
 from __future__ import annotations
 
-from plevel.onnx.node import Node, register
+import numpy as np
+
+from plevel.onnx.node import OPERATORS, Node, register
 from strategy.expr import Expr, call
+from strategy.network import elementary
+from strategy.network.graph import NetworkError
 from strategy.network.layer import number
+
+for _name, _function in {
+    "Tan": elementary.tan, "Asin": elementary.asin, "Acos": elementary.acos, "Sinh": elementary.sinh,
+    "Cosh": elementary.cosh, "Asinh": elementary.asinh, "Acosh": elementary.acosh, "Atanh": elementary.atanh,
+}.items():  # fmt: skip
+    OPERATORS[_name] = lambda node, x, _function=_function: _function(x)
+for _name in ("and", "or", "xor"):
+    OPERATORS[f"Bitwise{_name.capitalize()}"] = lambda node, x, y, _own=f"bitwise_{_name}": call(_own, x, y)
+OPERATORS["Atan"] = lambda node, x: call("atan", x)
+
+
+@register("BitShift")
+def _shift(node: Node, x: Expr, y: Expr) -> Expr:
+    return call("left_shift" if node.require("direction") == b"LEFT" else "right_shift", x, y)
+
+
+@register("BitwiseNot")
+def _not(node: Node, x: Expr) -> Expr:
+    dtype = x.tensor_type.dtype
+    if "int" not in dtype:
+        raise NetworkError(f"bits of {dtype}: plevel has those of integers")
+    return call("bitwise_xor", x, number(np.iinfo(dtype).max if dtype.startswith("u") else -1, x))
 
 
 @register("Shrink")
@@ -14,20 +40,3 @@ def _shrink(node: Node, x: Expr) -> Expr:
     below, above = call("less", x, number(-bound, x)), call("less", number(bound, x), x)
     nearer = call("where", above, call("subtract", x, bias), number(0, x))
     return call("where", below, call("add", x, bias), nearer)
-
-
-@register("Sinh", "Cosh")
-def _hyperbolic(node: Node, x: Expr) -> Expr:
-    """From exp of half the element, whose square may overflow only where the result does; sinh by tanh near 0."""
-    if node.type == "Sinh":
-        half = call("tanh", call("multiply", x, number(0.5, x)))
-        square = call("multiply", half, half)
-        near = call("divide", call("add", half, half), call("subtract", number(1, x), square))
-        return call("where", call("less", call("abs", x), number(1, x)), near, _exponentials(x, "subtract"))
-    return _exponentials(x, "add")
-
-
-def _exponentials(x: Expr, name: str) -> Expr:
-    halves = (call("exp", call("multiply", x, number(f, x))) for f in (0.5, -0.5))
-    each = [call("multiply", call("multiply", h, number(0.5, x)), h) for h in halves]
-    return call(name, *each)

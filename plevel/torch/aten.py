@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
 
 from plevel.torch.symbol import Computed
 from strategy.expr import Constant, Expr, call
-from strategy.network import layer
+from strategy.network import elementary, layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
@@ -128,9 +128,9 @@ def _in_float32(function: Callable[..., Expr]) -> Operator:
     return wide
 
 
-def _of_floats(name: str) -> Operator:
+def _of_floats(function: Callable[[Expr], Expr]) -> Operator:
     """A function of floats; integers and bools are taken as float32."""
-    return lambda x: call(name, x if _category(x.tensor_type.dtype) == 2 else cast(x, "float32"))
+    return lambda x: function(x if _category(x.tensor_type.dtype) == 2 else cast(x, "float32"))
 
 
 def _of_fractions(name: str) -> Operator:
@@ -142,8 +142,10 @@ for _name in ("relu", "silu", "hardswish", "mish", "abs", "isinf", "isnan"):
     OPERATORS[f"aten.{_name}.default"] = _unary(_name)
 for _name in ("floor", "round", "ceil"):
     OPERATORS[f"aten.{_name}.default"] = _of_fractions(_name)
-for _name in ("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "erf", "sin", "cos"):
-    OPERATORS[f"aten.{_name}.default"] = _of_floats(_name)
+for _name in ("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "erf", "sin", "cos", "atan"):
+    OPERATORS[f"aten.{_name}.default"] = _of_floats(partial(call, _name))
+for _name in ("tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "log1p"):
+    OPERATORS[f"aten.{_name}.default"] = _of_floats(getattr(elementary, _name))
 OPERATORS["aten.neg.default"] = _unary("negative")
 for _name, _own in {
     "add": "add", "sub": "subtract", "mul": "multiply", "pow": "power", "eq": "equal", "ne": "not_equal",
@@ -213,17 +215,6 @@ def _log2(x: Expr) -> Expr:
     return call("where", call("equal", call("power", number(2, x), whole), x), whole, found)
 
 
-@register("log1p.default")
-@_in_float32
-def _log1p(x: Expr) -> Expr:
-    """The logarithm of 1 + x, times what the sum's rounding has changed in x."""
-    one = number(1, x)
-    total = call("add", x, one)
-    found = call("multiply", call("log", total), call("divide", x, call("subtract", total, one)))
-    found = call("where", call("equal", x, number(math.inf, x)), x, found)
-    return call("where", call("equal", total, one), x, found)
-
-
 @register("expm1.default")
 @_in_float32
 def _expm1(x: Expr) -> Expr:
@@ -237,12 +228,6 @@ def _elu(x: Expr, alpha: float = 1, scale: float = 1, input_scale: float = 1) ->
     below = call("multiply", _expm1(call("multiply", x, number(input_scale, x))), number(alpha * scale, x))
     above = call("multiply", x, number(scale, x))
     return call("where", call("greater", x, number(0, x)), above, below)
-
-
-@register("tan.default")
-@_in_float32
-def _tan(x: Expr) -> Expr:
-    return call("divide", call("sin", x), call("cos", x))
 
 
 @register("dropout.default")

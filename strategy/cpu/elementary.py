@@ -1,11 +1,12 @@
 """Elementary functions of float32 as arithmetic on vectors.
 
 LLVM has no vector form of functions such as `exp` and calls the C library once per element, eight times as slowly;
-other dtypes are left to it. All functions propagate NaN.
+other dtypes are left to it, but those of `atan`. All functions propagate NaN.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +49,20 @@ _LOG = (
     7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
     2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
 )  # fmt: skip
+# atan(z) for |z| ≤ tan(π / 8) is z + z³ P(z²); from Cephes (S. L. Moshier), atanf.
+_ATAN = (8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)
+# The same in float64, z + z³ P(z²) / Q(z²) for |z| ≤ 0.66; from Cephes, atan.
+_ATAN64 = (
+    (
+        -8.750608600031904122785e-1, -1.615753718733365076637e1, -7.500855792314704667340e1,
+        -1.228866684490136173410e2, -6.485021904942025371773e1,
+    ),
+    (
+        1.0, 2.485846490142306297962e1, 1.650270098316988542046e2, 4.328810604912902668951e2,
+        4.853903996359136964868e2, 1.945506571482613964425e2,
+    ),
+)  # fmt: skip
+_REST_OF_QUARTER = 6.123233995736765886130e-17  # what float64 lacks of π / 2
 _ROOT_OF_HALF = 0x3F3504F3  # the bits of √½
 
 
@@ -104,6 +119,30 @@ def erf(x: Any) -> Any:
     return _odd_ratio(_clamp(x, -4.0, 4.0), _ERF)
 
 
+def atan(x: Any) -> Any:
+    """The inverse tangent of an expression, of float64 too, within three units in the last place."""
+    from tvm import tirx
+
+    dtype = str(x.ty.dtype)
+    size, zero, one = tirx.abs(x), tirx.const(0, dtype), tirx.const(1, dtype)
+    far, middle = size > tirx.const(1 + math.sqrt(2), dtype), size > tirx.const(math.sqrt(2) - 1, dtype)
+    # Of a quarter or an eighth of a turn less the angle, or of the angle itself.
+    above = tirx.Select(far, -one, tirx.Select(middle, size - one, size))
+    below = tirx.Select(far, size, tirx.Select(middle, size + one, one))
+    turn, rest = (
+        tirx.Select(far, tirx.const(t, dtype), tirx.Select(middle, tirx.const(t / 2, dtype), zero))
+        for t in (math.pi / 2, _REST_OF_QUARTER if dtype == "float64" else 0.0)
+    )
+
+    def found(z: Any) -> Any:
+        square = z * z
+        if dtype == "float64":
+            return turn + (square * _polynomial(_ATAN64[0], square) / _polynomial(_ATAN64[1], square) * z + z + rest)
+        return turn + (_polynomial(_ATAN, square) * square * z + z)
+
+    return tirx.Select(x < zero, -one, one) * share(above / below, found)
+
+
 def log1p_of_power(x: Any) -> Any:
     """log(1 + exp(x)) of an expression, without overflow, and exact where it is nearly 0."""
     from tvm import tirx
@@ -148,9 +187,12 @@ def _clamp(x: Any, low: float, high: float) -> Any:
 
 def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
     """The polynomial of these coefficients, the highest first, by Horner's rule."""
-    value = _number(coefficients[0])
+    from tvm import tirx
+
+    dtype = str(x.ty.dtype)
+    value = tirx.const(coefficients[0], dtype)
     for coefficient in coefficients[1:]:
-        value = value * x + _number(coefficient)
+        value = value * x + tirx.const(coefficient, dtype)
     return value
 
 

@@ -31,6 +31,7 @@ from strategy.type_relation import (
     require_bool,
     require_dtype_of,
     require_float,
+    require_integer,
     require_number,
     require_shape,
 )
@@ -62,7 +63,7 @@ def register_binary(
     Returns:
         The function that calls it.
     """
-    own = "bool" if require is require_bool else "float32"
+    own = {require_bool: "bool", require_integer: "int32"}.get(require, "float32")
     (
         register_op(name)
         .describe(description)
@@ -296,6 +297,57 @@ def _register_logical(name: str, description: str) -> Binary:
 logical_and: Binary = _register_logical("logical_and", "True where both elements are true.")
 logical_or: Binary = _register_logical("logical_or", "True where an element of either is true.")
 logical_xor: Binary = _register_logical("logical_xor", "True where exactly one of the elements is true.")
+
+
+def _register_bitwise(
+    name: str, description: str, reference: Callable[..., Any], element: Callable[..., Any]
+) -> Binary:
+    return register_binary(name, description, reference, require=require_integer, element=element)
+
+
+def _shifted(use: Callable[[Any, Any], Any], fill: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """`use` of x and a number of bits, or what is left once all of its bits are gone, as no processor's shift has it."""
+
+    def element(x: Any, y: Any) -> Any:
+        from tvm import tirx
+
+        dtype = str(x.ty.dtype)
+        bits = tirx.Cast(f"u{dtype.lstrip('u')}", y)
+        within = bits < tirx.const(int(dtype.lstrip("uint")), str(bits.ty.dtype))
+        return tirx.Select(within, use(x, tirx.Select(within, y, tirx.const(0, dtype))), fill(x))
+
+    return element
+
+
+def _sign_bits(x: Any) -> Any:
+    from tvm import tirx
+
+    dtype = str(x.ty.dtype)
+    zero = tirx.const(0, dtype)
+    return zero if dtype.startswith("u") else tirx.Select(x < zero, tirx.const(-1, dtype), zero)
+
+
+def _numpy_shift(name: str) -> Callable[[Any, Any], Any]:
+    """NumPy's form, which takes shifts below 0 for those beyond all bits."""
+    return lambda x, y: numpy_function(name)(x, numpy_function("where")(y < 0, 8 * x.itemsize, y).astype(y.dtype))
+
+
+bitwise_and = _register_bitwise(
+    "bitwise_and", "The bits that both elements have.", operator.and_, lambda x, y: x & y
+)
+bitwise_or = _register_bitwise("bitwise_or", "The bits that either element has.", operator.or_, lambda x, y: x | y)
+bitwise_xor = _register_bitwise(
+    "bitwise_xor", "The bits that exactly one of the elements has.", operator.xor, lambda x, y: x ^ y
+)
+left_shift = _register_bitwise(
+    "left_shift", "Elements of lhs moved by as many bits as rhs says towards higher ones; 0 beyond the last one, or of "
+    "less than none.", _numpy_shift("left_shift"), _shifted(lambda x, y: x << y, lambda x: x - x),
+)  # fmt: skip
+right_shift = _register_bitwise(
+    "right_shift", "Elements of lhs moved by as many bits as rhs says towards lower ones, with the sign behind; "
+    "the sign alone beyond the last one, or of less than none.", _numpy_shift("right_shift"),
+    _shifted(lambda x, y: x >> y, _sign_bits),
+)  # fmt: skip
 
 
 def where_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:

@@ -227,6 +227,10 @@ cos: Unary = register_unary(
     "cos", "The cosine of each element.", numpy_function("cos"),
     lambda orig, grad: -(grad * sin(orig.args[0])), vector=_vector("cos"),
 )  # fmt: skip
+atan = register_unary(
+    "atan", "The inverse tangent of each element.", numpy_function("arctan"),
+    lambda orig, grad: grad / (like(orig, 1) + orig.args[0] * orig.args[0]), vector=elementary.atan,
+)  # fmt: skip
 floor = register_unary(
     "floor", "The largest integer that is not above each element.", numpy_function("floor"), vector=_vector("floor")
 )

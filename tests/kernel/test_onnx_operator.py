@@ -284,7 +284,26 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
         f"{name} of small and large numbers": (
             [N(name, ["x"], ["y"])], {"x": np.float32([-88, -2, -0.9, -1e-3, 0, 1e-6, 0.5, 1, 3, 89])}, {}
         )
-        for name in ("Sinh", "Cosh")
+        for name in ("Sinh", "Cosh", "Asinh", "Atan")
+    },
+    **{
+        f"{name} of its range": ([N(name, ["x"], ["y"])], {"x": np.float32([-end, -0.9, -1e-3, 0, 1e-6, 0.5, end])}, {})
+        for name, end in (("Tan", 1), ("Asin", 1), ("Acos", 1), ("Atanh", 0.9999))
+    },
+    "areas of a hyperbola": ([N("Acosh", ["x"], ["y"])], {"x": np.float32([1, 1 + 1e-6, 2, 1e4, 1e25])}, {}),
+    **{
+        f"bits by {name}": (
+            [N(name, ["x", "z"], ["a"]), N("BitwiseNot", ["a"], ["y"])],
+            {"x": np.int32([[-1, 2, 2**31 - 1]]), "z": np.int32([[5], [-9]])}, {},
+        )
+        for name in ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
+    },
+    **{
+        f"bits of {a.dtype} that go {way}": (
+            [N("BitShift", ["x", "z"], ["a"], direction=way), N("BitwiseNot", ["a"], ["y"])], {"x": a, "z": b}, {}
+        )
+        for way in ("LEFT", "RIGHT")
+        for a, b in ((np.uint8([255, 1, 9]), np.uint8([1, 9, 8])), (np.uint64([2**63, 7, 7]), np.uint64([1, 2, 64])))
     },
     "a dropout's mask": (
         [N("Dropout", ["x"], ["a", "m"]), N("Cast", ["m"], ["b"], to=1), N("Add", ["a", "b"], ["y"])], X, {}

@@ -355,7 +355,7 @@ def test_power_of_positive_numbers():
     np.testing.assert_allclose(out.numpy(), lhs.astype("float64") ** rhs, rtol=1e-6)
 
 
-@pytest.mark.parametrize("op", ["exp", "sigmoid", "tanh", "erf", "gelu"])
+@pytest.mark.parametrize("op", ["exp", "sigmoid", "tanh", "erf", "gelu", "atan"])
 def test_elementary_functions_over_their_whole_range(op):
     import tvm
 
@@ -369,6 +369,18 @@ def test_elementary_functions_over_their_whole_range(op):
     absolute = 3e-6 if op == "gelu" else 1e-37
     with np.errstate(over="ignore"):
         np.testing.assert_allclose(out.numpy(), expected.astype("float32"), rtol=5e-7, atol=absolute)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"])
+def test_bits_are_moved_beyond_all_and_by_less_than_none(dtype):
+    rng, limits = np.random.default_rng(0), np.iinfo(dtype)
+    given = {
+        "lhs": rng.integers(limits.min, limits.max, 64, dtype, endpoint=True),
+        "rhs": rng.integers(max(limits.min, -3), limits.bits + 3, 64, dtype),
+    }
+    for op in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"):
+        assert check(make(op, dict.fromkeys(given, f"{dtype}[64]")), given=given)
 
 
 @pytest.mark.sample(1)

@@ -1,0 +1,117 @@
+"""Elementary functions of floats as calls of plevel's operators, precise near 0, as importers of models share them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+
+from strategy.expr import Expr, call
+from strategy.network.layer import number
+
+Function = Callable[[Expr], Expr]
+
+
+def _in_float32(function: Function) -> Function:
+    """The function between two casts of narrower floats, which lose too much in its parts."""
+
+    @wraps(function)
+    def wide(x: Expr) -> Expr:
+        dtype = x.tensor_type.dtype
+        if dtype not in ("float16", "bfloat16"):
+            return function(x)
+        return call("cast", function(call("cast", x, dtype="float32")), dtype=dtype)
+
+    return wide
+
+
+def _odd(function: Function) -> Function:
+    """The function of the size of each element, with its sign."""
+
+    @wraps(function)
+    def signed(x: Expr) -> Expr:
+        found = function(call("abs", x))
+        return call("where", call("less", x, number(0, x)), call("negative", found), found)
+
+    return signed
+
+
+def _times(x: Expr, factor: float) -> Expr:
+    return call("multiply", x, number(factor, x))
+
+
+def _root(x: Expr) -> Expr:
+    return call("sqrt", x)
+
+
+@_in_float32
+def tan(x: Expr) -> Expr:
+    return call("divide", call("sin", x), call("cos", x))
+
+
+@_in_float32
+def asin(x: Expr) -> Expr:
+    """Of the tangent of half the angle."""
+    one = number(1, x)
+    cosine = _root(call("multiply", call("subtract", one, x), call("add", one, x)))
+    return _times(call("atan", call("divide", x, call("add", one, cosine))), 2)
+
+
+@_in_float32
+def acos(x: Expr) -> Expr:
+    """Of the tangent of half the angle, which is infinite at -1."""
+    one = number(1, x)
+    return _times(call("atan", _root(call("divide", call("subtract", one, x), call("add", one, x)))), 2)
+
+
+@_in_float32
+def log1p(x: Expr) -> Expr:
+    """The logarithm of 1 + x, times what the sum's rounding has changed in x."""
+    one = number(1, x)
+    total = call("add", x, one)
+    found = call("multiply", call("log", total), call("divide", x, call("subtract", total, one)))
+    found = call("where", call("equal", x, number(math.inf, x)), x, found)
+    return call("where", call("equal", total, one), x, found)
+
+
+@_in_float32
+@_odd
+def asinh(x: Expr) -> Expr:
+    """As log1p(x + x / (1 / x + √(1 + 1 / x²))), whose square does not overflow."""
+    inverse = call("divide", number(1, x), x)
+    root = _root(call("add", number(1, x), call("multiply", inverse, inverse)))
+    return log1p(call("add", x, call("divide", x, call("add", inverse, root))))
+
+
+@_in_float32
+def acosh(x: Expr) -> Expr:
+    """As log1p(x - 1 + √(x - 1) √(x + 1))."""
+    one = number(1, x)
+    less = call("subtract", x, one)
+    return log1p(call("add", less, call("multiply", _root(less), _root(call("add", x, one)))))
+
+
+@_in_float32
+@_odd
+def atanh(x: Expr) -> Expr:
+    """As log1p(2 x / (1 - x)) / 2."""
+    return _times(log1p(call("divide", _times(x, 2), call("subtract", number(1, x), x))), 0.5)
+
+
+@_in_float32
+def sinh(x: Expr) -> Expr:
+    """Near 0 by the hyperbolic tangent of half the element."""
+    half = call("tanh", _times(x, 0.5))
+    near = call("divide", _times(half, 2), call("subtract", number(1, x), call("multiply", half, half)))
+    return call("where", call("less", call("abs", x), number(1, x)), near, _exponentials(x, "subtract"))
+
+
+@_in_float32
+def cosh(x: Expr) -> Expr:
+    return _exponentials(x, "add")
+
+
+def _exponentials(x: Expr, name: str) -> Expr:
+    """From exp of half the element, whose square may overflow only where the result does."""
+    halves = (call("exp", _times(x, f)) for f in (0.5, -0.5))
+    return call(name, *(call("multiply", _times(h, 0.5), h) for h in halves))
