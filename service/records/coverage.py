@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from service.records import ranking
 from service.records.filter import Tasks
 from service.records.ranking import Ranked
-from service.store.sql import is_given
+from service.store.sql import among, is_given
 from service.store.tables import (
     MEASURED_HERE,
     best,
@@ -127,18 +127,18 @@ def cover(connection: sa.Connection, which: Tasks) -> Coverage:
     counts = _counts(connection, ids)
     runs = _newest_runs(connection, ids)
     ranked = ranking.rank(connection, ids)
-    versions = _Versions(connection)
+    versions = _Versions(connection, ids)
     covered = []
     for r in rows:
         n = counts.get(r.id)
-        request = runs.get(r.id, {})
+        newest = runs.get(r.id)
         covered.append(
             Covered(
                 task_id=r.id, workload=r.workload, target=r.target,
                 implementation=r.implementation, version=r.version,
                 stale=versions.of(r) != r.version, trials=n.trials if n else 0,
-                failed=n.failed if n else 0, space_size=r.space_size, tuner=request.get("tuner"),
-                budget=request.get("trials"), measured_at=n.measured_at if n else None,
+                failed=n.failed if n else 0, space_size=r.space_size, tuner=newest.tuner if newest else None,
+                budget=newest.budget if newest else None, measured_at=n.measured_at if n else None,
                 imported=n.imported if n else 0, **vars(ranked.get(r.id, Ranked())),
             )
         )  # fmt: skip
@@ -161,25 +161,40 @@ def _counts(connection: sa.Connection, ids: list[int]) -> dict[int, Any]:
     return {r.task_id: r for r in rows}
 
 
-def _newest_runs(connection: sa.Connection, ids: list[int]) -> dict[int, dict[str, Any]]:
-    """The request of the newest run of each task."""
+def _newest_runs(connection: sa.Connection, ids: list[int]) -> dict[int, Any]:
+    """The tuner and the budget of the newest run of each task.
+
+    Tasks share runs, and a run's request has the candidates of all of its tasks: it is read in the database, once.
+    """
     newest = (
         sa.select(run_task.c.task_id, sa.func.max(run_task.c.run_id).label("run_id"))
         .where(run_task.c.task_id.in_(ids))
         .group_by(run_task.c.task_id)
-        .subquery()
     )
-    rows = connection.execute(
-        sa.select(newest.c.task_id, run.c.request).join(run, run.c.id == newest.c.run_id)
-    )
-    return {r.task_id: r.request for r in rows}
+    of = {r.task_id: r.run_id for r in connection.execute(newest)}
+    asked = sa.select(
+        run.c.id, run.c.request["tuner"].as_string().label("tuner"),
+        run.c.request["trials"].as_integer().label("budget"),
+    ).where(among(run.c.id))  # fmt: skip
+    runs = {r.id: r for r in connection.execute(asked, {"ids": sorted(set(of.values()))})}
+    return {task_id: runs[run_id] for task_id, run_id in of.items()}
 
 
 class _Versions:
-    """The current version of an implementation: the installed one, else the newest on record."""
+    """The current versions of tasks' implementations: the installed one, else the newest on record."""
 
-    def __init__(self, connection: sa.Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: sa.Connection, ids: list[int]) -> None:
+        other = task.alias()
+        same = [other.c[name] == task.c[name] for name in ("workload_id", "target_id", "implementation", "namespace")]
+        newest = (
+            sa.select(task.c.id, sa.func.max(other.c.id).label("newest"))
+            .join(other, sa.and_(*same))
+            .where(task.c.id.in_(ids))
+            .group_by(task.c.id)
+            .subquery()
+        )
+        query = sa.select(newest.c.id, task.c.version).join(task, task.c.id == newest.c.newest)
+        self._newest: dict[int, str] = {r.id: r.version for r in connection.execute(query)}
         self._installed: dict[tuple[int, int], dict[str, str]] = {}
 
     def of(self, r: Any) -> str:
@@ -191,16 +206,4 @@ class _Versions:
                 on = Target.parse(r.target_body)
                 installed = {c.implementation: c.version for c in candidates(asked.checked(), on)}
             self._installed[place] = installed
-        found = self._installed[place].get(r.implementation)
-        if found is not None:
-            return found
-        newest = (
-            sa.select(task.c.version)
-            .where(
-                task.c.workload_id == r.workload_id, task.c.target_id == r.target_id,
-                task.c.implementation == r.implementation, task.c.namespace == r.namespace,
-            )
-            .order_by(task.c.id.desc())
-            .limit(1)
-        )  # fmt: skip
-        return str(self._connection.execute(newest).scalar_one())
+        return self._installed[place].get(r.implementation) or self._newest[r.id]

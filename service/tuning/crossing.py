@@ -34,7 +34,7 @@ def is_crossed(connection: sa.Connection, tuning: TuningRun, proposed: Sequence[
     cursors = {t.id: t.cursor for t in tuning.tasks}
     given = values_table(connection, list(record.c["task_id", "config_digest"]), wanted)
     same = sa.and_(given.c.task_id == record.c.task_id, given.c.config_digest == record.c.config_digest)
-    counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
+    counted = runs.trials_of(tuning.id, tuning.request.force, tuning.policy_id)
     reported = connection.execute(sa.select(*record.c["task_id", "id"]).join(given, same).where(counted))
     return any(r.id > cursors[r.task_id] for r in reported)
 

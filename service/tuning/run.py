@@ -243,14 +243,14 @@ def unknown_run(run_id: int) -> NotFoundError:
     return NotFoundError(f"run {run_id} does not exist: `plevel runs` lists the runs")
 
 
-def trials_of(run_id: int, request: RunRequest, policy_id: int | None) -> sa.ColumnElement[bool]:
+def trials_of(run_id: int, forced: bool, policy_id: int | None) -> sa.ColumnElement[bool]:
     """The condition on records that count as trials of a run's tasks.
 
-    Those of all runs under the same policy, so that an interrupted run resumes; with `force` only its
+    Those of all runs under the same policy, so that an interrupted run resumes; of a `forced` run only its
     own. Purged records do not count, and are measured again.
     """
     of_search = sa.and_(record.c.phase == Phase.SEARCH.value, standing())
-    if request.force:
+    if forced:
         return sa.and_(of_search, record.c.run_id == run_id)
     # Imported records may have this policy; they are another farm's trials, and have no run.
     same = sa.and_(record.c.policy_id == policy_id, record.c.run_id.is_not(None))

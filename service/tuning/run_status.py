@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from service.errors import NotFoundError
@@ -18,7 +19,8 @@ from service.store.tables import LIVE, job, lease, record, run, run_task, task, 
 from service.tuning.ownership import is_interrupted
 from service.tuning.run import trials_of, unknown_run
 from strategy.op import find_op
-from strategy.record import Phase, RunRequest, RunState, RunStatus, TaskStatus, convert
+from strategy.record import Phase, RunState, RunStatus, TaskStatus, TimingPolicy, convert
+from strategy.target import Target
 from strategy.workload import Workload
 
 INTERRUPTION_S = 60.0  # from which a pause of a run is an interruption
@@ -28,17 +30,30 @@ def status(
     connection: sa.Connection, run_id: int, alive_s: float, namespace: str | None = None
 ) -> RunStatus:
     """The status of a run, of any namespace if none is given; raise `NotFoundError`."""
-    query = sa.select(run).where(run.c.id == run_id, is_given(run.c.namespace, namespace))
+    query = _runs().where(run.c.id == run_id, is_given(run.c.namespace, namespace))
     row = connection.execute(query).one_or_none()
     if row is None:
         raise unknown_run(run_id)
     return _status(connection, row, alive_s, idle_s(connection, [run_id]).get(run_id, 0.0))
 
 
+class _Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a `RunRequest` that its status shows; its workloads and their candidates take longer to read."""
+
+    target: Target
+    trials: int
+    search_policy: TimingPolicy
+
+
+def _runs() -> sa.Select[Any]:
+    own = run.c["id", "target_id", "state", "forced", "message", "created_at", "finished_at"]
+    return sa.select(*own, *(run.c.request[f.name].label(f.name) for f in msgspec.structs.fields(_Budget)))
+
+
 def _status(connection: sa.Connection, row: Any, alive_s: float, idle: float) -> RunStatus:
     run_id = row.id
-    request = convert(row.request, RunRequest)
-    tasks = _task_statuses(connection, run_id, request)
+    budget = convert({name: getattr(row, name) for name in _Budget.__struct_fields__}, _Budget)
+    tasks = _task_statuses(connection, row, budget.search_policy)
     done = sum(t.trials for t in tasks if t.tunable)
     timing_s = connection.scalar(
         sa.select(sa.func.sum(record.c.run_s)).where(record.c.run_id == run_id)
@@ -53,17 +68,17 @@ def _status(connection: sa.Connection, row: Any, alive_s: float, idle: float) ->
         )
     elif row.state in LIVE and not workers:
         message = (
-            f"waiting for a worker for target {request.target}: start one with "
+            f"waiting for a worker for target {budget.target}: start one with "
             "`plevel worker --url URL`, with this service's URL"
         )
     elif row.state == RunState.RUNNING and (missing := explain.missing(connection, run_id, alive_s)):
         message = (
-            f"waiting for a worker that can build {', '.join(missing)}: those alive for target {request.target} "
+            f"waiting for a worker that can build {', '.join(missing)}: those alive for target {budget.target} "
             "have other versions; bring them to this service's version of plevel"
         )
     return RunStatus(
-        id=run_id, state=RunState(row.state), target=request.target, trials=request.trials,
-        trials_done=min(done, request.trials), created_at=row.created_at,
+        id=run_id, state=RunState(row.state), target=budget.target, trials=budget.trials,
+        trials_done=min(done, budget.trials), created_at=row.created_at,
         finished_at=row.finished_at, timing_s=float(timing_s or 0.0),
         idle_s=idle, workers=workers, interrupted=interrupted, message=message, tasks=tuple(tasks),
     )  # fmt: skip
@@ -104,13 +119,15 @@ def _sum_gaps() -> sa.Select[Any]:
 _IDLE = _sum_gaps()
 
 
-def _task_statuses(connection: sa.Connection, run_id: int, request: RunRequest) -> list[TaskStatus]:
-    policy_id = catalogue.find_policy(connection, request.search_policy)
+def _task_statuses(connection: sa.Connection, of: Any, policy: TimingPolicy) -> list[TaskStatus]:
+    """The statuses of the tasks of a run, a row of `_runs`."""
+    run_id = of.id
+    policy_id = catalogue.find_policy(connection, policy)
     counts: dict[int, dict[str | None, int]] = {}
     own_tasks = sa.select(run_task.c.task_id).where(run_task.c.run_id == run_id)
     for c in connection.execute(
         sa.select(record.c.task_id, record.c.error, sa.func.count().label("n"))
-        .where(trials_of(run_id, request, policy_id), record.c.task_id.in_(own_tasks))
+        .where(trials_of(run_id, of.forced, policy_id), record.c.task_id.in_(own_tasks))
         .group_by(record.c.task_id, record.c.error)
     ):
         counts.setdefault(c.task_id, {})[c.error] = c.n
@@ -119,12 +136,18 @@ def _task_statuses(connection: sa.Connection, run_id: int, request: RunRequest) 
         .where(run_task.c.run_id == run_id).order_by(run_task.c.id)
     ).all()  # fmt: skip
     ranked = ranking.rank(connection, [r.id for r in rows])
-    return [_task_status(r, ranked.get(r.id, Ranked()), counts.get(r.id, {})) for r in rows]
+    bodies = {r.workload_id: r.workload_body for r in rows}
+    flops = {workload_id: flops_of(body) for workload_id, body in bodies.items()}
+    return [_task_status(r, ranked.get(r.id, Ranked()), counts.get(r.id, {}), flops[r.workload_id]) for r in rows]
 
 
 def _tasks() -> sa.Select[Any]:
     return (
-        sa.select(task, workload.c.key.label("workload"), workload.c.body.label("workload_body"))
+        sa.select(
+            *task.c["id", "workload_id", "implementation", "version", "plevel", "space_size"],
+            task.c.space.is_not(None).label("tunable"),
+            workload.c.key.label("workload"), workload.c.body.label("workload_body"),
+        )
         .join(workload, workload.c.id == task.c.workload_id)
     )
 
@@ -143,15 +166,14 @@ def task_status(
         .group_by(record.c.error)
     )
     ranked = ranking.rank(connection, [task_id]).get(task_id, Ranked())
-    return _task_status(row, ranked, {row.error: row.n for row in counts})
+    return _task_status(row, ranked, {row.error: row.n for row in counts}, flops_of(row.workload_body))
 
 
-def _task_status(r: Any, ranked: Ranked, counts: dict[str | None, int]) -> TaskStatus:
+def _task_status(r: Any, ranked: Ranked, counts: dict[str | None, int], flops: int | None) -> TaskStatus:
     cost = ranked.best
-    flops = flops_of(r.workload_body)
     return TaskStatus(
         task_id=r.id, workload=r.workload, implementation=r.implementation, version=r.version,
-        plevel=r.plevel, tunable=r.space is not None, space_size=r.space_size,
+        plevel=r.plevel, tunable=bool(r.tunable), space_size=r.space_size,
         trials=sum(counts.values()), failed=sum(n for e, n in counts.items() if e is not None),
         gflops=None if cost is None or flops is None else flops / cost.median_s / 1e9,
         failures={e: n for e, n in counts.items() if e is not None}, **vars(ranked),
@@ -175,7 +197,7 @@ def recent(
 ) -> list[RunStatus]:
     """The runs of a namespace, the newest first."""
     rows = connection.execute(
-        sa.select(run).where(run.c.namespace == namespace).order_by(run.c.id.desc()).limit(limit)
+        _runs().where(run.c.namespace == namespace).order_by(run.c.id.desc()).limit(limit)
     ).all()
     idle = idle_s(connection, [row.id for row in rows])
     return [_status(connection, row, alive_s, idle.get(row.id, 0.0)) for row in rows]

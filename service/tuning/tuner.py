@@ -410,7 +410,7 @@ class Tuner(Background):
 
 
 def _first_failure(connection: Connection, tuning: TuningRun) -> str:
-    counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
+    counted = runs.trials_of(tuning.id, tuning.request.force, tuning.policy_id)
     failed = log_page.find_first_failure(connection, tuning.id, [t.id for t in tuning.tasks], counted)
     if failed is None:
         return "no worker for this target leased a job"

@@ -158,7 +158,7 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
         .order_by(run_task.c.id)
     ).all()
     policy_id = catalogue.find_policy(connection, request.search_policy)
-    counted = runs.trials_of(run_id, request, policy_id)
+    counted = runs.trials_of(run_id, request.force, policy_id)
     device_model = relative.find_device_model(connection, row.target_id, [r.id for r in rows], counted)
     tasks = []
     for r in rows:
@@ -203,7 +203,7 @@ def teach(store: Store, tuning: TuningRun, t: TuningTask) -> None:
     if others < max(relative.LEAST_RECORDS, 2 * t.taught):
         return
     t.taught = others
-    counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
+    counted = runs.trials_of(tuning.id, tuning.request.force, tuning.policy_id)
     with store.read() as connection:
         t.search.teach(relative.find_sources(connection, t.id, counted, tuning.device_model))
 
@@ -214,7 +214,7 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
     Those of other device models are not told, but for failures that hold for the target.
     """
     tuning.find_policy(connection)
-    counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
+    counted = runs.trials_of(tuning.id, tuning.request.force, tuning.policy_id)
     # Open jobs first: a concurrent report is then found by both queries, not by neither.
     under_way = connection.execute(
         sa.select(*job_entry.c["job_id", "entry", "task_id", "config"])

@@ -182,7 +182,7 @@ def _check_progress(c: sa.Connection, ids: dict[str, int]) -> None:
         )  # fmt: skip
         wanted = c.scalar(
             sa.select(sa.func.count()).select_from(record)
-            .where(runs.trials_of(ids["live"], asked, policy_id), record.c.task_id.in_(tunable))
+            .where(runs.trials_of(ids["live"], asked.force, policy_id), record.c.task_id.in_(tunable))
         )  # fmt: skip
         progress = run_query.progress(c, ids["live"], asked, told)
         found[force] = progress["trials"]

@@ -67,7 +67,7 @@ def found(store: Store, request: RunRequest) -> list[Source]:
     scene = Scene.make(store, msgspec.structs.replace(request, force=True))
     with store.read() as c:
         (task_id,) = scene.tasks.values()
-        counted = runs.trials_of(scene.run_id, msgspec.structs.replace(request, force=True), None)
+        counted = runs.trials_of(scene.run_id, True, None)
         return relative.find_sources(c, task_id, counted, "Model A")
 
 
@@ -133,7 +133,7 @@ def test_trials_of_the_run_itself_are_no_source(store: Store) -> None:
     scene = Scene.make(store, asked(WORKLOAD, trials=20))
     with store.read() as c:
         policy = c.scalar(sa.select(record.c.policy_id).limit(1))
-        counted = runs.trials_of(scene.run_id, asked(WORKLOAD, trials=20), policy)
+        counted = runs.trials_of(scene.run_id, False, policy)
         assert relative.find_sources(c, task_id, counted, "Model A") == []
         (own,) = relative.find_sources(c, task_id, sa.false(), "Model A")
     assert len(own.configs) == 9
@@ -166,7 +166,7 @@ def test_imported_records_are_no_trials_though_they_have_the_policy(store: Store
         c.execute(sa.update(record).values(run_id=None, job_id=None, entry=None))
     with store.read() as c:
         for policy in (c.scalar(sa.select(record.c.policy_id).limit(1)), None):
-            counted = runs.trials_of(scene.run_id, asked(WORKLOAD, trials=20), policy)
+            counted = runs.trials_of(scene.run_id, False, policy)
             assert c.scalar(sa.select(sa.func.count()).select_from(record).where(counted)) == 0
 
 

@@ -90,7 +90,7 @@ def progress(
         policy_id = catalogue.find_policy(connection, request.search_policy)
         trials = connection.scalar(
             sa.select(sa.func.count()).select_from(record)
-            .where(trials_of(run_id, request, policy_id), record.c.task_id.in_(tasks))
+            .where(trials_of(run_id, request.force, policy_id), record.c.task_id.in_(tasks))
         ) or 0  # fmt: skip
     return {
         "trials": min(trials, request.trials), "own": own, "records": sum(t.n for t in told),
