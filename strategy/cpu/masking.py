@@ -459,6 +459,10 @@ def _choose(condition: Any, inside: Any, outside: Any) -> Any:
     dtype = str(inside.ty.dtype)
     if dtype.startswith("bfloat16"):  # TVM legalises it after this pass, but not within calls
         raise _NotVectorizable
+    if dtype.startswith("float") and find(inside, tirx.Mul) and find(inside, tirx.Add, tirx.Sub):
+        # LLVM (to 22 at least) joins the masks of a choice and of a load to that of one multiply-add, and when it then
+        # takes the load out again, for a register, it takes out a whole vector.
+        inside = tirx.call_llvm_pure_intrin(dtype, "llvm.arithmetic.fence", inside)
     return tirx.call_pure_extern(dtype, _CHOICE, condition, inside, outside)
 
 

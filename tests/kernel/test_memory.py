@@ -70,6 +70,11 @@ REGRESSIONS: list[tuple[Workload, str, dict[str, Any]]] = [
         {},
     ),
     (Workload.make("softmax", {"data": "float32[16,5]"}), "softmax_row.cpu", {}),
+    (
+        Workload.make("softmax_bias", {"data": "float32[13,182]", "bias": "float32[1,182]"}, {"axis": 0, "scale": 0.5}),
+        "softmax_bias_column.cpu",
+        {"vectors": 1},
+    ),
     (Workload.make("transpose", {"data": "float32[16,5]"}), "transpose_tile.cpu", {}),
     (
         Workload.make("concatenate", {"data.0": "float32[4,6]", "data.1": "float32[4,5]"}, {"axis": 1}),
