@@ -118,7 +118,8 @@ def _mirrored(kind: _Kind, attrs: GridSampleAttrs, place: Any, extent: Any) -> A
     """A place, mirrored at the edges until it lies between them; 0 of NaN and infinity."""
     low = kind.number(0 if attrs.align_corners else -0.5)
     span = extent - kind.number(1) if attrs.align_corners else extent
-    away, round_trip = place - low, kind.number(2) * span
+    # At least 1, as two edges at one place are no way apart, and TVM refuses to divide by a zero that it knows.
+    away, round_trip = place - low, kind.max(kind.number(2) * span, kind.number(1))
     rest = away - round_trip * kind.floor(away / round_trip)
     return kind.within(low + (span - kind.abs(span - rest)), extent - kind.number(1))
 

@@ -168,9 +168,10 @@ def _places(attrs: TakeAttrs, data: Any, indices: Any) -> Any:
     import numpy as np
 
     numbers, mode = np.arange(data.size).reshape(data.shape), cast("Any", attrs.mode)
-    if indices.dtype == np.uint64:
-        extent = np.uint64(max(1, data.size if attrs.axis is None else data.shape[attrs.axis]))
-        indices = int64_array(indices % extent if mode == "wrap" else indices)
+    if mode == "wrap":  # by a division: NumPy's own wrapping takes a subtraction for each turn
+        extent = max(1, data.size if attrs.axis is None else data.shape[attrs.axis])
+        indices = indices % np.asarray(extent, np.uint64 if indices.dtype == np.uint64 else np.int64)
+    indices = int64_array(indices)
     if not attrs.batch_dims or attrs.axis is None:
         return np.take(numbers, indices, axis=attrs.axis, mode=mode)
     found = np.empty(_taken(attrs, data.shape, indices.shape), np.int64)

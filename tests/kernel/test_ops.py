@@ -188,6 +188,8 @@ CASES = [
     ("adaptive_avg_pool2d", {"data": "float32[1,2,9,70]"}, {"output_size": [5, 9]}),
     ("adaptive_max_pool2d", {"data": "float32[1,1,3,600]"}, {"output_size": [2, 130]}),
     ("adaptive_max_pool2d", {"data": "float16[2,7,9,13]"}, {"output_size": [4, 5], "layout": "NHWC"}),
+    ("grid_sample", {"data": "float32[1,2,1,5]", "grid": "float32[1,3,4,2]"},
+     {"padding_mode": "reflection", "align_corners": True}),
     ("resize2d", {"data": "float32[1,1,3,40]"}, {"size": [5, 600]}),
     ("resize2d", {"data": "float32[1,2,3,70]"}, {"size": [5, 41]}),
     ("resize2d", {"data": "float32[2,3,9,24]"}, {"size": [7, 46], "method": "cubic"}),

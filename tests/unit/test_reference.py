@@ -262,6 +262,14 @@ def test_products_of_another_dtype_are_numbers_of_it(data, dtype):
         assert size < 300 or len(set(found.tolist())) > 3
 
 
+@pytest.mark.parametrize("axis", [None, 1])
+def test_an_index_far_beyond_its_axis_wraps_at_once(axis: int | None) -> None:
+    workload = Workload.make("take", {"data": "float32[1,7]", "indices": "int64[2]"}, {"axis": axis, "mode": "wrap"})
+    data = np.arange(7, dtype=np.float32)[None]
+    (found,) = reference(workload, {"data": data, "indices": np.array([-(2**63), 2**63 - 1])})
+    np.testing.assert_array_equal(found.ravel(), [-(2**63) % 7, (2**63 - 1) % 7])
+
+
 def test_powers_of_minus_infinity():
     inputs = {"lhs": np.full(9, -np.inf), "rhs": np.array([0.5])}
     (found,) = reference(Workload.make("power", {"lhs": "float64[9]", "rhs": "float64[1]"}), inputs)
