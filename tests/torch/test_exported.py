@@ -24,7 +24,7 @@ from torch.nn.functional import (
 from plevel.comparison import error_of
 from plevel.torch.exported import import_program, run_program
 from strategy import compile as compiler
-from strategy.expr import Var, post_order
+from strategy.expr import Call, Constant, Var, post_order
 from strategy.network.graph import NetworkError
 from strategy.network.normal import normalize
 from strategy.reference import evaluate
@@ -438,6 +438,14 @@ def test_attention_with_heads_of_a_symbolic_size_is_refused_in_one_line() -> Non
     program = torch.export.export(model, (IMAGE,), dynamic_shapes=((sizes,),))
     with pytest.raises(NetworkError, match=r"attention with heads of a symbolic size: export .* fixed$"):
         import_program(program)
+
+
+def test_experts_compute_with_their_own_weights_only() -> None:
+    called, *inputs = COMPUTED["experts"]
+    network, _ = import_program(torch.export.export(called.eval(), tuple(inputs)))
+    calls = {v.op.name: v for v in post_order(normalize(network).root) if isinstance(v, Call)}
+    assert not {"dense", "batch_matmul"} & calls.keys()
+    assert isinstance(calls["grouped_dense"].args[1], Constant | Var)  # as it is stored, out of rows of k
 
 
 def test_what_is_written_beyond_an_axis_goes_nowhere() -> None:

@@ -100,6 +100,16 @@ def test_the_mean_of_few_numbers_may_be_as_large_as_they_are(op: str) -> None:
         compare(norm(skip=1), right, tolerance)
 
 
+def test_few_rows_are_each_of_another_group_and_groups_have_all_rows() -> None:
+    for rows, groups in ((2, 8), (40, 8), (8, 8)):
+        inputs = {"data": f"float32[{rows},4]", "weight": f"float32[{groups},3,4]", "ends": f"int32[{groups}]"}
+        ends = random_inputs(Workload.make("grouped_dense", inputs), 0)["ends"]
+        sizes = np.diff(ends, prepend=0)
+        assert sizes.min() >= 0
+        assert ends[-1] == rows
+        assert sizes.max() == 1 or rows > groups
+
+
 def test_inputs_are_those_of_their_seed() -> None:
     workload = dense(8)
     first, same, other = (random_inputs(workload, seed) for seed in (1, 1, 2))
