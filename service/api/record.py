@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from starlette.responses import StreamingResponse
 
 from service.access.auth import Who, Within
 from service.api.query import OfWorkload, refusal
+from service.api.stream import Stream
 from service.api.wire import describe, reply
 from service.context import Context, Ctx
 from service.records import exporter, log_page
@@ -110,9 +111,10 @@ def export_records(
 
 
 def stream(context: Context, form: exporter.Writable, which: Wanted) -> Response:
-    """A streamed response of an export."""
+    """A streamed response of an export; an error before its first part is a problem document."""
     parts = exporter.export(context.store, form, which)
-    return StreamingResponse(parts, 200, None, _MEDIA.get(form, _NDJSON))
+    first = next(parts, b"")
+    return Stream(itertools.chain([first], parts), 200, None, _MEDIA.get(form, _NDJSON))
 
 
 @router.get("/tasks/{task_id}", **describe("A task over all runs", gives=TaskStatus, errors=(404,)))

@@ -9,10 +9,10 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Query, Response
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import StreamingResponse
 
 from service.access import audit
 from service.access.auth import Actor, Who, Within
+from service.api.stream import Stream
 from service.api.wire import Body, describe, reply
 from service.context import Context, Ctx, Seen
 from service.tuning import plan as planning
@@ -64,7 +64,7 @@ def list_runs(
         ids = run_status.recent_ids(connection, limit, within)
     parts = _each(context, ids)
     first = next(parts)  # an error before the stream begins is a problem document
-    return StreamingResponse(itertools.chain([first], parts), 200, None, "application/json")
+    return Stream(itertools.chain([first], parts), 200, None, "application/json")
 
 
 def _each(context: Context, ids: Sequence[int]) -> Iterator[bytes]:
@@ -103,7 +103,7 @@ async def events(context: Ctx, who: Who, run_id: int) -> Response:
 
     await run_in_threadpool(look)  # 404 before the stream begins
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(context.follow(look, b"status", _PAUSE_S), 200, headers, "text/event-stream")
+    return Stream(context.follow(look, b"status", _PAUSE_S), 200, headers, "text/event-stream")
 
 
 @router.post("/{run_id}/cancel", **describe("Cancel a run", gives=RunStatus, errors=(404,)))

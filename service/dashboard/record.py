@@ -6,8 +6,8 @@ import re
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from starlette.responses import StreamingResponse
 
+from service.api.stream import Stream
 from service.context import Ctx
 from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import record as query
@@ -82,7 +82,7 @@ def export(context: Ctx, given: Given, format: Literal["native", "csv"] = "nativ
     wanted = _wanted(given)
     parts = exporter.export(context.store, format, wanted)
     exporter.check_any(context.store, format, wanted)
-    return StreamingResponse(parts, 200, HEADERS, _MEDIA[format])
+    return Stream(parts, 200, HEADERS, _MEDIA[format])
 
 
 def _id(name: str, text: str) -> int | None:

@@ -8,10 +8,11 @@ import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import RedirectResponse, StreamingResponse
+from starlette.responses import RedirectResponse
 
 from service.access import audit
 from service.access.auth import Who
+from service.api.stream import Stream
 from service.context import Context, Ctx, Seen
 from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import run as query
@@ -132,7 +133,7 @@ async def follow(context: Ctx, run_id: RunId) -> Response:
 
     await run_in_threadpool(look)  # 404 before the stream begins
     headers = {**HEADERS, "x-accel-buffering": "no"}
-    return StreamingResponse(context.follow(look, b"change", _PAUSE_S), 200, headers, "text/event-stream")
+    return Stream(context.follow(look, b"change", _PAUSE_S), 200, headers, "text/event-stream")
 
 
 @router.post("/{run_id}/cancel")

@@ -200,16 +200,22 @@ def improvements(group: sa.ColumnElement[Any], *conditions: sa.ColumnElement[boo
 
 
 def _curve_model(connection: sa.Connection, task_id: int, searched: Sequence[sa.ColumnElement[bool]]) -> str:
-    """The device model of a task's curve; empty if none is known."""
-    counts = connection.execute(
+    """The device model of a task's curve; empty if none is known.
+
+    Of the model by which the task is ranked, one time is looked for: a count reads all records of the task.
+    """
+    timed = [*searched, record.c.error.is_(None)]
+    ranked = ranking.rank(connection, [task_id]).get(task_id)
+    if ranked is not None and ranked.device_model:
+        on_it = sa.select(sa.exists().where(*timed, ranking.measured_on(ranked.device_model)))
+        if connection.scalar(on_it):
+            return ranked.device_model
+    most = (
         sa.select(device.c.model)
         .join(record, record.c.device_id == device.c.id)
-        .where(*searched, record.c.error.is_(None))
+        .where(*timed)
         .group_by(device.c.model)
         .order_by(sa.func.count().desc(), device.c.model)
+        .limit(1)
     )
-    timed = list(counts.scalars())
-    ranked = ranking.rank(connection, [task_id]).get(task_id) if len(timed) > 1 else None
-    if ranked is not None and ranked.device_model in timed:
-        return ranked.device_model
-    return timed[0] if timed else ""
+    return connection.scalar(most) or ""
