@@ -89,6 +89,8 @@ def at_least(value: Any, bound: Any) -> Any:
     """The larger of an expression and a constant; NaN if the expression is."""
     from tvm import tirx
 
+    if str(value.ty.dtype) not in FLOATS:  # TVM refuses some choices by whole numbers that are bound to a name
+        return tirx.max(value, bound)
     return tirx.Select(value < bound, bound, value)
 
 
@@ -96,6 +98,8 @@ def at_most(value: Any, bound: Any) -> Any:
     """The smaller of an expression and a constant; NaN if the expression is."""
     from tvm import tirx
 
+    if str(value.ty.dtype) not in FLOATS:  # TVM refuses some choices by whole numbers that are bound to a name
+        return tirx.min(value, bound)
     return tirx.Select(value > bound, bound, value)
 
 

@@ -58,6 +58,10 @@ def test_what_models_call_becomes_one_function():
         ("reduce_row.cpu", 'max(data=float32[5,40]){"axis":[1]}+add(o=float32[5],.)+relu(.)'),
         ("reduce_column.cpu", 'sum(data=float32[5,40]){"axis":[0]}+add(o=float32[40],.)+relu(.)'),
         (
+            "broadcast.cpu",
+            'add(lhs=int32[5,40],rhs=int32[5,40])+add(.,o=int32[40])+clip(.){"a_max":3,"a_min":-1}',
+        ),
+        (
             "injective.cpu",
             'quantize(data=float32[4,40],output_scale=float32[],output_zero_point=int32[]){"out_dtype":"uint8"}+relu(.)',
         ),
