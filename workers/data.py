@@ -13,6 +13,7 @@ from workers.guard import Buffer, Placement, Pool
 from workers.reference import (
     Array,
     Tolerance,
+    after,
     bounds,
     compare,
     random_inputs,
@@ -37,8 +38,11 @@ class Data:
     def draw(cls, workload: Workload, seed: int) -> Data:
         """Random inputs, and what NumPy makes of them."""
         inputs = random_inputs(workload, seed)
-        outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
-        return cls(inputs, {}, outputs, tolerances(workload, inputs, outputs))
+        anchor = found = reference(workload.anchor, inputs)
+        if workload.epilogue:
+            found = [after(workload.epilogue, anchor[0], inputs)]
+        outputs = tuple(np.asarray(x) for x in found)
+        return cls(inputs, {}, outputs, tolerances(workload, inputs, outputs, anchor))
 
     def compare(self, outputs: Sequence[Array]) -> None:
         """Compare a kernel's outputs with the reference; raise `WrongAnswerError` for the first that is wrong."""

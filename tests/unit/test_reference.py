@@ -196,6 +196,42 @@ def test_a_jump_may_be_on_either_side_of_what_is_rounded(op: str) -> None:
             compare(found + off * (np.arange(4096) >= 3000), right, tolerance)
 
 
+@pytest.mark.parametrize(("op", "k"), [("tanh", 12000), ("exp", 200)])
+def test_an_epilogue_may_magnify_what_is_rounded(op: str, k: int) -> None:
+    plain = dense(k)
+    workload = Workload.make("dense", plain.inputs, epilogue=[EpilogueStep(op, (None,))])
+    inputs = random_inputs(workload, 0)
+    (right,) = reference(workload, inputs)
+    (tolerance,) = tolerances(workload, inputs, [right])
+
+    def found(skip: int | None = None) -> np.ndarray:
+        return getattr(np, op)(kernel(inputs["data"], inputs["weight"], skip))
+
+    with pytest.raises(WrongAnswerError):  # so that this says something
+        compare(found(), right, *tolerances(plain, inputs, [right]))
+    compare(found(), right, tolerance)
+    with pytest.raises(WrongAnswerError, match="largest error"):
+        compare(found(skip=k // 2), right, tolerance)
+
+
+@pytest.mark.parametrize("attrs", [{"dtype": "int32"}, {"dtype": "bool"}])
+def test_a_number_that_is_rounded_may_be_on_either_side_of_a_whole_one(attrs: dict[str, str]) -> None:
+    product = dict.fromkeys(("lhs", "rhs"), "bfloat16[3]")
+    workload = Workload.make("subtract", product, epilogue=[EpilogueStep("cast", (None,), attrs)])
+    inputs = {"lhs": np.array([1.5, 1.0, 0.5]), "rhs": np.array([0.5, 1e-9, 0.125])}
+    inputs["rhs"][0] -= 1e-9
+    (right,) = reference(workload, inputs)
+    (tolerance,) = tolerances(workload, inputs, [right])
+    if attrs["dtype"] == "int32":
+        compare(np.array([1, 1, 0]), right, tolerance)
+        with pytest.raises(WrongAnswerError, match="^1 of 3"):
+            compare(np.array([1, 1, 1]), right, tolerance)
+    else:
+        compare(right, right, tolerance)
+        with pytest.raises(WrongAnswerError, match="^3 of 3"):
+            compare(~right, right, tolerance)
+
+
 def test_a_jump_of_integers_is_exact() -> None:
     """The quotient of 0 is 0, which that of floating-point numbers is far from; others are at a jump."""
     steps = [
