@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from plevel.onnx.node import OPERATORS, Node, Operator, register
+import numpy as np
+
+from plevel.onnx.node import OPERATORS, Node, Operator, constant, register
 from plevel.onnx.operator import folded
-from strategy.expr import Expr, call
+from strategy.expr import Constant, Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
@@ -65,12 +68,60 @@ def windows(node: Node, x: Expr, weight: Expr) -> dict[str, Any]:
 def _conv_transpose(node: Node, x: Expr, weight: Expr, bias: Expr | None = None) -> Expr:
     rank = len(extents(x)) - 2
     strides, dilation = node.get("strides", [1] * rank), node.get("dilations", [1] * rank)
-    if node.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or node.get("output_shape"):
-        raise NetworkError("it has auto_pad or output_shape: export it with pads")
+    added, auto = node.get("output_padding", [0] * rank), node.get("auto_pad", "NOTSET")
+    padding = [0] * (2 * rank) if auto == "VALID" else node.get("pads", [0] * (2 * rank))
+    wanted = node.get("output_shape")
+    if wanted or auto.startswith("SAME"):
+        sizes = wanted[-rank:] if wanted else [n * s for n, s in zip(extents(x)[2:], strides, strict=True)]
+        whole = [
+            s * (n - 1) + o + (k - 1) * d + 1
+            for n, k, s, d, o in zip(extents(x)[2:], extents(weight)[2:], strides, dilation, added, strict=True)
+        ]
+        gone = [w - size for w, size in zip(whole, sizes, strict=True)]
+        if min(gone) < 0 and not wanted:
+            raise NetworkError(
+                f"an output of {sizes}, where its windows reach {whole}, which ONNX Runtime makes smaller than ONNX "
+                "says: export it with pads"
+            )
+        added = [o + max(0, -n) for o, n in zip(added, gone, strict=True)]
+        gone = [max(0, n) for n in gone]
+        less, more = [n // 2 for n in gone], [n - n // 2 for n in gone]
+        padding = less + more if auto == "SAME_UPPER" else more + less
     return layer.transposed_convolution(
-        x, weight, bias, strides=strides, padding=node.get("pads", [0] * (2 * rank)), dilation=dilation,
-        output_padding=node.get("output_padding", [0] * rank), groups=node.get("group", 1),
+        x, weight, bias, strides=strides, padding=padding, dilation=dilation, output_padding=added,
+        groups=node.get("group", 1),
     )  # fmt: skip
+
+
+@register("Col2Im")
+def _columns_to_image(node: Node, x: Expr, shape: Expr, window: Expr) -> Expr:
+    """A transposed convolution, in whose windows each place has a channel of its own."""
+    image, size = (constant(v, what).tolist() for v, what in ((shape, "image_shape"), (window, "block_shape")))
+    rank, places = len(size), math.prod(size)
+    strides, dilation = node.get("strides", [1] * rank), node.get("dilations", [1] * rank)
+    padding = node.get("pads", [0] * (2 * rank))
+    reach = [n + padding[i] + padding[rank + i] - (size[i] - 1) * dilation[i] - 1 for i, n in enumerate(image)]
+    counts = [n // s + 1 for n, s in zip(reach, strides, strict=True)]
+    batch, channels, _ = extents(x)
+    each = np.eye(places, dtype=x.tensor_type.dtype).reshape(places, 1, *size)
+    return layer.transposed_convolution(
+        layer.reshape(x, (batch, channels, *counts)), Constant(np.tile(each, (channels // places, *(1,) * (rank + 1)))),
+        None, strides=strides, padding=padding, dilation=dilation, groups=channels // places,
+        output_padding=[n - (c - 1) * s for n, c, s in zip(reach, counts, strides, strict=True)],
+    )  # fmt: skip
+
+
+@register("LpPool")
+def _lp_pool(node: Node, x: Expr) -> Expr:
+    """The root of a sum of powers, which has zeros beyond the image."""
+    order, size = node.get("p", 2), node.require("kernel_shape")
+    if node.get("ceil_mode", 0):
+        raise NetworkError("ceil_mode = 1: export it with pads")
+    powers = call("multiply", x, x) if order == 2 else call("abs", x)
+    powers = powers if order in (1, 2) else call("power", powers, number(order, x))
+    mean = _pool(node, powers, "avg_pool2d", count_include_pad=True)
+    total = call("multiply", mean, number(math.prod(size), mean))
+    return total if order == 1 else call("sqrt", total) if order == 2 else call("power", total, number(1 / order, x))
 
 
 @register("GridSample")

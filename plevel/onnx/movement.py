@@ -1,10 +1,12 @@
 """Operators of ONNX that move elements: shapes, parts, elements by index, and pads."""
+# Over 300 lines: a table of operators.
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+import onnx.helper
 import onnx.numpy_helper
 
 from plevel.onnx.node import OPERATORS, Node, constant, integers, register
@@ -199,17 +201,19 @@ def _scatter_elements(node: Node, x: Expr, indices: Expr, updates: Expr) -> Expr
         return write_elements(x, axis, places, updates)
     if reduction == "add":
         return add_elements(x, axis, places, updates)
-    if reduction not in ("max", "min"):
-        raise NetworkError(f"reduction {reduction!r}: plevel has 'none', 'add', 'max' and 'min'")
-    return reduce_elements(x, axis, places, updates, reduction)
+    return _reduced(x, axis, places, updates, reduction)
+
+
+def _reduced(x: Expr, axis: int, places: Expr, updates: Expr, reduction: str) -> Expr:
+    if reduction not in ("mul", "max", "min"):
+        raise NetworkError(f"reduction {reduction!r}: plevel has 'none', 'add', 'mul', 'max' and 'min'")
+    return reduce_elements(x, axis, places, updates, "prod" if reduction == "mul" else reduction)
 
 
 @register("ScatterND")
 def _scatter_nd(node: Node, x: Expr, indices: Expr, updates: Expr) -> Expr:
     """The first axes as one, and the others as one."""
     reduction, (*shape, count) = node.get("reduction", "none"), extents(indices)
-    if reduction not in ("none", "add"):
-        raise NetworkError(f"reduction {reduction!r}: plevel has 'none' and 'add'")
     own, written = extents(x), math.prod(shape)
     rows, columns = math.prod(own[:count]), math.prod(own[count:])
     coordinates = layer.reshape(indices, (written, count))
@@ -219,8 +223,53 @@ def _scatter_nd(node: Node, x: Expr, indices: Expr, updates: Expr) -> Expr:
         [(_counted(layer.take_slice(coordinates, 1, i, i + 1), own[i]), own[i]) for i in range(count)]
     )
     source = layer.reshape(updates, (written, columns))
-    found = write_rows(layer.reshape(x, (rows, columns)), place, source, reduction == "add")
+    flat = layer.reshape(x, (rows, columns))
+    if reduction in ("none", "add"):
+        found = write_rows(flat, place, source, reduction == "add")
+    else:
+        found = _reduced(flat, 0, layer.broadcast(place, extents(source)), source, reduction)
     return layer.reshape(found, own)
+
+
+@register("ReverseSequence")
+def _reverse_sequence(node: Node, x: Expr, lengths: Expr) -> Expr:
+    """The first elements of each row along the axis of time, as many as its length, from behind."""
+    time, batch = node.get("time_axis", 0), node.get("batch_axis", 1)
+    shape = [n if i in (time, batch) else 1 for i, n in enumerate(extents(x))]
+    ends = layer.reshape(lengths, [1 if i == time else n for i, n in enumerate(shape)])
+    own = layer.steps(0, extents(x)[time], 1, lengths.tensor_type.dtype)
+    own = layer.reshape(own, [n if i == time else 1 for i, n in enumerate(shape)])
+    turned = call("subtract", call("subtract", ends, own), number(1, own))
+    places = call("where", call("less", own, ends), turned, own)
+    return call("gather", x, layer.broadcast(places, extents(x)), axis=time)
+
+
+@register("TensorScatter")
+def _tensor_scatter(node: Node, cache: Expr, update: Expr, begins: Expr | None = None) -> Expr:
+    """A cache with new rows from a place of each batch entry on, around its end if it is circular."""
+    axis, whole = node.get("axis", -2) % len(extents(cache)), extents(cache)
+    count = extents(update)[axis]
+    begins = layer.filled(0, (whole[0],), "int64") if begins is None else begins
+    shape = [n if i in (0, axis) else 1 for i, n in enumerate(whole)]
+    own = layer.steps(0, whole[axis], 1, begins.tensor_type.dtype)
+    own = layer.reshape(own, [n if i == axis else 1 for i, n in enumerate(whole)])
+    place = call("subtract", own, layer.reshape(begins, (whole[0], *(1,) * (len(whole) - 1))))
+    if node.get("mode", "linear") == "circular":
+        place = call("floor_mod", place, layer.count(whole[axis], place))
+    within = call("less", place, layer.count(count, place))
+    within = call("logical_and", within, call("greater_equal", place, number(0, place)))
+    near = call("where", within, place, number(0, place))
+    wide = layer.broadcast(layer.reshape(near, shape), whole)
+    return call("where", layer.reshape(within, shape), call("gather", update, wide, axis=axis), cache)
+
+
+@register("EyeLike")
+def _eye_like(node: Node, x: Expr) -> Expr:
+    rows, columns = extents(x)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(node.get("dtype")).name if node.get("dtype") else x.tensor_type.dtype
+    own = layer.reshape(layer.steps(0, rows, 1, "int64"), (rows, 1))
+    found = call("equal", call("add", own, number(node.get("k", 0), own)), layer.steps(0, columns, 1, "int64"))
+    return call("cast", found, dtype=dtype)
 
 
 def _counted(indices: Expr, extent: int) -> Expr:
@@ -246,7 +295,12 @@ def _pad(
     for axis, (before, behind) in enumerate(pairs):
         x = layer.take_slice(x, axis, max(0, -before), extents(x)[axis] - max(0, -behind))
     added = tuple((max(0, before), max(0, behind)) for before, behind in pairs)
+    if mode == "wrap":
+        for axis, (before, behind) in enumerate(added):
+            around = np.arange(-before, extents(x)[axis] + behind) % extents(x)[axis]
+            x = call("take", x, Constant(around), axis=axis) if before or behind else x
+        return x
     if mode not in ("constant", "edge", "reflect"):
-        raise NetworkError(f"mode {mode!r}: plevel pads by constant, edge and reflect")
+        raise NetworkError(f"mode {mode!r}: plevel pads by constant, edge, reflect and wrap")
     fill = node.get("value", 0.0) if value is None else constant(value, "constant_value").reshape(-1)[0]
     return call("pad", x, pad_width=added, pad_value=float(fill), pad_mode=mode) if np.any(added) else x

@@ -26,6 +26,7 @@ from plevel.onnx import (  # noqa: F401  (they register their operators)
     quantized,
     recurrent,
     resize,
+    signal,
 )
 from plevel.onnx.constant import (
     FailedError,
@@ -59,6 +60,7 @@ _OF_VALUES = frozenset({
     "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Pow", "Reciprocal",
     "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sqrt", "Sub", "Sum", "Tanh", "Where",
 })  # fmt: skip
+_PARTS = "plevel.parts"  # the domain of functions that are the parts of a node
 _UNROLLED = 1 << 14  # times that a graph within a node is read, or a node of one
 
 
@@ -309,9 +311,30 @@ def _expanded(model: Any) -> Any:
             known = {a.name for a in node.attribute}
             more = onnx.defs.get_schema(node.op_type).attributes.values()
             node.attribute.extend(a.default_value for a in more if a.name not in known and a.default_value.name)
+        _write_parts(typed)
         return onnx.inliner.inline_selected_functions(typed, own, exclude=True, inline_schema_functions=True)
     except (ValueError, TypeError, RuntimeError):  # larger than 2 GiB; an older ONNX, which does not have it
         return model
+
+
+def _write_parts(model: Any) -> None:
+    """Write the parts of nodes with omitted inputs as functions of the model, as ONNX's inliner does not take those."""
+    version = next((o.version for o in model.opset_import if _is_standard(o)), 1)
+    types = {v.name: v.type for g in nested(model.graph) for v in (*g.input, *g.value_info, *g.output)}
+    for i, node in enumerate(filter(_has_parts, list(_nodes(model.graph)))):
+        schema = onnx.defs.get_schema(node.op_type, version, "")
+        if all(node.input) or not schema.has_context_dependent_function:
+            continue
+        given = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
+        versions = (v for v in schema.context_dependent_function_opset_versions if v <= version)
+        body = onnx.FunctionProto.FromString(
+            schema.get_context_dependent_function_with_opset_version(max(versions), node.SerializeToString(), given)
+        )
+        body.name, body.domain = f"{node.op_type}{i}", _PARTS
+        model.functions.append(body)
+        node.op_type, node.domain = body.name, _PARTS
+    if any(function.domain == _PARTS for function in model.functions):
+        model.opset_import.append(onnx.helper.make_opsetid(_PARTS, 1))
 
 
 def _nodes(graph: Any) -> Iterator[Any]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx.helper
@@ -68,10 +68,18 @@ def _pow(node: Node, x: Expr, y: Expr) -> Expr:
         x = layer.broadcast(x, np.broadcast_shapes(extents(x), extents(y)))
         if exponent == 2:
             return call("multiply", x, x)
-        if exponent == 0.5:
+        if exponent == 0.5 and "float" in x.tensor_type.dtype:
             return call("sqrt", x)
-        return call("power", x, number(exponent, x))
-    return call("power", x, y)
+        y = y if "float" in x.tensor_type.dtype else Constant(y.value.reshape(()))
+    return _power(x, y)
+
+
+def _power(x: Expr, y: Expr) -> Expr:
+    """The power in the dtype of x; of integers in float64, rounded towards 0 as ONNX Runtime's."""
+    dtype = x.tensor_type.dtype
+    if "float" in dtype:
+        return call("power", x, y if y.tensor_type.dtype == dtype else call("cast", y, dtype=dtype))
+    return call("cast", call("power", *(call("cast", v, dtype="float64") for v in (x, y))), dtype=dtype)
 
 
 @register("Mod")
@@ -161,7 +169,8 @@ def _batch_norm(node: Node, x: Expr, scale: Expr, shift: Expr, mean: Expr, varia
 
 
 @register("LayerNormalization")
-def _layer_norm(node: Node, x: Expr, scale: Expr, shift: Expr | None = None) -> Expr:
+def _layer_norm(node: Node, x: Expr, scale: Expr, shift: Expr | None = None) -> Expr | tuple[Expr, ...]:
+    """The norm; behind it, where they are named, the mean and the inverse of the deviation, in float32."""
     axis = node.get("axis", -1) % len(extents(x))
     size = math.prod(extents(x)[axis:])
     beta = Constant(np.zeros(size, x.tensor_type.dtype)) if shift is None else layer.reshape(shift, (size,))
@@ -169,23 +178,38 @@ def _layer_norm(node: Node, x: Expr, scale: Expr, shift: Expr | None = None) -> 
         "layer_norm", layer.reshape(x, (*extents(x)[:axis], size)), layer.reshape(scale, (size,)), beta,
         axis=-1, epsilon=float(node.get("epsilon", 1e-5)),
     )  # fmt: skip
-    return layer.reshape(found, extents(x))
+    found = layer.reshape(found, extents(x))
+    if node.count == 1:
+        return found
+    wide = x if x.tensor_type.dtype == "float32" else call("cast", x, dtype="float32")
+    about = {"axis": tuple(range(axis, len(extents(x)))), "keepdims": True}
+    moved = call("add", call("variance", wide, **about), number(node.get("epsilon", 1e-5), wide))
+    return found, call("mean", wide, **about), call("rsqrt", moved)
 
 
-def _softmax_of(name: str) -> Operator:
+def _along(function: Callable[[Expr, int], Expr]) -> Operator:
     def make(node: Node, x: Expr) -> Expr:
-        axis = node.get("axis", -1 if node.version >= 13 else 1)
+        axis = node.get("axis", -1 if node.version >= 13 else 1) % len(extents(x))
         if node.version >= 13:
-            return call(name, x, axis=axis)
-        axis %= len(extents(x))  # of all further axes together
+            return function(x, axis)
+        # Of all further axes together.
         flat = layer.reshape(x, (math.prod(extents(x)[:axis]), math.prod(extents(x)[axis:])))
-        return layer.reshape(call(name, flat, axis=-1), extents(x))
+        return layer.reshape(function(flat, 1), extents(x))
 
     return make
 
 
-OPERATORS["Softmax"] = _softmax_of("softmax")
-OPERATORS["LogSoftmax"] = _softmax_of("log_softmax")
+def _first_largest(x: Expr, axis: int) -> Expr:
+    """1 at the first of the largest elements, and 0."""
+    places = call("argmax", x, axis=(axis,), keepdims=True, dtype="int64")
+    extent, behind = extents(x)[axis], (1,) * (len(extents(x)) - 1 - axis)
+    own = layer.reshape(layer.steps(0, extent, 1, "int64"), (extent, *behind))
+    return call("where", call("equal", own, places), number(1, x), number(0, x))
+
+
+OPERATORS["Softmax"] = _along(lambda x, axis: call("softmax", x, axis=axis))
+OPERATORS["LogSoftmax"] = _along(lambda x, axis: call("log_softmax", x, axis=axis))
+OPERATORS["Hardmax"] = _along(_first_largest)
 
 
 def _reduce(name: str, before: str = "", after: str = "") -> Operator:
@@ -197,8 +221,13 @@ def _reduce(name: str, before: str = "", after: str = "") -> Operator:
         x = call("multiply", x, x) if before == "square" else call(before, x) if before else x
         found = x
         if extents(x) and not kept:
-            over = tuple(axes or range(len(extents(x))))
-            found = call(name, x, axis=over, keepdims=bool(node.get("keepdims", 1)))
+            about = {"axis": tuple(axes or range(len(extents(x)))), "keepdims": bool(node.get("keepdims", 1))}
+            if x.tensor_type.dtype != "bool":
+                found = call(name, x, **about)
+            elif name == "max":
+                found = call("any", x, **about)
+            else:
+                found = call("logical_not", call("any", call("logical_not", x), **about))
         return call(after, found) if after else found
 
     return make

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from plevel.onnx.node import OPERATORS, Node
 from strategy.expr import Expr, call
@@ -14,12 +15,38 @@ from strategy.network.size import PROBED
 
 State = tuple[Expr, ...]
 """The hidden state [batch, hidden], and LSTM's cell state behind it."""
-_Product = Callable[[Expr, int, int], Expr]
-Cell = Callable[[Node, Expr, _Product, State], State]
-"""A step's state from the products of its data, all gates side by side, and from the state before it.
+_FUNCTIONS: dict[str, Callable[[Expr], Expr]] = {
+    "Sigmoid": lambda x: call("sigmoid", x), "Tanh": lambda x: call("tanh", x), "Relu": lambda x: call("relu", x),
+    "HardSigmoid": lambda x: call("hardsigmoid", x, alpha=0.2, beta=0.5),
+    "Softplus": lambda x: call("softplus", x), "LeakyRelu": lambda x: call("leaky_relu", x, alpha=0.01),
+    "Softsign": lambda x: call("divide", x, call("add", call("abs", x), number(1, x))),
+}  # fmt: skip
 
-The function gives the product of a tensor with the recurrent weights of the gates from the first number to the second.
-"""
+
+class _Direction(NamedTuple):
+    """A direction of a layer.
+
+    The function `product` gives the product of a tensor with the recurrent weights of the gates from the first number
+    to the second; `functions` are the activations, and `peepholes` LSTM's weights [hidden] of the cell state.
+    """
+
+    node: Node
+    product: Callable[[Expr, int, int], Expr]
+    functions: Sequence[Callable[[Expr], Expr]]
+    peepholes: Sequence[Expr | None]
+
+    def activate(self, place: int, x: Expr) -> Expr:
+        clip = self.node.get("clip")
+        return self.functions[place](layer.clip(x, -clip, clip) if clip else x)
+
+    def seen(self, place: int, x: Expr, cell: Expr) -> Expr:
+        """A gate's sum with what it sees of the cell state."""
+        weight = self.peepholes[place]
+        return x if weight is None else call("add", x, call("multiply", weight, cell))
+
+
+Cell = Callable[[_Direction, Expr, State], State]
+"""A step's state from the products of its data, all gates side by side, and from the state before it."""
 
 
 def _gate(products: Expr, place: int, count: int) -> Expr:
@@ -28,77 +55,105 @@ def _gate(products: Expr, place: int, count: int) -> Expr:
     return layer.take_slice(products, 1, place * size, (place + 1) * size)
 
 
-def _lstm(node: Node, data: Expr, product: _Product, state: State) -> State:
+def _lstm(own: _Direction, data: Expr, state: State) -> State:
     hidden, cell = state
-    both = call("add", data, product(hidden, 0, 4))
-    let_in, let_out, keep = (call("sigmoid", _gate(both, i, 4)) for i in range(3))
-    new = call("multiply", let_in, call("tanh", _gate(both, 3, 4)))
-    cell = call("add", call("multiply", keep, cell), new)
-    return call("multiply", let_out, call("tanh", cell)), cell
-
-
-def _gru(node: Node, data: Expr, product: _Product, state: State) -> State:
-    (hidden,) = state
-    both = call("add", layer.take_slice(data, 1, 0, 2 * extents(hidden)[1]), product(hidden, 0, 2))
-    update, reset = (call("sigmoid", _gate(both, i, 2)) for i in range(2))
-    if node.get("linear_before_reset", 0):
-        before: Expr = call("multiply", reset, product(hidden, 2, 3))
+    both = call("add", data, own.product(hidden, 0, 4))
+    let_in = own.activate(0, own.seen(0, _gate(both, 0, 4), cell))
+    if own.node.get("input_forget", 0):
+        keep: Expr = call("subtract", number(1, let_in), let_in)
     else:
-        before = product(call("multiply", reset, hidden), 2, 3)
-    new = call("tanh", call("add", _gate(data, 2, 3), before))
+        keep = own.activate(0, own.seen(2, _gate(both, 2, 4), cell))
+    new = call("multiply", let_in, own.activate(1, _gate(both, 3, 4)))
+    cell = call("add", call("multiply", keep, cell), new)
+    let_out = own.activate(0, own.seen(1, _gate(both, 1, 4), cell))
+    return call("multiply", let_out, own.functions[2](cell)), cell
+
+
+def _gru(own: _Direction, data: Expr, state: State) -> State:
+    (hidden,) = state
+    both = call("add", layer.take_slice(data, 1, 0, 2 * extents(hidden)[1]), own.product(hidden, 0, 2))
+    update, reset = (own.activate(0, _gate(both, i, 2)) for i in range(2))
+    if own.node.get("linear_before_reset", 0):
+        before: Expr = call("multiply", reset, own.product(hidden, 2, 3))
+    else:
+        before = own.product(call("multiply", reset, hidden), 2, 3)
+    new = own.activate(1, call("add", _gate(data, 2, 3), before))
     kept, left = call("multiply", update, hidden), call("subtract", number(1, update), update)
     return (call("add", call("multiply", left, new), kept),)
 
 
-def _rnn(node: Node, data: Expr, product: _Product, state: State) -> State:
-    return (call("tanh", call("add", data, product(state[0], 0, 1))),)
+def _rnn(own: _Direction, data: Expr, state: State) -> State:
+    return (own.activate(0, call("add", data, own.product(state[0], 0, 1))),)
+
+
+def _activations(node: Node, usual: Sequence[str], directions: int) -> list[Callable[[Expr], Expr]]:
+    names = [a.decode() for a in node.get("activations", ())] or [*usual] * directions
+    unknown = sorted(set(names) - _FUNCTIONS.keys())
+    if unknown or len(names) != len(usual) * directions or node.get("activation_alpha") or node.get("activation_beta"):
+        raise NetworkError(
+            f"its activations {', '.join(names)}: plevel has {', '.join(_FUNCTIONS)}, by their default alpha and beta, "
+            f"{len(usual)} for each direction"
+        )
+    return [_FUNCTIONS[name] for name in names]
 
 
 def _recurrent(gates: int, cell: Cell, activations: tuple[str, ...]) -> Callable[..., tuple[Expr, ...]]:
     def make(
         node: Node, x: Expr, weight: Expr, recurrent: Expr, bias: Expr | None = None, lengths: Expr | None = None,
-        *initial: Expr | None,
+        *more: Expr | None,
     ) -> tuple[Expr, ...]:  # fmt: skip
-        states = 1 + (cell is _lstm)
+        states, rows = 1 + (cell is _lstm), node.get("layout", 0)  # rows: the batch comes first
+        initial = (*more[:states], *(None for _ in range(states - len(more))))
         direction = node.get("direction", "forward")
         directions, size = extents(weight)[0], extents(recurrent)[-1]
-        given = tuple(a.decode() for a in node.get("activations", ()))
-        if lengths is not None or any(v is not None for v in initial[states:]):
-            raise NetworkError("it has sequence_lens or peepholes: plevel takes sequences of one length without them")
-        if node.get("clip") or node.get("input_forget", 0) or node.get("layout", 0) or given not in (
-            (), activations * directions
-        ):  # fmt: skip
-            raise NetworkError("its clip, input_forget, layout or activations: plevel has the default ones")
+        functions = _activations(node, activations, directions)
+        if rows:
+            x = layer.transpose(x, (1, 0, 2))
+            initial = tuple(v if v is None else layer.transpose(v, (1, 0, 2)) for v in initial)
         steps, batch, _ = extents(x)
         if steps >= PROBED:
             raise NetworkError("the number of its steps is symbolic: give it with --dim")
         outputs, ends = [], []
         for d in range(directions):
-            w, r = (layer.reshape(layer.take_slice(v, 0, d, d + 1), extents(v)[1:]) for v in (weight, recurrent))
-            own = None if bias is None else layer.reshape(layer.take_slice(bias, 0, d, d + 1), (2 * gates * size,))
+            w, r = (_part(v, d, extents(v)[1:]) for v in (weight, recurrent))
+            own = None if bias is None else _part(bias, d, (2 * gates * size,))
             data = layer.linear(x, w, own and layer.take_slice(own, 0, 0, gates * size))
 
             def product(h: Expr, first: int, end: int, r: Expr = r, own: Expr | None = own) -> Expr:
                 whole = own and layer.take_slice(own, 0, (gates + first) * size, (gates + end) * size)
                 return layer.linear(h, layer.take_slice(r, 0, first * size, end * size), whole)
 
-            given_state = (*initial[:states], *(None for _ in range(states - len(initial))))
-            state = tuple(
-                layer.filled(0, (batch, size), x.tensor_type.dtype) if v is None
-                else layer.reshape(layer.take_slice(v, 0, d, d + 1), (batch, size))
-                for v in given_state
-            )  # fmt: skip
+            sees = _part(more[states], d, (3 * size,)) if more[states:] and more[states] is not None else None
+            peepholes = [sees and layer.take_slice(sees, 0, i * size, (i + 1) * size) for i in range(3)]
+            count = len(activations)
+            about = _Direction(node, product, functions[d * count : (d + 1) * count], peepholes)
+            zeros = layer.filled(0, (batch, size), x.tensor_type.dtype)
+            state = tuple(zeros if v is None else _part(v, d, (batch, size)) for v in initial)
             found = {}
             for t in reversed(range(steps)) if direction == "reverse" or d else range(steps):
-                now = layer.reshape(layer.take_slice(data, 0, t, t + 1), (batch, gates * size))
-                state = cell(node, now, product, state)
-                found[t] = layer.reshape(state[0], (1, 1, batch, size))
+                after = cell(about, layer.reshape(layer.take_slice(data, 0, t, t + 1), (batch, gates * size)), state)
+                output = after[0]
+                if lengths is not None:  # beyond its end a sequence keeps its state, and gives zeros
+                    goes = call("less", number(t, lengths), layer.reshape(lengths, (batch, 1)))
+                    after = tuple(call("where", goes, a, b) for a, b in zip(after, state, strict=True))
+                    output = call("where", goes, output, zeros)
+                state = after
+                found[t] = layer.reshape(output, (1, 1, batch, size))
             outputs.append(layer.concatenate([found[t] for t in range(steps)], 0))
             ends.append([layer.reshape(v, (1, batch, size)) for v in state])
-        last = (layer.concatenate(list(each), 0) for each in zip(*ends, strict=True))
-        return layer.concatenate(outputs, 1), *last
+        every = layer.concatenate(outputs, 1)
+        last = [layer.concatenate(list(each), 0) for each in zip(*ends, strict=True)]
+        if not rows:
+            return every, *last
+        return layer.transpose(every, (2, 0, 1, 3)), *(layer.transpose(v, (1, 0, 2)) for v in last)
 
     return make
+
+
+def _part(x: Expr | None, place: int, shape: Sequence[int]) -> Expr:
+    """A direction's part of a tensor whose first axis is that of directions."""
+    assert x is not None
+    return layer.reshape(layer.take_slice(x, 0, place, place + 1), shape)
 
 
 OPERATORS["LSTM"] = _recurrent(4, _lstm, ("Sigmoid", "Tanh", "Tanh"))

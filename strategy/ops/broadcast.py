@@ -306,7 +306,7 @@ def _register_bitwise(
 
 
 def _shifted(use: Callable[[Any, Any], Any], fill: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    """`use` of x and a number of bits, or what is left once all of its bits are gone, as no processor's shift has it."""
+    """`use` of x and a number of bits, or what is left once all of its bits are gone, which processors lack."""
 
     def element(x: Any, y: Any) -> Any:
         from tvm import tirx
