@@ -312,8 +312,9 @@ def _shifted(use: Callable[[Any, Any], Any], fill: Callable[[Any], Any]) -> Call
         from tvm import tirx
 
         dtype = str(x.ty.dtype)
-        bits = tirx.Cast(f"u{dtype.lstrip('u')}", y)
-        within = bits < tirx.const(int(dtype.lstrip("uint")), str(bits.ty.dtype))
+        # Without a comparison by size, of which TVM computes differences of unsigned numbers below 0.
+        width = int(dtype.lstrip("uint"))
+        within = y >> tirx.const(width.bit_length() - 1, dtype) == tirx.const(0, dtype)
         return tirx.Select(within, use(x, tirx.Select(within, y, tirx.const(0, dtype))), fill(x))
 
     return element

@@ -377,12 +377,13 @@ def test_elementary_functions_over_their_whole_range(op):
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"])
 def test_bits_are_moved_beyond_all_and_by_less_than_none(dtype):
     rng, limits = np.random.default_rng(0), np.iinfo(dtype)
-    given = {
-        "lhs": rng.integers(limits.min, limits.max, 64, dtype, endpoint=True),
-        "rhs": rng.integers(max(limits.min, -3), limits.bits + 3, 64, dtype),
-    }
-    for op in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"):
-        assert check(make(op, dict.fromkeys(given, f"{dtype}[64]")), given=given)
+    for count in (3, 64):
+        given = {
+            "lhs": rng.integers(limits.min, limits.max, count, dtype, endpoint=True),
+            "rhs": rng.integers(max(limits.min, -3), limits.bits + 3, count, dtype),
+        }
+        for op in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"):
+            assert check(make(op, dict.fromkeys(given, f"{dtype}[{count}]")), given=given)
 
 
 @pytest.mark.sample(1)
