@@ -8,6 +8,8 @@ before all else; where that fails, the function returns an error.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -22,6 +24,16 @@ _OPERANDS = {
     ("bfloat16", "bfloat16"): "bf16ps", ("int8", "int8"): "bssd", ("int8", "uint8"): "bsud",
     ("uint8", "int8"): "busd", ("uint8", "uint8"): "buud",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Window:
+    """The places of an image [h, w, c] that a block reads for a pixel, with the steps of its neighbours."""
+
+    kernel_h: int
+    kernel_w: int
+    strides: tuple[int, int]
+    dilation: tuple[int, int]
 
 
 def find_product(target: Target, data: str, weight: str) -> Dot | None:
@@ -60,10 +72,19 @@ def use_tiles_of_words(sch: Any, sums: Any, block: Block, task: Any) -> None:
     _replace(sch, sums, sch.get_loops(sums)[-3], block, task, _intrinsic_of_words(block))
 
 
+def use_tiles_of_windows(sch: Any, sums: Any, block: Block, window: Window, dtype: str, task: Any) -> None:
+    """Replace the innermost loops of the block of sums: lines, pixels, columns, places of the window, words, numbers.
+
+    Loops over one line, row or column of the window are left out.
+    """
+    loops = 4 + (block.lines > 1) + (window.kernel_h > 1) + (window.kernel_w > 1)
+    _replace(sch, sums, sch.get_loops(sums)[-loops], block, task, _intrinsic_of_windows(block, window, dtype))
+
+
 def _replace(sch: Any, sums: Any, rows: Any, block: Block, task: Any, intrinsic: str) -> None:
     """Replace the loops of the block of sums from `rows` on by the registered code."""
     zeros = sch.decompose_reduction(sums, rows)
-    sch.tensorize(sch.get_loops(zeros)[-2], _no_zeros(block))
+    sch.tensorize(sch.get_loops(zeros)[-3 if block.lines > 1 else -2], _no_zeros(block))
     sch.annotate(task, "pragma_import_llvm", block.source)
     sch.annotate(task, TASK, block.shape_symbol)
     sch.tensorize(rows, intrinsic)
@@ -105,23 +126,95 @@ def main(
 @cache
 def _no_zeros(block: Block) -> str:
     """The registered name of no code where sums would become zero: the tile registers are, and overwrite them."""
-    shape = (block.rows, block.width)
+    shape = _shape_of_sums(block)
+    axes = [f"i{axis}" for axis in range(len(shape))]
+    places = ", ".join(f"v{axis}" for axis in axes)
     head = f"""
 @T.prim_func(s_tir=True)
 def main(C: T.Buffer({shape}, "{block.dot.sums}", offset_factor=1, scope="local")) -> None:
     with T.sblock("root"):
         T.reads()
-        T.writes(C[0:{block.rows}, 0:{block.width}])
+        T.writes(C[{_ranges(shape)}])
 """
     meaning = f"""
-        for i, j in T.grid(*{shape}):
+        for {", ".join(axes)} in T.grid(*{shape}):
             with T.sblock("zero"):
-                vi, vj = T.axis.remap("SS", [i, j])
-                C[vi, vj] = T.cast(0, "{block.dot.sums}")
+                {places} = T.axis.remap("{"S" * len(shape)}", [{", ".join(axes)}])
+                C[{places}] = T.cast(0, "{block.dot.sums}")
 """
-    return register_intrinsic(f"plevel_amx_no_zeros_{block.rows}_{block.width}_{block.dot.sums}", head, meaning, """
+    name = f"plevel_amx_no_zeros_{'_'.join(map(str, shape))}_{block.dot.sums}"
+    return register_intrinsic(name, head, meaning, """
         T.evaluate(0)
 """)
+
+
+def _shape_of_sums(block: Block) -> tuple[int, ...]:
+    """[lines,] rows and columns of a block."""
+    if block.lines > 1:
+        return block.lines, block.rows // block.lines, block.width
+    return block.rows, block.width
+
+
+def _ranges(shape: Sequence[int]) -> str:
+    return ", ".join(f"0:{extent}" for extent in shape)
+
+
+def _number(dot: Dot, text: str, kept: str, meant: str) -> str:
+    """A number of dtype `meant`, of whose bits a buffer of `kept` is, in the dtype of the sums."""
+    read = text if kept == meant else f"T.reinterpret({text}, dtype='{meant}')"
+    return f"T.cast({read}, '{dot.sums}')"
+
+
+@cache
+def _intrinsic_of_windows(block: Block, window: Window, dtype: str) -> str:
+    """The registered name of the block's code and what it computes of an image [h, w, c] of `dtype`."""
+    dot, group, sums = block.dot, block.dot.group, _shape_of_sums(block)
+    (down, across), (apart_h, apart_w) = window.strides, window.dilation
+    lines, rows = block.lines, block.rows // block.lines
+    depth = block.all_steps * block.words // (window.kernel_h * window.kernel_w)
+    shape = (
+        (lines - 1) * down + (window.kernel_h - 1) * apart_h + 1,
+        (rows - 1) * across + (window.kernel_w - 1) * apart_w + 1,
+        depth * group,
+    )  # fmt: skip
+    packed = (window.kernel_h * window.kernel_w * depth, block.width, group)
+    axes = {"i": lines, "r": rows, "j": block.width, "y": window.kernel_h, "x": window.kernel_w, "c": depth, "t": group}
+    kept = {name: extent for name, extent in axes.items() if extent > 1 or name in "rjct"}
+
+    def total(*terms: tuple[str, int]) -> str:
+        return " + ".join(f"v{n} * {by}" if by > 1 else f"v{n}" for n, by in terms if n in kept) or "0"
+
+    place = ", ".join((
+        total(("i", down), ("y", apart_h)), total(("r", across), ("x", apart_w)), total(("c", group), ("t", 1))
+    ))  # fmt: skip
+    step = total(("y", window.kernel_w * depth), ("x", depth), ("c", 1))
+    out = ", ".join(f"v{name}" for name in kept if name in "irj")
+    head = f"""
+@T.prim_func(s_tir=True)
+def main(
+    A: T.Buffer({shape}, "{dtype}", offset_factor=1),
+    B: T.Buffer({packed}, "{dot.packed}", offset_factor=1),
+    C: T.Buffer({sums}, "{dot.sums}", offset_factor=1, scope="local"),
+) -> None:
+    with T.sblock("root"):
+        T.reads(C[{_ranges(sums)}], A[{_ranges(shape)}], B[{_ranges(packed)}])
+        T.writes(C[{_ranges(sums)}])
+"""
+    kinds = "".join("S" if name in "irj" else "R" for name in kept)
+    meaning = f"""
+        for {", ".join(kept)} in T.grid({", ".join(map(str, kept.values()))}):
+            with T.sblock("update"):
+                {", ".join(f"v{name}" for name in kept)} = T.axis.remap("{kinds}", [{", ".join(kept)}])
+                C[{out}] = C[{out}] + {_number(dot, f"A[{place}]", dtype, dot.data)} * (
+                    {_number(dot, f"B[{step}, vj, vt]", dot.packed, dot.weight)})
+"""
+    zeros = ", ".join("0" for _ in sums)
+    code = f"""
+        T.evaluate(T.call_extern("int32", "{block.symbol}",
+            T.address_of(A[0, 0, 0]), T.address_of(B[0, 0, 0]), T.address_of(C[{zeros}]), 0))
+"""
+    steps = "_".join(str(n) for n in (window.kernel_h, window.kernel_w, *window.strides, *window.dilation))
+    return register_intrinsic(f"{block.symbol}_windows_{steps}_{dtype}", head, meaning, code)
 
 
 @cache
@@ -133,11 +226,6 @@ def _intrinsic(block: Block, dtype: str) -> str:
     place = f"vr // {block.words}, vi, vr % {block.words} * {group} + vt" if apart else f"vi, vr * {group} + vt"
     depth = block.steps * block.words
 
-    def number(text: str, kept: str, meant: str) -> str:
-        read = text if kept == meant else f"T.reinterpret({text}, dtype='{meant}')"
-        return f"T.cast({read}, '{dot.sums}')"
-
-    ranges = ", ".join(f"0:{extent}" for extent in shape)
     zeros = ", ".join("0" for _ in shape)
     head = f"""
 @T.prim_func(s_tir=True)
@@ -147,15 +235,15 @@ def main(
     C: T.Buffer(({block.rows}, {block.width}), "{dot.sums}", offset_factor=1, scope="local"),
 ) -> None:
     with T.sblock("root"):
-        T.reads(C[0:{block.rows}, 0:{block.width}], A[{ranges}], B[0:{depth}, 0:{block.width}, 0:{group}])
+        T.reads(C[0:{block.rows}, 0:{block.width}], A[{_ranges(shape)}], B[0:{depth}, 0:{block.width}, 0:{group}])
         T.writes(C[0:{block.rows}, 0:{block.width}])
 """
     meaning = f"""
         for i, j, r, t in T.grid({block.rows}, {block.width}, {depth}, {group}):
             with T.sblock("update"):
                 vi, vj, vr, vt = T.axis.remap("SSRR", [i, j, r, t])
-                C[vi, vj] = C[vi, vj] + {number(f"A[{place}]", dtype, dot.data)} * (
-                    {number("B[vr, vj, vt]", dot.packed, dot.weight)})
+                C[vi, vj] = C[vi, vj] + {_number(dot, f"A[{place}]", dtype, dot.data)} * (
+                    {_number(dot, "B[vr, vj, vt]", dot.packed, dot.weight)})
 """
     code = f"""
         T.evaluate(T.call_extern("int32", "{block.symbol}",

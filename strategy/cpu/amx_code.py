@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -56,6 +58,7 @@ define linkonce_odr hidden i32 @{RELEASE}() nounwind {{
   ret i32 0
 }}
 """
+_FROM_STEP_TO_STEP = "  %x = phi ptr [ %a, %entry ], [ %xn, %loop ]\n"
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,9 @@ class Block:
         panel_words: from one panel of the weight to the next.
         ahead: lines of the next panel that come into the second level at each step.
         in_columns: the weight's columns of tiles lie one behind the other, else side by side.
+        lines: lines of an image that the rows are of, as many of each, `line_words` apart.
+        around: loops around the steps, the outermost first: their extents, and the words of the data from one to the
+            next. Steps of the weight lie one behind the other throughout.
     """
 
     dot: Dot
@@ -80,13 +86,30 @@ class Block:
     panel_words: int
     ahead: int
     in_columns: bool = False
+    lines: int = 1
+    line_words: int = 0
+    around: tuple[tuple[int, int], ...] = ()
 
     @property
     def heights(self) -> list[int]:
         """The rows of each tile of a column."""
-        count = -(-self.rows // ROWS)
-        height = -(-self.rows // count)
-        return [*[height] * (count - 1), self.rows - height * (count - 1)]
+        rows = self.rows // self.lines
+        count = -(-rows // ROWS)
+        height = -(-rows // count)
+        return [*[height] * (count - 1), rows - height * (count - 1)] * self.lines
+
+    @property
+    def all_steps(self) -> int:
+        """The steps of all loops."""
+        return self.steps * math.prod(extent for extent, _ in self.around)
+
+    def _places(self) -> list[int]:
+        """The bytes from the data's first tile to that of each step."""
+        loops = [*self.around, (self.steps, self.step_words)]
+        return [
+            sum(at * words for at, (_, words) in zip(place, loops, strict=True)) * WORD_BYTES
+            for place in itertools.product(*(range(extent) for extent, _ in loops))
+        ]
 
     @property
     def columns(self) -> int:
@@ -102,11 +125,15 @@ class Block:
         kind = self.dot.intrinsic.rpartition(".")[2]
         tiles = (self.rows, self.width, self.steps, self.words)
         sizes = (*tiles, self.row_words, self.step_words, self.panel_words, self.ahead)
+        if self.lines > 1:
+            sizes = (*sizes, "lines", self.lines, self.line_words)
+        for loop in self.around:
+            sizes = (*sizes, "of", *loop)
         return f"{BLOCK}{kind}_{'_'.join(map(str, sizes))}{'_columns' if self.in_columns else ''}"
 
     @property
     def shape_symbol(self) -> str:
-        return f"plevel_amx_shape_{self.rows}_{self.width}_{self.words}"
+        return f"plevel_amx_shape_{'_'.join(map(str, self.heights))}_{self.width}_{self.words}"
 
     def _sum(self, row: int, column: int) -> int:
         return row * self.columns + column
@@ -145,28 +172,35 @@ define linkonce_odr hidden i32 @{self.shape_symbol}() nounwind {{
   call void @llvm.x86.ldtilecfg(ptr @{self.shape_symbol}_bytes)
   ret i32 0
 }}
+{self._table}
 define linkonce_odr hidden i32 @{self.symbol}(ptr %a, ptr %b, ptr %c, i32 %place) nounwind {{
 entry:
   %wide = sext i32 %place to i64
-  %share = mul i64 %wide, {self.steps * self.ahead * LINE_BYTES}
+  %share = mul i64 %wide, {self.all_steps * self.ahead * LINE_BYTES}
   %apart = add i64 %share, {self.panel_words * WORD_BYTES}
   %p = getelementptr i8, ptr %b, i64 %apart
 {"".join(self._lines_of_zeros())}  br label %loop
 loop:
   %step = phi i64 [ 0, %entry ], [ %next, %loop ]
-  %x = phi ptr [ %a, %entry ], [ %xn, %loop ]
-  %y = phi ptr [ %b, %entry ], [ %yn, %loop ]
+{"" if self.around else _FROM_STEP_TO_STEP}  %y = phi ptr [ %b, %entry ], [ %yn, %loop ]
   %z = phi ptr [ %p, %entry ], [ %zn, %loop ]
-{"".join(self._lines_of_a_step())}  %xn = getelementptr i8, ptr %x, i64 {self.step_words * WORD_BYTES}
-  %yn = getelementptr i8, ptr %y, i64 {self.words * self._row_width * WORD_BYTES}
+{"".join(self._lines_of_a_step())}  %yn = getelementptr i8, ptr %y, i64 {self.words * self._row_width * WORD_BYTES}
   %zn = getelementptr i8, ptr %z, i64 {self.ahead * LINE_BYTES}
   %next = add nuw nsw i64 %step, 1
-  %more = icmp ult i64 %next, {self.steps}
+  %more = icmp ult i64 %next, {self.all_steps}
   br i1 %more, label %loop, label %end
 end:
 {"".join(self._lines_of_stores())}  ret i32 0
 }}
 """
+
+    @property
+    def _table(self) -> str:
+        """LLVM code of the table of the data's places, where steps are in several loops."""
+        if not self.around:
+            return ""
+        places = ", ".join(f"i32 {place}" for place in self._places())
+        return f"@{self.symbol}_places = linkonce_odr hidden constant [{self.all_steps} x i32] [{places}]"
 
     def _lines_of_zeros(self) -> Iterator[str]:
         for register in range(self._data):
@@ -176,6 +210,10 @@ end:
         for line in range(self.ahead):
             yield f"  %z{line} = getelementptr i8, ptr %z, i64 {line * LINE_BYTES}\n"
             yield f"  call void @llvm.prefetch.p0(ptr %z{line}, i32 0, i32 2, i32 1)\n"
+        if self.around:
+            yield f"  %entry_of = getelementptr i32, ptr @{self.symbol}_places, i64 %step\n"
+            yield "  %near = load i32, ptr %entry_of, align 4\n  %away = zext i32 %near to i64\n"
+            yield "  %x = getelementptr i8, ptr %a, i64 %away\n"
         top = 0
         for column in range(self.columns):
             weight = self._weight(column)
@@ -183,13 +221,16 @@ end:
             yield from _transfer("tileloadd64", "y", f"y{column}", place, self._row_width, weight)
             for row, height in enumerate(self.heights):
                 if not column:
-                    place, stride = top * self.row_words, self.row_words
+                    line, start = divmod(top, self.rows // self.lines)
+                    place, stride = line * self.line_words + start * self.row_words, self.row_words
                     yield from _transfer("tileloadd64", "x", f"x{row}", place, stride, self._data + row)
                     top += height
                 yield (
                     f"  call void @{self.dot.intrinsic}"
                     f"(i8 {self._sum(row, column)}, i8 {self._data + row}, i8 {weight})\n"
                 )
+        if not self.around:
+            yield f"  %xn = getelementptr i8, ptr %x, i64 {self.step_words * WORD_BYTES}\n"
 
     def _lines_of_stores(self) -> Iterator[str]:
         top = 0

@@ -22,7 +22,16 @@ from strategy.op import (
     register_strategy,
 )
 from strategy.op_strategy import OpStrategy
-from strategy.ops.conv2d import amx, amx_nchw, depthwise, depthwise_nhwc, direct, dot, dot_nhwc
+from strategy.ops.conv2d import (
+    amx,
+    amx_direct,
+    amx_nchw,
+    depthwise,
+    depthwise_nhwc,
+    direct,
+    dot,
+    dot_nhwc,
+)
 from strategy.ops.conv2d.layout import in_any_layout
 from strategy.ops.conv2d.operator import (
     DATA,
@@ -119,6 +128,7 @@ def qconv2d_strategy_cpu(
     strategy = _in_any_layout(attrs, inputs, out_type, target)
     dot_nhwc.add(strategy, attrs, inputs, "qconv2d_nhwc_dot.cpu", 14, target)
     amx.add(strategy, attrs, inputs, out_type, "qconv2d_nhwc_amx.cpu", target)
+    amx_direct.add(strategy, attrs, inputs, out_type, "qconv2d_nhwc_amx_direct.cpu", target)
     depthwise_nhwc.add(strategy, attrs, inputs, "depthwise_qconv2d_nhwc.cpu", 15)
     return strategy
 

@@ -38,13 +38,13 @@ WITHOUT = Target.parse("llvm -mcpu=sapphirerapids -mattr=-amx-tile -num-cores=2"
 on_amx = pytest.mark.skipif(not TARGET.has("amx-int8"), reason="this host has no AMX")
 
 
-def name_of(workload: Workload) -> str:
+def name_of(workload: Workload, kind: str = "amx") -> str:
     layout = str(workload.attrs.get("data_layout", "NCHW")).lower()
-    return f"{workload.op}_{layout}_amx.cpu" if "conv2d" in workload.op else f"{workload.op}_amx.cpu"
+    return f"{workload.op}_{layout}_{kind}.cpu" if "conv2d" in workload.op else f"{workload.op}_{kind}.cpu"
 
 
-def space_of(workload: Workload) -> Any:
-    return next(c.space for c in candidates(workload, TARGET) if c.implementation == name_of(workload))
+def space_of(workload: Workload, kind: str = "amx") -> Any:
+    return next(c.space for c in candidates(workload, TARGET) if c.implementation == name_of(workload, kind))
 
 
 def batched(x: str, y: str, transpose_b: bool, kind: str, constant: bool = False) -> Workload:
@@ -84,8 +84,8 @@ def test_any_configuration_of_a_batch(kind, transpose_b, x, y, m, k, constant, s
 
 
 @on_amx
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.sample(6)
+@pytest.mark.parametrize(("layout", "form"), [("NCHW", "amx"), ("NHWC", "amx"), ("NHWC", "amx_direct")])
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
 @settings(max_examples=min(4, settings.default.max_examples // 6))
 @given(
@@ -98,15 +98,15 @@ def test_any_configuration_of_a_batch(kind, transpose_b, x, y, m, k, constant, s
     zero=st.sampled_from([0, 100]), constant=st.booleans(), seed=st.integers(0, 2**32),
 )  # fmt: skip
 def test_any_configuration_of_any_convolution(
-    layout, kind, weight, channels, out, window, image, batch, attrs, zero, constant, seed
+    layout, form, kind, weight, channels, out, window, image, batch, attrs, zero, constant, seed
 ):
     attrs = {**attrs, "dilation": 1 if window[1] == 7 else attrs["dilation"], "data_layout": layout}
     attrs |= points(kind, (zero, 0))
     shapes = laid_out_shapes(attrs, (batch, channels, *image), (out, channels, *window))
     workload = convolution(f"{kind}[{shapes[0]}]", f"{weight}[{shapes[1]}]", constant, **attrs)
-    space = space_of(workload)
+    space = space_of(workload, form)
     for config in (space.fallback, *space.sample(random.Random(seed), 1)):
-        check(workload, name_of(workload), config)
+        check(workload, name_of(workload, form), config)
 
 
 @on_amx

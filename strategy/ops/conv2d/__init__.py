@@ -8,6 +8,7 @@
     conv2d_nchw_amx.cpu            the same by AMX, words of neighbouring channels unfolded
     conv2d_nhwc_dot.cpu            the same of NHWC, nothing unfolded
     conv2d_nhwc_amx.cpu            the same of NHWC by AMX, windows unfolded
+    conv2d_nhwc_amx_direct.cpu     the same, tiles read from the image
     conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride
     depthwise_conv2d_nchw.cpu      as many groups as channels
     depthwise_conv2d_nhwc.cpu      the same of NHWC, where each channel gives one
@@ -34,6 +35,7 @@ from strategy.op import register_strategy
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d import (
     amx,
+    amx_direct,
     amx_nchw,
     blocked,
     depthwise,
@@ -80,6 +82,7 @@ def conv2d_strategy_cpu(
         level = plevel_of(target, inputs[0].dtype, 14)
         dot_nhwc.add(strategy, attrs, inputs, "conv2d_nhwc_dot.cpu", level, target)
         amx.add(strategy, attrs, inputs, out_type, "conv2d_nhwc_amx.cpu", target)
+        amx_direct.add(strategy, attrs, inputs, out_type, "conv2d_nhwc_amx_direct.cpu", target)
     if block_of(attrs.result_layout) == 1 or attrs.data_layout == "NHWC" or not widened.serves(inputs, out_type):
         return strategy
     data, weight = plain_inputs(attrs, inputs)

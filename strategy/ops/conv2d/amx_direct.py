@@ -1,0 +1,327 @@
+"""`conv2d_nhwc_amx_direct.cpu`, `qconv2d_nhwc_amx_direct.cpu`: images [n, h, w, c] by AMX, without unfolding.
+
+A row of a tile is channels of one place of the window of an output pixel, its neighbours in the line below it: tiles
+are loaded from the image. It is read where it lies, or padded once, with whole tiles of channels.
+"""
+# Over 300 lines: one implementation, whose space, packing, copy and schedule share its extents.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from strategy.condition import Clause, ceildiv
+from strategy.cpu.amx import Window, find_product, use_tiles_of_windows
+from strategy.cpu.amx_code import LANES, REGISTERS, ROWS, WORD_BYTES, WORDS, Block
+from strategy.cpu.dot import Dot
+from strategy.cpu.tile import block_knob, largest_divisor, round_up, up_to, whole_blocks
+from strategy.op_strategy import OpStrategy
+from strategy.ops.conv2d.layout import plain_inputs, plain_weight
+from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.dense.amx import RESULTS
+from strategy.ops.dense.amx_product import Depth, is_summed
+from strategy.ops.dense.dot import packing, sum_of_row
+from strategy.schedule import (
+    VIEW,
+    Outs,
+    compute_stage,
+    integer,
+    start_schedule,
+    vectorize,
+    zero_beyond,
+)
+from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.target import Target
+from strategy.types import TensorType
+
+_LAYOUT = "NHWC"
+_LINES = (1, 2, 3, 4)
+_COLUMNS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 14, 15, 16, 19, 20, 24, 26, 28, 30, 32)
+_WIDTHS = (16, 32, 48, 64)
+_BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 28, 32, 48, 64)
+_FEW = 8  # pixels of a line, half of a tile's rows
+_INNER = Knob("inner", ["pixels", "panels"])
+# The image is read in place, or copied by each task, or before all of them.
+_IN_PLACE, _BY_TASK, _BEFORE = range(3)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of one group's output pixels."""
+
+    dot: Dot
+    channels: int
+    window: Window
+
+    @property
+    def places(self) -> int:
+        return self.window.kernel_h * self.window.kernel_w
+
+    @property
+    def depth(self) -> Depth:
+        """The tiles of one place."""
+        return Depth.of(self.dot, self.channels)
+
+    @property
+    def stored(self) -> int:
+        """The numbers of a pixel in a copy."""
+        return self.depth.total * self.dot.group
+
+    def extents(self, out_h: int, out_w: int) -> tuple[int, int]:
+        """The lines and columns of the padded image that so many pixels read."""
+        down, across = (
+            (count - 1) * stride + (size - 1) * dilation + 1
+            for count, size, stride, dilation in zip(
+                (out_h, out_w), (self.window.kernel_h, self.window.kernel_w), self.window.strides, self.window.dilation,
+                strict=True,
+            )
+        )  # fmt: skip
+        return down, across
+
+
+def add(
+    strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, name: str,
+    target: Target,
+) -> None:  # fmt: skip
+    """Add the implementation to a strategy of images in NHWC, as `amx.add`, where lines have several pixels.
+
+    It is chosen untuned where lines and channels fill tiles.
+    """
+    data, weight = plain_inputs(attrs, inputs)
+    known = all(d.is_constant for d in (*data.shape, *weight.shape))
+    dot = find_product(target, data.dtype, weight.dtype)
+    if dot is None or not known or (attrs.data_layout, attrs.result_layout) != (_LAYOUT, _LAYOUT):
+        return
+    least, most = (-128, 127) if data.dtype == "int8" else (0, 255)
+    of_data, of_weight = dot.zero_points(attrs, data.dtype)
+    if attrs.groups > 1 or of_weight or not least <= of_data <= most or out_type.dtype not in RESULTS[data.dtype]:
+        return
+    out_w, (_, channels, kernel_h, kernel_w) = out_type.concrete_shape[2], weight.concrete_shape
+    if out_w == 1:
+        return
+    windows = Windows(dot, channels, Window(kernel_h, kernel_w, attrs.strides, attrs.dilation))
+    fills_tiles = out_w > _FEW and channels * 2 > WORDS * dot.group
+    strategy.add_implementation(
+        partial(compute, windows), partial(schedule, windows), name, 19 if fills_tiles else 12,
+        space=partial(space, windows), prepare=partial(prepare, windows),
+    )  # fmt: skip
+
+
+def _fit_registers() -> Clause:
+    """The constraint that sums, a column of the data's tiles and a tile of the weight fit the tile registers."""
+    height = knob("lines") * ceildiv(knob("columns"), ROWS)
+    return height * (knob("width") // LANES) + height + 1 <= REGISTERS
+
+
+def _best_block(out_h: int, out_w: int, channels: int, widths: Sequence[int]) -> tuple[int, int, int]:
+    """The lines, columns and width of a fallback's block, which wastes little and needs few loads."""
+
+    def cost(lines: int, columns: int, width: int) -> float:
+        high, wide = lines * -(-columns // ROWS), width // LANES
+        blocks = -(-out_h // lines) * -(-out_w // columns) * -(-channels // width)
+        # A product takes as long as its rows, of which a few have the price of eight; half of the loads are hidden.
+        rows = max(lines * columns, high * 8)
+        return blocks * (rows * wide + (rows + WORDS * wide) / 2)
+
+    return min(
+        (
+            (lines, columns, width)
+            for lines in _LINES for columns in _COLUMNS for width in widths
+            if out_h % lines == 0 and columns <= out_w and width < channels + LANES
+            and lines * -(-columns // ROWS) * (width // LANES + 1) < REGISTERS
+        ),
+        key=lambda block: cost(*block),
+    )  # fmt: skip
+
+
+def space(
+    windows: Windows, attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> ConfigSpace:
+    """The block, the parts of the image and of the output channels of a task, their order, and the copy."""
+    batch, out_h, out_w, channels = out_type.concrete_shape
+    has_whole_tiles = windows.stored == windows.channels and not any(attrs.padding)
+
+    def fallback() -> dict[str, Any]:
+        panel_bytes = windows.places * windows.depth.total * LANES * WORD_BYTES
+        # Pixels that are read for several places pay for a narrow panel, if it stays in the first level.
+        stays = windows.places > 1 and panel_bytes <= target.l1d_bytes * 3 // 4
+        lines, columns, width = _best_block(out_h, out_w, channels, (LANES,) if stays else _WIDTHS)
+        panels, heights = -(-channels // width), -(-out_h // lines)
+        h_tasks = largest_divisor(_BLOCKS, heights, 4 * target.threads)
+        tasks = -(-target.threads // (batch * h_tasks))
+        is_even = out_h % lines == out_w % columns == 0
+        return {
+            "lines": lines,
+            "columns": columns,
+            "width": width,
+            "n_block": largest_divisor(_BLOCKS, panels, max(panels // tasks, 1)),
+            "h_tasks": h_tasks,
+            "inner": "pixels" if stays else "panels",
+            "copied": _IN_PLACE if has_whole_tiles and is_even else _BY_TASK,
+        }
+
+    high, wide = up_to("lines", _LINES, out_h), up_to("width", _WIDTHS, channels + LANES - 1)
+    even = [
+        (extent % knob(name) == 0) | (knob("copied") > _IN_PLACE)
+        for extent, name in ((out_h, "lines"), (out_w, "columns"))
+    ]
+    return ConfigSpace(
+        [
+            wide,
+            high,
+            up_to("columns", _COLUMNS, out_w),
+            block_knob("n_block", _BLOCKS, channels, wide),
+            block_knob("h_tasks", _BLOCKS, out_h, high),
+            _INNER,
+            Knob("copied", [_IN_PLACE, _BY_TASK, _BEFORE] if has_whole_tiles else [_BY_TASK, _BEFORE]),
+        ],
+        [
+            _fit_registers(),
+            whole_blocks(channels, "width", "n_block"),
+            whole_blocks(out_h, "lines", "h_tasks"),
+            *(even if has_whole_tiles else []),
+        ],
+        fallback=fallback,
+    )
+
+
+def prepare(
+    windows: Windows, attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config
+) -> dict[int, Callable[[Any], Any]]:
+    """The weight is packed as of a product, from rows of whole tiles."""
+    summed = is_summed(windows.dot, attrs, inputs[0].dtype)
+
+    def pack(given: Any) -> Any:
+        from tvm import te
+
+        weight = plain_weight(attrs, given)
+        dot, stored, kernel_w = windows.dot, windows.stored, windows.window.kernel_w
+
+        def number(o: Any, column: Any) -> Any:
+            place, channel = column // stored, column % stored
+            found = dot.pack(weight[o, channel, place // kernel_w, place % kernel_w])
+            return zero_beyond(found, channel, windows.channels, stored)
+
+        rows = te.compute((weight.shape[0], windows.places * stored), number, name="rows", attrs={VIEW: "rows"})
+        words = windows.places * windows.depth.total
+        return packing(dot, integer(config, "width"), words, is_transposed=True, summed=summed)(rows)
+
+    return {1: pack}
+
+
+def compute(
+    windows: Windows, attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """The convolution of the image, or of its copy, by a weight that `prepare` has packed."""
+    from tvm import te, tirx
+
+    data, weight = inputs
+    dot, depth, window = windows.dot, windows.depth, windows.window
+    batch, out_h, out_w, channels = out_type.concrete_shape
+    lines, columns, width = (integer(config, name) for name in ("lines", "columns", "width"))
+    height, across = round_up(out_h, lines), round_up(out_w, columns)
+    (top, left, *_), dtype = attrs.padding, str(data.dtype)
+    image_h, image_w = int(data.shape[1]), int(data.shape[2])
+    padded_h, padded_w = windows.extents(height, across)
+    zero = dot.zero_points(attrs, dtype)[0] if dot.sums == "int32" else 0
+
+    def number(n: Any, h: Any, w: Any, c: Any) -> Any:
+        y, x = h - top, w - left
+        found = data[n, y, x, c]
+        if dtype != dot.kept:
+            found = tirx.reinterpret(dot.kept, found)
+        tests = [
+            test
+            for test, needed in (
+                (y >= 0, top), (y < image_h, padded_h - top > image_h), (x >= 0, left),
+                (x < image_w, padded_w - left > image_w), (c < windows.channels, windows.stored > windows.channels),
+            ) if needed
+        ]  # fmt: skip
+        return tirx.if_then_else(tirx.all(*tests), found, tirx.const(zero, dot.kept)) if tests else found
+
+    if config["copied"] == _IN_PLACE:
+        image, convert = data, lambda read: read.astype(dot.sums)
+    else:
+        image, convert = compute_stage("copied", (batch, padded_h, padded_w, windows.stored), number), dot.number
+    (stride_h, stride_w), (dilation_h, dilation_w) = window.strides, window.dilation
+    kernel_h, kernel_w = window.kernel_h, window.kernel_w
+    y = te.reduce_axis((0, kernel_h), name="y") if kernel_h > 1 else 0
+    x = te.reduce_axis((0, kernel_w), name="x") if kernel_w > 1 else 0
+    c, t = te.reduce_axis((0, depth.total), name="c"), te.reduce_axis((0, dot.group), name="t")
+
+    def term(n: Any, h: Any, w: Any, o: Any) -> Any:
+        read = image[n, h * stride_h + y * dilation_h, w * stride_w + x * dilation_w, c * dot.group + t]
+        packed = weight[o // width, (y * kernel_w + x) * depth.total + c, o % width, t]
+        axes = [axis for axis in (y, x, c, t) if not isinstance(axis, int)]
+        return te.sum(convert(read) * dot.number(packed), axis=axes)
+
+    total = tiles = compute_stage("tiles", (batch, height, across, round_up(channels, width)), term)
+    of_data = dot.zero_points(attrs, dtype)[0]
+    if of_data:
+        share = compute_stage(
+            "share", (round_up(channels, width),),
+            lambda o: of_data * sum_of_row(weight, o, windows.places * depth.total, width, dot.group),
+        )  # fmt: skip
+        total = compute_stage("total", tiles.shape, lambda n, h, w, o: tiles[n, h, w, o] - share[o])
+    return [
+        te.compute(out_type.concrete_shape, lambda *i: total(*i).astype(out_type.dtype), name="conv2d")
+    ]
+
+
+def schedule(windows: Windows, attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Tasks of lines × panels in parallel; in each, one block after the other."""
+    dot, depth, window = windows.dot, windows.depth, windows.window
+    sch, stages, output = start_schedule(outs)
+    for name in ("sums", "panels"):
+        if name in stages:
+            outer = sch.get_loops(stages[name])
+            sch.parallel(sch.fuse(*outer[:2]) if name == "panels" else outer[0])
+    tiles, data = stages["tiles"], outs.args[0]
+    lines, columns, width = (integer(config, name) for name in ("lines", "columns", "width"))
+    sch.set_scope(tiles, 0, "local")
+    anchor = stages.get("total", tiles)
+    n, h, w, o = sch.get_loops(anchor)[:4]
+    h_task, h_tile, line = sch.split(h, [integer(config, "h_tasks"), None, lines])
+    w_tile, column = sch.split(w, [None, columns])
+    o_task, panel, lane = sch.split(o, [None, integer(config, "n_block"), width])
+    order = (panel, h_tile, w_tile) if config["inner"] == "pixels" else (h_tile, w_tile, panel)
+    sch.reorder(n, h_task, o_task, *order, line, column, lane)
+    sch.reverse_compute_at(output, order[-1], preserve_unit_loops=True)
+    task = sch.fuse(n, h_task, o_task)
+    sch.parallel(task)
+    if "total" in stages:
+        sch.compute_at(tiles, order[-1], preserve_unit_loops=True)
+        # Once a task: computed for each block, it keeps LLVM from vectors in the epilogue.
+        sch.set_scope(stages["share"], 0, "local")
+        sch.compute_at(stages["share"], task, preserve_unit_loops=True)
+        vectorize(sch, sch.get_loops(stages["share"])[-1], dot.lanes)
+        sch.compute_inline(anchor)
+    vectorize(sch, sch.get_loops(output)[-1], dot.lanes)
+    padded_w = windows.extents(1, round_up(int(outs.tensors[0].shape[2]), columns))[1]
+    if "copied" in stages:
+        dtype, pixel, across = dot.kept, depth.total, padded_w
+        _schedule_copy(sch, stages["copied"], task, config)
+    else:
+        dtype, pixel, across = str(data.dtype), windows.channels // dot.group, int(data.shape[2])
+    (stride_h, stride_w), (dilation_h, dilation_w) = window.strides, window.dilation
+    around = (window.kernel_h, dilation_h * across * pixel), (window.kernel_w, dilation_w * pixel)
+    block = Block(
+        dot, lines * columns, width, depth.steps, depth.words,
+        row_words=stride_w * pixel, step_words=depth.words, panel_words=0, ahead=0,
+        lines=lines, line_words=stride_h * across * pixel,
+        around=tuple(loop for loop in around if loop[0] > 1),
+    )  # fmt: skip
+    use_tiles_of_windows(sch, tiles, block, window, dtype, task)
+    return sch
+
+
+def _schedule_copy(sch: Any, copied: Any, task: Any, config: Config) -> None:
+    """Copy what a task reads, or all lines in parallel before."""
+    if config["copied"] == _BY_TASK:
+        sch.compute_at(copied, task, preserve_unit_loops=True)
+    n, h, _, numbers = sch.get_loops(copied)[-4:]
+    sch.vectorize(numbers)
+    if config["copied"] == _BEFORE:
+        sch.parallel(sch.fuse(n, h))
