@@ -125,11 +125,10 @@ class Block:
         kind = self.dot.intrinsic.rpartition(".")[2]
         tiles = (self.rows, self.width, self.steps, self.words)
         sizes = (*tiles, self.row_words, self.step_words, self.panel_words, self.ahead)
-        if self.lines > 1:
-            sizes = (*sizes, "lines", self.lines, self.line_words)
-        for loop in self.around:
-            sizes = (*sizes, "of", *loop)
-        return f"{BLOCK}{kind}_{'_'.join(map(str, sizes))}{'_columns' if self.in_columns else ''}"
+        lines = f"_lines_{self.lines}_{self.line_words}" if self.lines > 1 else ""
+        around = "".join(f"_of_{extent}_{words}" for extent, words in self.around)
+        columns = "_columns" if self.in_columns else ""
+        return f"{BLOCK}{kind}_{'_'.join(map(str, sizes))}{lines}{around}{columns}"
 
     @property
     def shape_symbol(self) -> str:

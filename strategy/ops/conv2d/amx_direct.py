@@ -41,7 +41,7 @@ _LINES = (1, 2, 3, 4)
 _COLUMNS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 14, 15, 16, 19, 20, 24, 26, 28, 30, 32)
 _WIDTHS = (16, 32, 48, 64)
 _BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 28, 32, 48, 64)
-_FEW = 8  # pixels of a line, half of a tile's rows
+_FEW = 8  # channels; and pixels of a line, half of a tile's rows
 _INNER = Knob("inner", ["pixels", "panels"])
 # The image is read in place, or copied by each task, or before all of them.
 _IN_PLACE, _BY_TASK, _BEFORE = range(3)
@@ -87,7 +87,7 @@ def add(
 ) -> None:  # fmt: skip
     """Add the implementation to a strategy of images in NHWC, as `amx.add`, where lines have several pixels.
 
-    It is chosen untuned where lines and channels fill tiles.
+    It is chosen untuned where lines fill tiles by half, and channels are not very few.
     """
     data, weight = plain_inputs(attrs, inputs)
     known = all(d.is_constant for d in (*data.shape, *weight.shape))
@@ -102,7 +102,7 @@ def add(
     if out_w == 1:
         return
     windows = Windows(dot, channels, Window(kernel_h, kernel_w, attrs.strides, attrs.dilation))
-    fills_tiles = out_w > _FEW and channels * 2 > WORDS * dot.group
+    fills_tiles = out_w > _FEW and channels >= _FEW
     strategy.add_implementation(
         partial(compute, windows), partial(schedule, windows), name, 19 if fills_tiles else 12,
         space=partial(space, windows), prepare=partial(prepare, windows),
@@ -242,9 +242,9 @@ def compute(
         return tirx.if_then_else(tirx.all(*tests), found, tirx.const(zero, dot.kept)) if tests else found
 
     if config["copied"] == _IN_PLACE:
-        image, convert = data, lambda read: read.astype(dot.sums)
+        image = data
     else:
-        image, convert = compute_stage("copied", (batch, padded_h, padded_w, windows.stored), number), dot.number
+        image = compute_stage("copied", (batch, padded_h, padded_w, windows.stored), number)
     (stride_h, stride_w), (dilation_h, dilation_w) = window.strides, window.dilation
     kernel_h, kernel_w = window.kernel_h, window.kernel_w
     y = te.reduce_axis((0, kernel_h), name="y") if kernel_h > 1 else 0
@@ -255,7 +255,8 @@ def compute(
         read = image[n, h * stride_h + y * dilation_h, w * stride_w + x * dilation_w, c * dot.group + t]
         packed = weight[o // width, (y * kernel_w + x) * depth.total + c, o % width, t]
         axes = [axis for axis in (y, x, c, t) if not isinstance(axis, int)]
-        return te.sum(convert(read) * dot.number(packed), axis=axes)
+        number_of_data = read.astype(dot.sums) if image is data else dot.number(read)
+        return te.sum(number_of_data * dot.number(packed), axis=axes)
 
     total = tiles = compute_stage("tiles", (batch, height, across, round_up(channels, width)), term)
     of_data = dot.zero_points(attrs, dtype)[0]
