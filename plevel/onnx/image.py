@@ -103,6 +103,8 @@ def _columns_to_image(node: Node, x: Expr, shape: Expr, window: Expr) -> Expr:
     reach = [n + padding[i] + padding[rank + i] - (size[i] - 1) * dilation[i] - 1 for i, n in enumerate(image)]
     counts = [n // s + 1 for n, s in zip(reach, strides, strict=True)]
     batch, channels, _ = extents(x)
+    if places < 1 or channels % places:
+        raise NetworkError(f"blocks of {places} elements from {channels} rows: give a multiple")
     each = np.eye(places, dtype=x.tensor_type.dtype).reshape(places, 1, *size)
     return layer.transposed_convolution(
         layer.reshape(x, (batch, channels, *counts)), Constant(np.tile(each, (channels // places, *(1,) * (rank + 1)))),
@@ -141,9 +143,10 @@ def _grid_sample(node: Node, x: Expr, grid: Expr) -> Expr:
 def _local_response_norm(node: Node, x: Expr) -> Expr:
     """Each channel by a sum of squares of those around it, of which more stand behind it."""
     size, channels = node.require("size"), extents(x)[1]
-    around = ((0, 0), ((size - 1) // 2, size // 2), *((0, 0),) * (len(extents(x)) - 2))
+    before, behind = (min(n, channels) for n in ((size - 1) // 2, size // 2))  # what is further away is 0
+    around = ((0, 0), (before, behind), *((0, 0),) * (len(extents(x)) - 2))
     squares = call("pad", call("multiply", x, x), pad_width=around)
-    first, *more = (layer.take_slice(squares, 1, i, i + channels) for i in range(size))
+    first, *more = (layer.take_slice(squares, 1, i, i + channels) for i in range(before + behind + 1))
     found = folded("add", first, more)
     scaled = call("multiply", found, number(node.get("alpha", 1e-4) / size, x))
     base = call("add", scaled, number(node.get("bias", 1.0), x))

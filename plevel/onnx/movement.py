@@ -143,6 +143,8 @@ def _split(node: Node, x: Expr, given: Expr | None = None) -> tuple[Expr, ...]:
     whole = extents(x)[axis]
     if sizes is None:
         count = node.get("num_outputs") or node.count
+        if not node.count <= count <= max(whole, node.count):
+            raise NetworkError(f"num_outputs = {count} for an axis of {whole} and {node.count} outputs")
         size = -(-whole // count)
         sizes = [min(size, whole - i * size) for i in range(count)]
     ends = np.cumsum(sizes).tolist()

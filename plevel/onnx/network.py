@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,7 @@ _OF_VALUES = frozenset({
     "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Pow", "Reciprocal",
     "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sqrt", "Sub", "Sum", "Tanh", "Where",
 })  # fmt: skip
+_MOST_NODES = 1 << 20
 _PARTS = "plevel.parts"  # the domain of functions that are the parts of a node
 _UNROLLED = 1 << 14  # times that a graph within a node is read, or a node of one
 
@@ -136,10 +138,15 @@ class _Importer:
         inputs = []
         for given in self.graph.input:
             if given.name not in self.values:
-                inputs.append(Var(given.name, read_type(given)))
+                try:
+                    inputs.append(Var(given.name, read_type(given)))
+                except ValueError as error:
+                    raise NetworkError(f"input {given.name!r:.80}: {error}") from error
                 self.values[given.name] = inputs[-1]
         for node in self.graph.node:
             self._add(node)
+        if not self.graph.output:
+            raise NetworkError("it has no outputs: export it with some")
         outputs = {o.name: self._value(o.name, "the model's outputs") for o in self.graph.output}
         names = {value: name for name, value in self.values.items() if not isinstance(value, Tuple)}
         try:
@@ -302,6 +309,7 @@ def _expanded(model: Any) -> Any:
     """A model with the parts that ONNX or the model has of operators, in the place of those that plevel lacks."""
     if not (model.functions or any(map(_has_parts, _nodes(model.graph)))):
         return model
+    _require_few_calls(model)
     own = [("", name) for name in OPERATORS.keys() | _RANDOM]
     try:  # parts may depend on types
         typed = onnx.shape_inference.infer_shapes(model)
@@ -315,6 +323,17 @@ def _expanded(model: Any) -> Any:
         return onnx.inliner.inline_selected_functions(typed, own, exclude=True, inline_schema_functions=True)
     except (ValueError, TypeError, RuntimeError):  # larger than 2 GiB; an older ONNX, which does not have it
         return model
+
+
+def _require_few_calls(model: Any) -> None:
+    """Refuse functions that call each other so often that the model has too many nodes without them."""
+    bodies = {(f.domain, f.name): list(_nodes(f)) for f in model.functions}
+    calls = {key: [k for n in nodes if (k := (n.domain, n.op_type)) in bodies] for key, nodes in bodies.items()}
+    counts: dict[tuple[str, str], int] = {}
+    for key in TopologicalSorter(calls).static_order():
+        counts[key] = len(bodies[key]) + sum(counts[k] for k in calls[key])
+    if sum(counts.get((n.domain, n.op_type), 1) for n in _nodes(model.graph)) > _MOST_NODES:
+        raise NetworkError(f"its functions have more than {_MOST_NODES} nodes at all places where they are called")
 
 
 def _write_parts(model: Any) -> None:
@@ -365,6 +384,8 @@ def _is_computable(node: Any) -> bool:
 def _initial(tensor: Any) -> Constant:
     try:
         array = onnx.numpy_helper.to_array(tensor)
+    except KeyError as error:
+        raise NetworkError(f"initializer {tensor.name!r:.80}: ONNX has no dtype {error}") from error
     except (ValueError, TypeError) as error:
         raise NetworkError(f"initializer {tensor.name!r:.80}: {error}") from error
     return _constant(array, tensor.name)

@@ -15,6 +15,7 @@ from strategy.network.size import PROBED
 
 State = tuple[Expr, ...]
 """The hidden state [batch, hidden], and LSTM's cell state behind it."""
+_MOST_STEPS = 1 << 14
 _FUNCTIONS: dict[str, Callable[[Expr], Expr]] = {
     "Sigmoid": lambda x: call("sigmoid", x), "Tanh": lambda x: call("tanh", x), "Relu": lambda x: call("relu", x),
     "HardSigmoid": lambda x: call("hardsigmoid", x, alpha=0.2, beta=0.5),
@@ -113,6 +114,8 @@ def _recurrent(gates: int, cell: Cell, activations: tuple[str, ...]) -> Callable
         steps, batch, _ = extents(x)
         if steps >= PROBED:
             raise NetworkError("the number of its steps is symbolic: give it with --dim")
+        if steps > _MOST_STEPS:
+            raise NetworkError(f"{steps} steps: plevel unrolls at most {_MOST_STEPS}")
         outputs, ends = [], []
         for d in range(directions):
             w, r = (_part(v, d, extents(v)[1:]) for v in (weight, recurrent))

@@ -17,6 +17,8 @@ from strategy.network.layer import number
 from strategy.network.normal import extents
 from strategy.network.size import PROBED
 
+_MOST_WEIGHTS = 1 << 24
+
 
 @register("Resize", "Upsample")
 def _resize(
@@ -49,8 +51,12 @@ def _resize(
     )  # fmt: skip
     if _is_image(kernel, x, wanted, factors):
         return _image(node, x, wanted, factors, kernel)
-    if max(*extents(x), *wanted) >= PROBED:
-        raise NetworkError("a size that is symbolic, where plevel resizes by weights: give it with --dim")
+    pairs = max(n * w for i, (n, w) in enumerate(zip(extents(x), wanted, strict=True)) if i in axes)
+    if max(*extents(x), *wanted) >= PROBED or pairs > _MOST_WEIGHTS:
+        raise NetworkError(
+            f"{extents(x)} as {tuple(wanted)} by weights of pairs of elements: plevel has at most {_MOST_WEIGHTS} of an "
+            "axis, of fixed sizes"
+        )
     if kernel.method != "nearest" and "float" not in x.tensor_type.dtype:
         raise NetworkError(f"{x.tensor_type.dtype} by mode {kernel.method!r}: plevel resizes floats so, cast it first")
     return _by_weights(node, x, roi, axes, wanted, factors, kernel)

@@ -35,6 +35,8 @@ def read_type(value: Any) -> str:
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
         raise NetworkError(f"{value.name!r:.80} is no tensor of known rank")
+    if kind.elem_type not in onnx.TensorProto.DataType.values():
+        raise NetworkError(f"{value.name!r:.80} is of dtype {kind.elem_type}, which ONNX has not")
     dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
     if dtype not in DTYPES:
         raise NetworkError(f"{value.name!r:.80} is of {dtype}, which plevel has no kernels for")

@@ -465,6 +465,23 @@ def growing() -> Any:
     return small(helper.make_node("ConstantOfShape", ["s"], ["y"]), weight=[shape])
 
 
+def calling() -> Any:
+    """Functions that call the next one twice each."""
+    model = small(helper.make_node("f0", ["x"], ["y"], domain="own"))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    for i in range(24):
+        nodes = [helper.make_node(f"f{i + 1}", [a], [b], domain="own") for a, b in ("xt", "ty")]
+        nodes = nodes if i < 23 else [helper.make_node("Neg", ["x"], ["y"])]
+        model.functions.append(helper.make_function("own", f"f{i}", ["x"], ["y"], nodes, model.opset_import))
+    return model
+
+
+def without_outputs() -> Any:
+    model = small(PRODUCT)
+    model.graph.ClearField("output")
+    return model
+
+
 BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "cut short": (lambda: SAMPLE.read_bytes()[:-700], "cut short|no valid ONNX model"),
     "text": (lambda: b"Once upon a time", "not an ONNX model|no valid ONNX model"),
@@ -475,6 +492,17 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "no data": (lambda: outside("weights.bin"), "there is no such file"),
     "symbolic": (lambda: small(PRODUCT, size="n"), "give it with --dim n=1|that of the data, n; n is n: give"),
     "bomb": (growing, "a constant of more than"),
+    "functions of functions": (calling, "its functions have more than"),
+    "no outputs": (without_outputs, "it has no outputs"),
+    "a huge extent": (lambda: small(PRODUCT, size=2**62), "input 'x': dimension 4611686018427387904 is out of range|disagree"),
+    "no dtype": (
+        lambda: small(PRODUCT, weight=[TensorProto(name="w", data_type=99, dims=[4, 4], raw_data=bytes(64))]),
+        "initializer 'w': ONNX has no dtype 99|disagree",
+    ),
+    "a cycle": (
+        lambda: small(helper.make_node("MatMul", ["y", "w"], ["a"]), helper.make_node("Neg", ["a"], ["y"])),
+        "topologically sorted",
+    ),
 }
 
 

@@ -945,6 +945,18 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
         [N("Reshape", ["x", "h"], ["a"]), N("ConvTranspose", ["a", "w"], ["y"], strides=[2], auto_pad="SAME_UPPER")],
         {"h": [1, 1, 4], "w": normal(1, 1, 1)},
     ),
+    "num_outputs = 1000000000 for an axis of 4": ([N("Split", ["x"], ["y"], num_outputs=10**9)], {}),
+    "20000 steps: plevel unrolls at most": (
+        [N("Expand", ["r", "h"], ["a"]), N("RNN", ["a", "w", "w"], ["b"], hidden_size=1), N("Add", ["b", "x"], ["y"])],
+        {"r": normal(1, 1, 1), "h": [20000, 1, 1], "w": normal(1, 1, 1)},
+    ),
+    "blocks of 4 elements from 1 rows": (
+        [N("Reshape", ["x", "h"], ["a"]), N("Col2Im", ["a", "s", "k"], ["y"])], {"h": [1, 1, 4], "s": [3, 3], "k": [2, 2]}
+    ),
+    "plevel has at most 16777216 of an axis": (
+        [N("Reshape", ["x", "h"], ["a"]), N("Resize", ["a", "", "", "z"], ["y"], mode="cubic", antialias=1)],
+        {"h": [1, 1, 1, 4], "z": [1, 1, 1, 1 << 23]},
+    ),
     "ceil_mode = 1: export it with pads": (
         [N("Reshape", ["x", "h"], ["a"]), N("LpPool", ["a"], ["y"], kernel_shape=[2], ceil_mode=1)], {"h": [1, 1, 4]}
     ),
