@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from google.protobuf.message import DecodeError
 from plevel.onnx.types import nested
 from strategy.network.graph import NetworkError
 
+_MOST_NODES = 1 << 20
 MAX_BYTES = 2**31 - 1  # of a protobuf message
 
 
@@ -46,6 +48,7 @@ def read_model(path: Path, dims: Dims) -> tuple[Any, Symbols]:
             tensor.data_location = onnx.TensorProto.DEFAULT
     except (onnx.checker.ValidationError, OSError, ValueError, RuntimeError) as error:
         raise NetworkError(f"no valid ONNX model: {_short(error)}") from error
+    _require_few_calls(model)
     symbols = _fix_sizes(model.graph, dims)
     return model, symbols
 
@@ -71,6 +74,17 @@ class Symbols:
         for dims, value in zip(self.places.values(), values, strict=True):
             for dim, factor in dims:
                 dim.dim_value = factor * value  # in place of the name
+
+
+def _require_few_calls(model: Any) -> None:
+    """Refuse functions that call each other so often that the model has too many nodes without them."""
+    bodies = {(f.domain, f.name): [n for g in nested(f) for n in g.node] for f in model.functions}
+    calls = {key: [k for n in nodes if (k := (n.domain, n.op_type)) in bodies] for key, nodes in bodies.items()}
+    counts: dict[tuple[str, str], int] = {}
+    for key in TopologicalSorter(calls).static_order():
+        counts[key] = len(bodies[key]) + sum(counts[k] for k in calls[key])
+    if sum(counts.get((n.domain, n.op_type), 1) for g in nested(model.graph) for n in g.node) > _MOST_NODES:
+        raise NetworkError(f"its functions have more than {_MOST_NODES} nodes at all places where they are called")
 
 
 def _short(error: Exception) -> str:

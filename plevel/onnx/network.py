@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -61,7 +60,6 @@ _OF_VALUES = frozenset({
     "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Pow", "Reciprocal",
     "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sqrt", "Sub", "Sum", "Tanh", "Where",
 })  # fmt: skip
-_MOST_NODES = 1 << 20
 _PARTS = "plevel.parts"  # the domain of functions that are the parts of a node
 _UNROLLED = 1 << 14  # times that a graph within a node is read, or a node of one
 
@@ -309,7 +307,6 @@ def _expanded(model: Any) -> Any:
     """A model with the parts that ONNX or the model has of operators, in the place of those that plevel lacks."""
     if not (model.functions or any(map(_has_parts, _nodes(model.graph)))):
         return model
-    _require_few_calls(model)
     own = [("", name) for name in OPERATORS.keys() | _RANDOM]
     try:  # parts may depend on types
         typed = onnx.shape_inference.infer_shapes(model)
@@ -323,17 +320,6 @@ def _expanded(model: Any) -> Any:
         return onnx.inliner.inline_selected_functions(typed, own, exclude=True, inline_schema_functions=True)
     except (ValueError, TypeError, RuntimeError):  # larger than 2 GiB; an older ONNX, which does not have it
         return model
-
-
-def _require_few_calls(model: Any) -> None:
-    """Refuse functions that call each other so often that the model has too many nodes without them."""
-    bodies = {(f.domain, f.name): list(_nodes(f)) for f in model.functions}
-    calls = {key: [k for n in nodes if (k := (n.domain, n.op_type)) in bodies] for key, nodes in bodies.items()}
-    counts: dict[tuple[str, str], int] = {}
-    for key in TopologicalSorter(calls).static_order():
-        counts[key] = len(bodies[key]) + sum(counts[k] for k in calls[key])
-    if sum(counts.get((n.domain, n.op_type), 1) for n in _nodes(model.graph)) > _MOST_NODES:
-        raise NetworkError(f"its functions have more than {_MOST_NODES} nodes at all places where they are called")
 
 
 def _write_parts(model: Any) -> None:

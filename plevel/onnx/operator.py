@@ -174,7 +174,7 @@ def _layer_norm(node: Node, x: Expr, scale: Expr, shift: Expr | None = None) -> 
     axis = node.get("axis", -1) % len(extents(x))
     size = math.prod(extents(x)[axis:])
     beta = Constant(np.zeros(size, x.tensor_type.dtype)) if shift is None else layer.reshape(shift, (size,))
-    found = call(
+    found: Expr = call(
         "layer_norm", layer.reshape(x, (*extents(x)[:axis], size)), layer.reshape(scale, (size,)), beta,
         axis=-1, epsilon=float(node.get("epsilon", 1e-5)),
     )  # fmt: skip

@@ -54,8 +54,8 @@ def _resize(
     pairs = max(n * w for i, (n, w) in enumerate(zip(extents(x), wanted, strict=True)) if i in axes)
     if max(*extents(x), *wanted) >= PROBED or pairs > _MOST_WEIGHTS:
         raise NetworkError(
-            f"{extents(x)} as {tuple(wanted)} by weights of pairs of elements: plevel has at most {_MOST_WEIGHTS} of an "
-            "axis, of fixed sizes"
+            f"{extents(x)} as {tuple(wanted)} by weights of pairs of elements: plevel has at most {_MOST_WEIGHTS} of "
+            "an axis, of fixed sizes"
         )
     if kernel.method != "nearest" and "float" not in x.tensor_type.dtype:
         raise NetworkError(f"{x.tensor_type.dtype} by mode {kernel.method!r}: plevel resizes floats so, cast it first")
@@ -76,10 +76,11 @@ class _Kernel:
     def places(self, places: np.ndarray) -> np.ndarray:
         """Those of the nearest elements."""
         down, up = np.floor(places), np.ceil(places)
-        return {
+        found: np.ndarray = {
             "floor": down, "ceil": up, "round_prefer_floor": np.ceil(places - np.float32(0.5)),
             "round_prefer_ceil": np.floor(places + np.float32(0.5)),
         }[self.rounding]  # fmt: skip
+        return found
 
     def weights(self, places: np.ndarray, extent: int, scale: float) -> np.ndarray:
         """The weight of each element of an axis for each of these places between them."""
@@ -98,7 +99,8 @@ class _Kernel:
     def _cubic(self, t: np.ndarray) -> np.ndarray:
         a = self.alpha
         near, far = ((a + 2) * t - (a + 3)) * t * t + 1, ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
-        return np.where(t <= 1, near, np.where(t < 2, far, 0))
+        found: np.ndarray = np.where(t <= 1, near, np.where(t < 2, far, 0))
+        return found
 
 
 def _is_image(kernel: _Kernel, x: Expr, wanted: Sequence[int], factors: Sequence[float | None]) -> bool:
@@ -162,7 +164,7 @@ def _by_weights(
             order = [i for i in range(len(shape)) if i != axis]
             weights = Constant(kernel.weights(places, extent, scale).astype(x.tensor_type.dtype))
             found = layer.linear(layer.transpose(x, [*order, axis]), weights)
-            x = layer.transpose(found, np.argsort([*order, axis]))
+            x = layer.transpose(found, np.argsort([*order, axis]).tolist())
         if crops:
             outside = ((places < 0) | (places > extent - 1)).reshape((count, *(1,) * (len(shape) - 1 - axis)))
             beyond = outside if beyond is None else beyond | outside

@@ -35,7 +35,7 @@ def _dft(node: Node, x: Expr, length: Expr | None = None, given: Expr | None = N
     weight = Constant(factors.reshape(outputs * wide, -1).astype(x.tensor_type.dtype))
     found = layer.linear(flat, weight)
     split = layer.reshape(found, (*extents(found)[:-1], outputs, wide))
-    return layer.transpose(split, np.argsort([*order, rank - 1, axis]))
+    return layer.transpose(split, np.argsort([*order, rank - 1, axis]).tolist())
 
 
 @register("STFT")

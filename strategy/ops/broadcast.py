@@ -63,7 +63,7 @@ def register_binary(
     Returns:
         The function that calls it.
     """
-    own = {require_bool: "bool", require_integer: "int32"}.get(require, "float32")
+    own = "bool" if require is require_bool else "int32" if require is require_integer else "float32"
     (
         register_op(name)
         .describe(description)
