@@ -9,11 +9,11 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from service.access.auth import Who, Within
 from service.api.query import OfWorkload, refusal
-from service.api.stream import Stream
 from service.api.wire import describe, reply
 from service.context import Context, Ctx
 from service.records import exporter, log_page
 from service.records.filter import Wanted
+from service.stream import Stream
 from service.tuning import run_status
 from strategy.record import ErrorKind, Phase, TaskStatus
 

@@ -12,9 +12,9 @@ from starlette.concurrency import run_in_threadpool
 
 from service.access import audit
 from service.access.auth import Actor, Who, Within
-from service.api.stream import Stream
 from service.api.wire import Body, describe, reply
 from service.context import Context, Ctx, Seen
+from service.stream import Stream
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning import run_status, webhook

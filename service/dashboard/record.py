@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from service.api.stream import Stream
 from service.context import Ctx
 from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import record as query
@@ -15,6 +14,7 @@ from service.dashboard.view import HEADERS, MAX_ID, render
 from service.errors import InvalidError
 from service.records import exporter
 from service.records.known import check_names
+from service.stream import Stream
 from strategy.record import ErrorKind, Phase
 
 router = APIRouter(prefix="/records", include_in_schema=False)

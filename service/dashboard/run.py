@@ -12,7 +12,6 @@ from starlette.responses import RedirectResponse
 
 from service.access import audit
 from service.access.auth import Who
-from service.api.stream import Stream
 from service.context import Context, Ctx, Seen
 from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import run as query
@@ -23,6 +22,7 @@ from service.queue import fleet
 from service.records.known import check_names
 from service.store.sql import now
 from service.store.tables import LIVE
+from service.stream import Stream
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning import run_status, webhook

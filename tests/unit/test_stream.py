@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from starlette.types import Message
 
-from service.api.stream import Stream
 from service.errors import DatabaseError
+from service.stream import Stream
 
 
 def failing(error: Exception) -> Iterator[bytes]:
