@@ -34,6 +34,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     from strategy.cpu.amx import insert_shapes
     from strategy.cpu.binding import read_bits, store_names
     from strategy.cpu.masking import mask_vector_loops, reveal_choices
+    from strategy.cpu.registers import keep_on_stack
 
     early, late = s_tir.transform, tirx.transform
     passes = [
@@ -63,6 +64,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         late.RemoveNoOp(),
         early.RewriteUnsafeSelect(),
         late.CommonSubexprElim(),
+        module_pass(lambda module, _: keep_on_stack(module), opt_level=0, name="keep_on_stack"),
         late.AnnotateEntryFunc(),
         late.MakePackedAPI(),
         late.BF16StorageLegalize(),
