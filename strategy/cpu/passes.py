@@ -35,6 +35,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     from strategy.cpu.binding import read_bits, store_names
     from strategy.cpu.masking import mask_vector_loops, reveal_choices
     from strategy.cpu.registers import keep_on_stack
+    from strategy.cpu.skipping import insert_branches
 
     early, late = s_tir.transform, tirx.transform
     passes = [
@@ -49,6 +50,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         early.LowerOpaqueBlock(),
         late.FlattenBuffer(),
         late.NarrowDataType(32),
+        module_pass(lambda module, _: insert_branches(module), opt_level=0, name="insert_branches"),
         module_pass(lambda module, _: mask_vector_loops(module), opt_level=0, name="mask_vector_loops"),
         module_pass(lambda module, _: insert_prefetches(module), opt_level=0, name="insert_prefetches"),
         module_pass(lambda module, _: read_bits(module), opt_level=0, name="read_bits"),

@@ -26,12 +26,14 @@ TARGET = Target.parse("cpu").with_threads(2)
 DIRECT, IM2COL, SPATIAL = "conv2d_nchw.cpu", "conv2d_nchw_im2col.cpu", "conv2d_nchw_spatial_pack.cpu"
 POINTWISE, DEPTHWISE = "conv2d_nchw_1x1.cpu", "depthwise_conv2d_nchw.cpu"
 F2, F4 = "conv2d_nchw_winograd_2x2.cpu", "conv2d_nchw_winograd_4x4.cpu"
-GENERAL = {DIRECT, IM2COL, SPATIAL}
+TAPS = "conv2d_nchw_taps.cpu"
+GENERAL = {DIRECT, IM2COL, SPATIAL, TAPS}
 # One workload for each implementation, ragged in every extent.
 EXAMPLES = {
     DIRECT: ("float32[1,6,9,11]", "float32[10,3,3,2]", {"groups": 2}),
     IM2COL: ("float32[2,6,12,11]", "float32[38,3,3,3]", {"padding": 1, "strides": [1, 2], "groups": 2}),
     SPATIAL: ("float32[2,6,12,11]", "float32[38,3,3,3]", {"padding": 1, "strides": [1, 2], "groups": 2}),
+    TAPS: ("float32[2,36,12,11]", "float32[38,18,3,3]", {"padding": 5, "dilation": 5, "strides": [1, 2], "groups": 2}),
     POINTWISE: ("float32[2,6,5,11]", "float32[38,3,1,1]", {"groups": 2}),
     DEPTHWISE: ("float32[2,6,12,21]", "float32[12,1,3,3]", {"padding": 1, "strides": 2, "groups": 6}),
     F2: ("float32[2,5,9,11]", "float32[19,5,3,3]", {"padding": 1}),
@@ -250,7 +252,7 @@ def test_what_is_chosen_untuned_for_a_first_layer(image, weight, stride, chosen)
 
 
 @pytest.mark.parametrize(
-    ("size", "dilation", "chosen"), [(24, 6, F2), (19, 6, F2), (14, 4, SPATIAL), (12, 6, SPATIAL), (17, 6, IM2COL)]
+    ("size", "dilation", "chosen"), [(24, 6, TAPS), (17, 6, TAPS), (28, 3, TAPS), (32, 4, F4), (56, 7, TAPS)]
 )
 def test_what_is_chosen_untuned_for_a_dilated_window(size, dilation, chosen):
     workload = make(
@@ -259,6 +261,23 @@ def test_what_is_chosen_untuned_for_a_dilated_window(size, dilation, chosen):
     found = candidates(workload, Target.parse("llvm -mcpu=znver4"))
     valid = [c for c in found if c.condition is None or c.condition.decide()]
     assert max(valid, key=lambda c: c.plevel).implementation == chosen
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5])
+def test_taps_that_see_padding_alone_are_left_out(rows):
+    # A tile of 4 pixels of a line of 14 sees padding in part; the last one of 5 ends behind it.
+    workload = make("float32[1,32,9,14]", "float32[20,32,3,3]", {"padding": 6, "dilation": 6})
+    check(workload, TAPS, {**space_of(workload, TAPS).fallback.to_json(), "rows": rows, "depth": 16})
+
+
+@pytest.mark.parametrize("workload", [
+    make("float32[1,32,9,14]", "float32[20,32,3,3]", {"padding": 6, "dilation": 6}),
+    make("float32[1,1024,28,28]", "float32[256,1024,3,3]", {"padding": 12, "dilation": 12}),
+])  # fmt: skip
+def test_a_tenth_of_the_draws_for_taps_is_valid(workload):
+    space, rng = space_of(workload, TAPS), random.Random(0)
+    draws = ({k.name: rng.choice(k.values) for k in space.knobs} for _ in range(1000))
+    assert sum(map(space.allows, draws)) >= 100
 
 
 @pytest.mark.parametrize(("size", "stride", "is_first"), [(19, 1, False), (17, 1, False), (23, 2, True), (28, 1, True)])
@@ -279,6 +298,14 @@ def test_the_sums_of_a_fallback_stay_in_registers(arch):
     assert not re.findall(r"vfmadd.*\(%rsp", code)
     # A finished tile is turned by shuffles, which may take more registers than there are.
     assert not re.findall(r"vmov\w+\s+[^%\n]*\(%rsp[^%\n]*\), %[yz]mm", loop)
+
+
+@pytest.mark.parametrize("name", [POINTWISE, TAPS])
+def test_sums_are_nowhere_in_memory(name):
+    lowered = lower(make("float32[1,64,12,14]", "float32[64,64,1,1]", {}), Target.parse("llvm -mcpu=znver4"), name)
+    source = lowered.compile(checks=False).executable.mod.inspect_source("ll")
+    assert "%tiles_local" in source
+    assert not re.findall(r"(store|load|memset).*ptr [^,]*%tiles_local", source)
 
 
 def test_a_tile_follows_the_multiply_adds_of_a_processor():

@@ -55,6 +55,13 @@ REGRESSIONS: list[tuple[Workload, str, dict[str, Any]]] = [
     (convolution("2,16,11,13", "7,16,3,3", padding=1), "conv2d_nchw_spatial_pack.cpu", {}),
     (convolution("1,6,7,7", "70,6,3,3", True, padding=1), "conv2d_nchw_spatial_pack.cpu", {"ahead": True}),
     (convolution("2,24,9,14", "40,3,3,3", groups=8, padding=1), "conv2d_nchw_spatial_pack.cpu", {}),  # padded in tasks
+    # Taps that see padding alone, as of all lines but the middle ones, read nothing before the image or behind it.
+    (convolution("2,32,9,14", "20,16,3,3", True, groups=2, padding=8, dilation=8), "conv2d_nchw_taps.cpu", {}),
+    (
+        convolution("2,32,9,14", "20,16,3,3", True, groups=2, padding=7, dilation=7),
+        "conv2d_nchw_taps.cpu",
+        {"copied": False, "rows": 7},  # read in place: a tile sees of each tap the image or nothing of it
+    ),
     (convolution("1,4,17,19", "4,1,3,3", groups=4, padding=1), "depthwise_conv2d_nchw.cpu", {}),
     (
         Workload.make("conv2d_transpose", {"data": "float32[1,3,1,15]", "weight": "float32[3,4,2,2]"}, {"strides": 2}),

@@ -3,6 +3,7 @@
     conv2d_nchw.cpu                every window, dtype and grouping, with all dimensions symbolic too
     conv2d_nchw_im2col.cpu         windows unfolded into columns, or read where they lie, then a product
     conv2d_nchw_spatial_pack.cpu   output channels in the lanes, nothing unfolded
+    conv2d_nchw_taps.cpu           the same a tap and a block of channels at a time, without those that see padding
     conv2d_nchw_1x1.cpu            windows of one pixel: a product of what lies there, or is gathered
     conv2d_nchw_dot.cpu            bfloat16 and 8-bit integers by dot-product instructions, windows unfolded
     conv2d_nchw_amx.cpu            the same by AMX, words of neighbouring channels unfolded
@@ -48,6 +49,7 @@ from strategy.ops.conv2d import (
     im2col,
     pointwise,
     spatial_pack,
+    taps,
     winograd,
     winograd_blocked,
 )
@@ -64,6 +66,7 @@ __all__ = ["Conv2DAttrs", "conv2d", "conv2d_strategy", "gradient"]
 _NARROW = ("bfloat16", "float16", "int8", "uint8")
 _SPATIAL_PACK = "conv2d_nchw_spatial_pack.cpu"
 _BLOCKED = "conv2d_nchwc_spatial_pack.cpu"
+_MOST_IMAGES = 6  # along an axis, of those that winograd's divide a dilated one into
 _LONG = 128  # terms of a sum from which a spatial pack is chosen untuned over copied columns
 
 conv2d_strategy: GenericFunc = get_native_generic_func("conv2d_strategy")
@@ -162,6 +165,11 @@ def _add_products(
         space=im2col.space, prepare=im2col.prepare,
     )  # fmt: skip
     _add_spatial_pack(strategy)
+    if data.dtype not in _NARROW and taps.is_offered(attrs, (data, weight), out_type):
+        strategy.add_implementation(
+            taps.compute, taps.schedule, "conv2d_nchw_taps.cpu",
+            13 if taps.pays(attrs, (data, weight), out_type, target) else 9, space=taps.space, prepare=taps.prepare,
+        )  # fmt: skip
     (_, channels, height, width), (_, _, kernel_h, kernel_w) = data.shape, weight.shape
     # Vectors of pixels cross the lines of a small image, and some of their lanes are idle; those of channels are not.
     small = int(height) * int(width) // (attrs.strides[0] * attrs.strides[1]) <= 14 * 14
@@ -177,10 +185,12 @@ def _add_products(
         # than columns, unless it is one tile alone, and slower than a spatial pack that fills its own.
         least = [8 * d for d in attrs.dilation]
         sides = [int(n) / d for n, d in zip((height, width), attrs.dilation, strict=True) if d > 1]
+        # Many images, or of several sizes, take longer to divide and join than to convolve by taps.
+        whole = all(int(n) % d == 0 and d <= _MOST_IMAGES for n, d in zip((height, width), attrs.dilation, strict=True))
         level = 10 if few or min(sides, default=4) < 3 else 11 if min(sides, default=4) < 4 else 13
         two, four = (
             10 if winograd.waits(transform, attrs, weight, out_type, target) else usual
-            for transform, usual in ((F2, level), (F4, 14))
+            for transform, usual in ((F2, level), (F4, 14 if whole else 12))
         )
         with SpecializedCondition(square):
             _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F2, two)
