@@ -2,7 +2,8 @@
 
 TVM's own pipeline serves all kinds of targets. Two thirds of it have no effect on CPU code (GPU threads and
 memories, asynchronous copies), and its first passes must run before vector loops are masked
-(`strategy.cpu.masking`). This pipeline gives the same code.
+(`strategy.cpu.masking`). It gives the same code, but for what is added: masks, prefetches, branches,
+and sums on the stack.
 """
 
 from __future__ import annotations
