@@ -206,13 +206,85 @@ def _sign(x: Expr) -> Expr:
     return call("where", call("isnan", x), number(0, x), found) if _category(x.tensor_type.dtype) == 2 else found
 
 
-@register("log2.default")
-@_in_float32
-def _log2(x: Expr) -> Expr:
-    """Exact at powers of two."""
-    found = call("multiply", call("log", x), number(1 / math.log(2), x))
-    whole = call("round", found)
-    return call("where", call("equal", call("power", number(2, x), whole), x), whole, found)
+def _logarithm(base: int) -> Operator:
+    """Exact at powers of the base."""
+
+    @_in_float32
+    def make(x: Expr) -> Expr:
+        found = call("multiply", call("log", x), number(1 / math.log(base), x))
+        whole = call("round", found)
+        return call("where", call("equal", call("power", number(base, x), whole), x), whole, found)
+
+    return _of_floats(make)
+
+
+OPERATORS["aten.log2.default"] = _logarithm(2)
+OPERATORS["aten.log10.default"] = _logarithm(10)
+
+
+@register("atan2.default")
+def _angle_of(y: Any, x: Any) -> Expr:
+    """The angle of a point, by the quotient of the lesser size and the greater one, so that none overflows."""
+    y, x = promoted(y, x)
+    if _category(x.tensor_type.dtype) < 2:
+        y, x = cast(y, "float32"), cast(x, "float32")
+    if x.tensor_type.dtype in _NARROW:
+        return cast(_angle_of(cast(y, "float32"), cast(x, "float32")), x.tensor_type.dtype)
+    up, right = call("abs", y), call("abs", x)
+    steep = call("greater", up, right)
+    least, most = call("minimum", up, right), call("maximum", up, right)
+    # Two zeros, and two infinities, lie on an axis, and on a diagonal.
+    quotient = call("where", call("equal", least, most), call("sign", most), call("divide", least, most))
+    angle = call("atan", quotient)
+    angle = call("where", steep, call("subtract", number(math.pi / 2, x), angle), angle)
+    angle = call("where", _is_negative(x), call("subtract", number(math.pi, x), angle), angle)
+    found = call("where", _is_negative(y), call("negative", angle), angle)
+    return call("where", call("logical_or", call("isnan", x), call("isnan", y)), call("add", x, y), found)
+
+
+def _is_negative(x: Expr) -> Expr:
+    """True of -0, too, whose inverse is below 0."""
+    zero = number(0, x)
+    inverse = call("less", call("divide", number(1, x), x), zero)
+    return call("logical_or", call("less", x, zero), call("logical_and", call("equal", x, zero), inverse))
+
+
+@register("copysign.Tensor", "copysign.Scalar")
+def _copysign(x: Any, y: Any) -> Expr:
+    x, y = promoted(x, y)
+    size = call("abs", x)
+    return call("where", _is_negative(y), call("negative", size), size)
+
+
+def _extreme_number(name: str) -> Operator:
+    """The larger or smaller of two, of which NaN is none."""
+
+    def make(x: Any, y: Any) -> Expr:
+        x, y = promoted(x, y)
+        found = call(name, x, y)
+        if _category(x.tensor_type.dtype) < 2:
+            return found
+        return call("where", call("isnan", x), y, call("where", call("isnan", y), x, found))
+
+    return make
+
+
+OPERATORS["aten.fmax.default"] = _extreme_number("maximum")
+OPERATORS["aten.fmin.default"] = _extreme_number("minimum")
+
+
+@register("hypot.default")
+def _hypot(x: Any, y: Any) -> Expr:
+    """The greater size times √(1 + the square of their quotient), which overflows only where the result does."""
+    x, y = promoted(x, y)
+    if x.tensor_type.dtype in _NARROW:
+        return cast(_hypot(cast(x, "float32"), cast(y, "float32")), x.tensor_type.dtype)
+    sizes = call("abs", x), call("abs", y)
+    least, most = call("minimum", *sizes), call("maximum", *sizes)
+    quotient = call("where", call("equal", least, most), call("sign", most), call("divide", least, most))
+    found = call("multiply", most, call("sqrt", call("add", number(1, x), call("multiply", quotient, quotient))))
+    infinite = call("logical_or", *(call("isinf", size) for size in sizes))  # beside NaN, too
+    return call("where", infinite, number(math.inf, x), found)
 
 
 @register("expm1.default")
@@ -293,8 +365,6 @@ def _exp2(x: Expr) -> Expr:
 @register("_cdist_forward.default")
 def _distances(x: Expr, y: Expr, order: float, *_: Any) -> Expr:
     """Distances of all pairs of rows."""
-    if order not in (1, 2, math.inf):
-        raise NetworkError(f"distances of order {order:g}: plevel has 1, 2 and inf")
     left = layer.reshape(x, (*extents(x)[:-1], 1, extents(x)[-1]))
     right = layer.reshape(y, (*extents(y)[:-2], 1, *extents(y)[-2:]))
     found: Expr = _vector_norm(call("subtract", left, right), order, [-1])
@@ -620,6 +690,16 @@ def _adaptive_avg_pool(x: Expr, size: Any) -> Expr:
     return _pool("avg_pool2d", x, pool_size=window, strides=window)
 
 
+@register("_adaptive_avg_pool3d.default", "adaptive_avg_pool3d.default")
+def _adaptive_avg_pool3d(x: Expr, size: Any) -> Expr:
+    """Of the planes, then across them: a window is a product of its sides."""
+    down, *plane = _triple(size)
+    planes = _adaptive_avg_pool(x, plane)
+    *lead, depth, height, width = extents(planes)
+    found: Expr = _adaptive_avg_pool(layer.reshape(planes, (*lead, depth, height * width)), (down, height * width))
+    return layer.reshape(found, (*lead, down, height, width))
+
+
 @register("adaptive_max_pool2d.default")
 def _adaptive_max_pool(x: Expr, size: Any) -> tuple[Expr]:
     return (_pool("adaptive_max_pool2d", x, output_size=_pair(size)),)
@@ -673,11 +753,22 @@ def _variance_mean(
 @register("linalg_vector_norm.default")
 def _vector_norm(x: Expr, order: float = 2, axes: Any = None, keepdim: bool = False, dtype: Any = None) -> Expr:
     x = cast(x, dtype_named(dtype, x.tensor_type.dtype))
-    if order not in (1, 2, math.inf):
-        raise NetworkError(f"a norm of order {order:g}: plevel has 1, 2 and inf")
-    reduced = _norm if order == 2 else _reduce("sum" if order == 1 else "max")
-    found: Expr = reduced(x if order == 2 else call("abs", x), axes, keepdim)
+    if order == 2:
+        found: Expr = _norm(x, axes, keepdim)
+    elif order == 0:
+        found = _reduce("sum")(cast(call("not_equal", x, number(0, x)), x.tensor_type.dtype), axes, keepdim)
+    elif order in (1, math.inf, -math.inf):
+        reduced = {1: "sum", math.inf: "max", -math.inf: "min"}[order]
+        found = _reduce(reduced)(call("abs", x), axes, keepdim)
+    else:
+        found = _norm_by_powers(x, axes, keepdim, order)
     return found
+
+
+@_in_float32
+def _norm_by_powers(x: Expr, axes: Any, keepdim: bool, order: float) -> Expr:
+    total = _reduce("sum")(call("power", call("abs", x), number(order, x)), axes, keepdim)
+    return call("power", total, number(1 / order, x))
 
 
 @_in_float32
@@ -700,17 +791,30 @@ def _logical(name: str) -> Operator:
 
 
 def _bitwise(name: str) -> Operator:
-    def make(*operands: Any) -> Expr:
-        if any(not isinstance(x, Expr) or x.tensor_type.dtype != "bool" for x in operands):
-            raise NetworkError("bits of integers: plevel computes bitwise operators of bools only")
-        return call(name, *operands)
+    """Of the bits of integers; of bools as truths."""
+
+    def make(x: Any, y: Any) -> Expr:
+        left, right = promoted(x, y)
+        return call(f"{'logical' if left.tensor_type.dtype == 'bool' else 'bitwise'}_{name}", left, right)
 
     return make
 
 
+@register("bitwise_not.default")
+def _bitwise_not(x: Expr) -> Expr:
+    kind = x.tensor_type.dtype
+    if kind == "bool":
+        return call("logical_not", x)
+    return call("bitwise_xor", x, number(int(np.iinfo(kind).max) if kind.startswith("u") else -1, x))
+
+
 for _name in ("and", "or", "xor"):
     OPERATORS[f"aten.logical_{_name}.default"] = _logical(f"logical_{_name}")
-    OPERATORS[f"aten.bitwise_{_name}.Tensor"] = _bitwise(f"logical_{_name}")
-    OPERATORS[f"aten.bitwise_{_name}.Scalar"] = _bitwise(f"logical_{_name}")
+    for _overload in ("Tensor", "Scalar", "Scalar_Tensor"):
+        OPERATORS[f"aten.bitwise_{_name}.{_overload}"] = _bitwise(_name)
+for _name, _own in (("left", "l"), ("right", "r")):
+    for _overload in ("Tensor", "Tensor_Scalar", "Scalar_Tensor"):
+        OPERATORS[f"aten.bitwise_{_name}_shift.{_overload}"] = _binary(f"{_name}_shift")
+    for _overload in ("Tensor", "Scalar"):
+        OPERATORS[f"aten.__{_own}shift__.{_overload}"] = _binary(f"{_name}_shift")
 OPERATORS["aten.logical_not.default"] = _logical("logical_not")
-OPERATORS["aten.bitwise_not.default"] = _bitwise("logical_not")

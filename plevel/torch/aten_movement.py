@@ -1,4 +1,4 @@
-"""Operators of ATen that move, select, order or make values, as calls of plevel's."""
+"""Operators of ATen that move, select or make values, as calls of plevel's."""
 
 from __future__ import annotations
 
@@ -217,29 +217,30 @@ def _index_select(x: Expr, axis: int, indices: Expr) -> Expr:
 
 @register("index.Tensor")
 def _index(x: Expr, indices: Sequence[Expr | None]) -> Expr:
-    """Elements by tensors of indices, of axes side by side."""
+    """Elements by tensors of indices."""
     given = [(axis, i) for axis, i in enumerate(indices) if i is not None]
     if any(i.tensor_type.dtype == "bool" for _, i in given):
         raise NetworkError("elements are selected by a mask: how many there are depends on its values")
     if len(given) == 1:
         axis, only = given[0]
         return call("take", x, counted(only, extents(x)[axis]), axis=axis)
-    (first, behind), rank = side_by_side(given), len(extents(x))
+    axes, first = indexed_first(given, len(extents(x)))
     shape = np.broadcast_shapes(*(extents(i) for _, i in given))
     places = [layer.broadcast(cast(counted(i, extents(x)[axis]), "int64"), shape) for axis, i in given]
-    front = layer.transpose(x, [*range(first, behind), *range(first), *range(behind, rank)])
-    found = call("gather_nd", front, call("stack", Tuple(places), axis=0))
+    found = call("gather_nd", layer.transpose(x, axes), call("stack", Tuple(places), axis=0))
     # The indices' axes stand first, and belong where the first indexed axis was.
     n, whole = len(shape), len(extents(found))
     return layer.transpose(found, [*range(n, n + first), *range(n), *range(n + first, whole)])
 
 
-def side_by_side(given: Sequence[tuple[int, Expr]]) -> tuple[int, int]:
-    """The first of the axes that tensors index, and the one behind the last."""
-    first, behind = given[0][0], given[0][0] + len(given)
-    if [axis for axis, _ in given] != list(range(first, behind)):
-        raise NetworkError("tensors index axes that are not adjacent: transpose these side by side first")
-    return first, behind
+def indexed_first(given: Sequence[tuple[int, Expr]], rank: int) -> tuple[list[int], int]:
+    """All axes, those that tensors index first, and the place of the tensors' own axes among the others.
+
+    That is the place of the axes that they index, or the first one if these are not side by side.
+    """
+    indexed = [axis for axis, _ in given]
+    first = indexed[0] if indexed == list(range(indexed[0], indexed[0] + len(indexed))) else 0
+    return indexed + [axis for axis in range(rank) if axis not in indexed], first
 
 
 def counted(indices: Expr, extent: int) -> Expr:
@@ -248,24 +249,6 @@ def counted(indices: Expr, extent: int) -> Expr:
         return Constant(np.where(indices.value < 0, indices.value + extent, indices.value))
     below = call("less", indices, number(0, indices))
     return call("where", below, call("add", indices, layer.count(extent, indices)), indices)
-
-
-@register("topk.default")
-def _topk(x: Expr, k: int, axis: int = -1, largest: bool = True, ordered: bool = True) -> tuple[Expr, Expr]:
-    found = call("topk", x, k=k, axis=axis, ret_type="indices", is_ascend=not largest, dtype="int64")
-    return call("gather", x, found, axis=axis), found
-
-
-@register("sort.default")
-def _sort(x: Expr, axis: int = -1, descending: bool = False) -> tuple[Expr, Expr]:
-    found = call("argsort", x, axis=axis, is_ascend=not descending, dtype="int64")
-    return call("gather", x, found, axis=axis), found
-
-
-@register("sort.stable")
-def _sort_stable(x: Expr, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Expr, Expr]:
-    found: tuple[Expr, Expr] = _sort(x, dim, descending)
-    return found
 
 
 @register("cumsum.default")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from plevel.torch.aten import cast, register
-from plevel.torch.aten_movement import counted, side_by_side
-from strategy.expr import Constant, Expr, call
+from plevel.torch.aten_movement import counted, indexed_first
+from strategy.expr import Call, Constant, Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.normal import extents
@@ -50,27 +50,27 @@ def _slice_scatter(
 
 @register("index_put.default")
 def _index_put(x: Expr, indices: Sequence[Expr | None], values: Expr, accumulate: bool = False) -> Expr:
-    """Elements by tensors of indices, of axes side by side, or by a mask if one number is written."""
+    """Elements by tensors of indices, or by a mask if one number is written."""
     given = [(axis, i) for axis, i in enumerate(indices) if i is not None]
     if any(i.tensor_type.dtype == "bool" for _, i in given):
         return _masked(x, given, values, accumulate)
-    first, behind = side_by_side(given)
-    shape, own = np.broadcast_shapes(*(extents(i) for _, i in given)), extents(x)
-    rest = (*own[:first], *own[behind:])
+    own = extents(x)
+    axes, first = indexed_first(given, len(own))
+    shape = np.broadcast_shapes(*(extents(i) for _, i in given))
+    inner, rest = ([own[axis] for axis in some] for some in (axes[: len(given)], axes[len(given) :]))
     place = place_of(
         [(layer.broadcast(cast(counted(i, own[axis]), "int64"), shape), own[axis]) for axis, i in given]
     )
-    axes = [*range(first, behind), *range(first), *range(behind, len(own))]
-    rows, columns = math.prod(own[first:behind]), math.prod(rest)
+    rows, columns = math.prod(inner), math.prod(rest)
     into = layer.reshape(layer.transpose(x, axes), (rows, columns))
     # Values have the shape of the elements that are read so.
-    wide = layer.broadcast(cast(values, x.tensor_type.dtype), (*own[:first], *shape, *own[behind:]))
+    wide = layer.broadcast(cast(values, x.tensor_type.dtype), (*rest[:first], *shape, *rest[first:]))
     n = len(shape)
     moved = layer.transpose(wide, [*range(first, first + n), *range(first), *range(first + n, len(extents(wide)))])
     source = layer.reshape(moved, (math.prod(shape), columns))
     place = layer.reshape(place, (math.prod(shape), 1))
     found = write_rows(into, place, source, accumulate)
-    back = layer.reshape(found, (*own[first:behind], *rest))
+    back = layer.reshape(found, (*inner, *rest))
     return layer.transpose(back, np.argsort(axes).tolist())
 
 
@@ -102,3 +102,37 @@ def _scatter_reduce(
     if reduce == "sum" and include_self:
         return add_elements(x, axis, indices, source)
     return reduce_elements(x, axis, indices, source, reduce.removeprefix("a"), include_self)
+
+
+@register("index_reduce.default")
+def _index_reduce(
+    x: Expr, axis: int, index: Expr, source: Expr, reduce: str, *, include_self: bool = True
+) -> Expr:
+    axis %= len(extents(x))
+    shape = extents(source)
+    beside = layer.reshape(index, (shape[axis], *(1,) * (len(shape) - 1 - axis)))
+    found: Expr = _scatter_reduce(x, axis, layer.broadcast(beside, shape), source, reduce, include_self=include_self)
+    return found
+
+
+@register("masked_scatter.default")
+def _masked_scatter(x: Expr, mask: Expr, source: Expr) -> Expr:
+    """Where the mask is true, the elements of the source in their order.
+
+    A mask that is the same along the last axes counts rows, as where images take their places among a text's tokens.
+    """
+    shape, rank = extents(x), len(extents(x))
+    if isinstance(mask, Call) and mask.op.name == "broadcast_to":
+        mask = mask.args[0]
+    own = (1,) * (rank - len(extents(mask))) + extents(mask)
+    counted_axes = max((axis + 1 for axis, n in enumerate(own) if n != 1 and shape[axis] != 1), default=0)
+    columns = math.prod(shape[counted_axes:])
+    if math.prod(extents(source)) % columns:
+        counted_axes, columns = rank, 1
+    lead = shape[:counted_axes]
+    chosen = layer.reshape(layer.broadcast(layer.reshape(mask, own[:counted_axes]), lead), (math.prod(lead),))
+    place = call("cumsum", cast(chosen, "int64"), axis=0, exclusive=True)
+    taken = call("take", layer.reshape(source, (-1, columns)), place, axis=0)
+    rows = layer.reshape(x, (math.prod(lead), columns))
+    found = call("where", layer.reshape(chosen, (math.prod(lead), 1)), taken, rows)
+    return layer.reshape(found, shape)

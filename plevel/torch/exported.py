@@ -20,7 +20,8 @@ from torch.fx import GraphModule
 
 import plevel.torch.aten_grouping
 import plevel.torch.aten_movement
-import plevel.torch.aten_writing  # noqa: F401  # all three register their operators
+import plevel.torch.aten_order
+import plevel.torch.aten_writing  # noqa: F401  # all four register their operators
 from plevel.comparison import Reference, UnfitError
 from plevel.torch.aten import OPERATORS
 from plevel.torch.symbol import (
@@ -48,6 +49,8 @@ _WHOLE = (
     aten.hardswish.default, aten.hardsigmoid.default, aten.mish.default, aten.relu6.default,
     aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec,
 )  # fmt: skip
+# PyTorch has parts of these, but does not take them by default.
+_BY_PARTS = (aten.addmv.default, aten.diagonal_scatter.default, aten.dist.default, aten.ldexp.Tensor)
 # Of a dtype and a device, which types fix, and of values that PyTorch would refuse.
 _CLAIMS = (
     aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default,
@@ -141,6 +144,8 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
         table.pop(kept, None)
     table[aten.grid_sampler_2d.default] = _sample_grid
     table[aten.empty.memory_format] = _zeros
+    for operation in _BY_PARTS:
+        table[operation] = decomposition_table[operation]
     try:
         plain = program.run_decompositions(table)
     except Exception as error:  # of any type

@@ -97,6 +97,61 @@ COMPUTED = {
             torch.baddbmm(x[None], x[None], (x.T @ x)[None], beta=0.5),
         ), X,
     ),
+    "bits": (
+        lambda i, b: (
+            i & 3, i | (i << 2), i ^ -5, ~i, (i - 9) >> 1, 1 << i,
+            i.to(torch.uint8).bitwise_not(), b & (i > 1), ~b, b ^ b[0],
+        ), COUNTS * 3, COUNTS > 0,
+    ),
+    "angles, and the larger of numbers": (
+        lambda x, y: (
+            x.atan2(y), y.atan2(x), x.copysign(y), x.fmax(y), y.fmin(x), x.hypot(y),
+        ), torch.cat([X, ODD[None], -ODD[None]]), torch.cat([X.flip(0), ODD.flip(0)[None], ODD[None].roll(1)]),
+    ),
+    "logarithms and norms of any order": (
+        lambda x: [
+            x.log10(), x.pow(3).log2(), torch.cdist(x, x + 1, p=3), torch.dist(x, x * 2), torch.addmv(x[:, 0], x, x[0]),
+            *(torch.linalg.vector_norm(x - 4, order, dim=1) for order in (0, 3, -1, 0.5, torch.inf, -torch.inf)),
+        ], 10 ** (X + 4).floor(),
+    ),
+    "running extremes": (
+        lambda x, i, y: [f(v, axis) for f in (torch.cummax, torch.cummin) for v in (x, i, y[2:], i.to(torch.uint8))
+                         for axis in (0, -1)],
+        X.sin(), COUNTS - 1, torch.stack([ODD, -ODD, ODD.roll(3), ODD.roll(5)]).nan_to_num(5),
+    ),
+    "medians": (
+        lambda x, y: (
+            x.median(), *x.median(1), *x.median(0, keepdim=True), *x.kthvalue(3, 1), y.median(1)[0], y.nanmedian(1)[0],
+            y.nanmedian(), y.median(), *x[0, 0].median(0), x.long().median(0)[0], *x[:3].nanmedian(0),
+        ), torch.randperm(32, generator=torch.Generator().manual_seed(0)).view(4, 8) / 7,
+        torch.stack([ODD, ODD.roll(3), ODD * torch.nan, X[0]]),
+    ),
+    "bounds that are searched": (
+        lambda x, y, i: [
+            f(right) for right in (False, True) for f in (
+                lambda r: torch.bucketize(x, x[0], right=r),
+                lambda r: torch.bucketize(y, x[1], right=r, out_int32=True),
+                lambda r: torch.searchsorted(x, x + 0.5, right=r), lambda r: torch.searchsorted(x[0], y, right=r),
+                lambda r: torch.searchsorted(x[0], 1.5, right=r),
+                lambda r: torch.bucketize(i, i[:, 0].sort()[0], right=r),
+                lambda r: torch.searchsorted(x.flip(1), y.expand(4, 8), right=r, sorter=x.flip(1).argsort(1)),
+            )
+        ], X, ODD, COUNTS,
+    ),
+    "axes apart that are indexed": (
+        lambda x, i, j: (
+            x[i, :, j], x[:, i, :, j], x[i[:, None], :, :, j] * 2, put(x, (slice(None), i, slice(None), j), 9.0),
+            put(x, (i, slice(None), j), x[:3, :, 0]),
+        ), IMAGE.view(4, 4, 3, 6), torch.tensor([2, 0, 1]), torch.tensor([1, 0, -1]),
+    ),
+    "elements in the places of a mask": (
+        lambda x, m, n: (
+            x.masked_scatter(m, x * 2), x.masked_scatter(m[:, :1], x[1:]),
+            x.masked_scatter(m[:, :1].expand(4, 8), X[0]),
+            x.view(2, 2, 8).masked_scatter(n[:, None].expand(2, 2, 8), x), x.masked_scatter(m[1], x.flatten() + 1),
+            x.view(4, 1, 8).masked_scatter(m[:, :1, None], x),
+        ), X, torch.tensor([0, 1, 1, 0, 0, 1, 0, 1]).bool() & (X > -3) & (X < 3), torch.tensor([[False], [True]]),
+    ),
     "values that are claimed": (lambda x, i: (torch._check(i.max().item() <= 3), x + i)[1], X, COUNTS),
     "types that are claimed": (lambda x, i: (x.to(torch.float32) + 1, i.to(torch.float32)), X, COUNTS),
     "bfloat16": (nn.Linear(8, 4).bfloat16(), X.bfloat16()),
@@ -134,6 +189,9 @@ COMPUTED = {
     ),
     "adaptive pools": (
         lambda x: [f(x, size) for f in (adaptive_avg_pool2d, adaptive_max_pool2d) for size in ((2, 3), (5, 4))], IMAGE
+    ),
+    "adaptive pools of three dimensions": (
+        lambda x: [nn.functional.adaptive_avg_pool3d(x, size) for size in (1, (2, 3, 2), (3, 4, 6))], IMAGE
     ),
     "pools of one image": (
         lambda x: (
@@ -249,6 +307,12 @@ COMPUTED = {
             for how in ("sum", "prod", "mean", "amax", "amin") for own in (True, False)
         ], X, COUNTS,
     ),
+    "rows that are reduced to others": (
+        lambda x, p: [
+            x.index_reduce(axis, p[: x.shape[axis]] % 3, x, how, include_self=own)
+            for axis in (0, 1) for how in ("prod", "mean", "amax", "amin") for own in (True, False)
+        ], X, torch.tensor([2, 0, 3, 0, 1, 5, 2, 2]),
+    ),
     "bags": (
         lambda w, i, o: (
             nn.functional.embedding_bag(i, w, mode="sum"), nn.functional.embedding_bag(i, w),
@@ -344,7 +408,10 @@ COMPILED = {
         lambda x, p: (x.log1p(), x.sign(), x.clamp(3, 1), p.log2()), ODD, 2.0 ** torch.arange(-40, 50),
     ),
     "numbers of 16 bits": (
-        lambda x: (x.log1p(), x.log2(), x.norm(), x.bfloat16().log1p()),
+        lambda x: (
+            x.log1p(), x.log2(), x.norm(), x.bfloat16().log1p(), x.log10(), x.atan2(200 - x),
+            x.bfloat16().hypot(x.bfloat16()),
+        ),
         torch.tensor([10000.0, 60000, 100, 1e-3, 300, 400, 1.5]).half(),
     ),
     "no variance": (lambda x: (x.var(0), x.var(0, correction=0)), torch.ones(1, 6)),
@@ -382,14 +449,12 @@ REFUSED = {
     "its output 1 is used": (lambda x: max_pool2d(x, 2, return_indices=True), torch.ones(1, 2, 4, 4)),
     "complex64": (lambda x: x + torch.ones(8, dtype=torch.complex64), X),
     "a weight is of float8_e4m3fn": (lambda x: x * HALVED.float(), X),
-    "bits of integers": (lambda i: i & 3, COUNTS),
     "output_size \\(0, 2\\) has no pixels": (lambda x: adaptive_avg_pool2d(x, (0, 2)), IMAGE),
     "a weight that is computed": (torch._weight_int8pack_mm, X.bfloat16(), BYTES[:, :8], SCALES),
     "a weight of k = 7": (lambda x: torch._weight_int8pack_mm(x, BYTES[:, :7].clone(), SCALES), X.bfloat16()[:, :7]),
     "by a mask: which goes where": (lambda x: x.index_put((x > 0,), torch.arange(16.0)), X),
     "a padding_idx": (lambda w, i: nn.functional.embedding_bag(i, w, padding_idx=1), X, COUNTS),
     "a histogram from 0 to 0": (lambda x: x.histc(4), X),
-    "distances of order 3": (lambda x: torch.cdist(x, x, p=3), X),
     "memory by strides": (lambda x: x[:, 1:].as_strided((2, 2), (1, 1)), X),
     "memory before its tensor's": (lambda x: (x + 1)[1:].as_strided((3, 8), (8, 1), 0), X),
     "640000 elements written into an axis of 10000": (

@@ -1,0 +1,157 @@
+"""Operators of ATen that rank values, or search among ordered ones, as calls of plevel's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from plevel.torch.aten import cast, promoted, register
+from strategy.expr import Expr, call
+from strategy.network import layer
+from strategy.network.graph import NetworkError
+from strategy.network.layer import number
+from strategy.network.normal import extents
+from strategy.network.scatter import require_few
+from strategy.network.size import PROBED
+
+
+@register("topk.default")
+def _topk(x: Expr, k: int, axis: int = -1, largest: bool = True, ordered: bool = True) -> tuple[Expr, Expr]:
+    found = call("topk", x, k=k, axis=axis, ret_type="indices", is_ascend=not largest, dtype="int64")
+    return call("gather", x, found, axis=axis), found
+
+
+@register("sort.default")
+def _sort(x: Expr, axis: int = -1, descending: bool = False) -> tuple[Expr, Expr]:
+    found = call("argsort", x, axis=axis, is_ascend=not descending, dtype="int64")
+    return call("gather", x, found, axis=axis), found
+
+
+@register("sort.stable")
+def _sort_stable(x: Expr, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Expr, Expr]:
+    found: tuple[Expr, Expr] = _sort(x, dim, descending)
+    return found
+
+
+@register("kthvalue.default")
+def _kth(x: Expr, k: int, axis: int = -1, keepdim: bool = False) -> tuple[Expr, Expr]:
+    """The k-th of the elements in ascending order, with its place; NaN is the largest."""
+    x, axis = _row_along(x, axis)
+    place = layer.take_slice(_sort(x, axis)[1], axis, k - 1, k)
+    return _taken(x, place, axis, keepdim)
+
+
+@register("median.dim")
+def _median(x: Expr, axis: int = -1, keepdim: bool = False) -> tuple[Expr, Expr]:
+    """The lower one of two in the middle; NaN where there is one."""
+    x, axis = _row_along(x, axis)
+    middle = _middle(x, axis)
+    place = layer.take_slice(_sort(x, axis)[1], axis, middle, middle + 1)
+    if "float" in x.tensor_type.dtype:
+        missing = cast(call("isnan", x), "int32")
+        first = call("argmax", missing, axis=(axis,), keepdims=True, dtype="int64")
+        any_missing = call("max", missing, axis=(axis,), keepdims=True)
+        place = call("where", cast(any_missing, "bool"), first, place)
+    return _taken(x, place, axis, keepdim)
+
+
+@register("nanmedian.dim")
+def _median_of_numbers(x: Expr, axis: int = -1, keepdim: bool = False) -> tuple[Expr, Expr]:
+    """The median without NaN, or NaN where there is nothing else."""
+    if "float" not in x.tensor_type.dtype:
+        found: tuple[Expr, Expr] = _median(x, axis, keepdim)
+        return found
+    x, axis = _row_along(x, axis)
+    _middle(x, axis)  # refuses symbolic axes
+    missing = cast(call("isnan", x), "int64")
+    count = call("sum", call("subtract", number(1, missing), missing), axis=(axis,), keepdims=True)
+    middle = layer.clip(call("floor_divide", call("subtract", count, number(1, count)), number(2, count)), 0, None)
+    return _taken(x, call("gather", _sort(x, axis)[1], middle, axis=axis), axis, keepdim)
+
+
+@register("median.default")
+def _median_of_all(x: Expr) -> Expr:
+    found: Expr = _median(layer.reshape(x, (-1,)), 0)[0]
+    return found
+
+
+@register("nanmedian.default")
+def _median_of_all_numbers(x: Expr) -> Expr:
+    found: Expr = _median_of_numbers(layer.reshape(x, (-1,)), 0)[0]
+    return found
+
+
+def _middle(x: Expr, axis: int) -> int:
+    if extents(x)[axis] >= PROBED:
+        raise NetworkError("a median along an axis of a symbolic size: export the model with that size fixed")
+    return (extents(x)[axis] - 1) // 2
+
+
+def _row_along(x: Expr, axis: int) -> tuple[Expr, int]:
+    """The tensor and an axis of it, which one without axes does not have."""
+    rank = len(extents(x))
+    return (x, axis % rank) if rank else (layer.reshape(x, (1,)), 0)
+
+
+def _taken(x: Expr, place: Expr, axis: int, keepdim: bool) -> tuple[Expr, Expr]:
+    """The elements at places along an axis, of which there is one for each row."""
+    shape = [n for i, n in enumerate(extents(place)) if keepdim or i != axis]
+    return layer.reshape(call("gather", x, place, axis=axis), shape), layer.reshape(place, shape)
+
+
+@register("cummax.default")
+def _running_maximum(x: Expr, axis: int) -> tuple[Expr, Expr]:
+    """The largest elements so far, and the last places of each."""
+    row, axis = _row_along(x, axis)
+    return _with_places(x, call("cummax", row, axis=axis), axis)
+
+
+@register("cummin.default")
+def _running_minimum(x: Expr, axis: int) -> tuple[Expr, Expr]:
+    """As the running maximum of the elements counted from the other end of their dtype."""
+    row, axis = _row_along(x, axis)
+    kind = x.tensor_type.dtype
+    if "float" in kind:
+        return _with_places(x, call("negative", call("cummax", call("negative", row), axis=axis)), axis)
+    ends = number(np.iinfo(kind).max if kind.startswith("u") else -1, x)
+    return _with_places(x, call("subtract", ends, call("cummax", call("subtract", ends, row), axis=axis)), axis)
+
+
+def _with_places(x: Expr, found: Expr, axis: int) -> tuple[Expr, Expr]:
+    """What was found of the elements so far, and the last place of each, both in the shape of x."""
+    row, n = layer.reshape(x, extents(found)), extents(found)[axis]
+    new = call("equal", row, found)
+    if "float" in x.tensor_type.dtype:
+        new = call("logical_or", new, call("isnan", row))
+    place = layer.reshape(layer.steps(0, n, 1, "int64"), (n, *(1,) * (len(extents(found)) - 1 - axis)))
+    last = call("cummax", call("where", new, place, number(0, place)), axis=axis)
+    return layer.reshape(found, extents(x)), layer.reshape(last, extents(x))
+
+
+@register("bucketize.Tensor", "bucketize.Scalar")
+def _bucketize(x: Any, bounds: Expr, *, out_int32: bool = False, right: bool = False) -> Expr:
+    return _search(bounds, x, out_int32, right)
+
+
+@register("searchsorted.Tensor", "searchsorted.Scalar")
+def _searchsorted(
+    bounds: Expr, x: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
+    sorter: Expr | None = None,
+) -> Expr:  # fmt: skip
+    if sorter is not None:
+        bounds = call("gather", bounds, sorter, axis=len(extents(bounds)) - 1)
+    return _search(bounds, x, out_int32, right or side == "right")
+
+
+def _search(bounds: Expr, x: Any, out_int32: bool, right: bool) -> Expr:
+    """The number of bounds below each element (or not above it, if `right`); of NaN, all of them."""
+    bounds, x = promoted(bounds, x)
+    *rows, n = extents(bounds)
+    require_few(math.prod(extents(x)) * n, f"{math.prod(extents(x))} elements sought among {n} bounds")
+    beside = layer.reshape(bounds, (*rows, 1, n)) if rows else bounds
+    each = layer.reshape(x, (*extents(x), 1))
+    behind = cast(call("greater" if right else "greater_equal", beside, each), "int64")
+    count = call("sum", behind, axis=(len(extents(x)),), keepdims=False)
+    return cast(call("subtract", layer.count(n, count), count), "int32" if out_int32 else "int64")
