@@ -111,6 +111,20 @@ def test_products_of_16_bits_are_replaced(dtype):
     assert {e for e in epilogues if "bias_add" not in e} >= {"", f"+multiply(.,multiply0.rhs={kind}[1]:const)"}
 
 
+def test_matrices_that_autocast_converts_behind_their_transposition_are_read_as_they_were():
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 24, 64), torch.randn(2, 16, 64)
+
+    def forward(x, y):
+        return x.sin() @ y.cos().mT
+
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(compiled(forward)(x, y), forward(x, y), atol=0.1, rtol=0.02)
+    (report,) = explain()[-1:]
+    (row,) = report.rows
+    assert (report.replaced, row.workload.inputs[1].type) == (1, "bfloat16[2,16,64]")
+
+
 def test_a_long_chain_behind_a_product_is_left_to_inductor_in_part():
     torch.manual_seed(0)
     layer, x = torch.nn.Linear(8, 8, bias=False).eval(), torch.randn(4, 8)
