@@ -120,7 +120,7 @@ def _running_minimum(x: Expr, axis: int) -> tuple[Expr, Expr]:
 
 
 def _with_places(x: Expr, found: Expr, axis: int) -> tuple[Expr, Expr]:
-    """What was found of the elements so far, and the last place of each, both in the shape of x."""
+    """The extremes so far, and the last place of each, both in the shape of x."""
     row, n = layer.reshape(x, extents(found)), extents(found)[axis]
     new = call("equal", row, found)
     if "float" in x.tensor_type.dtype:

@@ -117,7 +117,7 @@ def _index_reduce(
 
 @register("masked_scatter.default")
 def _masked_scatter(x: Expr, mask: Expr, source: Expr) -> Expr:
-    """Where the mask is true, the elements of the source in their order.
+    """The elements of the source, in their order, in the places where the mask is true.
 
     A mask that is the same along the last axes counts rows, as where images take their places among a text's tokens.
     """
