@@ -947,11 +947,14 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     ),
     "num_outputs = 1000000000 for an axis of 4": ([N("Split", ["x"], ["y"], num_outputs=10**9)], {}),
     "20000 steps: plevel unrolls at most": (
-        [N("Reshape", ["x", "h"], ["a"]), N("Tile", ["a", "t"], ["b"]), N("RNN", ["b", "w", "w"], ["y"], hidden_size=1)],
+        [N("Reshape", ["x", "h"], ["a"]), N("Tile", ["a", "t"], ["b"]), N(
+            "RNN", ["b", "w", "w"], ["y"], hidden_size=1
+        )],
         {"h": [4, 1, 1], "t": [5000, 1, 1], "w": normal(1, 1, 1)},
     ),
     "blocks of 4 elements from 1 rows": (
-        [N("Reshape", ["x", "h"], ["a"]), N("Col2Im", ["a", "s", "k"], ["y"])], {"h": [1, 1, 4], "s": [3, 3], "k": [2, 2]}
+        [N("Reshape", ["x", "h"], ["a"]), N("Col2Im", ["a", "s", "k"], ["y"])],
+        {"h": [1, 1, 4], "s": [3, 3], "k": [2, 2]}
     ),
     "plevel has at most 16777216 of an axis": (
         [N("Reshape", ["x", "h"], ["a"]), N("Resize", ["a", "", "", "z"], ["y"], mode="cubic", antialias=1)],
