@@ -94,7 +94,8 @@ class _Kernel:
         found = np.zeros((len(places), extent))
         rows = np.broadcast_to(np.arange(len(places))[:, None], taps.shape)
         np.add.at(found, (rows, taps.clip(0, extent - 1)), each)
-        return found / found.sum(1, keepdims=True)
+        found /= found.sum(1, keepdims=True)
+        return found
 
     def _cubic(self, t: np.ndarray) -> np.ndarray:
         a = self.alpha
