@@ -164,21 +164,27 @@ def tolerances(
     if first == len(steps):
         return found
     (value,) = reference(workload.anchor, inputs) if anchor is None else anchor
+    value = np.asarray(value)
     before = np.asarray(after(steps[:first], value, inputs))
     if before.dtype.kind in "iub":
         return found
     if not first and workload.operator.get_attr("TJumps", False) and np.array_equal(before, np.rint(before)):
         return found  # nothing is rounded before a jump
     error = absolute_tolerance(before, length, narrowest, condition) + _relative(narrowest, before)
-    offs = []
     with np.errstate(invalid="ignore"):  # of infinities
+        # Even steps may remove an error: that of a negative number before relu.
+        off = error + absolute_tolerance(value, length, narrowest, condition) + _relative(narrowest, value)
+        ends = [after(steps[:first], end, inputs) for end in (value - off, value + off)]
+        error = np.where((ends[0] == before) & (ends[1] == before), 0, error)
+        offs = []
         for end in (before - error, before + error):
             off = np.abs(np.subtract(after(steps[first:], end, inputs), outputs[0], dtype=np.float64))
             offs.append(np.nan_to_num(off, nan=0.0, posinf=np.inf))
     spread = np.maximum(*offs)
     if any(get_op(step.op).get_attr("TJumps", False) for step in steps[first:]):
-        # A jump may be on either side of what is rounded before it. A remainder is in between, but for the error.
-        spread = error + offs[0] + offs[1]
+        spread = offs[0] + offs[1]  # a jump may be on either side of what is rounded before it
+    if any(step.op == "floor_mod" for step in steps[first:]):
+        spread = spread + error  # both ends may be whole turns away
     return (np.maximum(found[0], spread),)
 
 

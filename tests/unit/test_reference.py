@@ -232,6 +232,36 @@ def test_a_number_that_is_rounded_may_be_on_either_side_of_a_whole_one(attrs: di
             compare(~right, right, tolerance)
 
 
+@pytest.mark.parametrize("step", [
+    EpilogueStep("cast", (None,), {"dtype": "bool"}), EpilogueStep("sign", (None,)), EpilogueStep("floor", (None,)),
+], ids=lambda step: step.op)  # fmt: skip
+def test_zeros_of_relu_are_not_rounded(step: EpilogueStep) -> None:
+    inputs = random_inputs(dense(50), 0)
+    without, workload = (
+        Workload.make("dense", dense(50).inputs, epilogue=[*steps, step])
+        for steps in ([], [EpilogueStep("relu", (None,))])
+    )
+    (right,), (wrong,) = (reference(w, inputs) for w in (workload, without))
+    (tolerance,) = tolerances(workload, inputs, [right])
+    with pytest.raises(WrongAnswerError):
+        compare(np.maximum(wrong, -1), right, tolerance)
+
+
+@pytest.mark.parametrize("step", [
+    EpilogueStep("greater", (None, Input("zero", "bfloat16[1]"))), EpilogueStep("sign", (None,)),
+], ids=lambda step: step.op)  # fmt: skip
+def test_a_large_number_that_is_far_from_a_jump_is_on_its_side(step: EpilogueStep) -> None:
+    """Sums may be off by more than one."""
+    product = dense(30000, "bfloat16")
+    workload = Workload.make("dense", product.inputs, epilogue=[EpilogueStep("floor", (None,)), step])
+    inputs = random_inputs(workload, 0) | {"zero": np.zeros(1)}
+    (right,) = reference(workload, inputs)
+    (tolerance,) = tolerances(workload, inputs, [right])
+    compare(right, right, tolerance)
+    with pytest.raises(WrongAnswerError):
+        compare(np.zeros_like(right), right, tolerance)
+
+
 def test_a_jump_of_integers_is_exact() -> None:
     """The quotient of 0 is 0, which that of floating-point numbers is far from; others are at a jump."""
     steps = [
