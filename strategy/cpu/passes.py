@@ -34,6 +34,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     from strategy.cpu.ahead import insert_prefetches
     from strategy.cpu.amx import insert_shapes
     from strategy.cpu.binding import read_bits, store_names
+    from strategy.cpu.constant import broadcast_bits
     from strategy.cpu.masking import mask_vector_loops, reveal_choices
     from strategy.cpu.registers import keep_on_stack
     from strategy.cpu.skipping import insert_branches
@@ -59,6 +60,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         late.ConvertSSA(),  # it repeats what is rounded, and the names that are bound there
         early.LoopPartition(),
         late.VectorizeLoop(True),
+        module_pass(lambda module, _: broadcast_bits(module), opt_level=0, name="broadcast_bits"),
         late.StorageRewrite(),
         early.HoistIfThenElse(),
         late.UnrollLoop(),

@@ -180,6 +180,8 @@ CASES = [
     ("unique", {"data": "bfloat16[1000]"}, {"return_counts": True}),
     # Narrow floats are summed in float32, and long sums may be off by more.
     ("sum", {"data": "bfloat16[16,300]"}, {"axis": [1]}),
+    ("ones_like", {"data": "bfloat16[3,64]"}, {}),
+    ("zeros_like", {"data": "bfloat16[75]"}, {}),
     ("mean", {"data": "float16[16,3000]"}, {"axis": [1]}),
     ("softmax", {"data": "float16[16,300]"}, {}),
     ("softmax", {"data": "float32[16,30000]"}, {}),

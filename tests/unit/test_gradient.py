@@ -65,6 +65,7 @@ from strategy.ops.elemwise import (
 )
 from strategy.ops.gather_nd import gather_nd
 from strategy.ops.grid_sample import grid_sample
+from strategy.ops.grouped_dense import grouped_dense
 from strategy.ops.layer_norm import layer_norm
 from strategy.ops.matmul import einsum, matmul
 from strategy.ops.max_pool2d import max_pool2d
@@ -227,6 +228,12 @@ def test_the_product_has_a_gradient_at_zeros():
 @given(m=extents, n=extents, k=extents)
 def test_dense(m, n, k):
     check(dense, [(m, k), (n, k)])
+
+
+@given(ends=st.lists(st.integers(-2, 6), min_size=3, max_size=3))
+def test_grouped_dense(ends):
+    """Of groups out of order, without rows, and beyond them."""
+    check(lambda data, weight: grouped_dense(data, weight, Constant(np.array(ends, "int32"))), [(4, 3), (3, 2, 3)])
 
 
 @pytest.mark.parametrize("turned", [(a, b) for a in (False, True) for b in (False, True)])
