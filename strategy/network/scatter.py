@@ -68,11 +68,15 @@ def reduce_elements(x: Expr, axis: int, indices: Expr, source: Expr, name: str, 
     Args:
         own: False: of those that are sent there alone; a place that none is sent to stays as it is.
     """
+    kind = x.tensor_type.dtype
+    if kind == "bool":
+        raise NetworkError(f"a scatter of bools that reduces by {name!r}: plevel has it of numbers")
     hits, shape = _hits(indices, extents(x)[axis], axis), extents(source)
     beside = layer.reshape(source, (*shape[:axis], 1, *shape[axis:]))
+    least, greatest = (-math.inf, math.inf) if "float" in kind else (int(np.iinfo(kind).min), int(np.iinfo(kind).max))
     reduced, combine, none = {
         "sum": ("sum", "add", 0), "mean": ("sum", "add", 0), "prod": ("prod", "multiply", 1),
-        "max": ("max", "maximum", _least(x)), "min": ("min", "minimum", _greatest(x)),
+        "max": ("max", "maximum", least), "min": ("min", "minimum", greatest),
     }[name]  # fmt: skip
 
     def over(values: Expr, how: str) -> Expr:
@@ -83,19 +87,9 @@ def reduce_elements(x: Expr, axis: int, indices: Expr, source: Expr, name: str, 
     found = call(combine, x, found) if own else found
     if name == "mean":
         count = over(call("cast", hits, dtype="int64"), "sum")
-        count = call("cast", layer.clip(call("add", count, number(own, count)), 1, None), dtype=x.tensor_type.dtype)
-        found = call("divide" if "float" in x.tensor_type.dtype else "floor_divide", found, count)
+        count = call("cast", layer.clip(call("add", count, number(own, count)), 1, None), dtype=kind)
+        found = call("divide" if "float" in kind else "floor_divide", found, count)
     return found if own else call("where", over(hits, "any"), found, x)
-
-
-def _least(x: Expr) -> float:
-    kind = x.tensor_type.dtype
-    return -math.inf if "float" in kind else int(np.iinfo(kind).min)
-
-
-def _greatest(x: Expr) -> float:
-    kind = x.tensor_type.dtype
-    return math.inf if "float" in kind else int(np.iinfo(kind).max)
 
 
 def write_rows(x: Expr, places: Expr, source: Expr, accumulate: bool) -> Expr:
