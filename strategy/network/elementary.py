@@ -74,13 +74,19 @@ def log1p(x: Expr) -> Expr:
     return call("where", call("equal", total, one), x, found)
 
 
+def _without_overflow(x: Expr, near: Expr) -> Expr:
+    """`near`, or the logarithm of 2 x where all else is rounded away."""
+    far = call("add", call("log", x), number(math.log(2), x))
+    return call("where", call("greater", x, number(2.0**28, x)), far, near)
+
+
 @_in_float32
 @_odd
 def asinh(x: Expr) -> Expr:
-    """As log1p(x + x / (1 / x + √(1 + 1 / x²))), whose square does not overflow."""
+    """As log1p(x + x / (1 / x + √(1 + 1 / x²)))."""
     inverse = call("divide", number(1, x), x)
     root = _root(call("add", number(1, x), call("multiply", inverse, inverse)))
-    return log1p(call("add", x, call("divide", x, call("add", inverse, root))))
+    return _without_overflow(x, log1p(call("add", x, call("divide", x, call("add", inverse, root)))))
 
 
 @_in_float32
@@ -88,7 +94,8 @@ def acosh(x: Expr) -> Expr:
     """As log1p(x - 1 + √(x - 1) √(x + 1))."""
     one = number(1, x)
     less = call("subtract", x, one)
-    return log1p(call("add", less, call("multiply", _root(less), _root(call("add", x, one)))))
+    root = call("multiply", _root(less), _root(call("add", x, one)))
+    return _without_overflow(x, log1p(call("add", less, root)))
 
 
 @_in_float32

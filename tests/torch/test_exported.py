@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -413,6 +415,9 @@ COMPILED = {
             x.bfloat16().hypot(x.bfloat16()),
         ),
         torch.tensor([10000.0, 60000, 100, 1e-3, 300, 400, 1.5]).half(),
+    ),
+    "large numbers": (
+        lambda x: (x.asinh(), x.acosh(), (-x).asinh(), x.log1p()), torch.tensor([math.inf, 3e38, 1e38, 3e8, 2e8, 9, 1]),
     ),
     "no variance": (lambda x: (x.var(0), x.var(0, correction=0)), torch.ones(1, 6)),
 }
