@@ -15,7 +15,7 @@ from strategy.workload import EpilogueStep, Input, Workload
 
 Array = NDArray[Any]
 Tolerance = float | Array
-# Operators that leave the error of what they are of about as large, beside their result, as it was.
+# Operators whose results have about the error of their operand, relative to their size.
 _EVEN = frozenset(
     "abs add bias_add gelu hardswish leaky_relu maximum minimum mish multiply negative relu silu subtract".split()
 )
@@ -105,15 +105,13 @@ def reference(workload: Workload, inputs: Mapping[str, Array]) -> Sequence[Array
     Raises:
         OpError: an operator has no reference.
     """
-    value = _reference_of(workload.op)(
-        workload.attr_node, [inputs[i.name] for i in workload.inputs]
-    )
+    value = _reference_of(workload.op)(workload.attr_node, [inputs[i.name] for i in workload.inputs])
     value = after(workload.epilogue, value, inputs)
     return value if isinstance(value, list | tuple) else (value,)
 
 
 def after(steps: Sequence[EpilogueStep], value: Any, inputs: Mapping[str, Array]) -> Any:
-    """What the steps of an epilogue make of a value."""
+    """The value after the steps of an epilogue."""
     for step in steps:
         attrs = get_op(step.op).attrs_type.from_json(step.attrs)
         operands = [value if o is None else inputs[o.name] for o in step.operands]
@@ -129,9 +127,7 @@ def _reference_of(op: str) -> Callable[..., Any]:
     return function
 
 
-def reduction_length(
-    workload: Workload, inputs: Mapping[str, Array], outputs: Sequence[Array]
-) -> int:
+def reduction_length(workload: Workload, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> int:
     """The approximate number of terms summed into one element of the output."""
     terms = workload.operator.get_attr("FTerms")
     if terms is not None:
@@ -163,8 +159,7 @@ def tolerances(
     first = next((n for n, step in enumerate(steps) if not _is_even(step)), len(steps))
     if first == len(steps):
         return found
-    (value,) = reference(workload.anchor, inputs) if anchor is None else anchor
-    value = np.asarray(value)
+    value = np.asarray((reference(workload.anchor, inputs) if anchor is None else anchor)[0])
     before = np.asarray(after(steps[:first], value, inputs))
     if before.dtype.kind in "iub":
         return found
@@ -181,10 +176,10 @@ def tolerances(
             off = np.abs(np.subtract(after(steps[first:], end, inputs), outputs[0], dtype=np.float64))
             offs.append(np.nan_to_num(off, nan=0.0, posinf=np.inf))
     spread = np.maximum(*offs)
-    if any(get_op(step.op).get_attr("TJumps", False) for step in steps[first:]):
-        spread = offs[0] + offs[1]  # a jump may be on either side of what is rounded before it
-    if any(step.op == "floor_mod" for step in steps[first:]):
-        spread = spread + error  # both ends may be whole turns away
+    jumps = [step.op for step in steps[first:] if get_op(step.op).get_attr("TJumps", False)]
+    if jumps:
+        # A jump may be on either side of what is rounded before it. Both ends may be whole turns of a remainder away.
+        spread = offs[0] + offs[1] + (error if "floor_mod" in jumps else 0)
     return (np.maximum(found[0], spread),)
 
 
@@ -269,9 +264,7 @@ def bounds(right: Array, tolerance: Tolerance, dtype: np.dtype[Any]) -> tuple[Ar
     return found[0], found[1]
 
 
-def compare(
-    found: Array, right: Array, tolerance: Tolerance, within: tuple[Array, Array] | None = None
-) -> None:
+def compare(found: Array, right: Array, tolerance: Tolerance, within: tuple[Array, Array] | None = None) -> None:
     """Raise `WrongAnswerError` with the largest error and its index if `found` is wrong.
 
     Args:

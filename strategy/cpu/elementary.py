@@ -1,7 +1,7 @@
 """Elementary functions of float32 as arithmetic on vectors.
 
 LLVM has no vector form of functions such as `exp` and calls the C library once per element, eight times as slowly;
-other dtypes are left to it, but those of `atan`. All functions propagate NaN.
+other dtypes are left to it, except for `atan`. All functions propagate NaN.
 """
 
 from __future__ import annotations
