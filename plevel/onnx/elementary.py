@@ -35,7 +35,10 @@ def _not(node: Node, x: Expr) -> Expr:
 
 @register("Shrink")
 def _shrink(node: Node, x: Expr) -> Expr:
-    """Elements nearer to 0, by `bias`, and 0 within `lambd` of it."""
+    """Elements nearer to 0, by `bias`, and 0 within `lambd` of it; of integers as of float64, rounded towards 0."""
+    dtype = x.tensor_type.dtype
+    if "float" not in dtype:
+        return call("cast", _shrink(node, call("cast", x, dtype="float64")), dtype=dtype)
     bound, bias = node.get("lambd", 0.5), number(node.get("bias", 0.0), x)
     below, above = call("less", x, number(-bound, x)), call("less", number(bound, x), x)
     nearer = call("where", above, call("subtract", x, bias), number(0, x))

@@ -51,12 +51,6 @@ def _resize(
     )  # fmt: skip
     if _is_image(kernel, x, wanted, factors):
         return _image(node, x, wanted, factors, kernel)
-    pairs = max(n * w for i, (n, w) in enumerate(zip(extents(x), wanted, strict=True)) if i in axes)
-    if max(*extents(x), *wanted) >= PROBED or pairs > _MOST_WEIGHTS:
-        raise NetworkError(
-            f"{extents(x)} as {tuple(wanted)} by weights of pairs of elements: plevel has at most {_MOST_WEIGHTS} of "
-            "an axis, of fixed sizes"
-        )
     if kernel.method != "nearest" and "float" not in x.tensor_type.dtype:
         raise NetworkError(f"{x.tensor_type.dtype} by mode {kernel.method!r}: plevel resizes floats so, cast it first")
     return _by_weights(node, x, roi, axes, wanted, factors, kernel)
@@ -157,11 +151,18 @@ def _by_weights(
     for axis in axes:
         extent, count = shape[axis], wanted[axis]
         scale = factors[axis] or count / extent
+        if scale == 1 and count == extent and not crops:
+            continue
+        if max(extent, count) >= PROBED or extent * count > _MOST_WEIGHTS:
+            raise NetworkError(
+                f"{extent} elements as {count} by weights of pairs: plevel has at most {_MOST_WEIGHTS} of an axis, of fixed "
+                "sizes"
+            )
         places = _places(kernel.mode, extent, count, scale, *region.get(axis, (0.0, 1.0)))
         if kernel.method == "nearest":
             near = kernel.places(places).clip(0, extent - 1).astype(np.int64)
             x = call("take", x, Constant(near), axis=axis)
-        elif count != extent or crops or not (scale == 1 or kernel.antialias):
+        elif count != extent or crops or not kernel.antialias:
             order = [i for i in range(len(shape)) if i != axis]
             weights = Constant(kernel.weights(places, extent, scale).astype(x.tensor_type.dtype))
             found = layer.linear(layer.transpose(x, [*order, axis]), weights)

@@ -42,6 +42,7 @@ def _dft(node: Node, x: Expr, length: Expr | None = None, given: Expr | None = N
 def _stft(node: Node, x: Expr, step: Expr, window: Expr | None = None, length: Expr | None = None) -> Expr:
     """A convolution over [batch, parts, time] with the transform's factors, times the window, as its weight."""
     weights = None if window is None else constant(window, "window").reshape(-1)
+    x = layer.reshape(x, (*extents(x), 1)) if len(extents(x)) == 2 else x  # as PyTorch exports real signals
     batch, whole, parts = extents(x)
     usual = whole if weights is None else len(weights)
     size = usual if length is None else int(constant(length, "frame_length").item())

@@ -68,9 +68,10 @@ def reduce_elements(x: Expr, axis: int, indices: Expr, source: Expr, name: str, 
     Args:
         own: False: of those that are sent there alone; a place that none is sent to stays as it is.
     """
+    if x.tensor_type.dtype == "bool":  # as 0 and 1
+        x, source = (call("cast", v, dtype="int64") for v in (x, source))
+        return call("cast", reduce_elements(x, axis, indices, source, name, own), dtype="bool")
     kind = x.tensor_type.dtype
-    if kind == "bool":
-        raise NetworkError(f"a scatter of bools that reduces by {name!r}: plevel has it of numbers")
     hits, shape = _hits(indices, extents(x)[axis], axis), extents(source)
     beside = layer.reshape(source, (*shape[:axis], 1, *shape[axis:]))
     least, greatest = (-math.inf, math.inf) if "float" in kind else (int(np.iinfo(kind).min), int(np.iinfo(kind).max))

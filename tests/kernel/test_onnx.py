@@ -382,6 +382,17 @@ def test_a_part_of_a_table_is_right_within_the_bounds(tmp_path: Path, capsys: py
     assert json.loads(out.with_suffix(".json").read_text())["sizes"] == {"n": {"low": 1, "high": 12}}
 
 
+def test_other_axes_than_a_symbolic_one_are_resized_by_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = of_sizes(
+        tmp_path, helper.make_node("Resize", ["x", "", "s"], ["a"], mode="linear"),
+        helper.make_node("Resize", ["a", "", "s"], ["y"]), s=np.array([1, 1.5], "float32"),
+    )  # fmt: skip
+    out = tmp_path / "sizes.so"
+    assert call("compile", path, "-o", out, "--threads", "1", "--verify") == 0, capsys.readouterr().err
+
+
 def test_a_loop_of_a_symbolic_number_of_steps_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """That of -n steps, too, which is not one of none."""
     kinds = [helper.make_tensor_value_info(n, k, s) for n, k, s in (

@@ -305,6 +305,10 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
         for way in ("LEFT", "RIGHT")
         for a, b in ((np.uint8([255, 1, 9]), np.uint8([1, 9, 8])), (np.uint64([2**63, 7, 7]), np.uint64([1, 2, 64])))
     },
+    **{
+        f"a shrink of {a.dtype}": ([N("Shrink", ["x"], ["y"], lambd=1.5, bias=0.5)], {"x": a}, {})
+        for a in (np.int8([-5, -2, -1, 0, 2]), np.uint8([0, 1, 2, 3, 255]))
+    },
     "a dropout's mask": (
         [N("Dropout", ["x"], ["a", "m"]), N("Cast", ["m"], ["b"], to=1), N("Add", ["a", "b"], ["y"])], X, {}
     ),
@@ -457,6 +461,13 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
             ],
             {"x": RANDOM.integers(-9, 9, (3, 4)), "u": RANDOM.integers(-9, 9, (2, 4))},
             {"i": [[1, -1, 1, 2], [0, 1, 2, 3]], "j": [[2], [-1]], "v": RANDOM.integers(-9, 9, (2, 4))},
+        )
+        for how in ("mul", "max", "min")
+    },
+    **{
+        f"bools that are written by {how}": (
+            [N("ScatterElements", ["x", "i", "u"], ["y"], reduction=how)],
+            {"x": np.bool_([True, False, True]), "u": np.bool_([False, True, True])}, {"i": [0, 1, 1]},
         )
         for how in ("mul", "max", "min")
     },
@@ -654,6 +665,26 @@ def test_attributes_are_those_of_onnx_runtime(make: Any) -> None:
         compared += 1
     assert all("than ONNX says" in said for said in refused)  # they differ
     assert compared > 60
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 2e-6), ("float64", 1e-12)])
+def test_hyperbolic_functions_are_precise_near_zero_and_near_the_largest_numbers(dtype: str, most: float) -> None:
+    x = np.asarray([-3e38, -1.5, -1e-7, 0, 1e-20, 1e-40, 0.3, 1, 4, 1e17, 1e19, 3e38], dtype)
+    for name, exact, given in (
+        ("Asinh", np.arcsinh, x), ("Acosh", np.arccosh, x[-5:]), ("Sinh", np.sinh, x[abs(x) < 5])
+    ):  # fmt: skip
+        model = model_of([N(name, ["x"], ["y"])], {"x": given}, {})
+        (found,) = np.asarray(compiler.compile(import_model(model)[0].root, "cpu")(given)).reshape(1, -1)
+        np.testing.assert_allclose(found, exact(given.astype(float)), rtol=most, err_msg=name)
+
+
+def test_frames_of_a_signal_without_parts_are_transformed() -> None:
+    """As PyTorch's older exporter writes it, and ONNX Runtime reads it."""
+    constants = {"s": np.int64(2), "n": np.int64(4)}
+    node, x = N("STFT", ["x", "s", "", "n"], ["y"]), normal(2, 8)
+    network = import_model(model_of([node], {"x": x}, constants))[0]
+    exact = np.fft.rfft(np.lib.stride_tricks.sliding_window_view(x, 4, 1)[:, ::2])
+    assert error_of(evaluate(network.root, {"x": x})[0], np.stack([exact.real, exact.imag], -1)) < 1e-6
 
 
 def test_axes_of_older_versions_are_taken_together() -> None:

@@ -458,7 +458,6 @@ REFUSED = {
     "a weight that is computed": (torch._weight_int8pack_mm, X.bfloat16(), BYTES[:, :8], SCALES),
     "a weight of k = 7": (lambda x: torch._weight_int8pack_mm(x, BYTES[:, :7].clone(), SCALES), X.bfloat16()[:, :7]),
     "by a mask: which goes where": (lambda x: x.index_put((x > 0,), torch.arange(16.0)), X),
-    "a scatter of bools that reduces by 'max'": (lambda x, i: (x > 0).scatter_reduce(1, i, x > 0, "amax"), X, COUNTS),
     "a padding_idx": (lambda w, i: nn.functional.embedding_bag(i, w, padding_idx=1), X, COUNTS),
     "a histogram from 0 to 0": (lambda x: x.histc(4), X),
     "memory by strides": (lambda x: x[:, 1:].as_strided((2, 2), (1, 1)), X),
