@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -160,7 +160,8 @@ def _by_weights(
             )
         places = _places(kernel.mode, extent, count, scale, *region.get(axis, (0.0, 1.0)))
         if kernel.method == "nearest":
-            near = kernel.places(places).clip(0, extent - 1).astype(np.int64)
+            rounded = replace(kernel, rounding="ceil") if node.version < 11 and count < extent else kernel
+            near = rounded.places(places).clip(0, extent - 1).astype(np.int64)
             x = call("take", x, Constant(near), axis=axis)
         elif count != extent or crops or not kernel.antialias:
             order = [i for i in range(len(shape)) if i != axis]

@@ -813,6 +813,7 @@ NEAREST = N("Resize", ["x", "s"], ["y"], mode="nearest")
 PIXELS: dict[str, tuple[Any, list[float], int, list[int]]] = {
     "fewer of version 10": (NEAREST, [1, 1, 1, 0.6], 10, [0, 2, 4, 5, 7, 9]),
     "fewer of version 10, and more rows": (NEAREST, [1, 1, 2, 0.4], 10, [0, 3, 5, 8] * 2),
+    "fewer by a scale that is no ratio": (NEAREST, [1, 1, 1, 0.55], 10, [0, 2, 4, 6, 8]),
     "a scale below 0.7 in float64": (NEAREST, [1, 1, 1, 0.7], 10, [0, 2, 3, 5, 6, 8, 9]),
     "a scale below 1.3 in float64": (
         N("Upsample", ["x", "s"], ["y"]), [1, 1, 1, 1.3], 9, [0, 0, 1, 2, 3, 3, 4, 5, 6, 6, 7, 8, 9]
