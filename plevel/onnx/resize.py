@@ -151,19 +151,25 @@ def _by_weights(
     for axis in axes:
         extent, count = shape[axis], wanted[axis]
         scale = factors[axis] or count / extent
-        if scale == 1 and count == extent and not crops:
+        begin, end = region.get(axis, (0.0, 1.0))
+        if scale == 1 and count == extent:
+            if (begin, end) != (0.0, 1.0):
+                raise NetworkError(
+                    f"a crop to as many elements as axis {axis} has, which ONNX Runtime leaves as it was, unlike what "
+                    "ONNX says: export it with Slice and Resize"
+                )
             continue
         if max(extent, count) >= PROBED or extent * count > _MOST_WEIGHTS:
             raise NetworkError(
                 f"{extent} elements as {count} by weights of pairs: plevel has at most {_MOST_WEIGHTS} of an axis, of fixed "
                 "sizes"
             )
-        places = _places(kernel.mode, extent, count, scale, *region.get(axis, (0.0, 1.0)))
+        places = _places(kernel.mode, extent, count, scale, begin, end)
         if kernel.method == "nearest":
             rounded = replace(kernel, rounding="ceil") if node.version < 11 and count < extent else kernel
             near = rounded.places(places).clip(0, extent - 1).astype(np.int64)
             x = call("take", x, Constant(near), axis=axis)
-        elif count != extent or crops or not kernel.antialias:
+        elif count != extent or not kernel.antialias:
             order = [i for i in range(len(shape)) if i != axis]
             weights = Constant(kernel.weights(places, extent, scale).astype(x.tensor_type.dtype))
             found = layer.linear(layer.transpose(x, [*order, axis]), weights)

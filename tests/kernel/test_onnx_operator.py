@@ -951,6 +951,10 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "its attribute K is missing": ([N("MatMulNBits", ["x", "c", "c"], ["y"], domain="com.microsoft", block_size=32)], {
         "c": normal(4)
     }),
+    "which ONNX Runtime leaves as it was": (
+        [N("Resize", ["x", "r", "", "z"], ["y"], coordinate_transformation_mode="tf_crop_and_resize")],
+        {"r": np.float32([0.2, 0.8]), "z": [4]},
+    ),
     "scales has 0 entries for 1 axes": ([N("Resize", ["x", "", "c"], ["y"])], {"c": normal(0)}),
     "node 'b' \\(Sqrt\\): ": (
         [N("Cast", ["x"], ["a"], to=TensorProto.INT64), N("Sqrt", ["a"], ["b"]), N("Cast", ["b"], ["y"], to=1)], {}
