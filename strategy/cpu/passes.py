@@ -34,7 +34,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     from strategy.cpu.ahead import insert_prefetches
     from strategy.cpu.amx import insert_shapes
     from strategy.cpu.binding import read_bits, store_names
-    from strategy.cpu.constant import broadcast_bits
+    from strategy.cpu.broadcast import broadcast_words
     from strategy.cpu.masking import mask_vector_loops, reveal_choices
     from strategy.cpu.registers import keep_on_stack
     from strategy.cpu.skipping import insert_branches
@@ -60,7 +60,6 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         late.ConvertSSA(),  # it repeats what is rounded, and the names that are bound there
         early.LoopPartition(),
         late.VectorizeLoop(True),
-        module_pass(lambda module, _: broadcast_bits(module), opt_level=0, name="broadcast_bits"),
         late.StorageRewrite(),
         early.HoistIfThenElse(),
         late.UnrollLoop(),
@@ -72,6 +71,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         module_pass(lambda module, _: keep_on_stack(module), opt_level=0, name="keep_on_stack"),
         late.AnnotateEntryFunc(),
         late.MakePackedAPI(),
+        module_pass(lambda module, _: broadcast_words(module), opt_level=0, name="broadcast_words"),
         late.BF16StorageLegalize(),
     ]
     return (

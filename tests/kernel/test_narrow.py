@@ -13,6 +13,7 @@ from strategy.compile.lower import lower
 from strategy.op import TypeRelationError, all_ops
 from strategy.op_strategy import candidates
 from strategy.workload import Workload
+from strategy.workload_text import parse_workload
 from workers.reference import numpy_dtype, reference
 
 from .test_memory import TARGET, Check, check, offered, points
@@ -77,6 +78,27 @@ def test_in_guarded_memory(
     for found in tunable:
         for config in points(work, found, random.Random(str(work)), 4 if full else 1):
             wrong += check(work, found.name, config)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("work", [
+    'broadcast_to(data=bfloat16[3,1]){"shape":[3,64]}',
+    'broadcast_to(data=bfloat16[3,1]){"shape":[3,37]}',
+    'repeat(data=bfloat16[3,5]){"repeats":64,"axis":1}',
+    'tile(data=bfloat16[3,1]){"reps":[1,64]}',
+    'take(data=bfloat16[5,1],indices=int64[64]){"axis":1}',
+    'gather(data=bfloat16[3,1],indices=int64[3,64]){"axis":1}',
+    'resize2d(data=bfloat16[1,2,3,1]){"method":"nearest_neighbor","size":[3,64]}',
+    'zeros_like(data=bfloat16[3,64])',
+    'where(condition=bool[3,64],x=bfloat16[3,1],y=bfloat16[])',
+    'broadcast_to(data=bfloat16[3,1]){"shape":[3,64]}+add(.,e0=bfloat16[3,1])',
+    'broadcast_to(data=bfloat16[3,1]){"shape":[3,64]}+where(e0=bool[3,64],.,e1=bfloat16[1,64])',
+    'concatenate(data.0=bfloat16[64,1],data.1=bfloat16[64,1]){"axis":1}',
+])  # fmt: skip
+def test_one_number_in_all_lanes(check: Check, work: str) -> None:
+    parsed = parse_workload(work).checked()
+    wrong = [reason for found in offered(parsed) for reason in check(parsed, found.name, None)]
     assert not wrong, "\n".join(wrong)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from strategy.compile.artefact import Artefact
-from strategy.compile.lower import lower
+from strategy.compile.lower import InstantiationError, lower
 from strategy.op_strategy import find_implementation
 from strategy.target import Target
 from strategy.workload import Workload
@@ -123,6 +123,16 @@ def test_a_product_of_batches_with_an_epilogue_takes_every_size():
     artefact = lower(workload, TARGET, "batch_matmul.cpu", None).compile(checks=False)
     for seed, sizes in enumerate(sizes_of(workload)):
         check(artefact, workload.bind(sizes), seed)
+
+
+def test_attention_of_a_symbolic_depth_needs_a_scale():
+    inputs = {"query": "float32[m,m,3,m]", "key": "float32[m,m,5,m]", "value": "float32[m,m,5,8]"}
+    with pytest.raises(InstantiationError, match="depth 'm' is symbolic: give a constant, or a scale"):
+        lower(Workload.make("attention", inputs), TARGET, "attention.cpu")
+    workload = Workload.make("attention", inputs, {"scale": 0.5})
+    artefact = lower(workload, TARGET, "attention.cpu").compile(checks=False)
+    for m in (1, 7):
+        check(artefact, workload.bind({"m": m}), m)
 
 
 @pytest.mark.parametrize(("op", "inputs", "attrs", "implementation"), [c for c in CASES if "row" in c[3]])

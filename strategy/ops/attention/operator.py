@@ -30,6 +30,7 @@ from strategy.ops.softmax import softmax
 from strategy.order import scaled
 from strategy.pattern import broadcast_place, in_float32
 from strategy.reference import widened
+from strategy.schedule import ScheduleError
 from strategy.shape_func import register_shape_func
 from strategy.type_relation import (
     broadcast_shape,
@@ -113,9 +114,9 @@ for _name, _what in (
         })  # fmt: skip
 
 
-def factor(attrs: AttentionAttrs, depth: int) -> float:
-    """The factor of the scores."""
-    return 1 / math.sqrt(depth) if attrs.scale is None else attrs.scale
+def factor(attrs: AttentionAttrs, depth: Any) -> float:
+    """The factor of the scores; `depth` may be symbolic where the scale is given."""
+    return 1 / math.sqrt(int(depth)) if attrs.scale is None else attrs.scale
 
 
 def biased(attrs: AttentionAttrs, score: Any, bias: Any, index: Sequence[Any]) -> Any:
@@ -144,15 +145,21 @@ def shift(largest: Any) -> Any:
 
 @in_float32
 def compute_attention(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    """With all scores in memory, for any target and shapes."""
+    """With all scores in memory, for any target and shapes.
+
+    Raises:
+        ScheduleError: the scale is that of a symbolic depth.
+    """
     from tvm import te, tirx
 
     query, key, value = inputs[:3]
     bias = inputs[3] if len(inputs) > 3 else None
     batch, heads, m, depth = query.shape
+    if attrs.scale is None and not isinstance(depth, tirx.IntImm):
+        raise ScheduleError(f"attention: the depth '{depth}' is symbolic: give a constant, or a scale")
     _, groups, n, width = value.shape
     each, dtype = heads // groups, query.dtype
-    scale = factor(attrs, int(depth))
+    scale = factor(attrs, depth)
     d, j, k = (te.reduce_axis((0, extent), name=name) for extent, name in ((depth, "d"), (n, "j"), (n, "k")))
 
     def product(b: Any, h: Any, i: Any, x: Any) -> Any:
@@ -215,7 +222,7 @@ def attention_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     if not all(x.is_constant for x in extents):
         raise GradientError(f"{orig.op.name}: its gradient needs constant extents but for the batch")
     rows, dtype = int(heads) // int(groups) * int(m), query.tensor_type.dtype
-    scale, hidden = const(factor(attrs, int(d)), dtype), const(-math.inf, dtype)
+    scale, hidden = const(factor(attrs, d), dtype), const(-math.inf, dtype)
 
     def grouped(node: Expr, count: int) -> Expr:
         return reshape(node, (-1, count, int(node.tensor_type.shape[3])))
