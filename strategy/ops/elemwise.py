@@ -263,6 +263,15 @@ relu = register_unary(
 )
 
 
+def zero(dtype: str) -> Any:
+    """A 0, of floats as a call: TVM ends the process where it divides by a zero that it knows."""
+    from tvm import tirx
+
+    if dtype not in FLOATS:
+        return tirx.const(0, dtype)
+    return tirx.call_intrin("float32", "tirx.floor", tirx.const(0, "float32")).astype(dtype)
+
+
 def _register_fill(name: str, description: str, value: int) -> Unary:
     (
         register_op(name)
@@ -279,10 +288,7 @@ def _register_fill(name: str, description: str, value: int) -> Unary:
         from tvm import te, tirx
 
         data = inputs[0]
-        found = tirx.const(value, data.dtype)
-        if not value and str(data.dtype) in FLOATS:
-            # A call, as TVM ends the process where it divides by a zero that it knows.
-            found = tirx.call_intrin("float32", "tirx.floor", tirx.const(0, "float32")).astype(data.dtype)
+        found = tirx.const(value, data.dtype) if value else zero(str(data.dtype))
         return [te.compute(data.shape, lambda *i: found, name=name)]
 
     def reference(attrs: Attrs, inputs: Sequence[Any]) -> Any:

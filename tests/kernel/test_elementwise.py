@@ -117,15 +117,21 @@ def test_what_follows_integers_that_wrap_around_sees_them_wrapped(op: str, step:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_number_is_divided_by_zeros_that_are_known(dtype: str) -> None:
+@pytest.mark.parametrize(("op", "inputs", "attrs"), [
+    ("zeros_like", {"data": "[3,20]"}, {}),
+    ("strided_slice_backward", {"grad": "[0,20]", "data": "[3,20]"}, {"begin": [3], "end": [3]}),
+])  # fmt: skip
+def test_a_number_is_divided_by_zeros_that_are_known(
+    op: str, inputs: dict[str, str], attrs: dict[str, Any], dtype: str
+) -> None:
     import tvm
 
     steps = [EpilogueStep("divide", (Input("number", f"{dtype}[20]"), None))]
-    work = Workload.make("zeros_like", {"data": f"{dtype}[3,20]"}, {}, (), steps)
-    inputs = random_inputs(work, 7)
+    work = Workload.make(op, {name: dtype + shape for name, shape in inputs.items()}, attrs, (), steps)
+    given = random_inputs(work, 7)
     found = tvm.runtime.empty((3, 20), dtype)
-    lower(work, TARGET, "injective.cpu").compile(checks=False).main(*map(tvm.runtime.tensor, inputs.values()), found)
-    compare(found.numpy(), np.asarray(reference(work, inputs)[0]), 0)
+    lower(work, TARGET, "injective.cpu").compile(checks=False).main(*map(tvm.runtime.tensor, given.values()), found)
+    compare(found.numpy(), np.asarray(reference(work, given)[0]), 0)
 
 
 @pytest.mark.sample(1)
