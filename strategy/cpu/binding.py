@@ -92,6 +92,37 @@ def _with_bits(function: Any) -> Any:
     return structural_map(function, [(tirx.Cast, wide)])
 
 
+def loop_over_scalars(module: Any) -> Any:
+    """Make serial each vector loop with a bound name and a call that has no vector form.
+
+    TVM makes those serial too, but fails if a factor of a product is a scalar with a bound name: it then visits the
+    factor twice, and takes the second visit for another value of the name.
+    """
+    return change_functions(module, _with_serial_loops)
+
+
+def _with_serial_loops(function: Any) -> Any:
+    from tvm import ir, tirx
+    from tvm_ffi import structural_map
+
+    if not find(function, tirx.Let):
+        return function
+
+    def is_scalar(call: Any) -> bool:
+        if _is_call(call, CHOICE) or _is_call(call, REINTERPRET):
+            return False
+        return not (isinstance(call.op, ir.Op) and call.op.get_attr("TVectorizable"))
+
+    def serial(loop: Any) -> Any:
+        if loop.kind != tirx.ForKind.VECTORIZED or not find(loop, tirx.Let):
+            return loop
+        if not any(map(is_scalar, find(loop, ir.Call))):
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+    return structural_map(function, [(tirx.For, serial)])
+
+
 def store_names(module: Any) -> Any:
     """Keep the values that are bound to names in local buffers, of which LLVM makes registers.
 

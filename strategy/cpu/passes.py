@@ -33,7 +33,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
     from strategy.cpu.ahead import insert_prefetches
     from strategy.cpu.amx import insert_shapes
-    from strategy.cpu.binding import read_bits, store_names
+    from strategy.cpu.binding import loop_over_scalars, read_bits, store_names
     from strategy.cpu.broadcast import broadcast_words
     from strategy.cpu.masking import mask_vector_loops, reveal_choices
     from strategy.cpu.registers import keep_on_stack
@@ -59,6 +59,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         late.BF16ComputeLegalize(),
         late.ConvertSSA(),  # it repeats what is rounded, and the names that are bound there
         early.LoopPartition(),
+        module_pass(lambda module, _: loop_over_scalars(module), opt_level=0, name="loop_over_scalars"),
         late.VectorizeLoop(True),
         late.StorageRewrite(),
         early.HoistIfThenElse(),

@@ -231,6 +231,14 @@ def test_a_chain_of_elementary_functions_is_used_twice():
     assert check(work, "broadcast.cpu")
 
 
+@pytest.mark.parametrize("op", ["erf", "round"])
+def test_a_product_has_a_factor_that_is_no_vector(op):
+    other = Input("other", "float64[7,131]")
+    chain = [EpilogueStep(op, (None,)), EpilogueStep("multiply", (None, other))]
+    work = make("sin", {"data": "float64[7,131]"}, epilogue=chain)
+    assert check(work)
+
+
 EMPTY = [
     ("relu", {"data": "float32[0,3]"}, {}),
     ("gelu", {"data": "float32[2,0]"}, {}),
