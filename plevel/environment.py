@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from plevel.client import UnreachableError
+from plevel.reading import read_file
 
 
 def read_namespace(given: str | None) -> str | None:
@@ -26,7 +27,7 @@ def read_token(file: Path | None = None) -> str | None:
             raise UnreachableError("PLEVEL_TOKEN: not a token: set it to one, without a space in it")
         return given.strip() if given else None
     try:
-        token = Path(name).read_text().strip()
+        token = read_file(Path(name)).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not a text file"
         raise UnreachableError(f"{named} {name}: {why}: name a readable file with one token") from error

@@ -27,6 +27,7 @@ from workers.builder import Built
 _MAGIC = b"plevel-bundle 1\n"
 _SIGNATURE = hashlib.sha256().digest_size
 _KEY_BYTES = 32
+_MOST_DIGITS = 1 << 16  # of a key, as a device has no end
 _MOST_BYTES = 1 << 30  # unpacked
 
 
@@ -64,7 +65,8 @@ def make_key(path: Path) -> None:
 def read_key(path: Path) -> bytes:
     """The key in a file that `make_key` wrote."""
     try:
-        key = bytes.fromhex(path.read_text().strip())
+        with path.open() as file:
+            key = bytes.fromhex(file.read(_MOST_DIGITS).strip())
     except (OSError, ValueError) as error:
         raise BundleError(
             f"{path} is no key ({error}): write one with plevel bundle key FILE"

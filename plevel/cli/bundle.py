@@ -13,6 +13,7 @@ import typer
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 from plevel.cli.file import whole
+from plevel.reading import read_file
 
 if TYPE_CHECKING:
     from strategy.op_strategy import Candidate
@@ -230,7 +231,7 @@ def run(
     from workers.sandbox import ForkServer
 
     try:
-        sealed = bundle.read_bytes()
+        sealed = read_file(bundle)
     except OSError as error:
         raise UsageError(f"{bundle} cannot be read: {error.strerror}") from error
     opened, found = unseal(sealed, read_key(key)), describe_cuda(device)

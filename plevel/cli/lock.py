@@ -11,6 +11,7 @@ import typer
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 from plevel.cli.file import whole
+from plevel.reading import read_file
 
 if TYPE_CHECKING:
     from strategy.select import Selection
@@ -109,7 +110,7 @@ def read_lock(path: Path) -> Lock:
     from strategy.select.lock import Lock, LockError
 
     try:
-        return Lock.read(path.read_bytes())
+        return Lock.read(read_file(path))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except LockError as error:

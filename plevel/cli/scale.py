@@ -30,6 +30,7 @@ import typer
 
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
+from plevel.reading import read_file
 
 if TYPE_CHECKING:
     from plevel.client import Client
@@ -146,7 +147,7 @@ def _read(path: Path) -> _Profile:
     from strategy.target import Target
 
     try:
-        profile = msgspec.convert(tomllib.loads(path.read_text()), _Profile)
+        profile = msgspec.convert(tomllib.loads(read_file(path).decode()), _Profile)
         Target.parse(profile.target)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: not a profile: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import onnx.checker
 from google.protobuf.message import DecodeError
 
 from plevel.onnx.types import nested
+from plevel.reading import read_file
 from strategy.network.graph import NetworkError
 
 _MOST_NODES = 1 << 20
@@ -33,7 +35,8 @@ def read_model(path: Path, dims: Dims) -> tuple[Any, Symbols]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise NetworkError("larger than 2 GiB: keep the weights as external data")
-        model = onnx.load(path, load_external_data=False)
+        source = path if path.is_file() else BytesIO(read_file(path))
+        model = onnx.load(source, load_external_data=False)
     except OSError as error:
         raise NetworkError(f"cannot be read: {error.strerror}") from error
     except DecodeError as error:

@@ -87,6 +87,8 @@ def _constant_of_shape(node: Node, shape: Expr) -> Expr:
 @register("Range")
 def _range(node: Node, start: Expr, limit: Expr, delta: Expr) -> Expr:
     first, end, step = (constant(v, "a bound").item() for v in (start, limit, delta))
+    if step == 0:
+        raise NetworkError("delta is 0: write another step")
     return layer.steps(first, end, step, start.tensor_type.dtype)
 
 

@@ -32,6 +32,8 @@ def _resize(
     wanted = list(extents(x))
     if sizes is None:
         for axis, f in _for_each(axes, "scales", node.get("scales") if scales is None else constant(scales, "scales")):
+            if not (math.isfinite(f) and f > 0):
+                raise NetworkError(f"scales: {f:g} of axis {axis}: write a finite number above 0")
             factors[axis], wanted[axis] = float(f), math.floor(np.float32(wanted[axis]) * np.float32(f))
     else:
         given = [(a, int(n)) for a, n in _for_each(axes, "sizes", constant(sizes, "sizes"))]

@@ -25,7 +25,7 @@ def load_program(path: Path) -> ExportedProgram:
     """The program in a file of `torch.export.save`; raise `NetworkError` if there is none."""
     try:
         with path.open("rb") as file:
-            if not is_zipfile(file):  # PyTorch would log a traceback of its own
+            if not path.is_file() or not is_zipfile(file):  # PyTorch would log a traceback of its own
                 raise NetworkError("not an exported program, or cut short: write one with torch.export.save")
     except OSError as error:
         raise NetworkError(f"cannot be read: {error.strerror}") from error

@@ -23,6 +23,7 @@ from plevel.comparison import ComparisonError  # noqa: E402
 from plevel.onnx.file import read_model as read_onnx  # noqa: E402
 from plevel.onnx.network import import_model, import_symbolic  # noqa: E402
 from strategy.expr import Constant  # noqa: E402
+from strategy.network.graph import NetworkError  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("builds")
 SAMPLE = Path(__file__).parents[1] / "data" / "model.onnx"  # of make_onnx.py
@@ -559,3 +560,9 @@ def test_unknown_operators_are_all_named_and_extraction_leaves_them_out(
     assert "not covered: RandomNormalLike (0.0 %), Bernoulli (0.0 %)" in capsys.readouterr().out
     (found,) = read_model(tmp_path / "model.toml").workloads
     assert found.workload.key == "dense(data=float32[2,4],weight=float32[4,4]:const)"
+
+
+def test_a_device_without_an_end_is_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plevel.reading._MOST", 1 << 20)
+    with pytest.raises(NetworkError, match="cannot be read: a pipe or device of more than 1 MiB: "):
+        read_onnx(Path("/dev/zero"), {})

@@ -955,6 +955,10 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
         [N("Resize", ["x", "r", "", "z"], ["y"], coordinate_transformation_mode="tf_crop_and_resize")],
         {"r": np.float32([0.2, 0.8]), "z": [4]},
     ),
+    "delta is 0: write another": ([N("Range", ["b", "e", "d"], ["a"]), ADD], {"b": 0.0, "e": 1.0, "d": 0.0}),
+    "scales: nan of axis 0: write a finite number": ([N("Resize", ["x", "", "c"], ["y"])], {"c": np.float32([np.nan])}),
+    "scales: inf of axis 0: write a finite number": ([N("Resize", ["x", "", "c"], ["y"])], {"c": np.float32([np.inf])}),
+    "scales: 0 of axis 0: write a finite number": ([N("Resize", ["x", "", "c"], ["y"])], {"c": np.float32([0])}),
     "scales has 0 entries for 1 axes": ([N("Resize", ["x", "", "c"], ["y"])], {"c": normal(0)}),
     "node 'b' \\(Sqrt\\): ": (
         [N("Cast", ["x"], ["a"], to=TensorProto.INT64), N("Sqrt", ["a"], ["b"]), N("Cast", ["b"], ["y"], to=1)], {}
