@@ -66,6 +66,8 @@ def pack_once(table: DispatchTable) -> DispatchTable:
     A row keeps its implementation where that can pack as the common one does, with the knobs that they share
     alike; elsewhere it takes the common one.
     """
+    if len(table.rows) == 1:  # nothing to compare, and each lowering takes time
+        return table
     names = set(table.rows[0].valid).intersection(*(row.valid for row in table.rows))
     usable = [c for c in table.candidates if c.implementation in names]
     if not usable:

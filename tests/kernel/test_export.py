@@ -19,7 +19,7 @@ pytest.importorskip("tvm")
 
 from strategy.compile import compile as compile_graph
 from strategy.compile.entry import LibraryRow
-from strategy.compile.export import export_library, link, place, table_rows, vendor_libraries
+from strategy.compile.export import export_library, link, pack_once, place, table_rows, vendor_libraries
 from strategy.compile.lower import lower
 from strategy.condition import SpecializedCondition, ceildiv, maximum, minimum
 from strategy.expr import Var, call
@@ -100,6 +100,14 @@ def test_a_table_compiles_to_one_function_that_is_right_for_every_m(tmp_path: Pa
         assert code == 0
         np.testing.assert_allclose(output, data @ weight.T, rtol=1e-4, atol=1e-4, err_msg=f"m={m}")
     assert takes_weight or packed
+
+
+def test_a_table_of_one_row_is_not_lowered_to_compare_its_packings(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, weight = Input("data", "float32[m,16,8,8]"), Input("weight", "float32[32,16,1,1]", constant=True)
+    table = dispatch(Workload("conv2d", (data, weight)), TARGET, NO_RECORDS, libraries=False)
+    assert len(table.rows) == 1
+    monkeypatch.delattr("strategy.compile.export.lower")
+    assert pack_once(table) is table
 
 
 @pytest.mark.full
