@@ -19,7 +19,14 @@ pytest.importorskip("tvm")
 
 from strategy.compile import compile as compile_graph
 from strategy.compile.entry import LibraryRow
-from strategy.compile.export import export_library, link, pack_once, place, table_rows, vendor_libraries
+from strategy.compile.export import (
+    export_library,
+    link,
+    pack_once,
+    place,
+    table_rows,
+    vendor_libraries,
+)
 from strategy.compile.lower import lower
 from strategy.condition import SpecializedCondition, ceildiv, maximum, minimum
 from strategy.expr import Var, call
