@@ -163,8 +163,8 @@ def _by_weights(
             continue
         if max(extent, count) >= PROBED or extent * count > _MOST_WEIGHTS:
             raise NetworkError(
-                f"{extent} elements as {count} by weights of pairs: plevel has at most {_MOST_WEIGHTS} of an axis, of fixed "
-                "sizes"
+                f"{extent} elements as {count} by weights of pairs: plevel has at most {_MOST_WEIGHTS} of an axis, and "
+                "none of symbolic sizes"
             )
         places = _places(kernel.mode, extent, count, scale, begin, end)
         if kernel.method == "nearest":

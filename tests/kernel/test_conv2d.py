@@ -27,7 +27,8 @@ DIRECT, IM2COL, SPATIAL = "conv2d_nchw.cpu", "conv2d_nchw_im2col.cpu", "conv2d_n
 POINTWISE, DEPTHWISE = "conv2d_nchw_1x1.cpu", "depthwise_conv2d_nchw.cpu"
 F2, F4 = "conv2d_nchw_winograd_2x2.cpu", "conv2d_nchw_winograd_4x4.cpu"
 TAPS = "conv2d_nchw_taps.cpu"
-GENERAL = {DIRECT, IM2COL, SPATIAL, TAPS}
+NARROW = {DIRECT, IM2COL, SPATIAL}
+GENERAL = {*NARROW, TAPS}
 # One workload for each implementation, ragged in every extent.
 EXAMPLES = {
     DIRECT: ("float32[1,6,9,11]", "float32[10,3,3,2]", {"groups": 2}),
