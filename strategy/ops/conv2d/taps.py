@@ -256,7 +256,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     task = sch.fuse(n, g, o_task, part)
     sch.parallel(task)
     if padded is not None:
-        # What a task reads of a block of channels comes into its second level.
+        # The part of a block of channels that a task reads comes into its second level.
         sch.compute_at(padded, block, preserve_unit_loops=True)
         copy_by_vectors(sch, padded, lanes)
     skip_zero_terms(sch, tile)
