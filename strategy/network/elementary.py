@@ -108,7 +108,8 @@ def atanh(x: Expr) -> Expr:
 @_in_float32
 def sinh(x: Expr) -> Expr:
     """Near 0 by its series, up to the power of 19: float64 has no bit of the next one."""
-    square, near = call("multiply", x, x), number(1, x)
+    square = call("multiply", x, x)
+    near: Expr = number(1, x)
     for n in range(18, 0, -2):
         near = call("add", _times(call("multiply", near, square), 1 / (n * (n + 1))), number(1, x))
     near = call("multiply", x, near)
