@@ -70,7 +70,7 @@ class _Kernel:
     exclude_outside: bool
 
     def places(self, places: np.ndarray) -> np.ndarray:
-        """Those of the nearest elements."""
+        """The places of the nearest elements."""
         down, up = np.floor(places), np.ceil(places)
         found: np.ndarray = {
             "floor": down, "ceil": up, "round_prefer_floor": np.ceil(places - np.float32(0.5)),
@@ -101,7 +101,7 @@ class _Kernel:
 
 
 def _is_image(kernel: _Kernel, x: Expr, wanted: Sequence[int], factors: Sequence[float | None]) -> bool:
-    """Return whether plevel's operators of images do it."""
+    """Return whether plevel's operators of images resize so."""
     shape = extents(x)
     exact = (f is None or math.isclose(n * f, w, rel_tol=1e-6) for n, w, f in zip(shape, wanted, factors, strict=True))
     return (
@@ -141,7 +141,7 @@ def _by_weights(
     node: Node, x: Expr, roi: Expr | None, axes: Sequence[int], wanted: Sequence[int], factors: Sequence[float | None],
     kernel: _Kernel,
 ) -> Expr:  # fmt: skip
-    """Along one axis at a time: elements by their places, or products with the weights of all.
+    """Resize one axis at a time: elements by their places, or products with the weights of all.
 
     As in ONNX Runtime, what keeps its shape is as it was, whatever the scales, and so is such an axis with `antialias`.
     """

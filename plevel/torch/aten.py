@@ -207,7 +207,7 @@ def _sign(x: Expr) -> Expr:
 
 
 def _logarithm(base: int) -> Operator:
-    """Exact at powers of the base."""
+    """A logarithm, exact at powers of the base."""
 
     @_in_float32
     def make(x: Expr) -> Expr:
@@ -243,7 +243,7 @@ def _angle_of(y: Any, x: Any) -> Expr:
 
 
 def _is_negative(x: Expr) -> Expr:
-    """True of -0, too, whose inverse is below 0."""
+    """Return whether the sign is set, of -0, too, whose inverse is below 0."""
     zero = number(0, x)
     inverse = call("less", call("divide", number(1, x), x), zero)
     return call("logical_or", call("less", x, zero), call("logical_and", call("equal", x, zero), inverse))
@@ -692,7 +692,7 @@ def _adaptive_avg_pool(x: Expr, size: Any) -> Expr:
 
 @register("_adaptive_avg_pool3d.default", "adaptive_avg_pool3d.default")
 def _adaptive_avg_pool3d(x: Expr, size: Any) -> Expr:
-    """Of the planes, then across them: a window is a product of its sides."""
+    """The average over the planes, then across them: a window is a product of its sides."""
     down, *plane = _triple(size)
     planes = _adaptive_avg_pool(x, plane)
     *lead, depth, height, width = extents(planes)
@@ -791,7 +791,7 @@ def _logical(name: str) -> Operator:
 
 
 def _bitwise(name: str) -> Operator:
-    """Of the bits of integers; of bools as truths."""
+    """An operator of the bits of integers, and of bools as truths."""
 
     def make(x: Any, y: Any) -> Expr:
         left, right = promoted(x, y)

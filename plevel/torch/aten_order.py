@@ -110,7 +110,7 @@ def _running_maximum(x: Expr, axis: int) -> tuple[Expr, Expr]:
 
 @register("cummin.default")
 def _running_minimum(x: Expr, axis: int) -> tuple[Expr, Expr]:
-    """As the running maximum of the elements counted from the other end of their dtype."""
+    """The running minimum, as the maximum of the elements counted from the other end of their dtype."""
     row, axis = _row_along(x, axis)
     kind = x.tensor_type.dtype
     if "float" in kind:

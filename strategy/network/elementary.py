@@ -51,7 +51,7 @@ def tan(x: Expr) -> Expr:
 
 @_in_float32
 def asin(x: Expr) -> Expr:
-    """Of the tangent of half the angle."""
+    """The inverse sine, by the tangent of half the angle."""
     one = number(1, x)
     cosine = _root(call("multiply", call("subtract", one, x), call("add", one, x)))
     return _times(call("atan", call("divide", x, call("add", one, cosine))), 2)
@@ -59,7 +59,7 @@ def asin(x: Expr) -> Expr:
 
 @_in_float32
 def acos(x: Expr) -> Expr:
-    """Of the tangent of half the angle, which is infinite at -1."""
+    """The inverse cosine, by the tangent of half the angle, which is infinite at -1."""
     one = number(1, x)
     return _times(call("atan", _root(call("divide", call("subtract", one, x), call("add", one, x)))), 2)
 
@@ -83,7 +83,7 @@ def _without_overflow(x: Expr, near: Expr) -> Expr:
 @_in_float32
 @_odd
 def asinh(x: Expr) -> Expr:
-    """As log1p(x + x / (1 / x + √(1 + 1 / x²)))."""
+    """The inverse hyperbolic sine, as log1p(x + x / (1 / x + √(1 + 1 / x²)))."""
     inverse = call("divide", number(1, x), x)
     root = _root(call("add", number(1, x), call("multiply", inverse, inverse)))
     return _without_overflow(x, log1p(call("add", x, call("divide", x, call("add", inverse, root)))))
@@ -91,7 +91,7 @@ def asinh(x: Expr) -> Expr:
 
 @_in_float32
 def acosh(x: Expr) -> Expr:
-    """As log1p(x - 1 + √(x - 1) √(x + 1))."""
+    """The inverse hyperbolic cosine, as log1p(x - 1 + √(x - 1) √(x + 1))."""
     one = number(1, x)
     less = call("subtract", x, one)
     root = call("multiply", _root(less), _root(call("add", x, one)))
@@ -101,13 +101,13 @@ def acosh(x: Expr) -> Expr:
 @_in_float32
 @_odd
 def atanh(x: Expr) -> Expr:
-    """As log1p(2 x / (1 - x)) / 2."""
+    """The inverse hyperbolic tangent, as log1p(2 x / (1 - x)) / 2."""
     return _times(log1p(call("divide", _times(x, 2), call("subtract", number(1, x), x))), 0.5)
 
 
 @_in_float32
 def sinh(x: Expr) -> Expr:
-    """Near 0 by its series, up to the power of 19: float64 has no bit of the next one."""
+    """The hyperbolic sine; near 0 by its series, up to the power of 19: float64 has no bit of the next one."""
     square = call("multiply", x, x)
     near: Expr = number(1, x)
     for n in range(18, 0, -2):
@@ -122,6 +122,6 @@ def cosh(x: Expr) -> Expr:
 
 
 def _exponentials(x: Expr, name: str) -> Expr:
-    """From exp of half the element, whose square may overflow only where the result does."""
+    """Half a sum or difference of exponentials, by exp of half the element: its square may overflow only where the result does."""
     halves = (call("exp", _times(x, f)) for f in (0.5, -0.5))
     return call(name, *(call("multiply", _times(h, 0.5), h) for h in halves))

@@ -395,7 +395,7 @@ def test_other_axes_than_a_symbolic_one_are_resized_by_weights(
 
 
 def test_a_loop_of_a_symbolic_number_of_steps_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """That of -n steps, too, which is not one of none."""
+    """A loop of -n steps is refused, too: it is not one of none."""
     kinds = [helper.make_tensor_value_info(n, k, s) for n, k, s in (
         ("i", TensorProto.INT64, []), ("c", TensorProto.BOOL, []), ("h", TensorProto.FLOAT, None),
     )]  # fmt: skip

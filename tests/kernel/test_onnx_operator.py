@@ -679,7 +679,7 @@ def test_hyperbolic_functions_are_precise_near_zero_and_near_the_largest_numbers
 
 
 def test_frames_of_a_signal_without_parts_are_transformed() -> None:
-    """As PyTorch's older exporter writes it, and ONNX Runtime reads it."""
+    """A signal as PyTorch's older exporter writes it, and ONNX Runtime reads it."""
     constants = {"s": np.int64(2), "n": np.int64(4)}
     node, x = N("STFT", ["x", "s", "", "n"], ["y"]), normal(2, 8)
     network = import_model(model_of([node], {"x": x}, constants))[0]

@@ -232,7 +232,7 @@ def test_dense(m, n, k):
 
 @given(ends=st.lists(st.integers(-2, 6), min_size=3, max_size=3))
 def test_grouped_dense(ends):
-    """Of groups out of order, without rows, and beyond them."""
+    """Groups out of order, without rows, and beyond them."""
     check(lambda data, weight: grouped_dense(data, weight, Constant(np.array(ends, "int32"))), [(4, 3), (3, 2, 3)])
 
 
@@ -308,7 +308,7 @@ def test_a_grid_may_be_computed_from_the_image():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_places_of_a_narrow_grid_are_wider(dtype):
-    """As a kernel has them: 8 bits tell no pixels of a large image apart."""
+    """Places as a kernel has them: 8 bits tell no pixels of a large image apart."""
     image, grid = Var("image", f"{dtype}[1,2,3,512]"), Var("grid", f"{dtype}[1,4,5,2]")
     found = gradient(grid_sample(image, grid), [image, grid])
     assert [infer_type(g).dtype for g in found] == [dtype, dtype]
