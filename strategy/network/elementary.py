@@ -122,6 +122,6 @@ def cosh(x: Expr) -> Expr:
 
 
 def _exponentials(x: Expr, name: str) -> Expr:
-    """Half a sum or difference of exponentials, by exp of half the element: its square may overflow only where the result does."""
+    """Half a sum or difference of exponentials, by squares of exp(x / 2), which overflow only where the result does."""
     halves = (call("exp", _times(x, f)) for f in (0.5, -0.5))
     return call(name, *(call("multiply", _times(h, 0.5), h) for h in halves))
