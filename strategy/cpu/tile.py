@@ -70,7 +70,7 @@ def clamped_row(m: Any) -> Callable[[Any], Any]:
 
 
 def panels(width: int, depth: int | None = None) -> Callable[[Any], Any]:
-    """The packing of weight[n, k] into [panel, k, width], or [k block, panel, depth, width]."""
+    """The packing of weight[n, k] into [panel, k, width], or [k block, panel, depth, width], with zeros at the end."""
 
     def pack(weight: Any) -> Any:
         n, k = (int(extent) for extent in weight.shape)
@@ -78,12 +78,12 @@ def panels(width: int, depth: int | None = None) -> Callable[[Any], Any]:
 
         def read(panel: Any, step: Any, lane: Any) -> Any:
             column = panel * width + lane
-            return zero_beyond(weight[column, step], column, n, width)
+            return zero_beyond(zero_beyond(weight[column, step], step, k, depth or 1), column, n, width)
 
         if depth is None:
             return compute_stage("panels", (count, k, width), read)
         return compute_stage(
-            "panels", (k // depth, count, depth, width),
+            "panels", (-(-k // depth), count, depth, width),
             lambda block, panel, step, lane: read(panel, block * depth + step, lane),
         )  # fmt: skip
 

@@ -137,6 +137,18 @@ def test_symbolic_rows_are_right_for_every_size(target: Target, name: str) -> No
         assert np.allclose(got, data @ weight.T, atol=1e-4), f"m = {m}"
 
 
+@pytest.mark.parametrize("by", ["rows", "steps"])
+@pytest.mark.parametrize("constant", [True, False])
+def test_the_last_block_of_steps_ends_with_zeros(
+    check: Callable[..., None], target: Target, constant: bool, by: str
+) -> None:
+    """A prime number of steps."""
+    work = workload(21, 37, 659, constant)
+    fallback = space_of(work, target, "dense_large_m.cpu").fallback
+    assert 659 % int(fallback["depth"])
+    check(work, "dense_large_m.cpu", fallback.replace(by=by))
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("inner", ["rows", "panels"])
 @pytest.mark.parametrize(("m", "m_tasks"), [(8, 1), (45, 1), (45, 3)])

@@ -42,6 +42,7 @@ from strategy.schedule import (
     stage,
     start_schedule,
     vectorize,
+    zero_beyond,
 )
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
@@ -54,6 +55,8 @@ _INNER = Knob("inner", ["rows", "panels"])
 _UNROLL = Knob("unroll", [1, 2, 4])
 _BROUGHT_CYCLES = 8  # of a vector of the weight, from memory or the last level
 _COPY_CYCLES = 4  # of a vector of the data that is packed
+_NEAR = (128, 192, 256, 384, 512)  # steps of panels that take a first level, or a part of one
+_TURN = 4  # steps of a fallback's loop
 _USUAL_VECTORS = 4  # of a step: those of a fallback's panel, and its rows
 
 
@@ -139,7 +142,12 @@ def space(
 
 
 def _depths(k: int) -> list[int]:
-    return [d for d in divisors(k) if d >= min(16, k)]
+    """Steps of a block: those that divide k, and if none of them is near a first level's, of some that end in zeros."""
+    whole = [d for d in divisors(k) if d >= min(16, k)]
+    if k <= _NEAR[-1] or any(_NEAR[0] <= d <= _NEAR[-1] for d in whole):
+        return whole
+    # As many blocks, of steps alike: the last is then short of few.
+    return sorted({*whole, *(int(round_up(-(-k // -(-k // near)), _TURN)) for near in _NEAR)})
 
 
 @lru_cache(maxsize=1024)
@@ -158,7 +166,7 @@ def _derived(size: int) -> dict[str, Expr]:
 
 
 def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
-    """The weight is packed into panels per block of k: [k block, panel, depth, width]."""
+    """The weight is packed into panels per block of k: [k block, panel, depth, width]; the last may end with zeros."""
     return {1: panels(integer(config, "width"), integer(config, "depth"))}
 
 
@@ -173,26 +181,26 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
     dtype = accumulator(data.dtype)
     row = clamped_row(m)
     padded_m, padded_n = round_up(m, rows * integer(config, "m_block")), round_up(n, width)
-    blocks = int(k) // depth
+    steps = int(round_up(int(k), depth))
+
+    def number(i: Any, s: Any) -> Any:
+        return zero_beyond(data[row(i), s], s, int(k), depth).astype(dtype)
+
     if config["by"] == "rows":
         packed = te.compute(
-            (padded_m // rows, rows, k),
-            lambda tile, i, s: data[row(tile * rows + i), s].astype(dtype),
-            name="packed",
-            attrs=stage("data"),
-        )
+            (padded_m // rows, rows, steps), lambda tile, i, s: number(tile * rows + i, s),
+            name="packed", attrs=stage("data"),
+        )  # fmt: skip
     else:
         packed = te.compute(
-            (padded_m // rows, k, rows),
-            lambda tile, s, i: data[row(tile * rows + i), s].astype(dtype),
-            name="packed",
-            attrs=stage("data"),
-        )
+            (padded_m // rows, steps, rows), lambda tile, s, i: number(tile * rows + i, s),
+            name="packed", attrs=stage("data"),
+        )  # fmt: skip
 
     def item(i: Any, s: Any) -> Any:
         return packed[i // rows, i % rows, s] if config["by"] == "rows" else packed[i // rows, s, i % rows]
 
-    r = te.reduce_axis((0, depth), name="r")
+    r, blocks = te.reduce_axis((0, depth), name="r"), steps // depth
     tiles = compute_stage(
         "tiles", (blocks, padded_m, padded_n),
         lambda b, i, j: te.sum(
