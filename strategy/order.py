@@ -22,6 +22,11 @@ _INFINITIES = {
 FLOATS = frozenset(_INFINITIES)
 
 
+def width(dtype: str) -> int:
+    """The bits of a floating-point number."""
+    return _INFINITIES[dtype][0]
+
+
 def larger(kept: Any, value: Any) -> Any:
     """The larger of two expressions; NaN if either is."""
     from tvm import tirx

@@ -16,7 +16,7 @@ from typing import Any
 
 from strategy import elementwise
 from strategy.attrs import Attrs
-from strategy.cpu.binding import CHOICE, REINTERPRET, is_cpu
+from strategy.cpu.binding import CHOICE, LOAD, REINTERPRET, is_cpu
 from strategy.cpu.widened import NARROW
 from strategy.elementwise import PARALLEL_FROM, fuse_contiguous, inline_injective
 from strategy.generic_func import GenericFunc, generic_func, override_native_generic_func
@@ -38,7 +38,6 @@ schedule_broadcast = GenericFunc("schedule_broadcast")
 schedule_reduce = GenericFunc("schedule_reduce")
 schedule_extern = GenericFunc("schedule_extern")
 
-_LOAD = "te.tensor_load"  # the call that an element of a TE tensor is
 # By operator, the argument of `register_cpu_implementations`.
 _added: dict[str, list[Callable[..., None]]] = {}
 
@@ -261,7 +260,7 @@ def _moved(value: Any) -> Any:
     if isinstance(value, tirx.FloatImm):
         return tirx.const(value.value, "float32")
     name = getattr(getattr(value, "op", None), "name", "")
-    if name == _LOAD:
+    if name == LOAD:
         return _widen(value.args[0])(*value.args[1:])
     if name.endswith(REINTERPRET):
         return value.astype("float32")

@@ -12,6 +12,7 @@ from strategy.schedule import STAGE
 from strategy.tir import change_functions, find, has_names
 
 CHOICE, REINTERPRET = ".if_then_else", ".reinterpret"  # how the names of the calls end
+LOAD = "te.tensor_load"  # the call that an element of a TE tensor is
 _CALLED = frozenset(f"tirx.{name}" for name in "call_pure_extern cos log pow sin".split())  # of the C library
 _MANY_NODES = 30  # an elementary function has more, what is cheap to repeat has fewer
 
@@ -33,9 +34,17 @@ def _bind(value: Any, use: Callable[[Any], Any]) -> Any:
     return tirx.Let(once, value, use(once))
 
 
+def is_inlined(tensor: Any) -> bool:
+    """Return whether a TE tensor is computed where its elements are read: no input, sum or stage of a schedule."""
+    from tvm import te
+
+    made = tensor.op
+    return isinstance(made, te.ComputeOp) and not made.reduce_axis and STAGE not in made.attrs
+
+
 def _nodes(tensor: Any) -> int:
     """The number of expressions that an element of a TE tensor has once what it is from is inlined, or about."""
-    from tvm import ir, te
+    from tvm import ir
     from tvm_ffi import structural_walk
 
     met: list[Any] = []
@@ -45,8 +54,8 @@ def _nodes(tensor: Any) -> int:
         met.extend([call] * (_MANY_NODES if getattr(call.op, "name", "") in _CALLED else 1))
 
     while pending:
-        made = pending.pop().op
-        inlined = isinstance(made, te.ComputeOp) and not made.reduce_axis and STAGE not in made.attrs
+        read = pending.pop()
+        made, inlined = read.op, is_inlined(read)
         # TVM does not lower what is bound once of bfloat16, but for elements that `read_bits` reads.
         if str(made.output(0).dtype) == "bfloat16" and (inlined or not is_cpu()):
             return 0

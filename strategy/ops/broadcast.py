@@ -9,11 +9,13 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.cpu.binding import keep, share
+from strategy.cpu.widened import NARROW
 from strategy.document import documented
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
-from strategy.order import larger, smaller
+from strategy.opaque import divisor, factor, opaque, opaque_truth
+from strategy.order import FLOATS, larger, smaller
 from strategy.pattern import (
     broadcast_place,
     in_float32,
@@ -38,6 +40,8 @@ from strategy.type_relation import (
 from strategy.types import TensorType, Type
 
 Binary = Callable[[Expr, Expr], Expr]
+_DIVISIONS = frozenset({"divide", "floor_divide", "floor_mod"})
+_FACTORS = _DIVISIONS | {"multiply", "swiglu", "geglu"}
 
 
 def register_binary(
@@ -49,6 +53,7 @@ def register_binary(
     require: Requirement = require_number,
     out_dtype: str | None = None,
     element: Callable[[Any, Any], Any] | None = None,
+    real: Callable[[Any, Any], Any] | None = None,
 ) -> Binary:
     """Register a binary operator.
 
@@ -59,6 +64,7 @@ def register_binary(
         require: holds for each of the operands.
         out_dtype: of the result; default: that of the operands.
         element: the value of an element; default: `tvm.topi`'s function of the same name.
+        real: the same of floating-point numbers, where it is another.
 
     Returns:
         The function that calls it.
@@ -78,7 +84,10 @@ def register_binary(
     def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
         from tvm import te, topi
 
-        if element is None:
+        chosen = real if real is not None and str(inputs[0].dtype) in FLOATS else element
+        if name in _FACTORS:
+            inputs = [factor(inputs[0]), (divisor if name in _DIVISIONS else factor)(inputs[1])]
+        if chosen is None:
             function = getattr(topi, name)
             return [function(*inputs) if out_dtype else wrapping(function, inputs)]
         shape = topi.add(*inputs).shape  # as TVM broadcasts
@@ -86,7 +95,7 @@ def register_binary(
 
         def both(*i: Any) -> Any:
             x, y = (t(*broadcast_place(t.shape, i)) for t in inputs)
-            return keep(lhs, x, lambda x: keep(rhs, y, lambda y: element(x, y)))
+            return keep(lhs, x, lambda x: keep(rhs, y, lambda y: chosen(x, y)))
 
         return [te.compute(shape, both, name=name, tag=topi.tag.BROADCAST)]
 
@@ -198,11 +207,26 @@ def _floor_divide(x: Any, y: Any) -> Any:
     return _remainder(x, y, rounded)
 
 
+def _minus(x: Any, y: Any) -> Any:
+    """The sum with the negative, of which LLVM makes a difference; TVM takes parts of differences for 0."""
+    from tvm import tirx
+
+    return x + y * tirx.const(-1, str(y.ty.dtype))
+
+
+def _equals(x: Any, y: Any) -> Any:
+    from tvm import tirx
+
+    if str(y.ty.dtype) in NARROW:
+        x, y = tirx.Cast("float32", x), tirx.Cast("float32", y)
+    return opaque_truth(x == opaque(y))
+
+
 def _differ(x: Any, y: Any) -> Any:
     """TVM's own comparison is false of NaN."""
     from tvm import tirx
 
-    return tirx.Select(x == y, tirx.const(0, "bool"), tirx.const(1, "bool"))
+    return tirx.Select(_equals(x, y), tirx.const(0, "bool"), tirx.const(1, "bool"))
 
 
 def _divide_grad(orig: Call, grad: Expr) -> list[Expr]:
@@ -237,7 +261,7 @@ add = register_binary(
 )  # fmt: skip
 subtract = register_binary(
     "subtract", "The difference of two tensors, element by element.", lambda x, y: x - y,
-    lambda orig, grad: [grad, -grad],
+    lambda orig, grad: [grad, -grad], real=_minus,
 )  # fmt: skip
 multiply = register_binary(
     "multiply", "The product of two tensors, element by element.", lambda x, y: x * y,
@@ -267,19 +291,20 @@ minimum = register_binary(
     "minimum", "The smaller of two tensors' elements; where they are equal, the gradient is rhs's.",
     numpy_function("minimum"), _choice_grad(lambda orig: less(*orig.args)), element=smaller,
 )  # fmt: skip
-equal = register_binary("equal", "True where elements are equal.", operator.eq, out_dtype="bool")
+equal = register_binary("equal", "True where elements are equal.", operator.eq, out_dtype="bool", real=_equals)
 not_equal = register_binary(
-    "not_equal", "True where elements differ, as NaN does from itself.", operator.ne, out_dtype="bool",
-    element=_differ,
-)  # fmt: skip
-less: Binary = register_binary("less", "True where elements of lhs are smaller.", operator.lt, out_dtype="bool")
-less_equal = register_binary(
-    "less_equal", "True where elements of lhs are not larger.", operator.le, out_dtype="bool"
+    "not_equal", "True where elements differ, as NaN does from itself.", operator.ne, out_dtype="bool", real=_differ
 )
-greater: Binary = register_binary("greater", "True where elements of lhs are larger.", operator.gt, out_dtype="bool")
-greater_equal = register_binary(
-    "greater_equal", "True where elements of lhs are not smaller.", operator.ge, out_dtype="bool"
-)
+
+
+def _register_comparison(name: str, description: str, compare: Callable[[Any, Any], Any]) -> Binary:
+    return register_binary(name, description, compare, out_dtype="bool", real=lambda x, y: opaque_truth(compare(x, y)))
+
+
+less = _register_comparison("less", "True where elements of lhs are smaller.", operator.lt)
+less_equal = _register_comparison("less_equal", "True where elements of lhs are not larger.", operator.le)
+greater = _register_comparison("greater", "True where elements of lhs are larger.", operator.gt)
+greater_equal = _register_comparison("greater_equal", "True where elements of lhs are not smaller.", operator.ge)
 
 
 def _register_logical(name: str, description: str) -> Binary:

@@ -25,7 +25,7 @@ from strategy.op import (
     register_reference,
 )
 from strategy.ops.broadcast import equal, greater, greater_equal, less_equal, where
-from strategy.order import FLOATS, at_least, at_most, is_infinite, is_nan
+from strategy.order import at_least, at_most, is_infinite, is_nan
 from strategy.pattern import (
     in_float32,
     register_broadcast_schedule,
@@ -263,15 +263,6 @@ relu = register_unary(
 )
 
 
-def zero(dtype: str) -> Any:
-    """A 0, of floats as a call: TVM ends the process where it divides by a zero that it knows."""
-    from tvm import tirx
-
-    if dtype not in FLOATS:
-        return tirx.const(0, dtype)
-    return tirx.call_intrin("float32", "tirx.floor", tirx.const(0, "float32")).astype(dtype)
-
-
 def _register_fill(name: str, description: str, value: int) -> Unary:
     (
         register_op(name)
@@ -288,8 +279,7 @@ def _register_fill(name: str, description: str, value: int) -> Unary:
         from tvm import te, tirx
 
         data = inputs[0]
-        found = tirx.const(value, data.dtype) if value else zero(str(data.dtype))
-        return [te.compute(data.shape, lambda *i: found, name=name)]
+        return [te.compute(data.shape, lambda *i: tirx.const(value, data.dtype), name=name)]
 
     def reference(attrs: Attrs, inputs: Sequence[Any]) -> Any:
         import numpy as np

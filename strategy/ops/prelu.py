@@ -10,6 +10,7 @@ from strategy.cpu.binding import keep
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.opaque import factor
 from strategy.ops.bias_add import along, array_along, vector_grad, vector_relation
 from strategy.ops.broadcast import greater, where
 from strategy.ops.elemwise import zeros_like
@@ -54,7 +55,7 @@ def compute_prelu(attrs: PReluAttrs, inputs: Sequence[Any], out_type: Type) -> l
     """NaN is not positive, and stays NaN as a product."""
     from tvm import te, tirx, topi
 
-    data, alpha = inputs
+    data, alpha = factor(inputs[0]), inputs[1]
     axis = attrs.axis % len(data.shape)
 
     def element(*i: Any) -> Any:

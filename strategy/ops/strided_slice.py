@@ -9,7 +9,6 @@ from strategy.attrs import Attrs, AttrsError, field
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
-from strategy.ops.elemwise import zero
 from strategy.pattern import register_injective_schedule
 from strategy.reference import widened
 from strategy.shape_func import like_shape_func, register_shape_func
@@ -165,7 +164,7 @@ def compute_strided_slice_backward(
     grad, data = inputs
     taken = attrs.parts([*data.shape])
     if any(isinstance(extent, tirx.IntImm) and not int(extent) for extent in grad.shape):
-        return [te.compute(data.shape, lambda *i: zero(str(grad.dtype)), name="strided_slice_backward")]
+        return [te.compute(data.shape, lambda *i: tirx.const(0, grad.dtype), name="strided_slice_backward")]
 
     def whole(*index: Any) -> Any:
         place, conditions = list(index), [tirx.const(True, "bool")]
