@@ -213,7 +213,11 @@ def _logarithm(base: int) -> Operator:
     def make(x: Expr) -> Expr:
         found = call("multiply", call("log", x), number(1 / math.log(base), x))
         whole = call("round", found)
-        return call("where", call("equal", call("power", number(base, x), whole), x), whole, found)
+        exact = call("equal", call("power", number(base, x), whole), x)
+        if base != 2:  # a subnormal number may only be rounded to a power
+            least = float(np.finfo(x.tensor_type.dtype).tiny)
+            exact = call("logical_and", exact, call("greater_equal", x, number(least, x)))
+        return call("where", exact, whole, found)
 
     return _of_floats(make)
 

@@ -106,7 +106,7 @@ def tanh(x: Any) -> Any:
     from tvm import tirx
 
     if str(x.ty.dtype) != "float32":
-        return tirx.tanh(x)
+        return tirx.call_pure_extern(str(x.ty.dtype), "tanh", x)  # TVM's own is 0 near 0
     return _odd_ratio(_clamp(x, -9.0, 9.0), _TANH)
 
 
@@ -140,7 +140,17 @@ def atan(x: Any) -> Any:
             return turn + (square * _polynomial(_ATAN64[0], square) / _polynomial(_ATAN64[1], square) * z + z + rest)
         return turn + (_polynomial(_ATAN, square) * square * z + z)
 
-    return tirx.Select(x < zero, -one, one) * share(above / below, found)
+    return _sign(x) * share(above / below, found)
+
+
+def _sign(x: Any) -> Any:
+    """1 with the sign of a number, which a zero has, too."""
+    from tvm import tirx
+
+    dtype = str(x.ty.dtype)
+    kind, ones = ("int64", 0x3FF0 << 48) if dtype == "float64" else ("int32", 0x3F80 << 16)
+    bits = tirx.reinterpret(kind, x) & tirx.min_value(kind)
+    return tirx.reinterpret(dtype, bits | tirx.const(ones, kind))
 
 
 def log1p_of_power(x: Any) -> Any:
@@ -198,7 +208,10 @@ def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
 
 def _odd_ratio(x: Any, ratio: tuple[Sequence[float], Sequence[float]]) -> Any:
     square = x * x
-    return x * _polynomial(ratio[0], square) / _polynomial(ratio[1], square)
+    # The factors of x are from 1 to 2 near 0: as small as they are given, products with subnormal numbers lose bits.
+    scale = 2.0 ** (1 - math.frexp(ratio[1][-1])[1])
+    over, under = (_polynomial([c * scale for c in part], square) for part in ratio)
+    return x * over / under
 
 
 def _power_of_two(exponent: Any) -> Any:

@@ -30,8 +30,9 @@ def _odd(function: Function) -> Function:
 
     @wraps(function)
     def signed(x: Expr) -> Expr:
-        found = function(call("abs", x))
-        return call("where", call("less", x, number(0, x)), call("negative", found), found)
+        found, zero = function(call("abs", x)), number(0, x)
+        found = call("where", call("less", x, zero), call("negative", found), found)
+        return call("where", call("equal", x, zero), x, found)  # -0
 
     return signed
 

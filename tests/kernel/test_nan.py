@@ -63,3 +63,17 @@ def test_what_holds_of_real_numbers_only_is_not_assumed(chain: str, dtype: str) 
 @pytest.mark.parametrize("head", HEADS)
 def test_zeros_that_are_known_are_factors_and_divisors(head: str, step: str) -> None:
     check(f"{head}+{step}")
+
+
+@pytest.mark.parametrize("op", ["tanh", "erf", "atan"])
+def test_no_bits_of_subnormal_numbers_are_lost(op: str) -> None:
+    import tvm
+
+    least = np.finfo("float32").smallest_subnormal
+    data = np.arange(-40, 40, dtype="float32") * least
+    data[:8] *= np.float32(2**18)
+    workload = parse_workload(f"{op}(data=float32[80])").checked()
+    found = tvm.runtime.empty((80,), "float32")
+    lower(workload, TARGET, "broadcast.cpu").compile(checks=False).main(tvm.runtime.tensor(data), found)
+    (right,) = reference(workload, {"data": data})
+    np.testing.assert_allclose(found.numpy(), right, rtol=2**-22, atol=least)

@@ -261,6 +261,15 @@ COMPUTED = {
         lambda x, i: (x.sum(), x.mean(), x.amax(), x.cumsum(0), x.cumprod(0), x.norm(), x.gather(0, i), i.sum()),
         torch.tensor(0.5), torch.tensor(0),
     ),
+    "small numbers": (
+        lambda x: (x.log10(), (x * 1e20).expm1()), torch.tensor([1e-45, 1e-40, 1e-38, 1e-37, 1e-10]),
+    ),
+    "small numbers of 64 bits": (
+        lambda x: (x.tanh(), x.expm1(), torch.nn.functional.elu(-x)), torch.tensor([1e-300, 1e-20, 1e-9]).double(),
+    ),
+    "signs of zeros": (
+        lambda x: (1 / x.asinh(), 1 / x.atanh(), 1 / x.atan(), 1 / x.tanh()), torch.tensor([-0.0, 0]),
+    ),
     "no variance": (lambda x: (x.var(0), x.std(1), *torch.var_mean(x, 1)), torch.ones(3, 1, 2)[:1]),
     "sums of integers": (
         lambda i: (i.int().sum(1), (i > 1).sum(), i.int().prod(0), i.sum(0, dtype=torch.float32)), COUNTS
@@ -418,6 +427,15 @@ COMPILED = {
     ),
     "large numbers": (
         lambda x: (x.asinh(), x.acosh(), (-x).asinh(), x.log1p()), torch.tensor([math.inf, 3e38, 1e38, 3e8, 2e8, 9, 1]),
+    ),
+    "small numbers": (
+        lambda x: (x.log10(), (x * 1e20).expm1()), torch.tensor([1e-45, 1e-40, 1e-38, 1e-37, 1e-10]),
+    ),
+    "small numbers of 64 bits": (
+        lambda x: (x.tanh(), x.expm1(), torch.nn.functional.elu(-x)), torch.tensor([1e-300, 1e-20, 1e-9]).double(),
+    ),
+    "signs of zeros": (
+        lambda x: (1 / x.asinh(), 1 / x.atanh(), 1 / x.atan(), 1 / x.tanh()), torch.tensor([-0.0, 0]),
     ),
     "no variance": (lambda x: (x.var(0), x.var(0, correction=0)), torch.ones(1, 6)),
 }

@@ -236,6 +236,17 @@ def test_grouped_dense(ends):
     check(lambda data, weight: grouped_dense(data, weight, Constant(np.array(ends, "int32"))), [(4, 3), (3, 2, 3)])
 
 
+def test_a_row_of_infinity_reaches_the_weight_of_its_own_group_alone():
+    data, weight = Var("data", "float64[4,3]"), Var("weight", "float64[2,2,3]")
+    found = gradient(grouped_dense(data, weight, Constant(np.array([1, 4], "int32"))), [weight])[0]
+    given = {"data": np.ones((4, 3)), "weight": np.ones((2, 2, 3))}
+    given["data"][0, 1] = np.inf
+    with np.errstate(all="ignore"):
+        found = evaluate(found, given)
+    assert np.isinf(found[0, :, 1]).all()
+    np.testing.assert_array_equal(found[1], 3)
+
+
 @pytest.mark.parametrize("turned", [(a, b) for a in (False, True) for b in (False, True)])
 @given(batch=st.tuples(st.sampled_from([1, 3]), st.sampled_from([1, 3])), m=extents, n=extents, k=extents)
 def test_batch_matmul(turned, batch, m, n, k):

@@ -125,9 +125,10 @@ def grouped_dense_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     places = call("cumsum", call("max", ones_like(data), axis=1), axis=0, dtype="int32", exclusive=True)
     before = call("less", places, expand_dims(ends, axis=1))
     nth = call("cumsum", call("cast", before, dtype="int32"), axis=0)
-    is_own = call("logical_and", before, call("equal", nth, ones_like(nth)))
-    apart = call("where", expand_dims(is_own, axis=2), grad, call("zeros_like", grad))
-    dweight = batch_matmul(apart, expand_dims(data, axis=0), transpose_a=True, transpose_b=False)
+    is_own = expand_dims(call("logical_and", before, call("equal", nth, ones_like(nth))), axis=2)
+    # Of both, as 0 times an infinity in another group's row is NaN.
+    rows = [call("where", is_own, value, call("zeros_like", value)) for value in (grad, data)]
+    dweight = batch_matmul(*rows, transpose_a=True, transpose_b=False)
     return [grouped_dense(grad, call("transpose", weight, axes=(0, 2, 1)), ends), dweight, None]
 
 
