@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from service.errors import TooLargeError, TooSlowError
 from service.metric import Metrics
 from service.predict.trainer import Trainer
+from service.queue.overdue import Overdue
 from service.queue.retry import Terms
 from service.queue.worker_batches import WorkerBatches
 from service.records.reading import Readers
@@ -70,9 +71,9 @@ class Context:
     def worker_batches(self) -> WorkerBatches:
         return WorkerBatches(self.store, self.terms)
 
-    @property
+    @cached_property
     def terms(self) -> Terms:
-        return Terms(self.settings.lease_s, self.settings.alive_s)
+        return Terms(self.settings.lease_s, self.settings.alive_s, Overdue(self.settings.grace_s))
 
     def stop(self) -> None:
         """End all long polls, so that the server can shut down."""

@@ -106,6 +106,11 @@ class Settings(BaseSettings):
         return proxies
 
     @property
+    def grace_s(self) -> float:
+        """Seconds for which a lease whose time is over may still be renewed: workers renew three times in a term."""
+        return self.lease_s / 3
+
+    @property
     def alive_s(self) -> float:
         """Seconds after its last heartbeat for which a worker counts as alive."""
         return 3 * self.heartbeat_s

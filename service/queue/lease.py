@@ -1,8 +1,8 @@
 """Leases: take, renew and release, in the caller's transaction.
 
 Each claim of a job (`claim`) increments its fence; the value is the lease's fencing token, and every later
-call must carry the token of a lease that is live by the database's clock. Concurrent requests share one
-transaction, in the order of arrival.
+call must carry the token of a lease that has not ended (`retry.expire` ends those whose time is over by the
+database's clock). Concurrent requests share one transaction, in the order of arrival.
 """
 
 from __future__ import annotations
@@ -150,7 +150,6 @@ def _is_live(lease_id: int, token: int) -> sa.ColumnElement[bool]:
         lease.c.id == lease_id,
         lease.c.token == token,
         lease.c.ended_at.is_(None),
-        lease.c.expires_at > now(),
     )
 
 

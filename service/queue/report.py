@@ -112,7 +112,7 @@ def _live(dialect: str) -> sa.Select[Any]:
     return (
         sa.select(*lease.c["id", "job_id", "worker_id", "device_id"])
         .join(given, sa.and_(given.c.id == lease.c.id, given.c.token == lease.c.token))
-        .where(lease.c.ended_at.is_(None), lease.c.expires_at > now())
+        .where(lease.c.ended_at.is_(None))
         .order_by(lease.c.id)
         .with_for_update(of=lease, key_share=True)
     )

@@ -2,20 +2,21 @@
 
 Such a job is queued again. After the loss of its worker it is suspect: it is leased only to a worker
 without other jobs, so that another loss identifies the cause. After two losses each open entry becomes a
-job of its own; after three, on two devices or on the only one of the target, it is quarantined.
-Functions run in the caller's transaction.
+job of its own; after three, on two devices or on the only one of the target, it is quarantined. Where its
+devices also lose workers that are not its doing, it takes six losses. Functions run in the caller's transaction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
 from service.queue import fleet, insertion
 from service.queue import job as jobs
+from service.queue.overdue import Overdue
 from service.records import best, log
 from service.store import event
 from service.store.sql import among, is_due, now
@@ -33,6 +34,7 @@ from strategy.record import RunState
 from strategy.table import show_number
 
 MAX_ATTEMPTS = 3
+MOST_ATTEMPTS = 6  # where its devices lose workers anyway
 SPLIT_ATTEMPTS = 2
 MAX_BACKOFF_S = 30.0
 LOST = ("expired", "unfinished")  # end reasons that count against the job
@@ -47,10 +49,14 @@ ABANDONED: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Terms:
-    """The term of a lease without renewal, and the time for which a worker counts as alive, in seconds."""
+    """The term of a lease without renewal, and the time for which a worker counts as alive, in seconds.
+
+    `overdue` decides when a lease whose term is over ends; without a grace of its own, at once.
+    """
 
     lease_s: float
     alive_s: float
+    overdue: Overdue = field(default_factory=Overdue)
 
 
 def is_cancelled(connection: sa.Connection, job_id: int) -> bool:
@@ -68,8 +74,13 @@ def end_lease(connection: sa.Connection, lease_id: int, reason: str) -> None:
 _TERM = sa.bindparam("lease_s", type_=sa.Double)
 _OVERDUE = sa.and_(lease.c.ended_at.is_(None), is_due(lease.c.expires_at, _TERM))
 _IS_AHEAD = lease.c.expires_at > now() + _TERM
+_DUE = sa.select(lease.c.id, lease.c.expires_at, _IS_AHEAD.label("ahead")).where(_OVERDUE)
 # Skip leases that another transaction is ending.
-_FREE = sa.select(lease.c.id).where(_OVERDUE).with_for_update(skip_locked=True, key_share=True)
+_FREE = (
+    sa.select(lease.c.id)
+    .where(among(lease.c.id), _OVERDUE)
+    .with_for_update(skip_locked=True, key_share=True)
+)
 # A lease expires far ahead if the clock was set back: a live worker renews it within a term.
 _EXPIRE = (
     sa.update(lease)
@@ -86,17 +97,22 @@ _DOOMED = (
     .distinct()
     .join(job, job.c.id == job_entry.c.job_id)
     .join(lease, lease.c.job_id == job.c.id)
-    .where(_OVERDUE, job.c.attempts >= MAX_ATTEMPTS - 1)
+    .where(among(lease.c.id), job.c.attempts >= MAX_ATTEMPTS - 1)
 )
 
 
 def expire(connection: sa.Connection, terms: Terms) -> int:
-    """End expired leases; return their number."""
+    """End expired leases, after their grace; return their number."""
+    due = connection.execute(_DUE, {"lease_s": terms.lease_s}).all()
+    late = terms.overdue.look([(row.id, row.expires_at) for row in due if not row.ahead])
+    ids = [row.id for row in due if row.ahead] + late
+    if not ids:
+        return 0
     if connection.dialect.name != "sqlite":
         # Lock tasks before leases, as when storing results; only of jobs whose entries may be recorded as lost.
-        best.lock(connection, connection.scalars(_DOOMED, {"lease_s": terms.lease_s}))
-    due = connection.execute(_EXPIRE, {"lease_s": terms.lease_s})
-    dead = [row for row in due if row.ended_at is not None]
+        best.lock(connection, connection.scalars(_DOOMED, {"ids": late}))
+    ended = connection.execute(_EXPIRE, {"lease_s": terms.lease_s, "ids": ids})
+    dead = [row for row in ended if row.ended_at is not None]
     for row in sorted(dead, key=lambda r: r.job_id):
         event.note(connection, "expired", job_id=row.job_id, worker_id=row.worker_id)
         reopen(connection, row.job_id, terms, blame=f"worker {row.worker_id} was lost")
@@ -124,7 +140,7 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
         _close(connection, row, JobState.CANCELLED, ABANDONED[state])
         return
     attempts = row.attempts + (blame is not None)
-    if blame is not None and attempts >= MAX_ATTEMPTS and _is_guilty(connection, row, terms):
+    if blame is not None and attempts >= MAX_ATTEMPTS and _is_guilty(connection, row, attempts, terms):
         lost = show_number(attempts, "time")
         reason = f"lost {lost} with {len(pending)} of its entries open; last cause: {blame}"
         log.append_lost(connection, row, pending, reason)
@@ -158,22 +174,42 @@ def _split_off(connection: sa.Connection, row: Any, entry: Any, values: Mapping[
     connection.execute(sa.update(job_entry).where(job_entry.c.id == entry.id).values(job_id=job_id))
 
 
-def _is_guilty(connection: sa.Connection, row: Any, terms: Terms) -> bool:
-    """Return whether a job was lost on two devices, or on the only live one of its target."""
+def _is_guilty(connection: sa.Connection, row: Any, attempts: int, terms: Terms) -> bool:
+    """Return whether a job is the cause of its losses.
+
+    It was lost on two devices, or on the only live one of its target. Losses do not show this while the devices lose
+    workers for other reasons, such as kills or restarts, up to `MOST_ATTEMPTS`.
+    """
     jobs = [row.id] if row.parent_id is None else [row.id, row.parent_id]
-    lost_on = set(
-        connection.scalars(
-            sa.select(lease.c.device_id).where(
-                lease.c.job_id.in_(jobs), lease.c.end_reason.in_(LOST)
-            )
+    losses = connection.execute(
+        sa.select(lease.c.id, lease.c.device_id, lease.c.worker_id).where(
+            lease.c.job_id.in_(jobs), lease.c.end_reason.in_(LOST)
         )
+    ).all()
+    lost_on = {loss.device_id for loss in losses}
+    if len(lost_on) < 2:
+        others = fleet.of_live(terms.alive_s, sa.func.count()).where(
+            worker_device.c.target_id == row.target_id, worker_device.c.device_id.not_in(lost_on)
+        )
+        if connection.scalar(others):
+            return False
+    return attempts >= MOST_ATTEMPTS or not _lose_others(connection, losses)
+
+
+def _lose_others(connection: sa.Connection, losses: Sequence[Any]) -> bool:
+    """Return whether devices lost workers without a job since its first loss, with jobs that were then finished.
+
+    Such a job is not the cause either. A job that was lost together with the one in question does not count.
+    """
+    finished = lease.alias()
+    innocent = sa.select(lease.c.id).where(
+        lease.c.id > min(loss.id for loss in losses),
+        lease.c.device_id.in_({loss.device_id for loss in losses}),
+        lease.c.worker_id.not_in({loss.worker_id for loss in losses}),
+        lease.c.end_reason == "expired",
+        sa.exists().where(finished.c.job_id == lease.c.job_id, finished.c.end_reason == "done"),
     )
-    if len(lost_on) >= 2:
-        return True
-    others = fleet.of_live(terms.alive_s, sa.func.count()).where(
-        worker_device.c.target_id == row.target_id, worker_device.c.device_id.not_in(lost_on)
-    )
-    return not connection.scalar(others)
+    return connection.scalar(innocent.limit(1)) is not None
 
 
 _RUN_STATES = (

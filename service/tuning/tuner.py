@@ -17,6 +17,7 @@ from typing import Any
 from service.errors import DatabaseError
 from service.queue import fleet, retry
 from service.queue import job as jobs
+from service.queue.overdue import Overdue
 from service.records import best, log_page
 from service.search.child import CostModel
 from service.settings import Settings
@@ -71,6 +72,7 @@ class Tuner(Background):
         self.model = model
         self.changed = changed
         self.queued = queued
+        self._terms = retry.Terms(settings.lease_s, settings.alive_s, Overdue(settings.grace_s))
         self._ownership = Ownership(settings.lease_s)
         self._runs: dict[int, TuningRun] = {}
         self._remeasure_at = 0.0  # time.monotonic
@@ -92,9 +94,8 @@ class Tuner(Background):
             raise
 
     def _step(self) -> None:
-        terms = retry.Terms(self.settings.lease_s, self.settings.alive_s)
         with self.store.write() as connection:
-            expired = retry.expire(connection, terms)
+            expired = retry.expire(connection, self._terms)
             runs.bound_creation(connection)
         live = self._ownership.hold(self.store)
         held, held_at = set(live), time.monotonic()

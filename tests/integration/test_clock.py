@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
+from service.errors import LeaseLostError
 from service.predict import trainer
 from service.queue import fleet, retry
 from service.queue import lease as leasing
+from service.queue.overdue import Overdue
 from service.search.child import InlineModel
 from service.settings import Settings
 from service.store.db import Store
@@ -121,6 +123,28 @@ def test_a_worker_that_lives_keeps_the_lease_that_it_got_ahead_of_time(
     clock.move(TERMS.lease_s - 1.0)
     assert expire(store) == 0
     assert scene.report(held, [timed(held.job.entries[0])]).accepted == 1
+
+
+def test_leases_do_not_expire_at_once_as_the_clock_is_set_ahead(store: Store, clock: Clock) -> None:
+    own_s = 0.0
+    terms = retry.Terms(TERMS.lease_s, TERMS.alive_s, Overdue(TERMS.lease_s / 3, lambda: own_s))
+
+    def sweep() -> int:
+        with store.write() as c:
+            return retry.expire(c, terms)
+
+    scene = Scene.make(store)
+    lives, dies = scene.enqueue(configs(1)), scene.enqueue(configs(2)[1:])
+    held = {one.job.id: one for one in scene.lease_many(scene.register(), 2)}
+    clock.move(HOUR_S)
+    assert sweep() == 0
+    with store.write() as c:
+        leasing.renew(c, held[lives].id, held[lives].token, False, terms)
+    own_s += TERMS.lease_s / 3
+    assert sweep() == 1  # the one that nobody has renewed meanwhile
+    assert scene.report(held[lives], [timed(held[lives].job.entries[0])]).accepted == 1
+    with pytest.raises(LeaseLostError):
+        scene.report(held[dies], [timed(held[dies].job.entries[0])])
 
 
 def test_a_job_queued_or_backing_off_ahead_of_time_is_due(store: Store, clock: Clock) -> None:

@@ -238,14 +238,20 @@ def test_a_late_result_is_kept_for_the_record(scene: Scene) -> None:
     assert scene.states() == ["queued"]
 
 
-def test_expiry_is_judged_by_the_database_even_before_anybody_sweeps(scene: Scene) -> None:
-    scene.enqueue(configs(1))
+def test_a_lease_whose_time_is_over_lasts_until_it_is_ended(scene: Scene) -> None:
+    scene.enqueue(configs(2))
     held = scene.leased(scene.register())
+    past = sa.update(lease).values(expires_at=now() - 0.5)
     with scene.store.write() as c:
-        c.execute(sa.update(lease).values(expires_at=now() - 0.5))
+        c.execute(past)
+    # Nobody else has the job yet.
+    assert scene.report(held, [timed(held.job.entries[0])], done=False).accepted == 1
+    with scene.store.write() as c:
+        c.execute(past)
+        assert retry.expire(c, TERMS) == 1
     with pytest.raises(LeaseLostError):
-        scene.report(held, [timed(held.job.entries[0])])
-    assert scene.records() == []
+        scene.report(held, [timed(held.job.entries[1])])
+    assert len(scene.records()) == 1
 
 
 def test_results_sent_again_change_nothing(scene: Scene) -> None:
@@ -349,6 +355,28 @@ def test_one_device_alone_decides_after_three_losses(scene: Scene) -> None:
         scene.lose(scene.leased(worker_id))
     assert scene.states() == ["quarantined"]
     assert [r.error for r in scene.records()] == [ErrorKind.LOST]
+
+
+def test_a_job_is_not_blamed_where_its_devices_lose_workers_anyway(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    other: int | None = None
+    for loss in range(retry.MOST_ATTEMPTS):
+        assert scene.states()[0] == "queued"
+        worker_id = scene.register()
+        scene.lose(scene.leased(worker_id))
+        if loss == 0:  # another worker there is killed with a job that is then finished
+            other = scene.enqueue(configs(2)[1:], priority=5)
+            held = scene.leased(scene.register())
+            assert held.job.id == other
+            scene.lose(held)
+            again = scene.leased(scene.register())
+            assert again.job.id == other
+            scene.report(again, [timed(again.job.entries[0])])
+    assert scene.states() == ["quarantined", "done"]
+    with scene.store.read() as c:
+        reason = c.scalar(sa.select(job.c.reason).where(job.c.state == "quarantined"))
+    assert reason is not None
+    assert f"{retry.MOST_ATTEMPTS} times" in reason
 
 
 def test_a_second_device_is_heard_before_the_verdict(scene: Scene) -> None:

@@ -10,16 +10,20 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+import sqlalchemy as sa
 from pydantic import ValidationError
 
 from service.context import Context, Seen
 from service.settings import Settings
+from service.store.db import Store
+from service.store.tables import lease
 from strategy.op_strategy import Candidate
 from strategy.record import (
     LeaseRequest,
@@ -100,6 +104,20 @@ def test_a_killed_service_comes_back_and_the_run_goes_on(start: Start, url: str)
         pair = (r["task_id"], str(r["config"]))
         assert pair not in pairs
         pairs.add(pair)
+
+
+def test_leases_outlast_a_service_that_was_away_for_longer(start: Start, url: str) -> None:
+    service = start(url, PLEVEL_LEASE_S="600")
+    service.call("POST", "/v1/runs", drawn(trials=24), RunStatus)
+    held = service.lease(service.register())
+    assert held is not None
+    service.kill()
+    with closing(Store(url)) as store, store.write() as c:
+        c.execute(sa.update(lease).values(expires_at=lease.c.expires_at - 1200.0))
+    again = start(url, PLEVEL_LEASE_S="600")
+    again.lease(again.register(), wait_s=0)  # which looks for leases whose time is over
+    accepted = again.results(held, [timed(e) for e in held.job.entries])
+    assert decode(accepted.content, ResultsAccepted).accepted == len(held.job.entries), accepted.text
 
 
 def test_a_lost_worker_is_noticed_and_its_late_results_refused(start: Start, url: str) -> None:
