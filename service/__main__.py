@@ -27,6 +27,7 @@ from service.errors import DatabaseError, ServiceError, StartError
 from service.selection.database import warm
 from service.settings import Mode, Settings, misspelled
 from service.store.db import Store, normal_url
+from strategy.ending import ending_signals
 from strategy.host import is_loopback
 from strategy.log import Form, configure
 from strategy.op import all_ops
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit status."""
+    """Serve until a signal ends it; return the exit status."""
     options = vars(_parser().parse_args(arguments))
     ready_file: Path | None = options.pop("ready_file")
     form: Form = options.pop("log")
@@ -232,7 +233,7 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         # uvicorn raises the signal again at its end, but a requested stop is no failure.
         loop = asyncio.get_running_loop()
-        kinds = (signal.SIGINT, signal.SIGTERM)
+        kinds = ending_signals()
         for kind in kinds:
             loop.add_signal_handler(kind, self._stop, kind)
         try:
@@ -240,7 +241,8 @@ class _Server(uvicorn.Server):
         finally:
             for kind in kinds:
                 loop.remove_signal_handler(kind)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it has been stopped: another would make a failure of that
+            for kind in kinds[1:]:
+                signal.signal(kind, signal.SIG_IGN)  # it has been stopped: another would make a failure of that
 
     def _stop(self, kind: Any) -> None:
         self.force_exit = self.should_exit and kind == signal.SIGINT

@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
+from strategy.ending import ending_signals
 from strategy.log import Form, configure
 from strategy.record import Device, decode
 from workers.builder_pool import Elsewhere
@@ -124,7 +125,7 @@ def serve(options: Options, slot: str) -> int:
         draining.set()
         daemon.drain()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals():
         signal.signal(number, on_signal)
     try:
         daemon.run(_PATIENCE_S)

@@ -176,7 +176,7 @@ def serve_forks(fileno: int, imports: list[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     # Become the parent of orphans, so that they can be found and killed.
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # children, too: the daemon decides
     gc.disable()  # nothing that modules load is garbage
     try:

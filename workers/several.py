@@ -11,16 +11,17 @@ import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 
+from strategy.ending import ending_signals
+
 _PR_SET_PDEATHSIG = 1
-_KINDS = (signal.SIGTERM, signal.SIGINT)
 log = logging.getLogger(__name__)
 
 
 def serve_each(devices: Sequence[str], serve: Callable[[str], int]) -> int:
     """Run `serve` for each device in a process of its own until all have ended.
 
-    SIGTERM and SIGINT are forwarded. If one fails, the others finish what they are timing and end too, so that a
-    service manager can restart this process; they end if this process dies. Must be called while this process has
+    Signals that ask it to end are forwarded. If one fails, the others finish what they are timing and end too, so that
+    a service manager can restart this process; they end if this process dies. Must be called while this process has
     one thread.
 
     Args:
@@ -30,13 +31,14 @@ def serve_each(devices: Sequence[str], serve: Callable[[str], int]) -> int:
     Returns:
         the exit status of the first that failed, else 0.
     """
+    kinds = ending_signals()
     context = multiprocessing.get_context("fork")
     parent = os.getpid()
     children = [
         context.Process(target=_begin, args=(parent, serve, device), name=device)
         for device in devices
     ]
-    signal.pthread_sigmask(signal.SIG_BLOCK, _KINDS)  # until the children can receive them
+    signal.pthread_sigmask(signal.SIG_BLOCK, kinds)  # until the children can receive them
     for child in children:
         child.start()
 
@@ -44,9 +46,9 @@ def serve_each(devices: Sequence[str], serve: Callable[[str], int]) -> int:
         for child in children:
             child.terminate()
 
-    for number in _KINDS:
+    for number in kinds:
         signal.signal(number, hand_on)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _KINDS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, kinds)
     status, running = 0, children
     while running:
         wait([child.sentinel for child in running])
@@ -63,6 +65,6 @@ def serve_each(devices: Sequence[str], serve: Callable[[str], int]) -> int:
 def _begin(parent: int, serve: Callable[[str], int], device: str) -> None:
     os.setsid()  # Ctrl-C goes to the parent, which forwards it
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _KINDS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ending_signals())
     if os.getppid() == parent:  # else the parent died before prctl
         sys.exit(serve(device))

@@ -1,6 +1,6 @@
 """The entry point: commands, and how errors end them.
 
-Exit codes: 0 done, 1 failure, 2 usage, 130 interrupted (Ctrl-C or SIGTERM).
+Exit codes: 0 done, 1 failure, 2 usage, 130 interrupted (Ctrl-C, SIGTERM or SIGHUP).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from plevel.cli.exit_code import interrupted
 from plevel.cli.file import FULL, unwritten
 from plevel.cli.plain_text import PlainStream
 
-SAME_S = 1.0  # time in which another SIGTERM is the same request
+SAME_S = 1.0  # time in which another signal is the same request
 
 
 class _Panels(TyperGroup):
@@ -166,7 +166,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Handle SIGTERM as Ctrl-C, so that child processes are stopped and partial files removed.
+    """Handle SIGTERM and SIGHUP as Ctrl-C, so that child processes are stopped and partial files removed.
 
     One that comes soon after another would interrupt just that: a supervisor may signal a process and its group.
     """
@@ -178,14 +178,17 @@ def _interruptible() -> Iterator[None]:
             until = time.monotonic() + SAME_S
             signal.default_int_handler(number, frame)
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, interrupt)
     try:
         yield
     finally:
-        if until:  # which would end the interpreter in its own end
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        elif signal.getsignal(signal.SIGTERM) is interrupt:  # a daemon has its own
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            if until:  # which would end the interpreter in its own end
+                signal.signal(number, signal.SIG_IGN)
+            elif signal.getsignal(number) is interrupt:  # a daemon has its own
+                signal.signal(number, handler)
 
 
 @functools.cache
@@ -243,6 +246,8 @@ def _explain(error: Exception) -> tuple[int, str]:
             return 1, unwritten(error.filename2, error)
         # Other files are named by what writes them.
         return 1, unwritten("the output", error) if error.filename is None and error.errno in FULL else _line(error)
+    if isinstance(error, RuntimeError) and "home directory" in str(error):  # of pathlib, and of platformdirs
+        return 1, f"user {os.getuid()} has no home folder: set HOME to one that it may write to"
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:  # they stand for bytes of an argument
         return 2, f"an argument is not text in UTF-8: {error.object!r:.80}: write it anew"
     from strategy.fault import find_fault

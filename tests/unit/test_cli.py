@@ -1231,6 +1231,23 @@ def test_an_argument_that_is_no_text_is_no_defect() -> None:
     assert "UTF-8" not in _explain(raised.value)[1]
 
 
+@pytest.mark.parametrize("command", [("runs",), ("serve",), ("worker", "--url", "http://127.0.0.1:1")])
+def test_a_user_without_a_home(
+    called: Called, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """Such as the arbitrary one of a container."""
+    for name in ("HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "PLEVEL_DATABASE", "PLEVEL_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    done = called(*command)
+    assert done.returncode == 1
+    assert "has no home folder: set HOME" in done.stderr
+
+
 @pytest.fixture
 def _sigterm_ignored() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
