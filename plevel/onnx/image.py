@@ -15,6 +15,7 @@ from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
+from strategy.network.pool import pool
 
 OPERATORS |= {
     "Conv": lambda node, x, weight, bias=None: layer.convolution(x, weight, bias, **windows(node, x, weight)),
@@ -167,7 +168,7 @@ def _pool(node: Node, x: Expr, name: str, **attrs: Any) -> Expr:
             "otherwise than ONNX says: export it with pads"
         )
     padding = _pads(node, x, size, strides, dilation)
-    return layer.pool(
+    return pool(
         name, x, size=size, strides=strides, padding=padding, dilation=dilation,
         ceil_mode=bool(node.get("ceil_mode", 0)), **attrs,
     )  # fmt: skip

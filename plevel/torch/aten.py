@@ -352,6 +352,11 @@ def _clamp(x: Expr, low: Any = None, high: Any = None) -> Expr:
     if isinstance(low, Computed) or isinstance(high, Computed):
         found: Expr = _clamp_tensor(x, low, high)
         return found
+    kind = x.tensor_type.dtype
+    if "float" not in kind and any(isinstance(bound, float) for bound in (low, high)):
+        return layer.clip(cast(x, "float32"), low, high)
+    if kind == "uint8":  # whose bounds below 0 are read as bytes
+        low, high = (bound % 256 if bound is not None and -256 < bound < 0 else bound for bound in (low, high))
     return layer.clip(x, low, high)
 
 
@@ -617,101 +622,6 @@ for _name, _own in {
     "amin.default": "min", "max.default": "max", "min.default": "min", "prod.default": "prod", "prod.dim_int": "prod",
 }.items():  # fmt: skip
     OPERATORS[f"aten.{_name}"] = _reduce(_own)
-
-
-@register("max_pool2d_with_indices.default")
-def _max_pool(
-    x: Expr, size: Any, strides: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-) -> tuple[Expr]:
-    return (
-        _pool(
-            "max_pool2d", x, pool_size=_pair(size), strides=_pair(strides or size),
-            padding=_pair(padding), dilation=_pair(dilation), ceil_mode=ceil_mode,
-        ),
-    )  # fmt: skip
-
-
-def _pool(name: str, x: Expr, **attrs: Any) -> Expr:
-    """A pool of images; one image alone has no batch axis."""
-    found = call(name, layer.reshape(x, (-1, *extents(x)[-3:])), **attrs)
-    return layer.reshape(found, (*extents(x)[:-2], *extents(found)[-2:]))
-
-
-@register("avg_pool2d.default")
-def _avg_pool(
-    x: Expr, size: Any, strides: Any = (), padding: Any = 0, ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None,
-) -> Expr:  # fmt: skip
-    if divisor_override is not None:
-        raise NetworkError("divisor_override: pool without it")
-    return _pool(
-        "avg_pool2d", x, pool_size=_pair(size), strides=_pair(strides or size), padding=_pair(padding),
-        count_include_pad=count_include_pad, ceil_mode=ceil_mode,
-    )  # fmt: skip
-
-
-@register("max_pool3d_with_indices.default")
-def _max_pool3d(
-    x: Expr, size: Any, strides: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-) -> tuple[Expr]:
-    return (_pool3d("max_pool2d", x, size, strides, padding, dilation, ceil_mode=ceil_mode),)
-
-
-@register("avg_pool3d.default")
-def _avg_pool3d(
-    x: Expr, size: Any, strides: Any = (), padding: Any = 0, ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None,
-) -> Expr:  # fmt: skip
-    if divisor_override is not None:
-        raise NetworkError("divisor_override: pool without it")
-    return _pool3d(
-        "avg_pool2d", x, size, strides, padding, 1, ceil_mode=ceil_mode, count_include_pad=count_include_pad
-    )
-
-
-def _pool3d(name: str, x: Expr, size: Any, strides: Any, padding: Any, dilation: Any, **attrs: Any) -> Expr:
-    found = layer.pool(
-        name, layer.reshape(x, (-1, *extents(x)[-4:])), size=_triple(size), strides=_triple(strides or size),
-        padding=_triple(padding) * 2, dilation=_triple(dilation), **attrs,
-    )  # fmt: skip
-    return layer.reshape(found, (*extents(x)[:-3], *extents(found)[-3:]))
-
-
-def _triple(value: Any) -> tuple[int, ...]:
-    found = value if isinstance(value, list | tuple) else (value,)
-    return tuple(int(n) for n in (found if len(found) == 3 else found * 3))
-
-
-@register("_adaptive_avg_pool2d.default", "adaptive_avg_pool2d.default")
-def _adaptive_avg_pool(x: Expr, size: Any) -> Expr:
-    height, width = extents(x)[-2:]
-    down, across = _pair(size)
-    if not down or not across:
-        raise NetworkError(f"output_size ({down}, {across}) has no pixels: give numbers above 0")
-    if height % down or width % across:
-        return _pool("adaptive_avg_pool2d", x, output_size=(down, across))
-    window = (height // down, width // across)
-    return _pool("avg_pool2d", x, pool_size=window, strides=window)
-
-
-@register("_adaptive_avg_pool3d.default", "adaptive_avg_pool3d.default")
-def _adaptive_avg_pool3d(x: Expr, size: Any) -> Expr:
-    """The average over the planes, then across them: a window is a product of its sides."""
-    down, *plane = _triple(size)
-    planes = _adaptive_avg_pool(x, plane)
-    *lead, depth, height, width = extents(planes)
-    found: Expr = _adaptive_avg_pool(layer.reshape(planes, (*lead, depth, height * width)), (down, height * width))
-    return layer.reshape(found, (*lead, down, height, width))
-
-
-@register("adaptive_max_pool2d.default")
-def _adaptive_max_pool(x: Expr, size: Any) -> tuple[Expr]:
-    return (_pool("adaptive_max_pool2d", x, output_size=_pair(size)),)
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    found = value if isinstance(value, list | tuple) else (value,)
-    return (int(found[0]), int(found[-1]))
 
 
 @register("argmax.default")

@@ -95,6 +95,21 @@ def _scatter(x: Expr, axis: int, indices: Expr, source: Any) -> Expr:
     return write_elements(x, axis, indices, source)
 
 
+@register("scatter.reduce", "scatter.value_reduce")
+def _scatter_by(x: Expr, axis: int, indices: Expr, source: Any, *, reduce: str) -> Expr:
+    if not isinstance(source, Expr):
+        source = layer.filled(source, extents(indices), x.tensor_type.dtype)
+    found: Expr = _scatter_reduce(x, axis, indices, source, {"add": "sum", "multiply": "prod"}[reduce])
+    return found
+
+
+@register("put.default")
+def _put(x: Expr, indices: Expr, source: Expr, accumulate: bool = False) -> Expr:
+    """Elements by their places in the tensor as one row."""
+    flat, places, written = (layer.reshape(v, (math.prod(extents(v)),)) for v in (x, indices, source))
+    return layer.reshape(_index_put(flat, [places], written, accumulate), extents(x))
+
+
 @register("scatter_reduce.two")
 def _scatter_reduce(
     x: Expr, axis: int, indices: Expr, source: Expr, reduce: str, *, include_self: bool = True

@@ -21,7 +21,8 @@ from torch.fx import GraphModule
 import plevel.torch.aten_grouping
 import plevel.torch.aten_movement
 import plevel.torch.aten_order
-import plevel.torch.aten_writing  # noqa: F401  # all four register their operators
+import plevel.torch.aten_pool
+import plevel.torch.aten_writing  # noqa: F401  # all five register their operators
 from plevel.comparison import Reference, UnfitError
 from plevel.torch.aten import OPERATORS
 from plevel.torch.symbol import (
@@ -229,7 +230,7 @@ def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any], at: Binding) -
         made, index = args
         if index >= len(made):
             raise NetworkError(f"its output {index} is used, which plevel does not compute")
-        return made[index]
+        return made[index]() if callable(made[index]) else made[index]  # some are made where they are read
     if _is_made(node):
         return _constant(node.target(*args, **kwargs))
     found = OPERATORS[str(node.target)](*args, **kwargs)

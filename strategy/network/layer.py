@@ -305,38 +305,6 @@ def _by_phases(
     return found if bias is None or isinstance(bias, Constant) else add_bias(found, bias)
 
 
-def pool(
-    name: str, x: Expr, *, size: Sequence[int], strides: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], **attrs: Any,
-) -> Expr:  # fmt: skip
-    """A pool of one, two or three dimensions; `padding` has all begins, then all ends."""
-    rank = len(size)
-    if rank == 2:
-        given = {"strides": strides, "padding": padding, "dilation": dilation}
-        return call(name, x, pool_size=tuple(size), **{n: tuple(v) for n, v in given.items()}, **attrs)
-    if rank == 1:
-        lifted, (begin, end) = reshape(x, (*extents(x)[:2], 1, extents(x)[2])), padding
-        found = pool(
-            name, lifted, size=(1, *size), strides=(1, *strides), padding=(0, begin, 0, end), dilation=(1, *dilation),
-            **attrs,
-        )  # fmt: skip
-        return reshape(found, (*extents(found)[:2], extents(found)[3]))
-    if rank != 3:
-        raise NetworkError(f"a pool of {rank} dimensions: plevel has one, two and three")
-    # Of the planes, then across them: a window is a product of its sides.
-    (n, channels, depth, *image), (front, top, left, back, bottom, right) = extents(x), padding
-    planes = pool(
-        name, reshape(x, (n, channels * depth, *image)), size=size[1:], strides=strides[1:],
-        padding=(top, left, bottom, right), dilation=dilation[1:], **attrs,
-    )  # fmt: skip
-    image = list(extents(planes)[2:])
-    found = pool(
-        name, reshape(planes, (n, channels, depth, math.prod(image))), size=(size[0], 1), strides=(strides[0], 1),
-        padding=(front, 0, back, 0), dilation=(dilation[0], 1), **attrs,
-    )  # fmt: skip
-    return reshape(found, (n, channels, extents(found)[2], *image))
-
-
 def resize(x: Expr, size: Sequence[int], scales: Sequence[float | None], **attrs: Any) -> Expr:
     """An image of one, two or three dimensions at another size; scales that are given must be the sizes' ratio."""
     for extent, wanted, scale in zip(extents(x)[2:], size, scales, strict=True):

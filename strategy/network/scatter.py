@@ -52,6 +52,9 @@ def _within(function: Scatter) -> Scatter:
 @_within
 def add_elements(x: Expr, axis: int, indices: Expr, source: Expr) -> Expr:
     """The sum of each element and those that indices of its row along the axis send there."""
+    if x.tensor_type.dtype == "bool":  # as 0 and 1
+        x, source = (call("cast", v, dtype="int64") for v in (x, source))
+        return call("cast", call("scatter_add", x, indices, source, axis=axis), dtype="bool")
     return call("scatter_add", x, indices, source, axis=axis)
 
 

@@ -23,7 +23,7 @@ from strategy.layout import (  # fmt: skip
 )
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.layout_transform import by_plain
-from strategy.ops.window import four_sides, pair, windowed_extents, windows
+from strategy.ops.window import four_sides, pair, sides_to_end, windowed_extents, windows
 from strategy.order import largest, lowest, sort_key
 from strategy.pattern import in_float32
 from strategy.reference import widened
@@ -49,13 +49,9 @@ class MaxPool2DAttrs(Attrs):
         """The padding of images of a shape, with what `ceil_mode` needs below and to the right."""
         if not self.ceil_mode:
             return self.padding
-        ends = []
-        for axis in range(2):
-            size, step, before = int(shape[2 + axis]), self.strides[axis], self.padding[axis]
-            room = size + before + self.padding[2 + axis] - (self.pool_size[axis] - 1) * self.dilation[axis] - 1
-            count = min(-(-room // step) + 1, -(-(size + before) // step))
-            ends.append(self.padding[2 + axis] + max((count - 1) * step - room, 0))
-        return (*self.padding[:2], ends[0], ends[1])
+        image = [int(n) for n in shape[2:]]
+        top, left, bottom, right = sides_to_end(image, self.pool_size, self.strides, self.dilation, self.padding)
+        return (top, left, bottom, right)
 
 
 def max_pool2d_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, reporter: TypeReporter) -> bool:

@@ -18,6 +18,22 @@ def four_sides(value: Any) -> Any:
     return value
 
 
+def sides_to_end(
+    image: Sequence[int], window: Sequence[int], strides: Sequence[int], dilation: Sequence[int], padding: Sequence[int]
+) -> tuple[int, ...]:
+    """The padding, all begins, then all ends, with what the last windows need.
+
+    Windows begin in the image, or before it, and may end beyond it and its padding.
+    """
+    rank, ends = len(window), []
+    for axis, size in enumerate(image):
+        step, before, behind = strides[axis], padding[axis], padding[rank + axis]
+        room = size + before + behind - (window[axis] - 1) * dilation[axis] - 1
+        count = min(-(-room // step) + 1, -(-(size + before) // step))
+        ends.append(behind + max((count - 1) * step - room, 0))
+    return (*padding[:rank], *ends)
+
+
 def windowed_extents(
     attrs: Any, image: Sequence[Any], window: Sequence[Any], sides: Sequence[int] | None = None
 ) -> list[Any]:

@@ -17,8 +17,12 @@ from torch.nn.functional import (
     avg_pool3d,
     grid_sample,
     interpolate,
+    lp_pool2d,
+    max_pool1d,
     max_pool2d,
     max_pool3d,
+    max_unpool2d,
+    max_unpool3d,
     pixel_shuffle,
     scaled_dot_product_attention,
 )
@@ -193,7 +197,10 @@ COMPUTED = {
         lambda x: [f(x, size) for f in (adaptive_avg_pool2d, adaptive_max_pool2d) for size in ((2, 3), (5, 4))], IMAGE
     ),
     "adaptive pools of three dimensions": (
-        lambda x: [nn.functional.adaptive_avg_pool3d(x, size) for size in (1, (2, 3, 2), (3, 4, 6))], IMAGE
+        lambda x: [
+            f(x, size) for f in (nn.functional.adaptive_avg_pool3d, nn.functional.adaptive_max_pool3d)
+            for size in (1, (2, 3, 2), (3, 4, 6))
+        ], IMAGE,
     ),
     "pools of one image": (
         lambda x: (
@@ -280,6 +287,27 @@ COMPUTED = {
             (i + 2**60).clamp(2**60 - 1, 2**60 + 1) - 2**60,
         ), X, COUNTS,
     ),
+    "bounds of bytes": (
+        lambda b: (b.clamp(-6, 252), b.clamp(max=-3), b.clamp(min=2.5), b.clamp_min(-1), b.clamp(3, 1)),
+        COUNTS.to(torch.uint8) * 100,
+    ),
+    "places in one row": (
+        lambda x, p: (
+            x.put(p, x[0, :3]), x.put(p.view(3, 1), x[0, :3], accumulate=True), x[0, 0].put(p[:1] * 0, x[1, 1]),
+        ), X, torch.tensor([2, -1, 2]),
+    ),
+    "bools that are summed": (
+        lambda b, i, p: (
+            b.scatter_add(1, i, ~b), b.scatter_reduce(1, i, b, "sum"), b.index_put((p,), b[:3], accumulate=True),
+            b.scatter_reduce(0, i, ~b, "sum", include_self=False), b.put(p, b[0, :3], accumulate=True),
+        ), COUNTS > 1, COUNTS, torch.tensor([2, -1, 2]),
+    ),
+    "a reduction by name": (
+        lambda x, i: (
+            x.scatter(1, i, x, reduce="add"), x.scatter(0, i[:2], x, reduce="multiply"),
+            i.scatter(1, i, 3, reduce="add"), x.scatter(1, i, 0.5, reduce="multiply"),
+        ), X, COUNTS,
+    ),
     "a corner of a scatter": (
         lambda x, i: (x.scatter_add(1, i[:3, :5], x), x.scatter_add(0, i[:2, :5], x + 1)), X, COUNTS
     ),
@@ -350,6 +378,27 @@ COMPUTED = {
             max_pool3d(x, 2), max_pool3d(x, (2, 3, 3), 2, (1, 1, 0), (1, 2, 1), ceil_mode=True), max_pool3d(x[0], 2),
             avg_pool3d(x, (2, 3, 2), (1, 2, 2), (1, 1, 0), count_include_pad=False), avg_pool3d(x, 3, 2, 1, True),
         ), IMAGE.view(1, 2, 4, 6, 6),
+    ),
+    "places of the largest elements": (
+        lambda x, i, p: [
+            *max_pool2d(x, 2, return_indices=True), *max_pool2d(x[0], (3, 2), (1, 2), (1, 0), return_indices=True),
+            *max_pool2d(x, 3, 2, 1, 2, ceil_mode=True, return_indices=True),
+            *max_pool2d(i, 3, 1, 1, return_indices=True), *max_pool1d(x[0], 3, 2, return_indices=True),
+            *max_pool3d(x[:, None], (2, 3, 1), (1, 2, 3), (1, 1, 0), ceil_mode=True, return_indices=True),
+            *max_pool2d(p, 3, 1, 1, return_indices=True), *max_pool2d(p, 2, return_indices=True),
+        ], IMAGE, (IMAGE * 3).long(), torch.tensor([torch.nan, -torch.inf, 2, 2]).repeat(3, 5)[None, :, :6],
+    ),
+    "largest elements that are put back": (
+        lambda x: (
+            max_unpool2d(*max_pool2d(x, 2, return_indices=True), 2),
+            max_unpool3d(*max_pool3d(x[:, None], 2, return_indices=True), 2, output_size=(5, 6, 7)),
+        ), IMAGE,
+    ),
+    "pools by a divisor": (
+        lambda x: (
+            avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=4), avg_pool2d(x[0], 2, divisor_override=1),
+            avg_pool3d(x[:, None], (2, 3, 2), 2, 1, ceil_mode=True, divisor_override=5), lp_pool2d(x, 3, 2),
+        ), IMAGE,
     ),
     "samples of a grid": (
         lambda x, g: (
@@ -469,7 +518,7 @@ def test_a_number_is_not_rounded_to_16_bits_before_a_product(dtype: torch.dtype)
 
 REFUSED = {
     "dropout_p": (lambda q: scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.ones(1, 2, 4, 8)),
-    "its output 1 is used": (lambda x: max_pool2d(x, 2, return_indices=True), torch.ones(1, 2, 4, 4)),
+    "its output 1 is used": (lambda x: adaptive_max_pool2d(x, 2, return_indices=True), torch.ones(1, 2, 4, 4)),
     "complex64": (lambda x: x + torch.ones(8, dtype=torch.complex64), X),
     "a weight is of float8_e4m3fn": (lambda x: x * HALVED.float(), X),
     "output_size \\(0, 2\\) has no pixels": (lambda x: adaptive_avg_pool2d(x, (0, 2)), IMAGE),

@@ -1,0 +1,107 @@
+"""Pools of images of one, two and three dimensions, as importers of models share them.
+
+`padding` has all begins, then all ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from strategy.expr import Constant, Expr, call
+from strategy.network import layer
+from strategy.network.graph import NetworkError
+from strategy.network.layer import number
+from strategy.network.normal import extents
+from strategy.network.size import PROBED
+from strategy.ops.window import sides_to_end
+
+
+def pool(
+    name: str, x: Expr, *, size: Sequence[int], strides: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], **attrs: Any,
+) -> Expr:  # fmt: skip
+    rank = len(size)
+    if rank == 2:
+        given = {"strides": strides, "padding": padding, "dilation": dilation}
+        return call(name, x, pool_size=tuple(size), **{n: tuple(v) for n, v in given.items()}, **attrs)
+    if rank == 1:
+        lifted, (begin, end) = layer.reshape(x, (*extents(x)[:2], 1, extents(x)[2])), padding
+        found = pool(
+            name, lifted, size=(1, *size), strides=(1, *strides), padding=(0, begin, 0, end), dilation=(1, *dilation),
+            **attrs,
+        )  # fmt: skip
+        return layer.reshape(found, (*extents(found)[:2], extents(found)[3]))
+    if rank != 3:
+        raise NetworkError(f"a pool of {rank} dimensions: plevel has one, two and three")
+    # Of the planes, then across them: a window is a product of its sides.
+    (n, channels, depth, *image), (front, top, left, back, bottom, right) = extents(x), padding
+    planes = pool(
+        name, layer.reshape(x, (n, channels * depth, *image)), size=size[1:], strides=strides[1:],
+        padding=(top, left, bottom, right), dilation=dilation[1:], **attrs,
+    )  # fmt: skip
+    image = list(extents(planes)[2:])
+    found = pool(
+        name, layer.reshape(planes, (n, channels, depth, math.prod(image))), size=(size[0], 1), strides=(strides[0], 1),
+        padding=(front, 0, back, 0), dilation=(dilation[0], 1), **attrs,
+    )  # fmt: skip
+    return layer.reshape(found, (n, channels, extents(found)[2], *image))
+
+
+def sum_pool(
+    x: Expr, *, size: Sequence[int], strides: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    ceil_mode: bool,
+) -> Expr:  # fmt: skip
+    """The sum of each window, which has zeros beyond the image."""
+    if ceil_mode:
+        padding = sides_to_end(extents(x)[2:], size, strides, dilation, padding)
+    mean = pool(
+        "avg_pool2d", x, size=size, strides=strides, padding=padding, dilation=dilation, count_include_pad=True
+    )
+    return call("multiply", mean, number(math.prod(size), mean))
+
+
+def largest_places(
+    x: Expr, *, size: Sequence[int], strides: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    ceil_mode: bool,
+) -> Expr:  # fmt: skip
+    """The place of each window's largest element in its image, whose places count row by row, as int64.
+
+    It is the first of equals, and the last NaN, as in PyTorch. Each place of a window is compared in all windows at once.
+    """
+    rank, image, kind = len(size), extents(x)[2:], x.tensor_type.dtype
+    if max(image) >= PROBED:
+        raise NetworkError("places in images of a symbolic size: export the model with that size fixed")
+    sides = sides_to_end(image, size, strides, dilation, padding) if ceil_mode else padding
+    least = -math.inf if "float" in kind else int(np.iinfo(kind).min)
+    around = ((0, 0), (0, 0), *zip(sides[:rank], sides[rank:], strict=True))
+    padded = call("pad", x, pad_width=around, pad_value=float(least)) if any(sides) else x
+    pitches = [math.prod(image[axis + 1 :]) for axis in range(rank)]
+    reach = [(k - 1) * gap + 1 for k, gap in zip(size, dilation, strict=True)]
+    counts = [(n - r) // step + 1 for n, r, step in zip(extents(padded)[2:], reach, strides, strict=True)]
+    begins = [np.arange(n) * step - before for n, step, before in zip(counts, strides, sides[:rank], strict=True)]
+
+    def places(along: Sequence[np.ndarray]) -> Constant:
+        """The places in an image from those along its axes."""
+        return Constant(sum(np.ix_(*(at * pitch for at, pitch in zip(along, pitches, strict=True)))))
+
+    # At first the first place within the image, which stays if no element is greater than the least number.
+    within = [b + -(np.minimum(b, 0) // gap) * gap for b, gap in zip(begins, dilation, strict=True)]
+    shape = (*extents(x)[:2], *counts)
+    found: Expr = layer.broadcast(places(within), shape)
+    most = layer.filled(least, shape, kind)
+    for place in product(*map(range, size)):
+        steps = [k * gap for k, gap in zip(place, dilation, strict=True)]
+        value = padded
+        for axis, (begin, count, step) in enumerate(zip(steps, counts, strides, strict=True), 2):
+            value = layer.take_slice(value, axis, begin, begin + (count - 1) * step + 1, step)
+        wins = call("greater", value, most)
+        wins = call("logical_or", wins, call("isnan", value)) if "float" in kind else wins
+        most = call("where", wins, value, most)
+        own = places([b + s for b, s in zip(begins, steps, strict=True)])
+        found = call("where", wins, own, found)
+    return found
