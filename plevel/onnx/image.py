@@ -129,8 +129,8 @@ def _lp_pool(node: Node, x: Expr) -> Expr:
 
 @register("GridSample")
 def _grid_sample(node: Node, x: Expr, grid: Expr) -> Expr:
-    if len(extents(x)) != 4:
-        raise NetworkError(f"an image of {len(extents(x)) - 2} dimensions is sampled: plevel has two")
+    if len(extents(x)) not in (4, 5):
+        raise NetworkError(f"an image of {len(extents(x)) - 2} dimensions is sampled: plevel has two and three")
     methods = {"bilinear": "linear", "bicubic": "cubic", "nearest": "nearest_neighbor"}  # of version 16
     mode, dtype = node.get("mode", "linear"), x.tensor_type.dtype
     grid = grid if grid.tensor_type.dtype == dtype else call("cast", grid, dtype=dtype)

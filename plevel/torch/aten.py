@@ -489,6 +489,14 @@ OPERATORS["aten.upsample_bilinear2d.vec"] = _resize("linear")
 OPERATORS["aten.upsample_bicubic2d.vec"] = _resize("cubic")
 
 
+@register("grid_sampler_3d.default")
+def _sample_volume(x: Expr, grid: Expr, interpolation: int, padding: int, align_corners: bool) -> Expr:
+    return call(
+        "grid_sample", x, grid, method=("linear", "nearest_neighbor")[interpolation],
+        padding_mode=("zeros", "border", "reflection")[padding], align_corners=align_corners,
+    )  # fmt: skip
+
+
 @register("_native_batch_norm_legit_no_training.default")
 def _batch_norm(
     x: Expr, scale: Any, shift: Any, mean: Any, variance: Any, momentum: float, epsilon: float

@@ -71,7 +71,7 @@ def largest_places(
 ) -> Expr:  # fmt: skip
     """The place of each window's largest element in its image, whose places count row by row, as int64.
 
-    It is the first of equals, and the last NaN, as in PyTorch. Each place of a window is compared in all windows at once.
+    It is the first of equals, and the last NaN, as in PyTorch. A step compares one place of all windows.
     """
     rank, image, kind = len(size), extents(x)[2:], x.tensor_type.dtype
     if max(image) >= PROBED:

@@ -61,24 +61,29 @@ class GridSampleAttrs(Attrs):
 
 
 def grid_sample_rel(types: Sequence[Type], attrs: GridSampleAttrs, reporter: TypeReporter) -> bool:
-    """[n, c, h, w] at [n, rows, columns, 2] gives [n, c, rows, columns]."""
+    """[n, c, h, w] at [n, rows, columns, 2] gives [n, c, rows, columns], and so with three axes."""
     data, grid = reporter.known(0), reporter.known(1)
-    require_rank(reporter, 0, data, 4, "[batch, channels, height, width]")
-    require_rank(reporter, 1, grid, 4, "[batch, rows, columns, 2]")
+    rank = data.ndim - 2
+    reporter.check(rank in (2, 3), 0, "an image has two dimensions or three behind its batch and channels")
+    require_rank(reporter, 1, grid, rank + 2, f"[batch, …, {rank}]")
     require_float(reporter, 0, data)
     require_dtype_of(reporter, 1, 0)
-    require_nonempty(reporter, 0, data, (2, 3))
-    ends = [grid.shape[0], grid.shape[3]]
-    require_shape(reporter, 1, ends, [data.shape[0], Dim(2)], "it has the batch of data first, and 2 coordinates last")
-    reporter.assign(2, TensorType([*data.shape[:2], *grid.shape[1:3]], data.dtype))
+    require_nonempty(reporter, 0, data, range(2, rank + 2))
+    ends = [grid.shape[0], grid.shape[-1]]
+    wanted = f"it has the batch of data first, and {rank} coordinates last"
+    require_shape(reporter, 1, ends, [data.shape[0], Dim(rank)], wanted)
+    reporter.assign(2, TensorType([*data.shape[:2], *grid.shape[1:-1]], data.dtype))
     return True
 
 
 (
     register_op("grid_sample")
     .describe("An image at the places that a grid names, as ONNX's GridSample.")
-    .add_argument("data", "Tensor", "[batch, channels, height, width]")
-    .add_argument("grid", "Tensor", "[batch, rows, columns, 2]: the place in x, then in y, of each element.")
+    .add_argument("data", "Tensor", "[batch, channels, height, width], or [batch, channels, depth, height, width]")
+    .add_argument(
+        "grid", "Tensor",
+        "[batch, rows, columns, 2]: the place in x, then in y, of each element; or [batch, planes, rows, columns, 3]",
+    )
     .set_attrs_type(GridSampleAttrs)
     .set_support_level(5)
     .add_type_rel("GridSample", grid_sample_rel)
@@ -93,7 +98,12 @@ def grid_sample_rel(types: Sequence[Type], attrs: GridSampleAttrs, reporter: Typ
         {"method": "nearest_neighbor", "padding_mode": "border", "align_corners": True},
     )
     .example({"data": "float32[1,2,5,7]", "grid": "float32[1,4,9,2]"}, {"padding_mode": "reflection"})
-)
+    .example({"data": "float32[1,2,3,5,7]", "grid": "float32[1,2,4,9,3]"})
+    .example(
+        {"data": "float32[2,1,3,5,7]", "grid": "float32[2,3,2,9,3]"},
+        {"method": "nearest_neighbor", "padding_mode": "border", "align_corners": True},
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -157,10 +167,13 @@ def _neighbours(kind: _Kind, attrs: GridSampleAttrs, coordinate: Any, extent: An
 
 
 def _sample(
-    kind: _Kind, attrs: GridSampleAttrs, x: Any, y: Any, image: tuple[Any, Any], read: Callable[[Any, Any], Any]
+    kind: _Kind, attrs: GridSampleAttrs, place: Sequence[Any], image: Sequence[Any], read: Callable[..., Any]
 ) -> Any:
-    """The weighted sum of the pixels around a place of an image [height, width]; `read` gives those within it."""
-    rows, columns = (_neighbours(kind, attrs, place, n) for place, n in zip((y, x), image, strict=True))
+    """The weighted sum of the pixels around a place of an image, both [(depth,) height, width].
+
+    The function `read` gives the pixels within the image.
+    """
+    axes = [_neighbours(kind, attrs, at, n) for at, n in zip(place, image, strict=True)]
 
     def pixel(*places: Any) -> Any:
         lasts = [n - kind.number(1) for n in image]
@@ -171,7 +184,13 @@ def _sample(
                     found = kind.where(kind.less_equal(low, high), found, kind.number(0))
         return found
 
-    return _sum([(_sum([(pixel(row, column), w) for column, w in columns]), w) for row, w in rows])
+    def along(*places: Any) -> Any:
+        """The sum over the axes behind those along which the places are given."""
+        if len(places) == len(axes):
+            return pixel(*places)
+        return _sum([(along(*places, at), w) for at, w in axes[len(places)]])
+
+    return along()
 
 
 def _sum(values: Sequence[tuple[Any, Any]]) -> Any:
@@ -191,21 +210,24 @@ def compute_grid_sample(attrs: GridSampleAttrs, inputs: Sequence[Any], out_type:
     )  # fmt: skip
     image = tuple(tirx.Cast(data.dtype, tirx.convert(n)) for n in data.shape[2:])
 
-    def element(n: Any, c: Any, i: Any, j: Any) -> Any:
+    rank = len(image)
+
+    def element(n: Any, c: Any, *i: Any) -> Any:
         def read(*places: Any) -> Any:
             # TVM sees by integers that they are within the image.
             whole = (place.astype("int32") for place in places)
             inside = (tirx.max(tirx.min(p, e - 1), 0) for p, e in zip(whole, data.shape[2:], strict=True))
             return data(n, c, *inside)
 
-        return _sample(kind, attrs, grid(n, i, j, 0), grid(n, i, j, 1), image, read)
+        return _sample(kind, attrs, [grid(n, *i, rank - 1 - axis) for axis in range(rank)], image, read)
 
-    return [te.compute((*data.shape[:2], *grid.shape[1:3]), element, name="grid_sample")]
+    return [te.compute((*data.shape[:2], *grid.shape[1:-1]), element, name="grid_sample")]
 
 
 @register_terms("grid_sample")
 def grid_sample_terms(attrs: GridSampleAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
-    return {"nearest_neighbor": 1, "linear": 4, "cubic": 16}[attrs.method]
+    rank: int = inputs[0].ndim - 2
+    return int({"nearest_neighbor": 1, "linear": 2, "cubic": 4}[attrs.method] ** rank)
 
 
 @register_reference("grid_sample")
@@ -215,24 +237,26 @@ def reference_grid_sample(attrs: GridSampleAttrs, inputs: Sequence[Any]) -> Any:
 
     data, grid = inputs
     grid = grid if grid.dtype == np.float64 else widened(grid).astype(np.float32)
-    images = widened(data).transpose(0, 2, 3, 1)
-    batch = np.arange(len(images)).reshape(-1, 1, 1, 1)
+    images = np.moveaxis(widened(data), 1, -1)
+    rank = data.ndim - 2
+    batch = np.arange(len(images)).reshape(-1, *(1,) * rank)
     kind = _Kind(
         np.floor, np.rint, np.abs, lambda a, b: np.where(a > b, a, b), np.minimum, operator.le, np.where,
         grid.dtype.type,
     )  # fmt: skip
 
-    def read(y: Any, x: Any) -> Any:
-        return images[batch[..., 0], y[..., 0].astype(np.int64), x[..., 0].astype(np.int64)]
+    def read(*places: Any) -> Any:
+        return images[batch, *(place[..., 0].astype(np.int64) for place in places)]
 
-    image = tuple(grid.dtype.type(n) for n in images.shape[1:3])
+    image = tuple(grid.dtype.type(n) for n in images.shape[1:-1])
+    place = np.split(grid[..., ::-1], rank, -1)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        found = _sample(kind, attrs, grid[..., :1], grid[..., 1:], image, read)
-    return found.transpose(0, 3, 1, 2)
+        found = _sample(kind, attrs, place, image, read)
+    return np.moveaxis(found, -1, 1)
 
 
 register_injective_schedule("grid_sample")
-register_shape_func("grid_sample", False, lambda attrs, inputs: [(*inputs[0][:2], *inputs[1][1:3])])
+register_shape_func("grid_sample", False, lambda attrs, inputs: [(*inputs[0][:2], *inputs[1][1:-1])])
 
 
 @register_gradient("grid_sample")
@@ -247,16 +271,17 @@ def grid_sample_grad(orig: Call, grad: Expr) -> list[Expr]:
         wide = call("grid_sample", cast(data, "float32"), cast(grid, "float32"), **orig.attrs.to_json())
         return gradient(cast(wide, dtype), [data, grid], grad, partial=True)
     kind = _Kind(floor, nearest, absolute, maximum, minimum, less_equal, where, lambda value: const(value, dtype))
-    images = transpose(data, (0, 2, 3, 1))
+    last = data.tensor_type.ndim - 1
+    images = transpose(data, (0, *range(2, last + 1), 1))
 
     def read(*places: Expr) -> Expr:
-        whole = call("stack", Tuple([cast(squeeze(place, axis=3), "int32") for place in places]), axis=0)
+        whole = call("stack", Tuple([cast(squeeze(place, axis=last), "int32") for place in places]), axis=0)
         return gather_nd(images, whole, batch_dims=1)
 
-    height, width = (const(int(n), dtype) for n in data.tensor_type.shape[2:])
-    x, y = (strided_slice(grid, (i,), (i + 1,), axes=(3,)) for i in (0, 1))
-    found = _sample(kind, orig.attrs, x, y, (height, width), read)
-    return gradient(transpose(found, (0, 3, 1, 2)), [data, grid], grad, partial=True)
+    image = [const(int(n), dtype) for n in data.tensor_type.shape[2:]]
+    place = [strided_slice(grid, (i,), (i + 1,), axes=(last,)) for i in reversed(range(len(image)))]
+    found = _sample(kind, orig.attrs, place, image, read)
+    return gradient(transpose(found, (0, last, *range(1, last))), [data, grid], grad, partial=True)
 
 
 def grid_sample(
@@ -265,9 +290,9 @@ def grid_sample(
     """An image at the places that a grid names.
 
     Args:
-        data: a floating-point tensor [batch, channels, height, width].
+        data: a floating-point tensor [batch, channels, height, width], or [batch, channels, depth, height, width].
         grid: [batch, rows, columns, 2], of the dtype of data: the place in x, then in y, of each element, from -1 to 1
-            across the image. NaN gives NaN by "cubic", and by "linear" with zeros around; else it is a place beyond the
+            across the image; or [batch, planes, rows, columns, 3], with the place in z last. NaN gives NaN by "cubic", and by "linear" with zeros around; else it is a place beyond the
             edges, and by other paddings than zeros that of the first pixel. Infinity is as NaN, but the last pixel's,
             or the first one's, by "border".
         method: "nearest_neighbor", "linear" or "cubic".

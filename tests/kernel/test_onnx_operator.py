@@ -186,6 +186,10 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
         )
         for mode, padding, align in (("linear", "reflection", 0), ("nearest", "border", 1), ("cubic", "zeros", 1))
     },
+    "a volume at places of a grid": (
+        [N("GridSample", ["x", "g"], ["y"], padding_mode="reflection")],
+        {"x": normal(2, 1, 3, 4, 5), "g": normal(2, 2, 3, 5, 3)}, {}, 20,
+    ),
     **{
         f"a tensor of {len(size)} dimensions resized, {mode}": (
             [N("Resize", ["x", "", "", "z"], ["y"], mode=mode, axes=[*range(2, 2 + len(size))])],

@@ -407,6 +407,13 @@ COMPUTED = {
             grid_sample(x, g, "nearest", align_corners=False),
         ), IMAGE, (torch.arange(2 * 3 * 5 * 2).view(2, 3, 5, 2) * 0.7).sin().sqrt() * 2.4 - 1.2,  # some NaN
     ),
+    "samples of a volume": (
+        lambda x, g: [
+            grid_sample(x, g, mode, padding, align_corners=align)
+            for mode in ("bilinear", "nearest") for padding in ("zeros", "border", "reflection")
+            for align in (False, True)
+        ], IMAGE[:, None], (torch.arange(2 * 3 * 2 * 5 * 3).view(2, 3, 2, 5, 3) * 0.7).sin() * 1.9,
+    ),
     "heads in groups": (
         lambda q, k: scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True),
         IMAGE, IMAGE[:, :2].contiguous(),

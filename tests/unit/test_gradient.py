@@ -315,6 +315,7 @@ def test_products_that_do_not_fit_are_named():
 
 def test_a_grid_may_be_computed_from_the_image():
     check(lambda x: grid_sample(x, tanh(reshape(x, (1, 3, 4, 2)))), [(1, 2, 3, 4)], distinct=True)
+    check(lambda x: grid_sample(x, tanh(reshape(x, (1, 2, 2, 2, 3)))), [(1, 2, 2, 2, 3)], distinct=True)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
