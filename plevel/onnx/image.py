@@ -15,16 +15,16 @@ from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
-from strategy.network.pool import pool
+from strategy.network.pool import largest_places, pool, sum_pool
+from strategy.network.scatter import write_elements
 
 OPERATORS |= {
     "Conv": lambda node, x, weight, bias=None: layer.convolution(x, weight, bias, **windows(node, x, weight)),
     "DepthToSpace": lambda node, x: call(
         "depth_to_space", x, block_size=node.get("blocksize"), mode=node.get("mode", "DCR")
     ),
-    "MaxPool": lambda node, x: _pool(node, x, "max_pool2d"),
-    "AveragePool": lambda node, x: _pool(
-        node, x, "avg_pool2d", count_include_pad=bool(node.get("count_include_pad", 0))
+    "AveragePool": lambda node, x: pool(
+        "avg_pool2d", x, count_include_pad=bool(node.get("count_include_pad", 0)), **_pooled(node, x, mean=True)
     ),
 }
 
@@ -117,13 +117,10 @@ def _columns_to_image(node: Node, x: Expr, shape: Expr, window: Expr) -> Expr:
 @register("LpPool")
 def _lp_pool(node: Node, x: Expr) -> Expr:
     """The root of a sum of powers, which has zeros beyond the image."""
-    order, size = node.get("p", 2), node.require("kernel_shape")
-    if node.get("ceil_mode", 0):
-        raise NetworkError("ceil_mode = 1: export it with pads")
+    order = node.get("p", 2)
     powers = call("multiply", x, x) if order == 2 else call("abs", x)
     powers = powers if order in (1, 2) else call("power", powers, number(order, x))
-    mean = _pool(node, powers, "avg_pool2d", count_include_pad=True)
-    total = call("multiply", mean, number(math.prod(size), mean))
+    total = sum_pool(powers, **_pooled(node, x, mean=True))
     return total if order == 1 else call("sqrt", total) if order == 2 else call("power", total, number(1 / order, x))
 
 
@@ -154,12 +151,57 @@ def _local_response_norm(node: Node, x: Expr) -> Expr:
     return call("divide", x, call("power", base, number(node.get("beta", 0.75), x)))
 
 
-def _pool(node: Node, x: Expr, name: str, **attrs: Any) -> Expr:
+@register("MaxPool")
+def _max_pool(node: Node, x: Expr) -> Expr | tuple[Expr, Expr]:
+    """The pool, and where it is named the place of each element in the whole tensor."""
+    about = _pooled(node, x, mean=False)
+    found = pool("max_pool2d", x, **about)
+    if node.count == 1:
+        return found
+    places = largest_places(x, by_columns=bool(node.get("storage_order", 0)), **about)
+    return found, call("add", places, _begins(extents(x)))
+
+
+def _begins(shape: Sequence[int]) -> Expr:
+    """The place of each image's first element in a tensor [batch, channels, …]."""
+    images = layer.reshape(layer.steps(0, shape[0] * shape[1], 1, "int64"), (*shape[:2], *(1,) * (len(shape) - 2)))
+    return call("multiply", images, number(math.prod(shape[2:]), images))
+
+
+@register("MaxUnpool")
+def _max_unpool(node: Node, x: Expr, places: Expr, shape: Expr | None = None) -> Expr:
+    """Zeros, with the elements at places in the whole tensor, each in its own image."""
+    size, image = node.require("kernel_shape"), extents(x)[2:]
+    rank = len(size)
+    strides, padding = node.get("strides", [1] * rank), node.get("pads", [0] * (2 * rank))
+    whole = [
+        (n - 1) * step + k - padding[i] - padding[rank + i]
+        for i, (n, step, k) in enumerate(zip(image, strides, size, strict=True))
+    ]
+    if shape is not None and constant(shape, "output_shape").tolist()[2:] != whole:
+        raise NetworkError(
+            f"output_shape other than {whole}, to which ONNX Runtime counts places, unlike what ONNX says: export it "
+            "without, and Pad behind it"
+        )
+    own = (*extents(x)[:2], *whole)
+    within = call("subtract", places, _begins(own))
+    rows, (written, area) = math.prod(own[:2]), (math.prod(image), math.prod(whole))
+    into = layer.filled(0, (rows, area), x.tensor_type.dtype)
+    flat = (layer.reshape(v, (rows, written)) for v in (within, x))
+    return layer.reshape(write_elements(into, 1, *flat), own)
+
+
+def _pooled(node: Node, x: Expr, mean: bool) -> dict[str, Any]:
+    """The attributes of a pool.
+
+    Args:
+        mean: it is an average or a sum, in which padding counts.
+    """
     size = node.require("kernel_shape")
     strides, dilation = (node.get(n, [1] * len(size)) for n in ("strides", "dilations"))
     if node.get("auto_pad", "NOTSET").startswith("SAME") and (
         max(dilation) > 1
-        or (name == "avg_pool2d" and any((-(-n // s) - 1) * s + k <= n - 2 for n, s, k in zip(
+        or (mean and any((-(-n // s) - 1) * s + k <= n - 2 for n, s, k in zip(
             extents(x)[2:], strides, size, strict=True
         )))
     ):  # fmt: skip
@@ -168,10 +210,10 @@ def _pool(node: Node, x: Expr, name: str, **attrs: Any) -> Expr:
             "otherwise than ONNX says: export it with pads"
         )
     padding = _pads(node, x, size, strides, dilation)
-    return pool(
-        name, x, size=size, strides=strides, padding=padding, dilation=dilation,
-        ceil_mode=bool(node.get("ceil_mode", 0)), **attrs,
-    )  # fmt: skip
+    return {
+        "size": size, "strides": strides, "padding": padding, "dilation": dilation,
+        "ceil_mode": bool(node.get("ceil_mode", 0)),
+    }  # fmt: skip
 
 
 def _global_pool(name: str) -> Operator:

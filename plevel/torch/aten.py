@@ -144,7 +144,7 @@ for _name in ("floor", "round", "ceil"):
     OPERATORS[f"aten.{_name}.default"] = _of_fractions(_name)
 for _name in ("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "erf", "sin", "cos", "atan"):
     OPERATORS[f"aten.{_name}.default"] = _of_floats(partial(call, _name))
-for _name in ("tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "log1p"):
+for _name in ("tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "log1p"):
     OPERATORS[f"aten.{_name}.default"] = _of_floats(getattr(elementary, _name))
 OPERATORS["aten.neg.default"] = _unary("negative")
 for _name, _own in {
@@ -569,10 +569,10 @@ def _embedding_bag(
     weight: Expr, indices: Expr, offsets: Expr, scale_grad: bool = False, mode: int = 0, sparse: bool = False,
     per_sample_weights: Expr | None = None, include_last_offset: bool = False, padding_idx: int = -1,
 ) -> tuple[Expr]:  # fmt: skip
-    """Sums or means of rows, of bags that begin at offsets: a product with the rows of each unless all have as many."""
-    if mode not in (0, 1) or padding_idx >= 0:
-        what = "the mode 'max'" if mode not in (0, 1) else "a padding_idx"
-        raise NetworkError(f"bags of embeddings with {what}: plevel has sums and means of all rows")
+    """Sums, means or maxima of rows, of bags that begin at offsets.
+
+    Unless all bags have as many rows, each looks at all of them, by a product or a choice.
+    """
     (n,), kind = extents(indices), weight.tensor_type.dtype
     begin = cast(offsets, "int64")
     if include_last_offset:
@@ -582,10 +582,11 @@ def _embedding_bag(
     if per_sample_weights is not None:
         rows = call("multiply", rows, layer.reshape(per_sample_weights, (n, 1)))
     each = n // max(bags, 1)
-    if isinstance(begin, Constant) and each and np.array_equal(begin.value, np.arange(0, n, each)) and n == bags * each:
-        reduced = "sum" if mode == 0 else "mean"
-        return (call(reduced, layer.reshape(rows, (bags, each, columns)), axis=(1,), keepdims=False),)
-    require_few(bags * n, f"{bags} bags of {n} embeddings")
+    regular = isinstance(begin, Constant) and each and np.array_equal(begin.value, np.arange(0, n, each))
+    if regular and n == bags * each and padding_idx < 0:
+        whole = layer.reshape(rows, (bags, each, columns))
+        return (call(("sum", "mean", "max")[mode], whole, axis=(1,), keepdims=False),)
+    require_few(bags * n * (columns if mode == 2 else 1), f"{bags} bags of {n} embeddings")
     end = layer.concatenate([layer.take_slice(begin, 0, 1, None), Constant(np.asarray([n]))], 0)
     if include_last_offset:
         end = layer.take_slice(cast(offsets, "int64"), 0, 1, None)
@@ -594,11 +595,17 @@ def _embedding_bag(
         "logical_and", call("less_equal", layer.reshape(begin, (bags, 1)), place),
         call("less", place, layer.reshape(end, (bags, 1))),
     )  # fmt: skip
+    if padding_idx >= 0:
+        within = call("logical_and", within, call("not_equal", indices, number(padding_idx, indices)))
+    if mode == 2:
+        beside, wide = layer.reshape(within, (bags, n, 1)), layer.reshape(rows, (1, n, columns))
+        most = call("max", call("where", beside, wide, number(-math.inf, rows)), axis=(1,), keepdims=False)
+        return (call("where", call("any", within, axis=(1,), keepdims=True), most, number(0, rows)),)
     share = cast(within, kind)
     found = layer.matmul(share, rows)
     if mode == 1:
-        count = cast(call("subtract", end, begin), kind)
-        found = call("divide", found, layer.reshape(layer.clip(count, 1, None), (bags, 1)))
+        count = call("sum", share, axis=(1,), keepdims=True)
+        found = call("divide", found, layer.clip(count, 1, None))
     return (found,)
 
 

@@ -20,7 +20,7 @@ def _batched(x: Expr, rank: int) -> Expr:
 
 
 def _back(found: Expr, x: Expr, rank: int) -> Expr:
-    """What is made of `_batched`, with the axes of x before its image."""
+    """The batch of images that is made of `_batched`, with the axes of x before its image."""
     return layer.reshape(found, (*extents(x)[:-rank], *extents(found)[-rank:]))
 
 

@@ -67,11 +67,14 @@ def sum_pool(
 
 def largest_places(
     x: Expr, *, size: Sequence[int], strides: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    ceil_mode: bool,
+    ceil_mode: bool, by_columns: bool = False,
 ) -> Expr:  # fmt: skip
     """The place of each window's largest element in its image, whose places count row by row, as int64.
 
     It is the first of equals, and the last NaN, as in PyTorch. A step compares one place of all windows.
+
+    Args:
+        by_columns: places count along the first axis first.
     """
     rank, image, kind = len(size), extents(x)[2:], x.tensor_type.dtype
     if max(image) >= PROBED:
@@ -80,7 +83,7 @@ def largest_places(
     least = -math.inf if "float" in kind else int(np.iinfo(kind).min)
     around = ((0, 0), (0, 0), *zip(sides[:rank], sides[rank:], strict=True))
     padded = call("pad", x, pad_width=around, pad_value=float(least)) if any(sides) else x
-    pitches = [math.prod(image[axis + 1 :]) for axis in range(rank)]
+    pitches = [math.prod(image[:axis] if by_columns else image[axis + 1 :]) for axis in range(rank)]
     reach = [(k - 1) * gap + 1 for k, gap in zip(size, dilation, strict=True)]
     counts = [(n - r) // step + 1 for n, r, step in zip(extents(padded)[2:], reach, strides, strict=True)]
     begins = [np.arange(n) * step - before for n, step, before in zip(counts, strides, sides[:rank], strict=True)]

@@ -429,6 +429,19 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
         for axis in (2, 0)
     },
     **{
+        f"the places of the largest elements, {attrs}": (
+            [N("MaxPool", ["x"], ["m", "i"], kernel_shape=[3, 2], **attrs), N("Cast", ["i"], ["y"], to=1)],
+            {"x": normal(2, 3, 6, 5).round(1)}, {},
+        )
+        for attrs in ({"strides": [2, 1], "pads": [1, 0, 2, 1]}, {"ceil_mode": 1, "strides": [2, 2]})
+    },
+    "the largest elements put back": (
+        [
+            N("MaxPool", ["x"], ["m", "i"], kernel_shape=[2, 3], strides=[2, 3]),
+            N("MaxUnpool", ["m", "i"], ["y"], kernel_shape=[2, 3], strides=[2, 3]),
+        ], {"x": normal(2, 3, 4, 6)}, {},
+    ),
+    **{
         f"a root of sums of powers of {p}, {rank} dimensions": (
             [N("LpPool", ["x"], ["y"], kernel_shape=[3] * rank, strides=[2] * rank, p=p, pads=[1, 0] * rank)],
             {"x": normal(1, 2, *(8, 6, 7)[:rank])}, {},
@@ -707,6 +720,22 @@ def test_methods_of_sampling_have_other_names_in_version_16(tmp_path: Path) -> N
     assert not np.array_equal(found[0], found[2])
 
 
+def test_a_root_of_sums_has_zeros_where_it_ends_beyond_the_image(tmp_path: Path) -> None:
+    """As in ONNX Runtime: ONNX's own reference takes less of them for the whole window."""
+    given, found = {"x": normal(1, 2, 6, 7)}, []
+    for attrs in ({"ceil_mode": 1, "pads": [1, 1, 1, 1]}, {"pads": [1, 1, 2, 1]}):
+        node = N("LpPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], **attrs)
+        found.append(evaluate(import_file(model_of([node], given, {}), tmp_path).root, given))
+    np.testing.assert_array_equal(*found)
+
+
+def test_places_may_count_columns_first(tmp_path: Path) -> None:
+    x = np.arange(24.0, dtype="float32").reshape(1, 2, 3, 4)
+    nodes = [N("MaxPool", ["x"], ["m", "y"], kernel_shape=[2, 3], storage_order=1)]
+    (found,) = evaluate(import_file(model_of(nodes, {"x": x}, {}), tmp_path).root, {"x": x})
+    assert found.tolist() == [[[[7, 10], [8, 11]], [[19, 22], [20, 23]]]]
+
+
 def test_space_goes_to_channels_in_either_order(tmp_path: Path) -> None:
     """Of version 28, which ONNX's own reference may lack."""
     x = normal(1, 3, 4, 6)
@@ -970,9 +999,10 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "a norm of order 3": ([N("LpNormalization", ["x"], ["y"], p=3)], {}),
     "its output 1 is used": (
         [
-            N("Reshape", ["x", "h"], ["a"]), N("MaxPool", ["a"], ["b", "i"], kernel_shape=[2]),
-            N("Cast", ["i"], ["y"], to=1),
-        ], {"h": [1, 1, 4]},
+            N("Reshape", ["x", "h"], ["a"]), N("Dropout", ["a"], ["b", "i"]), N("BatchNormalization", [
+                "a", *"0000"
+            ], ["c", "d"]), N("Neg", ["d"], ["y"]),
+        ], {"h": [1, 1, 4], "0": normal(1)},
     ),
     "by their default alpha and beta": (
         [N("Reshape", ["x", "h"], ["a"]), N("RNN", ["a", "w", "w"], ["y"], hidden_size=1, activations=["Affine"])],
@@ -1004,8 +1034,10 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
         [N("Reshape", ["x", "h"], ["a"]), N("Resize", ["a", "", "", "z"], ["y"], mode="cubic", antialias=1)],
         {"h": [1, 1, 1, 4], "z": [1, 1, 1, 1 << 23]},
     ),
-    "ceil_mode = 1: export it with pads": (
-        [N("Reshape", ["x", "h"], ["a"]), N("LpPool", ["a"], ["y"], kernel_shape=[2], ceil_mode=1)], {"h": [1, 1, 4]}
+    "output_shape other than \\[4\\]": (
+        [N("Reshape", ["x", "h"], ["a"]), N("Cast", ["a"], ["i"], to=7), N(
+            "MaxUnpool", ["a", "i", "s"], ["y"], kernel_shape=[1]
+        )], {"h": [1, 1, 4], "s": [1, 1, 5]},
     ),
     **{
         said: (

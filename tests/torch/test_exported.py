@@ -248,6 +248,7 @@ COMPUTED = {
         ),
         X, COUNTS,
     ),
+    "the other side of the error function": (lambda x: [(x * 2 + n).erfc() * (x * x * 4).exp() for n in (0, 1)], X),
     "near zero": (lambda x: (x.log1p(), x.expm1(), x.tan(), x.isfinite()), X.abs() * 1e-6),
     "activations by parts": (
         lambda x: (
@@ -358,6 +359,9 @@ COMPUTED = {
             nn.functional.embedding_bag(i[0], w, o),
             nn.functional.embedding_bag(i[0], w, o, mode="sum", per_sample_weights=w[0]),
             nn.functional.embedding_bag(i[0], w, o, include_last_offset=True),
+            nn.functional.embedding_bag(i, w - 5, mode="max"), nn.functional.embedding_bag(i[0], w - 5, o, mode="max"),
+            *(nn.functional.embedding_bag(i[0], w, o, mode=m, padding_idx=1) for m in ("sum", "mean", "max")),
+            *(nn.functional.embedding_bag(i * 0, w, mode=m, padding_idx=0) for m in ("sum", "mean", "max")),
         ), X, COUNTS, torch.tensor([0, 3, 3, 8]),
     ),
     "memory by strides": (
@@ -532,7 +536,6 @@ REFUSED = {
     "a weight that is computed": (torch._weight_int8pack_mm, X.bfloat16(), BYTES[:, :8], SCALES),
     "a weight of k = 7": (lambda x: torch._weight_int8pack_mm(x, BYTES[:, :7].clone(), SCALES), X.bfloat16()[:, :7]),
     "by a mask: which goes where": (lambda x: x.index_put((x > 0,), torch.arange(16.0)), X),
-    "a padding_idx": (lambda w, i: nn.functional.embedding_bag(i, w, padding_idx=1), X, COUNTS),
     "a histogram from 0 to 0": (lambda x: x.histc(4), X),
     "memory by strides": (lambda x: x[:, 1:].as_strided((2, 2), (1, 1)), X),
     "memory before its tensor's": (lambda x: (x + 1)[1:].as_strided((3, 8), (8, 1), 0), X),
