@@ -16,6 +16,7 @@ from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
 from strategy.network.pool import largest_places, pool, sum_pool
+from strategy.network.roi_align import roi_align
 from strategy.network.scatter import write_elements
 
 OPERATORS |= {
@@ -134,6 +135,20 @@ def _grid_sample(node: Node, x: Expr, grid: Expr) -> Expr:
     return call(
         "grid_sample", x, grid, method=methods.get(mode, mode), padding_mode=node.get("padding_mode", "zeros"),
         align_corners=bool(node.get("align_corners", 0)),
+    )  # fmt: skip
+
+
+@register("RoiAlign")
+def _roi_align(node: Node, x: Expr, boxes: Expr, of: Expr) -> Expr:
+    samples, mode = node.get("sampling_ratio", 0), node.get("mode", "avg")
+    if samples < 1 or mode != "avg":
+        raise NetworkError(
+            f"sampling_ratio {samples}, mode {mode!r}: plevel has means of a fixed number of samples, give one above 0"
+        )
+    start = node.get("coordinate_transformation_mode", "half_pixel" if node.version >= 16 else "output_half_pixel")
+    return roi_align(
+        x, boxes, of, size=(node.get("output_height", 1), node.get("output_width", 1)), samples=samples,
+        scale=node.get("spatial_scale", 1.0), aligned=start == "half_pixel",
     )  # fmt: skip
 
 

@@ -450,53 +450,6 @@ def _weight_only(x: Expr, weight: Constant, scales: Expr) -> Expr:
     return call("matmul_nbits", x, unsigned, layer.reshape(scales, (n, 1)), bits=8, block_size=k)
 
 
-def _resize(method: str) -> Operator:
-    """The overload `vec` of upsample: sizes or scales are None."""
-
-    def make(x: Expr, size: Any, *given: Any) -> Expr:
-        *corners, scales = given
-        image, unscaled = extents(x)[2:], [None] * (len(extents(x)) - 2)
-        sizes = size if size is not None else [int(n * s) for n, s in zip(image, scales, strict=True)]
-        if corners == [True]:
-            return layer.resize(x, sizes, unscaled, method=method, coordinate_transformation_mode="align_corners")
-        return layer.resize(x, sizes, scales or unscaled, method=method)
-
-    return make
-
-
-@register("upsample_nearest2d.vec")
-def _nearest(x: Expr, size: Any, scales: Any) -> Expr:
-    """The pixels that PyTorch finds in float32, which for some extents are one before those of whole numbers."""
-    image = extents(x)[2:]
-    sizes = size if size is not None else [int(n * s) for n, s in zip(image, scales, strict=True)]
-    exact = [np.arange(wanted) * n // wanted for n, wanted in zip(image, sizes, strict=True)]
-    places = []
-    for n, wanted, scale, whole in zip(image, sizes, scales or [None] * len(image), exact, strict=True):
-        step = np.float32(1 / scale) if scale else np.float32(n) / np.float32(wanted)
-        found = np.minimum((np.arange(wanted, dtype=np.float32) * step).astype(np.int64), n - 1)
-        places.append(whole if wanted in (n, 2 * n) else found)
-    if all(map(np.array_equal, places, exact)):
-        return layer.resize(
-            x, sizes, [None] * len(image), method="nearest_neighbor", rounding_method="floor",
-            coordinate_transformation_mode="asymmetric",
-        )  # fmt: skip
-    for axis, taken in enumerate(places, 2):
-        x = call("take", x, Constant(taken), axis=axis)
-    return x
-
-
-OPERATORS["aten.upsample_bilinear2d.vec"] = _resize("linear")
-OPERATORS["aten.upsample_bicubic2d.vec"] = _resize("cubic")
-
-
-@register("grid_sampler_3d.default")
-def _sample_volume(x: Expr, grid: Expr, interpolation: int, padding: int, align_corners: bool) -> Expr:
-    return call(
-        "grid_sample", x, grid, method=("linear", "nearest_neighbor")[interpolation],
-        padding_mode=("zeros", "border", "reflection")[padding], align_corners=align_corners,
-    )  # fmt: skip
-
-
 @register("_native_batch_norm_legit_no_training.default")
 def _batch_norm(
     x: Expr, scale: Any, shift: Any, mean: Any, variance: Any, momentum: float, epsilon: float

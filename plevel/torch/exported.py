@@ -22,7 +22,8 @@ import plevel.torch.aten_grouping
 import plevel.torch.aten_movement
 import plevel.torch.aten_order
 import plevel.torch.aten_pool
-import plevel.torch.aten_writing  # noqa: F401  # all five register their operators
+import plevel.torch.aten_sampling
+import plevel.torch.aten_writing  # noqa: F401  # all six register their operators
 from plevel.comparison import Reference, UnfitError
 from plevel.torch.aten import OPERATORS
 from plevel.torch.symbol import (

@@ -186,6 +186,18 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
         )
         for mode, padding, align in (("linear", "reflection", 0), ("nearest", "border", 1), ("cubic", "zeros", 1))
     },
+    **{
+        f"regions of images, {attrs}": (
+            [N("RoiAlign", ["x", "r", "b"], ["y"], output_height=4, output_width=3, **attrs)],
+            {"x": normal(2, 3, 8, 9), "b": np.int64([0, 1, 1, 0]), "r": np.float32(
+                [[0, 0, 9, 9], [-3, -2, 4, 5.5], [2, 3, 2.2, 3.1], [7, 1, 30, 4]]
+            )}, {},
+        )
+        for attrs in (
+            {"sampling_ratio": 2, "spatial_scale": 0.5},
+            {"sampling_ratio": 3, "coordinate_transformation_mode": "output_half_pixel"},
+        )
+    },
     "a volume at places of a grid": (
         [N("GridSample", ["x", "g"], ["y"], padding_mode="reflection")],
         {"x": normal(2, 1, 3, 4, 5), "g": normal(2, 2, 3, 5, 3)}, {}, 20,
@@ -1033,6 +1045,10 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "plevel has at most 16777216 of an axis": (
         [N("Reshape", ["x", "h"], ["a"]), N("Resize", ["a", "", "", "z"], ["y"], mode="cubic", antialias=1)],
         {"h": [1, 1, 1, 4], "z": [1, 1, 1, 1 << 23]},
+    ),
+    "sampling_ratio 0, mode 'avg': plevel has means of a fixed number": (
+        [N("Reshape", ["x", "h"], ["a"]), N("RoiAlign", ["a", "r", "b"], ["y"])],
+        {"h": [1, 1, 2, 2], "r": normal(1, 4), "b": [0]},
     ),
     "output_shape other than \\[4\\]": (
         [N("Reshape", ["x", "h"], ["a"]), N("Cast", ["a"], ["i"], to=7), N(

@@ -28,10 +28,11 @@ from torch.nn.functional import (
 )
 
 from plevel.comparison import error_of
+from plevel.torch.aten import OPERATORS
 from plevel.torch.exported import import_program, run_program
 from strategy import compile as compiler
 from strategy.expr import Call, Constant, Var, post_order
-from strategy.network.graph import NetworkError
+from strategy.network.graph import Network, NetworkError
 from strategy.network.normal import normalize
 from strategy.reference import evaluate
 
@@ -593,6 +594,30 @@ def test_experts_compute_with_their_own_weights_only() -> None:
     calls = {v.op.name: v for v in post_order(normalize(network).root) if isinstance(v, Call)}
     assert not {"dense", "batch_matmul"} & calls.keys()
     assert isinstance(calls["grouped_dense"].args[1], Constant | Var)  # as it is stored, out of rows of k
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_regions_are_sampled_as_torchvision_does(aligned: bool) -> None:
+    """Each part of a box by the mean of its samples, computed one by one."""
+    image = IMAGE.numpy()
+    boxes = np.float32([[0, 1, 2, 9, 11], [1, -3, -2, 4, 6.5], [1, 4, 4, 4.5, 4.5], [0, 10, 1, 30, 4]])
+    given = Var("x", "float32[2,4,6,6]"), Var("boxes", "float32[4,5]")
+    made = OPERATORS["torchvision.roi_align.default"](*given, 0.5, 3, 2, 2, aligned)
+    expected = np.zeros((4, 4, 3, 2))
+    for i, (of, *box) in enumerate(boxes):
+        left, top, right, bottom = (n / 2 - 0.5 * aligned for n in box)
+        height, width = (e - b if aligned else max(e - b, 1) for b, e in ((top, bottom), (left, right)))
+        for (row, column), _ in np.ndenumerate(expected[0, 0]):
+            for down, across in np.ndindex(2, 2):
+                y = top + height * (2 * row + down + 0.5) / 6
+                x = left + width * (2 * column + across + 0.5) / 4
+                if -1 <= y <= 6 and -1 <= x <= 6:
+                    (y, v), (x, u) = (divmod(min(max(n, 0), 5), 1) for n in (y, x))
+                    rows, columns = ([int(n), min(int(n) + 1, 5)] for n in (y, x))
+                    pixels = image[int(of)][:, rows][:, :, columns]
+                    expected[i, :, row, column] += np.einsum("cij,i,j->c", pixels, [1 - v, v], [1 - u, u]) / 4
+    for form in (made, normalize(Network(given, {"y": made}, {})).outputs["y"]):
+        assert error_of(evaluate(form, {"x": image, "boxes": boxes}), expected) < 1e-5
 
 
 def test_what_is_written_beyond_an_axis_goes_nowhere() -> None:
