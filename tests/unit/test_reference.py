@@ -65,6 +65,33 @@ def test_of_many_elements_the_worst_rounding_passes_too() -> None:
     compare(found, right, tolerance)
 
 
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_a_single_sum_that_is_nearly_0_may_be_rounded_as_any(op: str) -> None:
+    workload = Workload.make(op, {"data": "float32[1000]"})
+    for seed in range(400):
+        inputs = random_inputs(workload, seed)
+        (right,) = map(np.asarray, reference(workload, inputs))
+        (tolerance,) = tolerances(workload, inputs, [right])
+        total = np.add.accumulate(inputs["data"])[-1]
+        compare(np.asarray(total / np.float32(1000 if op == "mean" else 1)), right, tolerance)
+
+
+@pytest.mark.parametrize("steps", ["gelu", "gelu multiply"])
+def test_a_gelu_that_is_nearly_0_has_the_error_of_its_parts(steps: str) -> None:
+    scale = {"multiply": (None, Input("scale", "float32[40]"))}
+    epilogue = [EpilogueStep(op, scale.get(op, (None,))) for op in steps.split()]
+    workload = Workload.make("negative", {"data": "float32[24,40]"}, epilogue=epilogue)
+    inputs = {"data": np.linspace(3, 5, 960, dtype="float32").reshape(24, 40), "scale": np.full(40, 1e3, "float32")}
+    (right,) = reference(workload, inputs)
+    (tolerance,) = tolerances(workload, inputs, [right])
+    x = -inputs["data"]
+    one = 1 + np.vectorize(math.erf)(x / math.sqrt(2)).astype("float32")
+    found = x * np.float32(0.5) * one * (inputs["scale"] if "multiply" in steps else np.float32(1))
+    compare(found, right, tolerance)
+    with pytest.raises(WrongAnswerError):
+        compare(found + (1 if "multiply" in steps else np.float32(1e-3)), right, tolerance)
+
+
 def test_the_narrowest_input_says_what_rounding_there_may_be() -> None:
     bias = EpilogueStep("add", (None, Input("bias", "float16[40]")))
     workload = Workload.make("dense", dense(64).inputs, {"out_dtype": "float16"}, epilogue=[bias])
