@@ -121,6 +121,11 @@ class TensorType(Type):
         return len(self.shape)
 
     @property
+    def is_empty(self) -> bool:
+        """True if an extent is known to be 0."""
+        return any(dim.is_constant and int(dim) == 0 for dim in self.shape)
+
+    @property
     def is_constant(self) -> bool:
         """Return whether every dimension is known."""
         return all(d.is_constant for d in self.shape)

@@ -16,7 +16,7 @@ from strategy.cuda.matmul import accumulator
 from strategy.cuda.row import row_space, schedule_rows
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
-from strategy.pattern import Compute
+from strategy.pattern import PLAIN_VERSION, Compute, schedule_reduce
 from strategy.schedule import Outs
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
@@ -62,6 +62,9 @@ def register_row_implementations(name: str, generic: Compute) -> None:
         attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
     ) -> OpStrategy:
         strategy = OpStrategy()
+        if inputs[0].is_empty:
+            strategy.add_implementation(generic, schedule_reduce.dispatch(target), "reduce.cuda", version=PLAIN_VERSION)
+            return strategy
         strategy.add_implementation(compute, schedule, f"{name}_rows.cuda", 10, version=2, space=space)
         strategy.add_implementation(generic, schedule_rule, f"{name}_dlight.cuda", 5)
         return strategy

@@ -58,7 +58,11 @@ def register_plain_schedule(pattern: str, *names: str, version: int = PLAIN_VERS
 def bind_block(sch: Any, block: Any, limits: DeviceLimits) -> None:
     """Make one block a kernel."""
     spatial, reduced = reduction_loops(sch, block)
-    if reduced and len(sch.get(block).writes) == 1:
+    empty = next((loop for loop in spatial if _constant(sch, loop) == 0), None)
+    if empty is not None:  # TVM divides by the extents of loops that it fuses
+        sch.reorder(empty, *(loop for loop in [*spatial, *reduced] if not loop.same_as(empty)))
+        bind_flat(sch, [empty])
+    elif reduced and len(sch.get(block).writes) == 1:
         bind_reduction(sch, block, limits)
     elif reduced:
         # Of several values at once (an index and its element): threads could not join their parts.

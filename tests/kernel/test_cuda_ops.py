@@ -22,7 +22,7 @@ from strategy.compile.lower import Lowered, lower
 from strategy.cuda.program import CudaArtefact, Launch, Program
 from strategy.cuda.source import CudaSource
 from strategy.op import TOpPattern, all_ops
-from strategy.op_strategy import Candidate, candidates
+from strategy.op_strategy import Candidate, candidates, evaluate
 from strategy.signature import Role
 from strategy.space import Config
 from strategy.target import Target
@@ -306,6 +306,19 @@ def test_few_are_selected_in_their_order_whatever_the_row(parts: int, scratch: P
 def test_rows_without_elements_are_offered_none(op: str, shape: str) -> None:
     if (op, shape) != ("topk", "3,0"):  # which has no first element
         assert not [*offered(Workload.make(op, {"data": f"float32[{shape}]"}, {"axis": 1}))]
+
+
+@pytest.mark.parametrize(("op", "inputs", "attrs"), [
+    ("softmax", {"data": "float32[0,5]"}, {}), ("log_softmax", {"data": "float32[3,0,5]"}, {}),
+    ("layer_norm", {"data": "float32[0,5]", "gamma": "float32[5]", "beta": "float32[5]"}, {}),
+    ("sum", {"data": "float32[3,0,5]"}, {"axis": [2]}), ("add", {"lhs": "float32[3,0,5]", "rhs": "float32[5]"}, {}),
+    ("transpose", {"data": "float32[3,0,5]"}, {}), ("transpose", {"data": "float32[0,5]"}, {}),
+])  # fmt: skip
+def test_tensors_without_elements_are_compiled(op: str, inputs: dict[str, str], attrs: dict[str, Any]) -> None:
+    workload, target = Workload.make(op, inputs, attrs), Target.parse("cuda -arch=sm_90")
+    for condition, implementation in evaluate(workload, target):
+        if condition is None or condition.decide():
+            lower(workload, target, implementation).compile(checks=False)
 
 
 def test_untuned_a_part_of_a_very_long_row_is_what_a_block_takes_at_once() -> None:

@@ -20,7 +20,8 @@ def _register(name: str) -> None:
         attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
     ) -> OpStrategy:
         strategy: OpStrategy = generic.default(attrs, inputs, out_type, target)
-        if isinstance(out_type, TensorType) and out_type.ndim:  # a single sum breaks its rule
+        # A single sum breaks its rule, as an empty tensor does.
+        if isinstance(out_type, TensorType) and out_type.ndim and not inputs[0].is_empty:
             strategy.add_implementation(
                 op.get_attr("FTVMCompute"), schedule_by("Reduction"), f"{name}_dlight.cuda", 5
             )

@@ -30,6 +30,8 @@ def transpose_strategy_cuda(
     """The plain one of all targets, the tiled one, and TVM's own of matrices."""
     strategy: OpStrategy = _generic.default(attrs, inputs, out_type, target)
     order = order_of(attrs, inputs[0].ndim)
+    if inputs[0].is_empty:
+        return strategy
     if order == (1, 0):
         strategy.add_implementation(
             compute_transpose, schedule_by("Transpose"), "transpose_dlight.cuda", 5
