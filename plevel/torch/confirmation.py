@@ -42,6 +42,7 @@ TOLERANCE = 1e-3  # relative error of an output, between two ways of summing; mo
 
 Compiled = Callable[..., Any]
 Kept = frozenset[Workload]
+Written = Sequence[tuple[torch.Tensor, torch.Tensor]]  # copies that a call changes, with what they were
 
 
 class Timed(NamedTuple):
@@ -64,7 +65,7 @@ def confirm(
     Args:
         make: compiles the graph with the kernels of these workloads in place.
         make_whole: compiles the graph as one library; whatever it raises is why there is none.
-        inputs: what the graph is called with; it is called with copies, and one that changes them replaces nothing.
+        inputs: what the graph is called with; it is called with copies, and those that it changes are put back.
         buffers: the model's state, which a call may change: it is put back then, and nothing is replaced.
     """
     found = _Search(plan, make, inputs, buffers)
@@ -90,6 +91,7 @@ class _Search:
         self.tolerance = max(TOLERANCE, 4 * max(map(epsilon, kinds), default=0.0))
         self.inputs = inputs
         self.given = [_copy(i) if isinstance(i, torch.Tensor) else hint(i) for i in inputs]
+        self.written: Written = []
         self.alone = self.best = make(frozenset())
         self.kept: Kept = frozenset()
         self.whole: Whole | None = None
@@ -101,12 +103,13 @@ class _Search:
     def run(self, make_whole: Callable[[], Whole]) -> None:
         if any(isinstance(i, torch.SymInt) and i.node.hint is None for i in self.inputs):  # of mark_unbacked
             raise _RefusedError("a size of its inputs has no known value, so it is not timed")
-        self.expected, changed = _call(self.alone, self.given, self.buffers)
+        _, changed = _call(self.alone, self.given, self.buffers)
         if changed:
             raise _RefusedError("the graph changes the model's buffers, so it is not timed")
         pairs = zip(self.given, self.inputs, strict=True)
-        if any(isinstance(i, torch.Tensor) and not is_same(g, i) for g, i in pairs):
-            raise _RefusedError("the graph changes its inputs, so it is not timed")
+        self.written = [(g, i) for g, i in pairs if isinstance(i, torch.Tensor) and not is_same(g, i)]
+        _put_back(self.written)
+        self.expected = self._outputs(self.alone)
         # Forms cost a compilation each, a library's kernels are built while Inductor compiles.
         if self._try_whole(make_whole):
             if self._rest() > REST:
@@ -128,7 +131,7 @@ class _Search:
     def verdict(self) -> Verdict:
         # The first exchange was compared with Inductor alone; the sum of several was not.
         plan, won = self.plan, self.won
-        total = compare(self.alone, self.best, self.given) if len(won) > 1 else won[0] if won else None
+        total = self._compare(self.alone, self.best) if len(won) > 1 else won[0] if won else None
         before_s = total.old_s if total else self.steps[0].before_s if self.steps else None
         return Verdict(
             plan.key, plan.graph, plan.extraction.flops, tuple(sorted(w.key for w in self.kept)), tuple(self.steps),
@@ -137,14 +140,23 @@ class _Search:
             library=self.library,
         )  # fmt: skip
 
+    def _outputs(self, function: Compiled) -> list[Any]:
+        """The outputs of a call, and the inputs as it leaves them."""
+        found, _ = _call(function, self.given, self.buffers)
+        found += [given.clone() for given, _ in self.written]
+        _put_back(self.written)
+        return found
+
+    def _compare(self, old: Compiled, new: Compiled) -> Timed:
+        return compare(old, new, self.given, self.written)
+
     def _exchange(self, exchanged: Kept) -> None:
         """Exchange the kernels of these workloads if that is faster."""
         wanted = self.kept ^ exchanged
         candidate = self.make(wanted)
-        found, _ = _call(candidate, self.given, self.buffers)
-        if not _agree(found, self.expected, self.tolerance):
+        if not _agree(self._outputs(candidate), self.expected, self.tolerance):
             raise _RefusedError("its outputs differ from Inductor's")
-        timed = compare(self.best, candidate, self.given)
+        timed = self._compare(self.best, candidate)
         self.steps.append(_step(timed, (w.key for w in exchanged), added=exchanged <= wanted))
         if self.steps[-1].kept:
             if self.whole:
@@ -154,20 +166,19 @@ class _Search:
 
     def _try_whole(self, make_whole: Callable[[], Whole]) -> bool:
         """Return whether the graph is faster as one library; `apart` has the reason if it is not."""
-        self.apart = _misfit(self.alone, self.given)
+        self.apart = "it changes its inputs" if self.written else _misfit(self.alone, self.given)
         if self.apart:
             return False
         try:
             made = make_whole()
             for other in made.others:
-                if compare(other.call, made.call, self.given).ratio.high_s >= 1:
+                if self._compare(other.call, made.call).ratio.high_s >= 1:
                     made = other
             self.library = made.kernels(self.plan.target)
-            found, _ = _call(made.call, self.given, self.buffers)
-            if not _agree(found, self.expected, self.tolerance):
+            if not _agree(self._outputs(made.call), self.expected, self.tolerance):
                 self.apart = "the outputs of its library differ from Inductor's"
                 return False
-            timed = compare(self.best, made.call, self.given)
+            timed = self._compare(self.best, made.call)
         except Exception as error:  # kernels stay without it
             if isinstance(error, ScratchError) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                 raise  # of the disk, and nothing to keep of the graph
@@ -231,6 +242,11 @@ def _copy(x: torch.Tensor) -> torch.Tensor:
     return made
 
 
+def _put_back(written: Written) -> None:
+    for given, before in written:
+        given.copy_(before)
+
+
 def _call(function: Compiled, inputs: Sequence[Any], buffers: Sequence[Any]) -> tuple[list[Any], bool]:
     """The outputs as they are at once, and whether buffers were changed, which are put back then."""
     with unchanged(buffers) as changed:
@@ -260,9 +276,10 @@ def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
     return bool(torch.where(same, 0.0, a - b).norm().item() <= tolerance * (size or 1.0))
 
 
-def compare(old: Compiled, new: Compiled, inputs: Sequence[Any]) -> Timed:
+def compare(old: Compiled, new: Compiled, inputs: Sequence[Any], written: Written = ()) -> Timed:
     """The times of `new` and `old`, of bursts in turns, whose order alternates; a sure loss ends it."""
-    calls = math.ceil(BURST_S / max(_burst(old, inputs, 2), _burst(new, inputs, 2), 1e-7))
+    first, second = (_burst(function, inputs, 2, written) for function in (old, new))
+    calls = math.ceil(BURST_S / max(first, second, 1e-7))
     found: list[tuple[float, float]] = []
     end = time.perf_counter() + LIMIT_S
 
@@ -277,19 +294,22 @@ def compare(old: Compiled, new: Compiled, inputs: Sequence[Any]) -> Timed:
         len(found) < ROUNDS and time.perf_counter() < end and not is_decided()
     ):
         if len(found) % 2:
-            second = _burst(new, inputs, calls)
-            first = _burst(old, inputs, calls)
+            second = _burst(new, inputs, calls, written)
+            first = _burst(old, inputs, calls, written)
         else:
-            first = _burst(old, inputs, calls)
-            second = _burst(new, inputs, calls)
+            first = _burst(old, inputs, calls, written)
+            second = _burst(new, inputs, calls, written)
         found.append((first, second))
     olds, news = zip(*found, strict=True)
     return Timed(ratio(), statistics.median(olds), statistics.median(news))
 
 
-def _burst(function: Compiled, inputs: Sequence[Any], calls: int) -> float:
-    """Seconds of one call."""
-    begin = time.perf_counter()
+def _burst(function: Compiled, inputs: Sequence[Any], calls: int, written: Written) -> float:
+    """Seconds of one call, each with the same inputs: a position that calls count up would leave its cache."""
+    taken = 0.0
     for _ in range(calls):
+        begin = time.perf_counter()
         function(*inputs)
-    return (time.perf_counter() - begin) / calls
+        taken += time.perf_counter() - begin
+        _put_back(written)
+    return taken / calls

@@ -72,7 +72,7 @@ def run(model, inputs, dynamic=None):
 def ratios(monkeypatch: pytest.MonkeyPatch):
     """The ratio that each comparison finds, in turn: no test depends on times."""
     left: list[list[float]] = []
-    def compare(old, new, inputs):
+    def compare(old, new, inputs, written):
         ratio = estimate(left.pop(0))
         return confirmation.Timed(ratio, 0.5, 0.5 * ratio.median_s)
 
@@ -361,26 +361,41 @@ def test_an_expanded_input_is_timed_with_its_strides(ratios):
     assert run(torch.nn.Linear(96, 80).eval(), (torch.randn(1, 96).expand(24, 96),)).replaced == 1
 
 
-def test_a_graph_that_changes_its_input_is_left_to_inductor(ratios):
-    class InPlace(torch.nn.Module):
+def test_a_graph_that_writes_a_cache_keeps_its_kernels_and_each_call_starts_from_the_same(
+    ratios, monkeypatch: pytest.MonkeyPatch
+):
+    class Step(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear = torch.nn.Linear(96, 88)
+            self.key, self.out = torch.nn.Linear(96, 88), torch.nn.Linear(88, 96)
 
-        def forward(self, x):
-            y = self.linear(x)
-            x.add_(1.0)
-            return y
+        def forward(self, x, cache, place):
+            cache.index_copy_(0, place, self.key(x))  # fails beyond the cache
+            place.add_(1)
+            return self.out(cache.sum(0, keepdim=True))
 
+    def compare(old, new, inputs, written):
+        timed = ratios.pop(0)
+        for function in (old, new):
+            confirmation._burst(function, inputs, 9, written)
+        return confirmation.Timed(estimate(timed), 0.5, 0.4)
+
+    monkeypatch.setattr(confirmation, "compare", compare)
+    ratios += [[0.8] * 9, *[[1.1] * 9] * 2]
     torch.manual_seed(0)
-    model, x = InPlace().eval(), torch.randn(24, 96)
-    with torch.inference_mode():
-        expected = model(x.clone())
-        found = torch.compile(model, backend=plevel)(x)
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    model = Step().eval()
+    fast = torch.compile(model, backend=plevel)
+    caches = torch.zeros(2, 8, 88)
+    places = torch.zeros(2, 1, dtype=torch.int64)
+    with torch.no_grad():
+        for x in torch.randn(3, 1, 96):
+            found, expected = fast(x, caches[0], places[0]), model(x, caches[1], places[1])
+            torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(caches[0], caches[1], atol=2e-5, rtol=2e-5)
+    assert places.tolist() == [[3], [3]]
     report = explain(model)[-1]
-    assert report.replaced == 0
-    assert "changes its inputs" in str(report)
+    assert report.replaced == 2
+    assert "it changes its inputs" in str(report)
 
 
 @pytest.mark.full
@@ -527,7 +542,7 @@ def test_comparisons_alternate_and_give_the_ratio():
 @pytest.mark.parametrize(("new_s", "sure"), [(2.0, True), (0.95, False), (0.5, True)])
 def test_a_sure_loss_ends_a_comparison_and_a_win_only_if_it_is_far(new_s, sure, monkeypatch: pytest.MonkeyPatch):
     rounds = confirmation.LEAST_ROUNDS if sure else confirmation.ROUNDS
-    monkeypatch.setattr(confirmation, "_burst", lambda function, inputs, calls: {"old": 1.0, "new": new_s}[function])
+    monkeypatch.setattr(confirmation, "_burst", lambda function, *_: {"old": 1.0, "new": new_s}[function])
     monkeypatch.setattr(confirmation, "LIMIT_S", HANG_S)
     assert confirmation.compare("old", "new", ()).ratio.samples == rounds
 
