@@ -1,10 +1,11 @@
-"""Start-up: `import strategy` beside NumPy's import, and `plevel --help`; medians of fresh processes.
+"""Start-up: `import strategy` beside NumPy's import, `plevel --help`, and the children of `plevel tune`.
 
-Goals: `import strategy` with selection and wire types under 0.15 s, `plevel --help` under 0.3 s.
+Medians of fresh processes. Goals: `import strategy` with selection and wire types under 0.15 s, `plevel --help` under
+0.3 s. "a worker, once the service answers" is `plevel tune` without a worker that is loaded while the service starts.
 
     python benchmarks/import_time.py
 
-It takes a quarter of a minute.
+It takes a minute.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 from benchmarks.fixture import make_parser
 from benchmarks.result import Table
+from plevel.embedded import Embedded
 
 PROCESSES = 15
+SERVICES = 5
 HELP = [str(Path(sys.executable).with_name("plevel")), "--help"]
 COMMANDS: dict[str, tuple[list[str], float | None]] = {
     "python -c pass": ([sys.executable, "-c", "pass"], None),
@@ -44,11 +48,27 @@ def main() -> None:
             start = time.perf_counter()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             times[name].append(time.perf_counter() - start)
+    for _ in range(SERVICES):
+        for name, early in (("a worker beside it", True), ("a worker, once the service answers", False)):
+            service_s, worker_s = start_embedded(early)
+            times.setdefault("the service of plevel tune", []).append(service_s)
+            times.setdefault(name, []).append(worker_s)
     medians = {name: statistics.median(t) for name, t in times.items()}
     table = Table({"": "", "median": "s", "goal": "s", "over NumPy": "×"})
-    for name, (_, goal) in COMMANDS.items():
-        table.add(name, medians[name], goal, medians[name] / medians["import numpy"])
+    for name, median in medians.items():
+        _, goal = COMMANDS.get(name, ([], None))
+        table.add(name, median, goal, median / medians["import numpy"])
     table.save(peer="`import numpy`", runs=PROCESSES)
+
+
+def start_embedded(early: bool) -> tuple[float, float]:
+    """Seconds until the service of an embedded mode answers, and until its worker has registered."""
+    with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
+        began = time.perf_counter()
+        with Embedded(f"sqlite:///{folder}/plevel.db", early=early, logs=Path(folder) / "log") as embedded:
+            answered = time.perf_counter()
+            embedded.start_worker()
+            return answered - began, time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -160,8 +160,8 @@ def tuning(database: str, threads: int) -> Iterator[Client]:
     from plevel.client import Client
     from plevel.embedded import Embedded
 
-    with Embedded(database) as embedded:
-        embedded.start_worker(threads)
+    with Embedded(database, threads=threads) as embedded:
+        embedded.start_worker()
         with Client(embedded.url, timeout_s=120) as client:
             yield client
 

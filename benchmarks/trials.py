@@ -107,9 +107,9 @@ def search_rate(workload: Workload, target: Target, policy: TimingPolicy, trials
     request = RunRequest(workloads=asked, target=target, trials=trials, search_policy=policy)
     with (
         tempfile.TemporaryDirectory(prefix="plevel-trials-") as folder,
-        Embedded(f"sqlite:///{folder}/trials.db", logs=Path(folder)) as embedded,
+        Embedded(f"sqlite:///{folder}/trials.db", threads=target.threads, logs=Path(folder)) as embedded,
     ):
-        embedded.start_worker(target.threads)
+        embedded.start_worker()
         with Client(embedded.url) as client:
             began = time.monotonic()
             run = client.create_run(request)

@@ -3,6 +3,7 @@
 Both are child processes of the caller, use a free loopback port, and write log files. They end when the
 caller ends, in whatever way.
 """
+# Over 300 lines: the two children, with their logs and their ends, are of no use without each other.
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import ctypes
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -81,18 +83,26 @@ class Embedded:
     Args:
         database: an SQLAlchemy URL.
         slot: the device of this machine that the worker times on, `cpu` or `cuda:0`.
+        threads: of a kernel on a processor; default: all cores.
+        early: load the worker while the service starts, which saves its seconds of `start_worker`.
         logs: the folder for log files; default: this user's state directory.
 
     Raises:
         EmbeddedError: on entry, if the service does not start.
     """
 
-    def __init__(self, database: str, *, slot: str = "cpu", logs: Path | None = None) -> None:
+    def __init__(
+        self, database: str, *, slot: str = "cpu", threads: int | None = None, early: bool = False,
+        logs: Path | None = None,
+    ) -> None:  # fmt: skip
         self.database = database
         self.slot = slot
         self.url = ""
+        self._threads = threads
+        self._early = early
         self._logs = logs
         self._children: list[_Child] = []
+        self._loaded: _Child | None = None  # a worker that nobody has waited for
 
     def __enter__(self) -> Self:
         require_service()
@@ -110,23 +120,29 @@ class Embedded:
     def _start_service(self) -> None:
         with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
             ready = Path(folder) / "ready"
-            child = self._spawn(
-                "service",
-                "--host", "127.0.0.1", "--port", "0", "--ready-file", str(ready), "--auth", "open",
-                database=self.database,
-            )  # fmt: skip
+            with socket.create_server(("127.0.0.1", 0)) as listening:
+                self.url = "http://{}:{}".format(*listening.getsockname())
+                number = listening.fileno()
+                child = self._spawn(
+                    "service", "--host", "127.0.0.1", "--fd", str(number), "--ready-file", str(ready), "--auth", "open",
+                    database=self.database, inherited=(number,),
+                )  # fmt: skip
+                self._children.append(child)
+            if self._early:
+                self._loaded = self._spawn_worker()  # its requests wait for the service's answers
             child.wait_for(ready.exists, "to start, as where another process holds the database locked")
-            self.url = ready.read_text().strip()
 
-    def start_worker(self, threads: int | None = None) -> None:
-        """Start the worker and wait until it has registered.
+    def start_worker(self) -> None:
+        """Start the worker, unless it is loaded, and wait until it has registered.
 
         Raises:
             EmbeddedError: this host cannot build, or the worker does not start.
         """
         require_worker()
-        chosen = [str(threads)] if threads and self.slot == "cpu" else []
-        child = self._spawn("workers", self.url, self.slot, *chosen)
+        # A loaded one has given up where the service took long, as to upgrade a large database.
+        child = self._loaded if self._loaded and self._loaded.is_alive else self._spawn_worker()
+        self._loaded = None
+        self._children.append(child)
         with Client(self.url) as client:
 
             def is_registered() -> bool:
@@ -155,17 +171,24 @@ class Embedded:
 
     def close(self) -> None:
         """Stop the worker, so that it releases its leases, then the service."""
+        if self._loaded:
+            self._loaded.kill()  # it was not waited for, and has no leases
+            self._loaded = None
         for child in reversed(self._children):
             child.stop()
         self._children.clear()
 
-    def _spawn(self, module: str, *arguments: str, database: str | None = None) -> _Child:
+    def _spawn_worker(self) -> _Child:
+        chosen = [str(self._threads)] if self._threads and self.slot == "cpu" else []
+        return self._spawn("workers", self.url, self.slot, *chosen)
+
+    def _spawn(
+        self, module: str, *arguments: str, database: str | None = None, inherited: Sequence[int] = ()
+    ) -> _Child:
         from platformdirs import user_state_path
 
         logs = self._logs or user_state_path("plevel", appauthor=False) / "log"
-        child = _Child(module, arguments, logs, database)
-        self._children.append(child)
-        return child
+        return _Child(module, arguments, logs, database, inherited)
 
 
 # Settings of a service for others, with which this one would not tune, or not be found.
@@ -180,7 +203,7 @@ class _Child:
     """
 
     def __init__(
-        self, module: str, arguments: Sequence[str], logs: Path, database: str | None
+        self, module: str, arguments: Sequence[str], logs: Path, database: str | None, inherited: Sequence[int]
     ) -> None:
         self.name = {"workers": "worker"}.get(module, module)
         self.log = logs / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
@@ -202,6 +225,7 @@ class _Child:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=inherited,
                 preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509 - one prctl, no locks
                 env={
                     **{k: v for k, v in os.environ.items() if k not in _OF_A_FARM}, "PYTHONUNBUFFERED": "1",
@@ -231,6 +255,10 @@ class _Child:
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         raise EmbeddedError(f"the {self.name} ended ({how}): {last} (log: {self.log})")
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
     def stop(self) -> None:
         """Stop the child: SIGTERM, SIGTERM again, then SIGKILL to its session."""
         # A second SIGTERM makes a worker abandon what it is timing.
@@ -239,6 +267,9 @@ class _Child:
                 self._process.terminate()
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(patience_s)
+        self.kill()
+
+    def kill(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()

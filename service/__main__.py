@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal ends it; return the exit status."""
     options = vars(_parser().parse_args(arguments))
     ready_file: Path | None = options.pop("ready_file")
+    inherited: int | None = options.pop("fd")
     form: Form = options.pop("log")
     configure(form, "%(levelname)s %(name)s: %(message)s")
     # Each change of a run, a job or a worker: for machines.
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.warning("%s is ignored, as there is no such setting: did you mean %s?", name, near)
     try:
         settings = Settings(**{name: v for name, v in options.items() if v is not None})
-        with listen(settings.host, settings.port) as listening:
+        with listen(settings.host, settings.port) if inherited is None else _inherit(inherited) as listening:
             prepare(settings)
             serve(settings, listening, ready_file)
     except ValidationError as error:
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--database", metavar="URL", help="sqlite:///file or postgresql://user@host/name")
     parser.add_argument("--host", help="the address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="the port; 0 chooses a free one")
+    parser.add_argument("--fd", type=int, metavar="N", help="a socket of the parent's to listen on")
     parser.add_argument("--auth", choices=get_args(Mode), help="require tokens: auto (once one exists), open, token")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key")
@@ -94,14 +96,9 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise StartError(f"host {host}: {error.strerror}: name an address of this machine") from error
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Inherited by accepted sockets: detects clients whose host is gone.
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, GONE_S)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_S)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         listening.bind(address)
-        listening.listen(2048)
+        _start(listening)
     except OSError as error:
         listening.close()
         raise StartError(
@@ -109,6 +106,25 @@ def listen(host: str, port: int) -> socket.socket:
             "for a free one"
         ) from error
     return listening
+
+
+def _inherit(number: int) -> socket.socket:
+    """Return the listening socket of a file descriptor; raise `StartError` if it is none."""
+    try:
+        listening = socket.socket(fileno=number)
+        _start(listening)
+    except OSError as error:
+        raise StartError(f"fd {number}: {error.strerror}: pass a TCP socket of the parent's") from error
+    return listening
+
+
+def _start(listening: socket.socket) -> None:
+    # Inherited by accepted sockets: detects clients whose host is gone.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, GONE_S)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_S)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listening.listen(2048)
 
 
 def serve(settings: Settings, listening: socket.socket, ready_file: Path | None) -> None:

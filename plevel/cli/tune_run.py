@@ -55,7 +55,9 @@ def connection(
         require_worker()
         require_room()
         assert place.database is not None
-        embedded = stack.enter_context(Embedded(place.database, slot=slot))
+        embedded = stack.enter_context(
+            Embedded(place.database, slot=slot, threads=target.threads, early=True)
+        )
         yield stack.enter_context(Client(embedded.url, namespace=namespace)), embedded
 
 
@@ -143,7 +145,7 @@ def follow_run(
     try:
         if embedded is not None:
             say_what_else_runs(console, client, run, place)
-            embedded.start_worker(request.target.threads)
+            embedded.start_worker()
         with ExitStack() as stack:
             if embedded is not None:
                 stack.enter_context(_telling_of_room(embedded, console))

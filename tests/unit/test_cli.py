@@ -524,7 +524,7 @@ def test_a_run_that_stands_still_says_why(words: str, told: int, tmp_path: Path)
         "2026 WARNING the worker goes on: there is room on the disk again\n"
     )
     embedded: Any = SimpleNamespace(
-        start_worker=lambda n: None, check=lambda: None, last_words=lambda: words, worker_log=log
+        start_worker=lambda: None, check=lambda: None, last_words=lambda: words, worker_log=log
     )
     request: Any = SimpleNamespace(target=Target.parse("cpu"))
     console, place = Console(file=said, width=1000), Location(database="sqlite:////x.db")
