@@ -173,6 +173,23 @@ def test_a_transformed_weight_that_waits_for_memory_has_more_than_a_vector_of_ti
     assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"
 
 
+@pytest.mark.parametrize(
+    ("channels", "size", "out", "expected"),
+    [
+        (160, 80, 32, "spatial_pack"), (128, 56, 32, "spatial_pack"), (96, 56, 16, "spatial_pack"),
+        (256, 56, 48, "spatial_pack"),
+        (128, 28, 32, "winograd_4x4"),  # the transformed image stays in the second level
+        (160, 80, 48, "winograd_4x4"), (64, 56, 24, "winograd_4x4"), (256, 56, 64, "winograd_4x4"),
+        (256, 59, 24, "winograd_4x4"),  # no tile of pixels divides a line
+    ],
+)  # fmt: skip
+def test_images_of_many_channels_are_not_transformed_for_few(channels, size, out, expected):
+    shapes = {"data": f"float32[1,{channels},{size},{size}]", "weight": f"float32[{out},{channels},3,3]"}
+    workload = Workload.make("conv2d", shapes, {"padding": 1}, ["weight"])
+    target = Target.parse({"kind": "llvm", "mcpu": "emeraldrapids", "num-cores": 2, "l2_bytes": 2 << 20})
+    assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"
+
+
 @pytest.mark.parametrize(("channels", "rows", "o_block"), [(512, 13, 10), (256, 13, 10), (14, 14, 1)])
 def test_a_task_has_several_tiles_of_a_pointwise_convolution(channels, rows, o_block):
     """The best tile of 512 channels has 14 of them, but 37 such tiles cannot be shared out."""

@@ -187,10 +187,11 @@ def _add_products(
         sides = [int(n) / d for n, d in zip((height, width), attrs.dilation, strict=True) if d > 1]
         # Many images, or of several sizes, take longer to divide and join than to convolve by taps.
         whole = all(int(n) % d == 0 and d <= _MOST_IMAGES for n, d in zip((height, width), attrs.dilation, strict=True))
-        level = 10 if few or min(sides, default=4) < 3 else 11 if min(sides, default=4) < 4 else 13
+        narrow = winograd.is_narrow(weight, out_type, target) and spatial_pack.fills_tiles(out_type)
+        level = 10 if few or narrow or min(sides, default=4) < 3 else 11 if min(sides, default=4) < 4 else 13
         two, four = (
             10 if winograd.waits(transform, attrs, weight, out_type, target) else usual
-            for transform, usual in ((F2, level), (F4, 14 if whole else 12))
+            for transform, usual in ((F2, level), (F4, 10 if narrow else 14 if whole else 12))
         )
         with SpecializedCondition(square):
             _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F2, two)
