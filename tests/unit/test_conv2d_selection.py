@@ -145,6 +145,20 @@ def test_pixels_are_in_the_lanes_where_there_are_many(size, strides, expected):
     assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"
 
 
+@pytest.mark.parametrize(
+    ("channels", "size", "strides", "expected"),
+    [
+        (1280, 16, 1, "taps"), (2048, 28, 1, "taps"),
+        (1024, 16, 1, "1x1"), (2048, 14, 1, "spatial_pack"), (2048, 32, 2, "1x1"),
+    ],
+)  # fmt: skip
+def test_very_many_channels_of_a_pixel_are_divided_into_blocks(channels, size, strides, expected):
+    shapes = {"data": f"float32[1,{channels},{size},{size}]", "weight": f"float32[512,{channels},1,1]"}
+    workload = Workload.make("conv2d", shapes, {"strides": strides}, ["weight"])
+    target = Target.parse("llvm -mcpu=emeraldrapids -num-cores=2")
+    assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"
+
+
 @pytest.mark.parametrize(("channels", "expected"), [(4, "im2col"), (8, "spatial_pack"), (16, "spatial_pack")])
 def test_half_of_the_lanes_of_a_group_are_enough(channels, expected):
     shapes = {"data": f"float32[1,{32 * channels},28,28]", "weight": f"float32[{32 * channels},{channels},3,3]"}

@@ -55,7 +55,7 @@ from strategy.ops.conv2d import (
 )
 from strategy.ops.conv2d.layout import in_any_layout, plain_inputs
 from strategy.ops.conv2d.operator import Conv2DAttrs, conv2d
-from strategy.ops.conv2d.transform import F2, F4, Transform
+from strategy.ops.conv2d.transform import F2, F4, Transform, is_narrow
 from strategy.pattern import schedule_plain_cpu
 from strategy.schedule import accumulator, lanes_of
 from strategy.target import Target
@@ -165,14 +165,16 @@ def _add_products(
         space=im2col.space, prepare=im2col.prepare,
     )  # fmt: skip
     _add_spatial_pack(strategy)
-    if data.dtype not in _NARROW and taps.is_offered(attrs, (data, weight), out_type):
-        strategy.add_implementation(
-            taps.compute, taps.schedule, "conv2d_nchw_taps.cpu",
-            13 if taps.pays(attrs, (data, weight), out_type, target) else 9, space=taps.space, prepare=taps.prepare,
-        )  # fmt: skip
     (_, channels, height, width), (_, _, kernel_h, kernel_w) = data.shape, weight.shape
     # Vectors of pixels cross the lines of a small image, and some of their lanes are idle; those of channels are not.
     small = int(height) * int(width) // (attrs.strides[0] * attrs.strides[1]) <= 14 * 14
+    if data.dtype not in _NARROW and taps.is_offered(attrs, (data, weight), out_type):
+        pixel = int(kernel_h) == int(kernel_w) == 1
+        pays = taps.pays(attrs, (data, weight), out_type, target) and not (small and pixel)
+        strategy.add_implementation(
+            taps.compute, taps.schedule, "conv2d_nchw_taps.cpu",
+            13 if pays else 9, space=taps.space, prepare=taps.prepare,
+        )  # fmt: skip
     with SpecializedCondition((kernel_h == 1) & (kernel_w == 1)):
         strategy.add_implementation(
             pointwise.compute, pointwise.schedule, "conv2d_nchw_1x1.cpu", 10 if small else 12, version=2,
@@ -187,7 +189,7 @@ def _add_products(
         sides = [int(n) / d for n, d in zip((height, width), attrs.dilation, strict=True) if d > 1]
         # Many images, or of several sizes, take longer to divide and join than to convolve by taps.
         whole = all(int(n) % d == 0 and d <= _MOST_IMAGES for n, d in zip((height, width), attrs.dilation, strict=True))
-        narrow = winograd.is_narrow(weight, out_type, target) and spatial_pack.fills_tiles(out_type)
+        narrow = is_narrow(weight, out_type, target) and spatial_pack.fills_tiles(out_type)
         level = 10 if few or narrow or min(sides, default=4) < 3 else 11 if min(sides, default=4) < 4 else 13
         two, four = (
             10 if winograd.waits(transform, attrs, weight, out_type, target) else usual

@@ -50,6 +50,7 @@ from strategy.types import TensorType
 _PARTS = (1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 28, 32)
 _COPIED = Knob("copied", [False, True])
 _LEAST = 16  # channels of a block
+_DEEP = 1280  # channels of a window of one pixel
 
 
 class _Axis(NamedTuple):
@@ -99,14 +100,15 @@ def is_offered(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Tenso
 
 
 def pays(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> bool:
-    """Return whether the window is dilated, and channels fill a block and a vector.
+    """Return whether channels fill a vector and a block of a dilated window, or are very many of a window of one pixel.
 
-    Then others copy padding, read a panel of the weight for each tile, or divide the image into many small ones.
+    Others then copy padding or divide the image into many small ones, or their panels leave the first level.
     """
     geometry, lanes = Geometry.of(inputs, out_type), lanes_of(target, inputs[0].dtype)
     window = (geometry.kernel_h, geometry.kernel_w)
     is_dilated = any(d > 1 and size > 1 for d, size in zip(attrs.dilation, window, strict=True))
-    return is_dilated and geometry.channels >= _LEAST and geometry.out_channels >= lanes
+    least = _LEAST if is_dilated else _DEEP if window == attrs.strides == (1, 1) else math.inf
+    return geometry.channels >= least and geometry.out_channels >= lanes
 
 
 def space(

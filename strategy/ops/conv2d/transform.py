@@ -1,4 +1,4 @@
-"""The transforms of winograd's convolutions, and how TE computes apply them.
+"""The transforms of winograd's convolutions, how TE computes apply them, and which images they do not pay for.
 
 The points of F(4×4, 3×3) are 0, ±2/3, ±3/2 and ∞: with the usual 0, ±1, ±2 its errors exceed what a
 float32 convolution may be off, with these they are a quarter of that (after Barabasz et al., "Error
@@ -7,17 +7,21 @@ Analysis and Improving the Accuracy of Winograd Convolution", 2020).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from strategy.cpu.tile import round_up
-from strategy.schedule import compute_stage, zero_beyond
+from strategy.schedule import accumulator, compute_stage, dtype_bytes, zero_beyond
+from strategy.target import Target
+from strategy.types import TensorType
 
 Matrix = tuple[tuple[float, ...], ...]
 
 KERNEL = 3
+_NARROW = 48  # output channels
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,17 @@ F2 = Transform(
     inverse=((1, 1, 1, 0), (0, 1, -1, -1)),
 )
 F4 = _of_points(2 / 3, 3 / 2)
+
+
+def is_narrow(weight: TensorType, out_type: TensorType, target: Target) -> bool:
+    """Return whether transforms of the image, at a constant batch, take longer than multiplications are saved.
+
+    An image of many channels for few of the output, which leaves half of the second level once it is transformed.
+    """
+    out_channels, channels, *_ = weight.concrete_shape
+    pixels = math.prod(int(out_type.shape[axis]) for axis in (0, 2, 3))
+    transformed = F4.alpha**2 * channels * pixels // F4.tile**2 * dtype_bytes(accumulator(weight.dtype))
+    return out_channels <= _NARROW and 4 * out_channels <= channels and transformed > target.l2_bytes // 2
 
 
 def combine(matrix: Matrix, row: Any, values: Sequence[Any]) -> Any:

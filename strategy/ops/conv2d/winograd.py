@@ -29,7 +29,7 @@ from strategy.cpu.tile import (
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros, pick_phases, schedule_padding
 from strategy.ops.conv2d.product import BLOCKS, Geometry
-from strategy.ops.conv2d.transform import F4, KERNEL, Transform, coefficient, combine, weight_columns
+from strategy.ops.conv2d.transform import KERNEL, Transform, coefficient, combine, weight_columns
 from strategy.schedule import (
     Outs,
     accumulator,
@@ -46,7 +46,6 @@ from strategy.target import Target
 from strategy.types import TensorType
 
 _ORDER = Knob("order", ["points", "channels"])
-_NARROW = 48  # output channels
 
 
 def waits(
@@ -60,17 +59,6 @@ def waits(
     (out_channels, channels, *_), dtype = weight.concrete_shape, accumulator(weight.dtype)
     weight_bytes = transform.alpha**2 * out_channels * channels * dtype_bytes(dtype)
     return weight_bytes > target.l2_bytes and _tiles(transform, attrs, out_type) <= lanes_of(target, dtype)
-
-
-def is_narrow(weight: TensorType, out_type: TensorType, target: Target) -> bool:
-    """Return whether transforms of the image, at a constant batch, take longer than multiplications are saved.
-
-    An image of many channels for few of the output, which leaves half of the second level once it is transformed.
-    """
-    out_channels, channels, *_ = weight.concrete_shape
-    pixels = math.prod(int(out_type.shape[axis]) for axis in (0, 2, 3))
-    transformed = F4.alpha**2 * channels * pixels // F4.tile**2 * dtype_bytes(accumulator(weight.dtype))
-    return out_channels <= _NARROW and 4 * out_channels <= channels and transformed > target.l2_bytes // 2
 
 
 def space(
