@@ -247,7 +247,9 @@ def _widen(tensor: Any) -> Any:
     made = tensor.op
     if isinstance(made, te.ComputeOp) and len(made.body) == 1 and STAGE not in made.attrs:
         body = made.body[0]
-        value = body.value if isinstance(body, tirx.Cast) else _moved(body) if is_cpu() else None
+        value = body.value if isinstance(body, tirx.Cast) else body
+        if str(value.ty.dtype) in NARROW:
+            value = _moved(value) if is_cpu() else None
         if value is not None and str(value.ty.dtype) not in NARROW:
             return te.compute(tensor.shape, partial(_element, made.axis, value), name=made.name, tag=made.tag)
     return topi.cast(tensor, "float32")

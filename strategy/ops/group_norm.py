@@ -36,7 +36,7 @@ from strategy.ops.reduce import mean
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.pattern import in_float32, register_cpu_implementations
 from strategy.reference import norm_condition, widened
-from strategy.schedule import Outs, accumulator, start_schedule
+from strategy.schedule import Outs, accumulator, integer, start_schedule
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
@@ -209,6 +209,7 @@ def schedule_group_norm_row(attrs: GroupNormAttrs, outs: Outs, target: Target, c
     sch, stages, output = start_schedule(outs)
     loops = sch.get_loops(output)
     axis = attrs.axis % len(loops)
+    each = int(sch.get(loops[axis]).extent) // attrs.num_groups
     group, _ = sch.split(loops[axis], [attrs.num_groups, None])
     if loops[axis + 1 :]:
         sch.fuse(*loops[axis + 1 :])
@@ -216,7 +217,9 @@ def schedule_group_norm_row(attrs: GroupNormAttrs, outs: Outs, target: Target, c
     for block in reversed(stages.values()):
         sch.compute_at(block, row, preserve_unit_loops=True)
     schedule_stages(sch, stages, config)
-    schedule_elements(sch, output, config)
+    # Of channels alone, of which one is left behind whole vectors, TVM does not find the group in a loop of its own.
+    is_lone = len(loops) == axis + 1 and each % (integer(config, "out_lanes") * integer(config, "out_unroll")) == 1
+    schedule_elements(sch, output, config, 1 if is_lone else None)
     return sch
 
 

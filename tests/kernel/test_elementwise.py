@@ -134,6 +134,15 @@ def test_a_number_is_divided_by_zeros_that_are_known(
     compare(found.numpy(), np.asarray(reference(work, given)[0]), 0)
 
 
+@pytest.mark.parametrize(("head", "chain"), [("atan", "floor_mod"), ("atan", "silu mish"), ("relu", "silu")])
+def test_a_number_of_one_narrow_float_becomes_one_of_the_other(head: str, chain: str) -> None:
+    operands: dict[str, tuple[Input | None, ...]] = {"floor_mod": (None, Input("rhs", "bfloat16[40]"))}
+    steps = [EpilogueStep("cast", (None,), {"dtype": "bfloat16"})]
+    steps += [EpilogueStep(op, operands.get(op, (None,))) for op in chain.split()]
+    work = Workload.make(head, {"data": "float16[3,40]"}, {}, (), steps)
+    lower(work, TARGET, NAME).compile(checks=False)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("op", "attrs", "names"), [
     ("leaky_relu", {"alpha": 0.0}, ["broadcast.cpu"]), ("softmax", {"axis": 0, "scale": 0.0}, ["softmax_column.cpu"]),

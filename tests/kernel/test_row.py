@@ -52,6 +52,14 @@ def test_the_ends_of_every_knob(check: Callable[..., None], op: str) -> None:
         check(work, name, config)
 
 
+@pytest.mark.parametrize(("channels", "groups"), [(34, 2), (66, 2), (33, 1)])
+def test_a_group_of_channels_alone_may_leave_one_behind_its_vectors(
+    check: Callable[..., None], channels: int, groups: int
+) -> None:
+    inputs = {"data": f"float32[3,{channels}]", **dict.fromkeys(("gamma", "beta"), f"float32[{channels}]")}
+    check(Workload.make("group_norm", inputs, {"num_groups": groups}), "group_norm_row.cpu", None)
+
+
 @pytest.mark.full
 @settings(max_examples=min(16, settings.default.max_examples // 2))
 @given(
