@@ -155,14 +155,21 @@ def is_nan(value: Any) -> Any:
 
     if str(value.ty.dtype) not in FLOATS:
         return tirx.const(0, "bool")
-    _, size, infinity = _bits(value)
+    _, size, infinity = _bits(_exact(value))
     return size > infinity
 
 
 def is_infinite(value: Any) -> Any:
     """Return whether an expression is an infinity."""
-    _, size, infinity = _bits(value)
+    _, size, infinity = _bits(_exact(value))
     return size == infinity
+
+
+def _exact(value: Any) -> Any:
+    """The expression, in float32 for bfloat16: TVM makes that of what computes it, but not of the use of its bits."""
+    from tvm import tirx
+
+    return tirx.Cast("float32", value) if str(value.ty.dtype) == "bfloat16" else value
 
 
 def _bits(value: Any) -> tuple[Any, Any, Any]:

@@ -217,8 +217,9 @@ def _cancelled(
             operand, value = value, np.asarray(after([step], value, inputs))
             if step.op in _CANCELLING:
                 error = np.abs(_relative(_precision(narrowest), operand))
-                ends = [np.abs(after(steps[n + 1 :], end, inputs) - right) for end in (value - error, value + error)]
-                found += np.nan_to_num(np.maximum(*ends), nan=0.0, posinf=np.inf)
+                for end in (value - error, value + error):
+                    off = np.abs(np.subtract(after(steps[n + 1 :], end, inputs), right, dtype=np.float64))
+                    found = np.maximum(found, np.nan_to_num(off, nan=0.0, posinf=np.inf))
     return found
 
 

@@ -20,6 +20,7 @@ from strategy.op import (
     TOpPattern,
     TypeReporter,
     register_compute,
+    register_condition,
     register_op,
     register_reference,
     register_terms,
@@ -229,6 +230,12 @@ def compute_grid_sample(attrs: GridSampleAttrs, inputs: Sequence[Any], out_type:
 def grid_sample_terms(attrs: GridSampleAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
     rank: int = inputs[0].ndim - 2
     return int({"nearest_neighbor": 1, "linear": 2, "cubic": 4}[attrs.method] ** rank)
+
+
+@register_condition("grid_sample")
+def grid_sample_condition(attrs: GridSampleAttrs, inputs: Sequence[Any]) -> float:
+    """A place is rounded in proportion to the image's extent, as a fused multiplication and addition does not."""
+    return 1 if attrs.method == "nearest_neighbor" else max(inputs[0].shape[2:]) / 4
 
 
 @register_reference("grid_sample")

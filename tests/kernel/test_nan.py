@@ -23,6 +23,8 @@ CHAINS = [
     *(f"{NONE}+{op}(e0={{0}}[40],.)" for op in ("multiply", "divide", "floor_divide", "floor_mod")),
     *(f"{NONE}+{op}(.,e0={{0}}[40])" for op in ("multiply", "divide", "floor_divide", "floor_mod", "swiglu")),
     *(f"{NONE}+{op}(.)+divide(e0={{0}}[40],.)" for op in ("relu", "tanh", "silu", "gelu")),
+    "relu(data={0}[3,40])+isnan(.)", "add(lhs={0}[3,40],rhs={0}[40])+isinf(.)",
+    "add(lhs={0}[3,40],rhs={0}[40])+tanh(.)+isnan(.)",
     f'{NONE}+prelu(.,e0={{0}}[40]){{{{"axis":1}}}}',
 ]
 HEADS = [

@@ -92,6 +92,26 @@ def test_a_gelu_that_is_nearly_0_has_the_error_of_its_parts(steps: str) -> None:
         compare(found + (1 if "multiply" in steps else np.float32(1e-3)), right, tolerance)
 
 
+def test_what_a_gelu_is_compared_with_may_be_a_truth() -> None:
+    steps = [EpilogueStep("gelu", (None,)), EpilogueStep("greater", (None, Input("bound", "float32[40]")))]
+    workload = Workload.make("negative", {"data": "float32[24,40]"}, epilogue=steps)
+    inputs = random_inputs(workload, 0)
+    (right,) = reference(workload, inputs)
+    compare(right, right, tolerances(workload, inputs, [right])[0])
+
+
+@pytest.mark.parametrize("method", ["linear", "cubic"])
+def test_a_place_in_an_image_is_rounded(method: str) -> None:
+    workload = Workload.make(
+        "grid_sample", {"data": "float32[2,3,40,190]", "grid": "float32[2,1,23,2]"}, {"method": method}
+    )
+    inputs = random_inputs(workload, 0)
+    (right,) = reference(workload, inputs)
+    (tolerance,) = tolerances(workload, inputs, [right])
+    (found,) = reference(workload, {**inputs, "grid": inputs["grid"] * (1 + np.float32(2**-23))})
+    compare(found.astype("float32"), right, tolerance)
+
+
 def test_the_narrowest_input_says_what_rounding_there_may_be() -> None:
     bias = EpilogueStep("add", (None, Input("bias", "float16[40]")))
     workload = Workload.make("dense", dense(64).inputs, {"out_dtype": "float16"}, epilogue=[bias])
