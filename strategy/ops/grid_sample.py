@@ -235,7 +235,7 @@ def grid_sample_terms(attrs: GridSampleAttrs, inputs: Sequence[TensorType], out_
 @register_condition("grid_sample")
 def grid_sample_condition(attrs: GridSampleAttrs, inputs: Sequence[Any]) -> float:
     """A place is rounded in proportion to the image's extent, as a fused multiplication and addition does not."""
-    return 1 if attrs.method == "nearest_neighbor" else max(inputs[0].shape[2:]) / 4
+    return 1 if attrs.method == "nearest_neighbor" else max(inputs[0].shape[2:])
 
 
 @register_reference("grid_sample")
