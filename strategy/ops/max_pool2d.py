@@ -21,7 +21,14 @@ from strategy.layout import (  # fmt: skip
     plain_array,
     require_layout,
 )
-from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.op import (
+    TOpPattern,
+    TypeReporter,
+    register_compute,
+    register_op,
+    register_reference,
+    register_terms,
+)
 from strategy.ops.layout_transform import by_plain
 from strategy.ops.window import four_sides, pair, sides_to_end, windowed_extents, windows
 from strategy.order import largest, lowest, sort_key
@@ -217,6 +224,12 @@ def reference_max_pool2d(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) -> Any:
     lowest = -np.inf if data.dtype.kind == "f" else np.iinfo(data.dtype).min
     view = windows(data, attrs.pool_size, attrs.strides, attrs.dilation, attrs.sides(data.shape), lowest)
     return laid_out_array(view.max(axis=(-2, -1)), attrs.layout)
+
+
+@register_terms("max_pool2d_backward")
+def max_pool2d_backward_terms(attrs: MaxPool2DAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
+    """An element may be the largest of as many windows as reach it."""
+    return math.prod(attrs.pool_size)
 
 
 @register_reference("max_pool2d_backward")
