@@ -301,9 +301,9 @@ def _register_comparison(name: str, description: str, compare: Callable[[Any, An
     return register_binary(name, description, compare, out_dtype="bool", real=lambda x, y: opaque_truth(compare(x, y)))
 
 
-less = _register_comparison("less", "True where elements of lhs are smaller.", operator.lt)
+less: Binary = _register_comparison("less", "True where elements of lhs are smaller.", operator.lt)
 less_equal = _register_comparison("less_equal", "True where elements of lhs are not larger.", operator.le)
-greater = _register_comparison("greater", "True where elements of lhs are larger.", operator.gt)
+greater: Binary = _register_comparison("greater", "True where elements of lhs are larger.", operator.gt)
 greater_equal = _register_comparison("greater_equal", "True where elements of lhs are not smaller.", operator.ge)
 
 

@@ -226,12 +226,6 @@ def reference_max_pool2d(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) -> Any:
     return laid_out_array(view.max(axis=(-2, -1)), attrs.layout)
 
 
-@register_terms("max_pool2d_backward")
-def max_pool2d_backward_terms(attrs: MaxPool2DAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
-    """An element may be the largest of as many windows as reach it."""
-    return math.prod(attrs.pool_size)
-
-
 @register_reference("max_pool2d_backward")
 def reference_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
@@ -255,6 +249,8 @@ def reference_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) 
 
 
 register_plain_schedule("pool", "max_pool2d", "max_pool2d_backward")
+# An element may be the largest of as many windows as reach it.
+register_terms("max_pool2d_backward", lambda attrs, inputs, out_type: math.prod(attrs.pool_size))
 
 
 @register_shape_func("max_pool2d", False)

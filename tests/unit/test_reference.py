@@ -103,11 +103,8 @@ def test_what_a_gelu_is_compared_with_may_be_a_truth() -> None:
 def test_a_gradient_is_a_sum_of_as_many_as_windows_reach_it() -> None:
     types = {"grad": "float32[1,1,8,61]", "data": "float32[1,1,10,63]"}
     workload = Workload.make("max_pool2d_backward", types, {"pool_size": [5, 5], "padding": 1})
-    inputs = {"grad": random_inputs(workload, 0)["grad"], "data": np.zeros((1, 1, 10, 63), "float32")}
-    inputs["data"][0, 0, ::4, ::4] = np.random.default_rng(0).random((3, 16))
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
-    assert tolerance > 4 * np.spacing(np.abs(right).max().astype("float32"))
+    inputs = random_inputs(workload, 0)
+    assert reduction_length(workload, inputs, reference(workload, inputs)) == 25
 
 
 @pytest.mark.parametrize("method", ["linear", "cubic"])
