@@ -491,3 +491,17 @@ def test_every_shape_has_a_fallback(
     for workload in made:
         for space in valid(workload, target).values():
             assert space is None or space.contains(space.fallback)
+
+
+@pytest.mark.parametrize(
+    ("data", "attrs"), [("4,16,32,32", {"padding": 1}), ("1,16,64,64", {"padding": 2, "dilation": 2})], ids=str
+)
+def test_products_of_several_images_read_vectors(data: str, attrs: dict[str, Any]) -> None:
+    """Vectors of tiles that go over an image's last line, or its end."""
+    types = {"data": f"float32[{data}]", "weight": "float32[32,16,3,3]"}
+    work = Workload.make("conv2d", types, attrs, ["weight"])
+    lowered = lower(work, Target.parse("llvm -mcpu=znver5 -num-cores=2"), F4)
+    source = lowered.compile(checks=False).executable.mod.inspect_source("s")
+    assert "vfmadd231ps" in source
+    assert "vinsertps" not in source
+    assert "vextractps" not in source

@@ -196,10 +196,10 @@ def _add_products(
             for transform, usual in ((F2, level), (F4, 10 if narrow else 14 if whole else 12))
         )
         with SpecializedCondition(square):
-            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F2, two)
+            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F2, two, version=2)
         # Few channels do not average out the rounding of its transforms; small images fill no tile.
         with SpecializedCondition(square & (channels >= 16) & (height >= least[0]) & (width >= least[1])):
-            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F4, four)
+            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F4, four, version=2)
 
 
 def _add_spatial_pack(strategy: OpStrategy) -> None:
@@ -209,10 +209,12 @@ def _add_spatial_pack(strategy: OpStrategy) -> None:
     )  # fmt: skip
 
 
-def _add_winograd(strategy: OpStrategy, module: ModuleType, name: str, transform: Transform, plevel: int) -> None:
+def _add_winograd(
+    strategy: OpStrategy, module: ModuleType, name: str, transform: Transform, plevel: int, version: int = 1
+) -> None:
     strategy.add_implementation(
         transform.bind(module.compute), transform.bind(module.schedule),
-        f"{name}_{transform.tile}x{transform.tile}.cpu", plevel,
+        f"{name}_{transform.tile}x{transform.tile}.cpu", plevel, version=version,
         space=transform.bind(module.space), prepare=transform.bind(module.prepare),
     )  # fmt: skip
 

@@ -50,7 +50,7 @@ from strategy.types import TensorType
 _PARTS = (1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 28, 32)
 _COPIED = Knob("copied", [False, True])
 _LEAST = 16  # channels of a block
-_DEEP = 1280  # channels of a window of one pixel
+_DEEP = 1280  # of a window of one pixel
 
 
 class _Axis(NamedTuple):
@@ -104,11 +104,10 @@ def pays(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType,
 
     Others then copy padding or divide the image into many small ones, or their panels leave the first level.
     """
-    geometry, lanes = Geometry.of(inputs, out_type), lanes_of(target, inputs[0].dtype)
-    window = (geometry.kernel_h, geometry.kernel_w)
+    out_channels, channels, *window = inputs[1].concrete_shape
     is_dilated = any(d > 1 and size > 1 for d, size in zip(attrs.dilation, window, strict=True))
-    least = _LEAST if is_dilated else _DEEP if window == attrs.strides == (1, 1) else math.inf
-    return geometry.channels >= least and geometry.out_channels >= lanes
+    least = _LEAST if is_dilated else _DEEP if (*window, *attrs.strides) == (1, 1, 1, 1) else math.inf
+    return channels >= least and out_channels // attrs.groups >= lanes_of(target, inputs[0].dtype)
 
 
 def space(

@@ -183,13 +183,12 @@ def compute(
 
     sums = compute_stage("tiles", (alpha, alpha, round_up(out_channels, rows), round_up(tiles, width)), term)
     product = compute_stage(
-        "product", (alpha, alpha, out_channels, batch, down, across),
-        lambda i, j, o, n, y, x: sums[i, j, o, (n * down + y) * across + x],
+        "product", (alpha, alpha, out_channels, tiles), lambda i, j, o, t: sums[i, j, o, t],
     )  # fmt: skip
     inverse = compute_stage(
         "inverse", (batch, out_channels, down, tile, alpha, across),
         lambda n, o, y, i, b, x: combine(
-            transform.inverse, i, [product[a, b, o, n, y, x] for a in range(alpha)]
+            transform.inverse, i, [product[a, b, o, (n * down + y) * across + x] for a in range(alpha)]
         ),
     )  # fmt: skip
 
@@ -243,6 +242,11 @@ def _fitting(lanes: int, extent: int) -> int:
 def _schedule_data(sch: Any, stages: dict[str, Any], full: int) -> None:
     """Channels in parallel; for each row of tiles both transforms, one after the other."""
     block = stages["data_transform"]
+    *_, down, across = (int(extent) for extent in sch.get(block).writes[0].source.shape)
+    # Products read vectors of tiles, which may be of several images.
+    sch.transform_layout(
+        block, ("write", 0), lambda i, j, c, n, y, x: (i, j, c, (n * down + y) * across + x)
+    )
     i, j, c, n, y, x = sch.get_loops(block)
     sch.reorder(c, n, y, i, j, x)
     sch.compute_at(stages["data_columns"], y, preserve_unit_loops=True)
@@ -260,10 +264,6 @@ def _schedule_data(sch: Any, stages: dict[str, Any], full: int) -> None:
 def _schedule_product(sch: Any, stages: dict[str, Any], lanes: int, config: Config) -> None:
     """Tasks of channels × tiles at one point of the transform, in parallel."""
     tiles, product = stages["tiles"], stages["product"]
-    _, _, _, _, down, across = (int(extent) for extent in sch.get(product).writes[0].source.shape)
-    sch.transform_block_layout(
-        product, lambda i, j, o, n, y, x: (i, j, o, (n * down + y) * across + x)
-    )
     sch.set_scope(tiles, 0, "local")
     i, j, o, t, steps = sch.get_loops(tiles)
     o_task, o_tile, rows = sch.split(o, [None, integer(config, "o_block"), integer(config, "rows")])
