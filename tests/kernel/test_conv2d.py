@@ -502,6 +502,7 @@ def test_products_of_several_images_read_vectors(data: str, attrs: dict[str, Any
     work = Workload.make("conv2d", types, attrs, ["weight"])
     lowered = lower(work, Target.parse("llvm -mcpu=znver5 -num-cores=2"), F4)
     source = lowered.compile(checks=False).executable.mod.inspect_source("s")
-    assert "vfmadd231ps" in source
-    assert "vinsertps" not in source
-    assert "vextractps" not in source
+    tasks = [code for code in re.split(r"\n\.?\w*lambda[\w.]*:\n", source) if code.count("vfmadd231ps") > 8]
+    assert tasks
+    for code in tasks:
+        assert not re.search("vinsertps|vextractps", code)
