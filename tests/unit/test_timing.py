@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategy.record import CONFIRM_POLICY, SEARCH_POLICY, TimingPolicy, estimate
+from workers.kernel import _steadily
 from workers.timing import STALLED, TURN, ImplausibleError, Timed, time_kernels
 
 
@@ -344,3 +345,9 @@ def test_one_repeat_of_a_fixed_length_is_a_policy_too() -> None:
     (timed,) = run([machine.kernel(0, 3e-3)], policy)
     assert len(timed.samples_s) == 1
     assert timed.calls == 34
+
+
+def test_a_wall_clock_that_is_set_meanwhile_has_the_repeat_timed_again() -> None:
+    seconds = iter((-18_000.0, 18_000.0, 0.0))
+    assert _steadily(lambda: next(seconds)) == 0.0
+    assert next(seconds, None) is None
