@@ -9,11 +9,9 @@ import numpy as np
 from plevel.onnx.node import Node, constant, register
 from strategy.expr import Constant, Expr
 from strategy.network import layer
+from strategy.network.fourier import factors_of
 from strategy.network.graph import NetworkError
 from strategy.network.normal import extents
-from strategy.network.size import PROBED
-
-_MOST = 4096  # elements of a transform, whose product takes their square
 
 
 @register("DFT")
@@ -30,7 +28,7 @@ def _dft(node: Node, x: Expr, length: Expr | None = None, given: Expr | None = N
     order = [i for i in range(rank - 1) if i != axis]
     parts = layer.transpose(x, [*order, rank - 1, axis])  # the parts of all numbers behind each other
     flat = layer.reshape(parts, (*extents(parts)[:-2], math.prod(extents(parts)[-2:])))
-    factors = _factors(size, count, shape[-1], inverse, onesided)
+    factors = factors_of(size, count, shape[-1], inverse, onesided) / (size if inverse else 1)
     outputs, wide, _, _ = factors.shape
     weight = Constant(factors.reshape(outputs * wide, -1).astype(x.tensor_type.dtype))
     found = layer.linear(flat, weight)
@@ -48,7 +46,7 @@ def _stft(node: Node, x: Expr, step: Expr, window: Expr | None = None, length: E
     size = usual if length is None else int(constant(length, "frame_length").item())
     if weights is not None and len(weights) != size:
         raise NetworkError(f"a window of {len(weights)} for frames of {size}: make them equal")
-    factors = _factors(size, size, parts, False, bool(node.get("onesided", 1)))
+    factors = factors_of(size, size, parts, False, bool(node.get("onesided", 1)))
     factors = factors if weights is None else factors * weights
     outputs, wide, _, _ = factors.shape
     kernel = Constant(factors.reshape(outputs * wide, parts, size).astype(x.tensor_type.dtype))
@@ -58,22 +56,3 @@ def _stft(node: Node, x: Expr, step: Expr, window: Expr | None = None, length: E
     )  # fmt: skip
     frames = extents(found)[2]
     return layer.transpose(layer.reshape(found, (batch, outputs, wide, frames)), (0, 3, 2, 1))
-
-
-def _factors(size: int, count: int, parts: int, inverse: bool, onesided: bool) -> np.ndarray:
-    """The factors of a transform: [parts of the result, its numbers, parts of the data, its numbers]."""
-    if max(size, count) >= PROBED:
-        raise NetworkError("a transform of a symbolic size: give it with --dim")
-    if not 0 < size <= _MOST:
-        raise NetworkError(f"a transform of {size} numbers: plevel multiplies all pairs of them, of 1 … {_MOST}")
-    numbers = np.arange(size // 2 + 1 if onesided and not inverse else size)
-    angles = 2 * np.pi / size * (numbers[:, None] * np.arange(count) % size)
-    cosine, sine = np.cos(angles), np.sin(angles if inverse else -angles)
-    if inverse:
-        scale = np.full(count, 1 / size)
-        if onesided:  # those that are left out are the conjugates of what is there but once
-            scale[1 : (size + 1) // 2] *= 2
-        cosine, sine = cosine * scale, sine * scale
-    real = np.stack([cosine, -sine][:parts], 1)
-    imaginary = np.stack([sine, cosine][:parts], 1)
-    return np.stack([real] if inverse and onesided else [real, imaginary])

@@ -26,6 +26,7 @@ import plevel.torch.aten_sampling
 import plevel.torch.aten_writing  # noqa: F401  # all six register their operators
 from plevel.comparison import Reference, UnfitError
 from plevel.torch.aten import OPERATORS
+from plevel.torch.aten_complex import COMPLEX, Complex, call_complex, is_complex
 from plevel.torch.symbol import (
     SYMBOLIC,
     Binding,
@@ -49,7 +50,7 @@ MOST_BYTES = 2**30  # of weights: a library holds them all, packed
 _WHOLE = (
     aten.linear.default, aten.matmul.default, aten.scaled_dot_product_attention.default, aten.silu.default,
     aten.hardswish.default, aten.hardsigmoid.default, aten.mish.default, aten.relu6.default,
-    aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec,
+    aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec, aten.stft.default,
 )  # fmt: skip
 # PyTorch has parts of these, but does not take them by default.
 _BY_PARTS = (aten.addmv.default, aten.diagonal_scatter.default, aten.dist.default, aten.ldexp.Tensor)
@@ -197,7 +198,7 @@ def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network
             inputs.append(values[node])
         elif node.users:
             values[node] = _constant(_held(plain, spec))
-        names.update({values[node]: node.name} if node in values else {})
+        names.update({values[node]: node.name} if isinstance(values.get(node), Expr) else {})
     for node in _nodes(plain, "call_function"):
         if isinstance(node.meta.get("val"), SYMBOLIC):
             try:
@@ -209,7 +210,7 @@ def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network
         kwargs = torch.fx.map_arg(node.kwargs, lambda n: values[n])
         if str(node.target) == "aten.slice.Tensor" and len(args) > 3 and isinstance(node.args[3], int):
             # A number of the program is no symbolic size, however large.
-            axis = extents(args[0])[args[1]]
+            axis = extents(args[0].real if isinstance(args[0], Complex) else args[0])[args[1]]
             args = (*args[:3], min(args[3], axis) if axis < PROBED else args[3], *args[4:])
         if node.target is aten.as_strided.default:
             args = (*args[:3], *_memory(node, args, at))
@@ -234,8 +235,13 @@ def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any], at: Binding) -
         return made[index]() if callable(made[index]) else made[index]  # some are made where they are read
     if _is_made(node):
         return _constant(node.target(*args, **kwargs))
-    found = OPERATORS[str(node.target)](*args, **kwargs)
-    for made, value in zip(_each(found), _each(node.meta.get("val")), strict=False):  # those that plevel computes
+    name, outputs = str(node.target), node.meta.get("val")
+    makes_complex = isinstance(outputs, torch.Tensor) and outputs.is_complex()
+    if makes_complex or name not in OPERATORS or is_complex([*args, *kwargs.values()]):
+        found = call_complex(name, args, kwargs)
+    else:
+        found = OPERATORS[name](*args, **kwargs)
+    for made, value in zip(_each(found), _each(outputs), strict=False):  # those that plevel computes
         if not (isinstance(made, Expr) and isinstance(value, torch.Tensor)):
             continue
         expected = _type(node, value, at)
@@ -268,14 +274,15 @@ def _memory(node: Any, args: Sequence[Any], at: Binding) -> tuple[int | None, tu
 
 
 def _each(outputs: Any) -> Sequence[Any]:
-    return outputs if isinstance(outputs, list | tuple) else (outputs,)
+    return outputs if isinstance(outputs, list | tuple) and not isinstance(outputs, Complex) else (outputs,)
 
 
 def _refuse_unknown(program: ExportedProgram) -> None:
+    known_names = OPERATORS.keys() | COMPLEX
     unknown = Counter(
         str(node.target)
         for node in _nodes(program, "call_function")
-        if str(node.target) not in OPERATORS
+        if str(node.target) not in known_names
         and node.target is not operator.getitem
         and not isinstance(node.meta.get("val"), SYMBOLIC)
         and not _is_made(node)
@@ -293,7 +300,9 @@ def _held(program: ExportedProgram, spec: Any) -> Any:
     return held[spec.target]
 
 
-def _constant(tensor: Any) -> Constant:
+def _constant(tensor: Any) -> Constant | Complex:
+    if tensor.is_complex():
+        return Complex(*(Constant(_array(part)) for part in (tensor.real, tensor.imag)))
     return Constant(_array(tensor))
 
 
@@ -330,6 +339,8 @@ def _outputs(program: ExportedProgram, values: dict[Any, Any]) -> dict[str, Expr
             )
         if isinstance(spec.arg, ConstantArgument):  # None or a number, the same at each call
             continue
+        if isinstance(value, torch.fx.Node) and isinstance(values[value], Complex):
+            raise NetworkError(f"it returns {value!s:.40}, of complex numbers: return torch.view_as_real of them")
         if not isinstance(value, torch.fx.Node) or not isinstance(values[value], Expr):
             raise NetworkError(f"it returns {value!s:.40}, which is no tensor: return tensors alone")
         found.append(values[value])

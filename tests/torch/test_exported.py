@@ -419,6 +419,29 @@ COMPUTED = {
             for align in (False, True)
         ], IMAGE[:, None], (torch.arange(2 * 3 * 2 * 5 * 3).view(2, 3, 2, 5, 3) * 0.7).sin() * 1.9,
     ),
+    "Fourier transforms": (
+        lambda x: (
+            *(torch.view_as_real(torch.fft.rfft(x, n, axis, norm)) for n, axis, norm in (
+                (None, -1, None), (5, 0, "ortho"), (11, -1, "forward"),
+            )),
+            *(torch.fft.irfft(torch.fft.rfft(x), n, norm=norm) for n, norm in ((None, "ortho"), (7, None))),
+            torch.fft.fft2(x).real, torch.fft.ifft2(torch.fft.fft2(x)[:3]).imag, torch.fft.rfftn(x).abs(),
+            torch.fft.irfft2(torch.fft.rfft2(x), (4, 9)),
+        ), X,
+    ),
+    "spectrograms": (
+        lambda x, w: (
+            torch.stft(x, 8, 4, window=w, return_complex=True).abs()[..., :-1],
+            torch.stft(x[0], 8, 3, 6, w[:6], False, normalized=True, onesided=False, return_complex=True).angle().cos(),
+            torch.istft(torch.stft(x, 8, 4, window=w, return_complex=True), 8, 4, window=w),
+        ), X.repeat(1, 4).sin(), torch.hann_window(8) + 0.1,
+    ),
+    "complex numbers": (
+        lambda x, r: [torch.view_as_real(v) for z in (torch.complex(x, x + 1),) for v in (
+            z + x, x - z, z * 2.5, z * (1 + 2j), z / x[0], z / (z + 3), z / 2j, z.conj() * z, -z, torch.cat([z, z]),
+            z.sum(1), z.mean(0), z @ z.T, z[1:, None].expand(3, 2, 8), torch.view_as_complex(x.view(4, 4, 2)) * r,
+        )], X.sin(), torch.polar(torch.ones(4), torch.arange(4.0)),
+    ),
     "heads in groups": (
         lambda q, k: scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True),
         IMAGE, IMAGE[:, :2].contiguous(),
@@ -531,7 +554,9 @@ def test_a_number_is_not_rounded_to_16_bits_before_a_product(dtype: torch.dtype)
 REFUSED = {
     "dropout_p": (lambda q: scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.ones(1, 2, 4, 8)),
     "its output 1 is used": (lambda x: adaptive_max_pool2d(x, 2, return_indices=True), torch.ones(1, 2, 4, 4)),
-    "complex64": (lambda x: x + torch.ones(8, dtype=torch.complex64), X),
+    "it returns add, of complex numbers": (lambda x: x + torch.ones(8, dtype=torch.complex64), X),
+    "complex numbers, of which plevel has no such": (lambda x: torch.fft.rfft(x).exp().real, X),
+    "a transform of 5000 numbers": (lambda x: torch.fft.rfft(x, 5000).abs(), X),
     "a weight is of float8_e4m3fn": (lambda x: x * HALVED.float(), X),
     "output_size \\(0, 2\\) has no pixels": (lambda x: adaptive_avg_pool2d(x, (0, 2)), IMAGE),
     "a weight that is computed": (torch._weight_int8pack_mm, X.bfloat16(), BYTES[:, :8], SCALES),
