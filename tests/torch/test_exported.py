@@ -44,6 +44,7 @@ X = torch.linspace(-4, 4, 32).view(4, 8)
 ODD = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 1e38, 1e-3, -1.0, -0.9999999])
 IMAGE = torch.linspace(-1, 1, 2 * 4 * 6 * 6).view(2, 4, 6, 6).sin()
 COUNTS = torch.arange(32).view(4, 8) % 3
+TURNS = torch.polar(torch.ones(4), torch.arange(4.0))
 HALVED = torch.ones(8).to(torch.float8_e4m3fn)
 BYTES, SCALES = (torch.arange(1024) % 251 - 125).to(torch.int8).view(16, 64), torch.arange(1, 17).bfloat16()
 
@@ -437,10 +438,10 @@ COMPUTED = {
         ), X.repeat(1, 4).sin(), torch.hann_window(8) + 0.1,
     ),
     "complex numbers": (
-        lambda x, r: [torch.view_as_real(v) for z in (torch.complex(x, x + 1),) for v in (
+        lambda x: [torch.view_as_real(v) for z in (torch.complex(x, x + 1),) for v in (
             z + x, x - z, z * 2.5, z * (1 + 2j), z / x[0], z / (z + 3), z / 2j, z.conj() * z, -z, torch.cat([z, z]),
-            z.sum(1), z.mean(0), z @ z.T, z[1:, None].expand(3, 2, 8), torch.view_as_complex(x.view(4, 4, 2)) * r,
-        )], X.sin(), torch.polar(torch.ones(4), torch.arange(4.0)),
+            z.sum(1), z.mean(0), z @ z.T, z[1:, None].expand(3, 2, 8), torch.view_as_complex(x.view(4, 4, 2)) * TURNS,
+        )], X.sin(),
     ),
     "heads in groups": (
         lambda q, k: scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True),
@@ -554,7 +555,7 @@ def test_a_number_is_not_rounded_to_16_bits_before_a_product(dtype: torch.dtype)
 REFUSED = {
     "dropout_p": (lambda q: scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.ones(1, 2, 4, 8)),
     "its output 1 is used": (lambda x: adaptive_max_pool2d(x, 2, return_indices=True), torch.ones(1, 2, 4, 4)),
-    "it returns add, of complex numbers": (lambda x: x + torch.ones(8, dtype=torch.complex64), X),
+    "it returns complex.*, of complex numbers": (lambda x: torch.complex(x, x), X),
     "complex numbers, of which plevel has no such": (lambda x: torch.fft.rfft(x).exp().real, X),
     "a transform of 5000 numbers": (lambda x: torch.fft.rfft(x, 5000).abs(), X),
     "a weight is of float8_e4m3fn": (lambda x: x * HALVED.float(), X),
