@@ -14,7 +14,7 @@ DTYPES = frozenset(
     "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
 )
 MAX_RANK = 16
-MAX_DIM = 2**48
+MAX_DIM = 2**63 - 1  # of a network with symbolic sizes, whose primes multiply; a workload's has MAX_ELEMENTS
 MAX_ELEMENTS = 2**48
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
 _TENSOR = re.compile(r"\s*([a-z0-9]+)\s*\[([^\[\]]*)\]\s*\Z")
@@ -201,7 +201,7 @@ def require_size(kind: Type) -> None:
     """
     for own in kind.fields if isinstance(kind, TupleType) else (kind,):
         sizes = [int(d.value) for d in own.shape if d.value is not None] if isinstance(own, TensorType) else []
-        if math.prod(sizes) > MAX_ELEMENTS or max(sizes, default=0) > MAX_DIM:
+        if math.prod(sizes) > MAX_ELEMENTS or max(sizes, default=0) > MAX_ELEMENTS:
             raise TypeSyntaxError(f"{own} is too large: a tensor has at most {MAX_ELEMENTS} elements")
 
 

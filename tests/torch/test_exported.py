@@ -693,3 +693,14 @@ def test_a_deep_model_is_imported_with_extents_that_are_numbers() -> None:
     model = nn.Sequential(*(nn.Conv2d(1, 1, 1 + 2 * (i % 2), padding=i % 2) for i in range(150)))
     network, _ = import_program(torch.export.export(model.eval(), (torch.randn(1, 1, 5, 5),)))
     assert [str(n) for n in network.root.checked_type.fields[0].shape] == ["1", "1", "5", "5"]
+
+
+def test_three_symbolic_sizes_are_the_rows_of_one_product() -> None:
+    """As of ConvNeXt, whose layers take pictures of n x h x w places."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 4, stride=4), Calls(lambda x: x.permute(0, 2, 3, 1)), nn.Linear(4, 2)).eval()
+    sizes = {0: torch.export.Dim("n"), 2: 8 * torch.export.Dim("h"), 3: 8 * torch.export.Dim("w")}
+    program = torch.export.export(model, (torch.zeros(2, 3, 16, 24),), dynamic_shapes=(sizes,))
+    network, _ = import_program(program)
+    assert network.sizes is not None
+    (output,) = network.outputs.values()
+    assert [str(e) for e in network.sizes.encoded(output.tensor_type)] == ["n", "2*m", "2*k", "2"]

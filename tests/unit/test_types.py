@@ -10,6 +10,7 @@ from strategy.condition import Clause, ExpressionError, UndecidedError
 from strategy.types import (
     DTYPES,
     MAX_DIM,
+    MAX_ELEMENTS,
     Dim,
     IncompleteType,
     TensorType,
@@ -72,10 +73,13 @@ def test_the_largest_tensor(entries):
 
 
 def test_a_tensor_of_too_many_elements_is_refused():
-    with pytest.raises(TypeSyntaxError, match=rf"int8\[{MAX_DIM},2\] is too large: a tensor has at most {MAX_DIM} "):
-        Input("data", f"int8[{MAX_DIM},2]")
+    with pytest.raises(TypeSyntaxError, match=rf"int8\[{MAX_ELEMENTS},2\] is too large: .* at most {MAX_ELEMENTS} "):
+        Input("data", f"int8[{MAX_ELEMENTS},2]")
+    with pytest.raises(TypeSyntaxError, match=rf"int8\[{MAX_ELEMENTS + 1},0\] is too large"):
+        Input("data", f"int8[{MAX_ELEMENTS + 1},0]")
     # In a network, primes stand for symbolic sizes.
-    assert TensorType.parse("float32[300007,12,400009,400009]").size > MAX_DIM
+    assert TensorType.parse("float32[300007,12,400009,400009]").size > MAX_ELEMENTS
+    assert TensorType.parse(f"float32[{300007 * 400009 * 500009},8]").size > MAX_ELEMENTS
     for op, attrs in (("tile", {"reps": [2**60]}), ("pad", {"pad_width": [[2**62, 2**62]]})):
         with pytest.raises(TypeSyntaxError, match=r"float32\[\d+\] is too large"):
             Workload.make(op, {"data": "float32[5]"}, attrs)

@@ -253,7 +253,7 @@ def test_tensor_types() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "float32", "float32[", "float32[1,]", "float32[,1]", "float32[1 2]", "float32[-1]", "float32[1.5]",
-     "float31[1]", "float32[1]]", "float32[m*2]", "float32[9m]", f"float32[{'1,' * 16}1]", f"float32[{2**48 + 1}]",
+     "float31[1]", "float32[1]]", "float32[m*2]", "float32[9m]", f"float32[{'1,' * 16}1]", f"float32[{2**63}]",
      f"float32[{'9' * 400}]", "float32[1]\n;", "float32[²]", f"float32[{'m' * 65}]"],
 )  # fmt: skip
 def test_what_is_no_tensor_type(text: str) -> None:
@@ -262,7 +262,7 @@ def test_what_is_no_tensor_type(text: str) -> None:
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize("value", [-1, 2**48 + 1, True, 1.5, None, "", "9m", "m m", "m" * 65, [1]])
+@pytest.mark.parametrize("value", [-1, 2**63, True, 1.5, None, "", "9m", "m m", "m" * 65, [1]])
 def test_what_is_no_dimension(value: Any) -> None:
     with pytest.raises(TypeSyntaxError):
         Dim(value)
