@@ -152,6 +152,7 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     try:
         plain = program.run_decompositions(table)
     except Exception as error:  # of any type
+        _refuse_written(program)
         reason = " ".join(str(error).split())[:200]
         raise NetworkError(f"PyTorch cannot decompose it: {type(error).__name__}: {reason}") from error
     _drop_claims(plain)
@@ -167,6 +168,23 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
         except NetworkError as error:
             raise NetworkError(sizes.shown(error)) from error
     return replace(found[0], twin=found[1]), plain
+
+
+def _refuse_written(program: ExportedProgram) -> None:
+    """Name what the program writes of its own: at constants PyTorch fails with an error that names none."""
+    held = dict(zip(_nodes(program, "placeholder"), program.graph_signature.input_specs, strict=True))
+    for node in _nodes(program, "call_function"):
+        spec = held.get(node.args[0]) if node.args and isinstance(node.args[0], torch.fx.Node) else None
+        writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        if writes and spec and spec.kind is not InputKind.USER_INPUT:
+            raise _stateful(spec)
+
+
+def _stateful(spec: Any) -> NetworkError:
+    return NetworkError(
+        f"it changes {spec.target} ({spec.kind.name.lower()}) when it runs, and a library keeps no state: "
+        "export it in eval mode, or take such state as an input and give the new one as an output"
+    )
 
 
 def _drop_claims(plain: ExportedProgram) -> None:
@@ -333,10 +351,7 @@ def _outputs(program: ExportedProgram, values: dict[Any, Any]) -> dict[str, Expr
     found = []
     for spec, value in zip(program.graph_signature.output_specs, node.args[0], strict=True):
         if spec.kind is not OutputKind.USER_OUTPUT:
-            raise NetworkError(
-                f"it changes {spec.target} ({spec.kind.name.lower()}) when it runs, and a library keeps no state: "
-                "export it in eval mode, or take such state as an input and give the new one as an output"
-            )
+            raise _stateful(spec)
         if isinstance(spec.arg, ConstantArgument):  # None or a number, the same at each call
             continue
         if isinstance(value, torch.fx.Node) and isinstance(values[value], Complex):

@@ -684,6 +684,13 @@ def test_state_is_refused_with_what_to_do() -> None:
 
     with pytest.raises(NetworkError, match="it changes count .* take such state as an input"):
         import_program(torch.export.export(Counter(), (X,)))
+    cache = torch.zeros(4, 3)  # of the model, but no buffer of it: a constant, as of a static cache of transformers
+    class Cached(nn.Module):
+        def forward(self, x):
+            return cache.index_copy_(0, torch.tensor([1]), x) * 2
+
+    with pytest.raises(NetworkError, match=r"it changes .* \(constant_tensor\) when it runs"):
+        import_program(torch.export.export(Cached(), (torch.ones(1, 3),), strict=False))
     with pytest.raises(NetworkError, match="a batch norm that changes its statistics: export the model in eval mode"):
         import_program(torch.export.export(nn.BatchNorm1d(8).train(), (X,)))
 
