@@ -20,6 +20,7 @@ from workers.reference import epsilon, numpy_dtype
 from workers.scratch import temporary_folder
 
 RUN_TIMEOUT_S = 300.0
+_RUNNER = "workers.network_runner"
 TOLERANCE = 1e-3  # of the largest difference, over the largest value of the reference; more for narrower dtypes
 
 
@@ -93,7 +94,7 @@ def compare(deployed: Deployed, reference: Reference, sizes: Sequence[int] = ())
             inputs=tuple(inputs), outputs=tuple(outputs),
             steps=tuple(steps.get(i) for i in range(len(plan.steps))), sizes=tuple(sizes),
         )  # fmt: skip
-        (answer,) = ask_all([(Limits(module="workers.network_runner"), request)], RUN_TIMEOUT_S)
+        (answer,) = ask_all([(Limits(module=_RUNNER), request)], RUN_TIMEOUT_S, (_RUNNER,))
         if answer != 0:
             raise ComparisonError(f"the library fails: {answer}")
         errors = {

@@ -24,6 +24,7 @@ from workers.pool import ask_all
 from workers.sandbox import Died, Late, SandboxError
 
 TIME_TIMEOUT_S = 300.0
+_TIMER = "workers.network_timer"
 _FAILURES = (NetworkError, CompileError, SandboxError, Died, Late)
 
 
@@ -89,7 +90,7 @@ def _time(plain: Deployed, chosen: Deployed) -> Estimate:
         libraries=(str(plain.library.resolve()), str(chosen.library.resolve())), function=plain.description.function,
         inputs=_arrays(plain.plan.inputs), outputs=_arrays(plain.plan.outputs),
     )  # fmt: skip
-    (answer,) = ask_all([(Limits(module="workers.network_timer"), request)], TIME_TIMEOUT_S)
+    (answer,) = ask_all([(Limits(module=_TIMER), request)], TIME_TIMEOUT_S, (_TIMER,))
     if isinstance(answer, Exception):
         raise answer
     return estimate([new / old for old, new in answer])

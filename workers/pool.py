@@ -13,11 +13,16 @@ from typing import Any
 from strategy.host import usable_cores
 from strategy.record import to_json
 from workers.fork import Limits
-from workers.sandbox import Child, Died, ForkServer, Late
+from workers.sandbox import WORKER_IMPORTS, Child, Died, ForkServer, Late
 
 
-def ask_all(requests: Sequence[tuple[Limits, Any]], timeout_s: float) -> list[Any]:
+def ask_all(
+    requests: Sequence[tuple[Limits, Any]], timeout_s: float, imports: tuple[str, ...] = WORKER_IMPORTS
+) -> list[Any]:
     """The answers to the requests, in their order, of children with these limits; `Died` or `Late` where one failed.
+
+    Args:
+        imports: as of `ForkServer`; children that build nothing need no TVM, which takes half a second.
 
     Raises:
         SandboxError: no children can be started.
@@ -27,7 +32,7 @@ def ask_all(requests: Sequence[tuple[Limits, Any]], timeout_s: float) -> list[An
     idle: dict[str, SimpleQueue[Child]] = defaultdict(SimpleQueue)
     with (
         tempfile.TemporaryDirectory(prefix="plevel-") as logs,
-        ForkServer(Path(logs)) as server,
+        ForkServer(Path(logs), imports) as server,
         ThreadPoolExecutor(min(usable_cores(), len(requests))) as threads,
     ):
 

@@ -103,7 +103,8 @@ def compile_model(
         database = place.url or place.database
     require_worker()
     require_room()
-    require_known(where)
+    if not _is_own(where):  # whose name LLVM knows: without TVM, which only the children load
+        require_known(where)
     warnings.filterwarnings("ignore", "`isinstance.treespec", FutureWarning)  # PyTorch's, of itself
     try:
         with open_records(database or lock_path, namespace) as records:

@@ -41,6 +41,19 @@ def plevel(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def test_llvm_knows_the_names_of_all_processors_that_are_told_apart() -> None:
+    """`plevel compile` does not ask LLVM for the name of this host's own."""
+    from tvm.target import codegen
+
+    from strategy import host
+
+    of_x86 = {name for models in host._X86.values() for _, name in models}
+    of_x86 |= {"skylake-avx512", "sapphirerapids", "x86-64", "x86-64-v3", "x86-64-v4"}
+    assert [name for name in of_x86 if not codegen.llvm_is_valid_cpu(name, "x86_64-linux-gnu")] == []
+    of_arm = {*host._ARM_PARTS.values(), "generic"}
+    assert [name for name in of_arm if not codegen.llvm_is_valid_cpu(name, "aarch64-linux-gnu")] == []
+
+
 def test_build_writes_a_library_that_dispatches_on_its_shapes(tmp_path: Path) -> None:
     output = tmp_path / "libdense.so"
     # Without the library, whose plevel is the highest, as its row would be everywhere.
