@@ -36,7 +36,7 @@ def target() -> Target:
 def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One fork server for all that a module builds: each takes longer to load TVM than most libraries to build."""
     with ForkServer(tmp_path_factory.mktemp("logs")) as server, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workers.pool.ForkServer", lambda logs: nullcontext(server))
+        patch.setattr("workers.pool.ForkServer", lambda *_: nullcontext(server))
         yield
 
 
