@@ -3,23 +3,29 @@
 A block of sums is an array of tiles, kept in the unit's eight tile registers over the whole of k, beside one column of
 the data's tiles and one of the weight's. Tile shapes are a state of the thread: each task of a parallel loop loads it
 first and releases it last. Linux gives the registers only to a process that has asked, which every function does
-before all else; where that fails, the function returns an error.
+before all else; where that fails, the function returns an error (`strategy.cpu.amx_tasks`).
 """
+# Over 300 lines: one function for each form of a block's operands, and what they share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-from strategy.cpu.amx_code import BLOCK, LANES, LINE_BYTES, RELEASE, REQUEST, WORD_BYTES, Block
+from strategy.cpu.amx_code import (
+    LANES,
+    LINE_BYTES,
+    WORD_BYTES,
+    Block,
+)
 from strategy.cpu.dot import Dot
 from strategy.target import Target
-from strategy.tir import change_functions, find, register_intrinsic
+from strategy.tir import register_intrinsic
 
 TASK = "plevel.amx"  # of a loop, whose turns have these shapes of tiles
-_TILE = "plevel.amx_tile"
+TILE = "plevel.amx_tile"  # of a loop over blocks of one panel
 _OPERANDS = {
     ("bfloat16", "bfloat16"): "bf16ps", ("int8", "int8"): "bssd", ("int8", "uint8"): "bsud",
     ("uint8", "int8"): "busd", ("uint8", "uint8"): "buud",
@@ -60,7 +66,7 @@ def use_tiles(sch: Any, sums: Any, block: Block, dtype: str, task: Any, tile: An
         tile: the loop over blocks of one panel, if they are computed one after the other.
     """
     if tile is not None:
-        sch.annotate(tile, _TILE, 1)
+        sch.annotate(tile, TILE, 1)
     _replace(sch, sums, sch.get_loops(sums)[-4], block, task, _intrinsic(block, dtype))
 
 
@@ -81,10 +87,21 @@ def use_tiles_of_windows(sch: Any, sums: Any, block: Block, window: Window, dtyp
     _replace(sch, sums, sch.get_loops(sums)[-loops], block, task, _intrinsic_of_windows(block, window, dtype))
 
 
+def use_tiles_of_image(sch: Any, sums: Any, block: Block, window: Window, task: Any) -> None:
+    """Replace the innermost loops of the block of sums: rows, lines, pixels, places of the window, words.
+
+    The data are [steps, rows, words], the weight words of an image [h, c, w]. Loops over one line, row or column of the
+    window are left out.
+    """
+    assert block.image is not None
+    loops = 3 + (block.image.lines > 1) + (window.kernel_h > 1) + (window.kernel_w > 1)
+    _replace(sch, sums, sch.get_loops(sums)[-loops], block, task, _intrinsic_of_image(block, window))
+
+
 def _replace(sch: Any, sums: Any, rows: Any, block: Block, task: Any, intrinsic: str) -> None:
     """Replace the loops of the block of sums from `rows` on by the registered code."""
     zeros = sch.decompose_reduction(sums, rows)
-    sch.tensorize(sch.get_loops(zeros)[-3 if block.lines > 1 else -2], _no_zeros(block))
+    sch.tensorize(sch.get_loops(zeros)[-sum(extent > 1 for extent in _shape_of_sums(block))], _no_zeros(block))
     sch.annotate(task, "pragma_import_llvm", block.source)
     sch.annotate(task, TASK, block.shape_symbol)
     sch.tensorize(rows, intrinsic)
@@ -127,8 +144,9 @@ def main(
 def _no_zeros(block: Block) -> str:
     """The registered name of no code where sums would become zero: the tile registers are, and overwrite them."""
     shape = _shape_of_sums(block)
-    axes = [f"i{axis}" for axis in range(len(shape))]
-    places = ", ".join(f"v{axis}" for axis in axes)
+    axes = [f"i{axis}" for axis, extent in enumerate(shape) if extent > 1]  # TVM drops a loop over one
+    extents = [extent for extent in shape if extent > 1]
+    places = ", ".join(f"v{axis}" if extent > 1 else "0" for axis, extent in enumerate(shape))
     head = f"""
 @T.prim_func(s_tir=True)
 def main(C: T.Buffer({shape}, "{block.dot.sums}", offset_factor=1, scope="local")) -> None:
@@ -137,9 +155,9 @@ def main(C: T.Buffer({shape}, "{block.dot.sums}", offset_factor=1, scope="local"
         T.writes(C[{_ranges(shape)}])
 """
     meaning = f"""
-        for {", ".join(axes)} in T.grid(*{shape}):
+        for {", ".join(axes)} in T.grid(*{extents}):
             with T.sblock("zero"):
-                {places} = T.axis.remap("{"S" * len(shape)}", [{", ".join(axes)}])
+                {", ".join(f"v{axis[1:]}" for axis in axes)} = T.axis.remap("{"S" * len(axes)}", [{", ".join(axes)}])
                 C[{places}] = T.cast(0, "{block.dot.sums}")
 """
     name = f"plevel_amx_no_zeros_{'_'.join(map(str, shape))}_{block.dot.sums}"
@@ -149,7 +167,9 @@ def main(C: T.Buffer({shape}, "{block.dot.sums}", offset_factor=1, scope="local"
 
 
 def _shape_of_sums(block: Block) -> tuple[int, ...]:
-    """[lines,] rows and columns of a block."""
+    """[lines,] rows and columns of a block, or rows, lines and columns."""
+    if block.image:
+        return block.rows, block.image.lines, block.width // block.image.lines
     if block.lines > 1:
         return block.lines, block.rows // block.lines, block.width
     return block.rows, block.width
@@ -163,6 +183,11 @@ def _number(dot: Dot, text: str, kept: str, meant: str) -> str:
     """A number of dtype `meant`, of whose bits a buffer of `kept` is, in the dtype of the sums."""
     read = text if kept == meant else f"T.reinterpret({text}, dtype='{meant}')"
     return f"T.cast({read}, '{dot.sums}')"
+
+
+def _total(kept: Container[str], *terms: tuple[str, int]) -> str:
+    """The sum of axes, those that are kept, times numbers."""
+    return " + ".join(f"v{n} * {by}" if by > 1 else f"v{n}" for n, by in terms if n in kept) or "0"
 
 
 @cache
@@ -181,9 +206,7 @@ def _intrinsic_of_windows(block: Block, window: Window, dtype: str) -> str:
     axes = {"i": lines, "r": rows, "j": block.width, "y": window.kernel_h, "x": window.kernel_w, "c": depth, "t": group}
     kept = {name: extent for name, extent in axes.items() if extent > 1 or name in "rjct"}
 
-    def total(*terms: tuple[str, int]) -> str:
-        return " + ".join(f"v{n} * {by}" if by > 1 else f"v{n}" for n, by in terms if n in kept) or "0"
-
+    total = partial(_total, kept)
     place = ", ".join((
         total(("i", down), ("y", apart_h)), total(("r", across), ("x", apart_w)), total(("c", group), ("t", 1))
     ))  # fmt: skip
@@ -215,6 +238,49 @@ def main(
 """
     steps = "_".join(str(n) for n in (window.kernel_h, window.kernel_w, *window.strides, *window.dilation))
     return register_intrinsic(f"{block.symbol}_windows_{steps}_{dtype}", head, meaning, code)
+
+
+@cache
+def _intrinsic_of_image(block: Block, window: Window) -> str:
+    """The registered name of the block's code and what it computes of the words of an image [h, c, w]."""
+    assert block.image is not None
+    sums, lines, words = _shape_of_sums(block), block.image.lines, block.steps * block.words
+    (down, across), (apart_h, apart_w) = window.strides, window.dilation
+    assert across == 1
+    packed = (window.kernel_h * window.kernel_w * block.steps, block.rows, block.words)
+    shape = (
+        (lines - 1) * down + (window.kernel_h - 1) * apart_h + 1, words, sums[-1] + (window.kernel_w - 1) * apart_w
+    )  # fmt: skip
+    axes = {"i": block.rows, "h": lines, "w": sums[-1], "y": window.kernel_h, "x": window.kernel_w, "c": words}
+    kept = {name: extent for name, extent in axes.items() if extent > 1 or name in "iwc"}
+    step = _total(kept, ("y", window.kernel_w * block.steps), ("x", block.steps))
+    place = f"{_total(kept, ('h', down), ('y', apart_h))}, vc, {_total(kept, ('w', 1), ('x', apart_w))}"
+    out = ", ".join(f"v{name}" if name in kept else "0" for name in "ihw")
+    head = f"""
+@T.prim_func(s_tir=True)
+def main(
+    A: T.Buffer({packed}, "int32", offset_factor=1),
+    B: T.Buffer({shape}, "int32", offset_factor=1),
+    C: T.Buffer({sums}, "{block.dot.sums}", offset_factor=1, scope="local"),
+) -> None:
+    with T.sblock("root"):
+        T.reads(C[{_ranges(sums)}], A[{_ranges(packed)}], B[{_ranges(shape)}])
+        T.writes(C[{_ranges(sums)}])
+"""
+    kinds = "".join("S" if name in "ihw" else "R" for name in kept)
+    meaning = f"""
+        for {", ".join(kept)} in T.grid({", ".join(map(str, kept.values()))}):
+            with T.sblock("update"):
+                {", ".join(f"v{name}" for name in kept)} = T.axis.remap("{kinds}", [{", ".join(kept)}])
+                C[{out}] = C[{out}] + product(A[{step} + vc // {block.words}, vi, vc % {block.words}], B[{place}])
+"""
+    zeros = ", ".join("0" for _ in sums)
+    code = f"""
+        T.evaluate(T.call_extern("int32", "{block.symbol}",
+            T.address_of(A[0, 0, 0]), T.address_of(B[0, 0, 0]), T.address_of(C[{zeros}]), 0))
+"""
+    steps = "_".join(str(n) for n in (window.kernel_h, window.kernel_w, down, *window.dilation))
+    return register_intrinsic(f"{block.symbol}_windows_{steps}", head, meaning, code, product=block.dot.product)
 
 
 @cache
@@ -250,41 +316,3 @@ def main(
             T.address_of(A[{zeros}]), T.address_of(B[0, 0, 0]), T.address_of(C[0, 0]), 0))
 """
     return register_intrinsic(f"{block.symbol}_{dtype}", head, meaning, code)
-
-
-def insert_shapes(module: Any) -> Any:
-    """Insert what tiles need into a module of packed functions: the request, and the shapes around each task."""
-    return change_functions(module, _with_shapes)
-
-
-def _with_shapes(function: Any) -> Any:
-    from tvm import ir, tirx
-    from tvm_ffi import structural_map
-
-    def call(symbol: str) -> Any:
-        return tirx.call_extern("int32", symbol)
-
-    def change(loop: Any) -> Any:
-        body = loop.body
-        if _TILE in loop.annotations:
-            place = loop.loop_var.astype("int32")
-
-            def placed(found: Any) -> Any:
-                is_block = found.args and str(getattr(found.args[0], "value", "")).startswith(BLOCK)
-                return tirx.call_extern("int32", *found.args[:-1], place) if is_block else found
-
-            body = structural_map(body, [(ir.Call, placed)])
-        if TASK in loop.annotations:
-            shapes = str(loop.annotations[TASK])
-            body = tirx.SeqStmt([tirx.Evaluate(call(shapes)), body, tirx.Evaluate(call(RELEASE))])
-        if body is loop.body:
-            return loop
-        annotations = {name: value for name, value in loop.annotations.items() if name not in (TASK, _TILE)}
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, annotations)
-
-    if not any(TASK in loop.annotations for loop in find(function, tirx.For)):
-        return function
-    changed = structural_map(function, [(tirx.For, change)])
-    # No assertion: those are left out of code without checks.
-    granted = tirx.IfThenElse(call(REQUEST) != 0, tirx.Evaluate(tirx.tvm_throw_last_error()), None)
-    return changed.with_body(tirx.SeqStmt([granted, changed.body]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from strategy.cpu.dot import Dot
 from strategy.host import TILE_REQUEST
@@ -13,6 +13,7 @@ from strategy.host import TILE_REQUEST
 ROWS, WORDS, LANES, REGISTERS = 16, 16, 16, 8  # of a tile, of a row of one, of a row of sums; tiles
 WORD_BYTES, LINE_BYTES = 4, 64
 REQUEST, RELEASE, BLOCK = "plevel_amx_request", "plevel_amx_release", "plevel_amx_block_"
+ROUND = "plevel_amx_round"  # of a vector of float32, the bits of bfloat16
 _KIND = "RuntimeError"
 _REFUSED = "AMX: this processor lacks it, or its kernel does not allow it: build for the target with -mattr=-amx-tile"
 # A graph of `torch.compile` runs kernels without TVM: nothing has this function there. It is named to the assembler
@@ -58,7 +59,30 @@ define linkonce_odr hidden i32 @{RELEASE}() nounwind {{
   ret i32 0
 }}
 """
-_FROM_STEP_TO_STEP = "  %x = phi ptr [ %a, %entry ], [ %xn, %loop ]\n"
+_ROUND = f"""
+define linkonce_odr hidden <{LANES} x i16> @{ROUND}(<{LANES} x float> %number) alwaysinline nounwind {{
+  %rounded = fptrunc <{LANES} x float> %number to <{LANES} x bfloat>
+  %bits = bitcast <{LANES} x bfloat> %rounded to <{LANES} x i16>
+  ret <{LANES} x i16> %bits
+}}
+"""
+_ARGUMENTS = {"x": "a", "y": "b"}  # of which the data's tiles of a step are, and the weight's
+
+
+@dataclass(frozen=True)
+class Image:
+    """The words [h, c, w] of an image, or of a part, that are a block's weight, `lines` of it, as wide as each other.
+
+    Attributes:
+        row_words: from one word of a pixel to the next.
+        step_words: from one tile to the next.
+        line_words: from one line to the next.
+    """
+
+    lines: int
+    row_words: int
+    step_words: int
+    line_words: int
 
 
 @dataclass(frozen=True)
@@ -74,6 +98,8 @@ class Block:
         lines: lines of an image that the rows are of, as many of each, `line_words` apart.
         around: loops around the steps, the outermost first: their extents, and the words of the data from one to the
             next. Steps of the weight lie one behind the other throughout.
+        image: where the weight lies in an image, if it does. Then `around` is of it, and steps of the data lie one
+            behind the other throughout.
     """
 
     dot: Dot
@@ -89,6 +115,7 @@ class Block:
     lines: int = 1
     line_words: int = 0
     around: tuple[tuple[int, int], ...] = ()
+    image: Image | None = None
 
     @property
     def heights(self) -> list[int]:
@@ -104,8 +131,9 @@ class Block:
         return self.steps * math.prod(extent for extent, _ in self.around)
 
     def _places(self) -> list[int]:
-        """The bytes from the data's first tile to that of each step."""
-        loops = [*self.around, (self.steps, self.step_words)]
+        """The bytes from the first tile to that of each step, of the operand that loops are around."""
+        step_words = self.image.step_words if self.image else self.step_words
+        loops = [*self.around, (self.steps, step_words)]
         return [
             sum(at * words for at, (_, words) in zip(place, loops, strict=True)) * WORD_BYTES
             for place in itertools.product(*(range(extent) for extent, _ in loops))
@@ -118,7 +146,16 @@ class Block:
     @property
     def _row_width(self) -> int:
         """The words from one row of the weight to the next."""
+        if self.image:
+            return self.image.row_words
         return LANES if self.in_columns else self.width
+
+    def _column_place(self, column: int) -> int:
+        """The words from the weight's first column of tiles to another."""
+        if self.image:
+            line, at = divmod(column, self.columns // self.image.lines)
+            return line * self.image.line_words + at * LANES
+        return column * LANES * (self.steps * self.words if self.in_columns else 1)
 
     @property
     def symbol(self) -> str:
@@ -128,7 +165,8 @@ class Block:
         lines = f"_lines_{self.lines}_{self.line_words}" if self.lines > 1 else ""
         around = "".join(f"_of_{extent}_{words}" for extent, words in self.around)
         columns = "_columns" if self.in_columns else ""
-        return f"{BLOCK}{kind}_{'_'.join(map(str, sizes))}{lines}{around}{columns}"
+        image = f"_image_{'_'.join(map(str, astuple(self.image)))}" if self.image else ""
+        return f"{BLOCK}{kind}_{'_'.join(map(str, sizes))}{lines}{around}{columns}{image}"
 
     @property
     def shape_symbol(self) -> str:
@@ -165,6 +203,7 @@ class Block:
             palette[48 + register] = rows
         shapes = "".join(f"\\{byte:02x}" for byte in palette)
         return f"""{_COMMON}
+{_ROUND if self.dot.sums == "float32" else ""}
 declare void @{self.dot.intrinsic}(i8, i8, i8)
 @{self.shape_symbol}_bytes = linkonce_odr hidden constant [64 x i8] c"{shapes}", align 64
 define linkonce_odr hidden i32 @{self.shape_symbol}() nounwind {{
@@ -181,10 +220,8 @@ entry:
 {"".join(self._lines_of_zeros())}  br label %loop
 loop:
   %step = phi i64 [ 0, %entry ], [ %next, %loop ]
-{"" if self.around else _FROM_STEP_TO_STEP}  %y = phi ptr [ %b, %entry ], [ %yn, %loop ]
-  %z = phi ptr [ %p, %entry ], [ %zn, %loop ]
-{"".join(self._lines_of_a_step())}  %yn = getelementptr i8, ptr %y, i64 {self.words * self._row_width * WORD_BYTES}
-  %zn = getelementptr i8, ptr %z, i64 {self.ahead * LINE_BYTES}
+{"".join(self._operands_of_a_step())}  %z = phi ptr [ %p, %entry ], [ %zn, %loop ]
+{"".join(self._lines_of_a_step())}  %zn = getelementptr i8, ptr %z, i64 {self.ahead * LINE_BYTES}
   %next = add nuw nsw i64 %step, 1
   %more = icmp ult i64 %next, {self.all_steps}
   br i1 %more, label %loop, label %end
@@ -195,7 +232,7 @@ end:
 
     @property
     def _table(self) -> str:
-        """LLVM code of the table of the data's places, where steps are in several loops."""
+        """LLVM code of the table of an operand's places, where steps are in several loops."""
         if not self.around:
             return ""
         places = ", ".join(f"i32 {place}" for place in self._places())
@@ -205,6 +242,17 @@ end:
         for register in range(self._data):
             yield f"  call void @llvm.x86.tilezero(i8 {register})\n"
 
+    def _steps(self) -> dict[str, int]:
+        """The operands whose steps lie one behind the other, with the words from one to the next."""
+        found = {"x": self.step_words, "y": self.words * self._row_width}
+        if self.around:
+            del found["y" if self.image else "x"]
+        return found
+
+    def _operands_of_a_step(self) -> Iterator[str]:
+        for name in self._steps():
+            yield f"  %{name} = phi ptr [ %{_ARGUMENTS[name]}, %entry ], [ %{name}n, %loop ]\n"
+
     def _lines_of_a_step(self) -> Iterator[str]:
         for line in range(self.ahead):
             yield f"  %z{line} = getelementptr i8, ptr %z, i64 {line * LINE_BYTES}\n"
@@ -212,11 +260,12 @@ end:
         if self.around:
             yield f"  %entry_of = getelementptr i32, ptr @{self.symbol}_places, i64 %step\n"
             yield "  %near = load i32, ptr %entry_of, align 4\n  %away = zext i32 %near to i64\n"
-            yield "  %x = getelementptr i8, ptr %a, i64 %away\n"
+            name = "y" if self.image else "x"
+            yield f"  %{name} = getelementptr i8, ptr %{_ARGUMENTS[name]}, i64 %away\n"
         top = 0
         for column in range(self.columns):
             weight = self._weight(column)
-            place = column * LANES * (self.steps * self.words if self.in_columns else 1)
+            place = self._column_place(column)
             yield from _transfer("tileloadd64", "y", f"y{column}", place, self._row_width, weight)
             for row, height in enumerate(self.heights):
                 if not column:
@@ -228,8 +277,8 @@ end:
                     f"  call void @{self.dot.intrinsic}"
                     f"(i8 {self._sum(row, column)}, i8 {self._data + row}, i8 {weight})\n"
                 )
-        if not self.around:
-            yield f"  %xn = getelementptr i8, ptr %x, i64 {self.step_words * WORD_BYTES}\n"
+        for name, words in self._steps().items():
+            yield f"  %{name}n = getelementptr i8, ptr %{name}, i64 {words * WORD_BYTES}\n"
 
     def _lines_of_stores(self) -> Iterator[str]:
         top = 0

@@ -32,7 +32,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     from tvm.ir.transform import Sequential, module_pass
 
     from strategy.cpu.ahead import insert_prefetches
-    from strategy.cpu.amx import insert_shapes
+    from strategy.cpu.amx_tasks import insert_shapes
     from strategy.cpu.binding import loop_over_scalars, read_bits, store_names
     from strategy.cpu.broadcast import broadcast_words
     from strategy.cpu.masking import mask_vector_loops, reveal_choices

@@ -26,6 +26,7 @@ from strategy.ops.conv2d import (
     amx,
     amx_direct,
     amx_nchw,
+    amx_nchw_direct,
     depthwise,
     depthwise_nhwc,
     direct,
@@ -143,6 +144,7 @@ def _in_any_layout(
     if not depthwise.is_depthwise(attrs, inputs):
         dot.add(strategy, attrs, inputs, "qconv2d_nchw_dot.cpu", 14, target)
         amx_nchw.add(strategy, attrs, inputs, out_type, "qconv2d_nchw_amx.cpu", target)
+        amx_nchw_direct.add(strategy, attrs, inputs, out_type, "qconv2d_nchw_amx_direct.cpu", target)
     else:
         depthwise.add(strategy, attrs, inputs, "depthwise_qconv2d_nchw.cpu")
     return strategy

@@ -84,8 +84,9 @@ def test_any_configuration_of_a_batch(kind, transpose_b, x, y, m, k, constant, s
 
 
 @on_amx
-@pytest.mark.sample(6)
-@pytest.mark.parametrize(("layout", "form"), [("NCHW", "amx"), ("NHWC", "amx"), ("NHWC", "amx_direct")])
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("form", ["amx", "amx_direct"])
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
 @settings(max_examples=min(4, settings.default.max_examples // 6))
 @given(
@@ -101,6 +102,8 @@ def test_any_configuration_of_any_convolution(
     layout, form, kind, weight, channels, out, window, image, batch, attrs, zero, constant, seed
 ):
     attrs = {**attrs, "dilation": 1 if window[1] == 7 else attrs["dilation"], "data_layout": layout}
+    if (layout, form) == ("NCHW", "amx_direct"):
+        attrs["strides"] = [attrs["strides"], 1]
     attrs |= points(kind, (zero, 0))
     shapes = laid_out_shapes(attrs, (batch, channels, *image), (out, channels, *window))
     workload = convolution(f"{kind}[{shapes[0]}]", f"{weight}[{shapes[1]}]", constant, **attrs)
@@ -163,6 +166,8 @@ def test_an_epilogue_joins_the_product(ops):
     )
     for found in (workload, image, first):
         check(found, name_of(found))
+    for found in (image, first):
+        check(found, name_of(found, "amx_direct"))
 
 
 def test_the_instruction_is_used_where_the_target_has_it():

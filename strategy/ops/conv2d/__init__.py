@@ -7,6 +7,7 @@
     conv2d_nchw_1x1.cpu            windows of one pixel: a product of what lies there, or is gathered
     conv2d_nchw_dot.cpu            bfloat16 and 8-bit integers by dot-product instructions, windows unfolded
     conv2d_nchw_amx.cpu            the same by AMX, words of neighbouring channels unfolded
+    conv2d_nchw_amx_direct.cpu     the same, tiles read from the words of the image
     conv2d_nhwc_dot.cpu            the same of NHWC, nothing unfolded
     conv2d_nhwc_amx.cpu            the same of NHWC by AMX, windows unfolded
     conv2d_nhwc_amx_direct.cpu     the same, tiles read from the image
@@ -38,6 +39,7 @@ from strategy.ops.conv2d import (
     amx,
     amx_direct,
     amx_nchw,
+    amx_nchw_direct,
     blocked,
     depthwise,
     depthwise_blocked,
@@ -124,6 +126,7 @@ def _in_any_layout(
         if not depthwise.is_depthwise(attrs, inputs):
             dot.add(strategy, attrs, inputs, "conv2d_nchw_dot.cpu", plevel_of(target, data.dtype, 14), target)
             amx_nchw.add(strategy, attrs, inputs, out_type, "conv2d_nchw_amx.cpu", target)
+            amx_nchw_direct.add(strategy, attrs, inputs, out_type, "conv2d_nchw_amx_direct.cpu", target)
         else:
             depthwise.add(strategy, attrs, inputs, "depthwise_conv2d_nchw.cpu")
     known = all(d.is_constant for d in (data.shape[1], *weight.shape))

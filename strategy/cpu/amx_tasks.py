@@ -1,0 +1,91 @@
+"""Tasks with tiles of AMX: their shapes, the request to Linux, and the place and the rounding of sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strategy.cpu.amx import TASK, TILE
+from strategy.cpu.amx_code import BLOCK, LANES, RELEASE, REQUEST, ROUND
+from strategy.tir import change_functions, find
+
+
+def insert_shapes(module: Any) -> Any:
+    """Insert what tiles need into a module of packed functions.
+
+    The request, and the shapes around each task; sums begin at a line of the cache, as each row of a tile then is one,
+    and are rounded by an instruction.
+    """
+    return change_functions(module, _with_shapes)
+
+
+def _aligned(allocation: Any) -> Any:
+    """The allocation of sums as one of vectors, to whose size LLVM aligns it: TVM gives numbers 16 bytes at most."""
+    from tvm import tirx
+
+    buffer = allocation.buffer
+    (extent,) = buffer.shape
+    if buffer.scope() != "local" or str(buffer.dtype) not in ("float32", "int32") or int(extent) % LANES:
+        return allocation
+    dtype = f"{buffer.dtype}x{LANES}"
+    vectors = tirx.decl_buffer([int(extent) // LANES], dtype, f"{buffer.name}_vectors", scope="local")
+    return tirx.SeqStmt([
+        tirx.AllocBuffer(vectors, allocation.annotations), tirx.DeclBuffer(buffer, data=tirx.buffer_data(vectors))
+    ])  # fmt: skip
+
+
+def _rounded(cast: Any) -> Any:
+    """A vector's rounding to the bits of bfloat16 by one instruction, in place of TVM's five.
+
+    It takes subnormal numbers for zero, as the products do.
+    """
+    from tvm import tirx
+    from tvm_ffi import structural_equal
+
+    words, halves, numbers = (f"{name}x{LANES}" for name in ("uint32", "uint16", "float32"))
+    bits = cast.value
+    for _ in range(3):  # the shift, and two sums
+        bits = getattr(bits, "a", None)
+    if str(cast.ty.dtype) != halves or bits is None or str(bits.ty.dtype) != words:
+        return cast
+
+    def number(value: int) -> Any:
+        return tirx.Broadcast(tirx.const(value, "uint32"), LANES)
+
+    odd = tirx.BitwiseAnd(tirx.RShift(bits, number(16)), number(1))
+    rounded = tirx.RShift(tirx.Add(tirx.Add(bits, number(0x7FFF)), odd), number(16))
+    if not structural_equal(cast.value, rounded):
+        return cast
+    return tirx.call_extern(halves, ROUND, tirx.reinterpret(numbers, bits))
+
+
+def _with_shapes(function: Any) -> Any:
+    from tvm import ir, tirx
+    from tvm_ffi import structural_map
+
+    def call(symbol: str) -> Any:
+        return tirx.call_extern("int32", symbol)
+
+    def change(loop: Any) -> Any:
+        body = loop.body
+        if TILE in loop.annotations:
+            place = loop.loop_var.astype("int32")
+
+            def placed(found: Any) -> Any:
+                is_block = found.args and str(getattr(found.args[0], "value", "")).startswith(BLOCK)
+                return tirx.call_extern("int32", *found.args[:-1], place) if is_block else found
+
+            body = structural_map(body, [(ir.Call, placed)])
+        if TASK in loop.annotations:
+            shapes = str(loop.annotations[TASK])
+            body = tirx.SeqStmt([tirx.Evaluate(call(shapes)), body, tirx.Evaluate(call(RELEASE))])
+        if body is loop.body:
+            return loop
+        annotations = {name: value for name, value in loop.annotations.items() if name not in (TASK, TILE)}
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, annotations)
+
+    if not any(TASK in loop.annotations for loop in find(function, tirx.For)):
+        return function
+    changed = structural_map(function, [(tirx.For, change), (tirx.AllocBuffer, _aligned), (tirx.Cast, _rounded)])
+    # No assertion: those are left out of code without checks.
+    granted = tirx.IfThenElse(call(REQUEST) != 0, tirx.Evaluate(tirx.tvm_throw_last_error()), None)
+    return changed.with_body(tirx.SeqStmt([granted, changed.body]))

@@ -1,0 +1,299 @@
+"""`conv2d_nchw_amx_direct.cpu`, `qconv2d_nchw_amx_direct.cpu`: images [n, c, h, w] by AMX, without unfolding.
+
+As `conv2d_nchw_amx.cpu`, the weight on the left: tiles of sums are output channels × pixels, as the result lies. The
+image is put into words of neighbouring channels once, beside its padding: [n, h, words, w]. A tile of it is the words
+of some channels at neighbouring pixels, which each place of the window sees from another one on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from strategy.condition import Clause, ceildiv
+from strategy.cpu.amx import Window, find_product, use_tiles_of_image
+from strategy.cpu.amx_code import LANES, REGISTERS, ROWS, WORDS, Block, Image
+from strategy.cpu.dot import Dot
+from strategy.cpu.tile import block_knob, largest_divisor, round_up, up_to, whole_blocks
+from strategy.op_strategy import OpStrategy
+from strategy.ops.conv2d.dot import count_words, word_of
+from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.dense.amx import RESULTS
+from strategy.ops.dense.amx_product import Depth
+from strategy.schedule import Outs, compute_stage, integer, start_schedule, vectorize, zero_beyond
+from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.target import Target
+from strategy.types import TensorType
+
+_ROWS = (2, 4, 8, 12, 16, 24, 32, 48)
+_LINES = (1, 2, 3, 4)
+_WIDTHS = (16, 32, 48, 64, 80, 96)
+_BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 28, 32, 48, 64)
+_INNER = Knob("inner", ["pixels", "channels"])
+# The image is put into words by each task, or before all of them.
+_BY_TASK, _BEFORE = range(2)
+_COPIED = Knob("copied", [_BY_TASK, _BEFORE])
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of one group's output pixels; `dot` has the weight on its left."""
+
+    dot: Dot
+    channels: int
+    window: Window
+
+    @property
+    def places(self) -> int:
+        return self.window.kernel_h * self.window.kernel_w
+
+    @property
+    def depth(self) -> Depth:
+        """The tiles of one place."""
+        return Depth.of(self.dot, self.channels)
+
+    def extents(self, out_h: int, out_w: int) -> tuple[int, int]:
+        """The lines and columns of the padded image that so many pixels read."""
+        down = (out_h - 1) * self.window.strides[0] + (self.window.kernel_h - 1) * self.window.dilation[0] + 1
+        return down, out_w + (self.window.kernel_w - 1) * self.window.dilation[1]
+
+    def line(self, out_w: int) -> tuple[int, int]:
+        """The distance of a line's words, of which it is a multiple.
+
+        Of whole lines of the cache, unless they are much more: then the first place of a window crosses none.
+        """
+        _, across = self.extents(1, out_w)
+        whole = round_up(across, LANES)
+        return (whole, LANES) if whole * 4 <= across * 5 else (across, 1)
+
+
+def add(
+    strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, name: str,
+    target: Target,
+) -> None:  # fmt: skip
+    """Add the implementation to a strategy, of types in NCHW and OIHW, as `amx_nchw.add`, of one group.
+
+    Windows have no stride along lines. It is chosen untuned where they have several places, and lines and channels fill
+    tiles by half.
+    """
+    data, weight = inputs
+    dot = find_product(target, weight.dtype, data.dtype)
+    if dot is None or not all(d.is_constant for d in (*data.shape, *weight.shape)):
+        return
+    least, most = (-128, 127) if data.dtype == "int8" else (0, 255)
+    of_data, of_weight = dot.zero_points(attrs, weight.dtype)
+    if of_weight or not least <= of_data <= most or out_type.dtype not in RESULTS[data.dtype]:
+        return
+    if attrs.groups > 1 or attrs.strides[1] > 1:
+        return
+    _, channels, kernel_h, kernel_w = weight.concrete_shape
+    windows = Windows(dot, channels, Window(kernel_h, kernel_w, attrs.strides, attrs.dilation))
+    fills_tiles = int(out_type.shape[3]) * 2 > LANES and channels * 2 >= WORDS * dot.group
+    strategy.add_implementation(
+        partial(compute, windows), partial(schedule, windows), name, 19 if fills_tiles and windows.places > 1 else 12,
+        space=partial(space, windows), prepare=partial(prepare, windows),
+    )  # fmt: skip
+
+
+def _fit_registers() -> Clause:
+    """The constraint that sums, a column of the weight's tiles and a tile of the image fit the tile registers."""
+    height = ceildiv(knob("rows"), ROWS)
+    return height * knob("lines") * (knob("width") // LANES) + height + 1 <= REGISTERS
+
+
+def _best_block(channels: int, out_h: int, out_w: int, heights: Sequence[int]) -> tuple[int, int, int]:
+    """The rows, lines and width of a fallback's block, which wastes little and needs few loads."""
+
+    def cost(rows: int, lines: int, width: int) -> float:
+        wide = lines * width // LANES
+        blocks = -(-channels // rows) * -(-out_h // lines) * -(-out_w // width)
+        # Half of the loads are hidden; those of the image cross lines of the cache.
+        return blocks * (rows * wide + (rows + 2 * ROWS * wide) / 2)
+
+    return min(
+        (
+            (rows, lines, width)
+            for rows in heights for lines in _LINES for width in _WIDTHS
+            if rows <= max(channels, heights[0]) and out_h % lines == 0 and width < out_w + LANES
+            and -(-rows // ROWS) * (lines * (width // LANES) + 1) < REGISTERS
+        ),
+        key=lambda block: cost(*block),
+    )  # fmt: skip
+
+
+def space(
+    windows: Windows, attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> ConfigSpace:
+    """The block, the parts of the image and of the output channels of a task, their order, and the copy."""
+    batch, channels, out_h, out_w = out_type.concrete_shape
+
+    def fallback() -> dict[str, Any]:
+        rows, lines, width = _best_block(channels, out_h, out_w, _ROWS)
+        tiles, heights = -(-channels // rows), -(-out_h // lines)
+        h_tasks = largest_divisor(_BLOCKS, heights, 4 * target.threads)
+        tasks = -(-target.threads // (batch * h_tasks))
+        return {
+            "rows": rows,
+            "lines": lines,
+            "width": width,
+            "o_block": largest_divisor(_BLOCKS, tiles, max(tiles // tasks, 1)),
+            "h_tasks": h_tasks,
+            "inner": "channels",
+            "copied": _BY_TASK,
+        }
+
+    high, deep = up_to("rows", _ROWS, channels), up_to("lines", _LINES, out_h)
+    return ConfigSpace(
+        [
+            high,
+            deep,
+            up_to("width", _WIDTHS, out_w + LANES - 1),
+            block_knob("o_block", _BLOCKS, channels, high),
+            block_knob("h_tasks", _BLOCKS, out_h, deep),
+            _INNER,
+            _COPIED,
+        ],
+        [_fit_registers(), whole_blocks(channels, "rows", "o_block"), whole_blocks(out_h, "lines", "h_tasks")],
+        fallback=fallback,
+    )
+
+
+def prepare(
+    windows: Windows, attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config
+) -> dict[int, Callable[[Any], Any]]:
+    """The weight is packed into tiles [ceil(o / rows), places * steps, rows, words].
+
+    Where the sums of its rows count, they are the first words of a step more.
+    """
+    dot, depth, rows, kernel_w = windows.dot, windows.depth, integer(config, "rows"), windows.window.kernel_w
+    has_sums = bool(getattr(attrs, "input_zero_point", 0))
+    steps = windows.places * depth.steps
+
+    def pack(weight: Any) -> Any:
+        from tvm import te, tirx
+
+        channels = int(weight.shape[0])
+        sums = None
+        if has_sums:
+            axes = [te.reduce_axis((0, extent)) for extent in weight.shape[1:]]
+            sums = compute_stage(
+                "weight_sums", (channels,), lambda o: te.sum(weight[(o, *axes)].astype("int32"), axis=axes)
+            )
+
+        def word(tile: Any, step: Any, row: Any, at: Any) -> Any:
+            o, place, c = tile * rows + row, step // depth.steps, step % depth.steps * depth.words + at
+            found = word_of(
+                dot, windows.channels, c, lambda channel: weight[o, channel, place // kernel_w, place % kernel_w]
+            )
+            found = zero_beyond(found, c, count_words(dot, windows.channels), depth.total)
+            if sums is not None:
+                found = tirx.if_then_else(step < steps, found, sums[o])
+            return zero_beyond(found, o, channels, rows)
+
+        return compute_stage("weight_tiles", (-(-channels // rows), steps + has_sums, rows, depth.words), word)
+
+    return {1: pack}
+
+
+def compute(
+    windows: Windows, attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """The words of the padded image, and the weight's products with them."""
+    from tvm import te, tirx
+
+    data, weight = inputs
+    dot, depth, window = windows.dot, windows.depth, windows.window
+    batch, channels, out_h, out_w = out_type.concrete_shape
+    rows, lines, width = (integer(config, name) for name in ("rows", "lines", "width"))
+    height, across = round_up(out_h, lines), round_up(out_w, width)
+    padded_h, padded_w = windows.extents(height, across)
+    image_h, image_w = int(data.shape[2]), int(data.shape[3])
+    (top, left, *_), zero = attrs.padding, getattr(attrs, "input_zero_point", 0) & 255
+    padding = tirx.const(int.from_bytes(bytes([zero] * 4), "little", signed=True), "int32")
+    words = count_words(dot, windows.channels)
+
+    def word(n: Any, h: Any, c: Any, w: Any) -> Any:
+        y, x = h - top, w - left
+        found = word_of(dot, windows.channels, c, lambda channel: data[n, channel, y, x], zero)
+        tests = [
+            test
+            for test, needed in (
+                (y >= 0, top), (y < image_h, padded_h - top > image_h), (x >= 0, left),
+                (x < image_w, padded_w - left > image_w), (c < words, depth.total > words),
+            ) if needed
+        ]  # fmt: skip
+        return tirx.if_then_else(tirx.all(*tests), found, padding) if tests else found
+
+    image = compute_stage("image", (batch, padded_h, depth.total, padded_w), word)
+    stride_h, (dilation_h, dilation_w) = window.strides[0], window.dilation
+    kernel_h, kernel_w = window.kernel_h, window.kernel_w
+    y = te.reduce_axis((0, kernel_h), name="y") if kernel_h > 1 else 0
+    x = te.reduce_axis((0, kernel_w), name="x") if kernel_w > 1 else 0
+    c = te.reduce_axis((0, depth.total), name="c")
+
+    def term(n: Any, o: Any, h: Any, w: Any) -> Any:
+        step = (y * kernel_w + x) * depth.steps + c // depth.words
+        left = weight[o // rows, step, o % rows, c % depth.words]
+        right = image[n, h * stride_h + y * dilation_h, c, w + x * dilation_w]
+        return te.sum(dot.product(left, right), axis=[axis for axis in (y, x, c) if not isinstance(axis, int)])
+
+    total = tiles = compute_stage("tiles", (batch, round_up(channels, rows), height, across), term)
+    of_data = getattr(attrs, "input_zero_point", 0)
+    if of_data:
+        steps = windows.places * depth.steps
+        total = compute_stage(
+            "total", tiles.shape,
+            lambda n, o, h, w: tiles[n, o, h, w] - of_data * weight[o // rows, steps, o % rows, 0],
+        )  # fmt: skip
+    return [te.compute(out_type.concrete_shape, lambda *i: total(*i).astype(out_type.dtype), name="conv2d")]
+
+
+def schedule(windows: Windows, attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Tasks of lines × output channels in parallel; in each, one block after the other."""
+    dot, depth, window = windows.dot, windows.depth, windows.window
+    sch, stages, output = start_schedule(outs)
+    for name in ("weight_sums", "weight_tiles"):
+        if name in stages:
+            sch.parallel(sch.get_loops(stages[name])[0])
+    tiles, image = stages["tiles"], stages["image"]
+    rows, lines, width = (integer(config, name) for name in ("rows", "lines", "width"))
+    sch.set_scope(tiles, 0, "local")
+    anchor = stages.get("total", tiles)
+    n, o, h, w = sch.get_loops(anchor)[:4]
+    o_task, o_tile, row = sch.split(o, [None, integer(config, "o_block"), rows])
+    h_task, h_tile, line = sch.split(h, [integer(config, "h_tasks"), None, lines])
+    w_tile, column = sch.split(w, [None, width])
+    order = (o_tile, h_tile, w_tile) if config["inner"] == "pixels" else (h_tile, w_tile, o_tile)
+    # Of one line, no loop is in a block.
+    sch.reorder(n, h_task, o_task, *order, *((row, line) if lines > 1 else (line, row)), column)
+    sch.reverse_compute_at(output, order[-1], preserve_unit_loops=True)
+    task = sch.fuse(n, h_task, o_task)
+    sch.parallel(task)
+    if "total" in stages:
+        sch.compute_at(tiles, order[-1], preserve_unit_loops=True)
+        reduced = 1 + (window.kernel_h > 1) + (window.kernel_w > 1)
+        row, line = sch.get_loops(tiles)[-reduced - 3 : -reduced - 1]
+        if lines == 1:
+            sch.reorder(line, row)
+        sch.compute_inline(anchor)
+    vectorize(sch, sch.get_loops(output)[-1], LANES)
+    if config["copied"] == _BY_TASK:
+        sch.compute_at(image, task, preserve_unit_loops=True)
+    vectorize(sch, sch.get_loops(image)[-1], LANES)
+    across, multiple = windows.line(round_up(int(outs.tensors[0].shape[3]), width))
+    if multiple > 1:
+        sch.storage_align(image, 0, 2, multiple, 0)
+    if config["copied"] == _BEFORE:
+        sch.parallel(sch.fuse(*sch.get_loops(image)[:2]))
+    line_words = depth.total * across
+    around = (window.kernel_h, window.dilation[0] * line_words), (window.kernel_w, window.dilation[1])
+    block = Block(
+        dot, rows, lines * width, depth.steps, depth.words,
+        row_words=depth.words, step_words=rows * depth.words, panel_words=0, ahead=0,
+        around=tuple(loop for loop in around if loop[0] > 1),
+        image=Image(lines, across, depth.words * across, window.strides[0] * line_words),
+    )  # fmt: skip
+    use_tiles_of_image(sch, tiles, block, window, task)
+    return sch
