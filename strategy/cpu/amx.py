@@ -34,12 +34,16 @@ _OPERANDS = {
 
 @dataclass(frozen=True)
 class Window:
-    """The places of an image [h, w, c] that a block reads for a pixel, with the steps of its neighbours."""
+    """The places of an image [h, w, c] that a block reads for a pixel, with the steps of its neighbours.
+
+    With `pixel`, the numbers of a pixel, the image is [h, w c], and one place of a line is a row of the window.
+    """
 
     kernel_h: int
     kernel_w: int
     strides: tuple[int, int]
     dilation: tuple[int, int]
+    pixel: int = 0
 
 
 def find_product(target: Target, data: str, weight: str) -> Dot | None:
@@ -197,19 +201,21 @@ def _intrinsic_of_windows(block: Block, window: Window, dtype: str) -> str:
     (down, across), (apart_h, apart_w) = window.strides, window.dilation
     lines, rows = block.lines, block.rows // block.lines
     depth = block.all_steps * block.words // (window.kernel_h * window.kernel_w)
-    shape = (
-        (lines - 1) * down + (window.kernel_h - 1) * apart_h + 1,
-        (rows - 1) * across + (window.kernel_w - 1) * apart_w + 1,
-        depth * group,
-    )  # fmt: skip
+    shape: tuple[int, ...] = ((lines - 1) * down + (window.kernel_h - 1) * apart_h + 1,)
+    if window.pixel:
+        shape += ((rows - 1) * across * window.pixel + depth * group,)
+    else:
+        shape += ((rows - 1) * across + (window.kernel_w - 1) * apart_w + 1, depth * group)
     packed = (window.kernel_h * window.kernel_w * depth, block.width, group)
     axes = {"i": lines, "r": rows, "j": block.width, "y": window.kernel_h, "x": window.kernel_w, "c": depth, "t": group}
     kept = {name: extent for name, extent in axes.items() if extent > 1 or name in "rjct"}
 
     total = partial(_total, kept)
-    place = ", ".join((
-        total(("i", down), ("y", apart_h)), total(("r", across), ("x", apart_w)), total(("c", group), ("t", 1))
-    ))  # fmt: skip
+    line = total(("i", down), ("y", apart_h))
+    if window.pixel:
+        place = f"{line}, {total(('r', across * window.pixel), ('c', group), ('t', 1))}"
+    else:
+        place = f"{line}, {total(('r', across), ('x', apart_w))}, {total(('c', group), ('t', 1))}"
     step = total(("y", window.kernel_w * depth), ("x", depth), ("c", 1))
     out = ", ".join(f"v{name}" for name in kept if name in "irj")
     head = f"""
@@ -232,11 +238,14 @@ def main(
                     {_number(dot, f"B[{step}, vj, vt]", dot.packed, dot.weight)})
 """
     zeros = ", ".join("0" for _ in sums)
+    first = ", ".join("0" for _ in shape)
     code = f"""
         T.evaluate(T.call_extern("int32", "{block.symbol}",
-            T.address_of(A[0, 0, 0]), T.address_of(B[0, 0, 0]), T.address_of(C[{zeros}]), 0))
+            T.address_of(A[{first}]), T.address_of(B[0, 0, 0]), T.address_of(C[{zeros}]), 0))
 """
-    steps = "_".join(str(n) for n in (window.kernel_h, window.kernel_w, *window.strides, *window.dilation))
+    steps = "_".join(
+        str(n) for n in (window.kernel_h, window.kernel_w, *window.strides, *window.dilation, window.pixel)
+    )
     return register_intrinsic(f"{block.symbol}_windows_{steps}_{dtype}", head, meaning, code)
 
 

@@ -42,20 +42,23 @@ def _rounded(cast: Any) -> Any:
     from tvm_ffi import structural_equal
 
     words, halves, numbers = (f"{name}x{LANES}" for name in ("uint32", "uint16", "float32"))
-    bits = cast.value
-    for _ in range(3):  # the shift, and two sums
-        bits = getattr(bits, "a", None)
-    if str(cast.ty.dtype) != halves or bits is None or str(bits.ty.dtype) != words:
+    if str(cast.ty.dtype) != halves or not isinstance(cast.value, tirx.RShift):
         return cast
 
     def number(value: int) -> Any:
         return tirx.Broadcast(tirx.const(value, "uint32"), LANES)
 
-    odd = tirx.BitwiseAnd(tirx.RShift(bits, number(16)), number(1))
-    rounded = tirx.RShift(tirx.Add(tirx.Add(bits, number(0x7FFF)), odd), number(16))
-    if not structural_equal(cast.value, rounded):
-        return cast
-    return tirx.call_extern(halves, ROUND, tirx.reinterpret(numbers, bits))
+    total = cast.value.a
+    first = getattr(total, "a", None)
+    for bits in (first, getattr(first, "a", None)):
+        if bits is None or str(bits.ty.dtype) != words:
+            continue
+        odd, half = tirx.BitwiseAnd(tirx.RShift(bits, number(16)), number(1)), number(0x7FFF)
+        # As TVM has it, and as `strategy.cpu.masking`.
+        sums = tirx.Add(bits, tirx.Add(odd, half)), tirx.Add(tirx.Add(bits, half), odd)
+        if any(structural_equal(cast.value, tirx.RShift(found, number(16))) for found in sums):
+            return tirx.call_extern(halves, ROUND, tirx.reinterpret(numbers, bits))
+    return cast
 
 
 def _with_shapes(function: Any) -> Any:

@@ -208,7 +208,8 @@ def test_it_is_chosen_untuned_but_for_one_row_of_integers():
         image = convolution(f"{kind}[1,64,8,8]", f"{weight}[32,64,3,3]")
         assert "amx" in chosen(image, RAPIDS)
         assert "amx" not in chosen(image, WITHOUT)
-        for side, channels, is_direct in ((14, 64, True), (7, 64, False), (14, 8, True), (14, 3, False)):
+        few = kind == "bfloat16"  # rows of windows of 8-bit integers are short there
+        for side, channels, is_direct in ((14, 64, True), (7, 64, False), (14, 8, True), (14, 3, few), (7, 3, False)):
             data, filters = f"{kind}[1,{side},{side},{channels}]", f"{weight}[32,3,3,{channels}]"
             last = convolution(data, filters, data_layout="NHWC", kernel_layout="OHWI", padding=1)
             assert chosen(last, RAPIDS).endswith("amx_direct.cpu") == is_direct

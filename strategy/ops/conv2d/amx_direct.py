@@ -1,14 +1,15 @@
 """`conv2d_nhwc_amx_direct.cpu`, `qconv2d_nhwc_amx_direct.cpu`: images [n, h, w, c] by AMX, without unfolding.
 
 A row of a tile is channels of one place of the window of an output pixel, its neighbours in the line below it: tiles
-are loaded from the image. It is read where it lies, or padded once, with whole tiles of channels.
+are loaded from the image. It is read where it lies, or padded once, with whole tiles of channels. Of few channels, a
+row of a tile is a row of the window, whose pixels lie side by side in the copy, in whole words.
 """
 # Over 300 lines: one implementation, whose space, packing, copy and schedule share its extents.
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,8 @@ _COLUMNS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 14, 15, 16, 19, 20, 24, 26, 28, 30,
 _WIDTHS = (16, 32, 48, 64)
 _BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 28, 32, 48, 64)
 _FEW = 8  # channels; and pixels of a line, half of a tile's rows
+_FEW_IN_ROWS = {2: 16, 4: 7}  # channels, by those of a word
+_LONG = 7  # words of a row of a window
 _INNER = Knob("inner", ["pixels", "panels"])
 # The image is read in place, or copied by each task, or before all of them.
 _IN_PLACE, _BY_TASK, _BEFORE = range(3)
@@ -49,24 +52,39 @@ _IN_PLACE, _BY_TASK, _BEFORE = range(3)
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of one group's output pixels."""
+    """The windows of one group's output pixels; of few channels, a place is a row of a window, in a copy."""
 
     dot: Dot
     channels: int
     window: Window
 
     @property
+    def in_rows(self) -> bool:
+        """Return whether a place is a row of a window: where tiles divide it, as no pixel beyond may count."""
+        width, group = self.window.kernel_w, self.dot.group
+        words = width * -(-self.channels // group)
+        are_whole = Depth.of(self.dot, words * group).total == words
+        return self.channels <= _FEW_IN_ROWS[group] and width > 1 and self.window.dilation[1] == 1 and are_whole
+
+    @property
+    def seen(self) -> Window:
+        """The window of places."""
+        if not self.in_rows:
+            return self.window
+        return replace(self.window, kernel_w=1, pixel=round_up(self.channels, self.dot.group))
+
+    @property
     def places(self) -> int:
-        return self.window.kernel_h * self.window.kernel_w
+        return self.seen.kernel_h * self.seen.kernel_w
 
     @property
     def depth(self) -> Depth:
         """The tiles of one place."""
-        return Depth.of(self.dot, self.channels)
+        return Depth.of(self.dot, self.window.kernel_w * self.seen.pixel if self.in_rows else self.channels)
 
     @property
     def stored(self) -> int:
-        """The numbers of a pixel in a copy."""
+        """The numbers of a place."""
         return self.depth.total * self.dot.group
 
     def extents(self, out_h: int, out_w: int) -> tuple[int, int]:
@@ -87,7 +105,7 @@ def add(
 ) -> None:  # fmt: skip
     """Add the implementation to a strategy of images in NHWC, as `amx.add`, where lines have several pixels.
 
-    It is chosen untuned where lines fill tiles by half, and channels are not very few.
+    It is chosen untuned where lines fill tiles by half, and channels, or the rows of a window, are not very few.
     """
     data, weight = plain_inputs(attrs, inputs)
     known = all(d.is_constant for d in (*data.shape, *weight.shape))
@@ -102,7 +120,9 @@ def add(
     if out_w == 1:
         return
     windows = Windows(dot, channels, Window(kernel_h, kernel_w, attrs.strides, attrs.dilation))
-    fills_tiles = out_w > _FEW and channels >= _FEW
+    # Of 8-bit integers, rows of few words take as long to copy as products by words take.
+    are_long = channels >= _FEW or (windows.in_rows and (dot.group == 2 or windows.depth.words >= _LONG))
+    fills_tiles = out_w > _FEW and are_long
     strategy.add_implementation(
         partial(compute, windows), partial(schedule, windows), name, 19 if fills_tiles else 12,
         space=partial(space, windows), prepare=partial(prepare, windows),
@@ -141,7 +161,7 @@ def space(
 ) -> ConfigSpace:
     """The block, the parts of the image and of the output channels of a task, their order, and the copy."""
     batch, out_h, out_w, channels = out_type.concrete_shape
-    has_whole_tiles = windows.stored == windows.channels and not any(attrs.padding)
+    has_whole_tiles = windows.stored == windows.channels and not any(attrs.padding) and not windows.in_rows
 
     def fallback() -> dict[str, Any]:
         panel_bytes = windows.places * windows.depth.total * LANES * WORD_BYTES
@@ -159,7 +179,8 @@ def space(
             "n_block": largest_divisor(_BLOCKS, panels, max(panels // tasks, 1)),
             "h_tasks": h_tasks,
             "inner": "pixels" if stays else "panels",
-            "copied": _IN_PLACE if has_whole_tiles and is_even else _BY_TASK,
+            # Lines of few channels are read by many windows, and slow to copy.
+            "copied": _IN_PLACE if has_whole_tiles and is_even else _BEFORE if windows.in_rows else _BY_TASK,
         }
 
     high, wide = up_to("lines", _LINES, out_h), up_to("width", _WIDTHS, channels + LANES - 1)
@@ -201,6 +222,10 @@ def prepare(
 
         def number(o: Any, column: Any) -> Any:
             place, channel = column // stored, column % stored
+            if windows.in_rows:
+                pixel = windows.seen.pixel
+                x, channel = channel // pixel, channel % pixel
+                return zero_beyond(dot.pack(weight[o, channel, place, x]), channel, windows.channels, pixel)
             found = dot.pack(weight[o, channel, place // kernel_w, place % kernel_w])
             return zero_beyond(found, channel, windows.channels, stored)
 
@@ -225,6 +250,7 @@ def compute(
     (top, left, *_), dtype = attrs.padding, str(data.dtype)
     image_h, image_w = int(data.shape[1]), int(data.shape[2])
     padded_h, padded_w = windows.extents(height, across)
+    pixel = windows.seen.pixel or windows.stored
     zero = dot.zero_points(attrs, dtype)[0] if dot.sums == "int32" else 0
 
     def number(n: Any, h: Any, w: Any, c: Any) -> Any:
@@ -236,23 +262,28 @@ def compute(
             test
             for test, needed in (
                 (y >= 0, top), (y < image_h, padded_h - top > image_h), (x >= 0, left),
-                (x < image_w, padded_w - left > image_w), (c < windows.channels, windows.stored > windows.channels),
+                (x < image_w, padded_w - left > image_w), (c < windows.channels, pixel > windows.channels),
             ) if needed
         ]  # fmt: skip
         return tirx.if_then_else(tirx.all(*tests), found, tirx.const(zero, dot.kept)) if tests else found
 
     if config["copied"] == _IN_PLACE:
         image = data
+    elif windows.in_rows:
+        image = compute_stage(
+            "copied", (batch, padded_h, padded_w * pixel), lambda n, h, at: number(n, h, at // pixel, at % pixel)
+        )
     else:
-        image = compute_stage("copied", (batch, padded_h, padded_w, windows.stored), number)
+        image = compute_stage("copied", (batch, padded_h, padded_w, pixel), number)
     (stride_h, stride_w), (dilation_h, dilation_w) = window.strides, window.dilation
-    kernel_h, kernel_w = window.kernel_h, window.kernel_w
+    kernel_h, kernel_w = window.kernel_h, windows.seen.kernel_w
     y = te.reduce_axis((0, kernel_h), name="y") if kernel_h > 1 else 0
     x = te.reduce_axis((0, kernel_w), name="x") if kernel_w > 1 else 0
     c, t = te.reduce_axis((0, depth.total), name="c"), te.reduce_axis((0, dot.group), name="t")
 
     def term(n: Any, h: Any, w: Any, o: Any) -> Any:
-        read = image[n, h * stride_h + y * dilation_h, w * stride_w + x * dilation_w, c * dot.group + t]
+        line, column, place = h * stride_h + y * dilation_h, w * stride_w + x * dilation_w, c * dot.group + t
+        read = image[n, line, column * pixel + place] if windows.in_rows else image[n, line, column, place]
         packed = weight[o // width, (y * kernel_w + x) * depth.total + c, o % width, t]
         axes = [axis for axis in (y, x, c, t) if not isinstance(axis, int)]
         number_of_data = read.astype(dot.sums) if image is data else dot.number(read)
@@ -273,7 +304,7 @@ def compute(
 
 def schedule(windows: Windows, attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of lines × panels in parallel; in each, one block after the other."""
-    dot, depth, window = windows.dot, windows.depth, windows.window
+    dot, depth, window = windows.dot, windows.depth, windows.seen
     sch, stages, output = start_schedule(outs)
     for name in ("sums", "panels"):
         if name in stages:
@@ -302,8 +333,9 @@ def schedule(windows: Windows, attrs: Conv2DAttrs, outs: Outs, target: Target, c
     vectorize(sch, sch.get_loops(output)[-1], dot.lanes)
     padded_w = windows.extents(1, round_up(int(outs.tensors[0].shape[2]), columns))[1]
     if "copied" in stages:
-        dtype, pixel, across = dot.kept, depth.total, padded_w
-        _schedule_copy(sch, stages["copied"], task, config)
+        dtype, across = dot.kept, padded_w
+        pixel = window.pixel // dot.group or depth.total
+        _schedule_copy(sch, stages["copied"], task, config, window.pixel)
     else:
         dtype, pixel, across = str(data.dtype), windows.channels // dot.group, int(data.shape[2])
     (stride_h, stride_w), (dilation_h, dilation_w) = window.strides, window.dilation
@@ -318,11 +350,16 @@ def schedule(windows: Windows, attrs: Conv2DAttrs, outs: Outs, target: Target, c
     return sch
 
 
-def _schedule_copy(sch: Any, copied: Any, task: Any, config: Config) -> None:
+def _schedule_copy(sch: Any, copied: Any, task: Any, config: Config, pixel: int) -> None:
     """Copy what a task reads, or all lines in parallel before."""
     if config["copied"] == _BY_TASK:
         sch.compute_at(copied, task, preserve_unit_loops=True)
-    n, h, _, numbers = sch.get_loops(copied)[-4:]
-    sch.vectorize(numbers)
+    if pixel:
+        n, h, numbers = sch.get_loops(copied)[-3:]
+        _, pixel_numbers = sch.split(numbers, [None, pixel])
+        sch.vectorize(pixel_numbers)
+    else:
+        n, h, _, numbers = sch.get_loops(copied)[-4:]
+        sch.vectorize(numbers)
     if config["copied"] == _BEFORE:
         sch.parallel(sch.fuse(n, h))
