@@ -113,25 +113,37 @@ def prepare(
     lines: Lines, attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config
 ) -> dict[int, Callable[[Any], Any]]:
     """The weight is packed as of a product, from rows of whole tiles."""
-    summed = is_summed(lines.dot, attrs, inputs[0].dtype)
+
+    def number(weight: Any, o: Any, column: Any) -> Any:
+        from tvm import tirx
+
+        dot, (y, x, channel, at) = lines.dot, lines.place(column)
+        found = dot.pack(weight[o, channel, y, x])
+        return found if lines.are_whole else tirx.if_then_else(at < lines.length, found, tirx.const(0, dot.packed))
+
+    return {1: pack_rows(lines.dot, attrs, inputs, config, lines.depth.total, number)}
+
+
+def pack_rows(
+    dot: Dot, attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config, words: int,
+    number: Callable[[Any, Any, Any], Any],
+) -> Callable[[Any], Any]:  # fmt: skip
+    """The packing of a weight as of a product, from rows of `words`.
+
+    Args:
+        number: that of the weight of OIHW, a TE tensor, which is in a column of an output channel's row.
+    """
+    summed = is_summed(dot, attrs, inputs[0].dtype)
 
     def pack(given: Any) -> Any:
-        from tvm import te, tirx
+        from tvm import te
 
         weight = plain_weight(attrs, given)
-        depth, dot = lines.depth, lines.dot
+        shape = (weight.shape[0], words * dot.group)
+        rows = te.compute(shape, partial(number, weight), name="rows", attrs={VIEW: "rows"})
+        return packing(dot, integer(config, "width"), words, is_transposed=True, summed=summed)(rows)
 
-        def number(o: Any, column: Any) -> Any:
-            y, x, channel, at = lines.place(column)
-            found = dot.pack(weight[o, channel, y, x])
-            return found if lines.are_whole else tirx.if_then_else(at < lines.length, found, tirx.const(0, dot.packed))
-
-        shape = (weight.shape[0], depth.total * dot.group)
-        rows = te.compute(shape, number, name="rows", attrs={VIEW: "rows"})
-        found = packing(dot, integer(config, "width"), depth.total, is_transposed=True, summed=summed)
-        return found(rows)
-
-    return {1: pack}
+    return pack
 
 
 def compute(

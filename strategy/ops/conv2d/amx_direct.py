@@ -19,13 +19,13 @@ from strategy.cpu.amx_code import LANES, REGISTERS, ROWS, WORD_BYTES, WORDS, Blo
 from strategy.cpu.dot import Dot
 from strategy.cpu.tile import block_knob, largest_divisor, round_up, up_to, whole_blocks
 from strategy.op_strategy import OpStrategy
-from strategy.ops.conv2d.layout import plain_inputs, plain_weight
+from strategy.ops.conv2d.amx import pack_rows
+from strategy.ops.conv2d.layout import plain_inputs
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.dense.amx import RESULTS
-from strategy.ops.dense.amx_product import Depth, is_summed
-from strategy.ops.dense.dot import packing, sum_of_row
+from strategy.ops.dense.amx_product import Depth
+from strategy.ops.dense.dot import sum_of_row
 from strategy.schedule import (
-    VIEW,
     Outs,
     compute_stage,
     integer,
@@ -212,28 +212,17 @@ def prepare(
     windows: Windows, attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config
 ) -> dict[int, Callable[[Any], Any]]:
     """The weight is packed as of a product, from rows of whole tiles."""
-    summed = is_summed(windows.dot, attrs, inputs[0].dtype)
+    dot, stored, (kernel_w, pixel) = windows.dot, windows.stored, (windows.window.kernel_w, windows.seen.pixel)
 
-    def pack(given: Any) -> Any:
-        from tvm import te
+    def number(weight: Any, o: Any, column: Any) -> Any:
+        place, channel = column // stored, column % stored
+        if pixel:
+            x, channel = channel // pixel, channel % pixel
+            return zero_beyond(dot.pack(weight[o, channel, place, x]), channel, windows.channels, pixel)
+        found = dot.pack(weight[o, channel, place // kernel_w, place % kernel_w])
+        return zero_beyond(found, channel, windows.channels, stored)
 
-        weight = plain_weight(attrs, given)
-        dot, stored, kernel_w = windows.dot, windows.stored, windows.window.kernel_w
-
-        def number(o: Any, column: Any) -> Any:
-            place, channel = column // stored, column % stored
-            if windows.in_rows:
-                pixel = windows.seen.pixel
-                x, channel = channel // pixel, channel % pixel
-                return zero_beyond(dot.pack(weight[o, channel, place, x]), channel, windows.channels, pixel)
-            found = dot.pack(weight[o, channel, place // kernel_w, place % kernel_w])
-            return zero_beyond(found, channel, windows.channels, stored)
-
-        rows = te.compute((weight.shape[0], windows.places * stored), number, name="rows", attrs={VIEW: "rows"})
-        words = windows.places * windows.depth.total
-        return packing(dot, integer(config, "width"), words, is_transposed=True, summed=summed)(rows)
-
-    return {1: pack}
+    return {1: pack_rows(dot, attrs, inputs, config, windows.places * windows.depth.total, number)}
 
 
 def compute(
