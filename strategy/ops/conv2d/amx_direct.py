@@ -165,8 +165,10 @@ def space(
 
     def fallback() -> dict[str, Any]:
         panel_bytes = windows.places * windows.depth.total * LANES * WORD_BYTES
-        # Pixels that are read for several places pay for a narrow panel, if it stays in the first level.
-        stays = windows.places > 1 and panel_bytes <= target.l1d_bytes * 3 // 4
+        # Pixels that are read for several places pay for a narrow panel, if it stays in the first level; but rows of
+        # windows cross lines of the cache, and those of bfloat16 take more loads than sums of 8-bit integers hide.
+        crosses = windows.in_rows and windows.dot.group == 2
+        stays = windows.places > 1 and panel_bytes <= target.l1d_bytes * 3 // 4 and not crosses
         lines, columns, width = _best_block(out_h, out_w, channels, (LANES,) if stays else _WIDTHS)
         panels, heights = -(-channels // width), -(-out_h // lines)
         h_tasks = largest_divisor(_BLOCKS, heights, 4 * target.threads)
