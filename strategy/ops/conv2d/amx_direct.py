@@ -169,7 +169,9 @@ def space(
         # windows cross lines of the cache, and those of bfloat16 take more loads than sums of 8-bit integers hide.
         crosses = windows.in_rows and windows.dot.group == 2
         stays = windows.places > 1 and panel_bytes <= target.l1d_bytes * 3 // 4 and not crosses
-        lines, columns, width = _best_block(out_h, out_w, channels, (LANES,) if stays else _WIDTHS)
+        # Sums of 8-bit integers are requantized one by one where a task has one panel.
+        widths = [w for w in _WIDTHS if w < channels] if windows.dot.group == 4 and channels > LANES else _WIDTHS
+        lines, columns, width = _best_block(out_h, out_w, channels, (LANES,) if stays else widths)
         panels, heights = -(-channels // width), -(-out_h // lines)
         h_tasks = largest_divisor(_BLOCKS, heights, 4 * target.threads)
         tasks = -(-target.threads // (batch * h_tasks))
