@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ class Complex(NamedTuple):
     imaginary: Any
 
 
+_Function = TypeVar("_Function", bound=Operator)
 _TABLE: dict[str, Operator] = {}
 _PARTS = frozenset(
     f"aten.{name}" for name in (
@@ -70,8 +71,8 @@ def _pair(value: Any) -> Complex:
     return Complex(complex(value).real, complex(value).imag)
 
 
-def _register(*names: str) -> Callable[[Operator], Operator]:
-    def decorate(function: Operator) -> Operator:
+def _register(*names: str) -> Callable[[_Function], _Function]:
+    def decorate(function: _Function) -> _Function:
         _TABLE.update({f"aten.{name}": function for name in names})
         return function
 
@@ -151,12 +152,12 @@ def _view_as_real(x: Complex) -> Expr:
 
 
 @_register("real.default")
-def _real(x: Complex) -> Expr:
+def _real(x: Complex) -> Any:
     return x.real
 
 
 @_register("imag.default")
-def _imaginary(x: Complex) -> Expr:
+def _imaginary(x: Complex) -> Any:
     return x.imaginary
 
 
@@ -171,18 +172,18 @@ def _resolved(x: Complex) -> Complex:
 
 
 @_register("abs.default")
-def _size(x: Complex) -> Expr:
+def _size(x: Complex) -> Any:
     return OPERATORS["aten.hypot.default"](*x)
 
 
 @_register("angle.default")
-def _angle(x: Complex) -> Expr:
+def _angle(x: Complex) -> Any:
     return OPERATORS["aten.atan2.default"](x.imaginary, x.real)
 
 
 def _scale(mode: int, sizes: Sequence[int]) -> float:
     """The factor of a transform over axes of these sizes: none, by the root of their product, or by it."""
-    return math.prod(sizes) ** (0, -0.5, -1)[mode]
+    return float(math.prod(sizes) ** (0, -0.5, -1)[mode])
 
 
 @_register("_fft_r2c.default")

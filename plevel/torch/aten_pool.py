@@ -30,7 +30,7 @@ def _each(value: Any, rank: int) -> tuple[int, ...]:
     return tuple(int(n) for n in (found if len(found) == rank else found * rank))
 
 
-def _windows(rank: int, size: Any, strides: Any, padding: Any, dilation: Any = 1) -> dict[str, tuple[int, ...]]:
+def _windows(rank: int, size: Any, strides: Any, padding: Any, dilation: Any = 1) -> dict[str, Any]:
     given = {"size": size, "strides": strides or size, "padding": padding, "dilation": dilation}
     found = {name: _each(value, rank) for name, value in given.items()}
     return found | {"padding": found["padding"] * 2}
