@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from plevel.onnx.types import nested
 from plevel.reading import read_file
 from strategy.network.graph import NetworkError
+from strategy.types import MAX_ELEMENTS
 
 _MOST_NODES = 1 << 20
 MAX_BYTES = 2**31 - 1  # of a protobuf message
@@ -152,6 +153,8 @@ def _fix_sizes(graph: Any, dims: Dims) -> Symbols:
             continue
         for axis, dim in enumerate(given.type.tensor_type.shape.dim):
             if dim.HasField("dim_value") and dim.dim_value > 0:
+                if dim.dim_value > MAX_ELEMENTS:
+                    raise NetworkError(f"input {given.name!r}: dimension {dim.dim_value} is out of range")
                 continue
             name = dim.dim_param
             if not name:

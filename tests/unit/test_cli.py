@@ -617,7 +617,7 @@ def test_the_gpu_that_was_named_is_tuned_on(
 ) -> None:
     target, slots = Target.parse("cuda -arch=sm_90"), []
 
-    def embedded(database: str, *, slot: str) -> Any:
+    def embedded(database: str, *, slot: str, threads: Any, early: Any) -> Any:
         slots.append(slot)
         return nullcontext(SimpleNamespace(url="http://127.0.0.1:9"))
 
