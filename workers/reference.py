@@ -159,24 +159,24 @@ def tolerances(
     kinds = [*(i.tensor for i in _all_inputs(workload)), *(out.fields if isinstance(out, TupleType) else [out])]
     narrowest = max((k.dtype for k in kinds if isinstance(k, TensorType)), key=epsilon)
     found = tuple(absolute_tolerance(o, length, narrowest, condition) for o in outputs)
-    if len(outputs) == 1 and 0 < outputs[0].size < _FEW and outputs[0].dtype.kind in "fV":
-        found = (np.maximum(found[0], absolute_tolerance(_others(workload, inputs), length, narrowest)),)
     steps = workload.epilogue
-    if any(step.op in _CANCELLING for step in steps):
-        value = np.asarray((reference(workload.anchor, inputs) if anchor is None else anchor)[0])
-        found = (np.maximum(found[0], _cancelled(steps, value, inputs, outputs[0], narrowest)),)
-    elif workload.op in _CANCELLING and not steps:
-        found = (np.maximum(found[0], _relative(_precision(narrowest), np.asarray(next(iter(inputs.values()))))),)
     first = next((n for n, step in enumerate(steps) if not _is_even(step)), len(steps))
+    others: Tolerance = 0.0
+    if len(outputs) == 1 and 0 < outputs[0].size < _FEW and outputs[0].dtype.kind in "fV":
+        even = (*reversed(workload.shorter), workload)[first]
+        others = absolute_tolerance(_others(even, inputs), length, narrowest)
+    if any(op in _CANCELLING for op in (workload.op, *(step.op for step in steps))):
+        value = np.asarray((reference(workload.anchor, inputs) if anchor is None else anchor)[0])
+        found = (np.maximum(found[0], _cancelled(workload, value, inputs, outputs[0], narrowest)),)
     if first == len(steps):
-        return found
+        return (np.maximum(found[0], others), *found[1:])
     value = np.asarray((reference(workload.anchor, inputs) if anchor is None else anchor)[0])
     before = np.asarray(after(steps[:first], value, inputs))
     if before.dtype.kind in "iub":
         return found
     if not first and workload.operator.get_attr("TJumps", False) and np.array_equal(before, np.rint(before)):
         return found  # nothing is rounded before a jump
-    error = absolute_tolerance(before, length, narrowest, condition) + _relative(narrowest, before)
+    error = np.maximum(absolute_tolerance(before, length, narrowest, condition), others) + _relative(narrowest, before)
     with np.errstate(invalid="ignore"):  # of infinities
         # Even steps may remove an error: that of a negative number before relu.
         off = error + absolute_tolerance(value, length, narrowest, condition) + _relative(narrowest, value)
@@ -208,18 +208,27 @@ def _others(workload: Workload, inputs: Mapping[str, Array]) -> Array:
 
 
 def _cancelled(
-    steps: Sequence[EpilogueStep], value: Array, inputs: Mapping[str, Array], right: Array, narrowest: str
+    workload: Workload, value: Array, inputs: Mapping[str, Array], right: Array, narrowest: str
 ) -> Array:
-    """The error of each element by steps that subtract numbers of about the size of their operand."""
-    found = np.zeros(right.shape)
+    """The error of each element by operators that subtract numbers of about the size of their first operand.
+
+    Args:
+        value: the output without the epilogue.
+    """
+    found, steps = np.zeros(right.shape), workload.epilogue
+    operands = [inputs[i.name] for i in workload.inputs]
     with np.errstate(invalid="ignore", over="ignore"):
-        for n, step in enumerate(steps):
-            operand, value = value, np.asarray(after([step], value, inputs))
-            if step.op in _CANCELLING:
-                error = np.abs(_relative(_precision(narrowest), operand))
-                for end in (value - error, value + error):
-                    off = np.abs(np.subtract(after(steps[n + 1 :], end, inputs), right, dtype=np.float64))
-                    found = np.maximum(found, np.nan_to_num(off, nan=0.0, posinf=np.inf))
+        for n, op in enumerate((workload.op, *(step.op for step in steps))):
+            if n:
+                operands = [value if o is None else inputs[o.name] for o in steps[n - 1].operands]
+                value = np.asarray(after(steps[n - 1 : n], value, inputs))
+            if op not in _CANCELLING:
+                continue
+            operand, *factors = (np.asarray(x, np.float64) for x in operands)
+            error = math.prod(map(np.abs, factors), start=_relative(_precision(narrowest), operand))
+            for end in (value - error, value + error):
+                off = np.abs(np.subtract(after(steps[n:], end, inputs), right, dtype=np.float64))
+                found = np.maximum(found, np.nan_to_num(off, nan=0.0, posinf=np.inf))
     return found
 
 

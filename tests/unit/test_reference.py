@@ -76,6 +76,18 @@ def test_a_single_sum_that_is_nearly_0_may_be_rounded_as_any(op: str) -> None:
         compare(np.asarray(total / np.float32(1000 if op == "mean" else 1)), right, tolerance)
 
 
+def test_a_function_of_a_single_sum_is_as_precise_as_the_sum() -> None:
+    """The exponentials of other sums are much larger."""
+    workload = Workload.make("sum", {"data": "float32[1000]"}, epilogue=[EpilogueStep("exp", (None,))])
+    for seed in range(40):
+        inputs = random_inputs(workload, seed)
+        (right,) = map(np.asarray, reference(workload, inputs))
+        (tolerance,) = tolerances(workload, inputs, [right])
+        compare(np.exp(np.add.accumulate(inputs["data"])[-1]).reshape(()), right, tolerance)
+        with pytest.raises(WrongAnswerError):
+            compare(np.asarray(right * 1.01, "float32"), right, tolerance)
+
+
 @pytest.mark.parametrize("steps", ["gelu", "gelu multiply"])
 def test_a_gelu_that_is_nearly_0_has_the_error_of_its_parts(steps: str) -> None:
     scale = {"multiply": (None, Input("scale", "float32[40]"))}
@@ -90,6 +102,27 @@ def test_a_gelu_that_is_nearly_0_has_the_error_of_its_parts(steps: str) -> None:
     compare(found, right, tolerance)
     with pytest.raises(WrongAnswerError):
         compare(found + (1 if "multiply" in steps else np.float32(1e-3)), right, tolerance)
+
+
+@pytest.mark.parametrize("op", ["gelu", "geglu"])
+@pytest.mark.parametrize("scale", [1e3, 1e-6])
+def test_a_gelu_that_is_nearly_0_and_scaled_has_its_error_scaled(op: str, scale: float) -> None:
+    """The epilogue scales a gelu; a geglu has its own factor."""
+    size, given = "float32[24,40]", {"lhs": np.linspace(-5, -3, 960, dtype="float32").reshape(24, 40)}
+    if op == "geglu":
+        workload = Workload.make(op, {"lhs": size, "rhs": size})
+        given["rhs"] = np.full((24, 40), scale, "float32")
+    else:
+        step = EpilogueStep("multiply", (None, Input("scale", "float32[40]")))
+        workload, given = Workload.make(op, {"data": size}, epilogue=[step]), {"data": given["lhs"]}
+        given["scale"] = np.full(40, scale, "float32")
+    (right,) = reference(workload, given)
+    (tolerance,) = tolerances(workload, given, [right])
+    x, factor = given.values()
+    one = 1 + np.vectorize(math.erf)(x / math.sqrt(2)).astype("float32")
+    compare(x * np.float32(0.5) * one * factor, right, tolerance)
+    with pytest.raises(WrongAnswerError):
+        compare(np.zeros_like(x), right, tolerance)
 
 
 def test_what_a_gelu_is_compared_with_may_be_a_truth() -> None:
