@@ -15,6 +15,7 @@ from strategy.order import FLOATS, width
 
 _NOT, _NUMBER, _ZERO = range(3)  # constant
 
+
 def opaque(value: Any) -> Any:
     """An expression of floating-point numbers by its bits."""
     from tvm import tirx
@@ -78,9 +79,14 @@ def _constant(value: Any, met: dict[Any, int]) -> int:
     if isinstance(value, tirx.Let):
         return _constant(value.body, met)
     name = getattr(getattr(value, "op", None), "name", "")
-    if name == LOAD and is_inlined(value.args[0]):
+    if name == LOAD:
+        if not is_inlined(value.args[0]):
+            return _NOT
         made = value.args[0].op
         if made not in met:
             met[made] = most(made.body)
         return met[made]
-    return most(value.args[1:]) if name.endswith(CHOICE) else _NOT
+    if name.endswith(CHOICE):
+        return most(value.args[1:])
+    # TVM computes some functions of a number that it knows, as its `ceil`.
+    return _ZERO if name and all(_constant(arg, met) != _NOT for arg in value.args) else _NOT

@@ -25,6 +25,7 @@ CHAINS = [
     *(f"{NONE}+{op}(.)+divide(e0={{0}}[40],.)" for op in ("relu", "tanh", "silu", "gelu")),
     "relu(data={0}[3,40])+isnan(.)", "add(lhs={0}[3,40],rhs={0}[40])+isinf(.)",
     "add(lhs={0}[3,40],rhs={0}[40])+tanh(.)+isnan(.)",
+    f"{NONE}+ceil(.)+multiply(e0={{0}}[40],.)",
     f'{NONE}+prelu(.,e0={{0}}[40]){{{{"axis":1}}}}',
 ]
 HEADS = [
