@@ -203,7 +203,7 @@ class Block:
             palette[48 + register] = rows
         shapes = "".join(f"\\{byte:02x}" for byte in palette)
         return f"""{_COMMON}
-{_ROUND if self.dot.sums == "float32" else ""}
+{_ROUND}
 declare void @{self.dot.intrinsic}(i8, i8, i8)
 @{self.shape_symbol}_bytes = linkonce_odr hidden constant [64 x i8] c"{shapes}", align 64
 define linkonce_odr hidden i32 @{self.shape_symbol}() nounwind {{

@@ -18,7 +18,7 @@ from strategy.compile.export import export_library
 from strategy.compile.lower import lower
 from strategy.op_strategy import candidates, evaluate
 from strategy.target import Target
-from strategy.workload import Workload
+from strategy.workload import EpilogueStep, Workload
 from tests.limit import HANG_S
 from workers.reference import compare, numpy_dtype, random_inputs, reference, tolerances
 
@@ -170,6 +170,15 @@ def test_an_epilogue_joins_the_product(ops):
         check(found, name_of(found, "amx_direct"))
 
 
+@on_amx
+def test_sums_of_integers_may_become_bfloat16():
+    cast = [EpilogueStep("cast", (None,), {"dtype": "bfloat16"})]
+    workload = product("int8[19,32]", "int8[37,32]", epilogue=cast)
+    image = convolution("int8[1,16,5,32]", "int8[7,16,3,3]", epilogue=cast)
+    check(workload, name_of(workload))
+    check(image, name_of(image, "amx_direct"))
+
+
 def test_the_instruction_is_used_where_the_target_has_it():
     opcodes = dict(zip(KINDS, ("tdpbf16ps", "tdpbusd", "tdpbssd", "tdpbuud", "tdpbsud"), strict=True))
     for (kind, weight), opcode in opcodes.items():
@@ -265,7 +274,7 @@ _PYTHON = """
 import numpy as np, tvm
 from strategy.compile.lower import lower
 from strategy.target import Target
-from strategy.workload import Workload
+from strategy.workload import EpilogueStep, Workload
 workload = Workload.make("qdense", {"data": "uint8[64,64]", "weight": "int8[32,64]"})
 target = Target.parse("llvm -mcpu=sapphirerapids -num-cores=2")
 artefact = lower(workload, target, "qdense_amx.cpu").compile(checks=False)
