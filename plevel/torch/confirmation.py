@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from plevel.torch.agreement import TOLERANCE, agree
 from plevel.torch.frozen import is_same, unchanged
 from plevel.torch.node import hint
 from plevel.torch.plan import SMALL, Plan
@@ -39,7 +40,6 @@ LIMIT_S = 10.0  # of one comparison, once it has the least rounds
 WORKLOADS = 4  # tried by themselves
 SINGLES_S = 15.0  # the last of them begun within
 REST = 0.25  # of a library's time, in steps that Inductor would run itself
-TOLERANCE = 1e-3  # relative error of an output, between two ways of summing; more with products of 16 bits
 
 Compiled = Callable[..., Any]
 Kept = frozenset[Workload]
@@ -155,7 +155,7 @@ class _Search:
         """Exchange the kernels of these workloads if that is faster."""
         wanted = self.kept ^ exchanged
         candidate = self.make(wanted)
-        if not _agree(self._outputs(candidate), self.expected, self.tolerance):
+        if not agree(self._outputs(candidate), self.expected, self.tolerance):
             raise _RefusedError("its outputs differ from Inductor's")
         timed = self._compare(self.best, candidate)
         self.steps.append(_step(timed, (w.key for w in exchanged), added=exchanged <= wanted))
@@ -176,7 +176,7 @@ class _Search:
                 if self._compare(other.call, made.call).ratio.high_s >= 1:
                     made = other
             self.library = made.kernels(self.plan.target)
-            if not _agree(self._outputs(made.call), self.expected, self.tolerance):
+            if not agree(self._outputs(made.call), self.expected, self.tolerance):
                 self.apart = "the outputs of its library differ from Inductor's"
                 return False
             timed = self._compare(self.best, made.call)
@@ -255,32 +255,12 @@ def _call(function: Compiled, inputs: Sequence[Any], buffers: Sequence[Any]) -> 
     return found, bool(changed)
 
 
-def _agree(found: Sequence[Any], expected: Sequence[Any], tolerance: float = TOLERANCE) -> bool:
-    """Compare dtypes; numbers by their norm; counts and truths by their share that differs, which rounding may turn."""
-    pairs = [(a, b) for a, b in zip(found, expected, strict=True) if isinstance(b, torch.Tensor)]
-    return all(a.dtype == b.dtype for a, b in pairs) and all(
-        _close(_real(a).double(), _real(b).double(), tolerance)
-        if b.is_floating_point() or b.is_complex()
-        else (a != b).sum().item() <= tolerance * b.numel()
-        for a, b in pairs
-    )
-
-
-def _real(x: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-
-
-def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
-    """Equal beyond rounding; infinities and NaN, of masks, are equal to themselves alone."""
-    same = (a == b) | (a.isnan() & b.isnan())
-    size = torch.where(b.isfinite(), b, 0.0).norm().item()
-    return bool(torch.where(same, 0.0, a - b).norm().item() <= tolerance * (size or 1.0))
-
-
 def compare(old: Compiled, new: Compiled, inputs: Sequence[Any], written: Written = ()) -> Timed:
     """The times of `new` and `old`, of bursts in turns, whose order alternates; a sure loss ends it."""
+    begin = time.perf_counter()
     first, second = (_burst(function, inputs, 2, written) for function in (old, new))
-    calls = math.ceil(BURST_S / max(first, second, 1e-7))
+    each_s = (time.perf_counter() - begin) / 4  # to put back a large cache takes longer than a step that writes to it
+    calls = math.ceil(min(BURST_S / max(first, second, 1e-7), LIMIT_S / (2 * ROUNDS * each_s)))
     found: list[tuple[float, float]] = []
     end = time.perf_counter() + LIMIT_S
 

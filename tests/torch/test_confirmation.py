@@ -23,7 +23,8 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 from plevel import deployment, kernel_selection
 from plevel.direct import connect
 from plevel.kernel_selection import make_chooser
-from plevel.torch import backend, confirmation, explain, form, kernel, reporting
+from plevel.torch import agreement, backend, confirmation, explain, form, kernel, reporting
+from plevel.torch.agreement import agree
 from plevel.torch.backend import plevel
 from plevel.torch.explanation import make_report
 from plevel.torch.extraction import Extraction, extract
@@ -539,6 +540,20 @@ def test_comparisons_alternate_and_give_the_ratio():
     assert abs(calls.count("old") - calls.count("new")) < 10
 
 
+def test_a_comparison_ends_though_it_takes_long_to_put_back_what_a_step_writes(monkeypatch: pytest.MonkeyPatch):
+    now_s = 0.0
+
+    def last(seconds):
+        nonlocal now_s
+        now_s += seconds
+
+    monkeypatch.setattr(confirmation, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    monkeypatch.setattr(confirmation, "_put_back", lambda written: last(0.1))  # as of a cache of some 100 MB
+    timed = confirmation.compare(lambda: last(2e-5), lambda: last(1.9e-5), ())
+    assert timed.ratio.median_s == pytest.approx(0.95)
+    assert now_s < 2 * confirmation.LIMIT_S
+
+
 @pytest.mark.parametrize(("new_s", "sure"), [(2.0, True), (0.95, False), (0.5, True)])
 def test_a_sure_loss_ends_a_comparison_and_a_win_only_if_it_is_far(new_s, sure, monkeypatch: pytest.MonkeyPatch):
     rounds = confirmation.LEAST_ROUNDS if sure else confirmation.ROUNDS
@@ -707,18 +722,28 @@ def test_a_graph_of_masked_scores_is_confirmed_though_an_input_has_nan(ratios):
 def test_infinities_and_nan_agree_with_themselves_alone():
     inf, nan = torch.inf, torch.nan
 
-    def agree(*values: float) -> bool:
-        return confirmation._agree([torch.tensor(values)], [torch.tensor([1.0, -inf, inf, nan])])
+    def agrees(*values: float) -> bool:
+        return agree([torch.tensor(values)], [torch.tensor([1.0, -inf, inf, nan])])
 
-    assert agree(1.0001, -inf, inf, nan)
+    assert agrees(1.0001, -inf, inf, nan)
     wrong = ((1.1, -inf, inf, nan), (1, inf, inf, nan), (1, -5, inf, nan), (1, -inf, inf, 2), (nan, -inf, inf, nan))
-    assert not any(agree(*values) for values in wrong)
+    assert not any(agrees(*values) for values in wrong)
 
 
 def test_complex_outputs_are_compared():
     expected = torch.fft.fft(torch.arange(8.0))
-    assert confirmation._agree([expected * 1.00001], [expected])
-    assert not confirmation._agree([expected.conj()], [expected])
+    assert agree([expected * 1.00001], [expected])
+    assert not agree([expected.conj()], [expected])
+
+
+def test_large_outputs_are_compared_in_pieces(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(agreement, "_PIECE", 3)
+    expected = torch.arange(1.0, 9.0).view(2, 4)
+    wrong = expected.clone()
+    wrong[1, 3] = 8.1  # 1.2 % of the last piece, 0.7 % of all
+    assert agree([wrong.T], [expected.T], 8e-3)
+    assert not agree([wrong], [expected], 6e-3)
+    assert agree([torch.empty(0)], [torch.empty(0)])
 
 
 @pytest.mark.full
