@@ -172,7 +172,7 @@ class Embedded:
     def close(self) -> None:
         """Stop the worker, so that it releases its leases, then the service."""
         if self._loaded:
-            self._loaded.kill()  # it was not waited for, and has no leases
+            self._loaded.stop()  # it may have leased jobs of earlier runs
             self._loaded = None
         for child in reversed(self._children):
             child.stop()
