@@ -40,8 +40,8 @@ class Settings(BaseSettings):
     """PEM, with its chain."""
     tls_key: Path | None = None
     lease_s: float = Field(default=12.0, gt=0, le=LONGEST_S)
-    """A worker that renews no lease for this long loses its jobs; one that misses three heartbeats does not
-    count as live."""
+    """A worker that renews no lease for this long, and a third of it, loses its jobs; one that misses three heartbeats
+    does not count as live."""
     heartbeat_s: float = Field(default=4.0, gt=0, le=LONGEST_S)
     poll_s: float = Field(default=1.0, gt=0, le=LONGEST_S)
     """Interval at which long polls query again, as another process may have written."""

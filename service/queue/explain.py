@@ -64,7 +64,8 @@ def _explain_lease(connection: sa.Connection, row: Any) -> list[str]:
     doing = "timing" if held.timing else "building"
     since_s, left_s = held.now - held.created_at, held.expires_at - held.now
     who = f"worker {held.worker_id} ({held.name}) has been {doing} it on {held.identity}"
-    return [f"{who} for {since_s:.0f} s; its lease expires in {left_s:.0f} s unless it is renewed"]
+    until = f"expires in {left_s:.0f} s" if left_s >= 0 else f"expired {-left_s:.0f} s ago and ends soon"
+    return [f"{who} for {since_s:.0f} s; its lease {until} unless it is renewed"]
 
 
 def _explain_wait(connection: sa.Connection, row: Any, alive_s: float) -> list[str]:

@@ -425,6 +425,8 @@ def test_why_a_job_waits(scene: Scene) -> None:
     assert "has been timing it" in reasons(scene, job_id)
     with scene.store.write() as c:
         c.execute(sa.text("UPDATE lease SET expires_at = 0"))
+    assert "s ago and ends soon unless it is renewed" in reasons(scene, job_id)
+    with scene.store.write() as c:
         retry.expire(c, TERMS)
         # By 20 s more, as this test may be slow.
         c.execute(sa.update(job).where(job.c.id == job_id).values(available_at=job.c.available_at + 20.0))
