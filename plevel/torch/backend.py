@@ -26,11 +26,12 @@ from plevel.torch.confirmation import Kept, confirm
 from plevel.torch.explanation import Report, make_report, note, owned, report_whole
 from plevel.torch.form import keep_frozen, make_form
 from plevel.torch.freezing import forget, freeze_for, is_volatile, watch
-from plevel.torch.frozen import compile_frozen
+from plevel.torch.frozen import compile_frozen, writes_inputs
 from plevel.torch.plan import Plan, make_plan, model_target
 from plevel.torch.reporting import recorded, report
 from plevel.torch.verdict import Verdict, read_verdict, write_verdict
 from plevel.torch.whole import StaleError, Whole, draft_whole, find_whole, forget_whole
+from strategy.network.graph import NetworkError
 from strategy.select.lock import Lock
 
 logger = logging.getLogger("plevel.torch")
@@ -80,11 +81,11 @@ def plevel(
     may need gradients, without one.
 
     Raises:
-        OptionError: an option that there is not, or `mode`, which is Inductor's.
+        OptionError: an option that there is not, or a `mode` other than "reduce-overhead".
     """
     wanted = Options.read(options)
-    if mode is not None:
-        raise OptionError(f"mode {mode!r:.40}: it is Inductor's: leave it out, and give options")
+    if mode not in (None, "reduce-overhead"):  # CUDA graphs, which a CPU has none of; the default of transformers
+        raise OptionError(f"mode {mode!r:.40} is Inductor's, and plevel times its default: leave it out (mode=None)")
     if torch.is_grad_enabled():
         return _alone(module, inputs, "gradients are enabled: call it under torch.inference_mode()")
     if torch._inductor.config.cpp_wrapper:
@@ -156,7 +157,7 @@ def _compile_frozen(
             frozen_once = keep_frozen(frozen)
         if options.confirm and plan.has_products and (verdict is None or verdict.whole):
             with autocast:  # which is off while PyTorch traces
-                library = _build_ahead(ahead, module, inputs, plan, choose)
+                library = _build_ahead(ahead, module, inputs, plan, choose, frozen)
         plan.apply(frozen, kept)
 
     whole: Whole | None = None
@@ -212,10 +213,17 @@ def _sweep(library: Future[Whole]) -> None:
 
 
 def _build_ahead(
-    ahead: ThreadPoolExecutor, module: GraphModule, inputs: Sequence[Any], plan: Plan, choose: Choose
+    ahead: ThreadPoolExecutor,
+    module: GraphModule,
+    inputs: Sequence[Any],
+    plan: Plan,
+    choose: Choose,
+    frozen: GraphModule,
 ) -> Future[Whole]:
     """Build the graph's library while Inductor compiles; where it can be none, the kernels of its forms."""
     try:
+        if writes_inputs(frozen):
+            raise NetworkError("it changes its inputs")
         return ahead.submit(draft_whole(module, inputs, plan.target, choose))
     except Exception as error:  # of PyTorch's export, too
         why = error

@@ -78,6 +78,12 @@ def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
+def writes_inputs(frozen: GraphModule) -> bool:
+    """Return whether a frozen graph changes an input: PyTorch makes each such write a copy into the input."""
+    copies = frozen.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    return any(node.args[0].op == "placeholder" for node in copies)
+
+
 def copy(module: GraphModule) -> GraphModule:
     """The same graph on the same tensors, to be changed apart."""
     made = GraphModule(module, deepcopy(module.graph))

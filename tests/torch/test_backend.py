@@ -640,6 +640,14 @@ def test_a_wrong_option_of_the_installed_backend_is_refused_by_name(options: dic
     assert isinstance(error.value.inner_exception, OptionError)
 
 
+def test_the_mode_that_transformers_sets_is_taken_and_others_are_refused_by_name():
+    x = torch.randn(8, 64)
+    close(torch.compile(torch.relu, backend="plevel", mode="reduce-overhead")(x), torch.relu(x))
+    torch._dynamo.reset()
+    with pytest.raises(BackendCompilerFailed, match="mode 'max-autotune' is Inductor's.*leave it out"):
+        torch.compile(torch.relu, backend="plevel", mode="max-autotune")(x)
+
+
 @pytest.mark.full
 def test_a_second_process_finds_kernels_and_inductors_cache():
     code = """

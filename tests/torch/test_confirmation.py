@@ -381,7 +381,9 @@ def test_a_graph_that_writes_a_cache_keeps_its_kernels_and_each_call_starts_from
             confirmation._burst(function, inputs, 9, written)
         return confirmation.Timed(estimate(timed), 0.5, 0.4)
 
+    drafted = []
     monkeypatch.setattr(confirmation, "compare", compare)
+    monkeypatch.setattr(backend, "draft_whole", lambda *given: drafted.append(given))
     ratios += [[0.8] * 9, *[[1.1] * 9] * 2]
     torch.manual_seed(0)
     model = Step().eval()
@@ -397,6 +399,7 @@ def test_a_graph_that_writes_a_cache_keeps_its_kernels_and_each_call_starts_from
     report = explain(model)[-1]
     assert report.replaced == 2
     assert "it changes its inputs" in str(report)
+    assert not drafted
 
 
 @pytest.mark.full
