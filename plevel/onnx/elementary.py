@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.helper
 
 from plevel.onnx.node import OPERATORS, Node, register
 from strategy.expr import Expr, call
@@ -31,6 +32,15 @@ def _not(node: Node, x: Expr) -> Expr:
     if "int" not in dtype:
         raise NetworkError(f"bits of {dtype}: plevel has those of integers")
     return call("bitwise_xor", x, number(np.iinfo(dtype).max if dtype.startswith("u") else -1, x))
+
+
+@register("BitCast")
+def _bitcast(node: Node, x: Expr) -> Expr:
+    """Integers of one width, of which a cast keeps the bits."""
+    dtype, own = onnx.helper.tensor_dtype_to_np_dtype(node.require("to")), np.dtype(x.tensor_type.dtype)
+    if {dtype.kind, own.kind} > {"i", "u"} or dtype.itemsize != own.itemsize:
+        raise NetworkError(f"bits of {own} as {dtype}: plevel has those of integers of one width")
+    return x if dtype == own else call("cast", x, dtype=dtype.name)
 
 
 @register("Shrink")

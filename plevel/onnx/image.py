@@ -12,6 +12,7 @@ from plevel.onnx.node import OPERATORS, Node, Operator, constant, register
 from plevel.onnx.operator import folded
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
+from strategy.network.deform import deformable_convolution
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
@@ -149,6 +150,18 @@ def _roi_align(node: Node, x: Expr, boxes: Expr, of: Expr) -> Expr:
     return roi_align(
         x, boxes, of, size=(node.get("output_height", 1), node.get("output_width", 1)), samples=samples,
         scale=node.get("spatial_scale", 1.0), aligned=start == "half_pixel",
+    )  # fmt: skip
+
+
+@register("DeformConv")
+def _deformable_convolution(
+    node: Node, x: Expr, weight: Expr, offsets: Expr, bias: Expr | None = None, mask: Expr | None = None
+) -> Expr:
+    if len(extents(x)) != 4:
+        raise NetworkError(f"a deformable convolution of {len(extents(x)) - 2} dimensions: plevel has two")
+    return deformable_convolution(
+        x, weight, offsets, mask, bias, strides=node.get("strides", [1, 1]), padding=node.get("pads", [0] * 4)[:2],
+        dilation=node.get("dilations", [1, 1]), groups=node.get("group", 1), offset_groups=node.get("offset_group", 1),
     )  # fmt: skip
 
 

@@ -172,10 +172,8 @@ def _by_weights(
             near = rounded.places(places).clip(0, extent - 1).astype(np.int64)
             x = call("take", x, Constant(near), axis=axis)
         elif count != extent or not kernel.antialias:
-            order = [i for i in range(len(shape)) if i != axis]
             weights = Constant(kernel.weights(places, extent, scale).astype(x.tensor_type.dtype))
-            found = layer.linear(layer.transpose(x, [*order, axis]), weights)
-            x = layer.transpose(found, np.argsort([*order, axis]).tolist())
+            x = layer.linear_along(x, axis, weights)
         if crops:
             outside = ((places < 0) | (places > extent - 1)).reshape((count, *(1,) * (len(shape) - 1 - axis)))
             beyond = outside if beyond is None else beyond | outside

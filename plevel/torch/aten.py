@@ -18,6 +18,7 @@ from strategy.network.layer import number
 from strategy.network.normal import extents
 from strategy.network.scatter import require_few
 from strategy.network.size import PROBED
+from strategy.ops.matmul import einsum
 
 Operator = Callable[..., Any]
 OPERATORS: dict[str, Operator] = {}
@@ -144,7 +145,7 @@ for _name in ("floor", "round", "ceil"):
     OPERATORS[f"aten.{_name}.default"] = _of_fractions(_name)
 for _name in ("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "erf", "sin", "cos", "atan"):
     OPERATORS[f"aten.{_name}.default"] = _of_floats(partial(call, _name))
-for _name in ("tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "log1p"):
+for _name in ("tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "erfinv", "lgamma", "log1p"):
     OPERATORS[f"aten.{_name}.default"] = _of_floats(getattr(elementary, _name))
 OPERATORS["aten.neg.default"] = _unary("negative")
 for _name, _own in {
@@ -157,10 +158,21 @@ OPERATORS["aten.maximum.default"] = _binary("maximum")
 OPERATORS["aten.minimum.default"] = _binary("minimum")
 for _name in ("clone", "alias", "detach", "contiguous", "lift_fresh_copy"):
     OPERATORS[f"aten.{_name}.default"] = _same
-OPERATORS["aten.linear.default"] = layer.linear
-OPERATORS["aten.matmul.default"] = layer.matmul
-OPERATORS["aten.mm.default"] = layer.matmul
-OPERATORS["aten.bmm.default"] = layer.matmul
+OPERATORS |= {
+    "aten.linear.default": layer.linear,
+    **dict.fromkeys(("aten.matmul.default", "aten.mm.default", "aten.bmm.default"), layer.matmul),
+    "aten.reciprocal.default": lambda x: call("divide", number(1, x), x),
+    "aten.exp2.default": lambda x: call("power", number(2, x), x),
+    "aten.gelu.default": lambda x, approximate="none": call("gelu", x, approximate=approximate),
+    "aten.leaky_relu.default": lambda x, negative_slope=0.01: call("leaky_relu", x, alpha=float(negative_slope)),
+    "aten.hardsigmoid.default": lambda x: call("hardsigmoid", x, alpha=1 / 6),
+    "aten.relu6.default": lambda x: call("clip", x, a_min=0.0, a_max=6.0),
+    "aten.hardtanh.default": lambda x, low=-1, high=1: layer.clip(x, low, high),
+    "aten._softmax.default": lambda x, axis, half_to_float: call("softmax", x, axis=axis),
+    "aten._log_softmax.default": lambda x, axis, half_to_float: call("log_softmax", x, axis=axis),
+    "aten.argmax.default": lambda x, axis=None, keepdim=False: _place("argmax", x, axis, keepdim),
+    "aten.argmin.default": lambda x, axis=None, keepdim=False: _place("argmin", x, axis, keepdim),
+}
 
 
 @register("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode")
@@ -192,11 +204,6 @@ def _truncate(x: Expr) -> Expr:
     if _category(x.tensor_type.dtype) < 2:
         return x
     return call("where", call("less", x, number(0, x)), call("ceil", x), call("floor", x))
-
-
-@register("reciprocal.default")
-def _reciprocal(x: Expr) -> Expr:
-    return call("divide", number(1, x), x)
 
 
 @register("sign.default")
@@ -251,6 +258,11 @@ def _is_negative(x: Expr) -> Expr:
     zero = number(0, x)
     inverse = call("less", call("divide", number(1, x), x), zero)
     return call("logical_or", call("less", x, zero), call("logical_and", call("equal", x, zero), inverse))
+
+
+@register("signbit.default")
+def _signbit(x: Expr) -> Expr:
+    return _is_negative(x) if _category(x.tensor_type.dtype) == 2 else call("less", x, number(0, x))
 
 
 @register("copysign.Tensor", "copysign.Scalar")
@@ -322,31 +334,6 @@ def _pow(x: Expr, exponent: Any) -> Expr:
     return call("sqrt", x) if exponent == 0.5 else call("power", x, number(exponent, x))
 
 
-@register("gelu.default")
-def _gelu(x: Expr, approximate: str = "none") -> Expr:
-    return call("gelu", x, approximate=approximate)
-
-
-@register("leaky_relu.default")
-def _leaky_relu(x: Expr, negative_slope: float = 0.01) -> Expr:
-    return call("leaky_relu", x, alpha=float(negative_slope))
-
-
-@register("hardsigmoid.default")
-def _hardsigmoid(x: Expr) -> Expr:
-    return call("hardsigmoid", x, alpha=1 / 6)
-
-
-@register("relu6.default")
-def _relu6(x: Expr) -> Expr:
-    return call("clip", x, a_min=0.0, a_max=6.0)
-
-
-@register("hardtanh.default")
-def _hardtanh(x: Expr, low: float = -1, high: float = 1) -> Expr:
-    return layer.clip(x, low, high)
-
-
 @register("clamp.default")
 def _clamp(x: Expr, low: Any = None, high: Any = None) -> Expr:
     if isinstance(low, Computed) or isinstance(high, Computed):
@@ -366,11 +353,6 @@ def _clamp_tensor(x: Expr, low: Any = None, high: Any = None) -> Expr:
     return x if high is None else call("minimum", *promoted(x, high))
 
 
-@register("exp2.default")
-def _exp2(x: Expr) -> Expr:
-    return call("power", number(2, x), x)
-
-
 @register("_cdist_forward.default")
 def _distances(x: Expr, y: Expr, order: float, *_: Any) -> Expr:
     """Distances of all pairs of rows."""
@@ -378,6 +360,27 @@ def _distances(x: Expr, y: Expr, order: float, *_: Any) -> Expr:
     right = layer.reshape(y, (*extents(y)[:-2], 1, *extents(y)[-2:]))
     found: Expr = _vector_norm(call("subtract", left, right), order, [-1])
     return found
+
+
+@register("_pdist_forward.default")
+def _distances_within(x: Expr, order: float = 2) -> Expr:
+    """Distances of each row and those behind it."""
+    if extents(x)[0] >= PROBED:
+        raise NetworkError("distances of a symbolic number of rows: export the model with that size fixed")
+    pair = (call("take", x, Constant(places), axis=0) for places in np.triu_indices(extents(x)[0], 1))
+    found: Expr = _vector_norm(call("subtract", *pair), order, [-1])
+    return found
+
+
+@register("_trilinear.default")
+def _trilinear(
+    x: Expr, y: Expr, z: Expr, no_x: Sequence[int], no_y: Sequence[int], no_z: Sequence[int], summed: Sequence[int],
+    unrolled: int = 1,
+) -> Expr:  # fmt: skip
+    """Sums of products of three tensors, each without some of the axes."""
+    axes = "abcdefgh"[: len(extents(x)) + len(no_x)]
+    terms = ("".join(a for i, a in enumerate(axes) if i not in gone) for gone in (no_x, no_y, no_z, summed))
+    return einsum("{},{},{}->{}".format(*terms), x, y, z)
 
 
 @register("addmm.default")
@@ -507,16 +510,6 @@ def _group_norm(
     return (call("group_norm", x, gamma, beta, num_groups=groups, axis=1, epsilon=epsilon),)
 
 
-@register("_softmax.default")
-def _softmax(x: Expr, axis: int, half_to_float: bool) -> Expr:
-    return call("softmax", x, axis=axis)
-
-
-@register("_log_softmax.default")
-def _log_softmax(x: Expr, axis: int, half_to_float: bool) -> Expr:
-    return call("log_softmax", x, axis=axis)
-
-
 @register("_embedding_bag.default", "_embedding_bag_forward_only.default")
 def _embedding_bag(
     weight: Expr, indices: Expr, offsets: Expr, scale_grad: bool = False, mode: int = 0, sparse: bool = False,
@@ -590,16 +583,6 @@ for _name, _own in {
     "amin.default": "min", "max.default": "max", "min.default": "min", "prod.default": "prod", "prod.dim_int": "prod",
 }.items():  # fmt: skip
     OPERATORS[f"aten.{_name}"] = _reduce(_own)
-
-
-@register("argmax.default")
-def _argmax(x: Expr, axis: int | None = None, keepdim: bool = False) -> Expr:
-    return _place("argmax", x, axis, keepdim)
-
-
-@register("argmin.default")
-def _argmin(x: Expr, axis: int | None = None, keepdim: bool = False) -> Expr:
-    return _place("argmin", x, axis, keepdim)
 
 
 def _place(name: str, x: Expr, axis: int | None, keepdim: bool) -> Expr:

@@ -25,6 +25,7 @@ from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
+from strategy.network.scatter import require_few
 from strategy.network.size import PROBED
 
 
@@ -259,6 +260,22 @@ def _cumsum(x: Expr, axis: int, dtype: Any = None) -> Expr:
 @register("cumprod.default")
 def _cumprod(x: Expr, axis: int, dtype: Any = None) -> Expr:
     return _scan("cumprod", x, axis, dtype)
+
+
+@register("logcumsumexp.default")
+def _log_of_running_sums(x: Expr, axis: int) -> Expr:
+    """The logarithm of the running sum of exponentials, each by the greatest so far: each sees all before it."""
+    if not extents(x):
+        return x
+    axis %= len(extents(x))
+    shape, n = extents(x), extents(x)[axis]
+    if n >= PROBED:
+        raise NetworkError("running sums of exponentials along a symbolic axis: export the model with that size fixed")
+    require_few(math.prod(e for e in shape if e < PROBED) * n, f"running sums of exponentials along an axis of {n}")
+    place, behind = np.arange(n), (1,) * (len(shape) - 1 - axis)
+    so_far = Constant((place <= place[:, None]).reshape(n, n, *behind))
+    beside = layer.reshape(x, (*shape[:axis], 1, *shape[axis:]))
+    return call("logsumexp", call("where", so_far, beside, number(-math.inf, x)), axis=(axis + 1,), keepdims=False)
 
 
 def _scan(name: str, x: Expr, axis: int, dtype: Any) -> Expr:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import numpy as np
 from plevel.torch.aten import OPERATORS, Operator, register
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
+from strategy.network.deform import deformable_convolution
 from strategy.network.graph import NetworkError
 from strategy.network.normal import extents
 from strategy.network.roi_align import roi_align
+from strategy.network.size import PROBED
 
 
 def _resize(method: str) -> Operator:
@@ -53,10 +56,10 @@ OPERATORS["aten.upsample_bilinear2d.vec"] = _resize("linear")
 OPERATORS["aten.upsample_bicubic2d.vec"] = _resize("cubic")
 
 
-@register("grid_sampler_3d.default")
-def _sample_volume(x: Expr, grid: Expr, interpolation: int, padding: int, align_corners: bool) -> Expr:
+@register("grid_sampler_2d.default", "grid_sampler_3d.default")
+def _sample(x: Expr, grid: Expr, interpolation: int, padding: int, align_corners: bool) -> Expr:
     return call(
-        "grid_sample", x, grid, method=("linear", "nearest_neighbor")[interpolation],
+        "grid_sample", x, grid, method=("linear", "nearest_neighbor", "cubic")[interpolation],
         padding_mode=("zeros", "border", "reflection")[padding], align_corners=align_corners,
     )  # fmt: skip
 
@@ -72,4 +75,48 @@ def _roi_align(
     )
 
 
+def _deform_conv(
+    x: Expr, weight: Expr, offsets: Expr, mask: Expr, bias: Expr, down: int, across: int, above: int, before: int,
+    row_gap: int, column_gap: int, groups: int, offset_groups: int, use_mask: bool,
+) -> Expr:  # fmt: skip
+    return deformable_convolution(
+        x, weight, offsets, mask if use_mask else None, bias, strides=(down, across), padding=(above, before),
+        dilation=(row_gap, column_gap), groups=groups, offset_groups=offset_groups,
+    )
+
+
 OPERATORS["torchvision.roi_align.default"] = _roi_align
+OPERATORS["torchvision.deform_conv2d.default"] = _deform_conv
+
+
+def _antialiased(kernel: Callable[[np.ndarray], np.ndarray]) -> Operator:
+    """Each pixel by all within the kernel's reach, which is as much longer as the image becomes smaller."""
+
+    def make(
+        x: Expr, size: Any, align_corners: bool, down: float | None = None, across: float | None = None
+    ) -> Expr:
+        image, kind = extents(x)[2:], x.tensor_type.dtype
+        if "float" not in kind or max(image) >= PROBED:
+            raise NetworkError(f"antialias of {x.tensor_type}: plevel has it of floats and images of fixed sizes")
+        for axis, (n, wanted, factor) in enumerate(zip(image, size, (down, across), strict=True), 2):
+            step = 1 / factor if factor else n / wanted
+            if align_corners:
+                step = (n - 1) / (wanted - 1) if wanted > 1 else 0
+            away = np.arange(n) + 0.5 - step * (np.arange(wanted)[:, None] + 0.5)
+            weights = kernel(np.abs(away) / max(step, 1))
+            x = layer.linear_along(x, axis, Constant((weights / weights.sum(1, keepdims=True)).astype(kind)))
+        return x
+
+    return make
+
+
+def _cubic(away: np.ndarray) -> np.ndarray:
+    near, far = (1.5 * away - 2.5) * away**2 + 1, ((2.5 - 0.5 * away) * away - 4) * away + 2
+    return np.where(away < 1, near, np.where(away < 2, far, 0))
+
+
+OPERATORS["aten._upsample_bilinear2d_aa.default"] = _antialiased(lambda away: np.maximum(1 - away, 0))
+OPERATORS["aten._upsample_bicubic2d_aa.default"] = _antialiased(_cubic)
+OPERATORS["aten._upsample_lanczos2d_aa.default"] = _antialiased(
+    lambda away: np.where(away < 3, np.sinc(away) * np.sinc(away / 3), 0)
+)

@@ -115,21 +115,6 @@ def find_weights(module: GraphModule) -> dict[str, torch.Tensor]:
     return held
 
 
-def _sample_grid(data: Any, grid: Any, interpolation: int = 0, padding: int = 0, align: bool = False) -> Any:
-    """The parts that PyTorch has of `grid_sampler_2d`, but does not take by default, with NaN as its kernels have it.
-
-    These take it for -1 where they clip coordinates; else the nearest of it is 0, and what is interpolated is NaN.
-    """
-    parts = decomposition_table[aten.grid_sampler_2d.default]
-    if interpolation == 2:  # cubic: NaN passes
-        return parts(data, grid, interpolation, padding, align)
-    missing = torch.isnan(grid)
-    found = parts(data, torch.where(missing, -1.0, grid), interpolation, padding, align)
-    if padding:
-        return found
-    return torch.where((missing[..., 0] | missing[..., 1])[:, None], 0.0 if interpolation else float("nan"), found)
-
-
 def _zeros(shape: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
     """Zeros in place of a tensor that is written before it is read: PyTorch's has chance values to compare with."""
     return aten.full.default(shape, 0.0, dtype=dtype, device=device)
@@ -145,7 +130,6 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     table = torch.export.default_decompositions()
     for kept in _WHOLE:
         table.pop(kept, None)
-    table[aten.grid_sampler_2d.default] = _sample_grid
     table[aten.empty.memory_format] = _zeros
     for operation in _BY_PARTS:
         table[operation] = decomposition_table[operation]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 
 from strategy.expr import Expr, call
@@ -121,11 +121,68 @@ def erfc(x: Expr) -> Expr:
         return call("subtract", one, call("erf", x))
     size = call("abs", x)
     t = call("divide", one, call("add", one, _times(size, 0.5)))
-    power: Expr = number(0, x)
-    for factor in reversed(_ERFC):
-        power = call("add", call("multiply", power, t), number(factor, x))
+    power = _polynomial(_ERFC[::-1], t)
     found = call("multiply", t, call("exp", call("subtract", power, call("multiply", size, size))))
     return call("where", call("less", x, number(0, x)), call("subtract", number(2, x), found), found)
+
+
+# erfinv(x) / x as polynomials of w = -log(1 - x²): of w - 2.5 below 5, else of √w - 3: M. Giles, Approximating the
+# erfinv function, for single precision.
+_ERFINV = (
+    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
+    0.246640727, 1.50140941,
+), (
+    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
+    1.00167406, 2.83297682,
+)  # fmt: skip
+
+
+@_in_float32
+def erfinv(x: Expr) -> Expr:
+    """The inverse of erf, infinite at -1 and 1; of float64, after two steps of Newton's method."""
+    one = number(1, x)
+    w = call("negative", call("log", call("multiply", call("subtract", one, x), call("add", one, x))))
+    pieces = call("subtract", w, number(2.5, w)), call("subtract", _root(w), number(3, w))
+    near, far = (_polynomial(factors, at) for factors, at in zip(_ERFINV, pieces, strict=True))
+    found = call("multiply", x, call("where", call("less", w, number(5, w)), near, far))
+    for _ in range(2 if x.tensor_type.dtype == "float64" else 0):
+        slope = _times(call("exp", call("negative", call("multiply", found, found))), 2 / math.sqrt(math.pi))
+        found = call("subtract", found, call("divide", call("subtract", call("erf", found), x), slope))
+    ends = call("equal", call("abs", x), one)
+    return call("where", ends, _times(x, math.inf), found)
+
+
+def _polynomial(factors: Sequence[float], x: Expr) -> Expr:
+    """The value at x of a polynomial, whose highest power stands first."""
+    found: Expr = number(factors[0], x)
+    for factor in factors[1:]:
+        found = call("add", call("multiply", found, x), number(factor, x))
+    return found
+
+
+# Γ(x + 1) as √(2π) tˣ⁺¹ᐟ² exp(-t) Σ cᵢ / (x + i) with t = x + 7.5, c₀ alone: C. Lanczos, by P. Godfrey for g = 7.
+_LANCZOS = (
+    0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059,
+    12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7,
+)  # fmt: skip
+
+
+@_in_float32
+def lgamma(x: Expr) -> Expr:
+    """The logarithm of the size of the gamma function; below ½ by its reflection, Γ(x) Γ(1 - x) = π / sin(πx)."""
+    one, half = number(1, x), number(0.5, x)
+    below = call("less", x, half)
+    z = call("where", below, call("negative", x), call("subtract", x, one))
+    total: Expr = number(_LANCZOS[0], x)
+    for i, factor in enumerate(_LANCZOS[1:], 1):
+        total = call("add", total, call("divide", number(factor, x), call("add", z, number(i, x))))
+    exponent = call("subtract", call("log", call("add", z, number(7.5, x))), one)
+    found = call("multiply", call("add", z, half), exponent)
+    found = call("add", call("add", found, call("log", total)), number(0.5 * math.log(2 * math.pi) - 7, x))
+    sine = call("abs", call("sin", _times(call("subtract", x, call("round", x)), math.pi)))
+    mirrored = call("subtract", call("subtract", number(math.log(math.pi), x), call("log", sine)), found)
+    found = call("where", below, mirrored, found)
+    return call("where", call("isinf", x), number(math.inf, x), found)
 
 
 @_in_float32

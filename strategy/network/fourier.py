@@ -44,8 +44,11 @@ def factors_of(size: int, count: int, parts: int, inverse: bool, onesided: bool)
     if not 0 < size <= _MOST:
         raise NetworkError(f"a transform of {size} numbers: plevel multiplies all pairs of them, of 1 … {_MOST}")
     numbers = np.arange(size // 2 + 1 if onesided and not inverse else size)
-    angles = 2 * np.pi / size * (numbers[:, None] * np.arange(count) % size)
-    cosine, sine = np.cos(angles), np.sin(angles if inverse else -angles)
+    turned = numbers[:, None] * np.arange(count) % size
+    angles = 2 * np.pi / size * turned
+    # Exact zeros: what has no imaginary part has none by a rounding either, whose sign would turn an angle.
+    cosine = np.where(4 * turned % (2 * size) == size, 0, np.cos(angles))
+    sine = np.where(2 * turned % size == 0, 0, np.sin(angles if inverse else -angles))
     if inverse and onesided:  # those that are left out are the conjugates of what is there but once
         twice = np.ones(count)
         twice[1 : (size + 1) // 2] = 2

@@ -123,6 +123,13 @@ def linear(x: Expr, weight: Expr, bias: Expr | None = None) -> Expr:
     return reshape(found, (*shape[:-1], extents(weight)[0]))
 
 
+def linear_along(x: Expr, axis: int, weight: Expr) -> Expr:
+    """The product of an axis with a weight [outputs, inputs]."""
+    rank = len(extents(x))
+    order = [i for i in range(rank) if i != axis % rank] + [axis % rank]
+    return transpose(linear(transpose(x, order), weight), np.argsort(order).tolist())
+
+
 def add_bias(x: Expr, bias: Expr) -> Expr:
     """A sum with an entry for each of axis 1, or of all elements."""
     if extents(bias) == (extents(x)[1],):

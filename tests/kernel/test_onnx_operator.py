@@ -198,6 +198,18 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
             {"sampling_ratio": 3, "coordinate_transformation_mode": "output_half_pixel"},
         )
     },
+    **{
+        f"windows whose elements are moved, {attrs}": (
+            [N("DeformConv", ["x", "w", "o", *more], ["y"], **attrs)],
+            {"x": normal(2, 4, 5, 6), "o": normal(2, groups * 8, 4, 5), "m": normal(2, groups * 4, 4, 5)},
+            {"w": normal(6, 4 // attrs.get("group", 1), 2, 2), "b": normal(6)}, 19,
+        )
+        for groups, more, attrs in (
+            (1, [], {}), (2, ["b", "m"], {"offset_group": 2, "group": 2}),
+            (1, ["", "m"], {"pads": [1, 0, 0, 1], "dilations": [2, 2]}),
+        )
+    },
+    "bits of integers of the same width": ([N("BitCast", ["x"], ["y"], to=TensorProto.INT8)], BYTES, {}, 26),
     "a volume at places of a grid": (
         [N("GridSample", ["x", "g"], ["y"], padding_mode="reflection")],
         {"x": normal(2, 1, 3, 4, 5), "g": normal(2, 2, 3, 5, 3)}, {}, 20,

@@ -15,6 +15,7 @@ from torch.nn.functional import (
     adaptive_max_pool2d,
     avg_pool2d,
     avg_pool3d,
+    bilinear,
     grid_sample,
     interpolate,
     lp_pool2d,
@@ -23,6 +24,7 @@ from torch.nn.functional import (
     max_pool3d,
     max_unpool2d,
     max_unpool3d,
+    pdist,
     pixel_shuffle,
     scaled_dot_product_attention,
 )
@@ -193,6 +195,8 @@ COMPUTED = {
             interpolate(x, (7, 3), mode="bilinear", align_corners=True),
             interpolate(x, (9, 5), mode="bicubic"), interpolate(x, (9, 5)), pixel_shuffle(x, 2),
             interpolate(x, (12, 74)), interpolate(x, scale_factor=(1.1, 1.7)),
+            *(interpolate(x, size, factor, mode, align, antialias=True) for mode in ("bilinear", "bicubic")
+              for size, factor, align in (((4, 9), None, False), (None, (0.7, 1.3), False), ((3, 2), None, True))),
         ), IMAGE,
     ),
     "adaptive pools": (
@@ -251,6 +255,13 @@ COMPUTED = {
         X, COUNTS,
     ),
     "the other side of the error function": (lambda x: [(x * 2 + n).erfc() * (x * x * 4).exp() for n in (0, 1)], X),
+    "inverses, gamma and signs": (
+        lambda x, i: (
+            *(f(v) for v in (x / 4, (x / 4).double()) for f in (torch.erfinv, torch.lgamma)), i.lgamma(),
+            (x * 9).lgamma(), x.signbit(), (0 * x).signbit(), (i - 1).signbit(), x.logcumsumexp(0),
+            x.view(2, 2, 8).logcumsumexp(1), (x * 40).logcumsumexp(-1),
+        ), X, COUNTS,
+    ),
     "near zero": (lambda x: (x.log1p(), x.expm1(), x.tan(), x.isfinite()), X.abs() * 1e-6),
     "activations by parts": (
         lambda x: (
@@ -410,7 +421,8 @@ COMPUTED = {
         lambda x, g: (
             grid_sample(x, g, align_corners=False), grid_sample(x, g, "nearest", "border", align_corners=True),
             grid_sample(x, g, "bilinear", "border", align_corners=False),
-            grid_sample(x, g, "nearest", align_corners=False),
+            grid_sample(x, g, "nearest", align_corners=False), grid_sample(x, g, "bicubic", align_corners=False),
+            grid_sample(x, g, "bilinear", "reflection"), grid_sample(x, g, "bicubic", "reflection", align_corners=True),
         ), IMAGE, (torch.arange(2 * 3 * 5 * 2).view(2, 3, 5, 2) * 0.7).sin().sqrt() * 2.4 - 1.2,  # some NaN
     ),
     "samples of a volume": (
@@ -435,6 +447,7 @@ COMPUTED = {
             torch.stft(x, 8, 4, window=w, return_complex=True).abs()[..., :-1],
             torch.stft(x[0], 8, 3, 6, w[:6], False, normalized=True, onesided=False, return_complex=True).angle().cos(),
             torch.istft(torch.stft(x, 8, 4, window=w, return_complex=True), 8, 4, window=w),
+            torch.fft.rfftn(-x).angle(),
         ), X.repeat(1, 4).sin(), torch.hann_window(8) + 0.1,
     ),
     "complex numbers": (
@@ -462,6 +475,7 @@ COMPUTED = {
     ),
     "distances, windows, diagonals and bounds that are tensors": (
         lambda x: (
+            pdist(x * x), pdist(x, 1), pdist(x[:1]), bilinear(x, x[:, :3], torch.sin(torch.arange(48)).view(2, 8, 3)),
             torch.cdist(x[:3], x + 1), torch.cdist(x, x[:2] * 2, p=1), x.unfold(1, 4, 3), x.unfold(0, 2, 1), x.exp2(),
             x.clamp(x[0], x[0].abs() + 1), x.clamp(min=x[:1] + 2), x.diagonal(),
             torch.einsum("iji->ji", x.view(4, 2, 4)), x.view(4, 2, 4).diagonal(-1, 0, -1),
