@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 from plevel.client import Client, UnreachableError
 from plevel.direct import open_store
 from plevel.environment import read_namespace, read_token
+from plevel.reading import load_lock
 from service.address import url_of
 from service.errors import DatabaseError
 from service.store.namespace import DEFAULT
 from strategy.select import Advised, Evidence, History, Measured, RevisedDatabase
-from strategy.select.lock import Lock, LockDatabase, LockError
+from strategy.select.lock import LockDatabase, LockError
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -55,7 +56,7 @@ def plevel_database(
             yield _Cached(stack.enter_context(client).evidence)
         elif "://" not in text and is_lock(Path(text)):
             try:
-                lock = Lock.read(Path(text).read_bytes())
+                lock = load_lock(Path(text))
             except LockError as error:
                 raise LockError(f"{text}: {error}") from error
             yield LockDatabase(lock)

@@ -8,6 +8,8 @@ from pathlib import Path
 from plevel.client import UnreachableError
 from plevel.reading import read_file
 
+_MOST_BYTES = 1 << 20
+
 
 def read_namespace(given: str | None) -> str | None:
     """The given namespace, else the environment's; None for the token's or the default."""
@@ -27,7 +29,7 @@ def read_token(file: Path | None = None) -> str | None:
             raise UnreachableError("PLEVEL_TOKEN: not a token: set it to one, without a space in it")
         return given.strip() if given else None
     try:
-        token = read_file(Path(name)).decode().strip()
+        token = read_file(Path(name), _MOST_BYTES, "this is no token file").decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not a text file"
         raise UnreachableError(f"{named} {name}: {why}: name a readable file with one token") from error

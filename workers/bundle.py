@@ -28,7 +28,7 @@ _MAGIC = b"plevel-bundle 1\n"
 _SIGNATURE = hashlib.sha256().digest_size
 _KEY_BYTES = 32
 _MOST_DIGITS = 1 << 16  # of a key, as a device has no end
-_MOST_BYTES = 1 << 30  # unpacked
+MOST_BYTES = 1 << 30  # of a bundle, and of its content unpacked
 
 
 class BundleError(ValueError):
@@ -104,9 +104,9 @@ def unseal(data: bytes, key: bytes) -> Bundle:
         )
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
-            text = packed.read(_MOST_BYTES + 1)
-        if len(text) > _MOST_BYTES:
-            raise BundleError(f"the bundle unpacks to more than {_MOST_BYTES} bytes: make it with fewer trials")
+            text = packed.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise BundleError(f"the bundle unpacks to more than {MOST_BYTES} bytes: make it with fewer trials")
         return decode(text, Bundle)
     except (OSError, EOFError, WireError) as error:
         raise BundleError(

@@ -225,13 +225,13 @@ def run(
     from plevel.cli.output import tell
     from strategy.table import show_number
     from workers.__main__ import describe_cuda
-    from workers.bundle import read_key, run_bundle, unseal
+    from workers.bundle import MOST_BYTES, read_key, run_bundle, unseal
     from workers.cpu import assign, parse_cores, timing_lock
     from workers.cuda.runner import runner_on
     from workers.sandbox import ForkServer
 
     try:
-        sealed = read_file(bundle)
+        sealed = read_file(bundle, MOST_BYTES, "this is no bundle")
     except OSError as error:
         raise UsageError(f"{bundle} cannot be read: {error.strerror}") from error
     opened, found = unseal(sealed, read_key(key)), describe_cuda(device)

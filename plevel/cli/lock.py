@@ -11,7 +11,7 @@ import typer
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 from plevel.cli.file import whole
-from plevel.reading import read_file
+from plevel.reading import load_lock
 
 if TYPE_CHECKING:
     from strategy.select import Selection
@@ -107,10 +107,10 @@ def check(
 
 def read_lock(path: Path) -> Lock:
     """The lock in a file; raise `UsageError` if there is none."""
-    from strategy.select.lock import Lock, LockError
+    from strategy.select.lock import LockError
 
     try:
-        return Lock.read(read_file(path))
+        return load_lock(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except LockError as error:

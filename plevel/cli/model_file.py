@@ -25,6 +25,7 @@ import msgspec
 
 from plevel.cli import option
 from plevel.cli.error import UsageError
+from plevel.reading import read_file
 
 if TYPE_CHECKING:
     from strategy.record import RunWorkload
@@ -111,12 +112,9 @@ def _workload(entry: _Entry, *, far: bool) -> Workload:
 
 def _read(path: Path) -> _Model:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_file(path, MAX_BYTES, "this is no model file")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB: this is no model file")
     try:
         text = data.decode()
         if path.suffix == ".json":

@@ -147,9 +147,11 @@ def _read(path: Path) -> _Profile:
     from strategy.target import Target
 
     try:
-        profile = msgspec.convert(tomllib.loads(read_file(path).decode()), _Profile)
+        profile = msgspec.convert(tomllib.loads(read_file(path, 1 << 20, "this is no profile").decode()), _Profile)
         Target.parse(profile.target)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise UsageError(f"{path}: not a profile: {error}") from error
     for name, text in (("lifetime", profile.lifetime), ("idle_exit", profile.idle_exit)):
         if option.read_age(f"{path}: {name}", text) == 0:

@@ -20,6 +20,7 @@ from strategy.types import MAX_ELEMENTS
 
 _MOST_NODES = 1 << 20
 MAX_BYTES = 2**31 - 1  # of a protobuf message
+_MOST_PIPED = 256 << 20
 
 
 Dims = Mapping[str, int | tuple[int, str]]
@@ -36,7 +37,7 @@ def read_model(path: Path, dims: Dims) -> tuple[Any, Symbols]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise NetworkError("larger than 2 GiB: keep the weights as external data")
-        source = path if path.is_file() else BytesIO(read_file(path))
+        source = path if path.is_file() else BytesIO(read_file(path, _MOST_PIPED, "write a file and name that"))
         model = onnx.load(source, load_external_data=False)
     except OSError as error:
         raise NetworkError(f"cannot be read: {error.strerror}") from error

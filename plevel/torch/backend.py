@@ -21,7 +21,7 @@ from torch._dynamo.exc import RestartAnalysis
 from torch.fx import GraphModule
 
 from plevel.kernel_selection import Choose, make_chooser, open_records
-from plevel.reading import read_file
+from plevel.reading import load_lock
 from plevel.torch.confirmation import Kept, confirm
 from plevel.torch.explanation import Report, make_report, note, owned, report_whole
 from plevel.torch.form import keep_frozen, make_form
@@ -262,4 +262,4 @@ def _record(made: Report, verdict: Verdict, options: Options) -> None:
 
 
 def _read_lock(options: Options) -> Lock | None:
-    return None if options.lock is None else Lock.read(read_file(Path(options.lock)))
+    return None if options.lock is None else load_lock(Path(options.lock))

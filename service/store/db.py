@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sqlite3
 import threading
@@ -15,10 +14,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from service.address import make_folder, url_of
+from service.address import url_of
 from service.errors import DatabaseError, InvalidError, OverloadedError, UnansweredError
 from service.store import row_cache
-from service.store.foreign import ForeignFile, may_write, real_path
+from service.store.file import check_file
+from service.store.foreign import ForeignFile, may_write
 from service.store.text import json_text, read_json
 
 Connection = sa.Connection
@@ -100,7 +100,7 @@ class Store:
         options: dict[str, Any] = {"json_serializer": json_text, "json_deserializer": read_json}
         if self.is_sqlite:
             path = Path(str(self.url.database))
-            _check_file(path, read_only=read_only)
+            check_file(path, read_only=read_only)
             source = sa.URL.create("sqlite", database=str(path))
             # More prepared statements than Python's default of 128.
             connect = {"check_same_thread": False, "timeout": 60.0, "cached_statements": 512}
@@ -218,33 +218,6 @@ def _translated(url: sa.URL) -> Iterator[None]:
         raise kind(f"the database does not answer: {first}") from error
     except sa.exc.TimeoutError as error:  # of the pool: all connections are in use
         raise UnansweredError("the database does not answer: all connections are waiting for it") from error
-
-
-def _check_file(path: Path, *, read_only: bool) -> None:
-    """Check an SQLite file, and create it if it is missing and may be."""
-    if path.is_dir():
-        raise DatabaseError(f"database {path} is a folder: name a file in it")
-    make_folder(path)
-    if not may_write(path) and not (read_only and path.exists()):
-        raise DatabaseError(
-            f"database {path} is not writable: change the permissions of it and its folder, or copy it elsewhere"
-        )
-    # Other users of the host must not read tokens' digests and imported texts. SQLite's other files get the
-    # same mode.
-    try:
-        os.close(os.open(real_path(path), os.O_CREAT | os.O_EXCL, 0o600))
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise DatabaseError(
-            f"database {path} cannot be created ({error.strerror}): name another file"
-        ) from error
-    try:
-        with path.open("rb") as file:
-            if path.stat().st_size and file.read(16) != b"SQLite format 3\0":
-                raise DatabaseError(f"database {path} is not an SQLite file: name another")
-    except OSError as error:
-        raise DatabaseError(f"database {path} cannot be read ({error.strerror}): change its permissions") from error
 
 
 _PRAGMAS = (

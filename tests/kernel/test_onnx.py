@@ -563,6 +563,6 @@ def test_unknown_operators_are_all_named_and_extraction_leaves_them_out(
 
 
 def test_a_device_without_an_end_is_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plevel.reading._MOST", 1 << 20)
-    with pytest.raises(NetworkError, match="cannot be read: a pipe or device of more than 1 MiB: "):
+    monkeypatch.setattr("plevel.onnx.file._MOST_PIPED", 1 << 20)
+    with pytest.raises(NetworkError, match="cannot be read: larger than 1 MiB: write a file "):
         read_onnx(Path("/dev/zero"), {})
