@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from service.address import url_of
 from service.errors import DatabaseError, InvalidError, OverloadedError, UnansweredError
 from service.store import row_cache
-from service.store.file import check_file
+from service.store.file import UsedFile, check_file
 from service.store.foreign import ForeignFile, may_write
 from service.store.text import json_text, read_json
 
@@ -96,11 +96,13 @@ class Store:
         )
         self._read_only = read_only
         self._foreign: ForeignFile | None = None
+        self._file: UsedFile | None = None
         source = self.url
         options: dict[str, Any] = {"json_serializer": json_text, "json_deserializer": read_json}
         if self.is_sqlite:
             path = Path(str(self.url.database))
             check_file(path, read_only=read_only)
+            self._file = UsedFile(path)
             source = sa.URL.create("sqlite", database=str(path))
             # More prepared statements than Python's default of 128.
             connect = {"check_same_thread": False, "timeout": 60.0, "cached_statements": 512}
@@ -141,8 +143,10 @@ class Store:
         """A transaction that only reads, the rows of one moment.
 
         Raises:
-            DatabaseError: another program changed the file meanwhile.
+            DatabaseError: another program changed the file meanwhile, or it was moved.
         """
+        if self._file is not None:
+            self._file.check()
         whole: contextlib.AbstractContextManager[None] = (
             contextlib.nullcontext() if self._foreign is None else self._foreign.reading()
         )
@@ -151,7 +155,7 @@ class Store:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        """A transaction that writes; raise `DatabaseError` if the store is read-only."""
+        """A transaction that writes; raise `DatabaseError` if the store is read-only, or its file was moved."""
         if self._read_only:
             raise DatabaseError(
                 f"database {show_url(self.url)} is not writable for this user: change the permissions of it and its "
@@ -162,13 +166,15 @@ class Store:
 
     @contextlib.contextmanager
     def _begin(self) -> Iterator[sa.Connection]:
-        if not self.is_sqlite:
+        if self._file is None:
             with self._writer.begin() as connection:
                 yield connection
             return
+        self._file.check()
         if self._kept is None:
             self._kept = self._writer.connect()
             _set_pragmas(self._kept.connection.driver_connection, _WRITER)
+            self._file.note()
         kept = self._kept
         try:
             with kept.begin():

@@ -37,3 +37,33 @@ def check_file(path: Path, *, read_only: bool) -> None:
                 raise DatabaseError(f"database {path} is not an SQLite file: name another")
     except OSError as error:
         raise DatabaseError(f"database {path} cannot be read ({error.strerror}): change its permissions") from error
+
+
+class UsedFile:
+    """The file that a store writes, which others may move, delete or replace meanwhile.
+
+    SQLite would go on writing to it without its name, and all that is stored from then on would be lost.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._mark: tuple[int, int] | None = None
+
+    def note(self) -> None:
+        """Remember the file, once a connection that writes has it open."""
+        self._mark = self._look()
+
+    def check(self) -> None:
+        """Raise `DatabaseError` if the path no longer leads to the file."""
+        if self._mark is not None and self._look() != self._mark:
+            raise DatabaseError(
+                f"the database {self._path} was moved, deleted or replaced while it was in use: move the file back, or "
+                f"stop what uses it, delete {self._path}-wal, which belongs to that file, and start it again"
+            )
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 - in every transaction, at half the time of pathlib's
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
