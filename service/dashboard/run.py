@@ -27,6 +27,7 @@ from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning import run_status, webhook
 from service.tuning.ownership import find_interrupted, is_interrupted
+from service.tuning.tally import tally
 from strategy.record import RunState
 
 router = APIRouter(prefix="/runs", include_in_schema=False)
@@ -70,7 +71,7 @@ def show(
         model = query.device_model(connection, run_id)
         found = query.workloads(connection, run_id, (page - 1) * query.WORKLOADS, model)
         shown = found[: query.WORKLOADS] if len(found) > 1 or page > 1 else []
-        portions = query.portions(connection, run_id, query.tally(connection, run_id), model) if shown else {}
+        portions = query.portions(connection, run_id, tally(connection, run_id), model) if shown else {}
         bodies = query.bodies(connection, [w.id for w in shown])
         asked = values["request"].target
         selected = select_each(connection, bodies, asked, values["run"].namespace)
@@ -85,7 +86,7 @@ def _values(
 ) -> dict[str, Any]:
     row = query.head(connection, run_id)
     asked = query.request_of(row)
-    told = query.tally(connection, run_id)
+    told = tally(connection, run_id)
     shown = query.first_workload(connection, run_id, workload)
     leaders = [] if shown is None else query.leaders(connection, run_id, shown)
     workers = fleet.count_alive(connection, row.target_id, context.settings.alive_s)

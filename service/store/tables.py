@@ -396,7 +396,8 @@ record = _table(
     _instant("recorded_at"),
     sa.UniqueConstraint("job_id", "entry"),
     sa.Index(None, "task_id", "phase", "config_digest"),
-    sa.Index(None, "run_id", "id"),
+    # A run's records in their order, with all that is counted of them.
+    _partial_index("ix_record_run", "run_id", "id", "task_id", "phase", "error", "run_s", where="run_id IS NOT NULL"),
     sa.CheckConstraint("(error IS NULL) = (median_s IS NOT NULL)", name="cost"),
     sa.CheckConstraint(
         "(job_id IS NULL) = (run_id IS NULL) AND (job_id IS NULL) = (entry IS NULL)", name="origin"

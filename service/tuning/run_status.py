@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,12 +12,12 @@ from service.errors import NotFoundError
 from service.queue import explain, fleet
 from service.records import ranking
 from service.records.ranking import Ranked
-from service.store import catalogue
 from service.store.namespace import DEFAULT
 from service.store.sql import among, is_given, now
 from service.store.tables import LIVE, job, lease, record, run, run_task, task, workload
 from service.tuning.ownership import is_interrupted
-from service.tuning.run import trials_of, unknown_run
+from service.tuning.run import unknown_run
+from service.tuning.tally import count_trials, tally
 from strategy.op import find_op
 from strategy.record import Phase, RunState, RunStatus, TaskStatus, TimingPolicy, convert
 from strategy.target import Target
@@ -53,11 +53,9 @@ def _runs() -> sa.Select[Any]:
 def _status(connection: sa.Connection, row: Any, alive_s: float, idle: float) -> RunStatus:
     run_id = row.id
     budget = convert({name: getattr(row, name) for name in _Budget.__struct_fields__}, _Budget)
-    tasks = _task_statuses(connection, row, budget.search_policy)
+    told = tally(connection, run_id)
+    tasks = _task_statuses(connection, run_id, count_trials(connection, run_id, row.forced, budget.search_policy, told))
     done = sum(t.trials for t in tasks if t.tunable)
-    timing_s = connection.scalar(
-        sa.select(sa.func.sum(record.c.run_s)).where(record.c.run_id == run_id)
-    )
     workers = fleet.count_alive(connection, row.target_id, alive_s)
     message = row.message
     interrupted = is_interrupted(connection, run_id)
@@ -79,7 +77,7 @@ def _status(connection: sa.Connection, row: Any, alive_s: float, idle: float) ->
     return RunStatus(
         id=run_id, state=RunState(row.state), target=budget.target, trials=budget.trials,
         trials_done=min(done, budget.trials), created_at=row.created_at,
-        finished_at=row.finished_at, timing_s=float(timing_s or 0.0),
+        finished_at=row.finished_at, timing_s=float(sum(t.run_s for t in told)),
         idle_s=idle, workers=workers, interrupted=interrupted, message=message, tasks=tuple(tasks),
     )  # fmt: skip
 
@@ -119,18 +117,10 @@ def _sum_gaps() -> sa.Select[Any]:
 _IDLE = _sum_gaps()
 
 
-def _task_statuses(connection: sa.Connection, of: Any, policy: TimingPolicy) -> list[TaskStatus]:
-    """The statuses of the tasks of a run, a row of `_runs`."""
-    run_id = of.id
-    policy_id = catalogue.find_policy(connection, policy)
-    counts: dict[int, dict[str | None, int]] = {}
-    own_tasks = sa.select(run_task.c.task_id).where(run_task.c.run_id == run_id)
-    for c in connection.execute(
-        sa.select(record.c.task_id, record.c.error, sa.func.count().label("n"))
-        .where(trials_of(run_id, of.forced, policy_id), record.c.task_id.in_(own_tasks))
-        .group_by(record.c.task_id, record.c.error)
-    ):
-        counts.setdefault(c.task_id, {})[c.error] = c.n
+def _task_statuses(
+    connection: sa.Connection, run_id: int, counts: Mapping[int, Mapping[str | None, int]]
+) -> list[TaskStatus]:
+    """The statuses of the tasks of a run; `counts` has their trials by error."""
     rows = connection.execute(
         _tasks().join(run_task, run_task.c.task_id == task.c.id)
         .where(run_task.c.run_id == run_id).order_by(run_task.c.id)
@@ -169,14 +159,14 @@ def task_status(
     return _task_status(row, ranked, {row.error: row.n for row in counts}, flops_of(row.workload_body))
 
 
-def _task_status(r: Any, ranked: Ranked, counts: dict[str | None, int], flops: int | None) -> TaskStatus:
+def _task_status(r: Any, ranked: Ranked, counts: Mapping[str | None, int], flops: int | None) -> TaskStatus:
     cost = ranked.best
     return TaskStatus(
         task_id=r.id, workload=r.workload, implementation=r.implementation, version=r.version,
         plevel=r.plevel, tunable=bool(r.tunable), space_size=r.space_size,
         trials=sum(counts.values()), failed=sum(n for e, n in counts.items() if e is not None),
         gflops=None if cost is None or flops is None else flops / cost.median_s / 1e9,
-        failures={e: n for e, n in counts.items() if e is not None}, **vars(ranked),
+        failures={e: n for e, n in counts.items() if e is not None and n}, **vars(ranked),
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from service.selection.database import RecordDatabase
 from service.store import migration
 from service.store.db import Store
 from service.store.tables import TokenScope
+from service.tuning.tally import tally
 from strategy.select import select
 from strategy.target import Target
 from tests.browser import seed
@@ -213,7 +214,7 @@ def test_a_run_over_several_workloads_has_their_weights_shares_and_selections(se
     table = page.partition("Workloads of this run</h2>")[2]
     assert len(re.findall(r'href="/select[^"]*">(dense\w*\.cpu)</a>', table)) == 12
     with contextlib.closing(Store(seeded.database)) as store, store.read() as c:
-        told = run_query.tally(c, seeded.ids["done"])
+        told = tally(c, seeded.ids["done"])
         portions = run_query.portions(
             c, seeded.ids["done"], told, run_query.device_model(c, seeded.ids["done"])
         )

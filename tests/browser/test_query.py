@@ -35,6 +35,7 @@ from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import best, cost_model, job, record, run_task, target, task, workload
 from service.tuning import run as runs
+from service.tuning.tally import tally
 from strategy.record import Phase, RunWorkload, convert
 from strategy.select import select
 from strategy.target import Target
@@ -171,7 +172,7 @@ def _check_filters(c: sa.Connection, ids: dict[str, int]) -> None:
 def _check_progress(c: sa.Connection, ids: dict[str, int]) -> None:
     """Trials are counted as the run counts them: with `force` its own, else those of every run."""
     found = {}
-    told = run_query.tally(c, ids["live"])
+    told = tally(c, ids["live"])
     for force in (True, False):
         asked = msgspec.structs.replace(
             run_query.request_of(run_query.head(c, ids["live"])), force=force
@@ -396,7 +397,7 @@ def test_a_runs_failures_are_by_kind_and_implementation(filled: tuple[Store, str
     store = filled[0]
     with store.read() as c:
         for run_id in c.scalars(sa.select(run_task.c.run_id).distinct()).all():
-            told = run_query.tally(c, run_id)
+            told = tally(c, run_id)
             failures = run_query.failures(c, [t for one in told for t in [one] * 3])
             assert len({(f["error"], f["implementation"]) for f in failures}) == len(failures)
             assert sum(f["n"] for f in failures) == 3 * sum(t.standing for t in told if t.error is not None)

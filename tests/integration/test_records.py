@@ -34,6 +34,7 @@ from service.store.tables import device as device_table
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning import run_status
+from service.tuning.tally import tally
 from strategy.record import (
     REFUTING,
     SEARCH_POLICY,
@@ -301,7 +302,7 @@ def test_the_pages_of_a_run_and_a_task_show_one_device_model(
         assert sorted(p[2] for x in task_page.curves(c, head, "device") for p in x.points) == [1.0, 3.0]
         curves = run_page.curves(c, run_id, found.id)
         assert {x.name: [p[2] for p in x.points] for x in curves}[SLOW.implementation] == [3.0]
-        portions = run_page.portions(c, run_id, run_page.tally(c, run_id), "Model B")
+        portions = run_page.portions(c, run_id, tally(c, run_id), "Model B")
         assert portions[found.id].of_time == 1.0
         assert run_page.workloads(c, run_id, 0, "Model B")[0].median_s == 1.0
 

@@ -12,12 +12,11 @@ import sqlalchemy as sa
 
 from service.dashboard.query.curve import MAX_CURVES, Curve, best_so_far
 from service.errors import NotFoundError
-from service.records.best import standing
 from service.records.ranking import best_on, measured_on, of_one_model
-from service.store import catalogue
 from service.store.sql import among, now
 from service.store.tables import TaskState, best, record, run, run_task, target, task, workload
-from service.tuning.run import trials_of, unknown_run
+from service.tuning.run import unknown_run
+from service.tuning.tally import count_trials
 from strategy.record import Phase, RunRequest, convert
 from strategy.workload import Workload
 
@@ -51,24 +50,6 @@ def version(connection: sa.Connection, run_id: int) -> tuple[Any, ...]:
     return tuple(row)
 
 
-def tally(connection: sa.Connection, run_id: int) -> list[Any]:
-    """The run's own records by task, phase and error: their number, how many count, and their time.
-
-    `last_id` is the id of the newest that counts.
-    """
-    query = (
-        sa.select(
-            record.c.task_id, record.c.phase, record.c.error, sa.func.count().label("n"),
-            sa.func.count().filter(standing()).label("standing"),
-            sa.func.max(record.c.id).filter(standing()).label("last_id"),
-            sa.func.sum(record.c.run_s).label("run_s"),
-        )
-        .where(record.c.run_id == run_id)
-        .group_by(record.c.task_id, record.c.phase, record.c.error)
-    )  # fmt: skip
-    return list(connection.execute(query))
-
-
 def progress(
     connection: sa.Connection, run_id: int, request: RunRequest, told: list[Any]
 ) -> dict[str, Any]:
@@ -79,19 +60,9 @@ def progress(
         .where(run_task.c.run_id == run_id, task.c.space.is_not(None))
     )
     tunable = set(connection.scalars(tasks))
-    searched = [t for t in told if t.phase == Phase.SEARCH.value and t.task_id in tunable]
-    trials = own = sum(t.standing for t in searched)
-    # Counted by the index; records are only read if other runs have tried these tasks.
-    known = connection.scalar(
-        sa.select(sa.func.count()).select_from(record)
-        .where(record.c.phase == Phase.SEARCH.value, record.c.task_id.in_(tasks))
-    ) or 0  # fmt: skip
-    if known > sum(t.n for t in searched):
-        policy_id = catalogue.find_policy(connection, request.search_policy)
-        trials = connection.scalar(
-            sa.select(sa.func.count()).select_from(record)
-            .where(trials_of(run_id, request.force, policy_id), record.c.task_id.in_(tasks))
-        ) or 0  # fmt: skip
+    own = sum(t.standing for t in told if t.phase == Phase.SEARCH.value and t.task_id in tunable)
+    counts = count_trials(connection, run_id, request.force, request.search_policy, told)
+    trials = sum(n.total() for task_id, n in counts.items() if task_id in tunable)
     return {
         "trials": min(trials, request.trials), "own": own, "records": sum(t.n for t in told),
         "failed": sum(t.n for t in told if t.error is not None),
