@@ -28,10 +28,10 @@ _Function = TypeVar("_Function", bound=Operator)
 _TABLE: dict[str, Operator] = {}
 _PARTS = frozenset(
     f"aten.{name}" for name in (
-        "alias.default", "cat.default", "clone.default", "constant_pad_nd.default", "expand.default", "flip.default",
-        "index.Tensor", "index_select.default", "mean.dim", "neg.default", "permute.default", "repeat.default",
-        "reshape.default", "select.int", "slice.Tensor", "split_with_sizes.default", "squeeze.default", "squeeze.dim",
-        "squeeze.dims", "sum.dim_IntList", "unsqueeze.default", "view.default", "_unsafe_view.default",
+        "alias.default", "clone.default", "expand.default", "flip.default", "index.Tensor", "index_select.default",
+        "mean.dim", "neg.default", "permute.default", "repeat.default", "reshape.default", "select.int",
+        "slice.Tensor", "split_with_sizes.default", "squeeze.default", "squeeze.dim", "squeeze.dims",
+        "sum.dim_IntList", "unsqueeze.default", "view.default", "_unsafe_view.default",
     )
 )  # fmt: skip
 """Operators of each part alone."""
@@ -121,6 +121,18 @@ def _divide(x: Any, y: Any) -> Complex:
     return Complex(divide(x.real, y), divide(x.imaginary, y))
 
 
+@_register("cat.default")
+def _join(values: Sequence[Any], axis: int = 0) -> Complex:
+    """Real tensors may be among them."""
+    return Complex(*(OPERATORS["aten.cat.default"](list(part), axis) for part in zip(*map(_pair, values), strict=True)))
+
+
+@_register("constant_pad_nd.default")
+def _pad(x: Complex, sides: Sequence[int], value: complex = 0) -> Complex:
+    pad = OPERATORS["aten.constant_pad_nd.default"]
+    return Complex(*(pad(v, sides, beside) for v, beside in zip(x, _pair(value), strict=True)))
+
+
 @_register("_to_copy.default")
 def _to_copy(x: Any, dtype: Any = None, **_: Any) -> Complex:
     real, imaginary = _pair(x)
@@ -177,7 +189,9 @@ def _size(x: Complex) -> Any:
 
 
 @_register("angle.default")
-def _angle(x: Complex) -> Any:
+def _angle(x: Any) -> Any:
+    if not isinstance(x, Complex):
+        raise NetworkError("the angle of real numbers: compute it as torch.where(x < 0, torch.pi, 0.0)")
     return OPERATORS["aten.atan2.default"](x.imaginary, x.real)
 
 
@@ -219,6 +233,8 @@ def _spectrogram(
     align: bool | None = None,
 ) -> Complex | Expr:  # fmt: skip
     """Transforms of frames of a signal [batch, time], by a convolution with their factors times the window."""
+    if isinstance(x, Complex):
+        raise NetworkError("a spectrogram of complex numbers: take those of their parts")
     length = size if length is None else length
     factors = factors_of(size, size, 1, False, onesided is not False) * _scale(int(normalized), [size])
     outputs, wide, *_ = factors.shape

@@ -453,6 +453,7 @@ COMPUTED = {
     "complex numbers": (
         lambda x: [torch.view_as_real(v) for z in (torch.complex(x, x + 1),) for v in (
             z + x, x - z, z * 2.5, z * (1 + 2j), z / x[0], z / (z + 3), z / 2j, z.conj() * z, -z, torch.cat([z, z]),
+            torch.cat([x, z]), nn.functional.pad(z, (1, 2), value=1.0),
             z.sum(1), z.mean(0), z @ z.T, z[1:, None].expand(3, 2, 8), torch.view_as_complex(x.view(4, 4, 2)) * TURNS,
         )], X.sin(),
     ),
@@ -570,6 +571,10 @@ REFUSED = {
     "dropout_p": (lambda q: scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.ones(1, 2, 4, 8)),
     "its output 1 is used": (lambda x: adaptive_max_pool2d(x, 2, return_indices=True), torch.ones(1, 2, 4, 4)),
     "it returns complex.*, of complex numbers": (lambda x: torch.complex(x, x), X),
+    "the angle of real numbers": (torch.angle, X),
+    "a spectrogram of complex numbers": (
+        lambda x: torch.stft(torch.complex(x, x), 8, window=torch.ones(8), return_complex=True).abs(), X
+    ),
     "complex numbers, of which plevel has no such": (lambda x: torch.fft.rfft(x).exp().real, X),
     "a transform of 5000 numbers": (lambda x: torch.fft.rfft(x, 5000).abs(), X),
     "a weight is of float8_e4m3fn": (lambda x: x * HALVED.float(), X),
