@@ -192,7 +192,7 @@ class Embedded:
 
 
 # Settings of a service for others, with which this one would not tune, or not be found.
-_OF_A_FARM = frozenset({"PLEVEL_TUNE", "PLEVEL_MIGRATE", "PLEVEL_AUTH", "PLEVEL_TLS_CERT", "PLEVEL_TLS_KEY"})
+_OF_A_FARM = frozenset(f"PLEVEL_{name}" for name in ("TUNE", "MIGRATE", "PORT", "AUTH", "TLS_CERT", "TLS_KEY"))
 
 
 class _Child:
