@@ -75,7 +75,7 @@ def test_others_see_neither_the_database_nor_the_log(tmp_path: Path) -> None:
 def test_settings_of_a_service_for_others_are_not_for_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"TUNE": "false", "MIGRATE": "false", "PORT": "none", "AUTH": "token", "TLS_CERT": "/none", "TLS_KEY": "/no"}
+    settings = {"TUNE": "0", "MIGRATE": "0", "PORT": "x", "AUTH": "token", "TLS_CERT": "/none", "TLS_KEY": "/no"}
     for name, value in settings.items():
         monkeypatch.setenv(f"PLEVEL_{name}", value)
     with embedded.Embedded(f"sqlite:///{tmp_path / 'plevel.db'}", logs=tmp_path / "log") as service:
