@@ -225,7 +225,8 @@ def test_a_task_has_several_tiles_of_a_pointwise_convolution(channels, rows, o_b
         (256, 56, 64, {"inner": "channels", "ahead": True, "copied": False, "width": 32}),  # leaves the first level
         (512, 32, 128, {"inner": "channels", "ahead": False, "copied": True}),  # rows are whole pages apart
         (192, 35, 64, {"inner": "channels", "ahead": False, "copied": True}),  # vectors cross lines
-        (320, 32, 640, {"copied": True, "rows": 13, "o_block": 10}),  # of 46 tiles of the best, two would share a copy
+        (320, 32, 640, {"copied": True, "rows": 13, "o_block": 25}),  # of 46 tiles of the best, two would share a copy
+        (320, 64, 320, {"inner": "pixels", "copied": True, "rows": 13, "o_block": 25, "p_block": 16}),  # 25 tiles
         # Of 81 tiles of nine rows three would, and of 91 seven, but of 56 that are less wide 14.
         (728, 19, 728, {"copied": True, "width": 32, "rows": 13, "o_block": 14, "p_block": 4, "inner": "pixels"}),
         (1024, 19, 1024, {"copied": True, "width": 48, "rows": 8, "p_block": 2, "inner": "pixels"}),

@@ -29,7 +29,7 @@ from strategy.schedule import (
 from strategy.space import Config, Knob
 from strategy.types import TensorType
 
-BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64, 96, 128)
+BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 25, 32, 48, 64, 96, 128)
 INNER = Knob("inner", ["channels", "pixels"])
 USUAL = 56  # rows and columns of an image of any size: only a fallback rests on it
 
