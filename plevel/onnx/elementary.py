@@ -38,7 +38,7 @@ def _not(node: Node, x: Expr) -> Expr:
 def _bitcast(node: Node, x: Expr) -> Expr:
     """Integers of one width, of which a cast keeps the bits."""
     dtype, own = onnx.helper.tensor_dtype_to_np_dtype(node.require("to")), np.dtype(x.tensor_type.dtype)
-    if {dtype.kind, own.kind} > {"i", "u"} or dtype.itemsize != own.itemsize:
+    if not {dtype.kind, own.kind} <= {"i", "u"} or dtype.itemsize != own.itemsize:
         raise NetworkError(f"bits of {own} as {dtype}: plevel has those of integers of one width")
     return x if dtype == own else call("cast", x, dtype=dtype.name)
 
