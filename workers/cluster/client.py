@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import dask
 from distributed import Client
 from distributed.security import Security
 
@@ -98,6 +99,8 @@ class Cluster:
         """Connect in the background; `changed` is called when `room` has changed."""
         for name in ("distributed", "distributed.client"):  # what matters is said here
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        # For its dashboard Dask reads the source around each order, which takes longer than the rest of ordering.
+        dask.config.set({"distributed.diagnostics.computations.nframes": 0})
         self._changed = changed
         self._thread.start()
         self._keeping = asyncio.run_coroutine_threadsafe(self._keep(), self._loop)
