@@ -39,4 +39,5 @@ def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
 
 
 def _pieces(x: torch.Tensor) -> Sequence[torch.Tensor]:
-    return x.reshape(-1).split(_PIECE)
+    pieces: Sequence[torch.Tensor] = x.reshape(-1).split(_PIECE)
+    return pieces

@@ -32,11 +32,11 @@ def deformable_convolution(
         raise NetworkError("a deformable convolution of a symbolic size: export the model with that size fixed")
     places, images = window[0] * window[1], batch * offset_groups
     moved = layer.reshape(_wide(offsets), (images, places, 2, rows, columns))
-    elements = np.stack(np.indices(window), -1).reshape(places, 2)
+    elements = np.indices(window).reshape(2, places)
     pair = []
     for axis, (count, extent) in enumerate(zip((rows, columns), image, strict=True)):
         begins = np.arange(count) * strides[axis] - padding[axis]
-        still = (elements[:, axis, None] * dilation[axis] + begins).reshape(1, places, *((count, 1), (1, count))[axis])
+        still = (elements[axis, :, None] * dilation[axis] + begins).reshape(1, places, *((count, 1), (1, count))[axis])
         offset = layer.reshape(layer.take_slice(moved, 2, axis, axis + 1), (images, places, rows, columns))
         place = call("add", offset, Constant(still.astype(offset.tensor_type.dtype)))
         # From -1 to 1 between the outer edges of the image.
@@ -44,7 +44,7 @@ def deformable_convolution(
         pair.append(call("subtract", edge, number(1, edge)))
     grid = layer.reshape(call("stack", Tuple(pair[::-1]), axis=4), (images, places * rows, columns, 2))
     split = layer.reshape(_wide(x), (images, channels // offset_groups, *image))
-    found = call("grid_sample", split, grid)
+    found: Expr = call("grid_sample", split, grid)
     if mask is not None:
         found = call("multiply", found, layer.reshape(_wide(mask), (images, 1, places * rows, columns)))
     found = layer.reshape(found, (batch, channels * places, rows, columns))
