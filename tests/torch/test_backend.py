@@ -22,6 +22,7 @@ from plevel.torch.backend import OptionError, plevel
 from plevel.torch.kernel import kernel_digest
 from plevel.torch.plan import Plan, model_target
 from strategy.select import NO_RECORDS, select
+from strategy.types import TensorType
 from strategy.workload import Workload
 from tests.torch import models
 from workers import pool
@@ -680,3 +681,8 @@ print(json.dumps([len(built), counters["inductor"]["fxgraph_cache_hit"], explain
         assert done.returncode == 0, done.stderr
         seen.append(json.loads(done.stdout.splitlines()[-1]))
     assert seen == [[2, 0, 2], [0, 1, 2]]
+
+
+def test_pairs_of_packed_weights_are_passed_on():
+    """AMX convolutions pack two weights of bfloat16 into an int32."""
+    assert operation._type(TensorType.parse("int32[2,16,32,16]")) == (0, 32, (2, 16, 32, 16))
