@@ -1092,7 +1092,6 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
         ],
         {"h": [2, 2], "w": np.uint8([[1, 2], [3, 4]]), "z": np.uint8(0), "s": np.float32(1), "r": np.float32([1, 2])},
     ),
-    "bits of float32 as int32": ([N("BitCast", ["x"], ["y"], to=TensorProto.INT32)], {}),
     "sizes has 2 entries for 1 axes": ([N("Resize", ["x", "", "", "c"], ["y"])], {"c": [4, 4]}),
 }  # fmt: skip
 
