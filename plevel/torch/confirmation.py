@@ -4,7 +4,6 @@ A kernel that is faster alone may lose in a graph, by conversions of layouts, ca
 stay only where the graph is faster beyond the interval of its measurement: as one library, else family by family,
 then workload by workload.
 """
-# Over 300 lines: the search and its timing, which share the copies that a call changes.
 
 from __future__ import annotations
 

@@ -422,7 +422,8 @@ COMPUTED = {
             grid_sample(x, g, align_corners=False), grid_sample(x, g, "nearest", "border", align_corners=True),
             grid_sample(x, g, "bilinear", "border", align_corners=False),
             grid_sample(x, g, "nearest", align_corners=False), grid_sample(x, g, "bicubic", align_corners=False),
-            grid_sample(x, g, "bilinear", "reflection"), grid_sample(x, g, "bicubic", "reflection", align_corners=True),
+            grid_sample(x, g, "bilinear", "reflection", align_corners=False),
+            grid_sample(x, g, "bicubic", "reflection", align_corners=True),
         ), IMAGE, (torch.arange(2 * 3 * 5 * 2).view(2, 3, 5, 2) * 0.7).sin().sqrt() * 2.4 - 1.2,  # some NaN
     ),
     "samples of a volume": (
