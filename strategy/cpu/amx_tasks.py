@@ -54,7 +54,7 @@ def _rounded(cast: Any) -> Any:
         if bits is None or str(bits.ty.dtype) != words:
             continue
         odd, half = tirx.BitwiseAnd(tirx.RShift(bits, number(16)), number(1)), number(0x7FFF)
-        # As TVM has it, and as `strategy.cpu.masking`.
+        # The forms of TVM and of `strategy.cpu.masking`.
         sums = tirx.Add(bits, tirx.Add(odd, half)), tirx.Add(tirx.Add(bits, half), odd)
         if any(structural_equal(cast.value, tirx.RShift(found, number(16))) for found in sums):
             return tirx.call_extern(halves, ROUND, tirx.reinterpret(numbers, bits))

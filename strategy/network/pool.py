@@ -38,7 +38,7 @@ def pool(
         return layer.reshape(found, (*extents(found)[:2], extents(found)[3]))
     if rank != 3:
         raise NetworkError(f"a pool of {rank} dimensions: plevel has one, two and three")
-    # Of the planes, then across them: a window is a product of its sides.
+    # A window is a product of its sides: planes are pooled first, then what lies across them.
     (n, channels, depth, *image), (front, top, left, back, bottom, right) = extents(x), padding
     planes = pool(
         name, layer.reshape(x, (n, channels * depth, *image)), size=size[1:], strides=strides[1:],

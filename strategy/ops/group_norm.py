@@ -217,7 +217,7 @@ def schedule_group_norm_row(attrs: GroupNormAttrs, outs: Outs, target: Target, c
     for block in reversed(stages.values()):
         sch.compute_at(block, row, preserve_unit_loops=True)
     schedule_stages(sch, stages, config)
-    # Of channels alone, of which one is left behind whole vectors, TVM does not find the group in a loop of its own.
+    # TVM finds no group in a loop of its own for channels alone, one of which is left behind whole vectors.
     is_lone = len(loops) == axis + 1 and each % (integer(config, "out_lanes") * integer(config, "out_unroll")) == 1
     schedule_elements(sch, output, config, 1 if is_lone else None)
     return sch

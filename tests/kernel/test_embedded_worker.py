@@ -35,7 +35,7 @@ def test_a_loaded_worker_that_is_not_needed_ends_at_once(tmp_path: Path) -> None
 
 
 def test_a_worker_that_has_given_up_is_started_again(tmp_path: Path) -> None:
-    """As where the service upgrades a large database before it answers."""
+    """A service that upgrades a large database answers late."""
     with open_early(tmp_path) as embedded:
         loaded = embedded._loaded
         assert loaded is not None

@@ -15,7 +15,7 @@ TARGET = Target.parse("cpu").with_threads(1)
 NUMBERS = [np.nan, np.inf, -np.inf, -0.0, 0.0, 1, -1, 3, 0.5, -2]
 TWICE = "relu(data={0}[3,40])"
 NONE = 'trilu(data={0}[3,40]){{"k":200}}'  # all 0
-# Of a dtype: `.` is the value so far.
+# Chains of a dtype, in which `.` is the value so far.
 CHAINS = [
     *(f"{TWICE}+{op}(.,.)" for op in ("subtract", "equal", "not_equal", "divide", "floor_divide", "less_equal")),
     *(f"{op}(lhs={{0}}[3,40],rhs={{0}}[40])+logical_not(.)" for op in ("less", "less_equal", "greater", "equal")),

@@ -745,7 +745,7 @@ def test_methods_of_sampling_have_other_names_in_version_16(tmp_path: Path) -> N
 
 
 def test_a_root_of_sums_has_zeros_where_it_ends_beyond_the_image(tmp_path: Path) -> None:
-    """As in ONNX Runtime: ONNX's own reference takes less of them for the whole window."""
+    """The count is ONNX Runtime's: ONNX's own reference takes less of them for the whole window."""
     given, found = {"x": normal(1, 2, 6, 7)}, []
     for attrs in ({"ceil_mode": 1, "pads": [1, 1, 1, 1]}, {"pads": [1, 1, 2, 1]}):
         node = N("LpPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], **attrs)

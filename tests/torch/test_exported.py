@@ -723,7 +723,7 @@ def test_a_deep_model_is_imported_with_extents_that_are_numbers() -> None:
 
 
 def test_three_symbolic_sizes_are_the_rows_of_one_product() -> None:
-    """As of ConvNeXt, whose layers take pictures of n x h x w places."""
+    """Layers of ConvNeXt take pictures of n x h x w places."""
     model = nn.Sequential(nn.Conv2d(3, 4, 4, stride=4), Calls(lambda x: x.permute(0, 2, 3, 1)), nn.Linear(4, 2)).eval()
     sizes = {0: torch.export.Dim("n"), 2: 8 * torch.export.Dim("h"), 3: 8 * torch.export.Dim("w")}
     program = torch.export.export(model, (torch.zeros(2, 3, 16, 24),), dynamic_shapes=(sizes,))

@@ -120,7 +120,7 @@ def add(
     if out_w == 1:
         return
     windows = Windows(dot, channels, Window(kernel_h, kernel_w, attrs.strides, attrs.dilation))
-    # Of 8-bit integers, rows of few words take as long to copy as products by words take.
+    # Rows of few words of 8-bit integers take as long to copy as products by words take.
     are_long = channels >= _FEW or (windows.in_rows and (dot.group == 2 or windows.depth.words >= _LONG))
     fills_tiles = out_w > _FEW and are_long
     strategy.add_implementation(

@@ -266,7 +266,7 @@ def schedule(windows: Windows, attrs: Conv2DAttrs, outs: Outs, target: Target, c
     h_task, h_tile, line = sch.split(h, [integer(config, "h_tasks"), None, lines])
     w_tile, column = sch.split(w, [None, width])
     order = (o_tile, h_tile, w_tile) if config["inner"] == "pixels" else (h_tile, w_tile, o_tile)
-    # Of one line, no loop is in a block.
+    # A task of one line has no loop in a block.
     sch.reorder(n, h_task, o_task, *order, *((row, line) if lines > 1 else (line, row)), column)
     sch.reverse_compute_at(output, order[-1], preserve_unit_loops=True)
     task = sch.fuse(n, h_task, o_task)

@@ -146,7 +146,7 @@ def _depths(k: int) -> list[int]:
     whole = [d for d in divisors(k) if d >= min(16, k)]
     if k <= _NEAR[-1] or any(_NEAR[0] <= d <= _NEAR[-1] for d in whole):
         return whole
-    # As many blocks, of steps alike: the last is then short of few.
+    # Blocks have about as many steps each, so that few are missing from the last.
     return sorted({*whole, *(int(round_up(-(-k // -(-k // near)), _TURN)) for near in _NEAR)})
 
 

@@ -126,7 +126,7 @@ def grouped_dense_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     before = call("less", places, expand_dims(ends, axis=1))
     nth = call("cumsum", call("cast", before, dtype="int32"), axis=0)
     is_own = expand_dims(call("logical_and", before, call("equal", nth, ones_like(nth))), axis=2)
-    # Of both, as 0 times an infinity in another group's row is NaN.
+    # Both are masked, as 0 times an infinity in another group's row is NaN.
     slopes, rows = (call("where", is_own, value, call("zeros_like", value)) for value in (grad, data))
     dweight = batch_matmul(slopes, rows, transpose_a=True, transpose_b=False)
     return [grouped_dense(grad, call("transpose", weight, axes=(0, 2, 1)), ends), dweight, None]
