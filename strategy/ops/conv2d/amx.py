@@ -74,23 +74,32 @@ class Lines:
         return line // self.kernel_w, line % self.kernel_w, at, at
 
 
+def amx_of(
+    attrs: Conv2DAttrs, data: TensorType, weight: TensorType, out_type: TensorType, target: Target,
+    *, weight_left: bool = False,
+) -> Dot | None:  # fmt: skip
+    """The target's tiles for a convolution, with the data or the weight on their left; None without them.
+
+    All extents must be known. Zero points of the weight would take sums of windows; that of the data must be one of its
+    numbers, as images are padded with it.
+    """
+    left, right = (weight, data) if weight_left else (data, weight)
+    dot = find_product(target, left.dtype, right.dtype)
+    if dot is None or not all(d.is_constant for d in (*data.shape, *weight.shape)):
+        return None
+    least, most = (-128, 127) if data.dtype == "int8" else (0, 255)
+    of_data, of_weight = dot.zero_points(attrs, left.dtype)
+    return dot if not of_weight and least <= of_data <= most and out_type.dtype in RESULTS[data.dtype] else None
+
+
 def add(
     strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, name: str,
     target: Target,
 ) -> None:  # fmt: skip
-    """Add the implementation to a strategy of images in NHWC where the target has AMX for them.
-
-    All must be known. Zero points of the weight would take sums of windows; that of the data must be one of its
-    numbers, as images are padded with it.
-    """
+    """Add the implementation to a strategy of images in NHWC where the target has AMX for them (`amx_of`)."""
     data, weight = plain_inputs(attrs, inputs)
-    known = all(d.is_constant for d in (*data.shape, *weight.shape))
-    dot = find_product(target, data.dtype, weight.dtype)
-    if dot is None or not known or (attrs.data_layout, attrs.result_layout) != (_LAYOUT, _LAYOUT):
-        return
-    least, most = (-128, 127) if data.dtype == "int8" else (0, 255)
-    of_data, of_weight = dot.zero_points(attrs, data.dtype)
-    if attrs.groups > 1 or of_weight or not least <= of_data <= most or out_type.dtype not in RESULTS[data.dtype]:
+    dot = amx_of(attrs, data, weight, out_type, target)
+    if dot is None or attrs.groups > 1 or (attrs.data_layout, attrs.result_layout) != (_LAYOUT, _LAYOUT):
         return
     lines = Lines.of(dot, attrs, weight.concrete_shape)
     # Lines of a few bytes take longer to copy than products by words take.

@@ -14,15 +14,14 @@ from functools import partial
 from typing import Any
 
 from strategy.condition import Clause, ceildiv
-from strategy.cpu.amx import Window, find_product, use_tiles_of_windows
+from strategy.cpu.amx import Window, use_tiles_of_windows
 from strategy.cpu.amx_code import LANES, REGISTERS, ROWS, WORD_BYTES, WORDS, Block
 from strategy.cpu.dot import Dot
 from strategy.cpu.tile import block_knob, largest_divisor, round_up, up_to, whole_blocks
 from strategy.op_strategy import OpStrategy
-from strategy.ops.conv2d.amx import pack_rows
+from strategy.ops.conv2d.amx import amx_of, pack_rows
 from strategy.ops.conv2d.layout import plain_inputs
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.ops.dense.amx import RESULTS
 from strategy.ops.dense.amx_product import Depth
 from strategy.ops.dense.dot import sum_of_row
 from strategy.schedule import (
@@ -108,13 +107,8 @@ def add(
     It is chosen untuned where lines fill tiles by half, and channels, or the rows of a window, are not very few.
     """
     data, weight = plain_inputs(attrs, inputs)
-    known = all(d.is_constant for d in (*data.shape, *weight.shape))
-    dot = find_product(target, data.dtype, weight.dtype)
-    if dot is None or not known or (attrs.data_layout, attrs.result_layout) != (_LAYOUT, _LAYOUT):
-        return
-    least, most = (-128, 127) if data.dtype == "int8" else (0, 255)
-    of_data, of_weight = dot.zero_points(attrs, data.dtype)
-    if attrs.groups > 1 or of_weight or not least <= of_data <= most or out_type.dtype not in RESULTS[data.dtype]:
+    dot = amx_of(attrs, data, weight, out_type, target)
+    if dot is None or attrs.groups > 1 or (attrs.data_layout, attrs.result_layout) != (_LAYOUT, _LAYOUT):
         return
     out_w, (_, channels, kernel_h, kernel_w) = out_type.concrete_shape[2], weight.concrete_shape
     if out_w == 1:

@@ -4,7 +4,6 @@ As `conv2d_nchw_dot.cpu`, the weight on the left: tiles of sums are output chann
 of the image is words of neighbouring channels, the next pixels side by side, and so are an image's words and its
 columns: neither is turned.
 """
-# Over 300 lines: one implementation, whose space, packing, columns and schedule share its extents.
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ from functools import partial
 from typing import Any
 
 from strategy.condition import ceildiv, maximum
-from strategy.cpu.amx import find_product, use_tiles_of_words
+from strategy.cpu.amx import use_tiles_of_words
 from strategy.cpu.amx_code import LANES, ROWS, Block
 from strategy.cpu.dot import Dot
 from strategy.cpu.tile import round_up, up_to
 from strategy.op_strategy import OpStrategy
+from strategy.ops.conv2d.amx import amx_of
 from strategy.ops.conv2d.dot import count_words, read_words, word_of
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import schedule_padding, schedule_split
 from strategy.ops.conv2d.pointwise import leaves_pixels
 from strategy.ops.conv2d.product import split_groups
-from strategy.ops.dense.amx import RESULTS
 from strategy.ops.dense.amx_product import Depth, best_block, fit_registers
 from strategy.schedule import Outs, compute_stage, find_stages, integer, vectorize, zero_beyond
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
@@ -67,19 +66,13 @@ def add(
     strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, name: str,
     target: Target,
 ) -> None:  # fmt: skip
-    """Add the implementation to a strategy, of types in NCHW and OIHW, where the target has AMX for them.
+    """Add the implementation to a strategy, of types in NCHW and OIHW, where the target has AMX for them (`amx_of`).
 
-    All extents must be known, and each of several groups has half a tile of output channels or more. A zero point of
-    the weight is refused, as it would take sums of windows; that of the data must be one of its numbers, as images are
-    padded with it.
+    Each of several groups has half a tile of output channels or more.
     """
     data, weight = inputs
-    dot = find_product(target, weight.dtype, data.dtype)
-    if dot is None or not all(d.is_constant for d in (*data.shape, *weight.shape)):
-        return
-    least, most = (-128, 127) if data.dtype == "int8" else (0, 255)
-    of_data, of_weight = dot.zero_points(attrs, weight.dtype)
-    if of_weight or not least <= of_data <= most or out_type.dtype not in RESULTS[data.dtype]:
+    dot = amx_of(attrs, data, weight, out_type, target, weight_left=True)
+    if dot is None:
         return
     out_channels, *extents = weight.concrete_shape
     if attrs.groups > 1 and out_channels // attrs.groups * 2 < ROWS:

@@ -13,14 +13,14 @@ from functools import partial
 from typing import Any
 
 from strategy.condition import Clause, ceildiv
-from strategy.cpu.amx import Window, find_product, use_tiles_of_image
+from strategy.cpu.amx import Window, use_tiles_of_image
 from strategy.cpu.amx_code import LANES, REGISTERS, ROWS, WORDS, Block, Image
 from strategy.cpu.dot import Dot
 from strategy.cpu.tile import block_knob, largest_divisor, round_up, up_to, whole_blocks
 from strategy.op_strategy import OpStrategy
+from strategy.ops.conv2d.amx import amx_of
 from strategy.ops.conv2d.dot import count_words, word_of
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.ops.dense.amx import RESULTS
 from strategy.ops.dense.amx_product import Depth
 from strategy.schedule import Outs, compute_stage, integer, start_schedule, vectorize, zero_beyond
 from strategy.space import Config, ConfigSpace, Knob, knob
@@ -79,12 +79,8 @@ def add(
     tiles by half.
     """
     data, weight = inputs
-    dot = find_product(target, weight.dtype, data.dtype)
-    if dot is None or not all(d.is_constant for d in (*data.shape, *weight.shape)):
-        return
-    least, most = (-128, 127) if data.dtype == "int8" else (0, 255)
-    of_data, of_weight = dot.zero_points(attrs, weight.dtype)
-    if of_weight or not least <= of_data <= most or out_type.dtype not in RESULTS[data.dtype]:
+    dot = amx_of(attrs, data, weight, out_type, target, weight_left=True)
+    if dot is None:
         return
     if attrs.groups > 1 or attrs.strides[1] > 1:
         return
