@@ -54,6 +54,7 @@ def read_model(path: Path, dims: Dims) -> tuple[Any, Symbols]:
     except (onnx.checker.ValidationError, OSError, ValueError, RuntimeError) as error:
         raise NetworkError(f"no valid ONNX model: {_short(error)}") from error
     _require_few_calls(model)
+    _require_few_parts(model)
     symbols = _fix_sizes(model.graph, dims)
     return model, symbols
 
@@ -90,6 +91,17 @@ def _require_few_calls(model: Any) -> None:
         counts[key] = len(bodies[key]) + sum(counts[k] for k in calls[key])
     if sum(counts.get((n.domain, n.op_type), 1) for g in nested(model.graph) for n in g.node) > _MOST_NODES:
         raise NetworkError(f"its functions have more than {_MOST_NODES} nodes at all places where they are called")
+
+
+def _require_few_parts(model: Any) -> None:
+    """Refuse a `Split` into so many parts that ONNX's inference of types, which makes each of them, takes long."""
+    for graph in (g for owner in (model.graph, *model.functions) for g in nested(owner)):
+        for node in graph.node:
+            for given in node.attribute:
+                if node.op_type == "Split" and given.name == "num_outputs" and given.i > _MOST_NODES:
+                    raise NetworkError(
+                        f"node {node.name!r:.80} (Split): num_outputs = {given.i}: at most {_MOST_NODES}"
+                    )
 
 
 def _short(error: Exception) -> str:

@@ -1042,7 +1042,8 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
         [N("Reshape", ["x", "h"], ["a"]), N("ConvTranspose", ["a", "w"], ["y"], strides=[2], auto_pad="SAME_UPPER")],
         {"h": [1, 1, 4], "w": normal(1, 1, 1)},
     ),
-    "num_outputs = 1000000000 for an axis of 4": ([N("Split", ["x"], ["y"], num_outputs=10**9)], {}),
+    "num_outputs = 2000000: at most": ([N("Split", ["x"], ["y"], num_outputs=2_000_000)], {}),
+    "num_outputs = 1000 for an axis of 4": ([N("Split", ["x"], ["y"], num_outputs=1000)], {}),
     "20000 steps: plevel unrolls at most": (
         [N("Reshape", ["x", "h"], ["a"]), N("Tile", ["a", "t"], ["b"]), N(
             "RNN", ["b", "w", "w"], ["y"], hidden_size=1
@@ -1153,6 +1154,12 @@ def test_what_is_not_computed_is_refused_by_name(message: str, tmp_path: Path) -
     (tmp_path / "short").write_bytes(b"12345678")
     with pytest.raises(NetworkError, match=message):
         import_file(model_of(nodes, X, constants), tmp_path)
+
+
+def test_bits_of_floats_are_refused(tmp_path: Path) -> None:
+    model = model_of([N("BitCast", ["x"], ["y"], to=TensorProto.INT32)], X, {}, 26)
+    with pytest.raises(NetworkError, match=r"BitCast.*float32"):
+        import_file(model, tmp_path)
 
 
 def test_a_node_whose_types_have_no_kernel_is_left_out_of_workloads() -> None:
