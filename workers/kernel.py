@@ -21,7 +21,7 @@ from workers.workspace import guarded_workspaces
 # Below this many calls a loop in Python costs less than 0.2 % of a repeat of 2 ms, and saves the
 # evaluator's extra first call.
 _LOOP_IN_C_FROM = 32
-_SLEWED_S = 1e-3  # of a repeat at most, by a wall clock that is corrected gradually
+_SLEWED = 1.001  # the pace of a wall clock that is corrected gradually, at most: twice that of Linux
 _MOST_EVICTED_BYTES = 64 << 20  # of larger constants a call leaves little in the caches
 # Of a sample, to evict: to evict a table takes a thousand times as long as a kernel that reads some of its rows.
 _MOST_EVICTING_S = 0.1
@@ -32,7 +32,7 @@ def _steadily(evaluate: Callable[[], float]) -> float:
     while True:
         began = time.perf_counter()
         took_s = evaluate()
-        if 0.0 <= took_s <= time.perf_counter() - began + _SLEWED_S:
+        if 0.0 <= took_s <= (time.perf_counter() - began) * _SLEWED:
             return took_s
 
 
