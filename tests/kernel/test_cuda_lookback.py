@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,13 @@ pytest.importorskip("tvm")
 from strategy.cuda.source import CudaSource
 from strategy.space import Config
 from strategy.workload import Workload
-from tests.kernel.emulation.device import Emulation, TrapError, aligned, compile_together
+from tests.kernel.emulation.device import (
+    Emulation,
+    TrapError,
+    aligned,
+    compile_together,
+    compile_vendor,
+)
 from tests.kernel.test_cuda_ops import generate
 from workers.reference import numpy_dtype, reference
 
@@ -74,6 +81,17 @@ def test_rows_are_sorted(number: int, scratch: Path) -> None:
         found[...] = -1
         emulation.run("main", {"data": data, "positions": found})
         np.testing.assert_array_equal(found, reference(SORTED[number], {"data": data})[0])
+
+
+@pytest.mark.full
+def test_libraries_of_one_process_are_apart(tmp_path: Path) -> None:
+    # Kernels of the same names, and a library that is loaded for all and has the emulation's functions, too.
+    vendor = tmp_path / "libvendor.so"
+    compile_vendor(vendor)
+    ctypes.CDLL(str(vendor), mode=ctypes.RTLD_GLOBAL)
+    first, source = sort_of(8), sort_of(0)
+    Emulation(first.code, first.programs, tmp_path / "first")
+    assert is_right(f"{source.code}\n", tmp_path)  # a line more: compiled here, whichever test ran before
 
 
 def is_right(code: str, scratch: Path) -> bool:

@@ -25,7 +25,11 @@ RACES = Path(__file__).with_name("races.h")
 VENDOR = Path(__file__).with_name("vendor.cpp")
 DRIVER = Path(__file__).with_name("driver.cpp")
 _C = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}
-_FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-fno-strict-aliasing", "-fsanitize=thread")
+# Each library has functions of its own, also beside one that is loaded for all (RTLD_GLOBAL): they ask which memory is
+# their library's. The variables of the emulation stay one for all.
+_FLAGS = (
+    "-std=c++17", "-O0", "-w", "-fPIC", "-fno-strict-aliasing", "-fsanitize=thread", "-fvisibility-inlines-hidden",
+)  # fmt: skip
 # Without the library of -fsanitize=thread, whose hooks `races.h` has.
 _LIBRARIES = ("-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc_s", "-lgcc", "-ldl")
 _INCLUDES = (
@@ -140,7 +144,7 @@ def compile_together(sources: Mapping[str, Mapping[str, Program]], folder: Path)
     for start in range(0, len(left), _TOGETHER):
         parts, library = [], folder / f"together{len(_compiled)}.so"
         for number, (source, names) in enumerate(left[start : start + _TOGETHER]):
-            own = _translate(source).replace('extern "C"', "")
+            own = _own(source).replace('extern "C"', "")
             macros = re.findall(r"^ *#define (\w+)", own, re.MULTILINE)
             entries = _entries(names, f"k{number}_", f"k{number}::")
             parts += [f"namespace k{number} {{", own, "}", *(f"#undef {m}" for m in macros), *entries]
@@ -150,7 +154,15 @@ def compile_together(sources: Mapping[str, Mapping[str, Program]], folder: Path)
 
 def compile_kernels(source: str, names: Sequence[str], library: Path, include: Path) -> None:
     """CUDA source as a library for this processor; `include` is what `headers` gave."""
-    _compile([_translate(source), *_entries(names)], library, include)
+    _compile([_own(source), *_entries(names)], library, include)
+
+
+def _own(source: str) -> str:
+    """The translated source, whose names no other library of this process has.
+
+    Else a template's shared memory would be the first library's that has one of that name (STB_GNU_UNIQUE).
+    """
+    return f"namespace {{\n{_translate(source)}\n}}"
 
 
 def _entries(names: Sequence[str], prefix: str = "", scope: str = "") -> list[str]:

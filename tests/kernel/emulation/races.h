@@ -91,7 +91,8 @@ HOOKED int __tsan_atomic32_fetch_add(volatile int* at, int by, int) {
 HOOKED unsigned char __tsan_atomic8_load(const volatile unsigned char* at, int) {
   return *at;
 }
-HOOKED const char* seen_fault() { return emulation::fault; }
-HOOKED void set_range(int i, uintptr_t begin, size_t size) {
+#define EXPORTED __attribute__((visibility("default")))
+HOOKED EXPORTED const char* seen_fault() { return emulation::fault; }
+HOOKED EXPORTED void set_range(int i, uintptr_t begin, size_t size) {
   if (i < 64) emulation::ranges[i] = {begin, size}, emulation::range_count = i + 1;
 }
