@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
+from strategy.compile import huge_page
 from strategy.compile.artefact import Artefact, load
 from strategy.compile.openmp import Evictor, use_openmp
 from strategy.signature import Role
@@ -197,6 +198,8 @@ class Kernel:
             for argument, tensor in zip(self._loaded.arguments, self._arguments, strict=True)
             if argument.role in (Role.CONSTANT, Role.PREPARED)
         ]
+        for at, size in constants:  # as a network's are
+            huge_page.collapse(at, size)
         evicted = [(at, size) for at, size in constants if size <= _MOST_EVICTED_BYTES]
         return Evictor(self.launcher, evicted) if evicted else None
 

@@ -15,6 +15,7 @@ import torch
 from plevel.torch.kernel import Kernel
 from plevel.torch.native import native
 from plevel.torch.node import DTYPES
+from strategy.compile import huge_page
 from strategy.signature import Argument, Role
 from strategy.types import TensorType
 
@@ -37,16 +38,29 @@ def load(kernel: Kernel) -> None:
 def pack(kernel: Kernel, argument: Argument, source: Any) -> Any:
     """A constant as the kernel takes it: packed by the kernel's own function where it has one."""
     # A copy that is aligned, as code for vectors needs it.
-    given = torch.empty(source.shape, dtype=source.dtype, device="cpu").copy_(source)
+    given = _reserve(source.shape, source.dtype).copy_(source)
     if argument.role is not Role.PREPARED:
-        return given
+        return _collapsed(given)
     code, bits, dtype = _TYPES[argument.tensor.dtype]
-    packed = torch.empty(argument.tensor.concrete_shape, dtype=dtype, device="cpu")
+    packed = _reserve(argument.tensor.concrete_shape, dtype)
     native().prepare(
         kernel.digest, f"__tvm_ffi_{argument.preparation}",
         given, (*_TYPES[DTYPES[given.dtype]][:2], tuple(given.shape)), packed, (code, bits, tuple(packed.shape)),
     )  # fmt: skip
-    return packed
+    return _collapsed(packed)
+
+
+def _reserve(shape: Sequence[int], dtype: torch.dtype) -> Any:
+    """A tensor for a constant, of huge pages where the system gives them to what asks."""
+    made = torch.empty(shape, dtype=dtype, device="cpu")
+    huge_page.advise(made.data_ptr(), made.nbytes)
+    return made
+
+
+def _collapsed(constant: Any) -> Any:
+    """The constant, whose memory may have had small pages before it was reserved."""
+    huge_page.collapse(constant.data_ptr(), constant.nbytes)
+    return constant
 
 
 def _type(kind: TensorType, dims: Sequence[str] = ()) -> tuple[int, int, tuple[int, ...]]:

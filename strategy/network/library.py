@@ -14,6 +14,7 @@ from strategy.compile.artefact import ALIGNMENT
 from strategy.compile.c_text import c_names, c_type, dlpack_type
 from strategy.compile.entry import common_code
 from strategy.compile.export import link, place
+from strategy.compile.huge_page import HUGE_PAGE
 from strategy.network.plan import Buffer, Plan, Port, Step
 from strategy.network.size import Encoded, Extent
 from strategy.network.sizing import sizes_of, write_sizes
@@ -229,9 +230,13 @@ def _source(plan: Plan, name: str, target: Target, weights: Path, tables: Sequen
         called = "NULL" if found.workload is None else f"__tvm_ffi_{symbol_of(found.workload)}"
         return f"{{{called}, _plevel_operands[{number}], {len(found.buffers)}, {found.outputs}}}"
 
+    # Pages of a file's mapping are huge only where both begin at multiples of one.
+    aligned = ALIGNMENT if plan.weight_bytes < HUGE_PAGE else HUGE_PAGE
     return "\n".join([
         f"#define PLEVEL_THREADS {target.threads}",
         f"#define PLEVEL_ALIGNMENT {ALIGNMENT}",
+        f"#define PLEVEL_HUGE {HUGE_PAGE}ULL",
+        f"#define PLEVEL_WEIGHT_BYTES {plan.weight_bytes}ULL",
         "#define PLEVEL_LIBRARY_THREADS",
         f"#define PLEVEL_SIZES {len(sizes_of(plan))}",
         f"#define PLEVEL_EXTENTS {max(1, len(extents))}",
@@ -253,7 +258,7 @@ def _source(plan: Plan, name: str, target: Target, weights: Path, tables: Sequen
         "};\nstatic const Port _plevel_ports[PLEVEL_PORTS] = {",
         *(f"  {{{p.staged}, {tensor(p.type)}}}," for p in ports),
         "};",
-        f'__asm__(PLEVEL_FAR ".balign {ALIGNMENT}\\n_plevel_data:\\n.incbin \\"{weights}\\"\\n.byte 0\\n.previous\\n"',
+        f'__asm__(PLEVEL_FAR ".balign {aligned}\\n_plevel_data:\\n.incbin \\"{weights}\\"\\n.byte 0\\n.previous\\n"',
         '        ".section .data.rel.ro,\\"aw\\"\\n.balign 8\\n.globl _plevel_weights\\n.hidden _plevel_weights\\n"',
         '        "_plevel_weights:\\n.quad _plevel_data\\n.previous\\n");',
         f"int {name}({_parameters(plan)}) {{",

@@ -5,6 +5,7 @@
  */
 #include <pthread.h>
 #include <string.h>
+#include <sys/mman.h>
 
 enum { ARENA, WEIGHTS, PORT };
 typedef int (*Function)(void *, const Any *, int32_t, Any *);
@@ -38,6 +39,17 @@ typedef struct Block { struct Block *next; uint64_t bytes; } Block;
 static pthread_mutex_t _plevel_lock = PTHREAD_MUTEX_INITIALIZER;
 static Block *_plevel_spare;
 
+/* Ask for huge pages: weights and buffers of many megabytes take more 4 KiB pages than a processor keeps addresses of. */
+static void _plevel_ask(const void *memory, uint64_t bytes) {
+#ifdef MADV_HUGEPAGE
+  uintptr_t begin = ((uintptr_t)memory + PLEVEL_HUGE - 1) & -(uintptr_t)PLEVEL_HUGE;
+  uintptr_t end = ((uintptr_t)memory + bytes) & -(uintptr_t)PLEVEL_HUGE;
+  if (begin < end) madvise((void *)begin, end - begin, MADV_HUGEPAGE);  /* refused: they stay as they are */
+#else
+  (void)memory, (void)bytes;
+#endif
+}
+
 static int64_t _plevel_extent(int64_t encoded, const int64_t *extents) {
   return encoded < 0 ? extents[-1 - encoded] : encoded;
 }
@@ -56,7 +68,13 @@ static char *_plevel_take(uint64_t bytes) {
     free(found);
     found = NULL;
   }
-  if (!found && (found = aligned_alloc(PLEVEL_ALIGNMENT, PLEVEL_ALIGNMENT + bytes))) found->bytes = bytes;
+  if (!found) {
+    uint64_t whole = PLEVEL_ALIGNMENT + bytes;
+    if ((found = aligned_alloc(bytes < PLEVEL_HUGE ? PLEVEL_ALIGNMENT : PLEVEL_HUGE, whole))) {
+      found->bytes = bytes;
+      _plevel_ask(found, whole);
+    }
+  }
   return found ? (char *)found + PLEVEL_ALIGNMENT : NULL;
 }
 static void _plevel_give_back(char *arena) {
@@ -75,7 +93,10 @@ __attribute__((destructor)) static void _plevel_unload(void) {
   pthread_mutex_unlock(&_plevel_lock);
 }
 static void _plevel_forked(void) { pthread_mutex_init(&_plevel_lock, NULL); }
-__attribute__((constructor)) static void _plevel_load(void) { pthread_atfork(NULL, NULL, _plevel_forked); }
+__attribute__((constructor)) static void _plevel_load(void) {
+  pthread_atfork(NULL, NULL, _plevel_forked);
+  _plevel_ask(_plevel_weights, PLEVEL_WEIGHT_BYTES);
+}
 
 static uint64_t _plevel_port_bytes(int i, const int64_t *extents) {
   return _plevel_bytes(_plevel_ports[i].bits, _plevel_ports[i].ndim, _plevel_ports[i].shape, extents);

@@ -84,7 +84,7 @@ def test_any_configuration_of_a_batch(kind, transpose_b, x, y, m, k, constant, s
 
 
 @on_amx
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("form", ["amx", "amx_direct"])
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
@@ -154,6 +154,7 @@ def test_rows_that_are_counted_at_the_call(kind, inner):
 
 
 @on_amx
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ops", [("requantize",), ("dequantize", "relu")])
 def test_an_epilogue_joins_the_product(ops):
     workload = product("int8[19,32]", "int8[37,32]", epilogue=steps(37, *ops), input_zero_point=-7)

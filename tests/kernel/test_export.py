@@ -27,12 +27,13 @@ from strategy.compile.export import (
     table_rows,
     vendor_libraries,
 )
+from strategy.compile.huge_page import HUGE_PAGE
 from strategy.compile.lower import lower
 from strategy.condition import SpecializedCondition, ceildiv, maximum, minimum
-from strategy.expr import Var, call
+from strategy.expr import Constant, Var, call
 from strategy.fault import CompileError
 from strategy.network.library import Manifest, symbol_of, write_library
-from strategy.network.plan import Area, Buffer, Place, Plan, Port, Step
+from strategy.network.plan import Area, Buffer, Place, Plan, Port, Step, Weight
 from strategy.op_strategy import candidates
 from strategy.select import NO_RECORDS, SelectionError
 from strategy.select.dispatch import dispatch
@@ -40,6 +41,7 @@ from strategy.target import Target, cpu_target
 from strategy.types import Dim, TensorType
 from strategy.workload import EpilogueStep, Input, Workload
 from tests.limit import HANG_S
+from tests.maps import asks_for_huge_pages
 from workers.guard import allocate
 
 TARGET = Target.parse("cpu").with_threads(2)
@@ -573,3 +575,24 @@ def test_a_network_may_have_more_weights_than_code_can_address(tmp_path: Path) -
     y = np.empty(4, "float32")
     assert ctypes.CDLL(str(out)).large(ctypes.c_void_p(y.ctypes.data)) == 0
     assert y.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this system has no transparent huge pages"
+)
+def test_large_weights_begin_at_a_huge_page_and_ask_for_such(tmp_path: Path) -> None:
+    numbers = np.arange(2 * HUGE_PAGE // 4, dtype="int32")
+    (tmp_path / "weights").write_bytes(numbers.tobytes())
+    kind = TensorType((numbers.size,), "int32")
+    copy = Step(None, (Buffer(Area.WEIGHTS, 0, kind), Buffer(Area.PORT, 0, kind)), 1, (None,))
+    weight = Weight(Constant(numbers), 0, numbers.nbytes)
+    plan = Plan((), (Port("y", kind, 0),), (copy,), (weight,), (Place((numbers.nbytes,), 0),), None)
+    out = tmp_path / "large.so"
+    about = Manifest("weights", "large", "cpu", 1, (), (), 0, 0, ())
+    write_library(plan, out, about, cpu_target(), objects=[], weights=tmp_path / "weights")
+    y = np.empty_like(numbers)
+    assert ctypes.CDLL(str(out)).large(ctypes.c_void_p(y.ctypes.data)) == 0
+    np.testing.assert_array_equal(y, numbers)
+    mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(out) in line]
+    begins = [int(line[0].split("-")[0], 16) for line in mapped]
+    assert any(at % HUGE_PAGE == 0 and asks_for_huge_pages(at) for at in begins)

@@ -229,7 +229,7 @@ def steps(n: int, *ops: str, axis: int = -1) -> list[EpilogueStep]:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("ops", [("requantize",), ("dequantize", "relu")])
-def test_an_epilogue_joins_the_integer_product(ops):
+def test_an_epilogue_joins_the_integer_product(ops, full):
     workload = product("int8[19,32]", "int8[37,32]", epilogue=steps(37, *ops), input_zero_point=-7)
     names = [i.name for _, i in evaluate(workload, TARGET)]
     assert "reduce.cpu" in names
@@ -240,7 +240,7 @@ def test_an_epilogue_joins_the_integer_product(ops):
     last = convolution(
         "int8[1,5,9,6]", "int8[7,3,3,6]", epilogue=steps(7, *ops), data_layout="NHWC", kernel_layout="OHWI", **attrs
     )  # fmt: skip
-    for found in (image, last):
+    for found in (image, last) if full else (image,):
         for _, implementation in evaluate(found, TARGET):
             check(found, implementation.name)
 
@@ -333,7 +333,7 @@ def test_data_of_8_bits_go_through_the_instruction():
     shape=st.sampled_from(["1,17,19,19;21,17,3,3", "2,6,9,40;34,3,3,3", "1,20,7,9;37,20,1,1", "1,3,23,21;9,3,7,7"]),
     padding=st.integers(0, 2), stride=st.integers(1, 2), last=st.booleans(), seed=st.integers(0, 2**32),
 )  # fmt: skip
-def test_narrow_floats_by_the_implementations_of_float32(dtype, shape, padding, stride, last, seed):
+def test_narrow_floats_by_the_implementations_of_float32(full, dtype, shape, padding, stride, last, seed):
     data, weight = (list(map(int, part.split(","))) for part in shape.split(";"))
     attrs = {"padding": padding, "strides": stride, "groups": data[1] // weight[1]}
     if last:
@@ -343,9 +343,10 @@ def test_narrow_floats_by_the_implementations_of_float32(dtype, shape, padding, 
     found = [c for c in candidates(workload, TARGET) if c.condition is None or c.condition.decide()]
     tunable = [c for c in found if c.space is not None]
     assert any("spatial_pack" in c.implementation for c in tunable)
-    for candidate in tunable:
+    generator = random.Random(seed)
+    for candidate in tunable if full else generator.sample(tunable, min(3, len(tunable))):
         assert candidate.space is not None
-        (config,) = candidate.space.sample(random.Random(seed), 1)
+        (config,) = candidate.space.sample(generator, 1)
         check(workload, candidate.implementation, config)
 
 

@@ -686,3 +686,16 @@ print(json.dumps([len(built), counters["inductor"]["fxgraph_cache_hit"], explain
 def test_pairs_of_packed_weights_are_passed_on():
     """AMX convolutions pack two weights of bfloat16 into an int32."""
     assert operation._type(TensorType.parse("int32[2,16,32,16]")) == (0, 32, (2, 16, 32, 16))
+
+
+def test_large_constants_ask_for_huge_pages(monkeypatch: pytest.MonkeyPatch):
+    asked = {"advise": [], "collapse": []}
+    for name, found in asked.items():
+        monkeypatch.setattr(operation.huge_page, name, lambda at, size, found=found: found.append(size))
+    model = torch.nn.Linear(768, 1024).eval()
+    x = torch.randn(64, 768)
+    with torch.inference_mode():
+        close(compiled(model)(x), model(x))
+    weight = model.weight.nbytes
+    assert max(asked["advise"]) >= weight
+    assert max(asked["collapse"]) >= weight
