@@ -21,6 +21,7 @@ import msgspec
 
 from strategy.compile.c_text import c_word
 from strategy.compile.entry import Entry, LibraryRow, identity
+from strategy.compile.huge_page import HUGE_PAGE
 from strategy.compile.lower import Lowered, lower
 from strategy.extern import find_library
 from strategy.fault import CompileError, InstantiationError
@@ -233,7 +234,9 @@ def place(source: Path, path: Path, beside: Mapping[str, str] | None = None) -> 
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as made:
             partial = Path(made) / path.name
-            shutil.copyfile(source, partial)
+            # In few large writes, as file systems then keep it in huge pages. `shutil.copyfile` leaves the sizes to Linux.
+            with source.open("rb") as whole, partial.open("wb") as copy:
+                shutil.copyfileobj(whole, copy, 4 * HUGE_PAGE)
             partial.chmod(0o755)
             for suffix, text in (beside or {}).items():
                 partial.with_suffix(suffix).write_text(text)
