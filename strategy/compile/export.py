@@ -234,7 +234,7 @@ def place(source: Path, path: Path, beside: Mapping[str, str] | None = None) -> 
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as made:
             partial = Path(made) / path.name
-            # In few large writes, as file systems then keep it in huge pages. `shutil.copyfile` leaves the sizes to Linux.
+            # In large writes, after which file systems have it in huge pages: not by `shutil.copyfile`.
             with source.open("rb") as whole, partial.open("wb") as copy:
                 shutil.copyfileobj(whole, copy, 4 * HUGE_PAGE)
             partial.chmod(0o755)
