@@ -79,7 +79,10 @@ class Progress:
         several = group_by_workload(status.tasks)
         fastest = min(found, key=lambda t: t.best.median_s if t.best else 0.0, default=None)
         if len(several) > 1:
-            words.append(f"{len(group_by_workload(found))} of {len(several)} workloads measured")
+            confirming = status.state == "confirming"  # which takes minutes for a model's
+            ready = [t for t in found if t.confirmed] if confirming else found
+            told = "confirmed" if confirming else "measured"
+            words.append(f"{len(group_by_workload(ready))} of {len(several)} workloads {told}")
         elif fastest is not None and fastest.best is not None:
             words.append(f"best {fastest.implementation} {show_seconds(fastest.best.median_s)}")
         left = self._time_left_s(status)
@@ -98,7 +101,7 @@ class Progress:
             self._start = (now, status.trials_done)
         begun, done = self._start
         if status.state != "running" or not done < status.trials_done < status.trials:
-            return None  # what is left once the trials are done is a confirmation of some seconds
+            return None  # how long the confirmation takes, the pace of trials does not say
         pace_s = (now - begun) / (status.trials_done - done)
         return pace_s * max(0, status.trials - status.trials_done)
 

@@ -180,6 +180,16 @@ def test_progress_of_several_workloads_names_none_of_them_the_best() -> None:
     assert rows == [["dense", "dense_pack.cpu"], ["softmax", "softmax.cpu"], ["topk", "—"]]
 
 
+def test_progress_of_a_confirmation_counts_the_workloads_that_have_one() -> None:
+    console, out = plain()
+    tasks = (
+        task("dense_pack.cpu", 2e-3, confirmed=True), task("dense_nopack.cpu", 3e-3, confirmed=True),
+        task("softmax.cpu", 1e-6, workload="softmax"),
+    )  # fmt: skip
+    Progress(console).show(run(10, *tasks, state=RunState.CONFIRMING))
+    assert out.getvalue().strip() == "confirming 10/10 trials, 1 of 2 workloads confirmed"
+
+
 @pytest.mark.parametrize(("half", "told"), [(0.04, False), (0.4, True)])
 def test_uncertain_times_are_told_with_the_remedy(half: float, told: bool) -> None:
     lines = output.show_noise([None, Estimate(1.0, 1 - half, 1 + half, 20)])
