@@ -92,13 +92,15 @@ class TimingPolicy(msgspec.Struct, frozen=True, kw_only=True):
     # Timing is abandoned early if the first repeats are this many times slower than the best of the task so far;
     # None: never.
     give_up_ratio: Annotated[float, Meta(gt=1)] | None = None
+    # Repeats also end once the interval is above this multiple of that of the fastest kernel of the session; None: never.
+    beaten_ratio: Annotated[float, Meta(gt=1)] | None = None
     build_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
     run_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
     cache_flush: bool = False
 
 
 SEARCH_POLICY = TimingPolicy(give_up_ratio=2.0)
-CONFIRM_POLICY = TimingPolicy(min_repeats=20, max_repeats=200, spread=0.01, budget_s=0.6)
+CONFIRM_POLICY = TimingPolicy(min_repeats=20, max_repeats=200, spread=0.01, budget_s=0.6, beaten_ratio=1.1)
 
 
 # Fewer samples have no interval of the median at 95 %.

@@ -22,6 +22,8 @@ TURN = 3
 MAX_CALLS = 10_000_000
 # From this many samples on, a median tolerates that a third of them were disturbed.
 _SOUND = 6
+# From this many samples on, their interval tells that a kernel is beaten: the third lowest and the third highest of 12.
+_KNOWN = 12
 # A kernel's timing ends at this multiple of its budget even if the host stalls.
 STALLED = 10
 # Length of the measurement that determines the calls of a repeat.
@@ -93,6 +95,7 @@ def time_kernels(
                 )
         except Exception as error:
             state.error, state.done = error, True
+        state.done = state.done or _is_beaten(policy, state, timed)
         if state.done and state.error is None and not state.gave_up:
             median = estimate(state.samples_s).median_s
             best[group] = min(median, best.get(group, math.inf))
@@ -105,6 +108,15 @@ def time_kernels(
             turn(index)
         live = [index for index in live if not timed[index].done]
     return timed
+
+
+def _is_beaten(policy: TimingPolicy, state: Timed, session: Sequence[Timed]) -> bool:
+    """Return whether a kernel is so much slower than the fastest of its session that more samples decide nothing."""
+    if policy.beaten_ratio is None or state.error is not None or len(state.samples_s) < _KNOWN:
+        return False
+    known = (t for t in session if t.error is None and len(t.samples_s) >= _KNOWN)
+    fastest = estimate(min(known, key=lambda t: t.fastest_s).samples_s)
+    return estimate(state.samples_s).low_s > policy.beaten_ratio * fastest.high_s
 
 
 def _limit(policy: TimingPolicy, best_s: float | None) -> float:

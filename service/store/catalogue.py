@@ -147,8 +147,9 @@ def find_policy(connection: sa.Connection, value: TimingPolicy) -> int | None:
 
 def _policy_digest(value: TimingPolicy) -> str:
     body = to_json(value)
-    if not value.cache_flush:
-        del body["cache_flush"]  # absent in policies of older records
+    for name in ("cache_flush", "beaten_ratio"):  # absent in policies of older records
+        if not body[name]:
+            del body[name]
     return digest_of(body)
 
 

@@ -261,10 +261,26 @@ def test_the_best_of_the_session_counts_for_its_own_task_only() -> None:
 
 def test_without_a_ratio_all_are_refined_alike() -> None:
     machine = Machine()
-    timed = run(
-        [machine.kernel(0, 1e-4), machine.kernel(1, 1e-3)], CONFIRM_POLICY, best_s=[1e-5] * 2
-    )
+    policy = msgspec.structs.replace(CONFIRM_POLICY, beaten_ratio=None)
+    timed = run([machine.kernel(0, 1e-4), machine.kernel(1, 1e-3)], policy, best_s=[1e-5] * 2)
     assert [len(t.samples_s) for t in timed] == [CONFIRM_POLICY.min_repeats] * 2
+
+
+def test_finals_time_what_is_beaten_less_than_what_may_be_the_fastest() -> None:
+    machine = Machine()
+    times = (1e-3, 1.02e-3, 1.5e-3, 4e-3)
+    timed = run([machine.kernel(i, t, noise=0.1) for i, t in enumerate(times)], CONFIRM_POLICY)
+    best, near, beaten, far = (len(t.samples_s) for t in timed)
+    assert (beaten, far) == (12, 12)
+    assert min(best, near) > 2 * 12
+    assert not any(t.gave_up for t in timed)
+
+
+def test_a_kernel_that_failed_beats_none() -> None:
+    machine = Machine()
+    timed = run([machine.kernel(0, 1e-6), machine.kernel(1, 1e-3)], CONFIRM_POLICY, least_s=1e-5)
+    assert timed[0].error is not None
+    assert len(timed[1].samples_s) == CONFIRM_POLICY.min_repeats
 
 
 def test_kernels_take_turns_and_each_turn_begins_uncounted() -> None:
