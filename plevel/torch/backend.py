@@ -24,9 +24,9 @@ from plevel.kernel_selection import Choose, make_chooser, open_records
 from plevel.reading import load_lock
 from plevel.torch.confirmation import Kept, confirm
 from plevel.torch.explanation import Report, make_report, note, owned, report_whole
-from plevel.torch.form import keep_frozen, make_form
-from plevel.torch.freezing import forget, freeze_for, is_volatile, watch
-from plevel.torch.frozen import compile_frozen, writes_inputs
+from plevel.torch.form import hold, keep_frozen, make_form
+from plevel.torch.freezing import forget, freeze_for, is_volatile, read_tensors, watch
+from plevel.torch.frozen import compile_frozen
 from plevel.torch.plan import Plan, make_plan, model_target
 from plevel.torch.reporting import recorded, report
 from plevel.torch.verdict import Verdict, read_verdict, write_verdict
@@ -101,8 +101,8 @@ def plevel(
     try:
         with open_records(wanted.database or wanted.lock) as database:
             choose = make_chooser(model_target(), database, _read_lock(wanted))
-            found = _compile(module, inputs, wanted, choose)
-        watch(module)
+            found, left = _compile(module, inputs, wanted, choose)
+        watch(module, left)
         return found
     except RestartAnalysis:  # PyTorch traces the graph again
         raise
@@ -128,26 +128,31 @@ def _alone(module: GraphModule, inputs: Sequence[Any], why: str) -> Callable[...
 
 def _compile(
     module: GraphModule, inputs: Sequence[Any], options: Options, choose: Choose
-) -> Callable[..., Any]:
+) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """The compiled graph, and its parameters and buffers that are read at each call."""
     if options.confirm and not options.again and (found := find_whole(module, inputs, model_target(), choose)):
-        return _run_whole(module, *found, options)
+        return _run_whole(module, *found, options), []
     with ThreadPoolExecutor(1) as ahead:
         return _compile_frozen(module, inputs, options, choose, ahead)
 
 
 def _compile_frozen(
     module: GraphModule, inputs: Sequence[Any], options: Options, choose: Choose, ahead: ThreadPoolExecutor
-) -> Callable[..., Any]:
+) -> tuple[Callable[..., Any], list[torch.Tensor]]:
     """Inductor's compilation, with what `ahead` builds meanwhile."""
     plan: Plan | None = None
     verdict: Verdict | None = None
     kept: Kept = frozenset()
     frozen_once: GraphModule | None = None
+    tensors: list[Any] = []
+    state: list[torch.Tensor] = []
     library: Future[Whole] = Future()
     autocast = torch.autocast("cpu", torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu"))
 
     def visit(frozen: GraphModule) -> None:
-        nonlocal plan, verdict, kept, frozen_once, library
+        nonlocal plan, verdict, kept, frozen_once, tensors, state, library
+        tensors, changed = read_tensors(inputs)
+        state = [tensors[place] for place in changed if place < len(tensors)]
         plan = make_plan(frozen, choose)
         if not options.confirm:
             kept = plan.preferred()
@@ -157,7 +162,7 @@ def _compile_frozen(
             frozen_once = keep_frozen(frozen)
         if options.confirm and plan.has_products and (verdict is None or verdict.whole):
             with autocast:  # which is off while PyTorch traces
-                library = _build_ahead(ahead, module, inputs, plan, choose, frozen)
+                library = _build_ahead(ahead, module, inputs, plan, choose, bool(changed))
         plan.apply(frozen, kept)
 
     whole: Whole | None = None
@@ -165,9 +170,9 @@ def _compile_frozen(
         found = compile_frozen(module, inputs, visit)
         if plan is None:
             raise RuntimeError(
-                "Inductor did not freeze the graph: its passes are others than those of PyTorch 2.13"
+                "Inductor did not freeze the graph: it enables gradients, or this PyTorch has other passes than 2.13"
             )
-        planned = plan
+        planned, left = plan, [t for t in tensors if t is not None]
         if verdict is not None and verdict.whole:
             try:
                 whole = library.result().chosen(verdict.library, planned.target)
@@ -177,6 +182,8 @@ def _compile_frozen(
             except Exception as error:  # it could be built once
                 warnings.warn(f"plevel: a graph runs by Inductor, not as one library: {error}", stacklevel=4)
         if options.confirm and verdict is None and planned.has_products:
+            if frozen_once is not None:
+                hold(frozen_once, left)
 
             def make(wanted: Kept) -> Callable[..., Any]:
                 return make_form(planned, wanted, module, frozen_once, inputs) if wanted else found
@@ -185,7 +192,7 @@ def _compile_frozen(
                 torch.utils._python_dispatch._disable_current_modes(),
                 torch.random.fork_rng(devices=()),
             ):
-                chosen, whole, verdict = confirm(planned, make, library.result, inputs, list(module.buffers()))
+                chosen, whole, verdict = confirm(planned, make, library.result, inputs, state)
             write_verdict(verdict)
             if options.again and whole is None:
                 forget_whole(module, inputs, planned.target)
@@ -193,7 +200,7 @@ def _compile_frozen(
             found = chosen
         if whole and verdict:
             whole.keep(verdict)
-            return _run_whole(module, whole, verdict, options)
+            return _run_whole(module, whole, verdict, options), left
     finally:
         library.add_done_callback(_sweep)
     if planned.errors:
@@ -204,7 +211,7 @@ def _compile_frozen(
     note(made, module)
     if verdict is not None and not verdict.whole:  # else its library could not be built again
         _record(made, verdict, options)
-    return found
+    return found, left
 
 
 def _sweep(library: Future[Whole]) -> None:
@@ -218,12 +225,12 @@ def _build_ahead(
     inputs: Sequence[Any],
     plan: Plan,
     choose: Choose,
-    frozen: GraphModule,
+    is_written: bool,
 ) -> Future[Whole]:
     """Build the graph's library while Inductor compiles; where it can be none, the kernels of its forms."""
     try:
-        if writes_inputs(frozen):
-            raise NetworkError("it changes its inputs")
+        if is_written:
+            raise NetworkError("it changes its inputs or the model's buffers")
         return ahead.submit(draft_whole(module, inputs, plan.target, choose))
     except Exception as error:  # of PyTorch's export, too
         why = error

@@ -11,13 +11,14 @@ import errno
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 from plevel.torch.agreement import TOLERANCE, agree
-from plevel.torch.frozen import is_same, unchanged
+from plevel.torch.frozen import Written, is_same, put_back
 from plevel.torch.node import hint
 from plevel.torch.plan import SMALL, Plan
 from plevel.torch.verdict import Verdict
@@ -42,7 +43,6 @@ REST = 0.25  # of a library's time, in steps that Inductor would run itself
 
 Compiled = Callable[..., Any]
 Kept = frozenset[Workload]
-Written = Sequence[tuple[torch.Tensor, torch.Tensor]]  # copies that a call changes, with what they were
 
 
 class Timed(NamedTuple):
@@ -58,7 +58,7 @@ def confirm(
     make: Callable[[Kept], Compiled],
     make_whole: Callable[[], Whole],
     inputs: Sequence[Any],
-    buffers: Sequence[Any],
+    state: Sequence[torch.Tensor],
 ) -> tuple[Compiled, Whole | None, Verdict]:
     """The fastest form of the graph that was found, its library if it is one, and why.
 
@@ -66,9 +66,9 @@ def confirm(
         make: compiles the graph with the kernels of these workloads in place.
         make_whole: compiles the graph as one library; whatever it raises is why there is none.
         inputs: what the graph is called with; it is called with copies, and those that it changes are put back.
-        buffers: the model's state, which a call may change: it is put back then, and nothing is replaced.
+        state: the tensors of the model that the graph changes: they are put back after each call, whatever it raises.
     """
-    found = _Search(plan, make, inputs, buffers)
+    found = _Search(plan, make, inputs, state)
     try:
         found.run(make_whole)
     except _RefusedError as error:
@@ -84,13 +84,14 @@ class _Search:
     """The best form of a graph so far, and the comparisons that said so."""
 
     def __init__(
-        self, plan: Plan, make: Callable[[Kept], Compiled], inputs: Sequence[Any], buffers: Sequence[Any]
+        self, plan: Plan, make: Callable[[Kept], Compiled], inputs: Sequence[Any], state: Sequence[torch.Tensor]
     ) -> None:
-        self.plan, self.make, self.buffers = plan, make, buffers
+        self.plan, self.make = plan, make
         kinds = (i.tensor.dtype for found in plan.extraction.workloads for i in found.workload.inputs)
         self.tolerance = max(TOLERANCE, 4 * max(map(epsilon, kinds), default=0.0))
         self.inputs = inputs
         self.given = [_copy(i) if isinstance(i, torch.Tensor) else hint(i) for i in inputs]
+        self.state: Written = [(tensor, _copy(tensor)) for tensor in state]
         self.written: Written = []
         self.alone = self.best = make(frozenset())
         self.kept: Kept = frozenset()
@@ -103,12 +104,12 @@ class _Search:
     def run(self, make_whole: Callable[[], Whole]) -> None:
         if any(isinstance(i, torch.SymInt) and i.node.hint is None for i in self.inputs):  # of mark_unbacked
             raise _RefusedError("a size of its inputs has no known value, so it is not timed")
-        _, changed = _call(self.alone, self.given, self.buffers)
-        if changed:
-            raise _RefusedError("the graph changes the model's buffers, so it is not timed")
+        with _putting_back(self.state):
+            self.alone(*self.given)
         pairs = zip(self.given, self.inputs, strict=True)
-        self.written = [(g, i) for g, i in pairs if isinstance(i, torch.Tensor) and not is_same(g, i)]
-        _put_back(self.written)
+        changed = [(g, i) for g, i in pairs if isinstance(i, torch.Tensor) and not is_same(g, i)]
+        put_back(changed)
+        self.written = [*changed, *self.state]
         self.expected = self._outputs(self.alone)
         # Forms cost a compilation each, a library's kernels are built while Inductor compiles.
         if self._try_whole(make_whole):
@@ -141,11 +142,10 @@ class _Search:
         )  # fmt: skip
 
     def _outputs(self, function: Compiled) -> list[Any]:
-        """The outputs of a call, and the inputs as it leaves them."""
-        found, _ = _call(function, self.given, self.buffers)
-        found += [given.clone() for given, _ in self.written]
-        _put_back(self.written)
-        return found
+        """The outputs of a call as they are at once, and the inputs and buffers as it leaves them."""
+        with _putting_back(self.written):
+            found = [o.clone() if isinstance(o, torch.Tensor) else o for o in function(*self.given)]
+            return [*found, *(given.clone() for given, _ in self.written)]
 
     def _compare(self, old: Compiled, new: Compiled) -> Timed:
         return compare(old, new, self.given, self.written)
@@ -166,7 +166,7 @@ class _Search:
 
     def _try_whole(self, make_whole: Callable[[], Whole]) -> bool:
         """Return whether the graph is faster as one library; `apart` has the reason if it is not."""
-        self.apart = "it changes its inputs" if self.written else _misfit(self.alone, self.given)
+        self.apart = "it changes its inputs or the model's buffers" if self.written else _misfit(self.alone, self.given)
         if self.apart:
             return False
         try:
@@ -242,16 +242,15 @@ def _copy(x: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def _put_back(written: Written) -> None:
-    for given, before in written:
-        given.copy_(before)
-
-
-def _call(function: Compiled, inputs: Sequence[Any], buffers: Sequence[Any]) -> tuple[list[Any], bool]:
-    """The outputs as they are at once, and whether buffers were changed, which are put back then."""
-    with unchanged(buffers) as changed:
-        found = [o.clone() if isinstance(o, torch.Tensor) else o for o in function(*inputs)]
-    return found, bool(changed)
+@contextmanager
+def _putting_back(written: Written) -> Iterator[None]:
+    """Put back what a call writes, whatever it raises."""
+    # A tensor that was made in inference mode can be changed there alone, and compilation leaves that mode.
+    with torch.inference_mode() if any(given.is_inference() for given, _ in written) else nullcontext():
+        try:
+            yield
+        finally:
+            put_back(written)
 
 
 def compare(old: Compiled, new: Compiled, inputs: Sequence[Any], written: Written = ()) -> Timed:
@@ -288,8 +287,8 @@ def _burst(function: Compiled, inputs: Sequence[Any], calls: int, written: Writt
     """Seconds of one call, each with the same inputs: a position that calls count up would leave its cache."""
     taken = 0.0
     for _ in range(calls):
-        begin = time.perf_counter()
-        function(*inputs)
-        taken += time.perf_counter() - begin
-        _put_back(written)
+        with _putting_back(written):
+            begin = time.perf_counter()
+            function(*inputs)
+            taken += time.perf_counter() - begin
     return taken / calls

@@ -14,6 +14,7 @@ from plevel.torch.plan import Plan, graph_digest
 from strategy.workload import Workload
 
 logger = logging.getLogger("plevel.torch")
+_STATE = "_plevel_state_"
 
 
 def keep_frozen(frozen: GraphModule) -> GraphModule:
@@ -33,6 +34,18 @@ def keep_frozen(frozen: GraphModule) -> GraphModule:
             node.replace_all_uses_with(node.args[0])
             kept.graph.erase_node(node)
     return kept
+
+
+def hold(frozen: GraphModule, state: Sequence[torch.Tensor]) -> None:
+    """Make the first inputs of a frozen graph, for the tensors of the model that are not frozen, its buffers."""
+    for place, (node, tensor) in enumerate(zip(frozen.graph.find_nodes(op="placeholder"), state, strict=False)):
+        frozen.register_buffer(f"{_STATE}{place}", tensor)
+        with frozen.graph.inserting_before(node):
+            held = frozen.graph.get_attr(f"{_STATE}{place}")
+        held.meta.update(node.meta)
+        node.replace_all_uses_with(held)
+        frozen.graph.erase_node(node)
+    frozen.recompile()
 
 
 class _DifferentError(RuntimeError):

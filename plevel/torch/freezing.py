@@ -7,7 +7,7 @@ Inductor's that holds for all graphs of the process. And nothing watches the val
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -67,15 +67,34 @@ def forget() -> None:
     _states.clear()
 
 
-def watch(module: GraphModule) -> None:
-    """Have Dynamo compile the graph of this thread again once a tensor that was frozen in it is another."""
+def read_tensors(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """The parameters and buffers of the graph that Inductor is freezing, and the places of what it changes.
+
+    The places are those in the list of these tensors and then the inputs. Later Inductor puts None in place of the
+    tensors that it froze: all but those that the graph changes or gives back.
+
+    Raises:
+        ValueError: Inductor would freeze the wrong ones, as PyTorch has merged inputs of the same memory; or the
+            graph changes more of a tensor than its elements.
+    """
+    context = TracingContext.get()
+    tensors, types = context.params_flat_unwrap_subclasses, context.fw_metadata
+    assert tensors is not None
+    assert types is not None
+    if len(types.input_info) < len(tensors) + len(inputs):
+        raise ValueError("it changes an input or a buffer that shares memory with another one")
+    if any(info.mutates_metadata or info.mutates_storage_metadata for info in types.input_info):
+        raise ValueError("it changes the shape, strides or memory of an input or a buffer")
+    return tensors, [place for place, info in enumerate(types.input_info) if info.mutates_data]
+
+
+def watch(module: GraphModule, left: Collection[torch.Tensor]) -> None:
+    """Have Dynamo compile the graph of this thread again once a tensor of it other than those left is another."""
     context = TracingContext.try_get()
     if context is None:
         return
-    tensors = list(_tensors(module))
-    left = context.params_flat or []  # those that the graph changes or gives back are not frozen
-    if len(left) == len(tensors):
-        tensors = [t for t, kept in zip(tensors, left, strict=True) if kept is None]
+    apart = set(map(id, left))
+    tensors = [t for t in _tensors(module) if id(t) not in apart]
     tensors = [t for t in tensors if t.layout is torch.strided and not is_traceable_wrapper_subclass(t)]
     for tensor in tensors:
         _states.setdefault(tensor, _State(_stamp(tensor)))
@@ -136,6 +155,6 @@ def _sample(tensor: torch.Tensor) -> Any:
 
 
 def _tensors(module: GraphModule) -> Iterator[torch.Tensor]:
-    """A graph's parameters and buffers, in the order of `TracingContext.params_flat`."""
+    """A graph's parameters and buffers, in the order of its inputs once they are that."""
     named = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
     return (tensor for _, tensor in named)

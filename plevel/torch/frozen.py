@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 
 _active = threading.local()
 Visit = Callable[[GraphModule], None]
+Written = Sequence[tuple[torch.Tensor, torch.Tensor]]  # tensors that a call changes, with what they were
 
 
 class _Visited:
@@ -58,30 +59,26 @@ def visiting(visit: Visit) -> Iterator[None]:
 
 
 @contextmanager
-def unchanged(buffers: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Put back what is written to dense buffers meanwhile; in the end the list has those."""
-    buffers = [b for b in buffers if b.layout is torch.strided and not (b.is_meta or is_lazy(b))]
-    before = [b.clone() for b in buffers]
-    changed: list[torch.Tensor] = []
+def unchanged(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Put back what is written to dense tensors meanwhile."""
+    tensors = [t for t in tensors if t.layout is torch.strided and not (t.is_meta or is_lazy(t))]
+    before = [t.detach().clone() for t in tensors]
     try:
-        yield changed
+        yield
     finally:
-        for buffer, old in zip(buffers, before, strict=True):
-            if not is_same(buffer, old):
-                with torch.inference_mode(buffer.is_inference()):  # where alone one that was made there can be changed
-                    buffer.copy_(old)
-                changed.append(buffer)
+        put_back([(t, old) for t, old in zip(tensors, before, strict=True) if not is_same(t, old)])
+
+
+def put_back(written: Written) -> None:
+    for tensor, before in written:
+        # In inference mode alone one that was made there can be changed.
+        with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+            tensor.copy_(before)
 
 
 def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal, where NaN equals itself."""
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def writes_inputs(frozen: GraphModule) -> bool:
-    """Return whether a frozen graph changes an input: PyTorch makes each such write a copy into the input."""
-    copies = frozen.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-    return any(node.args[0].op == "placeholder" for node in copies)
 
 
 def copy(module: GraphModule) -> GraphModule:

@@ -431,6 +431,49 @@ def test_a_buffer_that_another_graph_changes_is_not_stale():
             close(fast(torch.ones(16)), torch.full((16,), float(count)))
 
 
+def test_a_buffer_that_shares_memory_with_another_is_not_frozen_in_its_place():
+    """PyTorch makes one input of both, and freezes parameters by their place among the inputs."""
+
+    class Window(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(16, 16, bias=False)
+            self.register_buffer("all", torch.zeros(16, 16))
+            self.register_buffer("part", self.all[:])
+
+        def forward(self, x):
+            self.part.add_(self.linear(x))
+            return self.linear(self.all)
+
+    torch.manual_seed(13)
+    model, x = Window().eval(), torch.randn(16, 16)
+    fast = compiled(model)
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match="shares memory with another"):
+            found = [fast(x)]
+        found.append(fast(x))
+        for count, one in enumerate(found, 1):
+            close(one, model.linear(count * model.linear(x)))
+        close(model.all, 2 * model.linear(x))
+
+
+def test_an_input_that_shares_memory_with_another_is_written_in_its_place():
+    layer = torch.nn.Linear(16, 16).eval()
+
+    def forward(x, first, whole):
+        first.add_(layer(x))
+        return layer(whole)
+
+    torch.manual_seed(13)
+    x, whole, expected = torch.randn(4, 16), torch.zeros(8, 16), torch.zeros(8, 16)
+    fast = compiled(forward)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            close(fast(x, whole[:4], whole), forward(x, expected[:4], expected))
+            close(whole, expected)
+
+
 def test_several_threads_call_at_once():
     torch.manual_seed(6)
     model, inputs = models.Block().eval(), (torch.randn(8, 64),)
