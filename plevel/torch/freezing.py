@@ -14,8 +14,10 @@ from typing import Any
 from weakref import ref
 
 import torch
+from torch._dynamo.decorators import mark_static_address
 from torch._dynamo.source import GlobalStateSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.utils import get_static_address_type
 from torch._dynamo.variables import builder
 from torch._guards import Guard, GuardSource, TracingContext
 from torch.fx import GraphModule
@@ -39,7 +41,7 @@ _states = WeakTensorKeyDictionary()
 
 def freeze_for(backend: Callable[..., Any]) -> None:
     """Have Dynamo freeze the graphs that a backend is going to compile without gradients."""
-    always = builder.is_parameter_freezing
+    always, wrap = builder.is_parameter_freezing, builder.VariableBuilder.wrap_tensor
 
     def is_freezing() -> bool:
         if always():
@@ -48,7 +50,20 @@ def freeze_for(backend: Callable[..., Any]) -> None:
         asked = getattr(asked, "_torchdynamo_orig_backend", asked)
         return getattr(asked, "compiler_fn", asked) is backend and not torch.is_grad_enabled()
 
+    def wrap_tensor(self: Any, value: torch.Tensor) -> Any:
+        # Dynamo makes a tensor with this mark the graph's own, without a guard against another in its place. Without it
+        # parameters and attributes of modules are guarded, and a cache that the caller holds is an input.
+        is_marked = get_static_address_type(value) == "unguarded" and is_freezing()
+        if is_marked:
+            del value._dynamo_static_input_type
+        try:
+            return wrap(self, value)
+        finally:
+            if is_marked and get_static_address_type(value) is None:
+                mark_static_address(value)
+
     builder.is_parameter_freezing = is_freezing
+    builder.VariableBuilder.wrap_tensor = wrap_tensor
 
 
 def is_volatile(module: GraphModule) -> bool:

@@ -431,6 +431,55 @@ def test_a_buffer_that_another_graph_changes_is_not_stale():
             close(fast(torch.ones(16)), torch.full((16,), float(count)))
 
 
+def test_a_cache_that_is_marked_static_may_be_another_at_each_call():
+    """As those of transformers are."""
+
+    class Cache:
+        def __init__(self):
+            self.keys, self.place = torch.zeros(8, 16), torch.zeros(1, dtype=torch.int64)
+            torch._dynamo.mark_static_address(self.keys)
+            torch._dynamo.mark_static_address(self.place)
+
+    layer = torch.nn.Linear(16, 16).eval()
+
+    def forward(x, cache):
+        cache.keys.index_copy_(0, cache.place, layer(x))
+        cache.place.add_(1)
+        return layer(cache.keys)
+
+    torch.manual_seed(14)
+    fast = compiled(forward)
+    caches, expected = [Cache() for _ in range(3)], [Cache() for _ in range(3)]
+    with torch.no_grad():
+        for x in torch.randn(2, 1, 16):
+            for cache, right in zip(caches, expected, strict=True):
+                close(fast(x, cache), forward(x, right))
+                close(cache.keys, right.keys)
+                assert cache.place == right.place
+    assert [r.replaced for r in explain(layer)] == [1]
+    assert torch._dynamo.utils.get_static_address_type(caches[0].keys) == "unguarded"
+
+
+def test_a_tensor_that_another_backend_has_traced_may_be_exchanged():
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = torch.tensor([2.0])
+
+        def forward(self, x):
+            return x * self.factor
+
+    model, x = Scaled(), torch.ones(4)
+    before = model.factor
+    torch.compile(model, backend="eager")(x)
+    fast = compiled(model)
+    with torch.no_grad():
+        close(fast(x), x * 2)
+        model.factor = torch.tensor([3.0])
+        close(fast(x), x * 3)
+    assert before == 2
+
+
 def test_a_buffer_that_shares_memory_with_another_is_not_frozen_in_its_place():
     """PyTorch makes one input of both, and freezes parameters by their place among the inputs."""
 
