@@ -103,6 +103,12 @@ def plevel(
             choose = make_chooser(model_target(), database, _read_lock(wanted))
             found, left = _compile(module, inputs, wanted, choose)
         watch(module, left)
+        if any(isinstance(i, torch.nn.Parameter) for i in inputs):
+            warnings.warn(
+                "plevel: a graph reads its weights at each call, as the last that PyTorch compiles of one function "
+                "(torch._dynamo.config.recompile_limit); isolate_recompiles=True of torch.compile counts models apart",
+                stacklevel=2,
+            )
         return found
     except RestartAnalysis:  # PyTorch traces the graph again
         raise
@@ -207,8 +213,8 @@ def _compile_frozen(
         (workload, why), *more = planned.errors.items()
         others = f", and {len(more)} more workloads" if more else ""
         warnings.warn(f"plevel: {workload}{others} left to Inductor: {why}", stacklevel=4)
-    made = make_report(planned, kept, verdict, module)
-    note(made, module)
+    made = make_report(planned, kept, verdict, module, inputs)
+    note(made, module, inputs)
     if verdict is not None and not verdict.whole:  # else its library could not be built again
         _record(made, verdict, options)
     return found, left

@@ -66,7 +66,7 @@ class Report:
 
 
 def make_report(
-    plan: Plan, kept: frozenset[Workload], verdict: Verdict | None, model: Any
+    plan: Plan, kept: frozenset[Workload], verdict: Verdict | None, model: Any, inputs: Sequence[Any] = ()
 ) -> Report:
     """The report of a graph that Inductor compiled."""
     total = plan.extraction.flops or 1
@@ -97,7 +97,7 @@ def make_report(
             )
         )  # fmt: skip
     missed = {m.name: m.flops / total for m in plan.extraction.missed}
-    return Report(tuple(rows), missed, verdict, parameters=owned(model), failed=frozenset(failed))
+    return Report(tuple(rows), missed, verdict, parameters=owned(model, inputs), failed=frozenset(failed))
 
 
 def report_whole(whole: Whole, verdict: Verdict, model: Any) -> Report:
@@ -132,7 +132,7 @@ def note(report: Report, model: Any, inputs: Sequence[Any] = ()) -> None:
 
 
 def _tensors(model: Any, inputs: Sequence[Any]) -> list[Any]:
-    """A graph's parameters and buffers; where it may need gradients, they are inputs that Dynamo calls static."""
+    """A graph's parameters and buffers; where they are not frozen, they are inputs that Dynamo calls static."""
     static = (i for i in inputs if hasattr(i, "_dynamo_static_input_type"))
     return [*model.parameters(), *model.buffers(), *static]
 

@@ -10,11 +10,14 @@ import ctypes
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import CodeType
 from typing import Any
 from weakref import ref
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_isolate_recompiles_id
 from torch._dynamo.decorators import mark_static_address
+from torch._dynamo.eval_frame import _get_cache_entries_for_region
 from torch._dynamo.source import GlobalStateSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import get_static_address_type
@@ -46,9 +49,10 @@ def freeze_for(backend: Callable[..., Any]) -> None:
     def is_freezing() -> bool:
         if always():
             return True
-        asked = InstructionTranslator.current_tx().output.compiler_fn
-        asked = getattr(asked, "_torchdynamo_orig_backend", asked)
-        return getattr(asked, "compiler_fn", asked) is backend and not torch.is_grad_enabled()
+        graph = InstructionTranslator.current_tx().output
+        asked = getattr(graph.compiler_fn, "_torchdynamo_orig_backend", graph.compiler_fn)
+        is_asked = getattr(asked, "compiler_fn", asked) is backend
+        return is_asked and not torch.is_grad_enabled() and not _is_last(graph.root_tx.f_code)
 
     def wrap_tensor(self: Any, value: torch.Tensor) -> Any:
         # Dynamo makes a tensor with this mark the graph's own, without a guard against another in its place. Without it
@@ -64,6 +68,13 @@ def freeze_for(backend: Callable[..., Any]) -> None:
 
     builder.is_parameter_freezing = is_freezing
     builder.VariableBuilder.wrap_tensor = wrap_tensor
+
+
+def _is_last(code: CodeType) -> bool:
+    """True if Dynamo compiles a function for the last time: this graph serves all tensors that come later."""
+    compiled = _get_cache_entries_for_region(code, get_eval_frame_isolate_recompiles_id())
+    limit: int = torch._dynamo.config.recompile_limit
+    return len(compiled) >= max(1, limit - 1)
 
 
 def is_volatile(module: GraphModule) -> bool:

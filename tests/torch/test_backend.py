@@ -431,6 +431,46 @@ def test_a_buffer_that_another_graph_changes_is_not_stale():
             close(fast(torch.ones(16)), torch.full((16,), float(count)))
 
 
+def test_the_last_graph_that_dynamo_compiles_of_a_function_serves_all_other_weights():
+    torch.manual_seed(15)
+    layers, x = [torch.nn.Linear(20, 28).eval() for _ in range(5)], torch.randn(8, 20)
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=3), warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            for layer in layers:
+                close(compiled(layer)(x), layer(x))
+    assert len([w for w in found if "isolate_recompiles" in str(w.message)]) == len(found) == 1
+    reports = [str(r) for layer in layers for r in explain(layer)]
+    assert [r.count("weight=float32[28,20]:const") for r in reports] == [1, 1, 0]
+    torch._dynamo.reset()
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=3), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for layer in layers:
+            close(torch.compile(layer, backend=plevel, options=ALL, isolate_recompiles=True)(x), layer(x))
+    assert all("weight=float32[28,20]:const" in str(explain(layer)[-1]) for layer in layers)
+
+
+def test_a_buffer_that_a_model_assigns_does_not_leave_it_uncompiled():
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(16, 16)
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x):
+            self.count = self.count + 1
+            return self.linear(x) * self.count
+
+    torch.manual_seed(16)
+    model, x = Counting().eval(), torch.randn(8, 16)
+    fast = compiled(model)
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=3), warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for count in range(1, 6):
+            close(fast(x), model.linear(x) * count)
+    assert len([w for w in found if "isolate_recompiles" in str(w.message)]) == len(found) == 1
+
+
 def test_a_cache_that_is_marked_static_may_be_another_at_each_call():
     """As those of transformers are."""
 
