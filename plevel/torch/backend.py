@@ -26,7 +26,7 @@ from plevel.torch.confirmation import Kept, confirm
 from plevel.torch.explanation import Report, make_report, note, owned, report_whole
 from plevel.torch.form import hold, keep_frozen, make_form
 from plevel.torch.freezing import forget, freeze_for, is_volatile, read_tensors, watch
-from plevel.torch.frozen import compile_frozen
+from plevel.torch.frozen import compile_frozen, constant_outputs, giving_copies
 from plevel.torch.plan import Plan, make_plan, model_target
 from plevel.torch.reporting import recorded, report
 from plevel.torch.verdict import Verdict, read_verdict, write_verdict
@@ -152,12 +152,14 @@ def _compile_frozen(
     frozen_once: GraphModule | None = None
     tensors: list[Any] = []
     state: list[torch.Tensor] = []
+    constants: list[int] = []
     library: Future[Whole] = Future()
     autocast = torch.autocast("cpu", torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu"))
 
     def visit(frozen: GraphModule) -> None:
-        nonlocal plan, verdict, kept, frozen_once, tensors, state, library
+        nonlocal plan, verdict, kept, frozen_once, tensors, state, constants, library
         tensors, changed = read_tensors(inputs)
+        constants = constant_outputs(frozen)
         state = [tensors[place] for place in changed if place < len(tensors)]
         plan = make_plan(frozen, choose)
         if not options.confirm:
@@ -217,7 +219,7 @@ def _compile_frozen(
     note(made, module, inputs)
     if verdict is not None and not verdict.whole:  # else its library could not be built again
         _record(made, verdict, options)
-    return found, left
+    return giving_copies(found, constants), left
 
 
 def _sweep(library: Future[Whole]) -> None:

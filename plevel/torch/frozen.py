@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.nn.parameter import is_lazy
 
 _active = threading.local()
@@ -79,6 +79,27 @@ def put_back(written: Written) -> None:
 def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal, where NaN equals itself."""
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def constant_outputs(frozen: GraphModule) -> list[int]:
+    """The places of outputs that are constants of a frozen graph, from the end."""
+    outputs = frozen.graph.output_node().args[0]
+    assert isinstance(outputs, Sequence)
+    return [i - len(outputs) for i, node in enumerate(outputs) if isinstance(node, Node) and node.op == "get_attr"]
+
+
+def giving_copies(function: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+    """The function with copies of some outputs: a caller may write to a constant that it is given."""
+    if not places:
+        return function
+
+    def call(*inputs: Any) -> list[Any]:
+        outputs = list(function(*inputs))
+        for place in places:
+            outputs[place] = outputs[place].clone()
+        return outputs
+
+    return call
 
 
 def copy(module: GraphModule) -> GraphModule:

@@ -431,6 +431,24 @@ def test_a_buffer_that_another_graph_changes_is_not_stale():
             close(fast(torch.ones(16)), torch.full((16,), float(count)))
 
 
+@pytest.mark.parametrize("options", [ALL, {}], ids=["unconfirmed", "confirmed"])
+def test_a_constant_that_is_an_output_may_be_written(options):
+    class Grid(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x), self.weight * 2, self.bias.exp()[1:]
+
+    torch.manual_seed(17)
+    model, x = Grid(16, 24).eval(), torch.randn(8, 16)
+    fast = compiled(model, options)
+    with torch.no_grad():
+        for _ in range(2):
+            found = fast(x)
+            for one, right in zip(found, model(x), strict=True):
+                close(one, right)
+                assert one.stride() == right.stride()
+                one.zero_()
+
+
 def test_the_last_graph_that_dynamo_compiles_of_a_function_serves_all_other_weights():
     torch.manual_seed(15)
     layers, x = [torch.nn.Linear(20, 28).eval() for _ in range(5)], torch.randn(8, 20)
