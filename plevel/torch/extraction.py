@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 from plevel.extraction import (
     Extracted,
@@ -40,7 +41,7 @@ class _Read(Exception):
 
 
 def extract(model: Callable[..., Any], inputs: Sequence[Any]) -> Extraction:
-    """The workloads of a model's call with these inputs; nothing is compiled, and its buffers stay as they are.
+    """The workloads of a model's call with these inputs; nothing is compiled, and buffers and inputs stay as they are.
 
     Raises:
         ExtractError: the model cannot be traced as one graph or more, or has no graph at all.
@@ -67,9 +68,10 @@ def extract(model: Callable[..., Any], inputs: Sequence[Any]) -> Extraction:
     was = torch._inductor.config.freezing
     modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
     held = [dict(m._buffers) for m in modules]
+    written = [*(b for m in modules[:1] for b in m.buffers()), *(i for i in tree_leaves(given) if torch.is_tensor(i))]
     try:
         torch._inductor.config.freezing = True
-        with unchanged([b for m in modules[:1] for b in m.buffers()]), torch.inference_mode(), _without_traces():
+        with unchanged(written), torch.inference_mode(), _without_traces():
             # Apart from other entries: of eight on one function, Dynamo compiles no more.
             torch.compile(model, backend=backend, dynamic=False, isolate_recompiles=True)(*given)
     except Exception as error:

@@ -331,6 +331,17 @@ def test_buffers_that_a_model_assigns_or_that_are_sparse_stay():
     assert model.count is count
 
 
+def test_inputs_that_a_model_writes_stay():
+    layer, cache = torch.nn.Linear(8, 4), torch.zeros(2, 3, 4)
+
+    def forward(x, caches):
+        caches[1].add_(layer(x))
+        return layer(x) * caches[1]
+
+    assert extract(forward, (torch.ones(3, 8), list(cache))).workloads
+    assert not cache.any()
+
+
 def test_inputs_of_a_wrong_shape_are_one_error_without_a_log(caplog: pytest.LogCaptureFixture):
     import logging
 
