@@ -57,7 +57,7 @@ def _constant(value: Any, met: dict[Any, int]) -> int:
     """The kind of constant that an expression may become once a condition in it is decided.
 
     Args:
-        met: the kinds of the TE tensors that were met.
+        met: the kinds of the TE tensors and of the bound names that were met.
     """
     from tvm import tirx
 
@@ -77,7 +77,10 @@ def _constant(value: Any, met: dict[Any, int]) -> int:
         # Comparisons and whole numbers may be decided, too.
         return _constant(value.value, met) if str(value.value.ty.dtype) in FLOATS else _ZERO
     if isinstance(value, tirx.Let):
+        met[value.var] = _constant(value.value, met)
         return _constant(value.body, met)
+    if isinstance(value, tirx.Var):
+        return met.get(value, _NOT)
     name = getattr(getattr(value, "op", None), "name", "")
     if name == LOAD:
         if not is_inlined(value.args[0]):

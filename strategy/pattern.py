@@ -222,20 +222,21 @@ def in_float32(compute: Compute) -> Compute:
 
         if not isinstance(out_type, TensorType) or out_type.dtype not in NARROW:
             return compute(attrs, inputs, out_type)
-        outputs = compute(attrs, [_widen(t) for t in inputs], TensorType(out_type.shape, "float32"))
+        first = [next(i for i, t in enumerate(inputs) if t.same_as(tensor)) for tensor in inputs]
+        widened = {i: _widen(inputs[i]) for i in set(first)}  # one that is given twice stays one
+        outputs = compute(attrs, [widened[i] for i in first], TensorType(out_type.shape, "float32"))
         return [topi.cast(t, out_type.dtype) for t in outputs]
 
     return wide
 
 
-def wrapping(function: Callable[..., Any], tensors: Sequence[Any]) -> Any:
-    """A function of TE tensors, which wraps around of 32-bit integers: TVM and LLVM take overflow for impossible."""
+def wrapping(function: Callable[..., Any], values: Sequence[Any], dtype: str) -> Any:
+    """A function of TE tensors or expressions, of which 32-bit integers wrap around: TVM and LLVM rule that out."""
     from tvm import topi
 
-    dtype = str(tensors[0].dtype)
     if dtype not in ("int32", "uint32"):
-        return function(*tensors)
-    return topi.cast(function(*(topi.cast(t, "int64") for t in tensors)), dtype)
+        return function(*values)
+    return topi.cast(function(*(topi.cast(v, "int64") for v in values)), dtype)
 
 
 def _widen(tensor: Any) -> Any:

@@ -43,28 +43,40 @@ def is_inlined(tensor: Any) -> bool:
 
 
 def _nodes(tensor: Any) -> int:
-    """The number of expressions that an element of a TE tensor has once what it is from is inlined, or about."""
+    """The number of expressions that an element of a TE tensor has once what it is from is inlined where it is used.
+
+    Up to `_MANY_NODES`; 0 where nothing can be bound.
+    """
     from tvm import ir
     from tvm_ffi import structural_walk
 
-    met: list[Any] = []
-    pending: list[Any] = [tensor]
+    met: dict[Any, int | None] = {}  # of each operation; None as there is bfloat16
 
-    def count(call: Any) -> None:
-        met.extend([call] * (_MANY_NODES if getattr(call.op, "name", "") in _CALLED else 1))
-
-    while pending:
-        read = pending.pop()
+    def count(read: Any) -> int | None:
         made, inlined = read.op, is_inlined(read)
         # TVM does not lower what is bound once of bfloat16, but for elements that `read_bits` reads.
         if str(made.output(0).dtype) == "bfloat16" and (inlined or not is_cpu()):
-            return 0
+            return None
         if not inlined:
-            continue
-        for value in made.body if len(met) < _MANY_NODES else ():
-            structural_walk(value, [(ir.Expr, met.append), (ir.Call, count)])
-        pending += list(made.input_tensors)
-    return len(met)
+            return 0
+        for source in made.input_tensors:
+            if source.op not in met:
+                met[source.op] = count(source)
+            if met[source.op] is None:
+                return None
+        if any(met[source.op] == _MANY_NODES for source in made.input_tensors):
+            return _MANY_NODES
+        found: list[int] = []
+
+        def call(value: Any) -> None:
+            name = getattr(value.op, "name", "")
+            found.append(_MANY_NODES if name in _CALLED else 1 + (met[value.args[0].op] or 0 if name == LOAD else 0))
+
+        for value in made.body:
+            structural_walk(value, [(ir.Call, call), (ir.Expr, lambda _: found.append(1))])
+        return min(sum(found), _MANY_NODES)
+
+    return count(tensor) or 0
 
 
 def is_cpu() -> bool:

@@ -84,20 +84,30 @@ def register_binary(
     def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
         from tvm import te, topi
 
-        chosen = real if real is not None and str(inputs[0].dtype) in FLOATS else element
-        if name in _FACTORS:
-            inputs = [factor(inputs[0]), (divisor if name in _DIVISIONS else factor)(inputs[1])]
-        if chosen is None:
-            function = getattr(topi, name)
-            return [function(*inputs) if out_dtype else wrapping(function, inputs)]
-        shape = topi.add(*inputs).shape  # as TVM broadcasts
         lhs, rhs = inputs
+        is_square, dtype = lhs.same_as(rhs), str(lhs.dtype)
+        chosen = real if real is not None and dtype in FLOATS else element
+        if name in _FACTORS:
+            rhs = (divisor if name in _DIVISIONS else factor)(rhs)
+            lhs = rhs if is_square else factor(lhs)
+
+        def plain(x: Any, y: Any) -> Any:
+            function = getattr(topi, name)
+            return function(x, y) if out_dtype else wrapping(function, (x, y), dtype)
+
+        use = chosen or plain
 
         def both(*i: Any) -> Any:
-            x, y = (t(*broadcast_place(t.shape, i)) for t in inputs)
-            return keep(lhs, x, lambda x: keep(rhs, y, lambda y: chosen(x, y)))
+            x = lhs(*broadcast_place(lhs.shape, i))
+            if is_square:
+                return keep(lhs, x, lambda x: use(x, x))
+            y = rhs(*broadcast_place(rhs.shape, i))
+            return keep(lhs, x, lambda x: keep(rhs, y, lambda y: use(x, y)))
 
-        return [te.compute(shape, both, name=name, tag=topi.tag.BROADCAST)]
+        if chosen is None and not is_square:
+            return [plain(lhs, rhs)]
+        # The shape is as TVM broadcasts.
+        return [te.compute(topi.add(lhs, rhs).shape, both, name=name, tag=topi.tag.BROADCAST)]
 
     def rule(orig: Call, grad: Expr) -> Sequence[Expr | None]:
         if gradient is None:

@@ -94,7 +94,7 @@ def register_unary(
 
         tensor = inputs[0]
         if vector is None:
-            return [wrapping(getattr(topi, name), inputs)]
+            return [wrapping(getattr(topi, name), inputs, str(tensor.dtype))]
 
         def element(*i: Any) -> Any:
             return keep(tensor, tensor(*i), lambda value: vector(value, *further(attrs)))

@@ -17,7 +17,11 @@ TWICE = "relu(data={0}[3,40])"
 NONE = 'trilu(data={0}[3,40]){{"k":200}}'  # all 0
 # Chains of a dtype, in which `.` is the value so far.
 CHAINS = [
-    *(f"{TWICE}+{op}(.,.)" for op in ("subtract", "equal", "not_equal", "divide", "floor_divide", "less_equal")),
+    *(
+        f"{head}+{op}(.,.)"
+        for head in (TWICE, f"{TWICE}+tanh(.)")  # which is repeated, or bound to a name
+        for op in ("subtract", "equal", "not_equal", "divide", "floor_divide", "less_equal")
+    ),
     *(f"{op}(lhs={{0}}[3,40],rhs={{0}}[40])+logical_not(.)" for op in ("less", "less_equal", "greater", "equal")),
     "less(lhs={0}[3,40],rhs={0}[40])+logical_xor(.,.)+logical_not(.)",
     *(f"{NONE}+{op}(e0={{0}}[40],.)" for op in ("multiply", "divide", "floor_divide", "floor_mod")),

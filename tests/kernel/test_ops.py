@@ -231,6 +231,18 @@ def test_a_chain_of_elementary_functions_is_used_twice():
     assert check(work, "broadcast.cpu")
 
 
+@pytest.mark.parametrize(("ops", "dtype"), [
+    (("add",), "float32"), (("add",), "bfloat16"), (("maximum", "add"), "float16"), (("subtract", "relu"), "float32"),
+    (("add",), "int32"), (("multiply", "sigmoid"), "float64"),
+])  # fmt: skip
+def test_a_chain_that_uses_each_value_twice_does_not_repeat_what_it_is_of(ops, dtype):
+    unary = ("relu", "sigmoid")
+    chain = [EpilogueStep(op, (None,) if op in unary else (None, None)) for _ in range(14 // len(ops)) for op in ops]
+    work = make("relu", {"data": f"{dtype}[7,131]"}, epilogue=chain)
+    assert len(lower(work, TARGET, "broadcast.cpu").module.script()) < 50_000
+    assert check(work, "broadcast.cpu")
+
+
 @pytest.mark.parametrize("op", ["erf", "round"])
 def test_a_product_has_a_factor_that_is_no_vector(op):
     other = Input("other", "float64[7,131]")
