@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strategy.op import OpError, get_op
+from strategy.op import OpError, TOpPattern, get_op
 from strategy.types import TensorType, TupleType
 from strategy.workload import EpilogueStep, Input, Workload
 
@@ -22,6 +22,12 @@ _EVEN = frozenset(
 )
 # Even ones that subtract numbers of about the size of their operand, as where a gelu is nearly 0.
 _CANCELLING = frozenset({"gelu", "hardswish", "geglu"})
+# Those whose terms are summed in float32, or wider, and whose result alone is rounded.
+_SUMS = frozenset(
+    "batch_matmul conv2d conv2d_backward_data conv2d_backward_weight conv2d_transpose dense grouped_dense matmul_nbits "
+    "mean sum".split()
+)
+_COARSE = 8  # times float32's error have sums of matrix units, which drop bits
 _FEW = 4  # outputs, of which the size of all is not known well
 _PIECE = 1 << 15  # elements that are compared at once: their errors stay in a core's cache
 
@@ -33,22 +39,25 @@ class WrongAnswerError(Exception):
 def random_inputs(workload: Workload, seed: int) -> dict[str, Array]:
     """The inputs by name, the epilogue's included, equal for all candidates of a workload.
 
-    Real numbers are uniform in -1 … 1, integers small enough that sums of products do not overflow. Those of an
-    operator with the attribute `TFactors`, which multiplies all of them, are such that the products are neither 0 nor
-    infinite, however many they are. The input that `TEnds` names has the ends of groups of the first input's rows.
+    Real numbers are uniform in -1 … 1, integers small enough that sums of products do not overflow. Those of 8 bits
+    whose products are summed in more are of their whole range. Those of an operator with the attribute `TFactors`,
+    which multiplies all of them, are such that the products are neither 0 nor infinite, however many they are. The
+    input that `TEnds` names has the ends of groups of the first input's rows.
     """
     rng = np.random.default_rng(seed)
     found: dict[str, Array] = {}
     factors, ends = workload.operator.get_attr("TFactors", False), workload.operator.get_attr("TEnds")
     product = workload.out_type
+    is_product = workload.operator.get_attr("TOpPattern") == TOpPattern.kOutEWiseFusable
     for given in _all_inputs(workload):
         if given.name not in found:
             kind, own = given.tensor, given in workload.inputs
             result = product if isinstance(product, TensorType) else kind
+            whole = is_product and own and numpy_dtype(result.dtype).itemsize > 1
             if own and given.name == ends:
                 found[given.name] = _ends(kind, workload.inputs[0].tensor, rng)
             else:
-                found[given.name] = _factors(kind, result, rng) if own and factors else _random(kind, rng)
+                found[given.name] = _factors(kind, result, rng) if own and factors else _random(kind, rng, whole)
     return found
 
 
@@ -57,11 +66,15 @@ def _all_inputs(workload: Workload) -> list[Input]:
     return [*workload.inputs, *further]
 
 
-def _random(kind: TensorType, rng: np.random.Generator) -> Array:
+def _random(kind: TensorType, rng: np.random.Generator, whole: bool) -> Array:
+    """Numbers of a type; integers of 8 bits of their `whole` range, if so."""
     shape, dtype = kind.concrete_shape, numpy_dtype(kind.dtype)
     if kind.dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
     if kind.dtype.startswith(("int", "uint")):
+        if whole and dtype.itemsize == 1:
+            bounds = np.iinfo(dtype)
+            return rng.integers(bounds.min, bounds.max, shape, dtype, endpoint=True)
         return rng.integers(0 if kind.dtype.startswith("u") else -8, 9, shape).astype(dtype)
     if kind.dtype == "float64":
         return rng.uniform(-1, 1, shape)
@@ -165,6 +178,9 @@ def tolerances(
     if len(outputs) == 1 and 0 < outputs[0].size < _FEW and outputs[0].dtype.kind in "fV":
         even = (*reversed(workload.shorter), workload)[first]
         others = absolute_tolerance(_others(even, inputs), length, narrowest)
+    if first == len(steps) and _hides_terms(workload, narrowest) and outputs[0].size >= _FEW:
+        value = outputs[0] if not steps else (reference(workload.anchor, inputs) if anchor is None else anchor)[0]
+        found = (_of_roundings(steps, value, inputs, length, narrowest),)
     if any(op in _CANCELLING for op in (workload.op, *(step.op for step in steps))):
         value = np.asarray((reference(workload.anchor, inputs) if anchor is None else anchor)[0])
         found = (np.maximum(found[0], _cancelled(workload, value, inputs, outputs[0], narrowest)),)
@@ -192,6 +208,31 @@ def tolerances(
         # A jump may be on either side of what is rounded before it. Both ends may be whole turns of a remainder away.
         spread = offs[0] + offs[1] + (error if "floor_mod" in jumps else 0)
     return (np.maximum(found[0], spread),)
+
+
+def _hides_terms(workload: Workload, narrowest: str) -> bool:
+    """Return whether the roundings of large outputs hide one of many terms, which those of small ones do not."""
+    return workload.op in _SUMS and epsilon(narrowest) > epsilon("float16")
+
+
+def _of_roundings(
+    steps: Sequence[EpilogueStep], value: Any, inputs: Mapping[str, Array], length: int, narrowest: str
+) -> Array:
+    """The error of each element of which the sum is of float32, and it and each value after it are rounded.
+
+    Args:
+        value: the output without the epilogue.
+    """
+    rounding, value = epsilon(narrowest), np.asarray(value)
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = _COARSE * absolute_tolerance(value, length, "float32") + rounding * np.abs(value)
+        for step in steps:
+            ends = [after([step], end, inputs) for end in (value - error, value + error)]
+            value = np.asarray(after([step], value, inputs))
+            off = np.maximum(*(np.abs(np.subtract(end, value, dtype=np.float64)) for end in ends))
+            error = off + rounding * np.abs(value)
+    found: Array = np.nan_to_num(error, nan=0.0, posinf=np.inf)
+    return found
 
 
 def _others(workload: Workload, inputs: Mapping[str, Array]) -> Array:

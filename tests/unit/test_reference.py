@@ -13,6 +13,7 @@ from strategy.workload import EpilogueStep, Input, Workload
 from workers.reference import (
     Tolerance,
     WrongAnswerError,
+    after,
     bounds,
     compare,
     epsilon,
@@ -49,10 +50,31 @@ def test_rounding_passes_and_a_missing_term_does_not(dtype: str, k: int, seed: i
     (right,) = reference(workload, inputs)
     (tolerance,) = tolerances(workload, inputs, [right])
     compare(kernel(inputs["data"], inputs["weight"]), right, tolerance)
-    if dtype == "bfloat16" and k > 200:
-        return  # eight bits of result hide one term of many
     with pytest.raises(WrongAnswerError, match="largest error"):
         compare(kernel(inputs["data"], inputs["weight"], skip=k // 2), right, tolerance)
+
+
+@pytest.mark.parametrize("chain", ["", "add relu add", "multiply", "gelu"])
+def test_roundings_to_bfloat16_hide_no_term_of_many(chain: str) -> None:
+    """Each value is rounded, as where steps are functions of their own."""
+    steps = [
+        EpilogueStep(op, (None, Input(f"o{n}", "bfloat16[40]")) if op in ("add", "multiply") else (None,))
+        for n, op in enumerate(chain.split())
+    ]
+    workload = Workload.make("dense", dense(5000, "bfloat16").inputs, epilogue=steps)
+    inputs = random_inputs(workload, 0)
+    (right,) = reference(workload, inputs)
+    (tolerance,) = tolerances(workload, inputs, [right])
+
+    def found(skip: int | None = None) -> np.ndarray:
+        value = kernel(inputs["data"], inputs["weight"], skip)
+        for step in steps:
+            value = after([step], value, inputs).astype(value.dtype)
+        return value
+
+    compare(found(), right, tolerance)
+    with pytest.raises(WrongAnswerError, match="largest error"):
+        compare(found(skip=4999), right, tolerance)
 
 
 def test_of_many_elements_the_worst_rounding_passes_too() -> None:
@@ -205,6 +227,28 @@ def test_inputs_are_those_of_their_seed() -> None:
         np.testing.assert_array_equal(array, same[name])
         assert (array != other[name]).any()
         assert array.min() >= -1 and array.max() <= 1 and array.std() > 0.4
+
+
+@pytest.mark.parametrize(("op", "inputs", "name"), [
+    ("qdense", {"data": "uint8[24,64]", "weight": "int8[40,64]"}, "data"),
+    ("qdense", {"data": "int8[24,64]", "weight": "uint8[40,64]"}, "data"),
+    ("matmul_nbits", {"data": "float32[3,64]", "weight": "uint8[24,2,16]", "scales": "float32[24,2]"}, "weight"),
+])  # fmt: skip
+def test_bytes_that_are_multiplied_are_of_their_whole_range(op: str, inputs: dict[str, str], name: str) -> None:
+    """A kernel may take the largest unsigned numbers for negative ones, or a sum of two products for 16 bits."""
+    found = random_inputs(Workload.make(op, inputs), 0)[name]
+    bounds = np.iinfo(found.dtype)
+    assert (found.min(), found.max()) == (bounds.min, bounds.max)
+
+
+def test_what_a_block_has_beyond_k_is_not_multiplied() -> None:
+    types = {"data": "float32[1,2]", "weight": "uint8[1,1,16]", "scales": "float32[1,1]"}
+    workload = Workload.make("matmul_nbits", types, {"bits": 8, "block_size": 16})
+    inputs = {
+        "data": np.ones((1, 2), np.float32), "weight": np.full((1, 1, 16), 255, np.uint8),
+        "scales": np.full((1, 1), np.inf, np.float32),
+    }  # fmt: skip
+    np.testing.assert_array_equal(reference(workload, inputs)[0], [[np.inf]])
 
 
 def test_the_reduction_length_is_that_of_the_product() -> None:

@@ -161,7 +161,8 @@ def reference_matmul_nbits(attrs: MatMulNBitsAttrs, inputs: Sequence[Any]) -> An
             found = np.rint(blocks / step)
             blocks = np.where(found > -LARGEST, np.minimum(found, LARGEST), -LARGEST).astype(np.float64) * step
     product = signed * scales.astype(np.float64)[..., None]
-    return blocks.reshape(m, -1).astype(np.float64) @ product.reshape(len(product), -1).T
+    # Without what the last block has beyond k: 0 times an infinite scale would be NaN.
+    return blocks.reshape(m, -1)[:, :k].astype(np.float64) @ product.reshape(len(product), -1)[:, :k].T
 
 
 register_flops("matmul_nbits", dense_flops)
