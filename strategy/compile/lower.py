@@ -8,12 +8,13 @@ destination-passing style: its parameters are the inputs, then prepared and cons
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from strategy.compile.artefact import MAIN, Artefact
+from strategy.cpu.widened import NARROW, wide_type
 from strategy.fault import CompileError, InstantiationError, find_fault
 from strategy.op import get_op
 from strategy.op_strategy import OpImplementation, find_implementation
@@ -145,7 +146,7 @@ def _instantiate(
             arguments.append(Argument(given.name, role, _type_text(tensor)))
             parameters.append(tensor)
             tensors.append(tensor if transform is None or given.constant else transform(tensor))
-        outputs = list(implementation.compute(attrs, tensors, workload.out_type, *tunable))
+        outputs = _compute(workload, target, implementation, tensors, tunable)
         outputs, out_type = _compose_epilogue(workload, symbols, outputs, arguments, parameters)
         kinds = out_type.fields if isinstance(out_type, TupleType) else (out_type,)
         for i, (output, kind) in enumerate(zip(outputs, kinds, strict=True)):
@@ -161,6 +162,26 @@ def _instantiate(
     )
     signature = Signature(tuple(arguments), target.threads, implementation.library)
     return Lowered(module, signature, target, template)
+
+
+def _compute(
+    workload: Workload, target: Target, implementation: OpImplementation, tensors: Sequence[Any],
+    tunable: tuple[Config, ...],
+) -> list[Any]:  # fmt: skip
+    """The implementation's outputs, as its epilogue reads them.
+
+    An epilogue reads narrow floats of a processor before they are rounded: those that loops write, too.
+    """
+    from tvm import te, topi
+
+    attrs, out_type = workload.attr_node, workload.out_type
+    outputs = list(implementation.compute(attrs, tensors, out_type, *tunable))
+    if target.is_gpu or not workload.epilogue or not isinstance(outputs[0].op, te.ExternOp):
+        return outputs
+    if not isinstance(out_type, TensorType) or out_type.dtype not in NARROW:
+        return outputs
+    wide = implementation.compute(attrs, tensors, wide_type(out_type), *tunable)
+    return [topi.cast(output, out_type.dtype) for output in wide]
 
 
 def _compose_epilogue(

@@ -8,6 +8,7 @@ import pytest
 from strategy.compile import compile as compile_graph
 from strategy.compile.lower import lower
 from strategy.expr import Constant, Var
+from strategy.op_strategy import evaluate as implementations_of
 from strategy.ops.activation import gelu
 from strategy.ops.batch_matmul import batch_matmul
 from strategy.ops.bias_add import bias_add
@@ -16,7 +17,7 @@ from strategy.ops.dense import dense
 from strategy.ops.elemwise import relu
 from strategy.reference import evaluate
 from strategy.workload_text import parse_workload
-from workers.reference import random_inputs, reference
+from workers.reference import compare, poison, random_inputs, reference, tolerances
 
 from .test_conv2d import TARGET
 
@@ -77,3 +78,22 @@ def test_what_a_user_writes_after_any_operator_runs(name: str, key: str) -> None
     found = tvm.runtime.empty(right.shape, kernel.arguments[-1].tensor.dtype)
     kernel.main(*map(tvm.runtime.tensor, inputs.values()), found)
     np.testing.assert_allclose(found.numpy(), right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", [
+    "grouped_dense(data=bfloat16[19,30],weight=bfloat16[3,37,30],ends=int32[3])",
+    "matmul_nbits(data=bfloat16[19,32],weight=uint8[37,1,16],scales=bfloat16[37,1])",
+])  # fmt: skip
+@pytest.mark.parametrize("step", ["silu(.)", "floor_mod(.,o=bfloat16[37])"])
+def test_what_loops_write_is_read_before_it_is_rounded(head: str, step: str) -> None:
+    import tvm
+
+    work = parse_workload(f"{head}+{step}").checked()
+    inputs = random_inputs(work, 0)
+    (right,) = reference(work, inputs)
+    for _, implementation in implementations_of(work, TARGET):
+        kernel = lower(work, TARGET, implementation).compile(checks=False)
+        *given, out = kernel.arguments
+        found = tvm.runtime.tensor(poison(right, out.tensor.dtype))
+        kernel.main(*(kernel.prepare(a, tvm.runtime.tensor(inputs[a.name])) for a in given), found)
+        compare(found.numpy(), right, tolerances(work, inputs, [right])[0])
