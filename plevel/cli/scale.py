@@ -118,29 +118,37 @@ def scale(
     def say(line: str) -> None:
         tell(f"{target}: {line}", {"target": target, "message": line})
 
-    with Client(place.url, token=read_token()) as client:
-        try:
-            engine = Engine(kind, profile.provider, name, state.absolute())
-            if dry_run:
-                backlog, pilots = _look(client, target), engine.pilots()
-                wanted = plan(backlog, pilots, bounds)
-                options = ", ".join(f"{k}={v!r}" for k, v in profile.provider.items()) or "no options"
-                tell(
-                    f"{describe(backlog, pilots)}\n"
-                    f"would cancel {len(wanted.cancel)} and submit {wanted.submit}, each with {options}, to run\n"
-                    f"  {command}",
-                    {"target": target, "queued": backlog.queued, "pilots": [p.id for p in pilots],
-                     "submit": wanted.submit, "cancel": wanted.cancel, "command": command},
-                )  # fmt: skip
-                return
-        except EngineError as error:
-            raise CommandError(f"{path}: {error}") from error
-        scaler = Scaler(engine, lambda: _look(client, target), command, bounds, every_s, say, state)
-        while True:
-            good = scaler.step()
-            if once:
-                raise typer.Exit(0 if good else 1)
-            time.sleep(every_s)
+    def connect() -> Client:
+        assert place.url is not None
+        return Client(place.url, token=read_token())  # which may be replaced
+
+    def look() -> Backlog:
+        with connect() as client:
+            return _look(client, target)
+
+    connect().close()  # a wrong URL or token is an error at once
+    try:
+        engine = Engine(kind, profile.provider, name, state.absolute())
+        if dry_run:
+            backlog, pilots = look(), engine.pilots()
+            wanted = plan(backlog, pilots, bounds)
+            options = ", ".join(f"{k}={v!r}" for k, v in profile.provider.items()) or "no options"
+            tell(
+                f"{describe(backlog, pilots)}\n"
+                f"would cancel {len(wanted.cancel)} and submit {wanted.submit}, each with {options}, to run\n"
+                f"  {command}",
+                {"target": target, "queued": backlog.queued, "pilots": [p.id for p in pilots],
+                 "submit": wanted.submit, "cancel": wanted.cancel, "command": command},
+            )  # fmt: skip
+            return
+    except EngineError as error:
+        raise CommandError(f"{path}: {error}") from error
+    scaler = Scaler(engine, look, command, bounds, every_s, say, state)
+    while True:
+        good = scaler.step()
+        if once:
+            raise typer.Exit(0 if good else 1)
+        time.sleep(every_s)
 
 
 def _read(path: Path) -> _Profile:
@@ -151,7 +159,7 @@ def _read(path: Path) -> _Profile:
         Target.parse(profile.target)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not a profile: {error}") from error
     for name, text in (("lifetime", profile.lifetime), ("idle_exit", profile.idle_exit)):
         if option.read_age(f"{path}: {name}", text) == 0:

@@ -50,8 +50,9 @@ def _list_slurm(provider: Any) -> Iterator[Pilot]:
     if status:
         raise EngineError(f"squeue failed: {error}")
     for line in out.splitlines():
-        number, state, name = line.split(maxsplit=2)
-        yield Pilot(number, name, waits=state in ("PD", "CF"))
+        number, state, *name = line.split(maxsplit=2)
+        if name:  # another job of this user may have none
+            yield Pilot(number, name[0], waits=state in ("PD", "CF"))
 
 
 def _list_pbs(provider: Any) -> Iterator[Pilot]:

@@ -82,7 +82,7 @@ class Scaler:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._failures = 0
+        self._pause_s = self.every_s  # doubled by each failure
         self._resume_at = 0.0
         self._idle: set[str] = set()  # pilots that have not been seen with a job
         self._excess: frozenset[str] = frozenset()  # what the last step would have cancelled
@@ -120,7 +120,7 @@ class Scaler:
         working = {p.id for p in pilots if p.name in backlog.busy}
         self._idle = {p.id for p in pilots} & (self._idle | {p.id for p in pilots if p.waits}) - working
         if working:
-            self._failures, self._resume_at = 0, 0.0
+            self._pause_s, self._resume_at = self.every_s, 0.0
         if ended and backlog.queued:
             self._back_off(
                 f"{show_number(len(ended), 'pilot')} ended without a job though {backlog.queued} are queued: "
@@ -128,10 +128,9 @@ class Scaler:
             )
 
     def _back_off(self, reason: str) -> None:
-        self._failures += 1
-        pause_s = min(self.every_s * 2**self._failures, _LONGEST_S)
-        self._resume_at = self.clock() + pause_s
-        self.say(f"{reason}; backing off for {pause_s:g} s")
+        self._pause_s = min(2 * self._pause_s, _LONGEST_S)
+        self._resume_at = self.clock() + self._pause_s
+        self.say(f"{reason}; backing off for {self._pause_s:g} s")
 
 
 def describe(backlog: Backlog, pilots: tuple[Pilot, ...]) -> str:

@@ -146,7 +146,7 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
         log.append_lost(connection, row, pending, reason)
         _close(connection, row, JobState.QUARANTINED, reason)
         return
-    backoff = 0.0 if blame is None else min(MAX_BACKOFF_S, 0.25 * 2.0**attempts)
+    backoff = 0.0 if blame is None else min(MAX_BACKOFF_S, 0.25 * 2.0 ** min(attempts, 10))
     values = {
         "state": JobState.QUEUED, "attempts": attempts, "available_at": now() + backoff,
         "reason": blame or row.reason,

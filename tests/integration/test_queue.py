@@ -319,6 +319,16 @@ def test_backoff_keeps_a_lost_job_away_for_a_while(scene: Scene) -> None:
     assert scene.lease(worker_id) is None
 
 
+def test_backoff_has_a_limit_however_often_a_job_was_lost(scene: Scene) -> None:
+    """By one device, while another that lives does not take it."""
+    scene.enqueue(configs(1))
+    scene.register(device("host-b/cpu:0"))
+    with scene.store.write() as c:
+        c.execute(sa.update(job).values(attempts=5000))
+    scene.lose(scene.leased(scene.register()))
+    assert scene.states() == ["queued"]
+
+
 def test_what_kills_its_workers_is_isolated_and_quarantined(scene: Scene) -> None:
     """Eight entries, of which number 5 kills whoever takes it: the others all get their results."""
     scene.enqueue(configs(8))

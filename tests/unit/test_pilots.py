@@ -9,12 +9,13 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from plevel.client import UnreachableError
-from plevel.pilots.engine import Engine, EngineError, Pilot, _list_local
+from plevel.pilots.engine import Engine, EngineError, Pilot, _list_local, _list_slurm
 from plevel.pilots.scaler import Backlog, Bounds, Plan, Scaler, plan
 from tests.pods import Pods
 
@@ -153,6 +154,24 @@ def test_a_batch_system_that_refuses_is_left_alone_for_a_while() -> None:
     assert scaler.step() and farm.submitted == 0
     farm.now = 60.0
     assert scaler.step() and farm.submitted == 1
+
+
+def test_a_batch_system_that_is_away_for_days_is_asked_again() -> None:
+    farm = Farm(queued=2)
+    scaler = farm.scaler()
+    farm.fails = EngineError("no pilot was submitted: sbatch: Unable to contact slurm controller")
+    for _ in range(1100):
+        assert not scaler.step()
+        farm.now += 900.0
+    assert farm.said[-1].endswith("controller; backing off for 900 s")
+    farm.fails = None
+    assert scaler.step() and farm.submitted == 1
+
+
+def test_a_job_without_a_name_is_no_pilot() -> None:
+    listed = "17 R plevel-x.1\n18 PD \n19 CF plevel-x.2\n"
+    slurm = SimpleNamespace(clusters=None, execute_wait=lambda command: (0, listed, ""))
+    assert list(_list_slurm(slurm)) == [Pilot("17", "plevel-x.1", False), Pilot("19", "plevel-x.2", True)]
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_batch_system(tmp_path: Path) -> None:

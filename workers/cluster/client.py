@@ -18,7 +18,7 @@ from distributed import Client
 from distributed.security import Security
 
 from strategy.record import Job, JobEntry, encode
-from workers.cluster.artefact import Artefact, Order, RefusedOrderError
+from workers.cluster.artefact import Artefact, Order, RefusedOrderError, toolchain
 from workers.cluster.site import build
 
 _CONNECT_S = 5.0
@@ -42,9 +42,13 @@ def secure(address: str, ca: Path | None, certificate: Path | None, key: Path | 
     Raises:
         SecurityError: the address is none, TLS is missing, or a file cannot be read.
     """
-    parts = urlsplit(address)
-    if parts.scheme not in ("tcp", "tls") or parts.hostname is None:
-        raise SecurityError(f"{address}: no address of a Dask scheduler: write tls://host:8786")
+    try:
+        parts = urlsplit(address)
+        is_one = parts.scheme in ("tcp", "tls") and parts.hostname is not None and parts.port != 0
+    except ValueError:  # of brackets, or of a port that is none
+        is_one = False
+    if not is_one:
+        raise SecurityError(f"{address:.120}: no address of a Dask scheduler: write tls://host:8786")
     if parts.scheme == "tcp":
         if parts.hostname not in _LOCAL:
             raise SecurityError(
@@ -78,10 +82,11 @@ class Cluster:
     """
 
     def __init__(self, address: str, security: Security) -> None:
+        toolchain()  # of what this host's children load about now
         self._address = address
         self._security = security
         self._room = 0
-        self._resting = 0  # failures in succession, each of which doubles the pause that follows
+        self._rest_s = _REST_S  # the next pause, which each failure in succession doubles
         self._rest_until = 0.0
         self._said: set[str] = set()
         self._connected = False
@@ -147,7 +152,7 @@ class Cluster:
         except Exception as error:  # of Dask, or whatever the call has raised there: built here instead
             self._rest("failed", f"failed to build: {type(error).__name__}: {_first_line(error)}")
             raise
-        self._resting = 0
+        self._rest_s = _REST_S
         if self._said - {"slow"}:
             log.info("%s builds again", self._address)
             self._said &= {"slow"}
@@ -189,9 +194,8 @@ class Cluster:
     def _rest(self, kind: str, problem: str) -> None:
         """Give the cluster no orders for a while: seconds at first, minutes if it goes on."""
         if self._loop.time() >= self._rest_until:
-            pause_s = min(_REST_S * 2**self._resting, _LONGEST_REST_S)
-            self._rest_until = self._loop.time() + pause_s
-            self._resting += 1
+            self._rest_until = self._loop.time() + self._rest_s
+            self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
         self._say(kind, problem)
         self._set_room(0)
 
