@@ -11,6 +11,7 @@ import subprocess
 import time
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -21,7 +22,7 @@ from strategy.cuda.source import PlanError
 from strategy.fault import CompileError, InstantiationError, find_fault
 from strategy.op import OpError
 from strategy.op_strategy import Candidate, candidates
-from strategy.record import ErrorKind, JobEntry, Result, convert
+from strategy.record import ErrorKind, JobEntry, Result, Seconds, convert
 from strategy.select import holds
 from strategy.space import ConfigError
 from strategy.target import Target
@@ -49,8 +50,8 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     path: str = ""
     code_digest: str = ""
     error: ErrorKind | None = None
-    message: str = ""
-    build_s: float = 0.0
+    message: Annotated[str, msgspec.Meta(max_length=20_000)] = ""  # as of a `Result`
+    build_s: Seconds = 0.0
 
     def failure(self) -> Result:
         """The result of an entry that was not timed."""

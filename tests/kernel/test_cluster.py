@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -301,6 +302,10 @@ def test_an_altered_or_another_artefact_is_refused(tmp_path: Path) -> None:
     other, _ = an_artefact()
     with pytest.raises(RefusedOrderError, match="does not belong"):
         Artefact.unpack(data, other)
+    for wrong in ({"build_s": math.nan}, {"build_s": -1.0}, {"message": "x" * 10**6}):
+        built = msgspec.structs.replace(right.built, **wrong)
+        with pytest.raises(RefusedOrderError, match=f"no artefact .*{next(iter(wrong))}"):
+            Artefact.unpack(msgspec.structs.replace(right, built=built).pack(), order)
     store = Store(tmp_path)
     store.put(order, right)
     assert store.find(order) == right and store.find(other) is None
@@ -309,10 +314,52 @@ def test_an_altered_or_another_artefact_is_refused(tmp_path: Path) -> None:
     assert store.find(order) is None
 
 
+def test_a_builder_whose_files_are_replaced_stores_under_the_code_that_it_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, built = an_artefact()
+    store = Store(tmp_path)
+    monkeypatch.setattr(artefact, "_code", lambda: "of an upgrade")
+    store.put(order, built)
+    assert store.find(order) == built
+    assert Store(tmp_path).find(order) is None
+
+
+def test_a_store_goes_on_beside_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artefact, "_STORE_BYTES", 0)
+    (tmp_path / "folder").mkdir()
+    order, built = an_artefact()
+    store = Store(tmp_path)
+    store.put(order, built)
+    assert store.find(order) == built
+
+
+def test_a_folder_that_cannot_be_written_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    store = Store(Path("/proc/artefacts"))
+    for _ in range(2):
+        order, built = an_artefact()
+        store.put(order, built)
+        assert store.find(order) is None
+    assert len(said(caplog)) == 1 and "artefacts are not stored in /proc/artefacts" in said(caplog)[0]
+
+
+def test_a_scheduler_that_is_away_for_days_is_tried_again() -> None:
+    cluster = Cluster("tcp://127.0.0.1:9", secure("tcp://127.0.0.1:9", None, None, None))
+    pauses = []
+    for _ in range(1100):
+        cluster._rest("away", "is not reachable")
+        pauses.append(cluster._rest_until - cluster._loop.time())
+        cluster._rest_until = 0.0
+    assert [round(pause) for pause in pauses[:7]] == [2, 4, 8, 16, 32, 64, 120] and round(pauses[-1]) == 120
+    cluster._loop.close()
+
+
 @pytest.mark.parametrize(
     ("address", "files", "words"),
     [
         ("head:8786", (), "write tls://"),
+        ("tls://[", (), "write tls://"),
+        ("tls://head:87860", (), "write tls://"),
         ("tcp://head:8786", (), "whoever reaches it"),
         ("tls://head:8786", (), "needs --tls-ca"),
         ("tls://head:8786", ("missing", "missing", "missing"), "No such file"),

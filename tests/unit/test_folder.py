@@ -88,5 +88,6 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
         os.utime(path, (1000 - i, 1000 - i))
     keep_newest(tmp_path, 250)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["0", "1"]
+    (tmp_path / "folder").mkdir()  # no file, and kept
     keep_newest(tmp_path, 0)
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]

@@ -7,13 +7,13 @@ toolchain, and has a digest of its own: it is accepted only as an answer to what
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
-from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -26,6 +26,7 @@ from strategy.workload import Workload
 from workers.builder import Built
 from workers.cpu import environment
 
+log = logging.getLogger(__name__)
 _STORE_BYTES = 2 * 2**30
 _SWEEP = 256  # artefacts that are stored between two looks at the folder's size
 
@@ -58,7 +59,7 @@ _SHOWN = {"tvm": "TVM", "tvm_ffi": "TVM's ffi", "libc": "libc", "machine": "arch
 
 @cache
 def toolchain() -> Toolchain:
-    """The toolchain of this host."""
+    """The toolchain of this host, as it is at the first call; later others may be installed than are loaded."""
     known = environment()
     return Toolchain(known["tvm"], known["tvm_ffi"], " ".join(platform.libc_ver()), platform.machine())
 
@@ -71,7 +72,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     implementation: str
     version: str
     config: Config
-    timeout_s: float
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
     toolchain: Toolchain
 
     @classmethod
@@ -159,6 +160,8 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._stored = 0
+        self._problem: int | None = None  # the last attempt's errno
+        self._code = _code()  # of the modules that are loaded by now: files may be replaced under a running builder
 
     def find(self, order: Order) -> Artefact | None:
         """The stored artefact of an order; None if there is none, or it is damaged."""
@@ -171,12 +174,12 @@ class Store:
         return found
 
     def put(self, order: Order, artefact: Artefact) -> None:
-        """Store an artefact; without room on the disk it is not stored."""
+        """Store an artefact; on a disk that is full or read-only it is not stored, which is said once."""
         if ALL in installed().get(order.workload.op, {ALL: 0}):
             return
         path = self._path(order)
         draft = path.with_suffix(f".{os.getpid()}-{id(artefact)}")
-        with suppress(OSError):
+        try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if self._stored % _SWEEP == 0:
                 keep_newest(self._folder, _STORE_BYTES)
@@ -186,9 +189,16 @@ class Store:
                 draft.rename(path)
             finally:
                 draft.unlink(missing_ok=True)
+        except OSError as error:
+            if error.errno != self._problem:
+                log.warning("artefacts are not stored in %s (%s): free some space, or name another folder with "
+                            "--artefacts", self._folder, error.strerror)  # fmt: skip
+            self._problem = error.errno
+        else:
+            self._problem = None
 
     def _path(self, order: Order) -> Path:
-        return self._folder / hashlib.sha256(f"{_code()} {order.digest}".encode()).hexdigest()
+        return self._folder / hashlib.sha256(f"{self._code} {order.digest}".encode()).hexdigest()
 
 
 @cache

@@ -60,6 +60,7 @@ class Site:
     def __init__(self, threads: int) -> None:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(scratch())
+            toolchain()  # of what the children load now
             self._server = stack.enter_context(ForkServer(folder))
             given = os.environ.get(ARTEFACTS)
             self._store = Store(Path(given) if given else user_cache_path("plevel", appauthor=False) / "artefacts")
