@@ -28,7 +28,8 @@ from strategy.workload import Workload
 from strategy.workload_text import EXAMPLE, parse_workload
 
 T = TypeVar("T")
-Name = Annotated[str, Meta(min_length=1, max_length=200)]
+LONGEST_NAME = 200
+Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
 Tuner = Literal["model", "random"]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Sample = Annotated[float, Meta(gt=0, le=1e9)]  # seconds of a call; the sum of 10,000 is finite
@@ -321,6 +322,9 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         _check_integers("state", self.state)
 
 
+MOST_REFERENCES = 100
+
+
 class Results(msgspec.Struct, frozen=True, kw_only=True):
     """Results of a lease, in any number of parts; `done` with the last. Repetition changes nothing."""
 
@@ -328,7 +332,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     session: Name
     results: tuple[Result, ...]
     environment: dict[str, Any] = {}  # toolchain, driver, governor
-    references: Annotated[tuple[Reference, ...], Meta(max_length=100)] = ()
+    references: Annotated[tuple[Reference, ...], Meta(max_length=MOST_REFERENCES)] = ()
     done: bool = False
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ from workers.connection import ConnectionSettingError
 from workers.cpu import DeviceError, assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
 from workers.sandbox import SandboxError
+from workers.scratch import ScratchError, check_executable
 from workers.several import serve_each
 from workers.spool import Spool
 
@@ -91,12 +92,13 @@ def serve(options: Options, slot: str) -> int:
             assigned = assign(parse_cores("cpu"), 1)  # cores of the host that launch kernels
             device = describe_cuda(slot)
         else:
+            check_executable()
             cores = parse_cores(slot)
             assigned = assign(cores, len(cores) if options.threads is None else options.threads)
             device = describe_device(assigned, len(assigned.timing))
         stop = threading.Event()
         client = Client(options.url, stop, options.token)
-    except (DeviceError, ConnectionSettingError) as error:
+    except (DeviceError, ConnectionSettingError, ScratchError) as error:
         return _fail(str(error), 2)
     if not assigned.overlap:
         # The timing cores are reserved for kernels: this process and its children use others.
@@ -136,6 +138,9 @@ def serve(options: Options, slot: str) -> int:
     except (DeviceError, SandboxError, ServiceError) as error:
         return _fail(str(error), 1)
     finally:
+        if draining.is_set():  # another signal, while the interpreter ends, would make a failure of what was asked for
+            for number in ending_signals():
+                signal.signal(number, signal.SIG_IGN)
         spool.close()
         client.close()
     return 0

@@ -45,6 +45,10 @@ class ServiceError(Exception):
     """The service refused a request; the message is the service's."""
 
 
+class AnswerError(ServiceError):
+    """The service sent an answer of fields that this version cannot read."""
+
+
 class UnreachableError(ServiceError):
     """The service did not answer."""
 
@@ -174,7 +178,8 @@ class Client:
         try:
             return decode(answer.content, kind)
         except WireError as error:
-            raise ServiceError(
+            is_json = isinstance(error.__cause__, msgspec.ValidationError)  # a page of a proxy is none
+            raise (AnswerError if is_json else ServiceError)(
                 f"{self.shown}{path} sent an answer that is no {kind.__name__} ({error}): check that it "
                 "is a plevel service of the same version"
             ) from error

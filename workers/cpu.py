@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import platform
 import socket
@@ -25,6 +26,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 # Folders that all users of a host can write to, on most.
 _SHARED = (Path("/run/lock"), Path("/var/lock"), Path("/tmp"))  # noqa: S108
 _LOCK_NAME = "plevel-timing.lock"
+_LONGEST_SLOT = 100  # characters; a device's identity, the machine and the slot, may have 200
 
 
 class DeviceError(ValueError):
@@ -95,12 +97,20 @@ def assign(cores: Sequence[int], threads: int) -> Cores:
     by_core = list(physical.values())[::-1]
     timing = [group[0] for group in by_core[:threads]] if threads <= len(by_core) else sorted(cores)[-threads:]
     building = [core for group in by_core if not set(group) & set(timing) for core in group] or list(cores)
-    return Cores(f"cpu:{_ranges(sorted(cores))}", tuple(sorted(timing)), tuple(sorted(building)))
+    return Cores(_slot(sorted(cores)), tuple(sorted(timing)), tuple(sorted(building)))
 
 
 def _siblings(core: int) -> tuple[int, ...]:
     text = read(_CPUS / f"cpu{core}/topology/thread_siblings_list") or str(core)
     return tuple(int(word) for part in text.split(",") for word in part.split("-"))
+
+
+def _slot(cores: Sequence[int]) -> str:
+    """The name of sorted cores as a device: their ranges, or of many apart their number and a digest."""
+    listed = _ranges(cores)
+    if len(listed) > _LONGEST_SLOT:
+        listed = f"{len(cores)}-of-{cores[-1] + 1}-{hashlib.sha256(listed.encode()).hexdigest()[:12]}"
+    return f"cpu:{listed}"
 
 
 def _ranges(cores: Sequence[int]) -> str:

@@ -32,6 +32,7 @@ from workers.checker import Checker
 from workers.client import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
+    AnswerError,
     Client,
     DeviceBusyError,
     ServiceError,
@@ -235,11 +236,9 @@ class Daemon:
                     if self._draining.is_set():
                         self._holdings.release(held)
                     else:
-                        ahead.add(builds.submit(self._build, held, pool, checker))
+                        ahead.add(builds.submit(self._guard, self._build, held, pool, checker))
                 while len(ahead) >= self._depth:
-                    done, ahead = wait(ahead, return_when=FIRST_COMPLETED)
-                    for build in done:
-                        build.result()
+                    _, ahead = wait(ahead, return_when=FIRST_COMPLETED)
         finally:
             builds.shutdown(wait=False)
         self._batches.put(None)
@@ -272,6 +271,8 @@ class Daemon:
                     return ()
                 self._registered = self.client.register(self.info)
                 log.info("registered again, as the service no longer knew this worker")
+        except AnswerError:  # jobs may be leased: the end of this worker releases them, and it would read no others
+            raise
         except ServiceError as error:
             if str(error) != self._refusal:  # said once, as it may last for days
                 log.warning("the service refused this worker: %s; retrying every %g s", error, _REFUSED_S)

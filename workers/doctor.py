@@ -17,6 +17,7 @@ from strategy.compile.export import missing_compiler
 from workers.cgroup import group_limits, machine_memory
 from workers.cpu import Cores, read, state
 from workers.drift import DRIFT, time_reference
+from workers.scratch import NOT_EXECUTABLE, is_executable
 
 _GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
 _WATCH_S = 1.0
@@ -88,11 +89,12 @@ def _room() -> Iterator[Finding]:
         what="memory", found=f"{memory / 2**30:.1f} GiB",
         remedy="" if memory >= _MEMORY else "too little: compilers and operands need at least 2 GiB",
     )  # fmt: skip
-    scratch = tempfile.gettempdir()
+    scratch = Path(tempfile.gettempdir())
     free = shutil.disk_usage(scratch).free
+    little = "" if free >= _DISK else "too little: at least 1 GiB is needed: name another folder in TMPDIR"
     yield Finding(
         what="disk", found=f"{free / 2**30:.1f} GiB free in {scratch}",
-        remedy="" if free >= _DISK else "too little: at least 1 GiB is needed: name another folder in TMPDIR",
+        remedy=little if is_executable(scratch) else f"{scratch} {NOT_EXECUTABLE}",
     )  # fmt: skip
 
 

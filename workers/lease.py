@@ -10,7 +10,16 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy.record import Lease, Reference, Registered, Report, Result, Results, ResultsAccepted
+from strategy.record import (
+    MOST_REFERENCES,
+    Lease,
+    Reference,
+    Registered,
+    Report,
+    Result,
+    Results,
+    ResultsAccepted,
+)
 from workers.client import Client, LeaseLostError, ServiceError
 from workers.spool import Sender, Spool
 
@@ -89,7 +98,9 @@ class Holdings:
     ) -> None:
         """Report a job as done, with its last results."""
         try:  # it may wait for room on the disk: the lease is renewed meanwhile
-            self._put(held, results=tuple(results), environment=environment, references=references, done=True)
+            # Of a job with a session for each of many entries, the last.
+            last = references[-MOST_REFERENCES:]
+            self._put(held, results=tuple(results), environment=environment, references=last, done=True)
         finally:
             with self._lock:
                 self._held.pop(held.lease.id, None)

@@ -203,6 +203,10 @@ class ForkServer:
             raise SandboxError(
                 "the fork server died while it loaded " + ", ".join(imports)
             ) from None
+        except BaseException:  # Ctrl-C, which does not reach its session
+            self._process.kill()
+            self.close()
+            raise
         if "error" in answer:
             self.close()
             raise SandboxError(answer["error"])

@@ -16,6 +16,7 @@ _ROOM_BYTES = 4 << 20  # a library has 30 KB, its compiler's temporary files som
 # In messages of a worker's log, which `plevel tune` repeats.
 WAITS = "waits for room on the disk"
 GOES_ON = "there is room on the disk again"
+NOT_EXECUTABLE = "is mounted with noexec, and kernels cannot run from it: name another folder in TMPDIR"
 
 
 class ScratchError(OSError):
@@ -37,6 +38,21 @@ def check_room(folder: Path) -> None:
             raise ScratchError(
                 f"{place} cannot be written ({error.strerror}): free some space, or name another folder in TMPDIR"
             ) from error
+
+
+def is_executable(folder: Path) -> bool:
+    """Return whether libraries in a folder can be loaded: it is not mounted with `noexec`."""
+    return not os.statvfs(folder).f_flag & os.ST_NOEXEC
+
+
+def check_executable() -> None:
+    """Raise `ScratchError` if no kernel could run from the folder of temporary files.
+
+    Else each configuration would fail, and its failure stay on record.
+    """
+    folder = Path(tempfile.gettempdir())
+    if not is_executable(folder):
+        raise ScratchError(f"{folder} {NOT_EXECUTABLE}")
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from strategy.record import (
 from strategy.space import Config
 from strategy.workload import Workload
 from tests.limit import HANG_S
-from workers.client import Client
+from workers.client import AnswerError, Client
 from workers.cpu import assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
 from workers.sandbox import ForkServer
@@ -517,6 +517,7 @@ def test_an_error_of_any_thread_ends_the_worker(
     serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, thread: str
 ) -> None:
     error = RuntimeError("a defect")
+    monkeypatch.setattr("workers.daemon.Daemon._depth", 2)  # of which there is one job left
 
     def fail(*_: object) -> None:
         raise error
@@ -525,6 +526,23 @@ def test_an_error_of_any_thread_ends_the_worker(
     running = serve(Script([job(1, "good")]))
     running.expected = error
     running.ends()
+
+
+def test_a_worker_that_cannot_read_a_job_ends_and_gives_it_back(serve: Callable[..., Running]) -> None:
+    """Such as one of an older version: it would lose one job after the other, and have them quarantined."""
+    script = Script([job(1, "good")])
+    answer = script._answer
+
+    def answer_newer(method: str, path: str, content: bytes) -> tuple[str, httpx.Response]:
+        event, found = answer(method, path, content)
+        return event, httpx.Response(200, json={"leases": [{"id": 1}]}) if event == "lease 1" else found
+
+    script._answer = answer_newer  # type: ignore[method-assign]
+    running = serve(script)
+    running.thread.join(HANG_S)
+    running.expected = running.error
+    assert isinstance(running.error, AnswerError) and "no Leases" in str(running.error)
+    assert script.events == ["register", "lease 1", "gone"]
 
 
 def test_a_full_disk_is_waited_for_and_said_once(

@@ -15,12 +15,14 @@ import httpx
 import pytest
 
 from strategy.record import (
+    MOST_REFERENCES,
     Device,
     Job,
     Lease,
     LeaseRequest,
     Leases,
     Phase,
+    Reference,
     Registered,
     Report,
     Result,
@@ -515,6 +517,23 @@ def test_a_lease_is_renewed_until_its_last_results_are_on_disk(spool: Spool, mon
     assert renewed == [True] * 3
     assert holdings.all() == []
     holdings.close()
+
+
+def test_a_job_of_many_sessions_is_reported(spool: Spool) -> None:
+    """Such as one whose kernels are so large that each is timed alone, or of which most crash."""
+    sent: list[Results] = []
+
+    def take(request: httpx.Request) -> httpx.Response:
+        sent.append(decode(request.content, Results))
+        return httpx.Response(200, content=encode(ResultsAccepted(accepted=1, known=0)))
+
+    holdings = Holdings(Client(URL, threading.Event(), transport=httpx.MockTransport(take)), spool)
+    references = tuple(Reference(samples_s=(1.0,), measured_at=float(i)) for i in range(300))
+    holdings.finish(holdings.add(LEASE), {}, references, [Result(entry=0, samples_s=(1.0,))])
+    holdings.flush(HANG_S)
+    holdings.close()
+    assert [r.entry for one in sent for r in one.results] == [0]
+    assert sent[-1].done and sent[-1].references == references[-MOST_REFERENCES:]
 
 
 def test_refused_results_that_cannot_be_moved_are_tried_again_after_a_pause(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from strategy.record import Device, decode, encode
 from workers import cpu
 from workers.cpu import DeviceError, assign, describe_device, environment, parse_cores, timing_lock
 
@@ -59,6 +60,18 @@ def test_each_timing_thread_gets_a_physical_core(
     assert cores.building == building
     assert cores.overlap == bool(set(timing) & set(building))
     assert cores.slot == "cpu:0-7"
+
+
+def test_many_cores_apart_have_a_short_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as those of one socket of two, on hosts that number them in turn."""
+    even = list(range(0, 256, 2))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(even))
+    monkeypatch.setattr(cpu, "_siblings", lambda core: (core,))
+    device = describe_device(assign(parse_cores("cpu"), 8), 8)
+    assert device.slot.startswith("cpu:128-of-255-") and decode(encode(device), Device) == device
+    other = describe_device(assign([*even[:-1], 255], 8), 8)
+    assert other.identity != device.identity
+    assert assign(even[:20], 1).slot == "cpu:" + ",".join(map(str, even[:20]))
 
 
 def test_all_users_find_the_same_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

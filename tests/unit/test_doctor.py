@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.unit.test_cli import plevel
 from workers import doctor
+from workers.__main__ import Options, serve
 from workers.cgroup import machine_memory
 from workers.cpu import Cores, assign, parse_cores
 
@@ -68,6 +70,22 @@ def test_a_compiler_that_workers_refuse_is_not_good(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CC", "nonsense -m64")
     (found,) = (f for f in doctor._tools() if f.what == "C compiler")
     assert "CC names 'nonsense -m64', which is no program" in found.remedy
+
+
+def test_a_folder_of_which_nothing_runs_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    look = os.statvfs
+
+    def mounted(path: Path) -> os.statvfs_result:
+        found = look(path)
+        return os.statvfs_result((*found[:8], os.ST_NOEXEC, *found[9:]))
+
+    monkeypatch.setattr(os, "statvfs", mounted)
+    (found,) = (f for f in doctor._room() if f.what == "disk")
+    assert "noexec" in found.remedy and "TMPDIR" in found.remedy
+    assert serve(Options(url="http://127.0.0.1:9"), "cpu") == 2
+    assert capsys.readouterr().err == f"plevel worker: {found.remedy}\n"
 
 
 def test_a_host_that_tells_nothing_is_no_fault(tmp_path: Path) -> None:

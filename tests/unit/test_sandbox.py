@@ -1,17 +1,20 @@
-"""Messages about a child that died."""
+"""Messages about a child that died, and the end of a fork server."""
 
 from __future__ import annotations
 
 import importlib
 import logging
+import signal
+import subprocess
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from workers.fork import without_torch
-from workers.sandbox import Died
+from workers.sandbox import Died, ForkServer
 
 
 def trace(message: str) -> str:
@@ -49,3 +52,21 @@ def test_pytorch_is_hidden_from_an_import_unless_it_is_loaded(tmp_path: Path, mo
     with without_torch():
         assert importlib.import_module("torch") is stand_in
     assert sys.modules["torch"] is stand_in
+
+
+def test_an_interrupt_ends_a_fork_server_that_is_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def note(*given: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*given, **options))
+        return started[-1]
+
+    def interrupt(of: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("workers.sandbox.subprocess.Popen", note)
+    monkeypatch.setattr("workers.sandbox.receive", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ForkServer(tmp_path, ("time",))
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
