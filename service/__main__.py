@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"plevel service: PLEVEL_{name}: {first['msg'].removeprefix('Value error, ')}", file=sys.stderr)
         return 2
     except ServiceError as error:
-        print(f"plevel service: {error}", file=sys.stderr)
+        print(f"plevel service: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0
 
@@ -93,8 +93,9 @@ def listen(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listening = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise StartError(f"host {host}: {error.strerror}: name an address of this machine") from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: of a part of its name that is empty or too long
+        why = error.strerror if isinstance(error, OSError) else "no name of a host"
+        raise StartError(f"host {host:.80}: {why}: name an address of this machine") from error
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(address)
@@ -113,8 +114,9 @@ def _inherit(number: int) -> socket.socket:
     try:
         listening = socket.socket(fileno=number)
         _start(listening)
-    except OSError as error:
-        raise StartError(f"fd {number}: {error.strerror}: pass a TCP socket of the parent's") from error
+    except (OSError, OverflowError, ValueError) as error:  # not OSError: of a number that no descriptor has
+        why = error.strerror if isinstance(error, OSError) else "no descriptor"
+        raise StartError(f"fd {number}: {why}: pass a TCP socket of the parent's") from error
     return listening
 
 

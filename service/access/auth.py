@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import logging
 import math
 import threading
 import time
@@ -33,6 +34,7 @@ from service.store.namespace import DEFAULT, PATTERN
 from service.store.tables import TokenScope
 from strategy.host import is_loopback
 
+log = logging.getLogger(__name__)
 # The longest time for which a revoked token still works.
 REMEMBER_S = 2.0
 _REMEMBERED = 10_000
@@ -212,10 +214,14 @@ class Authority:
         while True:
             await asyncio.sleep(REMEMBER_S / 2)
             ids = set(self._attended)
-            with contextlib.suppress(DatabaseError):  # the tuner logs it
+            try:
                 for token_id in ids - await to_thread.run_sync(self._find_good, ids):
                     for hang_up in list(self._attended.get(token_id, ())):
                         hang_up(UnauthorizedError(_NOT_GOOD))
+            except DatabaseError:
+                pass  # the tuner logs it
+            except Exception:
+                log.exception("the tokens of requests in progress were not checked, and will be again")
 
     def _find_good(self, ids: set[int]) -> set[int]:
         if not ids:

@@ -18,7 +18,7 @@ from service.store import catalogue, event
 from service.store.row_cache import by_id, recall
 from service.store.sql import among, insert, now
 from service.store.tables import device, device_owner, lease, token, worker, worker_device
-from strategy.record import WorkerInfo
+from strategy.record import LONGEST_NAME, WorkerInfo
 
 # A heartbeat is written once the last is older than this fraction of the time for which a worker counts as alive.
 FRESH = 12
@@ -94,9 +94,7 @@ def _lock(connection: sa.Connection, identity: str) -> str | None:
 
 
 def _give(connection: sa.Connection, identity: str, name: str | None) -> None:
-    connection.execute(
-        sa.update(device_owner).where(device_owner.c.identity == identity).values(owner=name)
-    )
+    connection.execute(sa.update(device_owner).where(device_owner.c.identity == identity).values(owner=name))
 
 
 def move(connection: sa.Connection, identity: str, name: str) -> None:
@@ -254,8 +252,10 @@ def end(connection: sa.Connection, worker_id: int) -> None:
 def rename(connection: sa.Connection, old: str, new: str) -> None:
     """Give a device another identity; if another device has it, exchange the two.
 
-    Their workers must register again. Raises `NotFoundError`.
+    Their workers must register again. Raises `NotFoundError`, or `InvalidError` for an identity that is none.
     """
+    if not 0 < len(new) <= LONGEST_NAME:
+        raise InvalidError(f"new {new!r:.80}: name an identity of up to {LONGEST_NAME} characters")
     # Renamings run one at a time, as each may change the names that another uses.
     owners = {name: _lock(connection, name) for name in sorted({RENAMING, old, new})}
     _check_device(connection, old)

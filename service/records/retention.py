@@ -58,7 +58,7 @@ class Purged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
-    """Delete the records of configurations that were last measured before an instant.
+    """Delete the records of configurations that were last measured before an instant; workers' by the database's clock.
 
     For each task its `keep_best` fastest configurations of each device model and of all are kept, by search and by
     confirmation, and those that are the best on a device, a device model or the target, or the lowest mean of TVM's
@@ -125,7 +125,8 @@ def _old(
     connection: sa.Connection, task_id: int, keep_best: int, before: float
 ) -> tuple[dict[str, int], int]:
     """The configurations to delete with their numbers of records, and the number of records kept."""
-    when = _instant(record)
+    # A worker's clock may be wrong by years, and its records are pruned for good.
+    when = sa.case((record.c.lease_id.is_not(None), record.c.recorded_at), else_=_instant(record))
     rows = connection.execute(
         sa.select(
             record.c.config_digest, sa.func.count().label("n"), sa.func.max(when).label("last")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import io
@@ -604,3 +605,26 @@ def test_a_certificate_is_read_again_once_only_its_permissions_change(tmp_path: 
     while key.stat().st_ctime_ns == failed.st_ctime_ns:
         key.chmod(0o600)
     assert certificate.current() is not before
+
+
+def test_requests_are_watched_after_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[Exception] = [RuntimeError("can't start new thread")]
+
+    def find(self: Authority, ids: set[int]) -> set[int]:
+        if errors:
+            raise errors.pop()
+        return set()
+
+    monkeypatch.setattr(Authority, "_find_good", find)
+    monkeypatch.setattr(auth, "REMEMBER_S", 0.02)
+    authority = Authority(mock.Mock(), "token", 1.0)
+
+    async def watch() -> None:
+        ended = asyncio.Event()
+        with authority.attend(Actor("lab", frozenset(), token_id=3), lambda error: ended.set()):
+            watching = asyncio.create_task(authority.watch())
+            await asyncio.wait_for(ended.wait(), HANG_S)
+            watching.cancel()
+
+    asyncio.run(watch())
+    assert not errors

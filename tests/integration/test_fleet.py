@@ -382,6 +382,9 @@ def test_a_device_with_a_new_name_keeps_its_history(scene: Scene) -> None:
     with scene.store.write() as c:
         with pytest.raises(NotFoundError, match="nowhere"):
             fleet.rename(c, "nowhere", "host-b/cpu:0-1")
+        for wrong in ("", "x" * 201):  # such as a variable of a shell that is not set
+            with pytest.raises(InvalidError, match="name an identity of up to 200 characters"):
+                fleet.rename(c, HOST, wrong)
         fleet.rename(c, HOST, "host-b/cpu:0-1")
         names = dict(c.execute(sa.select(device_table.c.id, device_table.c.identity)).all())
         assert fleet.heartbeat(c, [again], TERMS.alive_s) == set()  # its worker registers again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sqlite3
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,19 @@ def test_a_dry_run_says_what_pruning_then_does(store: Store) -> None:
     kept = {made(i).config_digest for i in (0, 1, 7, 19, *range(10, 20))}
     assert left(store) == kept
     assert prune(store, 2, DAY_S * 10.5, dry=False).records == 0
+
+
+def test_what_a_worker_with_a_wrong_clock_measured_is_as_old_as_its_record(store: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(12))
+    held = scene.leased(scene.register())
+    results = [timed(entry) for entry in held.job.entries]
+    assert {result.measured_at for result in results} == {1.0}  # in 1970
+    scene.report(held, results)
+    with store.write() as c:
+        c.execute(sa.update(run).values(state="done"))
+    assert prune(store, 1, time.time() - DAY_S, dry=True).records == 0
+    assert prune(store, 1, time.time() + DAY_S, dry=True).records > 0
 
 
 def test_pruning_keeps_the_fastest_of_each_device_model(store: Store) -> None:
