@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from plevel.deployment import Deployed, Draft, draft
 from plevel.kernel_selection import Choose
+from strategy.draft import drafted
 from strategy.fault import CompileError
 from strategy.network.graph import Network, NetworkError
 from strategy.network.plan import Port
@@ -54,17 +55,22 @@ def deploy_faster(network: Network, target: Target, choose: Choose, path: Path, 
     """
     found = draft(network, target, choose)
     made = found.write(path, name=name, about=about)
-    # Choices without records rest on measurements of other networks: nothing to compare.
-    if found.has_measured_pairs:
-        with suppress(*_FAILURES):  # what is at `path` is complete
-            made, _ = _faster(made, lambda: draft(network, target, choose, pairs=False), name, about)
-    if not found.has_measured_blocks:
-        return Faster(made)
     try:
-        kept, ratio = _faster(made, lambda: draft(network, target, choose, blocks=False), name, about)
-    except _FAILURES as error:
-        return Faster(made, is_blocked=True, failure=str(error))
-    return Faster(kept, ratio, is_blocked=kept is made)
+        # Choices without records rest on measurements of other networks: nothing to compare.
+        if found.has_measured_pairs:
+            with suppress(*_FAILURES):  # what is at `path` is complete
+                made, _ = _faster(made, lambda: draft(network, target, choose, pairs=False), name, about)
+        if not found.has_measured_blocks:
+            return Faster(made)
+        try:
+            kept, ratio = _faster(made, lambda: draft(network, target, choose, blocks=False), name, about)
+        except _FAILURES as error:
+            return Faster(made, is_blocked=True, failure=str(error))
+        return Faster(kept, ratio, is_blocked=kept is made)
+    except BaseException:  # Ctrl-C, above all: a library whose rival was not timed is not kept
+        for file in (made.library, made.header, made.manifest):
+            file.unlink(missing_ok=True)
+        raise
 
 
 def _faster(made: Deployed, other: Callable[[], Draft], name: str, about: str) -> tuple[Deployed, Estimate]:
@@ -77,10 +83,9 @@ def _faster(made: Deployed, other: Callable[[], Draft], name: str, about: str) -
         ratio = _time(plain, made)
         if ratio.high_s < 1:
             return made, ratio
-        for new, old in (
-            (plain.library, made.library), (plain.header, made.header), (plain.manifest, made.manifest)
-        ):  # fmt: skip
-            shutil.move(new, old)
+        with drafted(made.library, (".h", ".json", made.library.suffix)) as taken:
+            for file in (plain.library, plain.header, plain.manifest):
+                shutil.copy(file, taken.with_suffix(file.suffix))
     return replace(plain, library=made.library, header=made.header, manifest=made.manifest), ratio
 
 

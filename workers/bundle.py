@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import hmac
 import io
+import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -53,13 +54,22 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_key(path: Path) -> None:
-    """Write a new key that only its owner may read; raise `BundleError` if the file exists."""
+    """Write a new key that only its owner may read.
+
+    Raises:
+        BundleError: the file exists.
+        OSError: it cannot be written; there is none then.
+    """
     try:
-        with path.open("x") as file:
-            path.chmod(0o600)
-            file.write(secrets.token_hex(_KEY_BYTES) + "\n")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
         raise BundleError(f"{path} exists, and a new key would invalidate its bundles: name another file") from error
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(_KEY_BYTES) + "\n")
+    except BaseException:
+        path.unlink()
+        raise
 
 
 def read_key(path: Path) -> bytes:

@@ -31,7 +31,8 @@ def whole(path: Path) -> Iterator[IO[bytes]]:
     itself = path.exists() and not path.is_file()
     if not itself:  # of /dev/stdout, a pipe's would lead to no file
         path = path.resolve()  # a link stays one
-    part = path if itself else path.with_name(f".{path.name}.{os.getpid()}.part")
+    # Its name has room for a part of the other: file systems take 255 bytes.
+    part = path if itself else path.with_name(f".{path.name[:50]}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
             yield file

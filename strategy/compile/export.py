@@ -23,6 +23,7 @@ from strategy.compile.c_text import c_word
 from strategy.compile.entry import Entry, LibraryRow, identity
 from strategy.compile.huge_page import HUGE_PAGE
 from strategy.compile.lower import Lowered, lower
+from strategy.draft import drafted
 from strategy.extern import find_library
 from strategy.fault import CompileError, InstantiationError
 from strategy.select import Reason
@@ -225,23 +226,11 @@ def link(inputs: Sequence[str], folder: Path) -> Path:
 
 
 def place(source: Path, path: Path, beside: Mapping[str, str] | None = None) -> None:
-    """Copy a library, with texts `beside` it by their suffixes; a failure or a full disk keeps the old files.
-
-    Raises:
-        OSError: `filename2` is the path, or that of the file beside it whose place is taken.
-    """
-    named = path
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as made:
-            partial = Path(made) / path.name
-            # In large writes, after which file systems have it in huge pages: not by `shutil.copyfile`.
-            with source.open("rb") as whole, partial.open("wb") as copy:
-                shutil.copyfileobj(whole, copy, 4 * HUGE_PAGE)
-            partial.chmod(0o755)
-            for suffix, text in (beside or {}).items():
-                partial.with_suffix(suffix).write_text(text)
-            for suffix in (*(beside or {}), path.suffix):
-                named = path.with_suffix(suffix)
-                partial.with_suffix(suffix).replace(named)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(source), None, str(named)) from error
+    """Copy a library, with texts `beside` it by their suffixes; raise `OSError` as `drafted` does."""
+    with drafted(path, (*(beside or {}), path.suffix)) as draft:
+        # In large writes, after which file systems have it in huge pages: not by `shutil.copyfile`.
+        with source.open("rb") as whole, draft.open("wb") as copy:
+            shutil.copyfileobj(whole, copy, 4 * HUGE_PAGE)
+        draft.chmod(0o755)
+        for suffix, text in (beside or {}).items():
+            draft.with_suffix(suffix).write_text(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import time
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import pytest
 from plevel import faster
 from plevel.deployment import Deployed
 from strategy.fault import CompileError
+from strategy.record import estimate
 from strategy.types import TensorType
 from workers.network_timer import LEAST_ROUNDS, ROUNDS, compare
 
@@ -105,6 +107,31 @@ def test_a_library_of_nchw_that_cannot_be_had_or_run_leaves_the_blocked_one(
     assert made.is_blocked
     assert reason in made.failure
     assert is_kept(blocked, made, path)
+
+
+def test_an_interrupt_leaves_no_library_whose_rival_was_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(faster, "_time", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        deploy(monkeypatch, tmp_path / "model.so", blocked=Work(FEW), plain=Work(FEW))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_no_part_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(file: Path, place: Path) -> None:
+        place.write_text("a part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(faster, "_time", lambda *_: estimate([2.0] * 6))
+    monkeypatch.setattr(faster.shutil, "copy", fill)
+    with pytest.raises(OSError, match="No space left") as refused:
+        deploy(monkeypatch, tmp_path / "model.so", blocked=Work(FEW), plain=Work(FEW))
+    assert refused.value.filename2 == str(tmp_path / "model.so")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.sample(1)
