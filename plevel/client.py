@@ -180,7 +180,7 @@ class Client:
                     yield status
                     if status.state in FINISHED:
                         return
-            except httpx.TransportError:
+            except httpx.RequestError:
                 pass
             time.sleep(_RECONNECT_S)
 
@@ -433,7 +433,7 @@ class Client:
                     response.read()
                     raise problem_of(response)
                 yield from response.iter_bytes()
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise UnreachableError(
                 f"{self.url} stopped answering ({str(error) or type(error).__name__}): the export "
                 "is incomplete, repeat it"
@@ -561,7 +561,7 @@ class Client:
         while True:
             try:
                 response = self._http.request(method, path, **options)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 # Without a connection nothing was sent: any call may be retried.
                 lost = not again and not isinstance(error, httpx.ConnectError)
                 if lost or time.monotonic() + pause_s > give_up:

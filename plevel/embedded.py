@@ -130,7 +130,10 @@ class Embedded:
                 self._children.append(child)
             if self._early:
                 self._loaded = self._spawn_worker()  # its requests wait for the service's answers
-            child.wait_for(ready.exists, "to start, as where another process holds the database locked")
+            child.wait_for(
+                ready.exists, "to start, as where another process holds the database locked, or a large one has an "
+                "older schema (run 'plevel db upgrade' first)",
+            )  # fmt: skip
 
     def start_worker(self) -> None:
         """Start the worker, unless it is loaded, and wait until it has registered.
@@ -170,13 +173,17 @@ class Embedded:
         return f"{_last_line(log)} (log: {log})"
 
     def close(self) -> None:
-        """Stop the worker, so that it releases its leases, then the service."""
+        """Stop the worker, so that it releases its leases, then the service; an interrupt kills what is left."""
         if self._loaded:
-            self._loaded.stop()  # it may have leased jobs of earlier runs
+            self._children.append(self._loaded)  # it may have leased jobs of earlier runs
             self._loaded = None
-        for child in reversed(self._children):
-            child.stop()
-        self._children.clear()
+        try:
+            while self._children:
+                self._children[-1].stop()
+                self._children.pop()
+        finally:
+            while self._children:
+                self._children.pop().kill()
 
     def _spawn_worker(self) -> _Child:
         chosen = [str(self._threads)] if self._threads and self.slot == "cpu" else []
@@ -305,7 +312,11 @@ def _drop_old(logs: Path) -> None:
 
 def _last_line(log: Path) -> str:
     """The last line that is not blank, mostly the reason of a failure."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    try:
+        text = log.read_text(errors="replace")
+    except FileNotFoundError:  # another command keeps the newest logs only
+        return "its log was deleted"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:500] if lines else "no output"
 
 

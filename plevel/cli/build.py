@@ -108,7 +108,7 @@ def build(
             raise UsageError(
                 "name an operator with its --input, a model file with --file, or a lock file with --lock"
             )
-        option.check_out(out)
+        option.check_library(out)
         workload, where = option.read_workload(op, inputs, attr), option.read_target(target or "cpu", threads)
         _report(plan(workload, where, find_locked(locked, workload, where), out, name).make(), as_json)
         return
@@ -265,6 +265,7 @@ class _Plan(NamedTuple):
         from strategy.compile.cuda import compile_cuda
         from strategy.cuda.limit import LimitError
         from strategy.cuda.source import PlanError
+        from strategy.draft import drafted
         from strategy.fault import CompileError, InstantiationError
         from strategy.target import TargetError
 
@@ -283,5 +284,8 @@ class _Plan(NamedTuple):
             raise CommandError(f"{self.workload}: {error}") from error
         except TargetError as error:
             raise UsageError(f"--target: {error}") from error
-        files = [str(path) for path in artefact.export(self.out)]
+        suffixes: list[str] = []
+        with drafted(self.out, suffixes) as draft:
+            suffixes += [file.suffix for file in artefact.export(draft)]
+        files = [str(self.out.with_suffix(suffix)) for suffix in suffixes]
         return {"files": files, **described(chosen), "usage": artefact.usage}

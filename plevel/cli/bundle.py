@@ -12,7 +12,7 @@ import typer
 
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
-from plevel.cli.file import whole
+from plevel.cli.file import unwritten, whole
 from plevel.reading import read_file
 
 if TYPE_CHECKING:
@@ -42,7 +42,10 @@ def key(
     from plevel.cli.output import tell
     from workers.bundle import make_key
 
-    make_key(path)
+    try:
+        make_key(path)
+    except OSError as error:
+        raise CommandError(unwritten(path, error)) from error
     tell(
         f"wrote {path}: keep it secret, whoever has it can run code on the device",
         {"key": str(path)}, as_json=as_json,
@@ -58,7 +61,7 @@ def make(
     attr: option.Attributes = None,
     target: option.TargetSpec = "cuda -arch=sm_90",
     trials: Annotated[
-        int, typer.Option("--trials", "-n", min=1, metavar="N", help="Total number of configurations.")
+        int, typer.Option("--trials", "-n", min=1, max=10_000, metavar="N", help="Total number of configurations.")
     ] = 64,
     seed: option.Seed = 0,
     url: option.Url = None,
@@ -74,6 +77,7 @@ def make(
     Example: plevel bundle make dense -i data=float16[512,4096] -i weight=float16[4096,4096]:const
     -t 'cuda -arch=sm_90' -k bundle.key -o round1.bundle
     """
+    option.check_apart("--out", out, [key])
     workload, where = option.read_workload(op, inputs, attr), option.read_target(target, None)
     if where.kind != "cuda":
         raise UsageError(f"--target {target!r:.80}: bundles are for CUDA devices")
@@ -230,6 +234,7 @@ def run(
     from workers.cuda.runner import runner_on
     from workers.sandbox import ForkServer
 
+    option.check_apart("--out", out, [bundle, key])
     try:
         sealed = read_file(bundle, MOST_BYTES, "this is no bundle")
     except OSError as error:
@@ -240,7 +245,7 @@ def run(
     with (
         tempfile.TemporaryDirectory(prefix="plevel-") as scratch,
         ForkServer(Path(scratch), ("numpy",)) as server,
-        out.open("wb") as file,
+        whole(out) as file,
         closing(runner_on(server, assign(parse_cores("cpu"), 1).timing, found.slot)) as runner,
     ):
 

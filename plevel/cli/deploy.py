@@ -82,6 +82,7 @@ def compile_model(
 
     if out.suffix != ".so":
         raise UsageError(f"--out {out}: name a file.so: its header and its manifest stand beside it")
+    option.check_library(out)
     where = option.read_target(target, threads)
     if where.kind != "llvm":
         raise UsageError(f"--target {where}: models are compiled for processors: use cpu, or llvm -mcpu=…")

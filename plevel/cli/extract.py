@@ -38,6 +38,7 @@ def extract(
     from strategy.record import RunWorkload
     from strategy.table import show_number
 
+    option.check_apart("--out", out, [Path(model)])
     found = _extract(model, option.read_dims(dim))
     if not found.workloads:
         why = f"nothing in it that plevel has a kernel for{_missed(found)}"

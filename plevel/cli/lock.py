@@ -53,6 +53,8 @@ def lock(
     if check:
         _report(read_lock(file), place, as_json)
         return
+    assert out is not None
+    option.check_apart("--out", out, [file])
     from plevel.cli.model_file import read_model
     from plevel.cli.output import tell
     from strategy.select.lock import Lock
@@ -62,7 +64,6 @@ def lock(
     with place.connect() as records:
         found = [records.select(w.workload, where, device=device) for w in wanted.workloads]
     made = Lock.make(found, device)
-    assert out is not None
     with whole(out) as kept:
         kept.write(made.write().encode())
     measured = sum(s.estimate is not None for s in made.selections)

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failure, 2 usage, 130 interrupted (Ctrl-C, SIGTERM or SIGH
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import os
@@ -168,7 +169,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def _interruptible() -> Iterator[None]:
     """Handle SIGTERM and SIGHUP as Ctrl-C, so that child processes are stopped and partial files removed.
 
-    One that comes soon after another would interrupt just that: a supervisor may signal a process and its group.
+    One that comes soon after another would interrupt just that: a supervisor may signal a process and its group, and a
+    person press Ctrl-C twice.
     """
     until = 0.0
 
@@ -179,8 +181,9 @@ def _interruptible() -> Iterator[None]:
             signal.default_int_handler(number, frame)
 
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
-        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, interrupt)
+    for kind in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(kind) is not signal.SIG_IGN:  # as they are in the background, and under nohup
+            before[kind] = signal.signal(kind, interrupt)
     try:
         yield
     finally:
@@ -242,6 +245,8 @@ def _explain(error: Exception) -> tuple[int, str]:
         wrong_request = error.status in (400, 422)
         return (2 if wrong_request else 1), "; ".join([line, *more])
     if isinstance(error, OSError):
+        if error.errno == errno.ENAMETOOLONG and error.filename is not None:
+            return 2, f"{error.filename!r:.80}: too long for the name of a file: shorten it"
         if error.filename2:  # of a file that is moved or copied, the place where it goes
             return 1, unwritten(error.filename2, error)
         # Other files are named by what writes them.

@@ -120,7 +120,7 @@ def _read(path: Path) -> _Model:
         if path.suffix == ".json":
             return msgspec.json.decode(text, type=_Model)
         return msgspec.convert(tomllib.loads(text), type=_Model)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as error:
+    except (ValueError, RecursionError, msgspec.DecodeError) as error:  # ValueError: of an integer's length, too
         raise UsageError(
             f'{path}: {error}: write it as [[workloads]] with op = "relu", inputs = ["data=float32[64]"], attrs = {{}} '
             "and weight = 1, or with workload and weight"

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,12 +22,20 @@ if TYPE_CHECKING:
 
 
 _MOST = 2**63 - 1
+LONGEST_S = 1e9  # of 30 years: waits of the operating system have an end
 
 
 def check_number(value: int | None) -> int | None:
     """The callback of options for integers on record."""
     if value is not None and abs(value) > _MOST:
         raise typer.BadParameter(f"not within ±{_MOST}, as all numbers on record are")
+    return value
+
+
+def check_given(value: str | None) -> str | None:
+    """The callback of options for which an empty value, as of a variable that is not set, would be the default."""
+    if value == "":
+        raise typer.BadParameter("is empty: name one, or leave the option out")
     return value
 
 
@@ -139,19 +147,21 @@ Device = Annotated[
 ]
 Url = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", help="A service, as http://host:8765 [PLEVEL_URL]."),
-]
+    typer.Option(
+        "--url", metavar="URL", callback=check_given, help="A service, as http://host:8765 [PLEVEL_URL].",
+    ),
+]  # fmt: skip
 Database = Annotated[
     str | None,
     typer.Option(
-        "--database", metavar="URL|FILE",
+        "--database", metavar="URL|FILE", callback=check_given,
         help="A database, used directly [PLEVEL_DATABASE; default: a file in your data directory].",
     ),
 ]  # fmt: skip
 Namespace = Annotated[
     str | None,
     typer.Option(
-        "--namespace", metavar="NAME", show_default=False,
+        "--namespace", metavar="NAME", callback=check_given, show_default=False,
         help="The namespace to use [PLEVEL_NAMESPACE; default: default].",
     ),
 ]  # fmt: skip
@@ -272,7 +282,7 @@ def read_attributes(texts: Sequence[str] | None, option: str = "--attr") -> dict
             raise UsageError(f"{option} {name}: is given twice: leave one out")
         try:
             found[name] = json.loads(value)
-        except ValueError:
+        except (RecursionError, ValueError):
             found[name] = value
     return found
 
@@ -328,7 +338,8 @@ def read_dims(given: Sequence[str] | None) -> dict[str, int | tuple[int, str]]:
     for text in given or ():
         name, _, size = text.rpartition("=")
         number, times, symbol = size.partition("*")
-        if not (name and number.isdecimal() and 0 < int(number[:20]) < 2**31 and (symbol.isidentifier() or not times)):
+        is_size = number.isdecimal() and len(number) < 20 and 0 < int(number) < 2**31
+        if not (name and is_size and (symbol.isidentifier() or not times)):
             raise UsageError(f"--dim {text!r:.80}: write it as batch=1, or as height=32*h for any multiple of 32")
         found[name] = (int(number), symbol) if times else int(number)
     return found
@@ -351,6 +362,19 @@ def check_out(out: Path | None) -> Path | None:
     return out
 
 
+def check_apart(flag: str, out: Path, read: Iterable[Path]) -> None:
+    """Raise `UsageError` if the file to write is one of those to read."""
+    if out.is_file() and any(path.exists() and out.samefile(path) for path in read):
+        raise UsageError(f"{flag} {out}: is one of the files to read: name another file")
+
+
+def check_library(out: Path) -> None:
+    """As `check_out`, of a library that takes its place with other files beside it: no device or pipe."""
+    check_out(out)
+    if out.exists() and not out.is_file():
+        raise UsageError(f"--out {out}: is no file: name one, as others are written beside it")
+
+
 def read_share(flag: str, text: str, fits: Callable[[float], bool]) -> float:
     """The fraction of `1%` or `0.01`.
 
@@ -367,8 +391,8 @@ def read_share(flag: str, text: str, fits: Callable[[float], bool]) -> float:
 
 
 def pass_on(options: Mapping[str, object]) -> list[str]:
-    """The arguments of a program: the options that have a value."""
-    return [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    """The arguments of a program: the options that have a value, which may begin with a hyphen."""
+    return [f"{name}={value}" for name, value in options.items() if value is not None]
 
 
 def read_instant(when: datetime | None) -> float | None:
@@ -391,4 +415,6 @@ def read_age(option: str, text: str) -> float:
     number, unit = text[:-1], {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}.get(text[-1:])
     if unit is None or not number.isdecimal():
         raise UsageError(f"{option} {text!r:.40}: not a duration: write it as 90d, 12h, 30m or 45s")
+    if len(number) > 10 or int(number) * unit > LONGEST_S:
+        raise UsageError(f"{option} {text!r:.40}: longer than 30 years: write a shorter time")
     return int(number) * unit

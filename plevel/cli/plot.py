@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".svg", ".png", ".pdf")
 WIDTH = 60  # columns of a sparkline
+_MOST_PIXELS = 1 << 16  # along a side, of matplotlib
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -234,6 +235,8 @@ def _print(found: Curve | HeatMap) -> None:
 
 def _draw(found: Curve | HeatMap, out: Path) -> None:
     figure = picture(found)
+    if out.suffix == ".png" and max(figure.get_size_inches()) * figure.dpi >= _MOST_PIXELS:
+        raise CommandError(f"--out {out}: too many shapes for the pixels of an image: name it .svg or .pdf")
     with whole(out) as file:
         figure.savefig(
             file, format=out.suffix[1:], metadata={"Date": None} if out.suffix == ".svg" else None

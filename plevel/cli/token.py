@@ -25,8 +25,8 @@ def create(
     url: option.Url = None,
     namespace: Annotated[
         str | None,
-        typer.Option("--namespace", metavar="NAME", help="Restrict the token to this namespace.",
-                     show_default=False),
+        typer.Option("--namespace", metavar="NAME", callback=option.check_given, show_default=False,
+                     help="Restrict the token to this namespace."),
     ] = None,
     database: option.Database = None,
     as_json: option.AsJson = False,

@@ -73,8 +73,8 @@ def import_files(
             raise UsageError(f"{path}: no such file: name an existing log")
     if rejects is not None and (rejects.is_dir() or not rejects.parent.is_dir()):
         raise UsageError(f"--rejects {rejects}: cannot be written there: name a file in an existing folder")
-    if rejects is not None and any(rejects.exists() and rejects.samefile(path) for path in files):
-        raise UsageError(f"--rejects {rejects}: is one of the logs to read: name another file")
+    if rejects is not None:
+        option.check_apart("--rejects", rejects, files)
     location.make_database(place)
 
     from plevel.cli.output import make_console, print_json

@@ -69,6 +69,8 @@ def worker(
     place = location.locate(url, None, makes=True)
     if place.url is None:
         raise UsageError("--url: missing: name a service, as http://host:8765, or set PLEVEL_URL")
+    if hottest is not None and not 0 < hottest < math.inf:
+        raise UsageError(f"--max-temperature {hottest:g}: give degrees Celsius greater than 0")
     ages = {"--lifetime": lifetime, "--idle-exit": idle_exit, "--grace": grace}
     seconds = {name: option.read_age(name, age) for name, age in ages.items() if age is not None}
     for limit in ("--lifetime", "--idle-exit"):

@@ -38,6 +38,7 @@ from plevel.cli.tune_report import again_command, target_text
 from plevel.cli.tune_run import connection, follow_run, missing_worker
 from plevel.client import Client, UnreachableError
 from plevel.direct import Direct
+from service.__main__ import main as serve
 from service.formats import native
 from strategy.compile.export import place
 from strategy.fault import CompileError
@@ -368,6 +369,44 @@ def test_usage_errors_name_the_field(
         ),
         pytest.param(("tune", *DENSE, "--timeout", "inf"), ["--timeout", "inf"], id="for ever"),
         *(
+            pytest.param((*command.split(), age), [flag, "longer than 30 years"], id=f"{flag} of {len(age)} characters")
+            for age in ("12000d", "9" * 400 + "d", "1" * 5000 + "s")
+            for command, flag in (
+                ("worker --url http://x --lifetime", "--lifetime"), ("db prune --older-than", "--older-than"),
+                (f"fleet scale --url http://x --local {__file__} --every", "--every"),
+            )
+        ),
+        *(
+            pytest.param(
+                ("worker", "--url", "http://x", "--max-temperature", hottest), ["--max-temperature", "Celsius"],
+                id=f"{hottest} degrees",
+            )
+            for hottest in ("nan", "inf", "-1")
+        ),
+        *(
+            pytest.param(
+                ("compile", "x.onnx", "-o", "x.so", "--dim", f"n={size}"), ["--dim", "batch=1"],
+                id=f"size of {len(size)} digits",
+            )
+            for size in ("0" * 19 + "1" * 5000, "9" * 19)
+        ),
+        *(
+            pytest.param((*command, "-o", "/dev/null"), ["--out /dev/null: is no file"], id=f"{command[0]} to no file")
+            for command in (("build", *DENSE), ("build", *DENSE, "-t", "cuda -arch=sm_80"))
+        ),
+        pytest.param(("select", *DENSE, "--attr", f"units={5000 * '['}"), ["units"], id="deep attribute"),
+        *(
+            pytest.param((*command, "x" * 300), ["too long for the name of a file"], id=f"{command[0]} of a long name")
+            for command in (("runs", "--database"), ("export", "-o"), ("db", "check", "--database"))
+        ),
+        *(
+            pytest.param((*command.split(), f"--{name}="), [f"'--{name}'", "is empty"], id=f"empty {name}")
+            for command, name in (
+                ("db prune --older-than 1d --yes", "database"), ("runs", "url"), ("export", "namespace"),
+                ("token create a --scope read", "namespace"),
+            )
+        ),
+        *(
             pytest.param(
                 (*command, "--namespace", "A B"), ["--namespace", "'A B'", "a-z"], id=f"namespace of {command[0]}"
             )
@@ -587,6 +626,35 @@ def test_a_scaler_prints_a_json_document_on_each_line(
     assert (json.loads(line)["queued"], json.loads(line)["submit"]) == (3, 2)
 
 
+def test_a_scaler_reads_a_token_that_is_replaced(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile, token = tmp_path / "a.toml", tmp_path / "token"
+    profile.write_text('target = "llvm -mcpu=znver4 -num-cores=2"\n')
+    token.write_text("first")
+    monkeypatch.setenv("PLEVEL_TOKEN_FILE", str(token))
+    asked: list[str] = []
+
+    def backlog(self: Client) -> dict[str, int]:
+        asked.append(self._http.headers["authorization"])
+        token.write_text("second")
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return {}
+
+    batch = SimpleNamespace(pilots=tuple, clean=lambda: None)
+    monkeypatch.setattr("plevel.embedded.require", lambda extra, *modules: None)
+    monkeypatch.setattr("plevel.pilots.engine.Engine", lambda *given: batch)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(Client, "backlog", backlog)
+    monkeypatch.setattr(Client, "workers", lambda self: [])
+    given = ("fleet", "scale", "--local", str(profile), "--url", "http://farm:8765")
+    assert called(*given).returncode == 130
+    assert asked == ["Bearer first", "Bearer second"]
+    token.write_text("no token")
+    assert_one_line(called(*given), 1, f"PLEVEL_TOKEN_FILE {token}: no token file")
+
+
 @pytest.mark.parametrize("command", ["tune", "select"])
 def test_a_service_that_is_not_there(
     command: str, called: Called, monkeypatch: pytest.MonkeyPatch
@@ -780,6 +848,26 @@ def test_serve_listens_where_the_environment_says_unless_an_option_does(
         assert f"port {second} on 127.0.0.3 cannot be used" in given.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("host", "a..b", "host a..b: no name of a host: name an address"),
+        ("host", "a" * 5000, "no name of a host: name an address"),
+        ("host", "a\nb", "host a b: "),
+        ("host", "-x", "host -x: "),
+        ("fd", "-1", "fd -1: no descriptor: pass a TCP socket"),
+        ("fd", str(10**30), "no descriptor: pass a TCP socket"),
+        ("fd", "9999", "fd 9999: Bad file descriptor: pass a TCP socket"),
+    ],
+)
+def test_a_service_says_in_one_line_that_it_cannot_listen(
+    option: str, value: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve([f"--{option}={value}", "--database", f"sqlite:///{tmp_path / 'x.db'}"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("plevel service: ") and said in line and len(line) < 200
+
+
 def test_logs_that_cannot_be_written(
     called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -931,8 +1019,22 @@ def test_a_log_is_not_emptied_as_its_own_rejects(called: Called, tmp_path: Path)
     log = tmp_path / "a.log"
     log.write_text("no log\n")
     done = called("import", str(log), "--rejects", str(tmp_path / "." / "a.log"), "--database", str(tmp_path / "x.db"))
-    assert_one_line(done, 2, "is one of the logs to read: name another file")
+    assert_one_line(done, 2, "is one of the files to read: name another file")
     assert log.read_text() == "no log\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["lock {}", "extract {}", "bundle run {} -k key", "bundle run bundle -k {}",
+                f"bundle make {' '.join(DENSE)} -t cuda -k {{}}"],
+)  # fmt: skip
+def test_what_is_read_is_not_written_over(command: str, called: Called, tmp_path: Path) -> None:
+    path, link = tmp_path / "model.onnx", tmp_path / "link"
+    path.write_text("kept")
+    link.symlink_to(path)
+    for out in (path, link):
+        done = called(*command.format(path).split(), "-o", str(out))
+        assert_one_line(done, 2, f"--out {out}: is one of the files to read: name another file")
+    assert path.read_text() == "kept"
 
 
 def test_rejects_of_an_import_that_failed_are_kept(called: Called, tmp_path: Path) -> None:
@@ -1026,6 +1128,51 @@ def test_a_build_without_room_says_so_first(
         place(tmp_path / "none", tmp_path / "x.so")
     assert _explain(refused.value)[1].startswith(f"{tmp_path}/x.so cannot be written: No space left")
     assert list(tmp_path.iterdir()) == [tmp_path / "none"]
+
+
+def test_a_file_may_have_the_longest_name(tmp_path: Path) -> None:
+    for name in ("x" * 255, "\N{SNOWMAN}" * 85):
+        with whole(tmp_path / name) as file:
+            file.write(b"all")
+        assert (tmp_path / name).read_bytes() == b"all"
+    (tmp_path / "made").touch()
+    place(tmp_path / "made", tmp_path / f"{'x' * 252}.so")
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_bundle_that_is_not_timed_to_its_end_keeps_the_log_of_before(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lines(*given: object) -> Iterator[bytes]:
+        yield b"{}\n"
+        raise KeyboardInterrupt
+
+    bundle, out = tmp_path / "round.bundle", tmp_path / "round.ndjson"
+    bundle.touch()
+    out.write_text("of before")
+    for name, found in {
+        "workers.bundle.read_key": None, "workers.bundle.unseal": None, "workers.sandbox.ForkServer": nullcontext(),
+        "workers.__main__.describe_cuda": SimpleNamespace(slot="cuda:0"),
+        "workers.cuda.runner.runner_on": SimpleNamespace(close=lambda: None),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(name, lambda *_, found=found: found)
+    monkeypatch.setattr("workers.bundle.run_bundle", lines)
+    assert called("bundle", "run", str(bundle), "-k", "key", "-o", str(out)).returncode == 130
+    assert sorted(tmp_path.iterdir()) == [bundle, out] and out.read_text() == "of before"
+
+
+def test_a_key_that_cannot_be_written_leaves_no_file(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(size: int) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "bundle.key"
+    with monkeypatch.context() as patched:
+        patched.setattr("secrets.token_hex", fill)
+        assert_one_line(called("bundle", "key", str(path)), 1, f"{path} cannot be written: No space left", "free some")
+    assert not path.exists()
+    assert_one_line(called("bundle", "key", str(tmp_path / "none" / "key")), 1, "none/key cannot be written: No such")
 
 
 @pytest.mark.parametrize("command", ["rename", "move"])
@@ -1249,23 +1396,27 @@ def test_a_user_without_a_home(
 
 
 @pytest.fixture
-def _sigterm_ignored() -> Iterator[None]:
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _signals_kept() -> Iterator[None]:
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
 
 
-@pytest.mark.usefixtures("_sigterm_ignored")
-def test_sigterm_leaves_no_part_of_a_file(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_signals_kept")
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_no_part_of_a_file(
+    kind: signal.Signals, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def parts(self: Direct, form: str, **wanted: Any) -> Iterator[bytes]:
         yield b"{}"
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), kind)
         yield b"{}"
 
     unlink = Path.unlink
 
     def unlink_late(self: Path, **options: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)  # a supervisor may signal the process and then its group
+        os.kill(os.getpid(), kind)  # a supervisor may signal the process and then its group
         unlink(self, **options)
 
     monkeypatch.setattr(Direct, "export_records", parts)
@@ -1274,7 +1425,7 @@ def test_sigterm_leaves_no_part_of_a_file(called: Called, tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("_sigterm_ignored")
+@pytest.mark.usefixtures("_signals_kept")
 def test_a_service_stopped_while_it_loads_has_not_failed(
     called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

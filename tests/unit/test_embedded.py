@@ -46,9 +46,36 @@ def kept(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def test_a_second_interrupt_kills_what_is_not_stopped_yet() -> None:
+    done: list[str] = []
+
+    class Child:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def stop(self) -> None:
+            done.append(f"stop {self.name}")
+            if self.name == "worker":
+                raise KeyboardInterrupt
+
+        def kill(self) -> None:
+            done.append(f"kill {self.name}")
+
+    running = embedded.Embedded("sqlite://")
+    running._children = [Child("service"), Child("worker")]  # type: ignore[list-item]
+    running._loaded = Child("loaded")  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        running.close()
+    assert done == ["stop loaded", "stop worker", "kill worker", "kill service"]
+
+
 def test_as_many_logs_are_kept(tmp_path: Path) -> None:
     names = [write(tmp_path, i, 10) for i in range(embedded.KEPT_LOGS + 3)]
     assert kept(tmp_path) == names[3:]
+
+
+def test_a_log_that_another_command_has_deleted_is_no_error(tmp_path: Path) -> None:
+    assert embedded._last_line(tmp_path / "service-20260101-000000-1.log") == "its log was deleted"
 
 
 def test_large_logs_are_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,8 @@ def test_an_operator_of_elsewhere_is_left_to_the_service(tmp_path: Path) -> None
         (ENTRY.replace("float32[16", "float33[16"), r"workloads\[0\]: --input data"),
         ("[[workloads]", "model.toml"),
         ("\0", "model.toml"),
+        ("x = " + 5000 * "[", "model.toml"),
+        ("x = " + 5000 * "9", "model.toml"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(text: str, words: str, tmp_path: Path) -> None:

@@ -115,3 +115,11 @@ def test_pictures(suffix: str, begin: bytes, tmp_path: Path) -> None:
         assert out.read_bytes().startswith(begin)
     with pytest.raises(CommandError, match="cannot be written"):
         _draw(Curve(task, ((1, 1.0),)), tmp_path / "none" / f"x{suffix}")
+
+
+def test_more_shapes_than_an_image_has_pixels_for(tmp_path: Path) -> None:
+    shapes = tuple(map(str, range(2100)))
+    heat = HeatMap("op", "t", "", shapes, ("a",), ((1.0,),) * len(shapes))
+    with pytest.raises(CommandError, match=r"x\.png: too many shapes .* name it \.svg or \.pdf"):
+        _draw(heat, tmp_path / "x.png")
+    assert not list(tmp_path.iterdir())

@@ -305,3 +305,12 @@ def test_the_audit_log_is_read() -> None:
 
     with client_of(answer) as asked:
         assert asked.audit(limit=7) == [entry]
+
+
+def test_an_answer_that_cannot_be_unpacked_is_no_service_s() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"no gzip"))
+
+    for ask in (lambda client: client.run(7), lambda client: list(client.export_records("native"))):
+        with pytest.raises(UnreachableError, match="http://farm"):
+            ask(client_of(answer, 0.0))
