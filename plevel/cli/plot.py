@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".svg", ".png", ".pdf")
 WIDTH = 60  # columns of a sparkline
 _MOST_PIXELS = 1 << 16  # along a side, of matplotlib
+_DPI = 100
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -234,9 +235,9 @@ def _print(found: Curve | HeatMap) -> None:
 
 
 def _draw(found: Curve | HeatMap, out: Path) -> None:
-    figure = picture(found)
-    if out.suffix == ".png" and max(figure.get_size_inches()) * figure.dpi >= _MOST_PIXELS:
+    if out.suffix == ".png" and max(_size(found)) * _DPI >= _MOST_PIXELS:
         raise CommandError(f"--out {out}: too many shapes for the pixels of an image: name it .svg or .pdf")
+    figure = picture(found)
     with whole(out) as file:
         figure.savefig(
             file, format=out.suffix[1:], metadata={"Date": None} if out.suffix == ".svg" else None
@@ -250,14 +251,18 @@ def picture(found: Curve | HeatMap) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise CommandError("--out: images need matplotlib: pip install 'plevel[plot]'") from error
-    size = (8.0, 4.5)
-    if isinstance(found, HeatMap):
-        size = (4.0 + 1.4 * len(found.implementations), 3.0 + 0.32 * len(found.shapes))
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=_size(found), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     (_draw_curve if isinstance(found, Curve) else _draw_heat)(figure, axes, found)
     return figure
+
+
+def _size(found: Curve | HeatMap) -> tuple[float, float]:
+    """The width and the height of a figure in inches."""
+    if isinstance(found, Curve):
+        return 8.0, 4.5
+    return 4.0 + 1.4 * len(found.implementations), 3.0 + 0.32 * len(found.shapes)
 
 
 def _draw_curve(figure: Any, axes: Any, curve: Any) -> None:
