@@ -41,7 +41,7 @@ def _add(
         with SpecializedCondition(m > groups):  # a block has more rows than fewer would fill
             strategy.add_implementation(
                 partial(amx.compute, product), loops.schedule, "grouped_dense_amx.cpu", 18,
-                space=partial(amx.space, product), prepare=partial(amx.prepare, product),
+                version=2, space=partial(amx.space, product), prepare=partial(amx.prepare, product),
             )  # fmt: skip
 
 
