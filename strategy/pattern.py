@@ -6,7 +6,6 @@
 The schedules are plain: elementwise stages are inlined, outer loops are parallel, the innermost is vectorised. They
 support any function of TE computes, epilogues included.
 """
-# Over 300 lines: the schedule of each pattern, and the forms of computes that all of them take.
 
 from __future__ import annotations
 
