@@ -1123,7 +1123,7 @@ def test_a_build_without_room_says_so_first(
     with pytest.raises(ScratchError, match=rf"^{tmp_path} cannot be written \(No space"), temporary_folder():
         raise CompileError("cc failed: No space left on device")
     (tmp_path / "none").touch()
-    monkeypatch.setattr("shutil.copyfileobj", lambda *_: FileIO("/dev/full", "w").write(b"x"))
+    monkeypatch.setattr("shutil.copyfileobj", lambda *_: Path("/dev/full").write_text("x"))
     with pytest.raises(OSError, match="No space") as refused:
         place(tmp_path / "none", tmp_path / "x.so")
     assert _explain(refused.value)[1].startswith(f"{tmp_path}/x.so cannot be written: No space left")
