@@ -15,6 +15,7 @@ from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
+from strategy.network.resize import resize
 from strategy.network.size import PROBED
 
 _MOST_WEIGHTS = 1 << 24
@@ -123,7 +124,7 @@ def _image(node: Node, x: Expr, wanted: list[int], factors: list[float | None], 
     def resized(x: Expr, axes: set[int], rounding: str) -> Expr:
         size = [wanted[i] if i in axes else n for i, n in enumerate(extents(x))]
         scale = [f if i in axes else None for i, f in enumerate(factors)]
-        return layer.resize(
+        return resize(
             x, size[2:], scale[2:], method=method, coordinate_transformation_mode=mode, rounding_method=rounding,
             cubic_alpha=kernel.alpha,
         )  # fmt: skip

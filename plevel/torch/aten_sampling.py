@@ -13,6 +13,7 @@ from strategy.network import layer
 from strategy.network.deform import deformable_convolution
 from strategy.network.graph import NetworkError
 from strategy.network.normal import extents
+from strategy.network.resize import resize
 from strategy.network.roi_align import roi_align
 from strategy.network.size import PROBED
 
@@ -25,8 +26,8 @@ def _resize(method: str) -> Operator:
         image, unscaled = extents(x)[2:], [None] * (len(extents(x)) - 2)
         sizes = size if size is not None else [int(n * s) for n, s in zip(image, scales, strict=True)]
         if corners == [True]:
-            return layer.resize(x, sizes, unscaled, method=method, coordinate_transformation_mode="align_corners")
-        return layer.resize(x, sizes, scales or unscaled, method=method)
+            return resize(x, sizes, unscaled, method=method, coordinate_transformation_mode="align_corners")
+        return resize(x, sizes, scales or unscaled, method=method)
 
     return make
 
@@ -43,7 +44,7 @@ def _nearest(x: Expr, size: Any, scales: Any) -> Expr:
         found = np.minimum((np.arange(wanted, dtype=np.float32) * step).astype(np.int64), n - 1)
         places.append(whole if wanted in (n, 2 * n) else found)
     if all(map(np.array_equal, places, exact)):
-        return layer.resize(
+        return resize(
             x, sizes, [None] * len(image), method="nearest_neighbor", rounding_method="floor",
             coordinate_transformation_mode="asymmetric",
         )  # fmt: skip
