@@ -19,11 +19,13 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule
 
 import plevel.torch.aten_grouping
+import plevel.torch.aten_layer
 import plevel.torch.aten_movement
 import plevel.torch.aten_order
 import plevel.torch.aten_pool
+import plevel.torch.aten_reduction
 import plevel.torch.aten_sampling
-import plevel.torch.aten_writing  # noqa: F401  # all six register their operators
+import plevel.torch.aten_writing  # noqa: F401  # all eight register their operators
 from plevel.comparison import Reference, UnfitError
 from plevel.torch.aten import OPERATORS
 from plevel.torch.aten_complex import COMPLEX, Complex, call_complex, is_complex

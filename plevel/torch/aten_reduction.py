@@ -1,0 +1,131 @@
+"""Reductions of ATen, norms and distances as calls of plevel's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from plevel.torch.aten import (
+    OPERATORS,
+    Operator,
+    cast,
+    dtype_named,
+    in_float32,
+    register,
+    summed,
+    truth,
+)
+from strategy.expr import Constant, Expr, call
+from strategy.network import layer
+from strategy.network.graph import NetworkError
+from strategy.network.layer import number
+from strategy.network.normal import extents
+from strategy.network.size import PROBED
+
+
+def _reduce(name: str, **attrs: Any) -> Operator:
+    def make(x: Expr, axes: Any = None, keepdim: bool = False, dtype: Any = None) -> Expr:
+        x = cast(x, dtype_named(dtype, summed(x) if name in ("sum", "prod") else x.tensor_type.dtype))
+        if not extents(x) and name != "variance":  # one element, without axes
+            return x
+        found = list(range(len(extents(x)))) if axes is None or axes == [] else axes
+        axis = tuple(found) if isinstance(found, list | tuple) else (found,)
+        return call(name, x, axis=axis, keepdims=keepdim, **attrs)
+
+    return make
+
+
+for _name, _own in {
+    "mean.dim": "mean", "mean.default": "mean", "sum.dim_IntList": "sum", "amax.default": "max",
+    "amin.default": "min", "max.default": "max", "min.default": "min", "prod.default": "prod", "prod.dim_int": "prod",
+}.items():  # fmt: skip
+    OPERATORS[f"aten.{_name}"] = _reduce(_own)
+
+
+def _place(name: str, x: Expr, axis: int | None, keepdim: bool) -> Expr:
+    return call(name, x, axis=None if axis is None else (axis,), keepdims=keepdim, dtype="int64")
+
+
+OPERATORS |= {
+    "aten.argmax.default": lambda x, axis=None, keepdim=False: _place("argmax", x, axis, keepdim),
+    "aten.argmin.default": lambda x, axis=None, keepdim=False: _place("argmin", x, axis, keepdim),
+}
+
+
+@register("max.dim")
+def _max(x: Expr, axis: int, keepdim: bool = False) -> tuple[Expr, Expr]:
+    return call("max", x, axis=(axis,), keepdims=keepdim), _place("argmax", x, axis, keepdim)
+
+
+@register("min.dim")
+def _min(x: Expr, axis: int, keepdim: bool = False) -> tuple[Expr, Expr]:
+    return call("min", x, axis=(axis,), keepdims=keepdim), _place("argmin", x, axis, keepdim)
+
+
+@register("var.correction")
+def _variance(x: Expr, axes: Any = None, correction: float | None = None, keepdim: bool = False) -> Expr:
+    correction = 1 if correction is None else correction
+    if correction not in (0, 1):
+        raise NetworkError(f"a variance with correction {correction:g}: plevel has 0 and 1")
+    found: Expr = _reduce("variance", unbiased=correction == 1)(x, axes, keepdim)
+    return found
+
+
+@register("var_mean.correction")
+def _variance_mean(
+    x: Expr, axes: Any = None, correction: float | None = None, keepdim: bool = False
+) -> tuple[Expr, Expr]:
+    return _variance(x, axes, correction, keepdim), _reduce("mean")(x, axes, keepdim)
+
+
+@register("linalg_vector_norm.default")
+def _vector_norm(x: Expr, order: float = 2, axes: Any = None, keepdim: bool = False, dtype: Any = None) -> Expr:
+    x = cast(x, dtype_named(dtype, x.tensor_type.dtype))
+    if order == 2:
+        found: Expr = _norm(x, axes, keepdim)
+    elif order == 0:
+        found = _reduce("sum")(cast(call("not_equal", x, number(0, x)), x.tensor_type.dtype), axes, keepdim)
+    elif order in (1, math.inf, -math.inf):
+        reduced = {1: "sum", math.inf: "max", -math.inf: "min"}[order]
+        found = _reduce(reduced)(call("abs", x), axes, keepdim)
+    else:
+        found = _norm_by_powers(x, axes, keepdim, order)
+    return found
+
+
+@in_float32
+def _norm_by_powers(x: Expr, axes: Any, keepdim: bool, order: float) -> Expr:
+    total = _reduce("sum")(call("power", call("abs", x), number(order, x)), axes, keepdim)
+    return call("power", total, number(1 / order, x))
+
+
+@in_float32
+def _norm(x: Expr, axes: Any, keepdim: bool) -> Expr:
+    return call("sqrt", _reduce("sum")(call("multiply", x, x), axes, keepdim))
+
+
+@register("any.default", "any.dim", "any.dims")
+def _any(x: Expr, axes: Any = None, keepdim: bool = False) -> Expr:
+    found: Expr = _reduce("any")(truth(x), axes, keepdim)
+    return found
+
+
+@register("_cdist_forward.default")
+def _distances(x: Expr, y: Expr, order: float, *_: Any) -> Expr:
+    """Distances of all pairs of rows."""
+    left = layer.reshape(x, (*extents(x)[:-1], 1, extents(x)[-1]))
+    right = layer.reshape(y, (*extents(y)[:-2], 1, *extents(y)[-2:]))
+    found: Expr = _vector_norm(call("subtract", left, right), order, [-1])
+    return found
+
+
+@register("_pdist_forward.default")
+def _distances_within(x: Expr, order: float = 2) -> Expr:
+    """Distances of each row and those behind it."""
+    if extents(x)[0] >= PROBED:
+        raise NetworkError("distances of a symbolic number of rows: export the model with that size fixed")
+    pair = (call("take", x, Constant(places), axis=0) for places in np.triu_indices(extents(x)[0], 1))
+    found: Expr = _vector_norm(call("subtract", *pair), order, [-1])
+    return found
