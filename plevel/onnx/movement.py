@@ -9,6 +9,7 @@ import numpy as np
 import onnx.helper
 import onnx.numpy_helper
 
+from plevel.onnx.constant import compute_at_call, is_symbolic
 from plevel.onnx.node import OPERATORS, Node, constant, integers, register
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
@@ -296,6 +297,13 @@ def _pad(
     pairs = [(0, 0)] * rank
     for axis, pair in zip(of, zip(widths[: len(of)], widths[len(of) :], strict=True), strict=True):
         pairs[axis] = pair
+    fill = node.get("value", 0.0) if value is None else constant(value, "constant_value").reshape(-1)[0]
+    for axis, pair in enumerate(pairs):
+        if node.sizes is not None and is_symbolic(np.asarray(pair), node.sizes):
+            if mode != "constant":
+                raise NetworkError(f"mode {mode!r} by a symbolic width: plevel pads so by constant alone")
+            begin = compute_at_call(np.asarray(pair[0]), node.sizes)
+            x, pairs[axis] = layer.padded(x, axis, sum(pair) + extents(x)[axis], begin, float(fill)), (0, 0)
     for axis, (before, behind) in enumerate(pairs):
         x = layer.take_slice(x, axis, max(0, -before), extents(x)[axis] - max(0, -behind))
     added = tuple((max(0, before), max(0, behind)) for before, behind in pairs)
@@ -306,5 +314,4 @@ def _pad(
         return x
     if mode not in ("constant", "edge", "reflect"):
         raise NetworkError(f"mode {mode!r}: plevel pads by constant, edge, reflect and wrap")
-    fill = node.get("value", 0.0) if value is None else constant(value, "constant_value").reshape(-1)[0]
     return call("pad", x, pad_width=added, pad_value=float(fill), pad_mode=mode) if np.any(added) else x

@@ -268,7 +268,9 @@ OPERATORS["ArgMax"], OPERATORS["ArgMin"] = _place("argmax"), _place("argmin")
 @register("TopK")
 def _topk(node: Node, x: Expr, count: Expr) -> tuple[Expr, Expr]:
     k, axis = int(constant(count, "K").item()), node.get("axis", -1)
-    found = call("topk", x, k=k, axis=axis, ret_type="indices", is_ascend=not node.get("largest", 1), dtype="int64")
+    if node.sizes is not None:
+        node.limits.append((k, extents(x)[axis]))
+    found = layer.largest(x, k, axis, ascending=not node.get("largest", 1))
     return call("gather", x, found, axis=axis), found
 
 

@@ -141,8 +141,8 @@ def _layer_norm(
 ) -> tuple[Expr]:
     size, dtype = math.prod(shape), x.tensor_type.dtype
     whole = layer.reshape(x, (*extents(x)[: -len(shape)], size))
-    gamma = Constant(np.ones(size, dtype)) if scale is None else layer.reshape(scale, (size,))
-    beta = Constant(np.zeros(size, dtype)) if shift is None else layer.reshape(shift, (size,))
+    gamma = layer.filled(1, (size,), dtype) if scale is None else layer.reshape(scale, (size,))
+    beta = layer.filled(0, (size,), dtype) if shift is None else layer.reshape(shift, (size,))
     found = call("layer_norm", whole, gamma, beta, axis=-1, epsilon=epsilon)
     return (layer.reshape(found, extents(x)),)
 

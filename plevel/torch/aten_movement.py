@@ -168,6 +168,10 @@ def _pad(x: Expr, widths: Sequence[int], value: float = 0) -> Expr:
     pairs = [tuple(widths[2 * i : 2 * i + 2]) for i in range(len(widths) // 2)][::-1]
     pairs = [(0, 0)] * (rank - len(pairs)) + pairs
     for axis, (before, behind) in enumerate(pairs):
+        if isinstance(before, Computed) or isinstance(behind, Computed):
+            x = layer.padded(x, axis, before + extents(x)[axis] + behind, scalar(before, "int64"), value)
+            pairs[axis] = (0, 0)
+    for axis, (before, behind) in enumerate(pairs):
         x = layer.take_slice(x, axis, max(0, -before), extents(x)[axis] - max(0, -behind))
     added = tuple((max(0, before), max(0, behind)) for before, behind in pairs)
     return call("pad", x, pad_width=added, pad_value=value) if np.any(added) else x
@@ -191,24 +195,16 @@ def _unfold(x: Expr, axis: int, size: int, step: int) -> Expr:
     if not extents(x):
         return layer.reshape(x, (size,))
     axis %= len(extents(x))
-    places = np.arange(0, extents(x)[axis] - size + 1, step)[:, None] + np.arange(size)
-    found = call("take", x, Constant(places), axis=axis)
+    begins = layer.steps(0, extents(x)[axis] - size + 1, step, "int64")
+    places = call("add", layer.reshape(begins, (-1, 1)), Constant(np.arange(size)))
+    found = call("take", x, places, axis=axis)
     rank = len(extents(found))
     return layer.transpose(found, [i for i in range(rank) if i != axis + 1] + [axis + 1])
 
 
 @register("diagonal.default")
 def _diagonal(x: Expr, offset: int = 0, first: int = 0, second: int = 1) -> Expr:
-    """The elements at equal places of two axes, as a new last axis."""
-    rank = len(extents(x))
-    axes = [first % rank, second % rank]
-    rows, columns = (extents(x)[axis] for axis in axes)
-    if max(rows, columns) >= PROBED:
-        raise NetworkError("a diagonal of an axis of a symbolic size: export the model with that size fixed")
-    last = layer.transpose(x, [axis for axis in range(rank) if axis not in axes] + axes)
-    flat = layer.reshape(last, (*extents(last)[:-2], rows * columns))
-    places = np.arange(rows * columns).reshape(rows, columns).diagonal(offset)
-    return call("take", flat, Constant(places.copy()), axis=rank - 2)
+    return layer.diagonal(x, first, second, offset)
 
 
 @register("index_select.default")
@@ -269,11 +265,10 @@ def _log_of_running_sums(x: Expr, axis: int) -> Expr:
         return x
     axis %= len(extents(x))
     shape, n = extents(x), extents(x)[axis]
-    if n >= PROBED:
-        raise NetworkError("running sums of exponentials along a symbolic axis: export the model with that size fixed")
-    require_few(math.prod(e for e in shape if e < PROBED) * n, f"running sums of exponentials along an axis of {n}")
-    place, behind = np.arange(n), (1,) * (len(shape) - 1 - axis)
-    so_far = Constant((place <= place[:, None]).reshape(n, n, *behind))
+    if n < PROBED:
+        require_few(math.prod(e for e in shape if e < PROBED) * n, f"running sums of exponentials along an axis of {n}")
+    place, behind = layer.steps(0, n, 1, "int64"), (1,) * (len(shape) - 1 - axis)
+    so_far = call("less_equal", layer.reshape(place, (n, *behind)), layer.reshape(place, (n, 1, *behind)))
     beside = layer.reshape(x, (*shape[:axis], 1, *shape[axis:]))
     return call("logsumexp", call("where", so_far, beside, number(-math.inf, x)), axis=(axis + 1,), keepdims=False)
 

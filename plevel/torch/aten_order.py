@@ -10,7 +10,6 @@ import numpy as np
 from plevel.torch.aten import cast, promoted, register
 from strategy.expr import Expr, call
 from strategy.network import layer
-from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
 from strategy.network.scatter import require_few
@@ -19,7 +18,7 @@ from strategy.network.size import PROBED
 
 @register("topk.default")
 def _topk(x: Expr, k: int, axis: int = -1, largest: bool = True, ordered: bool = True) -> tuple[Expr, Expr]:
-    found = call("topk", x, k=k, axis=axis, ret_type="indices", is_ascend=not largest, dtype="int64")
+    found = layer.largest(x, k, axis, ascending=not largest)
     return call("gather", x, found, axis=axis), found
 
 
@@ -47,8 +46,11 @@ def _kth(x: Expr, k: int, axis: int = -1, keepdim: bool = False) -> tuple[Expr, 
 def _median(x: Expr, axis: int = -1, keepdim: bool = False) -> tuple[Expr, Expr]:
     """The lower one of two in the middle; NaN where there is one."""
     x, axis = _row_along(x, axis)
-    middle = _middle(x, axis)
-    place = layer.take_slice(_sort(x, axis)[1], axis, middle, middle + 1)
+    place, n = _sort(x, axis)[1], extents(x)[axis]
+    if n < PROBED:
+        place = layer.take_slice(place, axis, (n - 1) // 2, (n + 1) // 2)
+    else:
+        place = call("take", place, _middle(layer.count(n, place)), axis=axis)
     if "float" in x.tensor_type.dtype:
         missing = cast(call("isnan", x), "int32")
         first = call("argmax", missing, axis=(axis,), keepdims=True, dtype="int64")
@@ -64,10 +66,9 @@ def _median_of_numbers(x: Expr, axis: int = -1, keepdim: bool = False) -> tuple[
         found: tuple[Expr, Expr] = _median(x, axis, keepdim)
         return found
     x, axis = _row_along(x, axis)
-    _middle(x, axis)  # refuses symbolic axes
     missing = cast(call("isnan", x), "int64")
     count = call("sum", call("subtract", number(1, missing), missing), axis=(axis,), keepdims=True)
-    middle = layer.clip(call("floor_divide", call("subtract", count, number(1, count)), number(2, count)), 0, None)
+    middle = layer.clip(_middle(count), 0, None)
     return _taken(x, call("gather", _sort(x, axis)[1], middle, axis=axis), axis, keepdim)
 
 
@@ -83,10 +84,9 @@ def _median_of_all_numbers(x: Expr) -> Expr:
     return found
 
 
-def _middle(x: Expr, axis: int) -> int:
-    if extents(x)[axis] >= PROBED:
-        raise NetworkError("a median along an axis of a symbolic size: export the model with that size fixed")
-    return (extents(x)[axis] - 1) // 2
+def _middle(count: Expr) -> Expr:
+    """The place in the middle of so many, the lower one of two."""
+    return call("floor_divide", call("subtract", count, number(1, count)), number(2, count))
 
 
 def _row_along(x: Expr, axis: int) -> tuple[Expr, int]:
@@ -149,7 +149,8 @@ def _search(bounds: Expr, x: Any, out_int32: bool, right: bool) -> Expr:
     """The number of bounds below each element (or not above it, if `right`); of NaN, all of them."""
     bounds, x = promoted(bounds, x)
     *rows, n = extents(bounds)
-    require_few(math.prod(extents(x)) * n, f"{math.prod(extents(x))} elements sought among {n} bounds")
+    if max((*extents(x), n)) < PROBED:
+        require_few(math.prod(extents(x)) * n, f"{math.prod(extents(x))} elements sought among {n} bounds")
     beside = layer.reshape(bounds, (*rows, 1, n)) if rows else bounds
     each = layer.reshape(x, (*extents(x), 1))
     behind = cast(call("greater" if right else "greater_equal", beside, each), "int64")

@@ -12,6 +12,7 @@ from strategy.expr import Constant, Expr, call
 from strategy.network import layer
 from strategy.network.deform import deformable_convolution
 from strategy.network.graph import NetworkError
+from strategy.network.layer import number
 from strategy.network.normal import extents
 from strategy.network.resize import resize
 from strategy.network.roi_align import roi_align
@@ -37,6 +38,10 @@ def _nearest(x: Expr, size: Any, scales: Any) -> Expr:
     """The pixels that PyTorch finds in float32, which for some extents are one before those of whole numbers."""
     image = extents(x)[2:]
     sizes = size if size is not None else [int(n * s) for n, s in zip(image, scales, strict=True)]
+    if max(*image, *sizes) >= PROBED:
+        for axis, (wanted, scale) in enumerate(zip(sizes, scales or [None] * len(image), strict=True), 2):
+            x = x if wanted == extents(x)[axis] else _nearest_at_call(x, axis, wanted, scale)
+        return x
     exact = [np.arange(wanted) * n // wanted for n, wanted in zip(image, sizes, strict=True)]
     places = []
     for n, wanted, scale, whole in zip(image, sizes, scales or [None] * len(image), exact, strict=True):
@@ -51,6 +56,18 @@ def _nearest(x: Expr, size: Any, scales: Any) -> Expr:
     for axis, taken in enumerate(places, 2):
         x = call("take", x, Constant(taken), axis=axis)
     return x
+
+
+def _nearest_at_call(x: Expr, axis: int, wanted: int, scale: float | None) -> Expr:
+    """One axis of a symbolic size, or at one."""
+    extent = extents(x)[axis]
+    if wanted == 2 * extent:
+        place = layer.steps(0, wanted, 1, "int64")
+        return call("take", x, call("floor_divide", place, number(2, place)), axis=axis)
+    place = layer.steps(0, wanted, 1, "float32")
+    ratio = call("divide", *(layer.count(n, place) for n in (extent, wanted)))
+    step = number(1 / scale, place) if scale else ratio
+    return call("take", x, call("cast", call("floor", call("multiply", place, step)), dtype="int64"), axis=axis)
 
 
 OPERATORS["aten.upsample_bilinear2d.vec"] = _resize("linear")

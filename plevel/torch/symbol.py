@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.utils._sympy.symbol import SymT, symbol_is_type
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from strategy.expr import Constant, Expr, Var, call, post_order
 from strategy.network import layer
@@ -28,6 +29,7 @@ _FUNCTIONS = _OF_FLOATS | {
     "Mod": "floor_mod", "Mul": "multiply", "PythonMod": "floor_mod",
 }  # fmt: skip
 """Functions of SymPy and of PyTorch's shapes as plevel's; those of `_OF_FLOATS` are computed in float64."""
+_RANKED = ("aten.topk.default", "aten.kthvalue.default")
 _INDEXED = ("aten.index.Tensor", "aten.index_select.default", "aten.gather.default", "aten.scatter_add.default")
 
 
@@ -50,7 +52,7 @@ def find_symbols(program: ExportedProgram) -> tuple[Any, ...]:
                     "sizes of its inputs' axes alone"
                 )
             symbols |= dict.fromkeys(free)
-            polynomial = expression.as_poly(*free)
+            polynomial = _plain(expression, {symbol: _bounds_of(program, symbol) for symbol in free}).as_poly(*free)
             if polynomial is None or not all(c.is_Integer for c in polynomial.coeffs()):
                 raise NetworkError(
                     f"axis {axis} of {node.name} has the symbolic size {expression}, and a library takes sums of "
@@ -60,6 +62,25 @@ def find_symbols(program: ExportedProgram) -> tuple[Any, ...]:
         listed = ", ".join(map(str, symbols))
         raise NetworkError(f"{len(symbols)} symbolic sizes ({listed}): a library takes at most {len(NAMES)}, fix some")
     return tuple(symbols)
+
+
+def _bounds_of(program: ExportedProgram, symbol: Any) -> ValueRanges[Any]:
+    return ValueRanges(*range_of(program, symbol))
+
+
+def _plain(expression: Any, ranges: Mapping[Any, ValueRanges[Any]]) -> Any:
+    """A size without the floats of whole factors, and without a choice of the lesser or greater that ranges decide."""
+    name, operands = type(expression).__name__, [_plain(operand, ranges) for operand in expression.args]
+    if name in ("TruncToInt", "FloorToInt", "ToFloat"):
+        return operands[0]
+    if expression.is_Float and float(expression).is_integer():
+        return expression.floor()
+    if name in ("Max", "Min"):
+        sign = 1 if name == "Max" else -1
+        for one in operands:
+            if all(bound_sympy(sign * (one - other), ranges).lower >= 0 for other in operands):
+                return one
+    return expression.func(*operands) if operands else expression
 
 
 def range_of(program: ExportedProgram, symbol: Any) -> tuple[int, int]:
@@ -162,6 +183,8 @@ def _read(node: Any, values: Mapping[Any, Any]) -> Iterator[tuple[int, Sequence[
             yield place, [(start or 0) + (extent - 1) * (step or 1)]
         else:
             yield place, [n if n < 0 else n - 1 for n in (start, end) if isinstance(n, int)]
+    elif kind in _RANKED:
+        yield (node.args[2] if len(node.args) > 2 else -1), [node.args[1] - 1] if isinstance(node.args[1], int) else ()
     elif kind in _INDEXED:
         indices: Iterable[Any] = enumerate(node.args[1]) if kind == _INDEXED[0] else [(place, node.args[2])]
         for axis, index in indices:

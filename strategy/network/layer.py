@@ -16,6 +16,7 @@ from strategy.network.size import PROBED
 from strategy.ops.convolution import conv3d
 
 _OPEN = 2**31 - 1  # the end of a slice that has none
+_KEPT = 256  # elements that CPUs take from an axis of a fixed size without sorting it
 
 
 def number(value: float, like: Expr) -> Constant:
@@ -387,6 +388,39 @@ def _take_symbolic(x: Expr, axis: int, taken: range) -> Expr:
     if open_ended or taken.stop < PROBED:
         return x
     return call("take", x, steps(0, len(taken), 1, "int64"), axis=axis)
+
+
+def diagonal(x: Expr, first: int, second: int, offset: int = 0) -> Expr:
+    """The elements at equal places of two axes, or at places that differ by an offset, as a new last axis."""
+    rank = len(extents(x))
+    axes = [first % rank, second % rank]
+    rows, columns = (extents(x)[axis] for axis in axes)
+    last = transpose(x, [axis for axis in range(rank) if axis not in axes] + axes)
+    flat = reshape(last, (*extents(last)[:-2], rows * columns))
+    below, right = max(-offset, 0), max(offset, 0)
+    row = steps(below, below + min(rows - below, columns - right), 1, "int64")
+    column = call("add", row, number(right - below, row))
+    places = call("add", call("multiply", row, count(columns, row)), column)
+    return call("take", flat, places, axis=rank - 2)
+
+
+def largest(x: Expr, k: int, axis: int, *, ascending: bool) -> Expr:
+    """The places of the k largest elements of an axis, or of the smallest ones, in order, as int64."""
+    if extents(x)[axis] < PROBED and k <= _KEPT:
+        return call("topk", x, k=k, axis=axis, ret_type="indices", is_ascend=ascending, dtype="int64")
+    return take_slice(call("argsort", x, axis=axis, is_ascend=ascending, dtype="int64"), axis, 0, k)
+
+
+def padded(x: Expr, axis: int, extent: int, before: Expr, value: float) -> Expr:
+    """An axis of another extent, on which the elements begin at a place that is computed at the call.
+
+    Around them is the value; those that are before the new axis, or behind it, are gone.
+    """
+    new = steps(0, extent, 1, "int64")
+    place = call("subtract", new, before)
+    ends = [call("greater_equal", place, number(0, place)), call("less", place, count(extents(x)[axis], place))]
+    inside = reshape(call("logical_and", *ends), (extent, *(1,) * (len(extents(x)) - 1 - axis)))
+    return call("where", inside, call("take", x, place, axis=axis), number(value, x))
 
 
 def concatenate(parts: Sequence[Expr], axis: int) -> Expr:

@@ -1,15 +1,23 @@
-"""Images of one, two and three dimensions at other sizes, as importers of models share it."""
+"""Images of one, two and three dimensions at other sizes, as importers of models share it.
+
+Where a size is symbolic, places and weights are computed at the call, as `resize2d` computes them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 from strategy.expr import Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
+from strategy.network.layer import number
 from strategy.network.normal import extents
+from strategy.network.size import PROBED
+
+_NARROW = ("float16", "bfloat16")
 
 
 def resize(x: Expr, size: Sequence[int], scales: Sequence[float | None], **attrs: Any) -> Expr:
@@ -31,4 +39,80 @@ def resize(x: Expr, size: Sequence[int], scales: Sequence[float | None], **attrs
         raise NetworkError(f"an image of {len(shape) - 2} dimensions is resized: plevel has one, two and three")
     if tuple(size) == shape[2:]:
         return x
-    return call("resize2d", x, size=tuple(int(n) for n in size), **attrs)
+    if max(*size, *shape[2:]) < PROBED:
+        return call("resize2d", x, size=tuple(int(n) for n in size), **attrs)
+    kind = x.tensor_type.dtype
+    if "float" not in kind and attrs.get("method", "linear") != "nearest_neighbor":
+        raise NetworkError(f"{kind} between pixels: plevel resizes floats so, cast it first")
+    found = call("cast", x, dtype="float32") if kind in _NARROW else x
+    for axis, wanted in enumerate(size, 2):
+        found = found if wanted == shape[axis] else _along(found, axis, wanted, **attrs)
+    return call("cast", found, dtype=kind) if kind in _NARROW else found
+
+
+def _along(
+    x: Expr, axis: int, wanted: int, *, method: str = "linear", coordinate_transformation_mode: str = "half_pixel",
+    rounding_method: str = "round_prefer_floor", cubic_alpha: float = -0.75,
+) -> Expr:  # fmt: skip
+    """One axis at another size; elements beyond its ends are those at the ends."""
+    place = layer.steps(0, wanted, 1, "int64")
+    own, new = (layer.count(n, place) for n in (extents(x)[axis], wanted))
+
+    def times(value: Expr, factor: int) -> Expr:
+        return call("multiply", value, number(factor, value))
+
+    # The place in the axis is the fraction over / under.
+    over, under = call("multiply", place, own), new
+    if coordinate_transformation_mode == "half_pixel":
+        twice = call("add", times(place, 2), number(1, place))
+        over, under = call("subtract", call("multiply", twice, own), new), times(new, 2)
+    elif coordinate_transformation_mode == "align_corners":
+        one = number(1, place)
+        over = call("multiply", place, call("subtract", own, one))
+        under = call("maximum", call("subtract", new, one), one)
+    if method == "nearest_neighbor":
+        return call("take", x, _nearest(over, under, rounding_method), axis=axis)
+    first = call("floor_divide", over, under)
+    rest = call("subtract", over, call("multiply", first, under))
+    f = call("divide", *(call("cast", n, dtype=x.tensor_type.dtype) for n in (rest, under)))
+    weights = _linear(f) if method == "linear" else _cubic(f, cubic_alpha)
+    begin, behind = 1 - len(weights) // 2, (1,) * (len(extents(x)) - 1 - axis)
+    terms = [
+        call(
+            "multiply", call("take", x, call("add", first, number(begin + i, first)), axis=axis),
+            layer.reshape(weight, (wanted, *behind)),
+        )
+        for i, weight in enumerate(weights)
+    ]  # fmt: skip
+    return reduce(lambda a, b: call("add", a, b), terms)
+
+
+def _nearest(over: Expr, under: Expr, rounding: str) -> Expr:
+    """The whole number nearest to a fraction."""
+    twice, wide = (call("multiply", n, number(2, n)) for n in (over, under))
+    if rounding == "floor":
+        return call("floor_divide", over, under)
+    if rounding == "ceil":
+        return call("negative", call("floor_divide", call("negative", over), under))
+    if rounding == "round_prefer_ceil":
+        return call("floor_divide", call("add", twice, under), wide)
+    return call("negative", call("floor_divide", call("subtract", under, twice), wide))
+
+
+def _linear(f: Expr) -> tuple[Expr, ...]:
+    """The weights of the elements before and behind a place at a distance from the first."""
+    return call("subtract", number(1, f), f), f
+
+
+def _cubic(f: Expr, alpha: float) -> tuple[Expr, ...]:
+    """The weights of the two elements before and the two behind, factored as in `resize2d`."""
+    g = call("subtract", number(1, f), f)
+
+    def far(d: Expr, rest: Expr) -> Expr:
+        return call("multiply", call("multiply", d, number(alpha, d)), call("multiply", rest, rest))
+
+    def near(d: Expr, rest: Expr) -> Expr:
+        square = call("multiply", call("multiply", d, d), number(alpha + 2, d))
+        return call("multiply", rest, call("subtract", call("add", d, number(1, d)), square))
+
+    return far(f, g), near(f, g), near(g, f), far(g, f)

@@ -21,6 +21,7 @@ PROBES = (
     (333_337, 433_337, 533_353), (344_453, 444_449, 544_451),
 )  # fmt: skip
 _SUMMAND = 512  # the most that is added to a size
+_MULTIPLE = 16  # of a size that something is added to, which is no multiple of this
 
 Powers = tuple[int, ...]
 _Terms = tuple[tuple[Powers, int], ...]
@@ -194,6 +195,12 @@ def _decode(value: int, probes: tuple[int, ...]) -> _Terms | None:
         if found is not None:
             one = tuple(int(i == place) for i in range(len(probes)))
             return _multiply(found, ((one, 1), (none, summand)))
+    for place, probe in enumerate(probes):  # a multiple of a size, with a summand
+        factor = (value + probe // 2) // probe
+        summand = value - factor * probe
+        if 0 < factor <= _MULTIPLE and abs(summand) <= _SUMMAND:
+            one = tuple(int(i == place) for i in range(len(probes)))
+            return _add(((one, factor),), ((none, summand),))
     for place, probe in enumerate(probes):  # a sum of such
         factor, left = divmod(value, probe)
         found = _decode(factor, probes) if factor and left >= PROBED else None

@@ -394,6 +394,46 @@ def test_other_axes_than_a_symbolic_one_are_resized_by_weights(
     assert call("compile", path, "-o", out, "--threads", "1", "--verify") == 0, capsys.readouterr().err
 
 
+def test_a_symbolic_axis_is_sorted_and_padded_to_a_fixed_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = of_sizes(
+        tmp_path, *EXTENT, helper.make_node("Sub", ["most", "shape"], ["left"]),
+        helper.make_node("Concat", ["zeros", "left", "zero"], ["behind"], axis=0),
+        helper.make_node("Concat", ["zero", "shape", "zero", "left"], ["around"], axis=0),
+        helper.make_node("Pad", ["x", "behind"], ["a"]),
+        helper.make_node("Transpose", ["x"], ["turned"], perm=[1, 0]),
+        helper.make_node("Pad", ["turned", "around", "one"], ["wide"]), helper.make_node("ReduceSum", ["wide"], ["s"]),
+        helper.make_node("TopK", ["x", "three"], ["b", "i"], axis=0), helper.make_node("Cast", ["i"], ["c"], to=1),
+        helper.make_node("Concat", ["a", "b", "c"], ["d"], axis=0), helper.make_node("Add", ["d", "s"], ["y"]),
+        most=np.array([70]), zeros=np.array([0, 0]), zero=np.array([0]), three=np.array([3]), one=np.float32(1),
+    )  # fmt: skip
+    assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0, capsys.readouterr()
+    assert "agree at sizes 3, 5, 8, 64 within" in capsys.readouterr().out
+
+
+def test_a_symbolic_width_of_an_edge_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = of_sizes(
+        tmp_path, *EXTENT, helper.make_node("Concat", ["zeros", "zeros", "shape", "zeros"], ["p"], axis=0),
+        helper.make_node("Pad", ["x", "p"], ["y"], mode="edge"), zeros=np.array([0]),
+    )  # fmt: skip
+    assert call("compile", path, "-o", tmp_path / "sizes.so") == 2
+    assert "mode 'edge' by a symbolic width" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+def test_an_image_of_a_symbolic_size_is_resized(mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = of_sizes(
+        tmp_path, helper.make_node("Resize", ["x", "", "s"], ["a"], mode=mode),
+        helper.make_node("Resize", ["a", "", "", "z"], ["b"], mode="linear"),
+        helper.make_node("Flatten", ["a"], ["c"], axis=3), helper.make_node("Flatten", ["b"], ["d"], axis=3),
+        helper.make_node("Concat", ["c", "d"], ["y"], axis=0),
+        s=np.float32([1, 1, 2, 3]), z=np.array([1, 2, 5, 12]), extents=(1, 2, "n", 4),
+    )  # fmt: skip
+    assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0, capsys.readouterr()
+    assert "agree at sizes 1, 3, 8, 64 within" in capsys.readouterr().out
+
+
 def test_a_loop_of_a_symbolic_number_of_steps_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A loop of -n steps is refused, too: it is not one of none."""
     kinds = [helper.make_tensor_value_info(n, k, s) for n, k, s in (

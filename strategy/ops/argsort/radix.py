@@ -21,10 +21,10 @@ from strategy.types import TensorType, Type
 def space(attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
     """The bits of a digit, and threads or none."""
     data = inputs[0]
-    extent, size = int(data.shape[attrs.axis]), constant_size(data.shape)
+    extent, size = data.shape[attrs.axis], constant_size(data.shape)
     is_large = size is None or size * dtype_bytes(data.dtype) >= PARALLEL_BYTES // 16
     parallel = target.threads > 1 and is_large
-    bits = 4 if extent < 64 else 8 if extent < 1 << 15 else 11
+    bits = 8 if not extent.is_constant or 64 <= int(extent) < 1 << 15 else 4 if int(extent) < 64 else 11
     return ConfigSpace(
         [Knob("bits", (4, 6, 8, 11)), Knob("parallel", (False, True))], [],
         fallback={"bits": bits, "parallel": parallel},
@@ -68,8 +68,7 @@ def _sort(attrs: ArgsortAttrs, data: Any, out: Any, config: Config) -> Any:
 def _add(
     strategy: OpStrategy, attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> None:
-    shape = inputs[0].shape
-    if shape[attrs.axis].is_constant and all(int(d) >= 1 for d in shape if d.is_constant):
+    if all(int(d) >= 1 for d in inputs[0].shape if d.is_constant):
         strategy.add_implementation(compute, schedule_extern_cpu, "argsort_radix.cpu", 12, space=space)
 
 

@@ -1,0 +1,95 @@
+"""Operators along axes of symbolic sizes: one library for all of them, beside PyTorch at several sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the torch extra is not installed")
+
+from torch import nn
+from torch.nn.functional import conv2d, interpolate, pad
+
+from plevel.cli.main import main
+
+ROWS, PIXELS = torch.export.Dim("rows", min=4, max=70), torch.export.Dim("pixels", min=3, max=24)
+IMAGE = {2: ROWS, 3: PIXELS}
+X = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+PICTURE = X.view(1, 2, 4, 5)
+DOWN, SAME = torch.linspace(-9, 9, 360).sin().view(20, 2, 3, 3), torch.linspace(-9, 9, 990).cos().view(5, 22, 3, 3)
+
+def apart(x):
+    """Rows of which none is as large as another one, where the example's are repeated."""
+    return x + torch.arange(x.shape[0])[:, None] * 0.01
+
+
+# A function, what it is given, and the sizes of that.
+COMPILED = {
+    "orders": (
+        lambda x: (
+            *apart(x).sort(0, descending=True), apart(x).argsort(0), *apart(x).topk(3, 0), x.sort(0)[0],
+            *apart(x).topk(4, 0, largest=False), *apart(x).kthvalue(2, 0), apart(x).argmax(0), apart(x).argmin(0),
+        ), X, {0: ROWS},
+    ),
+    "medians": (
+        lambda x: (
+            *apart(x).median(0), x.median(), *apart(x).T.nanmedian(1, keepdim=True), x.round().long().median(0)[0],
+        ), X, {0: ROWS},
+    ),
+    "windows and diagonals": (
+        lambda x: (
+            x.unfold(0, 3, 1), (x @ x.T).diagonal(), (x @ x.T).diagonal(-2), (x @ x.T).diagonal(1), x.logcumsumexp(0),
+            torch.cat([x, x]).unfold(0, 2, 2),
+        ), X, {0: ROWS},
+    ),
+    "pads": (
+        lambda x: (
+            pad(x, (0, 0, 0, 70 - x.shape[0]), value=1.5), pad(x, (0, 1, 70 - x.shape[0], 0)),
+            pad(x, (0, 0, x.shape[0], 2)), pad(x, (0, 0, 2 - x.shape[0], 0)), pad(x > 0, (x.shape[0], 0), value=True),
+        ), X, {0: ROWS},
+    ),
+    "larger images": (
+        lambda x: (
+            interpolate(x, scale_factor=2, mode="bilinear"), interpolate(x, scale_factor=3, mode="bicubic"),
+            interpolate(x, scale_factor=2), interpolate(x, scale_factor=(2, 4)),
+            interpolate(x, scale_factor=2, mode="bilinear", align_corners=True),
+            interpolate(x.bfloat16(), scale_factor=(1, 2), mode="bilinear"),
+        ), PICTURE, IMAGE,
+    ),
+    "down and up again": (
+        lambda x: conv2d(
+            torch.cat([x, interpolate(conv2d(x, DOWN, stride=2, padding=1).relu(), x.shape[2:], mode="bilinear")], 1),
+            SAME, padding=1,
+        ), PICTURE.repeat(1, 1, 2, 2), {2: 2 * ROWS, 3: 2 * PIXELS},
+    ),
+    "images of the size of others": (
+        lambda x: (
+            interpolate(x[:, :, :3, :2], x.shape[2:], mode="bicubic"), interpolate(x, (7, 3), mode="bilinear"),
+            interpolate(x[..., :2, :2], (x.shape[2], 2 * x.shape[3])), interpolate(x, (x.shape[3], x.shape[2])),
+            interpolate(x, (x.shape[3], 6), mode="bilinear", align_corners=True),
+        ), PICTURE, IMAGE,
+    ),
+}  # fmt: skip
+
+
+class Called(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.forward = function
+
+
+@pytest.mark.sample(2)
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")  # PyTorch's, of itself
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_library_of_symbolic_sizes_computes_what_pytorch_does(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    function, given, sizes = COMPILED[name]
+    program = torch.export.export(Called(function), (given,), dynamic_shapes=(sizes,), strict=False)
+    torch.export.save(program, tmp_path / "model.pt2")
+    arguments = [tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--verify", "--target", "cpu", "--threads", "2"]
+    with pytest.raises(SystemExit) as done:
+        main(["compile", *map(str, arguments)])
+    assert not done.value.code, capsys.readouterr().err
+    assert "agree at sizes" in capsys.readouterr().out
