@@ -144,7 +144,7 @@ for _name in ("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "erf", "sin", "c
     OPERATORS[f"aten.{_name}.default"] = _of_floats(partial(call, _name))
 for _name in ("tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "erfinv", "lgamma", "log1p"):
     OPERATORS[f"aten.{_name}.default"] = _of_floats(getattr(elementary, _name))
-OPERATORS["aten.neg.default"] = _unary("negative")
+OPERATORS |= dict.fromkeys(("aten.neg.default", "aten._neg_view.default"), _unary("negative"))
 for _name, _own in {
     "add": "add", "sub": "subtract", "mul": "multiply", "pow": "power", "eq": "equal", "ne": "not_equal",
     "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "remainder": "floor_mod",
@@ -153,7 +153,7 @@ for _name, _own in {
         OPERATORS[f"aten.{_name}.{_overload}"] = _binary(_own)
 OPERATORS["aten.maximum.default"] = _binary("maximum")
 OPERATORS["aten.minimum.default"] = _binary("minimum")
-for _name in ("clone", "alias", "detach", "contiguous", "lift_fresh_copy"):
+for _name in ("clone", "alias", "detach", "contiguous", "lift_fresh_copy", "resolve_conj", "resolve_neg"):
     OPERATORS[f"aten.{_name}.default"] = _same
 OPERATORS |= {
     "aten.linear.default": layer.linear,

@@ -1,4 +1,5 @@
 """Complex numbers of ATen as pairs of tensors, and its Fourier transforms as products, as calls of plevel's."""
+# Over 300 lines: a table of operators.
 
 from __future__ import annotations
 
@@ -24,14 +25,17 @@ class Complex(NamedTuple):
     imaginary: Any
 
 
+_FLOATS = {torch.complex64: "float32", torch.complex128: "float64"}
 _Function = TypeVar("_Function", bound=Operator)
 _TABLE: dict[str, Operator] = {}
 _PARTS = frozenset(
     f"aten.{name}" for name in (
-        "alias.default", "clone.default", "expand.default", "flip.default", "index.Tensor", "index_select.default",
-        "mean.dim", "neg.default", "permute.default", "repeat.default", "reshape.default", "select.int",
-        "slice.Tensor", "split_with_sizes.default", "squeeze.default", "squeeze.dim", "squeeze.dims",
-        "sum.dim_IntList", "unsqueeze.default", "view.default", "_unsafe_view.default",
+        "_neg_view.default", "_unsafe_view.default", "alias.default", "clone.default", "cumsum.default",
+        "diagonal.default", "expand.default", "flip.default", "gather.default", "index.Tensor", "index_select.default",
+        "mean.default", "mean.dim", "neg.default", "permute.default", "repeat.default", "reshape.default",
+        "resolve_neg.default", "select.int", "slice.Tensor", "split_with_sizes.default",
+        "squeeze.default", "squeeze.dim", "squeeze.dims", "sum.dim_IntList", "unfold.default", "unsqueeze.default",
+        "view.default",
     )
 )  # fmt: skip
 """Operators of each part alone."""
@@ -121,6 +125,77 @@ def _divide(x: Any, y: Any) -> Complex:
     return Complex(divide(x.real, y), divide(x.imaginary, y))
 
 
+@_register("reciprocal.default")
+def _reciprocal(x: Complex) -> Complex:
+    return _divide(1.0, x)
+
+
+@_register("pow.Tensor_Scalar")
+def _power(x: Complex, exponent: Any) -> Complex:
+    """A whole power, by squares."""
+    if isinstance(exponent, complex) or exponent != int(exponent):
+        raise NetworkError(f"complex numbers to the power {exponent}: plevel has whole ones")
+    if exponent < 0:
+        return _reciprocal(_power(x, -exponent))
+    if exponent < 2:
+        return x if exponent else _full_like(x, 1)
+    times, half = _TABLE["aten.mul.Tensor"], _power(x, exponent // 2)
+    square: Complex = times(half, half)
+    return times(square, x) if exponent % 2 else square
+
+
+@_register("exp.default")
+def _exponential(x: Complex) -> Complex:
+    return _polar(call("exp", x.real), x.imaginary)
+
+
+@_register("linear.default")
+def _linear(x: Any, weight: Any, bias: Any = None) -> Complex:
+    turned = Complex(*(layer.swap(v) for v in weight)) if isinstance(weight, Complex) else layer.swap(weight)
+    product: Complex = _TABLE["aten.matmul.default"](x, turned)
+    return product if bias is None else _TABLE["aten.add.Tensor"](product, bias)
+
+
+@_register("where.self")
+def _where(condition: Expr, x: Any, y: Any) -> Complex:
+    choose = OPERATORS["aten.where.self"]
+    return Complex(*(choose(condition, a, b) for a, b in zip(_pair(x), _pair(y), strict=True)))
+
+
+@_register("full.default")
+def _full(shape: Sequence[int], value: Any, dtype: Any = None, **_: Any) -> Complex:
+    kind = _FLOATS.get(dtype, "float32")
+    return Complex(*(layer.filled(part, shape, kind) for part in _pair(value)))
+
+
+@_register("scalar_tensor.default")
+def _scalar(value: Any, dtype: Any = None, **_: Any) -> Complex:
+    return _full((), value, dtype)
+
+
+@_register("full_like.default")
+def _full_like(x: Any, value: Any, dtype: Any = None, **_: Any) -> Complex:
+    like = x.real if isinstance(x, Complex) else x
+    kind = _FLOATS.get(dtype, like.tensor_type.dtype)
+    return Complex(*(layer.filled(part, extents(like), kind) for part in _pair(value)))
+
+
+@_register("eq.Tensor", "eq.Scalar")
+def _equal(x: Any, y: Any) -> Expr:
+    equal = OPERATORS["aten.eq.Tensor"]
+    return call("logical_and", *(equal(a, b) for a, b in zip(_pair(x), _pair(y), strict=True)))
+
+
+@_register("ne.Tensor", "ne.Scalar")
+def _unequal(x: Any, y: Any) -> Expr:
+    return call("logical_not", _equal(x, y))
+
+
+@_register("linalg_vector_norm.default")
+def _norm(x: Complex, *about: Any, **named: Any) -> Any:
+    return OPERATORS["aten.linalg_vector_norm.default"](_size(x), *about, **named)
+
+
 @_register("cat.default")
 def _join(values: Sequence[Any], axis: int = 0) -> Complex:
     """Real tensors may be among them."""
@@ -136,7 +211,7 @@ def _pad(x: Complex, sides: Sequence[int], value: complex = 0) -> Complex:
 @_register("_to_copy.default")
 def _to_copy(x: Any, dtype: Any = None, **_: Any) -> Complex:
     real, imaginary = _pair(x)
-    wanted = {torch.complex64: "float32", torch.complex128: "float64"}.get(dtype)
+    wanted = _FLOATS.get(dtype)
     if dtype is not None and wanted is None:
         raise NetworkError(f"complex numbers as {dtype}: take torch.real of them")
     return Complex(*(v if wanted is None else cast(v, wanted) for v in (real, imaginary)))

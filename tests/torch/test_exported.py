@@ -458,6 +458,15 @@ COMPUTED = {
             z.sum(1), z.mean(0), z @ z.T, z[1:, None].expand(3, 2, 8), torch.view_as_complex(x.view(4, 4, 2)) * TURNS,
         )], X.sin(),
     ),
+    "functions of complex numbers": (
+        lambda x, i: [torch.view_as_real(v) for z in (torch.complex(x, x + 1),) for v in (
+            z**2, z**3, z**-2, z**1, z.exp(), torch.where(x > 0, z, 2.0), torch.where(x > 0, x, z), 1 / z, z.mean(),
+            z.cumsum(1), z.diagonal(), z.gather(1, i), z.unfold(1, 3, 2), torch.full_like(z, 1 + 2j), z[0] + 3j,
+            torch.full((2,), 3j), nn.functional.linear(z, z[:3], z[0, :3]),
+        )] + [v for z in (torch.complex(x, x + 1),) for v in (
+            z.conj().imag * 2, torch.linalg.vector_norm(z, dim=1), z == z.conj(), z != z[0],
+        )], X.sin(), COUNTS,
+    ),
     "heads in groups": (
         lambda q, k: scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True),
         IMAGE, IMAGE[:, :2].contiguous(),
@@ -568,7 +577,7 @@ REFUSED = {
     "a spectrogram of complex numbers": (
         lambda x: torch.stft(torch.complex(x, x), 8, window=torch.ones(8), return_complex=True).abs(), X
     ),
-    "complex numbers, of which plevel has no such": (lambda x: torch.fft.rfft(x).exp().real, X),
+    "complex numbers, of which plevel has no such": (lambda x: torch.fft.rfft(x).tan().real, X),
     "a transform of 5000 numbers": (lambda x: torch.fft.rfft(x, 5000).abs(), X),
     "a weight is of float8_e4m3fn": (lambda x: x * HALVED.float(), X),
     "output_size \\(0, 2\\) has no pixels": (lambda x: adaptive_avg_pool2d(x, (0, 2)), IMAGE),
