@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from plevel.onnx.node import OPERATORS, Node
@@ -16,11 +17,43 @@ from strategy.network.size import PROBED
 State = tuple[Expr, ...]
 """The hidden state [batch, hidden], and LSTM's cell state behind it."""
 _MOST_STEPS = 1 << 14
-_FUNCTIONS: dict[str, Callable[[Expr], Expr]] = {
-    "Sigmoid": lambda x: call("sigmoid", x), "Tanh": lambda x: call("tanh", x), "Relu": lambda x: call("relu", x),
-    "HardSigmoid": lambda x: call("hardsigmoid", x, alpha=0.2, beta=0.5),
-    "Softplus": lambda x: call("softplus", x), "LeakyRelu": lambda x: call("leaky_relu", x, alpha=0.01),
-    "Softsign": lambda x: call("divide", x, call("add", call("abs", x), number(1, x))),
+
+
+def _elu(x: Expr, alpha: float) -> Expr:
+    less = call("multiply", call("subtract", call("exp", x), number(1, x)), number(alpha, x))
+    return call("where", call("less", x, number(0, x)), less, x)
+
+
+def _affine(x: Expr, alpha: float, beta: float) -> Expr:
+    return call("add", call("multiply", x, number(alpha, x)), number(beta, x))
+
+
+class _Function(NamedTuple):
+    """An activation, with the alpha and beta that it takes where a layer gives none; None where it has to."""
+
+    make: Callable[..., Expr]
+    numbers: Mapping[str, float | None] = {}
+
+
+_FUNCTIONS = {
+    "Sigmoid": _Function(lambda x: call("sigmoid", x)),
+    "Tanh": _Function(lambda x: call("tanh", x)),
+    "Relu": _Function(lambda x: call("relu", x)),
+    "Softplus": _Function(lambda x: call("softplus", x)),
+    "Softsign": _Function(lambda x: call("divide", x, call("add", call("abs", x), number(1, x)))),
+    "LeakyRelu": _Function(lambda x, alpha: call("leaky_relu", x, alpha=alpha), {"alpha": 0.01}),
+    "ThresholdedRelu": _Function(
+        lambda x, alpha: call("where", call("greater", x, number(alpha, x)), x, number(0, x)), {"alpha": None}
+    ),
+    "Elu": _Function(_elu, {"alpha": 1.0}),
+    "HardSigmoid": _Function(
+        lambda x, alpha, beta: call("hardsigmoid", x, alpha=alpha, beta=beta), {"alpha": 0.2, "beta": 0.5}
+    ),
+    "ScaledTanh": _Function(
+        lambda x, alpha, beta: call("multiply", call("tanh", call("multiply", x, number(beta, x))), number(alpha, x)),
+        {"alpha": None, "beta": None},
+    ),
+    "Affine": _Function(_affine, {"alpha": None, "beta": None}),
 }  # fmt: skip
 
 
@@ -88,14 +121,24 @@ def _rnn(own: _Direction, data: Expr, state: State) -> State:
 
 
 def _activations(node: Node, usual: Sequence[str], directions: int) -> list[Callable[[Expr], Expr]]:
+    """A layer's activations, of which each that takes an alpha or a beta has the next one that is given."""
     names = [a.decode() for a in node.get("activations", ())] or [*usual] * directions
-    unknown = sorted(set(names) - _FUNCTIONS.keys())
-    if unknown or len(names) != len(usual) * directions or node.get("activation_alpha") or node.get("activation_beta"):
+    if {*names} - _FUNCTIONS.keys() or len(names) != len(usual) * directions:
         raise NetworkError(
-            f"its activations {', '.join(names)}: plevel has {', '.join(_FUNCTIONS)}, by their default alpha and beta, "
-            f"{len(usual)} for each direction"
+            f"its activations {', '.join(names)}: plevel has {', '.join(_FUNCTIONS)}, {len(usual)} for each direction"
         )
-    return [_FUNCTIONS[name] for name in names]
+    given = {name: iter(node.get(f"activation_{name}", ())) for name in ("alpha", "beta")}
+    found: list[Callable[[Expr], Expr]] = []
+    for name in names:
+        make, usual_numbers = _FUNCTIONS[name]
+        numbers = {n: next(given[n], default) for n, default in usual_numbers.items()}
+        if None in numbers.values():
+            raise NetworkError(
+                f"{name} without {' and '.join(numbers)}, for which ONNX Runtime has other numbers than ONNX says: "
+                "export it with them"
+            )
+        found.append(partial(make, **numbers))
+    return found
 
 
 def _recurrent(gates: int, cell: Cell, activations: tuple[str, ...]) -> Callable[..., tuple[Expr, ...]]:

@@ -640,6 +640,11 @@ def test_what_onnx_s_reference_lacks_is_computed(tmp_path: Path) -> None:
         assert error_of(evaluate(network.root, given)[0], expected) < 1e-6
 
 
+_ACTIVATIONS = [
+    "Relu", "Sigmoid", "Softsign", "HardSigmoid", "LeakyRelu", "ThresholdedRelu", "Elu", "ScaledTanh", "Affine",
+]  # fmt: skip
+
+
 def _recurrent(random: Any, i: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """A layer with attributes and lengths of its sequences as the number says."""
     kind, gates, parts = (("LSTM", 4, 3), ("GRU", 3, 2), ("RNN", 1, 1))[i % 3]
@@ -648,7 +653,8 @@ def _recurrent(random: Any, i: int) -> tuple[Any, dict[str, Any], dict[str, Any]
     names = ["x", "w", "r", "b", "l" if i % 2 else "", "h", *(["c", "p"][: 2 - i % 2] if kind == "LSTM" else [])]
     attrs |= {"clip": 0.7} if i % 5 == 0 else {"linear_before_reset": 1} if kind == "GRU" else {}
     if i % 4 == 3:
-        attrs["activations"] = random.choice(["Relu", "Sigmoid", "Softsign", "HardSigmoid"], parts * d).tolist()
+        attrs["activations"] = random.choice(_ACTIVATIONS, parts * d).tolist()
+        attrs |= {f"activation_{n}": random.uniform(0.2, 0.9, 1 + i // 4 % 7).tolist() for n in ("alpha", "beta")}
     shapes = {"w": (d, gates * 2, 4), "r": (d, gates * 2, 2), "b": (d, gates * 4), "h": (d, 3, 2), "c": (d, 3, 2)}
     shapes["p"] = (d, 6)
     constants = {n: normal(*shape) for n, shape in shapes.items() if n in names}
@@ -683,6 +689,26 @@ def _transposed(random: Any, i: int) -> tuple[Any, dict[str, Any], dict[str, Any
         whole = zip(given["x"].shape[2:], size, strides, dilations, strict=True)
         attrs["output_shape"] = [int((n - 1) * s + (k - 1) * d + 1 - random.integers(-1, 3)) for n, k, s, d in whole]
     return N("ConvTranspose", ["x", "w"], ["y"], **attrs), given, {"w": normal(2, 3, *size)}
+
+
+def test_activations_take_the_numbers_that_are_given_in_turn(tmp_path: Path) -> None:
+    """ONNX's own reference leaves the numbers of activations out."""
+    names = ["ThresholdedRelu", "Sigmoid", "ScaledTanh", "Affine", "Elu", "HardSigmoid"]
+    alpha, beta = [0.3, 0.7, 1.5, 0.4], [0.6, 0.25]  # of the first four that take one, and the first two
+    about = {"direction": "bidirectional", "activations": names, "activation_alpha": alpha, "activation_beta": beta}
+    weights = {"w": normal(2, 4, 3), "r": normal(2, 4, 1)}
+    given = {"x": normal(1, 5, 3)}
+    model = model_of([N("LSTM", ["x", "w", "r"], ["y"], hidden_size=1, **about)], given, weights)
+    network = import_file(model, tmp_path)
+    expected = np.zeros((1, 2, 5, 1))
+    for d, (gate, inner, outer) in enumerate((
+        (lambda v: np.where(v > 0.3, v, 0), lambda v: 1 / (1 + np.exp(-v)), lambda v: 0.7 * np.tanh(0.6 * v)),
+        (lambda v: 1.5 * v + 0.25, lambda v: np.where(v < 0, 0.4 * np.expm1(v), v),
+         lambda v: np.clip(0.2 * v + 0.5, 0, 1)),
+    )):  # fmt: skip
+        let_in, let_out, _, new = (given["x"][0] @ w for w in weights["w"][d][:, :, None])
+        expected[0, d] = gate(let_out) * outer(gate(let_in) * inner(new))
+    assert error_of(evaluate(network.root, given)[0], expected) < 1e-5
 
 
 @pytest.mark.parametrize("make", [_recurrent, _resized, _transposed])
@@ -1027,9 +1053,14 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
             N("Neg", ["i"], ["y"]),
         ], {"h": [1, 1, 4], "s": np.float32([0.5])},
     ),
-    "by their default alpha and beta": (
-        [N("Reshape", ["x", "h"], ["a"]), N("RNN", ["a", "w", "w"], ["y"], hidden_size=1, activations=["Affine"])],
+    "its activations Cube: plevel has Sigmoid, Tanh": (
+        [N("Reshape", ["x", "h"], ["a"]), N("RNN", ["a", "w", "w"], ["y"], hidden_size=1, activations=["Cube"])],
         {"h": [4, 1, 1], "w": normal(1, 1, 1)},
+    ),
+    "Affine without alpha and beta": (
+        [N("Reshape", ["x", "h"], ["a"]), N(
+            "RNN", ["a", "w", "w"], ["y"], hidden_size=1, activations=["Affine"], activation_alpha=[0.5]
+        )], {"h": [4, 1, 1], "w": normal(1, 1, 1)},
     ),
     "a transform of 4097 numbers": (
         [N("Reshape", ["x", "h"], ["a"]), N("DFT", ["a", "n"], ["y"], axis=1)], {"h": [1, 4, 1], "n": 4097}
