@@ -296,14 +296,24 @@ def _einsum(node: Node, *operands: Expr) -> Expr:
     given, arrow, wanted = equation.partition("->")
     terms = given.split(",")
     wanted = wanted if arrow else "".join(sorted(a for a in set(given) - {","} if given.count(a) == 1))
-    if any(len(set(t)) < len(t) for t in terms) or len(terms) != len(values):
-        raise NetworkError(f"einsum of {given!r:.40}: plevel has it without diagonals")
-    (found, own), *others = zip(values, terms, strict=True)
+    if len(terms) != len(values):
+        raise NetworkError(f"einsum of {given!r:.40} for {len(values)} operands")
+    (found, own), *others = map(_without_repeats, values, terms)
     for i, (more, axes) in enumerate(others):
         later = {*wanted, *"".join(terms[i + 2 :])}
         found, own = _contracted(found, own, more, axes, later)
     found, own = _summed(found, own, set(wanted))
     return found if own == wanted else layer.transpose(found, [own.index(a) for a in wanted])
+
+
+def _without_repeats(x: Expr, axes: str) -> tuple[Expr, str]:
+    """An operand of an equation and its axes, with the diagonal for two of one name."""
+    for name in dict.fromkeys(axes):
+        while axes.count(name) > 1:
+            pair = [place for place, own in enumerate(axes) if own == name][:2]
+            x = layer.diagonal(x, *pair)
+            axes = "".join(own for place, own in enumerate(axes) if place not in pair) + name
+    return x, axes
 
 
 def _without_ellipsis(operands: Sequence[Expr], equation: str) -> tuple[Sequence[Expr], str]:

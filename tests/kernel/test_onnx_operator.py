@@ -234,6 +234,9 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     "an image of integers": (
         [N("DequantizeLinear", ["x", "s", "z"], ["y"])], BYTES, {"s": np.float32(0.1), "z": np.uint8(7)}, 19
     ),
+    "products of diagonals": (
+        [N("Einsum", ["x", "w"], ["y"], equation="...ii,jij->...ji")], {"x": normal(2, 3, 3)}, {"w": normal(4, 3, 4)}
+    ),
     "a convolution of integers": (
         [N("ConvInteger", ["x", "w", "z", "v"], ["y"], group=2, pads=[1, 0, 1, 2], strides=[1, 2])], BYTES, WINDOWS
     ),
