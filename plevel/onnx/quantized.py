@@ -1,4 +1,5 @@
 """Operators of quantised ONNX models: integers with scales and zero points, and products of few bits."""
+# Over 300 lines: a table of operators.
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
+
+_BYTES = ("int8", "uint8")
 
 
 def _point(value: Expr | None) -> int | None:
@@ -44,21 +47,44 @@ def _quantity(value: Expr | None, dtype: str) -> Constant:
 @register("QuantizeLinear")
 def _quantize(node: Node, x: Expr, scale: Expr, zero_point: Expr | None = None) -> Expr:
     dtype = _named_dtype(node) or "uint8" if zero_point is None else zero_point.tensor_type.dtype
-    if not isinstance(scale, Constant) or not (zero_point is None or isinstance(zero_point, Constant)):
-        return _quantized_at_call(x, scale, zero_point, dtype)
+    if dtype not in _BYTES or not _is_plain(scale, zero_point):
+        return _quantized_by_parts(node, x, scale, zero_point, dtype)
     given = _quantity(scale, "float32"), _quantity(zero_point, "int32")
     return call("quantize", x, *given, axis=node.get("axis", 1), out_dtype=dtype)
 
 
-def _quantized_at_call(x: Expr, scale: Expr, zero_point: Expr | None, dtype: str) -> Expr:
-    """A tensor as integers with one scale and zero point, which are computed at the call."""
-    if math.prod(extents(scale)) != 1:
-        raise NetworkError("several scales that are not constant: plevel takes one for the tensor")
-    found = call("round", call("divide", x, layer.reshape(scale, ())))
+def _is_plain(*numbers: Expr | None) -> bool:
+    """Return whether scales and zero points are constant, of one axis at most: plevel has operators for them."""
+    return all(v is None or (isinstance(v, Constant) and v.value.ndim < 2) for v in numbers)
+
+
+def _spread(node: Node, value: Expr, x: Expr) -> Expr:
+    """A scale or zero point, or those of an axis, or of blocks of it, in a shape that broadcasts to that of x."""
+    whole, shape = extents(x), extents(value)
+    if math.prod(shape) == 1:
+        return layer.reshape(value, ())
+    axis = node.get("axis", 1) % len(whole)
+    if len(shape) == 1:
+        return layer.reshape(value, (*shape, *(1,) * (len(whole) - 1 - axis)))
+    each = call("repeat", value, repeats=node.require("block_size"), axis=axis)
+    return layer.take_slice(each, axis, 0, whole[axis])
+
+
+def _quantized_by_parts(node: Node, x: Expr, scale: Expr, zero_point: Expr | None, dtype: str) -> Expr:
+    """A tensor as integers, with scales and zero points of any form, which may be computed at the call."""
+    found = call("round", call("divide", x, _spread(node, scale, x)))
     if zero_point is not None:
-        found = call("add", found, call("cast", layer.reshape(zero_point, ()), dtype=x.tensor_type.dtype))
+        found = call("add", found, call("cast", _spread(node, zero_point, x), dtype=x.tensor_type.dtype))
     limits = np.iinfo(dtype)
     return call("cast", layer.clip(found, limits.min, limits.max), dtype=dtype)
+
+
+def _dequantized_by_parts(node: Node, x: Expr, scale: Expr, zero_point: Expr | None) -> Expr:
+    """The numbers of integers, with scales and zero points of any form, in the dtype of the scales."""
+    found = call("cast", x, dtype="int32")
+    if zero_point is not None:
+        found = call("subtract", found, call("cast", _spread(node, zero_point, x), dtype="int32"))
+    return call("multiply", call("cast", found, dtype=scale.tensor_type.dtype), _spread(node, scale, x))
 
 
 @register("DynamicQuantizeLinear")
@@ -72,7 +98,7 @@ def _dynamic_quantize(node: Node, x: Expr) -> tuple[Expr, Expr, Expr]:
     scale = call("where", call("equal", width, zero), number(1, x), call("divide", width, number(255, x)))
     place = call("round", call("divide", call("negative", least), scale))
     point = call("cast", layer.clip(place, 0, 255), dtype="uint8")
-    return _quantized_at_call(x, scale, point, "uint8"), scale, point
+    return _quantized_by_parts(node, x, scale, point, "uint8"), scale, point
 
 
 def _named_dtype(node: Node) -> str | None:
@@ -83,10 +109,13 @@ def _named_dtype(node: Node) -> str | None:
 
 @register("DequantizeLinear")
 def _dequantize(node: Node, x: Expr, scale: Expr, zero_point: Expr | None = None) -> Expr:
-    given = _quantity(scale, "float32"), _quantity(zero_point, "int32")
-    found = call("dequantize", x, *given, axis=node.get("axis", 1))
+    if x.tensor_type.dtype in (*_BYTES, "int32") and _is_plain(scale, zero_point):
+        given = _quantity(scale, "float32"), _quantity(zero_point, "int32")
+        found: Expr = call("dequantize", x, *given, axis=node.get("axis", 1))
+    else:
+        found = _dequantized_by_parts(node, x, scale, zero_point)
     dtype = _named_dtype(node) or scale.tensor_type.dtype
-    return found if dtype == "float32" else call("cast", found, dtype=dtype)
+    return found if found.tensor_type.dtype == dtype else call("cast", found, dtype=dtype)
 
 
 @register("ConvInteger")
@@ -114,14 +143,28 @@ def _conv_integer(
 def _matmul_integer(
     node: Node, x: Expr, y: Expr, x_zero_point: Expr | None = None, y_zero_point: Expr | None = None
 ) -> Expr:
-    return layer.reshape(_sums_of_rows(x, y, x_zero_point, y_zero_point), (*extents(x)[:-1], extents(y)[-1]))
+    return layer.reshape(*_sums(x, y, x_zero_point, y_zero_point))
+
+
+def _sums(
+    x: Expr, y: Expr, x_zero_point: Expr | None, y_zero_point: Expr | None
+) -> tuple[Expr, tuple[int, ...]]:
+    """The product of integers as NumPy's `matmul`, in int32, and its shape; one with a matrix has all rows."""
+    if len(extents(y)) == 2:
+        return _sums_of_rows(x, y, x_zero_point, y_zero_point), (*extents(x)[:-1], extents(y)[-1])
+    wide = []
+    for value, zero_point in ((x, x_zero_point), (y, y_zero_point)):
+        if zero_point is not None and math.prod(extents(zero_point)) != 1:
+            raise NetworkError("zero points of rows or columns of several matrices: plevel takes one for all")
+        each = call("cast", value, dtype="int32")
+        wide.append(each if zero_point is None else call("subtract", each, _widened(zero_point, ())))
+    product = layer.matmul(*wide)
+    return product, extents(product)
 
 
 def _sums_of_rows(x: Expr, y: Expr, x_zero_point: Expr | None, y_zero_point: Expr | None) -> Expr:
     """The product of all rows of x with a matrix of integers."""
     shape = extents(x)
-    if len(extents(y)) != 2:
-        raise NetworkError(f"integers multiplied by {y.tensor_type}: plevel multiplies them by a matrix only")
     rows = layer.reshape(x, (math.prod(shape[:-1]), shape[-1]))
     of_rows, of_columns = _point(x_zero_point), _point(y_zero_point)
     found = call(
@@ -162,9 +205,8 @@ def _qlinear_matmul(
 ) -> Expr:  # fmt: skip
     if any(constant(scale, "a scale").size > 1 for scale in (x_scale, out_scale)):
         raise NetworkError("scales of rows: plevel takes one of the data, one of the output, one of each column of b")
-    sums = _sums_of_rows(x, y, x_zero_point, y_zero_point)
-    found = _requantized(sums, (x_scale, y_scale), out_scale, out_zero_point, axis=-1)
-    return layer.reshape(found, (*extents(x)[:-1], extents(y)[-1]))
+    sums, shape = _sums(x, y, x_zero_point, y_zero_point)
+    return layer.reshape(_requantized(sums, (x_scale, y_scale), out_scale, out_zero_point, axis=-1), shape)
 
 
 def _requantized(sums: Expr, factors: Sequence[Expr], scale: Expr, zero_point: Expr, axis: int) -> Expr:

@@ -237,6 +237,20 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     "products of diagonals": (
         [N("Einsum", ["x", "w"], ["y"], equation="...ii,jij->...ji")], {"x": normal(2, 3, 3)}, {"w": normal(4, 3, 4)}
     ),
+    "integers of 16 bits": (
+        [N("QuantizeLinear", ["x", "s", "z"], ["i"]), N("DequantizeLinear", ["i", "s", "z"], ["y"])], IMAGE,
+        {"s": np.float32([0.1, 0.02, 3, 0.1]), "z": np.uint16([0, 3, 40_000, 1])}, 21,
+    ),
+    "blocks of integers": (
+        [
+            N("QuantizeLinear", ["x", "s", "z"], ["i"], axis=2, block_size=2), N("Abs", ["i"], ["j"]),
+            N("DequantizeLinear", ["j", "s", "z"], ["y"], axis=2, block_size=2),
+        ], IMAGE, {"s": abs(normal(1, 4, 3, 6)) + 0.1, "z": np.full((1, 4, 3, 6), 3, "int8")}, 21,
+    ),
+    "integers whose scale is data": (
+        [N("Mul", ["s", "two"], ["t"]), N("DequantizeLinear", ["x", "t", "z"], ["y"])], {**BYTES, "s": np.float32(0.1)},
+        {"two": np.float32(2), "z": np.uint8(7)}, 19,
+    ),
     "a convolution of integers": (
         [N("ConvInteger", ["x", "w", "z", "v"], ["y"], group=2, pads=[1, 0, 1, 2], strides=[1, 2])], BYTES, WINDOWS
     ),
@@ -247,6 +261,13 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     "a product of integers": ([N("MatMulInteger", ["x", "w", "z", "v"], ["y"])], ROWS, MATRIX),
     "a product of integers, requantized": (
         [N("QLinearMatMul", ["x", "s", "z", "w", "t", "v", "t", "q"], ["y"])], ROWS, {**MATRIX, **STEPS}
+    ),
+    "products of matrices of integers": (
+        [N("MatMulInteger", ["x", "w", "z", "v"], ["y"])], ROWS, {**MATRIX, "w": np.stack([MATRIX["w"], -MATRIX["w"]])}
+    ),
+    "products of matrices of integers, requantized": (
+        [N("QLinearMatMul", ["x", "s", "z", "w", "t", "v", "t", "q"], ["y"])], {"x": ROWS["x"][0]},
+        {**MATRIX, **STEPS, "w": np.stack([MATRIX["w"], MATRIX["w"][::-1]])},
     ),
     "bounds of integers": (
         [N("Clip", ["i", "a", "b"], ["c"]), N("Sub", ["c", "n"], ["y"])], {"i": np.int64([0, 2**60, 2**62])},
