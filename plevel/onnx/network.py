@@ -172,7 +172,7 @@ class _Importer:
                 computed = _is_computable(node) and is_known(node.input)
                 if node.op_type in _OF_TYPES or computed:
                     known.update(node.output)
-                elif _name(node) not in OPERATORS.keys() | CONTROL:
+                elif _name(node) not in OPERATORS and _name(node) not in CONTROL:
                     counts[_name(node)] += 1
                 elif not (node.op_type == "If" and is_known(node.input)):
                     pending += own_graphs(node)
@@ -347,7 +347,9 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 
 def _has_parts(node: Any) -> bool:
-    if not _is_standard(node) or node.op_type in OPERATORS.keys() | _RANDOM or not onnx.defs.has(node.op_type):
+    if not _is_standard(node) or node.op_type in OPERATORS or node.op_type in _RANDOM:
+        return False
+    if not onnx.defs.has(node.op_type):
         return False
     schema = onnx.defs.get_schema(node.op_type)
     return bool(schema.has_function or schema.has_context_dependent_function)
