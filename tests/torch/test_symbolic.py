@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from torch import nn
-from torch.nn.functional import conv2d, interpolate, pad
+from torch.nn.functional import conv2d, interpolate, layer_norm, pad
 
 from plevel.cli.main import main
 
@@ -41,6 +41,12 @@ COMPILED = {
         lambda x: (
             x.unfold(0, 3, 1), (x @ x.T).diagonal(), (x @ x.T).diagonal(-2), (x @ x.T).diagonal(1), x.logcumsumexp(0),
             torch.cat([x, x]).unfold(0, 2, 2),
+        ), X, {0: ROWS},
+    ),
+    "norms, searches, and extents that are multiples with a summand": (
+        lambda x: (
+            layer_norm(x.T, (x.shape[0],)), torch.searchsorted(x[:, 0].sort()[0], x[:, 1]),
+            torch.cat([x, x[:3], x]) * 2,
         ), X, {0: ROWS},
     ),
     "pads": (
