@@ -195,12 +195,14 @@ def _decode(value: int, probes: tuple[int, ...]) -> _Terms | None:
         if found is not None:
             one = tuple(int(i == place) for i in range(len(probes)))
             return _multiply(found, ((one, 1), (none, summand)))
-    for place, probe in enumerate(probes):  # a multiple of a size, with a summand
+    for place, probe in enumerate(probes):  # a multiple of a size, or a product, with a summand
         factor = (value + probe // 2) // probe
         summand = value - factor * probe
-        if 0 < factor <= _MULTIPLE and abs(summand) <= _SUMMAND:
+        is_likely = 0 < factor <= _MULTIPLE or factor >= PROBED
+        found = _decode(factor, probes) if is_likely and abs(summand) <= _SUMMAND else None
+        if found is not None:
             one = tuple(int(i == place) for i in range(len(probes)))
-            return _add(((one, factor),), ((none, summand),))
+            return _add(_multiply(found, ((one, 1),)), ((none, summand),))
     for place, probe in enumerate(probes):  # a sum of such
         factor, left = divmod(value, probe)
         found = _decode(factor, probes) if factor and left >= PROBED else None

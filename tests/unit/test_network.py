@@ -223,7 +223,7 @@ def test_channels_of_another_layout_are_not_those_of_axis_1() -> None:
 def test_extents_are_sums_of_products_of_sizes_at_any_probe():
     wanted = (
         "n", "m", "3*n", "n*n", "12*n*m", "n + 1", "n - 1", "n + m", "768*n + 768", "n*m + n", "n*m + 512*m", "768",
-        "250002",
+        "250002", "2*n + 3", "16*m - 9", "n*m + 1", "4*n*m - 2", "64*n*m + 5",
     )  # fmt: skip
     for sizes in make_sizes([(1, 40), (2, MOST)], [300_000, 400_000]):
         assert [sizes.encode(n) for n in (300_000, 600_000, 400_000)] == [300_000, 600_000, 400_000]
