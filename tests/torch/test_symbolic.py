@@ -24,6 +24,10 @@ def apart(x):
     return x + torch.arange(x.shape[0])[:, None] * 0.01
 
 
+def attended(x):
+    return (x @ x.mT).softmax(-1) @ x
+
+
 # A function, what it is given, and the sizes of that.
 COMPILED = {
     "orders": (
@@ -62,6 +66,10 @@ COMPILED = {
             interpolate(x, scale_factor=2, mode="bilinear", align_corners=True),
             interpolate(x.bfloat16(), scale_factor=(1, 2), mode="bilinear"),
         ), PICTURE, IMAGE,
+    ),
+    "the places of an image, and one more": (
+        lambda x: attended(pad(x.flatten(2).mT, (0, 0, 1, 0), value=1.0)),
+        PICTURE, IMAGE,
     ),
     "down and up again": (
         lambda x: conv2d(
