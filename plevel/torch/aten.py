@@ -19,7 +19,7 @@ from strategy.network.normal import extents
 
 Operator = Callable[..., Any]
 OPERATORS: dict[str, Operator] = {}
-_NARROW = {"float16", "bfloat16"}
+NARROW = {"float16", "bfloat16"}
 
 
 def register(*names: str) -> Callable[[Operator], Operator]:
@@ -84,7 +84,7 @@ def _is_rounded(x: Any, y: Any) -> bool:
 
     A constant of rank 0 is a number, too, beside a tensor that has axes.
     """
-    if not isinstance(x, Expr) or x.tensor_type.dtype not in _NARROW:
+    if not isinstance(x, Expr) or x.tensor_type.dtype not in NARROW:
         return False
     if isinstance(y, Constant) and extents(x) and not extents(y):
         y = y.value.item()
@@ -108,7 +108,7 @@ def common_dtype(first: str, second: str) -> str:
     """The dtype that PyTorch gives two tensors with axes."""
     if _category(first) != _category(second):
         return max(first, second, key=_category)
-    return "float32" if {first, second} == _NARROW else np.promote_types(first, second).name
+    return "float32" if {first, second} == NARROW else np.promote_types(first, second).name
 
 
 def cast(x: Expr, dtype: str) -> Expr:
@@ -121,7 +121,7 @@ def in_float32(function: Callable[..., Expr]) -> Operator:
     @wraps(function)
     def wide(x: Expr, *more: Any, **named: Any) -> Expr:
         dtype = x.tensor_type.dtype
-        return cast(function(cast(x, "float32") if dtype in _NARROW else x, *more, **named), dtype)
+        return cast(function(cast(x, "float32") if dtype in NARROW else x, *more, **named), dtype)
 
     return wide
 
@@ -234,7 +234,7 @@ def _angle_of(y: Any, x: Any) -> Expr:
     y, x = promoted(y, x)
     if _category(x.tensor_type.dtype) < 2:
         y, x = cast(y, "float32"), cast(x, "float32")
-    if x.tensor_type.dtype in _NARROW:
+    if x.tensor_type.dtype in NARROW:
         return cast(_angle_of(cast(y, "float32"), cast(x, "float32")), x.tensor_type.dtype)
     up, right = call("abs", y), call("abs", x)
     steep = call("greater", up, right)
@@ -288,7 +288,7 @@ OPERATORS["aten.fmin.default"] = _extreme_number("minimum")
 def _hypot(x: Any, y: Any) -> Expr:
     """The greater size times √(1 + the square of their quotient), which overflows only where the result does."""
     x, y = promoted(x, y)
-    if x.tensor_type.dtype in _NARROW:
+    if x.tensor_type.dtype in NARROW:
         return cast(_hypot(cast(x, "float32"), cast(y, "float32")), x.tensor_type.dtype)
     sizes = call("abs", x), call("abs", y)
     least, most = call("minimum", *sizes), call("maximum", *sizes)

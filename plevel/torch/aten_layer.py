@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
 
-from plevel.torch.aten import cast, register
+from plevel.torch.aten import NARROW, Operator, cast, register
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
@@ -112,7 +113,22 @@ def _batch_norm_in_training(*_: Any) -> Expr:
     raise NetworkError("a batch norm that changes its statistics: export the model in eval mode")
 
 
+def _widened(norm: Callable[..., tuple[Expr]]) -> Operator:
+    """A norm in float32 where its data alone are narrower: autocast leaves scales and shifts as they are."""
+
+    @wraps(norm)
+    def compute(x: Expr, *args: Any) -> tuple[Expr]:
+        kind = x.tensor_type.dtype
+        if kind not in NARROW or all(a.tensor_type.dtype == kind for a in args if isinstance(a, Expr)):
+            return norm(x, *args)
+        (found,) = norm(cast(x, "float32"), *args)
+        return (cast(found, kind),)
+
+    return compute
+
+
 @register("_native_batch_norm_legit.no_stats")
+@_widened
 def _batch_norm_of_batch(
     x: Expr, scale: Expr | None, shift: Expr | None, training: bool, momentum: float, epsilon: float
 ) -> tuple[Expr]:
@@ -136,6 +152,7 @@ def _batch_norm_of_batch(
 
 
 @register("native_layer_norm.default")
+@_widened
 def _layer_norm(
     x: Expr, shape: Sequence[int], scale: Expr | None, shift: Expr | None, epsilon: float
 ) -> tuple[Expr]:
@@ -148,6 +165,7 @@ def _layer_norm(
 
 
 @register("native_group_norm.default")
+@_widened
 def _group_norm(
     x: Expr, scale: Expr | None, shift: Expr | None, n: int, c: int, hw: int, groups: int, epsilon: float
 ) -> tuple[Expr]:

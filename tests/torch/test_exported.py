@@ -165,6 +165,12 @@ COMPUTED = {
     "values that are claimed": (lambda x, i: (torch._check(i.max().item() <= 3), x + i)[1], X, COUNTS),
     "types that are claimed": (lambda x, i: (x.to(torch.float32) + 1, i.to(torch.float32)), X, COUNTS),
     "bfloat16": (nn.Linear(8, 4).bfloat16(), X.bfloat16()),
+    "norms of bfloat16 by weights of float32, as autocast has them": (
+        Calls(
+            lambda rows, group, image, x, y: (rows(x), group(y), image(y)),
+            nn.LayerNorm(8), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True),
+        ), X.bfloat16(), IMAGE.bfloat16(),
+    ),
     "transposed convolutions": (
         Calls(
             lambda a, b, x: (a(x), b(x[:, :, 0])), nn.ConvTranspose2d(4, 6, 3, (2, 3), 1, (1, 0), groups=2),
