@@ -70,7 +70,7 @@ def rows(dtype: str, shape: tuple[int, ...]) -> Iterator[Any]:
         yield rng.choice([np.nan, -np.nan, 0.0, -0.0, np.inf, -np.inf, 1e-7, -1e-7, 1.0], shape)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", range(len(SORTS)), ids=lambda n: f"{SORTS[n][0]}-{SORTS[n][1]}")
 def test_rows_are_sorted(number: int, scratch: Path) -> None:
     (dtype, shape, attrs, _), source = SORTS[number], sort_of(number)

@@ -337,7 +337,7 @@ def test_a_row_of_a_million_elements_is_sorted(scratch: Path) -> None:
     check(workload, "topk_merge.cuda", None, scratch)
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("workload", [*PLAIN, *OTHERS], ids=lambda w: w.op)
 def test_what_is_not_tuned_is_right(workload: Workload, scratch: Path, full: bool) -> None:
     for name, config in untuned(workload, full):
