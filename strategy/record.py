@@ -93,7 +93,7 @@ class TimingPolicy(msgspec.Struct, frozen=True, kw_only=True):
     # Timing is abandoned early if the first repeats are this many times slower than the best of the task so far;
     # None: never.
     give_up_ratio: Annotated[float, Meta(gt=1)] | None = None
-    # Repeats also end once the interval is above this multiple of that of the session's fastest kernel; None: never.
+    # Repeats also end once the interval is bounded, and above this multiple of that of the session's fastest kernel.
     beaten_ratio: Annotated[float, Meta(gt=1)] | None = None
     build_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
     run_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0

@@ -111,12 +111,16 @@ def time_kernels(
 
 
 def _is_beaten(policy: TimingPolicy, state: Timed, session: Sequence[Timed]) -> bool:
-    """Return whether a kernel is so much slower than the fastest of its session that more samples decide nothing."""
+    """Return whether a kernel is so much slower than the fastest of its session that a bounded interval is enough.
+
+    It is needed: the kernel is compared with others where the fastest cannot run.
+    """
     if policy.beaten_ratio is None or state.error is not None or len(state.samples_s) < _KNOWN:
         return False
     known = (t for t in session if t.error is None and len(t.samples_s) >= _KNOWN)
     fastest = estimate(min(known, key=lambda t: t.fastest_s).samples_s)
-    return estimate(state.samples_s).low_s > policy.beaten_ratio * fastest.high_s
+    found = estimate(state.samples_s)
+    return found.is_bounded and found.low_s > policy.beaten_ratio * fastest.high_s
 
 
 def _limit(policy: TimingPolicy, best_s: float | None) -> float:
