@@ -68,6 +68,18 @@ def test_every_page_of_an_empty_database_says_what_to_do(visit, empty: Site, wid
         assert visitor.violations() == [], path
 
 
+def test_commands_to_copy_name_this_service(visit, empty: Site) -> None:
+    visitor = visit(empty)
+    for path, command in (
+        ("/", "--url {}"), ("/runs", "--url {}"), ("/devices", "plevel worker --url {}"),
+        ("/networks", '"database": "{}"'),
+    ):  # fmt: skip
+        visitor.open(path)
+        text = visitor.page.locator("main").inner_text()
+        assert command.format(empty.url) in text, path
+        assert "this service’s URL" not in text, path
+
+
 def test_an_error_is_a_page_that_leads_on(visit, seeded: Site) -> None:
     visitor = visit(seeded)
     for path, status in (

@@ -1,4 +1,4 @@
-// Behaviour of pages: follow a live run, and keep opened messages.
+// Behaviour of pages: follow a live run, keep opened messages, and name this service in commands to copy.
 "use strict";
 (() => {
   const live = document.querySelector("[data-follow]");
@@ -27,4 +27,8 @@
     missed = false;
     shown.dispatchEvent(new Event("plevel:change"));
   }, true);  // captured, as it does not bubble
+  // The browser alone knows the address behind proxies.
+  const name = (root) => root.querySelectorAll("[data-url]").forEach((place) => { place.textContent = location.origin; });
+  name(document);
+  document.addEventListener("htmx:load", (event) => name(event.detail.elt));
 })();
