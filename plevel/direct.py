@@ -426,7 +426,8 @@ class Direct:
         self, action: str, **detail: Any
     ) -> Generator[tuple[sa.Connection, dict[str, Any]], None, None]:
         """A transaction that this user's `action` is noted in, with a `detail` that may be added to."""
-        store = self._require("what this would change")
+        named = (f"{kind} {value}" for kind, value in detail.items() if kind in ("run", "pause", "device", "token"))
+        store = self._require(next(named, "what this would change"))
         from service.access import audit
 
         with _told(), store.write() as connection:

@@ -303,6 +303,19 @@ def _read_key(key: str) -> tuple[str, dict[str, str]]:
     return key, timed
 
 
+def _spell(key: str) -> str:
+    """A target's key as `Target.parse` reads it."""
+    kind, arch, *rest = [*key.split("/"), ""][:20]
+    words = [kind]
+    if arch not in ("generic", ""):
+        words.append(f"-{'mcpu' if kind == 'llvm' else 'arch'}={arch}")
+    if features := ",".join(part for part in rest if part.startswith(("+", "-"))):
+        words.append(f"-mattr={features}")
+    options = {"threads": "num-cores"} | {name: option for name, (option, _) in _TIMED.items()}
+    parts = (part.partition("=") for part in rest)
+    return " ".join([*words, *(f"-{options[name]}={value}" for name, _, value in parts if name in options)])
+
+
 # The stack of entered targets, the innermost last, per thread and task.
 _entered: ContextVar[tuple[Target, ...]] = ContextVar("entered", default=())
 
@@ -328,6 +341,8 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
     elif options.pop("foreign", None) in (True, "1"):  # of another tool's logs only
         base = Target(read_name("kind", kind))
     else:
+        if kind.partition("/")[0] in KINDS:  # as tables have it
+            raise TargetError(f"target {kind!r:.200} is a key: write it as '{_spell(kind)[:200]}'")
         meant = suggest(kind, ("cpu", *KINDS))
         raise TargetError(f"unknown target {kind!r:.40}{meant}: expected cpu (this host), {', '.join(KINDS)}")
     keys = read_words("keys", options.pop("keys", ()))

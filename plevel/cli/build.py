@@ -105,9 +105,7 @@ def build(
     )
     if model is None and (locked is None or op is not None):
         if op is None or not inputs:
-            raise UsageError(
-                "name an operator with its --input, a model file with --file, or a lock file with --lock"
-            )
+            raise option.without_inputs(op, "a model file with --file, or a lock file with --lock")
         option.check_library(out)
         workload, where = option.read_workload(op, inputs, attr), option.read_target(target or "cpu", threads)
         _report(plan(workload, where, find_locked(locked, workload, where), out, name).make(), as_json)

@@ -77,6 +77,10 @@ def _extract(model: str, sizes: dict[str, int | tuple[int, str]]) -> Extraction:
             from plevel.onnx.extraction import extract as extract_file
 
             return extract_file(Path(model), sizes)
+        if not model.endswith(".pt2") and ":" not in model:
+            raise UsageError(
+                f"{model!r:.120}: name package.module:function, a file.pt2 of torch.export.save, or a file.onnx"
+            )
         if sizes:
             raise UsageError("--dim: only ONNX files have sizes to give")
         require("torch", "torch")

@@ -56,7 +56,7 @@ def ops(
     try:
         op = get_op(name)
     except OpError as error:
-        raise UsageError(f"{error}: 'plevel ops' lists them") from error
+        raise UsageError(str(error)) from error
     found = _described(op) | {"examples": _examples(op, targets)}
     if as_json:
         print_json(found)

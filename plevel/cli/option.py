@@ -204,6 +204,15 @@ def quote(word: str) -> str:
     return word if shlex.quote(plain) == plain else shlex.quote(word)
 
 
+def without_inputs(op: str | None, others: str) -> UsageError:
+    """The error of a command that names no operator with its inputs; `others` says what it may name instead."""
+    if op is None:
+        return UsageError(f"name an operator with its --input, {others}")
+    if op.endswith((".toml", ".json")):
+        return UsageError(f"{op!r:.120} is no operator: name a model file with --file")
+    return UsageError(f"{op:.80}: its inputs are missing: give each with --input; 'plevel ops {op:.80}' has an example")
+
+
 def read_workload(
     op: str, inputs: list[str], attrs: list[str] | None, *, far: bool = False
 ) -> Workload:

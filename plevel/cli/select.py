@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from plevel.cli import location, option
 from plevel.cli.error import UsageError
 from plevel.cli.lock import read_lock
+
+if TYPE_CHECKING:
+    from plevel.client import Client
+    from plevel.direct import Direct
+    from strategy.target import Target
+    from strategy.workload import Workload
 
 
 def select(
@@ -47,7 +53,9 @@ def select(
     where = option.read_target(target, threads)
 
     from plevel.cli.output import make_console, print_json, print_rivals, selection_lines
+    from strategy.select import Reason
 
+    near = ""
     if lock is not None:
         answer = read_lock(lock).select(workload, where).selection(where)
     else:
@@ -57,13 +65,33 @@ def select(
                 workload, where, device=device, policy="tvm" if policy == "tvm" else "plevel",
                 foreign=foreign,
             )
+            own = policy == "plevel" and not foreign
+            if own and answer.reason == Reason.PLEVEL and not as_json:
+                near = _find_measured(records, workload, where)
     if as_json:
         print_json(answer)
         return
     console = make_console()
     console.print(f"{answer.workload}  on {answer.target}", markup=False, soft_wrap=True)
-    for line in selection_lines(answer):
+    lines = selection_lines(answer)
+    if near:
+        lines = [*lines, f"but        {near} is measured: the mark :const makes another workload"]
+    for line in lines:
         console.print(line, markup=False, soft_wrap=True)
     # TVM's rule compares mean costs, not the medians of the table; a lock need not have any.
     if policy == "plevel" and answer.rivals:
         print_rivals(console, answer)
+
+
+def _find_measured(records: Client | Direct, workload: Workload, target: Target) -> str:
+    """The text of the same call with other inputs constant, if that is measured; else empty."""
+    from strategy.select import Reason
+    from strategy.workload import Input, Workload
+
+    first, *others = workload.inputs
+    for constant in (True, False):
+        marked = (Input(i.name, i.type, constant) for i in others)
+        near = Workload(workload.op, (first, *marked), dict(workload.attrs))
+        if near != workload and records.select(near, target).reason == Reason.MEASURED:
+            return str(near)
+    return ""

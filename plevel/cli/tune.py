@@ -9,7 +9,7 @@ import typer
 
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
-from plevel.cli.tune_report import again_command, report, report_model, target_text
+from plevel.cli.tune_report import again_command, lock_command, report, report_model, target_text
 from plevel.cli.tune_run import connection, follow_run, missing_worker
 
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ def tune(
         answered = {"selections": answers} if several else {"selection": answers[0]}
         print_json({"run": final, **answered})
     elif several:
-        report_model(console, final, request.workloads, answers, place)
+        again = "" if model is None else lock_command(model, target, threads, place)
+        report_model(console, final, request.workloads, answers, place, again)
     else:
         asked = (target or "cpu") if run is None else target_text(request.target)
         again = again_command(request.workloads[0].workload, asked, threads, place)
@@ -191,9 +192,7 @@ def _read_asked(
         found, where = network.workloads, network.read_target(target, threads)
         target = target or network.target
     elif op is None or not inputs:
-        raise UsageError(
-            "name an operator with its --input, a model file with --file, or a run with --run"
-        )
+        raise option.without_inputs(op, "a model file with --file, or a run with --run")
     else:
         found = (RunWorkload(workload=option.read_workload(op, inputs, attr, far=far)),)
         where = option.read_target(target or "cpu", threads)

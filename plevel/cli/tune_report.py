@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from plevel.cli import location, option
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from strategy.record import RunStatus, RunWorkload
@@ -29,10 +31,17 @@ def target_text(target: Target) -> str:
 
 def again_command(workload: Workload, target: str, threads: int | None, place: location.Location) -> str:
     """The `plevel select` command for the same answer."""
-    told = option.workload_command("select", workload) + f" --target {option.quote(target)}"
-    if threads is not None:
-        told += f" --threads {threads}"
-    return told + place.option
+    return option.workload_command("select", workload) + _target_options(target, threads) + place.option
+
+
+def lock_command(model: Path, target: str | None, threads: int | None, place: location.Location) -> str:
+    """The `plevel lock` command that keeps the answers for a model file, whose own target holds if none is given."""
+    return f"plevel lock {option.quote(str(model))} -o plevel.lock{_target_options(target, threads)}{place.option}"
+
+
+def _target_options(target: str | None, threads: int | None) -> str:
+    named = "" if target is None else f" --target {option.quote(target)}"
+    return named if threads is None else f"{named} --threads {threads}"
 
 
 def report(
@@ -68,8 +77,12 @@ def report_model(
     workloads: Sequence[RunWorkload],
     answers: Sequence[Selection],
     place: location.Location,
+    again: str,
 ) -> None:
-    """A row for each workload: the selected implementation, its time, and its share of the network's."""
+    """A row for each workload: the selected implementation, its time, and its share of the network's.
+
+    `again`, the command that asks for the same, is empty if there is none.
+    """
     from plevel.cli.output import find_estimate, print_table, show_noise
     from strategy.table import show_seconds
 
@@ -93,6 +106,7 @@ def report_model(
         *show_noise(best),
         _ending(run),
         f"kept in    {place.shown}",
+        again and f"next       {again}",
     ):
         if line:
             console.print(line, markup=False, soft_wrap=True)

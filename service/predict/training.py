@@ -16,6 +16,7 @@ from service.errors import InvalidError, NotFoundError
 from service.predict.ranker import LEAST_ACCURACY
 from service.store.sql import insert
 from service.store.tables import cost_model, target
+from strategy.table import show_number
 
 LEAST_WORKLOADS = 5  # at least one of which is held out
 OWNER = "training"  # of temporary files
@@ -87,7 +88,7 @@ def check(op: str, target_key: str, workloads: int) -> None:
     """Raise `InvalidError` if there are too few workloads for a model."""
     if workloads < LEAST_WORKLOADS:
         raise InvalidError(
-            f"{op} on {target_key}: {workloads} workloads on record, not counting epilogues, at least "
+            f"{op} on {target_key}: {show_number(workloads, 'workload')} on record, not counting epilogues, at least "
             f"{LEAST_WORKLOADS} are needed: tune more shapes"
         )
 

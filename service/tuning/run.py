@@ -159,7 +159,7 @@ def _finish_if_tuned(
     finish(
         connection, run_id, RunState.DONE,
         f"tuned enough already, in run {named}: the same versions, target and policies, with at "
-        "least this budget or stopped by its own rule: set `force` to tune again",
+        "least this budget or stopped by its own rule: `force` (--force) tunes again",
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def test_a_model_is_tuned_and_its_kernels_are_those_measured(
     capsys.readouterr()
     tune(model, inputs, trials=8, database=str(database))
     assert f"tuned enough already, in run {run.id}: " in (said := capsys.readouterr().err)
-    assert said.endswith("set `force` to tune again\n")
+    assert said.endswith("`force` (--force) tunes again\n")
     target = model_target()
     with plevel_database(database) as records:
         workloads = [row.workload for row in explain_rows(model, inputs, database)]

@@ -34,7 +34,8 @@ from plevel.cli.file import whole
 from plevel.cli.location import Location
 from plevel.cli.main import _explain, app, main
 from plevel.cli.plain_text import PlainStream
-from plevel.cli.tune_report import again_command, target_text
+from plevel.cli.select import _find_measured
+from plevel.cli.tune_report import again_command, lock_command, target_text
 from plevel.cli.tune_run import connection, follow_run, missing_worker
 from plevel.client import Client, UnreachableError
 from plevel.direct import Direct
@@ -44,7 +45,9 @@ from strategy.compile.export import place
 from strategy.fault import CompileError
 from strategy.op import all_ops
 from strategy.record import RunRequest, RunState, RunStatus, RunWorkload, TaskStatus
+from strategy.select import Reason
 from strategy.target import Target
+from strategy.workload import Workload
 from strategy.workload_text import EXAMPLE, parse_workload
 from tests.limit import HANG_S
 from tests.port import free_port
@@ -288,6 +291,10 @@ def test_usage_errors_name_the_field(
             ("tune", "--run", "12", "--url", "http://x"), ["--run 12", "plevel runs --url http://x"],
             id="a run of a service",
         ),
+        pytest.param(("tune", "dense"), ["dense: its inputs", "--input", "'plevel ops dense'"], id="no inputs"),
+        pytest.param(("tune", "model.toml"), ["'model.toml'", "--file"], id="a model file as an operator"),
+        pytest.param(("build", "model.toml", "-o", "x"), ["'model.toml'", "--file"], id="a model file to build"),
+        pytest.param(("extract", "model.toml"), ["'model.toml'", "file.pt2", "file.onnx"], id="extract a model file"),
         pytest.param(("ops", "con2d"), ["did you mean conv2d?", "'plevel ops'"], id="ops of no operator"),
         pytest.param(("ops", "-t", "cpu"), ["--target: lists the implementations"], id="ops of a target"),
         pytest.param(("ops", "dense", "-t", "cpux"), ["--target", "'cpux'"], id="ops of no target"),
@@ -595,6 +602,44 @@ def test_the_next_command_of_a_resumed_run_has_a_target_that_is_read(spec: str) 
     workload = parse_workload(EXAMPLE)
     words = shlex.split(again_command(workload, target_text(target), None, Location(database="sqlite:///a.db")))
     assert Target.parse(words[words.index("--target") + 1]) == target
+
+
+@pytest.mark.parametrize(
+    ("target", "threads", "given"),
+    [(None, None, []), ("llvm -mcpu=znver4", 2, ["--target", "llvm -mcpu=znver4", "--threads", "2"])],
+)
+def test_the_next_command_of_a_tuned_model_file_locks_its_answers(
+    target: str | None, threads: int | None, given: list[str]
+) -> None:
+    told = shlex.split(lock_command(Path("a b.toml"), target, threads, Location(database="sqlite:///a.db")))
+    assert told == ["plevel", "lock", "a b.toml", "-o", "plevel.lock", *given, "--database", "sqlite:///a.db"]
+
+
+@pytest.mark.parametrize(
+    ("command", "what"), [("cancel 9", "run"), ("fleet resume 9", "pause"), ("token revoke 9", "token")]
+)
+def test_without_a_database_there_is_nothing_to_change(command: str, what: str, called: Called) -> None:
+    assert_one_line(called(*command.split()), 1, f"{what} 9 does not exist: the database does not exist yet")
+
+
+@pytest.mark.parametrize(
+    ("asked", "measured", "named"),
+    [
+        ("dense(data=float32[8,4],weight=float32[6,4])", True, "dense(data=float32[8,4],weight=float32[6,4]:const)"),
+        ("dense(data=float32[8,4],weight=float32[6,4]:const)", False, "dense(data=float32[8,4],weight=float32[6,4])"),
+        ("dense(data=float32[8,4],weight=float32[6,4]:const)", True, ""),
+        ("softmax(data=float32[8,4])", True, ""),
+    ],
+)
+def test_an_answer_without_measurements_names_the_workload_of_another_mark(
+    asked: str, measured: bool, named: str
+) -> None:
+    def select(workload: Workload, target: Target) -> Any:
+        constant = all(i.constant for i in workload.inputs[1:])
+        return SimpleNamespace(reason=Reason.MEASURED if constant == measured else Reason.PLEVEL)
+
+    records: Any = SimpleNamespace(select=select)
+    assert _find_measured(records, parse_workload(asked), Target.parse("llvm")) == named
 
 
 def test_a_task_that_is_not_there(called: Called) -> None:

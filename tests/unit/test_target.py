@@ -352,3 +352,23 @@ def test_each_thread_has_a_current_target_of_its_own() -> None:
     with ThreadPoolExecutor(2) as pool, Target.parse("metal"):
         found = list(pool.map(enter, targets))
     assert found == [[None, own, shared, None] for own in targets]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "llvm -mcpu=znver4 -num-cores=8", "llvm -num-cores=2", "cuda -arch=sm_90",
+        "llvm -mcpu=znver4 -mattr=-avx512f,+fma -num-cores=8 -thread-pool=openmp -constants=cold",
+    ],
+)  # fmt: skip
+def test_a_key_is_refused_with_the_target_that_it_is_of(spec: str) -> None:
+    key = Target.parse(spec).key
+    with pytest.raises(TargetError, match=r"is a key: write it as '(.*)'$") as refused:
+        Target.parse(key)
+    assert Target.parse(str(refused.value).split("'")[-2]).key == key
+
+
+@pytest.mark.parametrize("key", ["llvm/", "llvm/threads=2", "llvm/znver4" + "/" * 1000])
+def test_what_begins_like_a_key_is_refused(key: str) -> None:
+    with pytest.raises(TargetError, match="is a key"):
+        Target.parse(key)
