@@ -41,6 +41,7 @@ $(STAMP): pyproject.toml
 	 install one (Debian: apt install gcc g++)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	 echo >&2 "$(PYTHON) cannot make a virtual environment (Debian: apt install python3-venv)"; exit 1; }
+	@echo "installing into $(VENV), which takes some minutes, most of them to download TVM"
 	@# Python compiles what is imported when it first is; all that is installed would take 20 s of processor time.
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
