@@ -96,6 +96,14 @@ def parts(total: int, weights: Sequence[float], leads_s: Sequence[float | None])
     return split(total, [w / largest * (longest if s is None else s) for w, s in timed])
 
 
+def charge(own: int, earlier: int, part: int) -> int:
+    """The trials of a workload that a run is charged: those of other runs up to the workload's part.
+
+    So a workload that is tuned already takes no trials from the others.
+    """
+    return own + min(earlier, part)
+
+
 def share(arms: Sequence[Arm], budget: int) -> int:
     """The trials that each implementation gets before any may be dropped."""
     n = max(len(arms), 1)

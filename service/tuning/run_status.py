@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from service.records.ranking import Ranked
 from service.store.namespace import DEFAULT
 from service.store.sql import among, is_given, now
 from service.store.tables import LIVE, job, lease, record, run, run_task, task, workload
+from service.tuning import budget
 from service.tuning.ownership import is_interrupted
 from service.tuning.run import unknown_run
 from service.tuning.tally import count_trials, tally
@@ -52,10 +54,10 @@ def _runs() -> sa.Select[Any]:
 
 def _status(connection: sa.Connection, row: Any, alive_s: float, idle: float) -> RunStatus:
     run_id = row.id
-    budget = convert({name: getattr(row, name) for name in _Budget.__struct_fields__}, _Budget)
+    asked = convert({name: getattr(row, name) for name in _Budget.__struct_fields__}, _Budget)
     told = tally(connection, run_id)
-    tasks = _task_statuses(connection, run_id, count_trials(connection, run_id, row.forced, budget.search_policy, told))
-    done = sum(t.trials for t in tasks if t.tunable)
+    tasks = _task_statuses(connection, run_id, count_trials(connection, run_id, row.forced, asked.search_policy, told))
+    done = _count_charged(connection, run_id, asked.trials, tasks, told)
     workers = fleet.count_alive(connection, row.target_id, alive_s)
     message = row.message
     interrupted = is_interrupted(connection, run_id)
@@ -66,20 +68,43 @@ def _status(connection: sa.Connection, row: Any, alive_s: float, idle: float) ->
         )
     elif row.state in LIVE and not workers:
         message = (
-            f"waiting for a worker for target {budget.target}: start one with "
+            f"waiting for a worker for target {asked.target}: start one with "
             "`plevel worker --url URL`, with this service's URL"
         )
     elif row.state == RunState.RUNNING and (missing := explain.missing(connection, run_id, alive_s)):
         message = (
-            f"waiting for a worker that can build {', '.join(missing)}: those alive for target {budget.target} "
+            f"waiting for a worker that can build {', '.join(missing)}: those alive for target {asked.target} "
             "have other versions; bring them to this service's version of plevel"
         )
     return RunStatus(
-        id=run_id, state=RunState(row.state), target=budget.target, trials=budget.trials,
-        trials_done=min(done, budget.trials), created_at=row.created_at,
+        id=run_id, state=RunState(row.state), target=asked.target, trials=asked.trials,
+        trials_done=min(done, asked.trials), created_at=row.created_at,
         finished_at=row.finished_at, timing_s=float(sum(t.run_s for t in told)),
         idle_s=idle, workers=workers, interrupted=interrupted, message=message, tasks=tuple(tasks),
     )  # fmt: skip
+
+
+def _count_charged(
+    connection: sa.Connection, run_id: int, trials: int, tasks: Sequence[TaskStatus], told: Iterable[Any]
+) -> int:
+    """The trials that a run is charged (`budget.charge`); `told` is its tally."""
+    weights = {
+        row.task_id: row.weight
+        for row in connection.execute(sa.select(run_task.c["task_id", "weight"]).where(run_task.c.run_id == run_id))
+    }
+    own: Counter[int] = Counter()
+    for t in told:
+        own[t.task_id] += t.standing * (t.phase == Phase.SEARCH.value)
+    groups: defaultdict[str, list[TaskStatus]] = defaultdict(list)
+    for status in tasks:
+        groups[status.workload].append(status)
+    leads_s = [min((t.best.median_s for t in g if t.best is not None), default=None) for g in groups.values()]
+    parts = budget.parts(trials, [weights[g[0].task_id] for g in groups.values()], leads_s)
+    total = 0
+    for group, part in zip(groups.values(), parts, strict=True):
+        made = sum(own[t.task_id] for t in group if t.tunable)
+        total += budget.charge(made, sum(t.trials for t in group if t.tunable) - made, part)
+    return total
 
 
 def idle_s(connection: sa.Connection, ids: Sequence[int]) -> dict[int, float]:

@@ -171,7 +171,7 @@ class Tuner(Background):
 
     def _judge(self, tuning: TuningRun) -> None:
         """Drop the implementations that cannot win, and mark those with nothing left to try."""
-        parts = self._parts(tuning)
+        parts = tuning.parts()
         for workload_id, group in tuning.by_workload().items():
             arms, lead_s = arms_of(group)
             first = budget.share(arms, parts[workload_id])
@@ -182,12 +182,6 @@ class Tuner(Background):
                 elif arm.exhausted:
                     _close(tuning, t, TaskState.EXHAUSTED, "all of its configurations have been tried")
 
-    def _parts(self, tuning: TuningRun) -> dict[int, int]:
-        """The run's trials, split over its workloads by the time of their calls."""
-        groups = tuning.by_workload()
-        weights, leads_s = zip(*((g[0].weight, arms_of(g)[1]) for g in groups.values()), strict=True)
-        return dict(zip(groups, budget.parts(tuning.request.trials, weights, leads_s), strict=True))
-
     def _propose(self, tuning: TuningRun, room: int) -> list[Proposal]:
         proposals: list[Proposal] = []
         groups = tuning.by_workload()
@@ -196,10 +190,10 @@ class Tuner(Background):
             fixed = [jobs.NewEntry(t.id, Config()) for t in group if t.is_unmeasured and not t.awaited]
             if fixed:
                 proposals.append(Proposal(workload_id, tuple(fixed), jobs.URGENT))
-        parts = self._parts(tuning)
+        parts = tuning.parts()
         while len(proposals) < room:
             stands = [budget.Stand(g[0].weight, parts[w], *arms_of(g)) for w, g in groups.items()]
-            left = tuning.request.trials - sum(s.spent for s in stands)
+            left = tuning.request.trials - tuning.spent
             made = None
             for i in budget.order(stands) if left > 0 else ():
                 workload_id = list(groups)[i]
@@ -261,7 +255,7 @@ class Tuner(Background):
 
     def _is_waiting(self, tuning: TuningRun) -> bool:
         """Return whether other runs have in the queue what is left for this one to measure."""
-        more = _spent(tuning.tasks) < tuning.request.trials
+        more = tuning.spent < tuning.request.trials
         arms = [t.arm(None) for t in tuning.tasks if t.search is not None] if more else []
         return any(a.waiting and a.is_open for a in arms) or any(t.awaited and t.is_unmeasured for t in tuning.tasks)
 
@@ -425,20 +419,16 @@ def _close(tuning: TuningRun, t: TuningTask, state: TaskState, why: str) -> None
         tuning.changed.append(t)
 
 
-def _spent(group: Sequence[TuningTask]) -> int:
-    return sum(t.told + t.pending for t in group if t.search is not None)
-
-
 def _needed(tuning: TuningRun) -> set[int]:
     """The jobs of other runs that a run waits for, not those whose trials would be more than it was asked for."""
-    more = _spent(tuning.tasks) < tuning.request.trials
+    more = tuning.spent < tuning.request.trials
     searched = [t for t in tuning.tasks if more and t.search is not None and t.state is TaskState.ACTIVE]
     fixed = [t for t in tuning.tasks if t.is_unmeasured]
     return {job_id for t in (*searched, *fixed) for job_id, _ in t.awaited}
 
 
 def _why_stopped(tuning: TuningRun, *, timed_out: bool) -> str:
-    trials = _spent(tuning.tasks)
+    trials = tuning.spent
     dropped = [f"{t.implementation}: {t.message}" for t in tuning.tasks
                if t.state is TaskState.DROPPED]  # fmt: skip
     tunable = [t for t in tuning.tasks if t.search is not None]

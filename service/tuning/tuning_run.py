@@ -50,6 +50,7 @@ class TuningTask:
     cursor: int = 0  # the id of the last absorbed record
     best_s: float | None = None
     told: int = 0  # absorbed trials, including failures and configurations outside of the search
+    earlier: int = 0  # those of them that other runs have made
     chance: int = 0  # absorbed trials whose failure says nothing of the configuration
     elsewhere: int = 0  # absorbed trials that were timed on another device model
     failed_elsewhere: int = 0  # absorbed trials that failed there, by their own fault
@@ -95,8 +96,13 @@ class TuningTask:
 
 def arms_of(group: Sequence[TuningTask]) -> tuple[list[budget.Arm], float | None]:
     """The tunable implementations of one workload, and the lowest time of all."""
-    lead_s = min([t.best_s for t in group if t.best_s is not None], default=None)
+    lead_s = lead_of(group)
     return [t.arm(lead_s) for t in group if t.search is not None], lead_s
+
+
+def lead_of(group: Sequence[TuningTask]) -> float | None:
+    """The lowest time of a workload's implementations; None if nothing has run."""
+    return min([t.best_s for t in group if t.best_s is not None], default=None)
 
 
 @dataclass
@@ -132,6 +138,22 @@ class TuningRun:
         """Take over the priority that an equal request has raised."""
         if priority != self.request.priority:
             self.request = msgspec.structs.replace(self.request, priority=priority)
+
+    def parts(self) -> dict[int, int]:
+        """The run's trials, split over its workloads by the time of their calls."""
+        groups = self.by_workload()
+        weights, leads_s = zip(*((g[0].weight, lead_of(g)) for g in groups.values()), strict=True)
+        return dict(zip(groups, budget.parts(self.request.trials, weights, leads_s), strict=True))
+
+    @property
+    def spent(self) -> int:
+        """The trials that the run is charged, those under way included."""
+        parts, total = self.parts(), 0
+        for workload_id, group in self.by_workload().items():
+            tunable = [t for t in group if t.search is not None]
+            earlier = sum(t.earlier for t in tunable)
+            total += budget.charge(sum(t.told + t.pending for t in tunable) - earlier, earlier, parts[workload_id])
+        return total
 
     def find_policy(self, connection: sa.Connection) -> None:
         """Find the id of the search's policy, if another run may have enqueued its first job."""
@@ -240,7 +262,7 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
     for t in tuning.tasks:
         rows = connection.execute(
             sa.select(
-                *record.c["id", "job_id", "entry", "config", "error", "median_s", "config_digest"],
+                *record.c["id", "run_id", "job_id", "entry", "config", "error", "median_s", "config_digest"],
                 sa.func.coalesce(device.c.model, "").label("model"),
             )
             .outerjoin(device, device.c.id == record.c.device_id)
@@ -251,6 +273,7 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
             reported.add((r.job_id, r.entry))
             t.cursor = r.id
             t.told += 1
+            t.earlier += r.run_id != tuning.id
             tuning.timed[r.model] += r.error is None
             tuning.tried[r.model] += r.error != ErrorKind.LOST  # of which no device is known
             elsewhere = r.model != tuning.device_model and r.error != ErrorKind.LOST

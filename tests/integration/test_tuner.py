@@ -793,6 +793,20 @@ def test_a_larger_budget_goes_on_from_the_smaller(farm: Farm) -> None:
     assert len(new) == 12
 
 
+def test_a_workload_that_is_tuned_already_takes_no_trials_from_the_others(farm: Farm) -> None:
+    farm.go(farm.ask(request(trials=40)).id)
+    new = Workload.make("dense", {"data": "float32[64,64]", "weight": "float32[64,64]"})
+    both = [RunWorkload(workload=w, candidates=CANDIDATES) for w in (WORKLOAD, new)]
+    jobs = len(farm.jobs)
+    asked = farm.ask(request(workloads=tuple(both), trials=20))
+    assert asked.trials_done <= 10
+    status = farm.go(asked.id)
+    assert (status.state, status.trials_done) == (RunState.DONE, 20)
+    assert sum(t.trials for t in status.tasks if t.workload == new.key and t.tunable) >= 10
+    made = sum(len(e) for e, phase in zip(farm.jobs[jobs:], farm.phases[jobs:], strict=True) if phase is Phase.SEARCH)
+    assert made <= 20 + 2
+
+
 def test_force_begins_anew(farm: Farm) -> None:
     farm.go(farm.ask(request(trials=16)).id)
     jobs = len(farm.jobs)
