@@ -86,6 +86,11 @@ from workers.timing import time_kernels
 
 BERT = ((768, 768), (3072, 768), (768, 3072))  # n, k
 LLAMA = ((4096, 4096), (11008, 4096), (4096, 11008))
+ATTENTION = (  # batch, heads, groups of them, queries, keys, depth, causal
+    (8, 12, 12, 512, 512, 64, False), (16, 12, 12, 197, 197, 64, False), (1, 32, 32, 2048, 2048, 128, True),
+    (1, 32, 8, 1, 4096, 128, False), (16, 32, 8, 1, 2048, 128, False),
+)  # fmt: skip
+EXPERTS = ((64, 1024, 2048, (64, 512, 8192)), (8, 4096, 4096, (16, 512, 4096)))  # groups, n, k, and numbers of rows
 RESNET = (  # data, out channels, window, stride, padding
     ((3, 224, 224), 64, 7, 2, 3), ((64, 56, 56), 64, 1, 1, 0), ((64, 56, 56), 64, 3, 1, 1),
     ((256, 56, 56), 128, 1, 2, 0), ((128, 28, 28), 128, 3, 1, 1), ((512, 28, 28), 256, 1, 2, 0),
@@ -127,6 +132,20 @@ def cases(most: int | None = None) -> list[tuple[str, Workload]]:
     add("rows", "layer_norm", {"data": (single, [8192, 768]), **affine})
     add("scan", "cumsum", {"data": (single, [16777216])})
     add("scan", "cumsum", {"data": (single, [4096, 4096])}, {"axis": 1})
+    add("scan", "cumsum", {"data": (single, [64, 1048576])}, {"axis": 1})
+    for batch, heads, groups, m, n, d, causal in ATTENTION:
+        operands = {
+            name: ("bfloat16", [batch, count, length, d])
+            for name, count, length in (("query", heads, m), ("key", groups, n), ("value", groups, n))
+        }
+        add("attention", "attention", operands, {"is_causal": causal})
+    for m, n, k in ((1, 4096, 4096), (1, 11008, 4096), (8, 11008, 4096)):
+        count = -(-min(k, most or k) // 32)
+        blocks = {"weight": ("uint8", [n, count, 16]), "scales": ("bfloat16", [n, count])}
+        add("4 bits", "matmul_nbits", {"data": ("bfloat16", [m, k]), **blocks}, {"block_size": 32})
+    for groups, n, k, m in [(g, n, k, m) for g, n, k, rows in EXPERTS for m in rows]:
+        operands = {"data": ("bfloat16", [m, k]), "weight": ("bfloat16", [groups, n, k]), "ends": ("int32", [groups])}
+        add("experts", "grouped_dense", operands)
     for rows, length, k in ((4096, 4096, 16), (1, 1000000, 50), (32, 128256, 50)):
         add("topk", "topk", {"data": (single, [rows, length])}, {"k": min(k, most or k)})
     add("sort", "argsort", {"data": (single, [1048576])})
@@ -137,7 +156,8 @@ def cases(most: int | None = None) -> list[tuple[str, Workload]]:
 
 SMALL = 24  # extents of `--small` at most
 LIBRARIES = ("_cublas.cuda", "_cudnn.cuda")
-MEMORY_BOUND = ("rows", "scan", "memory")
+WITHOUT_PEER = ("matmul_nbits",)
+MEMORY_BOUND = ("rows", "scan", "memory", "4 bits")
 FINAL = TimingPolicy(min_repeats=10, max_repeats=100, spread=0.01, budget_s=0.1)
 
 
@@ -278,7 +298,7 @@ def measure(
         written = sum(k.size * numpy_dtype(k.dtype).itemsize for k in kinds)
         moved = written + sum(a.nbytes for a in inputs.values())
         result["bytes_per_s"] = moved / result["best_s"]
-        if peer:
+        if peer and workload.op not in WITHOUT_PEER:
             result |= against_peer(workload, inputs, driver.l2_bytes, result["best_s"])
     return result
 
@@ -435,6 +455,14 @@ def peer_of(workload: Workload, torch: Any) -> Callable[[dict[str, Any]], Any]:
         "cumsum": lambda x: torch.cumsum(x["data"], attrs.axis or 0),
         "topk": lambda x: torch.topk(x["data"], attrs.k, attrs.axis),
         "argsort": lambda x: torch.argsort(x["data"], dim=attrs.axis, stable=True),
+        "attention": lambda x: functional.scaled_dot_product_attention(
+            x["query"],
+            x["key"],
+            x["value"],
+            is_causal=attrs.is_causal,
+            enable_gqa=x["key"].shape[1] != x["query"].shape[1],
+        ),
+        "grouped_dense": lambda x: functional.grouped_mm(x["data"], x["weight"].transpose(1, 2), offs=x["ends"]),
         "add": lambda x: torch.add(x["lhs"], x["rhs"]),
         "sum": lambda x: torch.sum(x["data"], attrs.axis),
     }[workload.op]  # type: ignore[no-any-return]

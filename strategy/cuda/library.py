@@ -22,7 +22,8 @@ from strategy.target import Target
 
 CALL = "plevel_step"
 # Placeholders of a step's buffers, until the program's names are known.
-LEFT, RIGHT, OUTPUT = "left", "right", "output"
+LEFT, RIGHT, THIRD, FOURTH, OUTPUT = "left", "right", "third", "fourth", "output"
+_INPUTS = (LEFT, RIGHT, THIRD, FOURTH)
 
 
 class Handwritten(msgspec.Struct, frozen=True, tag="handwritten"):
@@ -42,7 +43,7 @@ Step = Gemm | Convolution | Handwritten
 def call_in_place(
     step: Step, inputs: Sequence[Any], shape: Sequence[Any], dtype: str, name: str
 ) -> Any:
-    """The tensor that a step over `LEFT` and `RIGHT` writes to `OUTPUT`."""
+    """The tensor that a step over `LEFT`, `RIGHT` …, as many as there are inputs, writes to `OUTPUT`."""
     from tvm import te, tirx
 
     text = msgspec.json.encode(step).decode()
@@ -62,9 +63,10 @@ def call_in_place(
 
 
 def read_step(text: str, names: Sequence[str]) -> Step:
-    """The step that `call_in_place` wrote, over the buffers of these names: left, right, output."""
+    """The step that `call_in_place` wrote, over the buffers of these names: the inputs in order, and the output."""
     step = msgspec.json.decode(text, type=Gemm | Convolution | Handwritten)
-    return step.rename(dict(zip((LEFT, RIGHT, OUTPUT), names, strict=True)))
+    *inputs, output = names
+    return step.rename({**dict(zip(_INPUTS, inputs, strict=False)), OUTPUT: output})
 
 
 def schedule_in_place(attrs: Attrs, outs: Outs, target: Target, *config: Config) -> Any:

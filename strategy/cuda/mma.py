@@ -35,11 +35,11 @@ void multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) product_mma(
-    const TYPE* __restrict__ left, const TYPE* __restrict__ right, OUT* __restrict__ output, int m) {
+    const TYPE* __restrict__ left, const TYPE* __restrict__ right, OUT* __restrict__ output, int mMORE_INPUTS) {
   extern __shared__ __align__(128) unsigned char storage[];
   const unsigned shared = (unsigned)__cvta_generic_to_shared(storage);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  OPERANDS tile(left, right, m);
+  OPERANDS
   const int warp_row = warp / WARPS_N * WARP_M, warp_column = warp % WARPS_N * WARP_N;
 
   // Fragments of one step of 16 along k, whose chunks differ in bits of the place that are theirs alone.

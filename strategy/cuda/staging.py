@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from strategy.cuda.library import LEFT, OUTPUT, RIGHT, Handwritten
+from strategy.cuda.library import LEFT, OUTPUT, RIGHT, THIRD, Handwritten
 from strategy.cuda.limit import GRID
-from strategy.cuda.program import Launch, Number, Pointer, Scalar
+from strategy.cuda.program import Launch, Number, Pointer, Scalar, times
 from strategy.cuda.template import C_TYPES, Template
 from strategy.types import Dim
 
@@ -152,11 +152,22 @@ class Operands:
 
     Args:
         macros: names in its source, with their values.
+        third: type of a third input, which its constructor takes after m.
+        skip: condition on `tile` and m under which a block has nothing to compute.
     """
 
     name: str = "Tile"
     source: str = ""
     macros: Mapping[str, int] = field(default_factory=dict)
+    third: str = ""
+    skip: str = ""
+
+    def insert(self, source: str) -> str:
+        """The source of a kernel with MORE_INPUTS in its parameters and OPERANDS where the type is constructed."""
+        parameter, argument = (f", const {self.third}* __restrict__ third", ", third") if self.third else ("", "")
+        skip = f"\n  if ({self.skip}) return;" if self.skip else ""
+        made = f"{self.name} tile(left, right, m{argument});{skip}"
+        return source.replace("MORE_INPUTS", parameter).replace("OPERANDS", made)
 
 
 @dataclass(frozen=True)
@@ -166,6 +177,7 @@ class ByHand:
     Args:
         one_left, one_right: True if the operand is shared by all entries of the batch.
         operands: the type that reads them and addresses the output.
+        parts: of m, where rows of two parts are never in one tile.
     """
 
     batch: Number
@@ -177,6 +189,15 @@ class ByHand:
     one_left: bool = False
     one_right: bool = False
     operands: Operands = Operands()
+    parts: int = 1
+
+    def tiles(self, block_m: int) -> Number:
+        """Tiles along m, or with several parts the most there can be."""
+        spare = self.parts * (block_m - 1)
+        if isinstance(self.m, int):
+            return min((self.m + spare) // block_m, self.m)
+        tiles: Number = ["//", ["+", self.m, spare], block_m]
+        return tiles if self.parts == 1 else ["min", tiles, self.m]
 
 
 def takes_copies(batch: Dim, n: Dim, k: Dim, dtype: str, out_dtype: str) -> bool:
@@ -197,7 +218,7 @@ def product_by_hand(
     """The kernel of a product, and its launch.
 
     Args:
-        source: of `kernel`, which takes both operands, the output and m; OPERANDS in it is the type.
+        source: of `kernel`, which takes both operands, the output and m, for `Operands.insert`.
         knobs: values of BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP and the source's other macros.
     """
     macros: dict[str, int | str] = {
@@ -205,12 +226,10 @@ def product_by_hand(
         "TYPE": C_TYPES[of.dtype], "OUT": C_TYPES[of.out_dtype], "CHUNK": _CHUNK, "COLUMNS": of.n,
         "DEPTH": of.k, "ONE_LEFT": int(of.one_left), "ONE_RIGHT": int(of.one_right),
     }  # fmt: skip
-    m, block_m, across = of.m, knobs["BLOCK_M"], -(-of.n // knobs["BLOCK_N"])
-    down: Number = -(-m // block_m) if isinstance(m, int) else ["//", ["+", m, block_m - 1], block_m]
-    blocks: Number = down * across if isinstance(down, int) else ["*", down, across]
+    arguments = (Pointer(LEFT), Pointer(RIGHT), Pointer(OUTPUT), Scalar("int32", of.m))
     launch = Launch(
-        kernel, (Pointer(LEFT), Pointer(RIGHT), Pointer(OUTPUT), Scalar("int32", m)),
-        (blocks, 1, of.batch), (threads, 1, 1), shared_bytes,
+        kernel, (*arguments, Pointer(THIRD)) if of.operands.third else arguments,
+        (times(of.tiles(knobs["BLOCK_M"]), -(-of.n // knobs["BLOCK_N"])), 1, of.batch), (threads, 1, 1), shared_bytes,
     )  # fmt: skip
-    text = _COPIES + of.operands.source + source.replace("OPERANDS", of.operands.name)
+    text = _COPIES + of.operands.source + of.operands.insert(source)
     return Handwritten(Template(text, macros, (), (launch,)).code, launch)

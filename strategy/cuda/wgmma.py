@@ -41,12 +41,12 @@ __device__ __forceinline__ void settle(float (&sum)[BLOCK_N / 2]) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) product_wgmma(
-    const TYPE* __restrict__ left, const TYPE* __restrict__ right, OUT* __restrict__ output, int m) {
+    const TYPE* __restrict__ left, const TYPE* __restrict__ right, OUT* __restrict__ output, int mMORE_INPUTS) {
   extern __shared__ __align__(1024) unsigned char storage[];
   const unsigned shared = ((unsigned)__cvta_generic_to_shared(storage) + ATOM - 1) & ~(ATOM - 1);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int group_row = warp / 4 * (BLOCK_M / GROUPS);
-  OPERANDS tile(left, right, m);
+  OPERANDS
 
   float sums[TILES][BLOCK_N / 2];
   #pragma unroll

@@ -21,6 +21,7 @@ from strategy.compile.cuda import emit
 from strategy.compile.lower import Lowered, lower
 from strategy.cuda.program import CudaArtefact, Launch, Program
 from strategy.cuda.source import CudaSource
+from strategy.installed import installed
 from strategy.op import TOpPattern, all_ops
 from strategy.op_strategy import Candidate, candidates, evaluate
 from strategy.signature import Role
@@ -77,6 +78,26 @@ TUNABLE: list[tuple[Workload, set[str]]] = [
     (Workload.make("conv2d", {"data": "float32[2,6,9,10]", "weight": "float32[12,1,3,3]"}, {"groups": 6, "padding": 1},
                    (), [RELU]),
      {"depthwise_conv2d_nchw.cuda"}),
+    (Workload.make("grouped_dense", {"data": "bfloat16[70,40]", "weight": "bfloat16[3,35,40]", "ends": "int32[3]"},
+                   {}, (), [RELU]),
+     {"grouped_dense_mma.cuda", "grouped_dense_wgmma.cuda"}),
+    (Workload.make("attention", {"query": "float16[2,4,20,24]", "key": "float16[2,2,150,24]",
+                                 "value": "float16[2,2,150,40]"}), {"attention_flash.cuda"}),
+    (Workload.make("attention", {"query": "bfloat16[1,6,21,80]", "key": "bfloat16[1,2,19,80]",
+                                 "value": "bfloat16[1,2,19,64]"}, {"is_causal": True}, (), [RELU]),
+     {"attention_flash.cuda"}),
+    (Workload.make("attention_bias", {"query": "float16[2,2,9,16]", "key": "float16[2,1,70,16]",
+                                      "value": "float16[2,1,70,16]", "bias": "bool[2,1,1,70]"}),
+     {"attention_flash.cuda"}),
+    (Workload.make("attention_bias", {"query": "float16[1,2,40,64]", "key": "float16[1,2,70,64]",
+                                      "value": "float16[1,2,70,64]", "bias": "float16[2,40,70]"},
+                   {"scale": -0.5, "is_causal": True}), {"attention_flash.cuda"}),
+    (Workload.make("matmul_nbits", {"data": "float16[3,96]", "weight": "uint8[21,3,16]", "scales": "float16[21,3]"},
+                   {"block_size": 32}, (), [RELU]),
+     {"matmul_nbits_rows.cuda"}),
+    (Workload.make("matmul_nbits", {"data": "float32[1,80]", "weight": "uint8[21,2,64]", "scales": "float32[21,2]"},
+                   {"bits": 8, "block_size": 64}),
+     {"matmul_nbits_rows.cuda"}),
     (Workload.make("softmax", {"data": "float32[7,301]"}), {"softmax_rows.cuda"}),
     (Workload.make("softmax", {"data": "float16[4,60,3]"}, {"axis": 1}), {"softmax_rows.cuda"}),
     (Workload.make("softmax", {"data": "float32[2,12000]"}), {"softmax_rows.cuda"}),  # too long to be kept
@@ -122,6 +143,13 @@ PLAIN: list[Workload] = [
     Workload.make("dense", {"data": "bfloat16[1,70]", "weight": "bfloat16[35,70]"}, epilogue=[RELU]),
     Workload.make("batch_matmul", {"x": "float32[3,20,17]", "y": "float32[1,20,30]"},
                   {"transpose_a": True, "transpose_b": False}, (), [RELU]),
+    Workload.make("attention", {"query": "float32[2,4,5,6]", "key": "float32[2,2,19,6]", "value": "float32[2,2,19,8]"},
+                  {"is_causal": True}),
+    Workload.make("attention_bias", {"query": "float32[2,4,5,6]", "key": "float32[2,2,19,6]",
+                                     "value": "float32[2,2,19,8]", "bias": "bool[19]"}),
+    Workload.make("matmul_nbits", {"data": "float32[3,19]", "weight": "uint8[21,3,8]", "scales": "float32[21,3]"},
+                  {"bits": 8, "block_size": 8}),
+    Workload.make("grouped_dense", {"data": "float32[9,7]", "weight": "float32[2,5,7]", "ends": "int32[2]"}),
     Workload.make("softmax", {"data": "float16[4,60,3]"}, {"axis": 1}),
     Workload.make("log_softmax", {"data": "float32[12,96]"}),
     Workload.make("layer_norm", {"data": "float16[7,90]", "gamma": "float16[90]", "beta": "float16[90]"}),
@@ -393,6 +421,12 @@ def test_spaces_have_a_valid_fallback_and_choices(
             assert (candidate.space.count() or 10**6) >= 3, candidate.implementation
 
 
+def test_workers_say_that_they_can_build_each() -> None:
+    """Of what no example of its operator offers, no worker would take a job."""
+    for workload, names in TUNABLE:
+        assert names <= installed()[workload.op].keys()
+
+
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1), (1, 4096, 4096), (16, 17, 3), (100, 20, 7), (4096, 4096, 4096)]
 )
@@ -441,6 +475,56 @@ def test_a_symbolic_dimension_is_bound_at_the_launch(
         emulation.run("main", {"data": data, "weight": weight, "output": output}, {"m": m})
         right = data.astype(np.float32) @ weight.astype(np.float32).T
         np.testing.assert_allclose(output, right, rtol=1e-5 if dtype == "float32" else 1e-3)
+
+
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.full), 4])
+def test_queries_that_see_few_keys(parts: int, scratch: Path) -> None:
+    shapes = {
+        "query": "float16[1,4,m,16]", "key": "float16[1,2,n,16]", "value": "float16[1,2,n,24]", "bias": "bool[m,n]",
+    }  # fmt: skip
+    workload = Workload.make("attention_bias", shapes, {"is_causal": True})
+    config = Config({"warps": 2, "tiles": 1, "block_n": 16, "stages": 2, "keep": 1, "parts": parts})
+    source = emit(lower(workload, TARGET, "attention_flash.cuda", config))
+    emulation = Emulation(source.code, source.programs, scratch / str(next(_numbers)))
+    rng = np.random.default_rng(0)
+    for m, n in ((1, 1), (1, 90), (7, 33), (50, 20)):
+        extents = {"m": m, "n": n}
+        inputs = {
+            name: aligned(tuple(extents.get(e, e) for e in (int(x) if x.isdigit() else x for x in shape)), dtype)
+            for name, text in shapes.items()
+            for dtype, shape in [(text.split("[")[0], text[:-1].split("[")[1].split(","))]
+        }
+        for array in inputs.values():
+            array[...] = rng.random(array.shape) < 0.1 if array.dtype == bool else rng.standard_normal(array.shape)
+        inputs["key"][0, 0, 0, 0] = np.nan
+        output = aligned((1, 4, m, 24), "float16")
+        output[...] = np.nan
+        emulation.run("main", {**inputs, "output": output}, extents)
+        (right,) = (np.asarray(r) for r in reference(workload, inputs))
+        np.testing.assert_allclose(output.astype(np.float64), right, rtol=4e-3, atol=2e-3, err_msg=f"{m} {n}")
+
+
+@pytest.mark.parametrize(
+    "implementation", [pytest.param("grouped_dense_mma.cuda", marks=pytest.mark.full), "grouped_dense_wgmma.cuda"]
+)
+def test_groups_end_anywhere(implementation: str, scratch: Path) -> None:
+    shapes = {"data": "float16[m,24]", "weight": "float16[4,40,24]", "ends": "int32[4]"}
+    workload = Workload.make("grouped_dense", shapes)
+    source = emit(lower(workload, TARGET, implementation))
+    emulation = Emulation(source.code, source.programs, scratch / str(next(_numbers)))
+    rng = np.random.default_rng(0)
+    for m, ends in (
+        (1, [0, 0, 1, 1]), (150, [3, 3, 140, 140]), (90, [0, 0, 0, 0]), (90, [50, 2, -1, 70]), (90, [70, 500, 2, 9]),
+        (65, [64, 65, 65, 65]), (9, [-5, 2**31 - 1, -(2**31), 0]),
+    ):  # fmt: skip
+        inputs = {"data": aligned((m, 24), "float16"), "weight": aligned((4, 40, 24), "float16")}
+        for array in inputs.values():
+            array[...] = rng.random(array.shape)
+        inputs["ends"], output = aligned((4,), "int32"), aligned((m, 40), "float16")
+        inputs["ends"][...], output[...] = ends, np.nan
+        emulation.run("main", {**inputs, "output": output}, {"m": m})
+        (right,) = reference(workload, inputs)
+        np.testing.assert_allclose(output, right, rtol=1e-3, err_msg=str(ends))
 
 
 # A part of the code of a sum over rows, that which replaces it, and the trap that it meets.

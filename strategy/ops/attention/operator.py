@@ -103,12 +103,14 @@ for _name, _what in (
         .set_attr("TOpPattern", TOpPattern.kOpaque)
     )
     _inputs = {"query": "float32[2,4,5,6]", "key": "float32[2,2,19,6]", "value": "float32[2,2,19,8]"}
+    _narrow = {"query": "float16[1,2,3,8]", "key": "float16[1,1,19,8]", "value": "float16[1,1,19,8]"}
     if _name == "attention":
-        _op.example(_inputs, {"is_causal": True})
+        _op.example(_inputs, {"is_causal": True}).example(_narrow)
         _op.example({"query": "float32[1,4,1,8]", "key": "float32[1,2,83,8]", "value": "float32[1,2,83,16]"})
     else:
         _op.add_argument("bias", "Tensor", "Added to the scores, or bools; it broadcasts to [batch, heads, m, n].")
         _op.example({**_inputs, "bias": "float32[2,1,5,19]"}, {"scale": 0.5})
+        _op.example({**_narrow, "bias": "float16[3,19]"})
         _op.example({**_inputs, "bias": "bool[19]"}).example({
             "query": "float32[1,4,1,8]", "key": "float32[1,2,83,8]", "value": "float32[1,2,83,16]", "bias": "bool[83]",
         })  # fmt: skip

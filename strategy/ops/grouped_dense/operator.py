@@ -73,6 +73,7 @@ def grouped_dense_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporte
     .set_attr("TEnds", "ends")
     .example({"data": "float32[2,19]", "weight": "float32[5,21,19]", "ends": "int32[5]"})
     .example({"data": "float32[23,16]", "weight": "float32[3,32,16]", "ends": "int32[3]"})
+    .example({"data": "float16[5,8]", "weight": "float16[2,6,8]", "ends": "int32[2]"})
     .example({"data": "bfloat16[13,30]", "weight": "bfloat16[2,37,30]", "ends": "int32[2]"})
 )
 
@@ -87,13 +88,16 @@ def compute_grouped_dense(attrs: Attrs, inputs: Sequence[Any], out_type: TensorT
     g, r = te.reduce_axis((0, groups), name="g"), te.reduce_axis((0, k), name="r")
 
     def group(i: Any) -> Any:
-        return te.min(tirx.if_then_else(ends[g].astype(str(i.ty.dtype)) > i, g, groups), axis=g)
+        # Unsigned, as TVM widens a signed minimum, which the threads of a GPU then cannot join.
+        first = tirx.if_then_else(ends[g].astype(str(i.ty.dtype)) > i, g, groups)
+        return te.min(first.astype("uint32"), axis=g)
 
     own = te.compute((m,), group, name="own")
 
     def term(i: Any, j: Any) -> Any:
-        product = data[i, r] * weight[tirx.min(own[i], groups - 1), j, r]
-        return te.sum(tirx.if_then_else(own[i] < groups, product, tirx.const(0, data.dtype)), axis=r)
+        of = own[i].astype(str(i.ty.dtype))
+        product = data[i, r] * weight[tirx.min(of, groups - 1), j, r]
+        return te.sum(tirx.if_then_else(of < groups, product, tirx.const(0, data.dtype)), axis=r)
 
     return [te.compute((m, n), term, name="grouped_dense")]
 

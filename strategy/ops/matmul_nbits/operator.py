@@ -82,6 +82,7 @@ def matmul_nbits_rel(types: Sequence[Type], attrs: MatMulNBitsAttrs, reporter: T
     .add_type_rel("MatMulNBits", matmul_nbits_rel)
     .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
     .example({"data": "float32[1,32]", "weight": "uint8[5,2,8]", "scales": "float32[5,2]"}, {"block_size": 16})
+    .example({"data": "float16[2,32]", "weight": "uint8[5,1,16]", "scales": "float16[5,1]"})
     .example(
         {"data": "float32[3,19]", "weight": "uint8[21,3,8]", "scales": "float32[21,3]"}, {"bits": 8, "block_size": 8}
     )

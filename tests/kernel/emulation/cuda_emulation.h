@@ -241,6 +241,28 @@ inline void load_matrices(unsigned& a, unsigned& b, unsigned& c, unsigned& d, un
   wait(mine.barrier, mine.alive);
 }
 
+// The same, where a lane has two numbers of a column instead of a row.
+inline void load_transposed(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned row) {
+  Warp& mine = warp();
+  int lane = self->number % kWarp;
+  mine.slots[lane] = row;
+  wait(mine.barrier, mine.alive);
+  unsigned* to[] = {&a, &b, &c, &d};
+  for (int i = 0; i < 4; ++i)
+    for (int e = 0; e < 2; ++e) {
+      unsigned from = mine.slots[i * 8 + lane % 4 * 2 + e];
+      if (from % 16) std::abort();
+      std::memcpy((char*)to[i] + e * 2, dynamic_shared + from + lane / 4 * 2, 2);
+    }
+  wait(mine.barrier, mine.alive);
+}
+
+// Subnormal numbers are 0, before and after.
+inline void power_of_two(float& y, float x) {
+  y = exp2f(std::fpclassify(x) == FP_SUBNORMAL ? 0.0f : x);
+  if (std::fpclassify(y) == FP_SUBNORMAL) y = 0;
+}
+
 template <class... A, size_t... I>
 void apply(void (*kernel)(A...), void** arguments, std::index_sequence<I...>) {
   kernel(*static_cast<std::remove_reference_t<A>*>(arguments[I])...);
@@ -438,6 +460,10 @@ void multiply(float& s0, float& s1, float& s2, float& s3, unsigned a0, unsigned 
   wait(mine.barrier, mine.alive);
 }
 }  // namespace emulation
+namespace emulation {
+template <class T> void pack(unsigned& both, float high, float low) { both = T(low).bits | unsigned(T(high).bits) << 16; }
+}  // namespace emulation
+inline float __int_as_float(unsigned bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 inline size_t __cvta_generic_to_shared(const void* p) { return size_t(static_cast<const char*>(p) - emulation::dynamic_shared); }
 inline half __float2half_rn(float x) { return half(x); }
 inline half __float2half(float x) { return half(x); }

@@ -47,6 +47,8 @@ _PTX = {
     "cp.async.commit_group;": "emulation::commit_copies",
     "cp.async.wait_group %0;": "emulation::wait_copies",
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];": "emulation::load_matrices",
+    "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];": "emulation::load_transposed",
+    "ex2.approx.ftz.f32 %0, %1;": "emulation::power_of_two",
     "st.shared.v4.b32 [%0], {%1, %2, %3, %4};": "emulation::store_shared",
     "ld.relaxed.gpu.global.u32 %0, [%1];": "emulation::load_word",
     "st.relaxed.gpu.global.u32 [%0], %1;": "emulation::store_word",
@@ -58,6 +60,9 @@ _PTX = {
 } | {
     f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
     "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};": f"emulation::multiply<{number}>"
+    for kind, number in (("f16", "half"), ("bf16", "nv_bfloat16"))
+} | {
+    f"cvt.rn.{kind}x2.f32 %0, %1, %2;": f"emulation::pack<{number}>"
     for kind, number in (("f16", "half"), ("bf16", "nv_bfloat16"))
 } | {
     f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} "
