@@ -6,11 +6,11 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from service.records.best import standing
+from service.records.best import refuted, standing
 from service.records.ranking import of_one_model
 from service.search.transfer import SOURCES, Source
 from service.store.tables import best, device, record, target, task, worker_device, workload
@@ -70,7 +70,7 @@ def find_sources(
             mine = sa.and_(counted, device.c.model == device_model) if relative.id == task_id else None
             rows = _read(connection, relative.id, MOST_RECORDS, mine)
             here += _enough(
-                Source([Config(r.config) for r in group], [r.median_s for r in group])
+                Source([Config(r.config) for r in group], [r.seconds for r in group])
                 for _, group in _by_model(rows, device_model)
             )
     return here[:SOURCES] + [source for found in shapes for source in found]
@@ -109,11 +109,11 @@ def _enough(sources: Iterable[Source]) -> list[Source]:
     return [source for source in sources if len(source.configs) >= LEAST_RECORDS]
 
 
-def _by_model(rows: Sequence[Any], first: str) -> Iterator[tuple[str, list[Any]]]:
+def _by_model(rows: Sequence[_Told], first: str) -> Iterator[tuple[str, list[_Told]]]:
     """Records by device model, that of the search first, then those with the most records."""
-    models = Counter(r.model or "" for r in rows)
+    models = Counter(r.model for r in rows)
     for model in sorted(models, key=lambda m: (m != first, -models[m], m)):
-        yield model, [r for r in rows if (r.model or "") == model]
+        yield model, [r for r in rows if r.model == model]
 
 
 def find_champions(connection: sa.Connection, task_id: int, device_model: str) -> list[Config]:
@@ -157,11 +157,24 @@ def _imported(name: str) -> list[str]:
     return [f"{tool}:{name}" for tool in ("autotvm", "kernel_tuner")]
 
 
+class _Told(NamedTuple):
+    """A trial of another task; `seconds` is None for a failure, `model` empty for an unknown device model."""
+
+    config: Any
+    seconds: float | None
+    model: str
+
+
 def _read(
     connection: sa.Connection, task_id: int, most: int, counted: sa.ColumnElement[bool] | None = None
-) -> Sequence[Any]:
+) -> list[_Told]:
+    """The newest trials of a task; what a later check found to give a wrong answer has failed, whatever its time was.
+
+    Args:
+        counted: a condition on records that are left out.
+    """
     query = (
-        sa.select(record.c.config, record.c.median_s, device.c.model)
+        sa.select(*record.c["config", "config_digest", "median_s"], sa.func.coalesce(device.c.model, "").label("model"))
         .outerjoin(device, device.c.id == record.c.device_id)
         .where(
             record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, standing(),
@@ -173,7 +186,10 @@ def _read(
     if counted is not None:
         # Imported records have neither policy nor run, and do not count as trials.
         query = query.where(sa.not_(sa.func.coalesce(counted, sa.false())))
-    return connection.execute(query).all()
+    wrong = {digest for _, digest in refuted(connection, [task_id])}
+    return [
+        _Told(r.config, None if r.config_digest in wrong else r.median_s, r.model) for r in connection.execute(query)
+    ]
 
 
 def _read_shape(connection: sa.Connection, of: Workload, one: Any, device_model: str) -> Iterator[Source]:
@@ -187,7 +203,7 @@ def _read_shape(connection: sa.Connection, of: Workload, one: Any, device_model:
             with contextlib.suppress(ConfigError):
                 space.digits(config)
                 configs.append(config)
-                seconds.append(row.median_s)
+                seconds.append(row.seconds)
         yield Source(configs, seconds, of, place_name(one.target_id, model), space)
 
 

@@ -128,6 +128,19 @@ def test_what_says_nothing_of_a_configuration_is_left_out(store: Store) -> None:
     ]
 
 
+@pytest.mark.parametrize("workload", [WORKLOAD, shape(96, 96)])
+def test_a_configuration_whose_answer_was_wrong_later_is_a_failure(store: Store, workload: Workload) -> None:
+    tried = configs(9)
+    measured(store, asked(workload, target=OTHER_TARGET), tried)
+    final = Scene.make(store, asked(workload, target=OTHER_TARGET, force=True))
+    final.enqueue(tried[3:4], phase=Phase.CONFIRM)
+    known = device("host-b/cpu:0-1", OTHER_TARGET)
+    held = final.leased(final.register(known), known.identity)
+    final.report(held, [failed(0, ErrorKind.WRONG_ANSWER)])
+    (source,) = found(store, asked(WORKLOAD))
+    assert [c for c, s in zip(source.configs, source.seconds, strict=True) if s is None] == [tried[3]]
+
+
 def test_trials_of_the_run_itself_are_no_source(store: Store) -> None:
     task_id = measured(store, asked(WORKLOAD), configs(9))
     scene = Scene.make(store, asked(WORKLOAD, trials=20))
