@@ -95,23 +95,28 @@ def read_held_out(
 ) -> list[Trials]:
     """Records of held-out workloads, with the uncertainty of their times: at most `MOST_RANKED`, evenly.
 
+    As `read_trials`, without those whose answer was wrong.
+
     Args:
         wanted: further conditions on `record`.
     """
     pages = (tasks.values() for tasks in _read_tasks(connection, op, target_id))
     held = [t for page in pages for t in page if is_held(convert(t.body, Workload))]
-    counts = {row[0]: row[1] for row in connection.execute(_count_by_task(wanted), {"ids": [t.id for t in held]})}
+    ids = [t.id for t in held]
+    counts = {row[0]: row[1] for row in connection.execute(_count_by_task(wanted), {"ids": ids})}
+    wrong = best.refuted(connection, ids)
     share = max(1, MOST_RANKED // max(1, len(counts)))
     found = []
     for one in held:
         step = -(-counts.get(one.id, 0) // share)
         if step:
             rows = connection.execute(
-                sa.select(*record.c["config", "median_s", "samples_s"]).where(
+                sa.select(*record.c["config", "config_digest", "median_s", "samples_s"]).where(
                     record.c.task_id == one.id, record.c.id % step == 0, *RAN, *wanted
                 )
             )
-            found.append(_trials(one, ((r.config, r.median_s, _doubt(r.samples_s)) for r in rows)))
+            right = (r for r in rows if (one.id, r.config_digest) not in wrong)
+            found.append(_trials(one, ((r.config, r.median_s, _doubt(r.samples_s)) for r in right)))
     return [t for t in found if t is not None]
 
 
@@ -129,7 +134,7 @@ class Counted(NamedTuple):
 def count_trials(
     connection: sa.Connection, op: str, target_id: int, record_id: int, wanted: Sequence[sa.ColumnElement[bool]]
 ) -> Counted:
-    """Count what `read_trials` reads."""
+    """Count what `read_trials` reads, and the few records whose answer was wrong."""
     old = sa.func.sum(sa.case((record.c.id <= record_id, 1), else_=0))
     counted = _count_by_task(wanted).add_columns(old.label("old"))
     total = before = 0

@@ -62,8 +62,8 @@ class Ranking(NamedTuple):
     """The ranking accuracy of a model on held-out workloads.
 
     Attributes:
-        accuracy: the share of pairs in the measured order, of configurations of one workload with disjoint
-            intervals.
+        accuracy: the share of pairs in the measured order, of different configurations of one workload with
+            disjoint intervals.
         pairs, workloads: the numbers behind it.
         sigma_log: standard deviation of measured from predicted log-seconds.
     """
@@ -149,13 +149,16 @@ class Predictor:
         rng = np.random.default_rng(0)
         right, pairs = 0.0, 0
         residuals: list[Floats] = []
-        by_workload: dict[str, list[tuple[Floats, Floats, Floats]]] = {}
+        by_workload: dict[str, list[tuple[Floats, Floats, Floats, NDArray[np.intp]]]] = {}
+        rows = 0
         for t in trials:
             predicted = self.predict(t.workload, t.implementation, t.space, t.digits)
             doubt = np.zeros(len(t.log_s)) if t.doubt is None else t.doubt
-            by_workload.setdefault(t.workload.key, []).append((t.log_s, doubt, predicted))
+            _, config = np.unique(t.digits, axis=0, return_inverse=True)
+            by_workload.setdefault(t.workload.key, []).append((t.log_s, doubt, predicted, rows + config.reshape(-1)))
+            rows += len(config)
         for found in by_workload.values():
-            told, doubt, predicted = (np.concatenate(part) for part in zip(*found, strict=True))
+            told, doubt, predicted, config = (np.concatenate(part) for part in zip(*found, strict=True))
             residuals.append(told - predicted)
             n = len(told)
             if n * (n - 1) // 2 <= MOST_PAIRS:
@@ -163,6 +166,7 @@ class Predictor:
             else:
                 a, b = rng.integers(n, size=(2, MOST_PAIRS))
             apart = np.abs(told[a] - told[b]) > np.maximum(doubt[a] + doubt[b], np.log(ALIKE))
+            apart &= config[a] != config[b]  # one that was timed twice has one prediction
             a, b = a[apart], b[apart]
             agree = (told[a] < told[b]) == (predicted[a] < predicted[b])
             right += float(np.where(predicted[a] == predicted[b], 0.5, agree).sum())

@@ -219,7 +219,10 @@ def test_times_of_what_a_later_check_refuted_are_not_learned(store: Store) -> No
     with store.read() as c:
         (_, found), = evidence.read_trials(c, "filter", target_id)
         assert len(found.log_s) == before - 1 == len(list(SPACE)) - 1
-        assert SPACE.digits(wrong) not in {tuple(row) for row in found.digits}
+        (held,) = evidence.read_held_out(c, "filter", target_id, (), lambda _: True)
+        for trials in (found, held):
+            assert SPACE.digits(wrong) not in {tuple(row) for row in trials.digits}
+        assert len(held.log_s) == len(found.log_s)
 
 
 def test_a_model_below_the_bar_does_not_answer(store: Store) -> None:

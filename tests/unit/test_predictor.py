@@ -101,6 +101,17 @@ def test_pairs_whose_intervals_overlap_do_not_count(predictor: Predictor) -> Non
     assert predictor.rank([found._replace(doubt=none + 100)]).pairs == 0
 
 
+def test_times_of_one_configuration_are_no_pair(predictor: Predictor) -> None:
+    """Finals time again what the search has timed, on another day perhaps."""
+    found = trials(*SHAPES[-1])
+    one = found._replace(digits=np.repeat(found.digits[:1], 4, axis=0), log_s=np.log([1.0, 1.1, 1.2, 1.3]))
+    assert predictor.rank([one]).pairs == 0
+    # Nor are those of an implementation without a space, whose digits have no columns.
+    library = Trials(found.workload, "mul_vendor.cpu", None, np.zeros((3, 0), np.int32), np.log([1.0, 1.1, 1.2]))
+    assert predictor.rank([library]).pairs == 0
+    assert predictor.rank([library, one]).pairs > 0
+
+
 def test_more_rows_than_are_made_at_a_time_are_the_same_rows(predictor: Predictor) -> None:
     found = trials(*SHAPES[-1])
     asked = (found.workload, found.implementation, found.space)
