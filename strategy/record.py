@@ -65,6 +65,8 @@ REFUTING = (ErrorKind.WRONG_ANSWER, ErrorKind.OUT_OF_BOUNDS)
 # Failures of a target's code before any device runs it, which hold for all device models of the target. A crash, a
 # limit of memory or of time may be one host's.
 UNBUILDABLE = (ErrorKind.INVALID, ErrorKind.INSTANTIATION, ErrorKind.COMPILE)
+# Failures that are not caused by the configuration.
+BY_CHANCE = (ErrorKind.CANCELLED, ErrorKind.IMPLAUSIBLE)
 
 
 class Phase(StrEnum):

@@ -127,17 +127,17 @@ class Search:
         self._told[key] = lower(self._told.get(key, math.nan), seconds)
 
     def skip(self, config: Mapping[str, object]) -> None:
-        """Note that a configuration ran where times and failures do not compare: it is not proposed again."""
+        """Note that a trial of a configuration says nothing, such as on another device: it is not proposed again."""
         key = self._key(config)
         if key is not None:
             self._candidates.take(key)
             self._pending.pop(key, None)
 
     def avoid(self, configs: Iterable[Mapping[str, object]]) -> None:
-        """Mark configurations as pending: they are not proposed again."""
+        """Mark configurations as pending, unless they were told or skipped: they are not proposed again."""
         for config in configs:
             key = self._key(config)
-            if key is not None and key not in self._told:
+            if key is not None and not self._candidates.is_taken(key):
                 self._start([key])
 
     def release(self, config: Mapping[str, object]) -> None:

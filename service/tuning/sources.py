@@ -14,7 +14,7 @@ from service.records.best import refuted, standing
 from service.records.ranking import of_one_model
 from service.search.transfer import SOURCES, Source
 from service.store.tables import best, device, record, target, task, worker_device, workload
-from strategy.record import ErrorKind, Phase, convert
+from strategy.record import BY_CHANCE, ErrorKind, Phase, convert
 from strategy.space import Config, ConfigError, ConfigSpace
 from strategy.target import are_like
 from strategy.types import TensorType
@@ -26,8 +26,8 @@ SHAPES = 16
 MOST_OF_SHAPE = 250  # records, the newest
 LEAST_RECORDS = 8
 MOST_CHAMPIONS = 8
-# Failures that are not caused by the configuration.
-_CHANCE = (ErrorKind.CANCELLED, ErrorKind.LOST, ErrorKind.IMPLAUSIBLE)
+# Failures that say nothing of another task's configuration; the hosts of lost workers may have failed.
+_NO_LESSON = (*BY_CHANCE, ErrorKind.LOST)
 # Distances, in doublings of a dimension.
 _ANOTHER_VERSION, _ANOTHER_TARGET, _ANOTHER_ATTRIBUTE, _ANOTHER_RANK = 0.1, 1.0, 1.0, 8.0
 
@@ -178,7 +178,7 @@ def _read(
         .outerjoin(device, device.c.id == record.c.device_id)
         .where(
             record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, standing(),
-            sa.or_(record.c.error.is_(None), record.c.error.not_in(_CHANCE)),
+            sa.or_(record.c.error.is_(None), record.c.error.not_in(_NO_LESSON)),
         )
         .order_by(record.c.id.desc())
         .limit(most)

@@ -31,7 +31,7 @@ from service.store.tables import (
 from service.tuning import budget, other_run
 from service.tuning import run as runs
 from service.tuning import sources as relative
-from strategy.record import UNBUILDABLE, ErrorKind, Phase, RunRequest, convert
+from strategy.record import BY_CHANCE, UNBUILDABLE, ErrorKind, Phase, RunRequest, convert
 from strategy.space import Config, ConfigSpace
 from strategy.workload import Workload
 
@@ -293,27 +293,22 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
 
 
 def _take(t: TuningTask, r: Any, *, refuted: bool, elsewhere: bool) -> None:
-    """Take in one record of a task."""
-    if elsewhere and r.error is None:
-        t.elsewhere += 1
-        if t.search is not None:
-            t.search.skip(Config(r.config))
-        return
-    median_s = None if refuted else r.median_s
-    if median_s is not None:
-        t.best_s = min(median_s, t.best_s or median_s)
-    # Cancelled and mistimed trials are not caused by the configuration.
-    if r.error in (ErrorKind.CANCELLED, ErrorKind.IMPLAUSIBLE):
+    """Take in one record of a task: tell its search, or have it skip what says nothing of the run's device model."""
+    if r.error in BY_CHANCE:
         t.chance += 1
-        return
-    ran_elsewhere = elsewhere and r.error not in UNBUILDABLE
-    t.failed_elsewhere += elsewhere
-    t.ran_elsewhere += ran_elsewhere
-    if not ran_elsewhere:
-        t.bests_s.append(t.best_s)
-    if t.search is None:
-        return
-    if ran_elsewhere:
-        t.search.skip(Config(r.config))
+    elif elsewhere and r.error is None:
+        t.elsewhere += 1
+    elif elsewhere and r.error not in UNBUILDABLE:
+        t.failed_elsewhere += 1
+        t.ran_elsewhere += 1
     else:
-        t.search.tell(Config(r.config), median_s)
+        t.failed_elsewhere += elsewhere
+        median_s = None if refuted else r.median_s
+        if median_s is not None:
+            t.best_s = min(median_s, t.best_s or median_s)
+        t.bests_s.append(t.best_s)
+        if t.search is not None:
+            t.search.tell(Config(r.config), median_s)
+        return
+    if t.search is not None:
+        t.search.skip(Config(r.config))

@@ -1131,6 +1131,22 @@ def test_lost_configurations_are_not_proposed_again(farm: Farm) -> None:
     assert sum(t.failures.get("lost", 0) for t in task.values()) == len(entries) == 2
 
 
+def test_an_implausible_time_is_not_measured_again_by_a_service_that_takes_the_run_over(
+    store: Store, model: CostModel
+) -> None:
+    scene = Scene.make(store, drawn())
+    scene.enqueue(configs(2))
+    scene.report(scene.leased(scene.register()), [failed(i, ErrorKind.IMPLAUSIBLE) for i in range(2)])
+    with store.read() as c:
+        tuning = tuning_run.load(c, scene.run_id, model)
+        tuning_run.absorb(c, tuning)
+    (t,) = (t for t in tuning.tasks if t.id == scene.tasks[FAST.implementation])
+    assert t.search is not None
+    proposed = t.search.ask(SPACE.count() or 0)
+    assert (t.told, t.chance, len(proposed)) == (2, 2, (SPACE.count() or 0) - 2)
+    assert not set(proposed) & set(configs(2))
+
+
 def test_what_is_reported_while_a_run_is_read_is_not_missed(store: Store, model: CostModel) -> None:
     """A tuner that has just started reads what is under way, and what is on record, one after the other."""
     scene = Scene.make(store, request(tuner="random"))

@@ -144,6 +144,15 @@ def test_what_is_told_or_under_way_is_not_proposed() -> None:
     assert {c["a"] for c in search.ask(50)} == set(range(10)) - {3, 4}
 
 
+def test_what_another_run_has_in_the_queue_stays_skipped_once_it_is_released() -> None:
+    search = Search(ConfigSpace([Knob("a", range(4))]), 1)
+    search.skip(Config({"a": 1}))
+    search.avoid([Config({"a": 1}), Config({"a": 2})])
+    for a in (1, 2):
+        search.release(Config({"a": a}))
+    assert {c["a"] for c in search.ask(9)} == {0, 2, 3}
+
+
 def test_strangers_are_passed_over() -> None:
     search = Search(ConfigSpace([Knob("a", range(4))]), 1)
     search.tell(Config({"a": 9}), 1.0)
