@@ -69,7 +69,7 @@ def _interesting(constants: Sequence[int], exact: int) -> list[int]:
 
 
 def _nearest(values: Sequence[int], constants: Sequence[int], most: int) -> list[int]:
-    """At most `limit` of the values: half of them around the constants, the rest spread evenly."""
+    """At most `most` of the values: half of them around the constants, the rest spread evenly."""
     around = (c + d for n in range(most) for c in (1, *constants) for d in (n, -n))
     kept = set(itertools.islice(dict.fromkeys(v for v in around if v >= 1), max(1, most // 2)))
     rest = [v for v in values if v not in kept]

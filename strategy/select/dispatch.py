@@ -44,9 +44,10 @@ class ShapeOnRecord(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One combination of the table's conditions, and the choice made there.
 
-    `reason` is `transferred` if all of `shapes` were measured on other targets only. `ratio` has each
-    implementation's geometric mean over `shapes` of the ratio of its time to the best, for those measured at
-    the largest number of shapes. `timed` says how those were timed, where otherwise than the target's code.
+    `reason` is `transferred` if all of `shapes` were measured on other targets only. `ratio` has the
+    implementations measured at the largest number of `shapes`, each with the geometric mean of the ratio of its time
+    to the best: over the shapes that they have in common, or all of its own if there are none. `timed` says how those
+    were timed, where otherwise than the target's code.
     """
 
     holds: tuple[bool, ...]
@@ -245,7 +246,9 @@ def _row(
     counts = Counter(name for best in medians for name in best)
     most = max(counts.values())
     compared = [c for c in valid if counts[c.implementation] == most]
-    spans = {c.implementation: _ratio(c.implementation, medians) for c in compared}
+    # Means over different shapes do not compare, where one may have met a fast rival and another none.
+    shared = [best for best in medians if all(c.implementation in best for c in compared)] or medians
+    spans = {c.implementation: _ratio(c.implementation, shared) for c in compared}
     lowest = min(spans.values(), key=lambda e: e.median_s)
     # As for one shape: of those that overlap the best, the highest plevel.
     close = [c for c in compared if spans[c.implementation].low_s <= lowest.high_s]

@@ -325,6 +325,21 @@ def row_of(found: dict[int, list[tuple[str, float, float, int]]]) -> Row:
     return row
 
 
+def test_those_measured_at_different_shapes_are_compared_where_both_were() -> None:
+    offered = [candidate("common", 5), candidate("other", 10), candidate("quick", 15)]
+    found = {
+        8: [("common", 3.0, 0, 1), ("quick", 1.0, 0, 1)],  # the only one that meets the quick one
+        16: [("common", 1.0, 0, 1), ("other", 1.2, 0, 1)],
+        32: [("common", 1.0, 0, 1), ("other", 1.2, 0, 1)],
+        64: [("other", 1.0, 0, 1)],
+    }
+    (row,) = dispatch(workload("m"), TARGET, Given(found), offered=offered).rows
+    assert (row.implementation, row.ratio) == ("common", pytest.approx({"common": 1.0, "other": 1.2}))
+    del found[16], found[32]
+    (row,) = dispatch(workload("m"), TARGET, Given(found), offered=offered[:2]).rows
+    assert (row.implementation, row.ratio) == ("other", pytest.approx({"common": 1.0, "other": 1.0}))
+
+
 def test_what_is_measured_at_fewer_shapes_is_not_compared() -> None:
     once = row_of({8: [("common", 1.0, 0, 1)], 16: [("common", 1.0, 0, 1), ("other", 0.1, 0, 1)]})
     assert (once.implementation, set(once.ratio)) == ("common", {"common"})
