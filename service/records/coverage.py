@@ -8,6 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from service.records import ranking
+from service.records.best import standing
 from service.records.filter import Tasks
 from service.records.ranking import Ranked
 from service.store.sql import among, is_given
@@ -155,7 +156,7 @@ def _counts(connection: sa.Connection, ids: list[int]) -> dict[int, Any]:
             sa.func.count().filter(searching, ~MEASURED_HERE).label("imported"),
             sa.func.max(record.c.measured_at).label("measured_at"),
         )
-        .where(record.c.task_id.in_(ids))
+        .where(record.c.task_id.in_(ids), standing())
         .group_by(record.c.task_id)
     )
     return {r.task_id: r for r in rows}

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from service.errors import NotFoundError
 from service.queue import explain, fleet
 from service.records import ranking
+from service.records.best import standing
 from service.records.ranking import Ranked
 from service.store.namespace import DEFAULT
 from service.store.sql import among, is_given, now
@@ -177,7 +178,7 @@ def task_status(
         raise NotFoundError(f"task {task_id} does not exist: `plevel coverage` lists the tasks")
     counts = connection.execute(
         sa.select(record.c.error, sa.func.count().label("n"))
-        .where(record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value)
+        .where(record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, standing())
         .group_by(record.c.error)
     )
     ranked = ranking.rank(connection, [task_id]).get(task_id, Ranked())

@@ -235,9 +235,14 @@ def test_what_was_purged_is_no_trial_any_more(store: Store) -> None:
     held = scene.leased(scene.register())
     scene.report(held, [timed(e) for e in held.job.entries])
     with store.write() as c:
+        task_id = scene.tasks[FAST.implementation]
         before = run_status.status(c, scene.run_id, 60).trials_done
+        assert run_status.task_status(c, task_id).trials == 3
         assert retention.purge_doubtful(c, Doubtful(worker="worker"), "overheated").records == 3
         assert run_status.status(c, scene.run_id, 60).trials_done == before - 3
+        assert run_status.task_status(c, task_id).trials == 0
+        covered = {t.task_id: t for t in coverage.cover(c, Tasks()).tasks}
+        assert (covered[task_id].trials, covered[task_id].measured_at) == (0, None)
 
 
 def test_a_backup_is_whole_and_can_be_used(sqlite_copy: str, tmp_path: Path) -> None:
