@@ -30,7 +30,7 @@ from service.store.tables import (
     tombstone,
 )
 from service.store.text import read_json
-from strategy.record import REFUTING, Estimate, Phase, estimate
+from strategy.record import REFUTING, Phase, estimate
 
 Place = tuple[int, Scope, str]  # a task, and a scope of devices
 _IDENTITY = ("task_id", "scope", "scope_value")
@@ -52,7 +52,7 @@ _LOCK = (
     .with_for_update(key_share=True)
 )
 _SAMPLES = sa.select(record.c.id, record.c.samples_s).where(among(record.c.id))
-_CONFIGS = sa.select(*record.c["id", "config", "config_digest"]).where(among(record.c.id))
+_CONFIGS = sa.select(*record.c["id", "config"]).where(among(record.c.id))
 # Columns of records read as text, because few of them are decoded.
 _TEXTS = tuple(sa.cast(record.c[name], sa.Text()).label(name) for name in ("samples_s", "config"))
 _TEXTS_OF = sa.select(record.c.id, *_TEXTS).where(among(record.c.id))
@@ -377,18 +377,16 @@ def lowest(connection: sa.Connection, task_id: int, scope: Scope, value: str) ->
     return None
 
 
-def pooled(
+def rank_configs(
     connection: sa.Connection, task_id: int, scope: Scope, value: str, phase: Phase
-) -> list[tuple[Any, Estimate]]:
-    """Every configuration with samples in the scope and its estimate, the fastest first."""
-    ranked = _rank_place(connection, task_id, scope, value, phase)
-    samples = _samples(connection, {row.id for _, _, pool in ranked for row in pool})
-    ids = {pool[0].id for _, _, pool in ranked}
-    rows = {r.id: r for r in connection.execute(_CONFIGS, {"ids": ids})} if ids else {}
-    return [
-        (rows[pool[0].id], estimate([s for row in pool for s in samples[row.id]]))
-        for _, _, pool in ranked
-    ]
+) -> dict[str, int]:
+    """The digests of the configurations with samples in the scope, the fastest first, each with the id of a record."""
+    return {digest: pool[0].id for _, digest, pool in _rank_place(connection, task_id, scope, value, phase)}
+
+
+def read_configs(connection: sa.Connection, ids: Collection[int]) -> dict[int, Any]:
+    """The configurations of records, by their ids."""
+    return {row.id: row.config for row in connection.execute(_CONFIGS, {"ids": ids})} if ids else {}
 
 
 def find_champions(connection: sa.Connection, task_id: int, models: Collection[str]) -> Sequence[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -150,8 +151,7 @@ def _old(
     )
     for place in [(Scope.TARGET, ""), *((Scope.MODEL, model) for model in models)]:
         for phase in (Phase.CONFIRM, Phase.SEARCH):
-            ranked = best.pooled(connection, task_id, *place, phase)
-            kept |= {row.config_digest for row, _ in ranked[:keep_best]}
+            kept.update(islice(best.rank_configs(connection, task_id, *place, phase), keep_best))
     old = {r.config_digest: r.n for r in rows if r.last < before and r.config_digest not in kept}
     return old, sum(r.n for r in rows) - sum(old.values())
 

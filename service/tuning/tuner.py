@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from service.errors import DatabaseError
@@ -327,15 +328,18 @@ class Tuner(Background):
         # Times of different device models do not compare: each of this run has finalists of its own.
         here = (final.find_models(connection, t.id, tuning.id) or models) if len(models) > 1 else []
         places = [(Scope.MODEL, m) for m in here] or [(Scope.TARGET, "")]
-        by_place = [best.pooled(connection, t.id, *place, Phase.SEARCH) for place in places]
+        by_place = [best.rank_configs(connection, t.id, *place, Phase.SEARCH) for place in places]
         # Dropped ones are confirmed too, so that all are compared in the same way.
         most = 1 if t.state is TaskState.DROPPED else FINALISTS
-        configs = {row.config_digest: row.config for ranked in by_place for row, _ in ranked[:most]}
+        chosen = {digest: ranked[digest] for ranked in by_place for digest in islice(ranked, most)}
         if t.search is not None and t.state is not TaskState.DROPPED:
             # The fallback too, so that the answer is never slower than without tuning.
             fallback = t.search.space.fallback.digest
-            timed = [row for ranked in by_place for row, _ in ranked]
-            configs |= {row.config_digest: row.config for row in timed if row.config_digest == fallback}
+            for ranked in by_place:
+                if fallback in ranked:
+                    chosen[fallback] = ranked[fallback]
+        read = best.read_configs(connection, set(chosen.values()))
+        configs = {digest: read[record_id] for digest, record_id in chosen.items()}
         # The best of earlier runs on these device models, too.
         for champion in best.find_champions(connection, t.id, here or models):
             configs.setdefault(champion.config_digest, champion.config)
