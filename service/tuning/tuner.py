@@ -308,7 +308,7 @@ class Tuner(Background):
             connection, tuning.id, p.workload_id, tuning.target_id, phase, p.entries, policy,
             seed=(request.seed * 1_000_003 + final) % 2**31, priority=p.priority - jobs.RUN_PRIORITY * request.priority,
         )  # fmt: skip
-        if phase is Phase.SEARCH and tuning.policy_id == -1:
+        if phase is Phase.SEARCH and tuning.policy_id is None:
             tuning.policy_id = catalogue.put_policy(connection, policy)
 
     def _confirm(self, connection: Connection, tuning: TuningRun, *, timed_out: bool) -> None:

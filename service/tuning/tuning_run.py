@@ -110,6 +110,7 @@ class TuningRun:
     """The tuner's state of a live run, which can be rebuilt from the database.
 
     Attributes:
+        policy_id: the timing policy of the search; None while nothing was timed under it.
         device_model: the device model whose times are compared, the one with most trials when the run was loaded. Those
             of others are sources of transfer learning.
         timed, tried: trials with a time, and all trials, by device model.
@@ -118,7 +119,7 @@ class TuningRun:
     id: int
     request: RunRequest
     target_id: int
-    policy_id: int
+    policy_id: int | None
     tasks: list[TuningTask]
     device_model: str = ""
     timed: Counter[str] = field(default_factory=Counter)
@@ -157,9 +158,8 @@ class TuningRun:
 
     def find_policy(self, connection: sa.Connection) -> None:
         """Find the id of the search's policy, if another run may have enqueued its first job."""
-        if self.policy_id == -1:
-            found = catalogue.find_policy(connection, self.request.search_policy)
-            self.policy_id = -1 if found is None else found
+        if self.policy_id is None:
+            self.policy_id = catalogue.find_policy(connection, self.request.search_policy)
 
     def by_workload(self) -> dict[int, list[TuningTask]]:
         grouped: dict[int, list[TuningTask]] = {}
@@ -207,7 +207,7 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
     of_run = sa.select(job_entry.c.task_id).distinct().join(job, job.c.id == job_entry.c.job_id)
     for task_id in connection.scalars(of_run.where(job.c.run_id == run_id, job_entry.c.task_id.in_(fixed))):
         fixed[task_id].referenced = True
-    return TuningRun(run_id, request, row.target_id, -1 if policy_id is None else policy_id, tasks, device_model)
+    return TuningRun(run_id, request, row.target_id, policy_id, tasks, device_model)
 
 
 def teach(store: Store, tuning: TuningRun, t: TuningTask) -> None:
@@ -236,18 +236,8 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
     Those of other device models are not told, but for failures that hold for the target.
     """
     tuning.find_policy(connection)
-    counted = runs.trials_of(tuning.id, tuning.request.force, tuning.policy_id)
     # Open jobs first: a concurrent report is then found by both queries, not by neither.
-    under_way = connection.execute(
-        sa.select(*job_entry.c["job_id", "entry", "task_id", "config"])
-        .join(job, job.c.id == job_entry.c.job_id)
-        .where(
-            job.c.run_id == tuning.id,
-            job.c.phase == Phase.SEARCH.value,
-            job.c.state.in_((JobState.QUEUED, JobState.LEASED)),
-            job_entry.c.state == EntryState.PENDING,
-        )
-    ).all()
+    under_way = connection.execute(_UNDER_WAY, {"run_id": tuning.id}).all()
     awaited = other_run.find_awaited(
         connection, tuning.id, tuning.request, tuning.policy_id, [t.id for t in tuning.tasks]
     )
@@ -255,6 +245,34 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
         for gone in t.awaited.keys() - awaited.get(t.id, {}).keys():
             if t.search is not None:
                 t.search.release(t.awaited[gone])  # until its record is told
+    reported = _take_new(connection, tuning)
+    by_id = {t.id: t for t in tuning.tasks}
+    for t in tuning.tasks:
+        t.pending = 0
+        t.awaited = {e: config for e, config in awaited.get(t.id, {}).items() if e not in reported}
+        if t.search is not None:
+            t.search.avoid(t.awaited.values())
+    for e in under_way:
+        if (e.job_id, e.entry) not in reported:
+            t = by_id[e.task_id]
+            t.pending += 1
+            if t.search is not None:
+                t.search.avoid([Config(e.config)])
+
+
+_UNDER_WAY = (
+    sa.select(*job_entry.c["job_id", "entry", "task_id", "config"])
+    .join(job, job.c.id == job_entry.c.job_id)
+    .where(
+        job.c.run_id == sa.bindparam("run_id"), job.c.phase == Phase.SEARCH.value,
+        job.c.state.in_((JobState.QUEUED, JobState.LEASED)), job_entry.c.state == EntryState.PENDING,
+    )
+)  # fmt: skip
+
+
+def _take_new(connection: sa.Connection, tuning: TuningRun) -> set[other_run.Entry]:
+    """Take in the records since the last call; return their entries."""
+    counted = runs.trials_of(tuning.id, tuning.request.force, tuning.policy_id)
     reported: set[other_run.Entry] = set()
     # The finals of an earlier run may have found a wrong answer, where its search had a time.
     fresh = [t.id for t in tuning.tasks if not t.cursor]
@@ -278,18 +296,7 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
             tuning.tried[r.model] += r.error != ErrorKind.LOST  # of which no device is known
             elsewhere = r.model != tuning.device_model and r.error != ErrorKind.LOST
             _take(t, r, refuted=(t.id, r.config_digest) in wrong, elsewhere=elsewhere)
-        t.pending = 0
-        t.awaited = {e: config for e, config in awaited.get(t.id, {}).items() if e not in reported}
-        if t.search is not None:
-            t.search.avoid(t.awaited.values())
-    by_id = {t.id: t for t in tuning.tasks}
-    for e in under_way:
-        if (e.job_id, e.entry) in reported:
-            continue
-        t = by_id[e.task_id]
-        t.pending += 1
-        if t.search is not None:
-            t.search.avoid([Config(e.config)])
+    return reported
 
 
 def _take(t: TuningTask, r: Any, *, refuted: bool, elsewhere: bool) -> None:
