@@ -35,7 +35,7 @@ import msgspec
 
 from benchmarks.fixture import dense, make_parser, running, tau
 from benchmarks.result import Table
-from service.tuning.tuner import CONFIRM_SESSIONS, MORE_SESSIONS
+from service.tuning.final import CONFIRM_SESSIONS, MORE_SESSIONS
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import Estimate, Job, JobEntry, Phase, Result, TimingPolicy, estimate
 from strategy.select import Level, Measured, choose, unsettled

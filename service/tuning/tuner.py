@@ -4,15 +4,12 @@ One thread of each service process tunes the live runs that it owns (see `owners
 rebuilt from the database: after a restart, or when another service takes a run over, it reads records and
 open jobs, and continues.
 """
-# Over 300 lines: one thread's steps over the runs that it holds.
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from service.errors import DatabaseError
@@ -25,33 +22,19 @@ from service.settings import Settings
 from service.store import catalogue, event
 from service.store.background import Background
 from service.store.db import Connection, Store
-from service.store.tables import Scope, TaskState
 from service.store.wakeup import Wakeup
-from service.tuning import budget, crossing, final, other_run, remeasure, state, tuning_run
+from service.tuning import crossing, decision, final, other_run, remeasure, state, tuning_run
 from service.tuning import run as runs
+from service.tuning.decision import Proposal
+from service.tuning.final import CONFIRM_SESSIONS, MORE_SESSIONS
 from service.tuning.ownership import Ownership
-from service.tuning.tuning_run import TuningRun, TuningTask, arms_of
+from service.tuning.tuning_run import TuningRun
 from strategy.record import BOUND, Phase, RunState
 from strategy.select import doubtful, unsettled
-from strategy.space import Config
-from strategy.table import show_number
 
-FINALISTS = 3
-CONFIRM_SESSIONS = 2
-MORE_SESSIONS = 3  # maximum of finals, for estimates that two have left unbounded
-MOST_NAMED = 8  # implementations in a run's message
 MIN_OPEN_JOBS = 2  # one being timed, one being built
 REMEASURE_EVERY_S = 60.0  # interval of looking for finals to repeat
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A job to enqueue."""
-
-    workload_id: int
-    entries: tuple[jobs.NewEntry, ...]
-    priority: int = jobs.NORMAL
 
 
 class Tuner(Background):
@@ -148,7 +131,7 @@ class Tuner(Background):
             row = state.read_state(connection, run_id)
             tuning.join(row.priority)
             open_jobs = jobs.open_jobs(connection, run_id)
-            behind, beside = other_run.find_behind(connection, _needed(tuning), row.priority)
+            behind, beside = other_run.find_behind(connection, decision.find_needed(tuning), row.priority)
             ahead = other_run.find_ahead(connection, run_id, tuning.request)
             held = fleet.count_held(connection, tuning.target_id, self.settings.alive_s)
         if row.state == RunState.CONFIRMING:
@@ -159,108 +142,14 @@ class Tuner(Background):
         timed_out = timeout_s is not None and row.age_s > timeout_s
         proposals: list[Proposal] = []
         if not timed_out:
-            self._judge(tuning)
+            decision.judge(tuning)
             room = max(MIN_OPEN_JOBS, held) - open_jobs
-            proposals = self._propose(tuning, room)
+            proposals = decision.propose(self.store, tuning, room, self.settings.batch)
         if row.max_jobs is not None:  # what it waits for counts as its own
             behind = behind[: max(0, row.max_jobs - open_jobs - len(proposals) - beside)]
-        waiting = not timed_out and self._is_waiting(tuning)
+        waiting = not timed_out and decision.is_waiting(tuning)
         idle = not (open_jobs or waiting)
         self._write(tuning, proposals, behind, ahead, timed_out=timed_out, waiting=waiting, idle=idle)
-
-    # Decisions
-
-    def _judge(self, tuning: TuningRun) -> None:
-        """Drop the implementations that cannot win, and mark those with nothing left to try."""
-        parts = tuning.parts()
-        for workload_id, group in tuning.by_workload().items():
-            arms, lead_s = arms_of(group)
-            first = budget.share(arms, parts[workload_id])
-            for t, arm in zip([t for t in group if t.search is not None], arms, strict=True):
-                why = budget.hopeless(arm, lead_s, first)
-                if why:
-                    _close(tuning, t, TaskState.DROPPED, why)
-                elif arm.exhausted:
-                    _close(tuning, t, TaskState.EXHAUSTED, "all of its configurations have been tried")
-
-    def _propose(self, tuning: TuningRun, room: int) -> list[Proposal]:
-        proposals: list[Proposal] = []
-        groups = tuning.by_workload()
-        # Untunable implementations are measured first, as the others may have to beat them.
-        for workload_id, group in groups.items():
-            fixed = [jobs.NewEntry(t.id, Config()) for t in group if t.is_unmeasured and not t.awaited]
-            if fixed:
-                proposals.append(Proposal(workload_id, tuple(fixed), jobs.URGENT))
-        parts = tuning.parts()
-        while len(proposals) < room:
-            stands = [budget.Stand(g[0].weight, parts[w], *arms_of(g)) for w, g in groups.items()]
-            left = tuning.request.trials - tuning.spent
-            made = None
-            for i in budget.order(stands) if left > 0 else ():
-                workload_id = list(groups)[i]
-                made = self._propose_one(tuning, workload_id, parts[workload_id], left)
-                if made is not None:
-                    break
-            if made is None:
-                return proposals
-            proposals.append(made)
-        return proposals
-
-    def _propose_one(
-        self, tuning: TuningRun, workload_id: int, part: int, left: int
-    ) -> Proposal | None:
-        group = tuning.by_workload()[workload_id]
-        tunable = [t for t in group if t.search is not None]
-        if entries := self._begin(tuning, tunable, min(left, max(part, 1))):  # of few trials each workload has its part
-            return Proposal(workload_id, entries)
-        while True:
-            arms, lead_s = arms_of(group)
-            chosen = budget.next_arm(arms, part)
-            if chosen is None:
-                return None
-            t = tunable[chosen]
-            assert t.search is not None
-            room = left
-            first = budget.share(arms, part)
-            if arms[chosen].trials < first:
-                room = min(room, first - arms[chosen].trials)
-            tuning_run.teach(self.store, tuning, t)
-            configs = t.search.ask(min(self.settings.batch, room))
-            least = tuning.request.until_gain
-            if least and budget.settled(t.arm(lead_s), t.earlier_best_s, lead_s, least):
-                # This proposal only shows the expected gain; it is not enqueued.
-                why = f"no trial is expected to gain {100 * least:g} %"
-                _close(tuning, t, TaskState.EXHAUSTED, why)
-            elif configs:
-                t.pending += len(configs)
-                entries = tuple(jobs.NewEntry(t.id, c, t.best_s) for c in configs)
-                return Proposal(workload_id, entries)
-            elif not t.search.exhausted:
-                # Too large to count, and no new configuration was found: practically exhausted.
-                _close(tuning, t, TaskState.EXHAUSTED, "no further valid configuration was found")
-
-    def _begin(
-        self, tuning: TuningRun, tunable: Sequence[TuningTask], most: int
-    ) -> tuple[jobs.NewEntry, ...]:
-        """The first trial of each implementation, in one job: a run that ends early has tried all of them."""
-        arms = [(t, t.arm(None)) for t in tunable]
-        fresh = [t for t, arm in arms if arm.is_open and not arm.waiting and not arm.trials][:most]
-        entries: list[jobs.NewEntry] = []
-        for t in fresh if len(fresh) > 1 else ():
-            assert t.search is not None
-            tuning_run.teach(self.store, tuning, t)
-            configs = t.search.ask(1)
-            t.pending += len(configs)
-            entries += [jobs.NewEntry(t.id, c, t.best_s) for c in configs]
-        return tuple(entries)
-
-    def _is_waiting(self, tuning: TuningRun) -> bool:
-        """Return whether other runs have in the queue what is left for this one to measure."""
-        more = tuning.spent < tuning.request.trials
-        arms = [t.arm(None) for t in tuning.tasks if t.search is not None] if more else []
-        return any(a.waiting and a.is_open for a in arms) or any(t.awaited and t.is_unmeasured for t in tuning.tasks)
-
-    # Writing
 
     def _write(
         self, tuning: TuningRun, proposals: Sequence[Proposal], behind: Sequence[int],
@@ -299,51 +188,32 @@ class Tuner(Background):
             self.changed.notify()
 
     def _enqueue(
-        self, connection: Connection, tuning: TuningRun, p: Proposal, phase: Phase, final: int = 0
+        self, connection: Connection, tuning: TuningRun, p: Proposal, phase: Phase, number: int = 0
     ) -> None:
-        """Enqueue a proposal; a search has one draw of inputs, which workers keep, each of the finals its own."""
+        """Enqueue a proposal; a search has one draw of inputs, which workers keep, each of the finals its own.
+
+        Args:
+            number: of the final, from 1.
+        """
         request = tuning.request
         policy = request.search_policy if phase is Phase.SEARCH else request.confirm_policy
         jobs.enqueue(
             connection, tuning.id, p.workload_id, tuning.target_id, phase, p.entries, policy,
-            seed=(request.seed * 1_000_003 + final) % 2**31, priority=p.priority - jobs.RUN_PRIORITY * request.priority,
+            seed=(request.seed * 1_000_003 + number) % 2**31,
+            priority=p.priority - jobs.RUN_PRIORITY * request.priority,
         )  # fmt: skip
         if phase is Phase.SEARCH and tuning.policy_id is None:
             tuning.policy_id = catalogue.put_policy(connection, policy)
 
     def _confirm(self, connection: Connection, tuning: TuningRun, *, timed_out: bool) -> None:
         """Enqueue the finals: the best of all implementations and their fallbacks, interleaved."""
-        why = _why_stopped(tuning, timed_out=timed_out)
+        why = decision.explain_end(tuning, timed_out=timed_out)
         state.begin_finals(connection, tuning.id, why, complete=not timed_out)
         for workload_id, group in tuning.by_workload().items():
-            entries = [e for t in group for e in self._finalists(connection, tuning, t)]
+            entries = [e for t in group for e in final.find_finalists(connection, tuning, t)]
             for number in range(1, CONFIRM_SESSIONS + 1 if entries else 0):
                 proposal = Proposal(workload_id, tuple(entries), jobs.URGENT)
                 self._enqueue(connection, tuning, proposal, Phase.CONFIRM, number)
-
-    def _finalists(
-        self, connection: Connection, tuning: TuningRun, t: TuningTask
-    ) -> list[jobs.NewEntry]:
-        models = final.find_models(connection, t.id)
-        # Times of different device models do not compare: each of this run has finalists of its own.
-        here = (final.find_models(connection, t.id, tuning.id) or models) if len(models) > 1 else []
-        places = [(Scope.MODEL, m) for m in here] or [(Scope.TARGET, "")]
-        by_place = [best.rank_configs(connection, t.id, *place, Phase.SEARCH) for place in places]
-        # Dropped ones are confirmed too, so that all are compared in the same way.
-        most = 1 if t.state is TaskState.DROPPED else FINALISTS
-        chosen = {digest: ranked[digest] for ranked in by_place for digest in islice(ranked, most)}
-        if t.search is not None and t.state is not TaskState.DROPPED:
-            # The fallback too, so that the answer is never slower than without tuning.
-            fallback = t.search.space.fallback.digest
-            for ranked in by_place:
-                if fallback in ranked:
-                    chosen[fallback] = ranked[fallback]
-        read = best.read_configs(connection, set(chosen.values()))
-        configs = {digest: read[record_id] for digest, record_id in chosen.items()}
-        # The best of earlier runs on these device models, too.
-        for champion in best.find_champions(connection, t.id, here or models):
-            configs.setdefault(champion.config_digest, champion.config)
-        return [jobs.NewEntry(t.id, Config(c)) for c in configs.values()]
 
     def _finish(self, tuning: TuningRun) -> None:
         with self.store.write() as connection:
@@ -397,7 +267,8 @@ class Tuner(Background):
                 doubt.update(*map(doubtful, found))
                 continue
             again = True
-            entries = [e for t in group if t.implementation in names for e in self._finalists(connection, tuning, t)]
+            uncertain = [t for t in group if t.implementation in names]
+            entries = [e for t in uncertain for e in final.find_finalists(connection, tuning, t)]
             proposal = Proposal(workload_id, tuple(entries), jobs.URGENT)
             number = final.count(connection, tuning.id, workload_id) + 1
             self._enqueue(connection, tuning, proposal, Phase.CONFIRM, number)
@@ -415,37 +286,3 @@ def _first_failure(connection: Connection, tuning: TuningRun) -> str:
         return "no worker for this target leased a job"
     first = (failed.message.strip().splitlines() or [""])[0]
     return f"the first failure is {failed.error}: {first}"
-
-
-def _close(tuning: TuningRun, t: TuningTask, state: TaskState, why: str) -> None:
-    if t.state is TaskState.ACTIVE:
-        t.state, t.message = state, why
-        tuning.changed.append(t)
-
-
-def _needed(tuning: TuningRun) -> set[int]:
-    """The jobs of other runs that a run waits for, not those whose trials would be more than it was asked for."""
-    more = tuning.spent < tuning.request.trials
-    searched = [t for t in tuning.tasks if more and t.search is not None and t.state is TaskState.ACTIVE]
-    fixed = [t for t in tuning.tasks if t.is_unmeasured]
-    return {job_id for t in (*searched, *fixed) for job_id, _ in t.awaited}
-
-
-def _why_stopped(tuning: TuningRun, *, timed_out: bool) -> str:
-    trials = tuning.spent
-    dropped = [f"{t.implementation}: {t.message}" for t in tuning.tasks
-               if t.state is TaskState.DROPPED]  # fmt: skip
-    tunable = [t for t in tuning.tasks if t.search is not None]
-    if timed_out:
-        why = f"the time limit of {tuning.request.timeout_s:g} s was reached after {show_number(trials, 'trial')}"
-    elif not tunable:
-        why = "nothing to tune: only untunable implementations are valid"
-    elif trials < tuning.request.trials:
-        reasons = dict.fromkeys(t.message for t in tunable if t.state is TaskState.EXHAUSTED)
-        why = f"stopped after {trials} of {show_number(tuning.request.trials, 'trial')}: "
-        why += ", ".join(reasons) or "all configurations have been tried"
-    else:
-        why = show_number(trials, "trial")
-    if len(dropped) > MOST_NAMED:
-        return f"{why}; dropped {show_number(len(dropped), 'implementation')} that cannot win"
-    return "; ".join([why, *(f"dropped {d}" for d in dropped)])

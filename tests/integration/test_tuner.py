@@ -30,8 +30,9 @@ from service.tuning import crossing, other_run, run_status, tuning_run
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning.budget import PATIENCE
+from service.tuning.final import CONFIRM_SESSIONS, FINALISTS, MORE_SESSIONS
 from service.tuning.ownership import Ownership
-from service.tuning.tuner import CONFIRM_SESSIONS, FINALISTS, MORE_SESSIONS, Tuner
+from service.tuning.tuner import Tuner
 from strategy.op_strategy import Candidate
 from strategy.record import (
     UNBUILDABLE,
