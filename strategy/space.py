@@ -139,12 +139,19 @@ class ConfigSpace:
         return index
 
     def digits(self, config: Mapping[str, Any]) -> tuple[int, ...]:
-        """The position of each knob's value, in the order of the knobs."""
+        """The position of each knob's value, in the order of the knobs.
+
+        Raises:
+            ConfigError: a knob is missing, unknown or has another value. Constraints are not checked.
+        """
         config = config if isinstance(config, Config) else Config(config)
         try:
-            return tuple([k.position[type(v := config[k.name]), v] for k in self.knobs])
+            found = tuple([k.position[type(v := config[k.name]), v] for k in self.knobs])
         except KeyError:
             raise ConfigError(self._fault(config)) from None
+        if len(config) > len(found):
+            raise ConfigError(self._fault(config))
+        return found
 
     def _fault(self, config: Mapping[str, Any]) -> str | None:
         """Return the fault in the names and values of `config`, None if there is none."""

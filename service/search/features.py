@@ -6,14 +6,14 @@ The index in the space is no feature, as it changes with the space.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strategy.condition import ExpressionError
-from strategy.space import Config, ConfigSpace, Knob
+from strategy.space import ConfigSpace, Knob
 
 Matrix = NDArray[np.float32]
 Digits = NDArray[np.int32]
@@ -29,7 +29,6 @@ class SpaceFeatures:
     """
 
     def __init__(self, space: ConfigSpace) -> None:
-        self.space = space
         self._tables = [_table(knob) for knob in space.knobs]
         self._derived = [(name, e.compile()) for name, e in space.derived.items()]
         used = {name for e in space.derived.values() for name in e.variables()}
@@ -38,11 +37,6 @@ class SpaceFeatures:
                  for knob, table in zip(space.knobs, self._tables, strict=True)
                  for i in range(table.shape[1])]  # fmt: skip
         self.names = (*names, *(name for name, _ in self._derived))
-
-    def digits(self, configs: Sequence[Config]) -> Digits:
-        """The digits of configurations; raise `ConfigError` for one outside of the space."""
-        rows = [self.space.digits(c) for c in configs]
-        return np.array(rows, dtype=np.int32).reshape(len(rows), len(self.space.knobs))
 
     def matrix(self, digits: Digits) -> Matrix:
         """One row of features per row of digits; NaN if an expression has no value."""

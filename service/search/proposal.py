@@ -131,8 +131,7 @@ def propose(request: Request) -> Proposal:
         # Proposals without the prior are spread evenly over the batch.
         turn_free = (i + 1) * free // n > i * free // n
         if turn_free and room is not None:
-            few = np.arange(size) % max(size // FEW, 1) == i % max(size // FEW, 1)
-            worth = np.where(few, np.minimum(room, 1e9) * valid, 0.0)
+            worth = _remoteness(room, valid, i)
         else:
             worth = _worth(open_views if turn_free else guided, valid, taken)
         # Candidates that most likely fail come last, whatever their gain.
@@ -145,6 +144,13 @@ def propose(request: Request) -> Proposal:
         if room is not None:
             room = np.minimum(room, _squared(request.pool, request.pool[row]))
     return Proposal(np.array(chosen, dtype=np.intp), front, theta)
+
+
+def _remoteness(room: Floats, valid: Floats, turn: int) -> Floats:
+    """The distances, weighted by validity, of a few candidates: others at each turn."""
+    step = max(len(room) // FEW, 1)
+    few = np.arange(len(room)) % step == turn % step
+    return np.where(few, np.minimum(room, 1e9) * valid, 0.0)
 
 
 def _worth(views: list[_View], valid: Floats, taken: NDArray[np.bool_]) -> Floats:

@@ -19,7 +19,7 @@ from service.search.gaussian_process import Floats
 from service.search.pool import Candidates, Key
 from service.search.proposal import VIEWS, Request, expected_improvement
 from service.search.transfer import Priors, Source, lower
-from strategy.space import Config, ConfigSpace
+from strategy.space import Config, ConfigError, ConfigSpace
 from strategy.workload import Workload
 
 POOL = 2000
@@ -143,51 +143,45 @@ class Search:
     def release(self, config: Mapping[str, object]) -> None:
         """Let a pending configuration be proposed, as nobody tries it any more."""
         key = self._key(config)
-        if key is not None and self._pending.pop(key, self) is not self:
+        if key is not None and key in self._pending:
+            del self._pending[key]
             self._candidates.give_back(key)
 
     def _key(self, config: Mapping[str, object]) -> Key | None:
         """The digits of a configuration, None if it is not in this space."""
-        knobs = self.space.knobs
-        if len(config) != len(knobs) or any(
-            k.name not in config or (type(config[k.name]), config[k.name]) not in k.position
-            for k in knobs
-        ):
+        try:
+            key = self.space.digits(config)
+        except ConfigError:
             return None
-        key = self.space.digits(config)
         return key if self._candidates.contains(key) else None
 
     def ask(self, n: int) -> list[Config]:
         """Propose up to `n` new configurations; fewer if no more are left.
 
-        The best of another version come first, then, in a search without any knowledge, the fallback, then the most
-        promising ones.
+        The best of another version come first, then the most promising ones. The fallback comes once: before these, or
+        behind them if there are sources to judge by.
         """
-        carried = self._carried(n)
-        n -= len(carried)
-        chosen: list[Key] = []
-        fallback = self._key(self.space.fallback) if n > 0 else None
-        first = fallback is not None and not self._candidates.is_taken(fallback)
-        if first and fallback is not None:
-            self._start([fallback])
-        if self.model is not None:
-            chosen += self._propose(n - first)
-        chosen += self._random(n - first - len(chosen))
-        if first and fallback is not None:
-            chosen.insert(len(chosen) if self._sources else 0, fallback)
+        carried = self._carry(n)
+        fallback = self._fall_back(n - len(carried))
+        n -= len(carried) + len(fallback)
+        chosen = self._propose(n)
+        chosen += self._random(n - len(chosen))
+        order = [*carried, *chosen, *fallback] if self._sources else [*carried, *fallback, *chosen]
         knobs = self.space.knobs
-        return [
-            Config({k.name: k.values[d] for k, d in zip(knobs, key, strict=True)})
-            for key in (*carried, *chosen)
-        ]
+        return [Config({k.name: k.values[d] for k, d in zip(knobs, key, strict=True)}) for key in order]
 
-    def _carried(self, n: int) -> list[Key]:
+    def _carry(self, n: int) -> list[Key]:
         chosen: list[Key] = []
         while self._first and len(chosen) < n:
             key = self._key(self._first.pop(0))
             if key is not None and not self._candidates.is_taken(key):
                 chosen += self._start([key])
         return chosen
+
+    def _fall_back(self, n: int) -> list[Key]:
+        """The fallback, if it is not taken, and one of `n` is left for it."""
+        key = self._key(self.space.fallback) if n > 0 else None
+        return [] if key is None or self._candidates.is_taken(key) else self._start([key])
 
     def _start(self, chosen: list[Key]) -> list[Key]:
         for key in chosen:
@@ -199,9 +193,8 @@ class Search:
         return self._start([_tuple(row) for row in self._candidates.draw(n)] if n > 0 else [])
 
     def _propose(self, n: int) -> list[Key]:
-        if n <= 0:
+        if n <= 0 or self.model is None:
             return []
-        assert self.model is not None
         try:
             priors = self._learn(self.model)
             pool, prior, risk = self._pool(priors)

@@ -152,5 +152,7 @@ def _trials(source: Source) -> Trials | None:
 
 def lower(known: float, seconds: float | None) -> float:
     """The lower of known log-seconds and new seconds; NaN for failures."""
-    found = math.nan if seconds is None else math.log(seconds)
-    return min(known, found) if known == known and found == found else found if known != known else known
+    if seconds is None:
+        return known
+    found = math.log(seconds)
+    return found if math.isnan(known) else min(known, found)

@@ -335,12 +335,16 @@ def test_a_fallback_from_a_function_is_found_and_checked_when_asked_for() -> Non
             use()
 
 
-def test_a_missing_knob_is_named() -> None:
+def test_a_missing_knob_is_named_and_one_too_many() -> None:
     with pytest.raises(ConfigError, match="unknown knob 'tiles'"):
         SPACE.check({"tiles": 1})  # misspelt rather than missing
     for call in (SPACE.check, SPACE.index, SPACE.digits):
         with pytest.raises(ConfigError, match="knob 'order' is missing: give one of rows, columns"):
             call({"tile": 1, "pack": True})
+        with pytest.raises(ConfigError, match="unknown knob 'tiles'"):
+            call({"tile": 1, "order": "rows", "pack": True, "tiles": 1})
+        with pytest.raises(ConfigError, match="tile=3 is not a value"):
+            call({"tile": 3, "order": "rows", "pack": True})
     assert not SPACE.contains({"tile": 1})
 
 
