@@ -182,13 +182,9 @@ class Predictor:
         shares = [(name, gained[safe] / total) for name, safe in named if gained.get(safe)]
         return sorted(shares, key=lambda s: -s[1])
 
-    def dump(self) -> tuple[str, bytes]:
-        """The columns as JSON, and the trees in XGBoost's own format."""
-        return json.dumps(self.columns), bytes(self._booster.save_raw("ubj"))
-
     @classmethod
     def load(cls, columns: str, trees: bytes) -> Predictor:
-        """Load the output of `dump`. Nothing in it is executed."""
+        """Load columns, as JSON, and trees, in XGBoost's own format. Nothing in them is executed."""
         import xgboost
 
         booster = xgboost.Booster({"nthread": 1})

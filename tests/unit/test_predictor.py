@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from service.predict.evaluation import MOST_POINTS, evaluate
 from service.search.description import CHUNK, Description
-from service.search.predictor import Predictor, Trials
+from service.search.predictor import Predictor, Trials, grow, learnable
 from strategy.space import ConfigSpace, Knob, knob
 from strategy.workload import Input, Workload
 
@@ -34,12 +36,12 @@ def trials(m: int, k: int, implementation: str = "mul_tiled.cpu", slower: float 
     return Trials(workload(m, k), implementation, SPACE, digits, np.log(seconds))
 
 
+SEEN = [trials(*s) for s in SHAPES[:-2]] + [trials(*s, "mul_plain.cpu", 3.0) for s in SHAPES[:-2]]
+
+
 @pytest.fixture(scope="module")
 def predictor() -> Predictor:
-    seen = [trials(*s) for s in SHAPES[:-2]] + [
-        trials(*s, "mul_plain.cpu", 3.0) for s in SHAPES[:-2]
-    ]
-    return Predictor.fit(seen)
+    return Predictor.fit(SEEN)
 
 
 def test_it_ranks_shapes_that_it_has_not_seen(predictor: Predictor) -> None:
@@ -120,8 +122,9 @@ def test_more_rows_than_are_made_at_a_time_are_the_same_rows(predictor: Predicto
     assert (predicted == predictor.predict(*asked, found.digits)).all()
 
 
-def test_what_was_dumped_predicts_the_same(predictor: Predictor) -> None:
-    again = Predictor.load(*predictor.dump())
+def test_trees_that_were_stored_predict_the_same(predictor: Predictor) -> None:
+    columns, features, labels = learnable(SEEN)
+    again = Predictor.load(json.dumps(columns), grow(features, labels))
     found = trials(*SHAPES[-1])
     asked = (found.workload, found.implementation, found.space, found.digits)
     assert np.allclose(again.predict(*asked), predictor.predict(*asked), atol=1e-6)
