@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -145,25 +145,30 @@ def list_kernels(
         query = query.where(task.c.id < cursor)
     tasks = connection.execute(query.order_by(task.c.id.desc()).limit(limit + 1)).all()
     readable = count_readable(connection, [[t.id] for t in tasks[:limit]], device_model)
+    of_task: dict[int, list[_Measured]] = {t.id: [] for t in tasks[:readable]}
     groups = read_groups(connection, tasks[:readable], device_model)
-    groups.sort(key=lambda g: (-g.task.id, -g.newest, g.model))
-    ranked = [g.ranked() for g in groups]
-    first = [Ranked(g, *rows[0], Likeness.MODEL) for g, rows in zip(groups, ranked, strict=True) if rows]
-    of_task: dict[int, list[Ranked]] = {t.id: [] for t in tasks[:readable]}
-    for one in first:
-        of_task[one.group.task.id].append(one)
-    shown = tasks[: count_fitting(connection, list(of_task.values()))]
-    last = shown[-1].id if len(shown) < len(tasks) else None
-    if last is not None:
-        groups = [g for g in groups if g.task.id >= last]
-        first = [r for r in first if r.group.task.id >= last]
-        ranked = ranked[: len(groups)]
-    best = {id(r.group): answer for r, answer in zip(first, read_answers(connection, first), strict=True)}
+    for group in sorted(groups, key=lambda g: (-g.newest, g.model)):
+        of_task[group.task.id].append(_Measured(group, group.ranked()))
+    shown = tasks[: count_fitting(connection, [[r for m in found for r in m.best] for found in of_task.values()])]
+    measured = [m for t in shown for m in of_task[t.id]]
+    best = iter(read_answers(connection, [r for m in measured for r in m.best]))
     kernels = tuple(
         ForeignKernel(
-            task_id=g.task.id, workload=g.task.key, best=best.get(id(g)), candidates=len(rows),
-            failures=len(g.failed), slowest_s=max((t for t, _ in rows if t is not None), default=None),
+            task_id=m.group.task.id, workload=m.group.task.key, best=next(best) if m.best else None,
+            candidates=len(m.rows), failures=len(m.group.failed),
+            slowest_s=max((t for t, _ in m.rows if t is not None), default=None),
         )
-        for g, rows in zip(groups, ranked, strict=True)
+        for m in measured
     )  # fmt: skip
-    return ForeignList(kernels=kernels, next=last)
+    return ForeignList(kernels=kernels, next=shown[-1].id if len(shown) < len(tasks) else None)
+
+
+class _Measured(NamedTuple):
+    """A kernel's problem on one device model, with times and rows of its configurations, the fastest first."""
+
+    group: Group
+    rows: list[tuple[float | None, Any]]
+
+    @property
+    def best(self) -> list[Ranked]:
+        return [Ranked(self.group, *row, Likeness.MODEL) for row in self.rows[:1]]
