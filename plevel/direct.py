@@ -296,40 +296,40 @@ class Direct:
         return self._ask(Row, training.show, model_id)
 
     def train_model(
-        self, op: str, target: Target, *, afresh: bool = False, told: Callable[[str], None] = lambda text: None
+        self, op: str, target: Target, *, afresh: bool = False, progress: Callable[[str], None] = lambda text: None
     ) -> Row:
         """Train a cost model in a process of its own, and wait for it.
 
         Args:
             afresh: train from nothing, not from the newest model.
-            told: is told what it does.
+            progress: called with a line at each step.
         """
         store = self._require("a record of it")
         from service.predict import process
 
         with _told():
-            return _json(process.train_apart(store, op, target.key, afresh=afresh, told=told))
+            return _json(process.train_apart(store, op, target.key, afresh=afresh, progress=progress))
 
     def train_on(
-        self, client: Any, op: str, target: Target, *, afresh: bool, told: Callable[[str], None],
-        said: Callable[[str], None],
+        self, client: Any, op: str, target: Target, *, afresh: bool, progress: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> Row:  # fmt: skip
         """Train a cost model on a Dask cluster.
 
         Args:
             client: connected to its scheduler.
             afresh: train from nothing, not from the newest model.
-            told: is told what it does.
-            said: is told what goes wrong and is mended.
+            progress: called with a line at each step.
+            warn: called with what goes wrong and is mended.
         """
         store = self._require("a record of it")
         from service.predict import learner
         from service.predict.cluster import Cluster
 
-        cluster = Cluster(client, said)
+        cluster = Cluster(client, warn)
         try:
             with _told():
-                return _json(learner.train(store, op, target.key, afresh=afresh, told=told, cluster=cluster))
+                return _json(learner.train(store, op, target.key, afresh=afresh, progress=progress, cluster=cluster))
         finally:
             cluster.clear()
 

@@ -81,14 +81,14 @@ def train(
         service = stack.enter_context(place.connect())
         if isinstance(service, Direct):
             console = make_console(stderr=True)
-            told = stack.enter_context(console.status("training")).update  # nothing unless it is a terminal
+            show = stack.enter_context(console.status("training")).update  # nothing unless it is a terminal
             if dask is None:
-                found = service.train_model(op, where, afresh=afresh, told=told)
+                found = service.train_model(op, where, afresh=afresh, progress=show)
             else:
                 client = stack.enter_context(_connect(dask, tls_ca, tls_cert, tls_key))
                 found = service.train_on(
-                    client, op, where, afresh=afresh, told=told,
-                    said=lambda text: console.print(text, markup=False, highlight=False),
+                    client, op, where, afresh=afresh, progress=show,
+                    warn=lambda text: console.print(text, markup=False, highlight=False),
                 )  # fmt: skip
         else:
             for name, given in {"--afresh": afresh, "--dask": dask}.items():

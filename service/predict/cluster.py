@@ -22,7 +22,7 @@ from distributed.client import ClosedClientError
 from service.errors import InvalidError
 from service.predict import share
 from service.predict.share import Order
-from service.predict.training import Told
+from service.predict.training import Progress
 from service.search.description import Layout
 
 ATTEMPTS = 3  # without a new checkpoint between them
@@ -40,22 +40,22 @@ class Cluster:
 
     Args:
         client: connected to its scheduler.
-        said: is told what goes wrong and is mended.
+        warn: called with what goes wrong and is mended.
     """
 
-    def __init__(self, client: Client, said: Told) -> None:
+    def __init__(self, client: Client, warn: Progress) -> None:
         self.client = client
         self.address = client.scheduler.address
-        self.said = said
+        self.warn = warn
         self.training = uuid4().hex
 
     def forest(
-        self, folder: Path, parts: Sequence[Path], layout: Layout, held_below: float, told: Told
+        self, folder: Path, parts: Sequence[Path], layout: Layout, held_below: float, progress: Progress
     ) -> ClusterForest:
         """The forest of some parts, which replace those before. Raises InvalidError."""
         self.clear()
         with self.reached():
-            return ClusterForest(self, parts, layout, held_below, told)
+            return ClusterForest(self, parts, layout, held_below, progress)
 
     @contextmanager
     def reached(self) -> Iterator[None]:
@@ -94,17 +94,17 @@ class ClusterForest:
         parts: of trials, on this host.
         layout: of the columns.
         held_below: see `Pages`.
-        told: is told what it does.
+        progress: called with a line at each step.
     """
 
     def __init__(
-        self, cluster: Cluster, parts: Sequence[Path], layout: Layout, held_below: float, told: Told
+        self, cluster: Cluster, parts: Sequence[Path], layout: Layout, held_below: float, progress: Progress
     ) -> None:
         self._cluster = cluster
         self._parts = parts
         self._layout = layout
         self._held_below = held_below
-        self._told = told
+        self._progress = progress
         self._place: dict[int, str] = {}  # workers by part
         self._rows: dict[int, tuple[int, int]] = {}  # learned from, and all, by part
         self._distribute()
@@ -114,7 +114,7 @@ class ClusterForest:
     def grow(self, name: str, *, everything: bool, start: bytes | None, rounds: int) -> bytes:
         done = failures = 0
         while True:
-            attempt = _Attempt(self._cluster, self._told, f"{name}: %d of {rounds} trees", done)
+            attempt = _Attempt(self._cluster, self._progress, f"{name}: %d of {rounds} trees", done)
             with self._cluster.reached():
                 try:
                     return attempt.run(self._orders(everything, rounds - done), start)
@@ -123,7 +123,7 @@ class ClusterForest:
                     start, done = attempt.trees or start, attempt.done
                     if failures == ATTEMPTS:
                         raise InvalidError(f"training on {self._cluster.address}: {error}") from error
-                    self._cluster.said(f"{error}: training again from tree {done} on")
+                    self._cluster.warn(f"{error}: training again from tree {done} on")
                 self._distribute()
 
     def _orders(self, everything: bool, rounds: int) -> dict[str, Order]:
@@ -171,7 +171,7 @@ class ClusterForest:
                     self._place[n] = worker
                 except LostError as error:
                     lost = error
-            self._told(f"sending: {len(self._place)} of {len(self._parts)} parts")
+            self._progress(f"sending: {len(self._place)} of {len(self._parts)} parts")
         return lost
 
     def _check(self, found: Mapping[str, Any]) -> None:
@@ -191,9 +191,9 @@ class _Attempt:
         trees: these; None if there was none.
     """
 
-    def __init__(self, cluster: Cluster, told: Told, line: str, done: int) -> None:
+    def __init__(self, cluster: Cluster, progress: Progress, line: str, done: int) -> None:
         self._cluster = cluster
-        self._told = told
+        self._progress = progress
         self._line = line
         self._before = self.done = done
         self.trees: bytes | None = None
@@ -226,13 +226,14 @@ class _Attempt:
                     client.run(share.cancel, self._cluster.training, on_error="ignore")
 
     def _listen(self, event: tuple[float, dict[str, Any]]) -> None:
-        told = event[1]
-        if "tracker" in told:
-            self._trackers.put(told["tracker"])
+        _, message = event
+        if "tracker" in message:
+            self._trackers.put(message["tracker"])
             return
-        if told["checkpoint"]:
-            self.trees, self.done = told["trees"], self._before + told["done"]
-        self._told(self._line % (self._before + told["done"]))
+        done = self._before + message["done"]
+        if message["checkpoint"]:
+            self.trees, self.done = message["trees"], done
+        self._progress(self._line % done)
 
 
 @contextmanager

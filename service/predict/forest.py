@@ -13,7 +13,7 @@ import xgboost
 
 from service.errors import InvalidError
 from service.predict.spool import Pages, read_part
-from service.predict.training import Told
+from service.predict.training import Progress
 from service.search import booster
 from service.search.booster import Page
 from service.search.description import Layout
@@ -21,7 +21,6 @@ from service.search.predictor import safe
 
 IN_MEMORY = 512 * 2**20  # bytes of the binned form that are held in memory: from a disk, training takes twice as long
 MOVE = "free some, or set XDG_CACHE_HOME to a folder that has more"
-
 
 
 class LocalForest:
@@ -32,18 +31,18 @@ class LocalForest:
         parts: of trials.
         layout: of the columns.
         held_below: see `Pages`.
-        told: is told what it does.
+        progress: called with a line at each step.
 
     Attributes:
         held_share: the share of the trials that are held out.
     """
 
     def __init__(
-        self, folder: Path, parts: Sequence[Path], layout: Layout, held_below: float, told: Told
+        self, folder: Path, parts: Sequence[Path], layout: Layout, held_below: float, progress: Progress
     ) -> None:
         self._folder = folder
         self._names = safe(layout.columns)
-        self._told = told
+        self._progress = progress
         self._pages = Pages(folder)
         trials = chain.from_iterable(read_part(part.read_bytes()) for part in parts)
         self._pages.write(trials, layout, held_below)
@@ -54,11 +53,11 @@ class LocalForest:
         """Trees in XGBoost's own format, with or without the held-out workloads."""
         pages, rows = self._pages.find(everything=everything)
 
-        def told(done: int, _: xgboost.Booster) -> None:
-            self._told(f"{name}: {done} of {rounds} trees, on {rows:,} records")
+        def after_round(done: int, _: xgboost.Booster) -> None:
+            self._progress(f"{name}: {done} of {rounds} trees, on {rows:,} records")
 
         return grow_trees(
-            self._folder, pages, rows, self._names, start=start, rounds=rounds, told=told
+            self._folder, pages, rows, self._names, start=start, rounds=rounds, after_round=after_round
         )  # fmt: skip
 
 

@@ -28,7 +28,16 @@ from service.predict.evidence import Counted, count_most, count_trials, read_hel
 from service.predict.forest import MOVE, LocalForest
 from service.predict.lineage import LEAST_OLD, TOLERANCE, UPDATE_ROUNDS, Base, Lineage
 from service.predict.spool import Spool, split
-from service.predict.training import OWNER, TOLD, Model, Told, check, put, show, temporary_root
+from service.predict.training import (
+    OWNER,
+    PROGRESS_MARK,
+    Model,
+    Progress,
+    check,
+    put,
+    show,
+    temporary_root,
+)
 from service.search.booster import ROUNDS
 from service.search.predictor import Predictor, Ranking
 from service.store.catalogue import code_versions
@@ -53,14 +62,14 @@ def train(
     target_key: str,
     *,
     afresh: bool = False,
-    told: Told = lambda text: None,
+    progress: Progress = lambda text: None,
     cluster: Cluster | None = None,
 ) -> Model:
     """Train a model and store it: the newest brought up to date, or one from nothing where that is better.
 
     Args:
         afresh: train from nothing in any case.
-        told: is told what it does.
+        progress: called with a line at each step.
         cluster: where trees are grown; None for this process.
 
     Raises:
@@ -72,7 +81,7 @@ def train(
         target_id = training.find_target(connection, target_key)
         base = None if afresh else _find_base(connection, op, target_id)
     with _scratch() as folder:
-        one = _Training(store, op, target_key, target_id, folder, told, cluster)
+        one = _Training(store, op, target_key, target_id, folder, progress, cluster)
         values = one.train(base)
     values |= {
         "op": op, "target_id": target_id, "created_at": now(), "train_s": time.monotonic() - began,
@@ -86,7 +95,7 @@ class _Training:
     """One training: the columns of its row of `cost_model`."""
 
     def __init__(
-        self, store: Store, op: str, target_key: str, target_id: int, folder: Path, told: Told,
+        self, store: Store, op: str, target_key: str, target_id: int, folder: Path, progress: Progress,
         cluster: Cluster | None,
     ) -> None:  # fmt: skip
         self._store = store
@@ -96,7 +105,7 @@ class _Training:
         self._wanted = [self._device_model.condition]
         self._name = op, target_key
         self._folder = folder
-        self._told = told
+        self._progress = progress
         self._grower = cluster.forest if cluster else LocalForest
 
     def train(self, base: Base | None) -> dict[str, Any]:
@@ -120,7 +129,7 @@ class _Training:
         check(*self._name, len(spool.places))
         places = sorted(spool.places)
         held_below = places[max(1, min(round(HELD_OUT * len(places)), MOST_HELD_OUT))]
-        forest = self._grower(self._folder, spool.parts, spool.layout, held_below, self._told)
+        forest = self._grower(self._folder, spool.parts, spool.layout, held_below, self._progress)
         columns = json.dumps(spool.layout.columns)
         tested = forest.grow("testing", everything=False, start=None, rounds=ROUNDS)
         evaluated = self._evaluate(columns, tested, held_below)
@@ -148,7 +157,7 @@ class _Training:
         lacking = base.lacks(spool.layout)
         if lacking is not None:
             return f"version {base.version} does not know '{lacking}'"
-        forest = self._grower(self._folder, spool.parts, base.layout, known.held_below, self._told)
+        forest = self._grower(self._folder, spool.parts, base.layout, known.held_below, self._progress)
         columns = json.dumps(base.columns)
         tested = forest.grow("testing", everything=False, start=base.tested, rounds=UPDATE_ROUNDS)
         evaluated = self._evaluate(columns, tested, known.held_below)
@@ -179,12 +188,12 @@ class _Training:
         spool = Spool(self._folder)
         for task_id, trials in read_trials(connection, *self._records, [*self._wanted, *wanted]):
             spool.add(task_id, trials)
-            self._told(f"reading: {spool.rows:,} records")
+            self._progress(f"reading: {spool.rows:,} records")
         spool.flush()
         return spool
 
     def _evaluate(self, columns: str, tested: bytes, held_below: float) -> dict[str, Any]:
-        self._told("ranking the held-out workloads")
+        self._progress("ranking the held-out workloads")
         with self._store.read() as connection:
             held = read_held_out(connection, *self._records, self._wanted, lambda w: split(w) < held_below)
         model = Predictor.load(columns, tested)
@@ -244,7 +253,7 @@ def main(arguments: Sequence[str]) -> int:
         with contextlib.closing(Store(url)) as store:
             model = train(
                 store, op, target_key, afresh="--afresh" in options,
-                told=lambda text: print(TOLD + text, flush=True),
+                progress=lambda text: print(PROGRESS_MARK + text, flush=True),
             )  # fmt: skip
         print(json.dumps(msgspec.to_builtins(model)))
     except ServiceError as error:

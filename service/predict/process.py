@@ -10,7 +10,7 @@ from typing import IO
 import msgspec
 
 from service.errors import InvalidError
-from service.predict.training import OWNER, TOLD, Model, Told, temporary_root
+from service.predict.training import OWNER, PROGRESS_MARK, Model, Progress, temporary_root
 from service.store.db import Store
 from strategy.folder import sweep
 
@@ -22,7 +22,7 @@ def start(
 
     Args:
         afresh: as for `train`.
-        errors: gets what it writes to standard error. Without it, errors are logged and nothing is told.
+        errors: gets what it writes to standard error. Without it, errors are logged, and its progress is discarded.
     """
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", "service.predict.learner", op, target_key, *(["--afresh"] if afresh else [])],
@@ -36,7 +36,7 @@ def start(
 
 
 def train_apart(
-    store: Store, op: str, target_key: str, *, afresh: bool = False, told: Told = lambda text: None
+    store: Store, op: str, target_key: str, *, afresh: bool = False, progress: Progress = lambda text: None
 ) -> Model:
     """Train in a process of its own and wait for it; raise as `train` does."""
     with tempfile.TemporaryFile() as errors:
@@ -46,8 +46,8 @@ def train_apart(
         try:
             with child.stdout:
                 for line in child.stdout:
-                    if line.startswith(TOLD):
-                        told(line.removeprefix(TOLD).rstrip("\n"))
+                    if line.startswith(PROGRESS_MARK):
+                        progress(line.removeprefix(PROGRESS_MARK).rstrip("\n"))
             child.wait()
         finally:
             stop(child)

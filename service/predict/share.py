@@ -39,7 +39,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         first: this share opens the tracker, and tells of checkpoints.
         host: this worker's address.
         name: of the share, by which they are ordered.
-        tracker: where the shares find each other, as the first one has told.
+        tracker: where the shares find each other, as the first one has announced.
     """
 
     columns: tuple[str, ...]
@@ -94,10 +94,10 @@ def grow(training: str, topic: str, order: Order, start: bytes | None) -> bytes 
             for line in child.stdout:
                 if not line.startswith("{"):  # XGBoost's own
                     continue
-                told = json.loads(line)
-                if told.get("checkpoint"):
-                    told["trees"] = (folder / "checkpoint").read_bytes()
-                worker.log_event(topic, told)
+                message = json.loads(line)
+                if message.get("checkpoint"):
+                    message["trees"] = (folder / "checkpoint").read_bytes()
+                worker.log_event(topic, message)
         code = child.wait()
         _running.pop(training, None)
         if code:
@@ -125,8 +125,8 @@ def _folder(training: str, worker: Any) -> Path:
     return Path(worker.local_directory) / f"plevel-training-{training}"
 
 
-def _tell(**told: object) -> None:
-    print(json.dumps(told), flush=True)
+def _tell(**message: object) -> None:
+    print(json.dumps(message), flush=True)
 
 
 def main(folder: Path) -> None:
@@ -143,7 +143,7 @@ def main(folder: Path) -> None:
     if order.first:
         _tell(tracker=where)
 
-    def told(done: int, trees: xgboost.Booster) -> None:
+    def after_round(done: int, trees: xgboost.Booster) -> None:
         if not order.first:
             return
         full = done % CHECKPOINT == 0
@@ -158,7 +158,7 @@ def main(folder: Path) -> None:
     with CommunicatorContext(**where, **task) if order.workers > 1 else nullcontext():
         trees = grow_trees(
             folder, pages, rows, safe(order.columns), start=start, rounds=order.rounds,
-            threads=order.threads, told=told,
+            threads=order.threads, after_round=after_round,
         )  # fmt: skip
         if order.first:
             (folder / "trees").write_bytes(trees)

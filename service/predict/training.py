@@ -20,8 +20,8 @@ from strategy.table import show_number
 
 LEAST_WORKLOADS = 5  # at least one of which is held out
 OWNER = "training"  # of temporary files
-Told = Callable[[str], None]
-TOLD = "# "  # before what the process tells
+Progress = Callable[[str], None]  # takes a line for people
+PROGRESS_MARK = "# "  # before such a line in what the training process prints
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):

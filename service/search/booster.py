@@ -35,7 +35,7 @@ def grow(
     start: xgboost.Booster | None = None,
     rounds: int = ROUNDS,
     threads: int | None = None,
-    told: Callable[[int, xgboost.Booster], None] | None = None,
+    after_round: Callable[[int, xgboost.Booster], None] | None = None,
 ) -> xgboost.Booster:
     """Trees that predict labels from features. Deterministic for one number of threads and processes.
 
@@ -46,14 +46,14 @@ def grow(
         start: trees to continue.
         rounds: the number of trees to add.
         threads: as many as pay by default.
-        told: called with the number of trees and all of them after each round.
+        after_round: called with the number of added trees, and all trees.
     """
     threads = threads or min(usable_cores(), 1 + rows // MANY)
     kind = xgboost.QuantileDMatrix if cache is None else xgboost.ExtMemQuantileDMatrix
     data = kind(_Rows(pages, names, cache), max_bin=PARAMETERS["max_bin"], nthread=threads)
     return xgboost.train(
         {**PARAMETERS, "nthread": threads}, data, rounds, xgb_model=start,
-        callbacks=[_Told(told)] if told else None,
+        callbacks=[_AfterRound(after_round)] if after_round else None,
     )  # fmt: skip
 
 
@@ -78,11 +78,11 @@ class _Rows(xgboost.DataIter):  # type: ignore[misc]
         self._at = 0
 
 
-class _Told(xgboost.callback.TrainingCallback):  # type: ignore[misc]
-    def __init__(self, told: Callable[[int, xgboost.Booster], None]) -> None:
+class _AfterRound(xgboost.callback.TrainingCallback):  # type: ignore[misc]
+    def __init__(self, call: Callable[[int, xgboost.Booster], None]) -> None:
         super().__init__()
-        self._told = told
+        self._call = call
 
     def after_iteration(self, model: xgboost.Booster, epoch: int, evals_log: Any) -> bool:
-        self._told(epoch + 1, model)
+        self._call(epoch + 1, model)
         return False

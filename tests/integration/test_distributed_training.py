@@ -103,7 +103,7 @@ def test_a_killed_worker_costs_the_trees_since_the_last_checkpoint(
 
         cluster = Cluster(client, said.append)
         try:
-            model = learner.train(store, "filter", TARGET.key, told=told, cluster=cluster)
+            model = learner.train(store, "filter", TARGET.key, progress=told, cluster=cluster)
         finally:
             cluster.clear()
     assert model.accuracy > 0.85
@@ -123,7 +123,7 @@ def test_a_scheduler_that_ends_is_said(store: Store) -> None:
     ):
         end = lambda text: farm.close() if text.startswith("sending") else None
         with pytest.raises(InvalidError, match=r"the Dask scheduler is gone .*: start it, and train again"):
-            learner.train(store, "filter", TARGET.key, told=end, cluster=Cluster(client, print))
+            learner.train(store, "filter", TARGET.key, progress=end, cluster=Cluster(client, print))
 
 
 @pytest.mark.full
