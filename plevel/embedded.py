@@ -56,15 +56,9 @@ def require_worker() -> None:
 
 def require_room() -> None:
     """Raise `ScratchError`, which names the folder, if temporary files of a build cannot be written."""
-    from workers.scratch import ScratchError, check_room
+    from workers.scratch import check_room, temporary_root
 
-    try:
-        folder = tempfile.gettempdir()
-    except FileNotFoundError as error:  # TMPDIR and the folders that Python tries after it are full
-        raise ScratchError(
-            f"temporary files cannot be written ({error.strerror}): free some space, or name another folder in TMPDIR"
-        ) from error
-    check_room(Path(folder))
+    check_room(temporary_root())
 
 
 def require(extra: str, *modules: str) -> None:
@@ -157,8 +151,13 @@ class Embedded:
                 self.check()
                 raise
 
-    def check(self) -> None:
-        """Raise `EmbeddedError` if the service or the worker has died."""
+    def check(self, leaving_s: float = 0.0) -> None:
+        """Raise `EmbeddedError` if the service or the worker has died.
+
+        Args:
+            leaving_s: the time to wait for the worker's end, if it has left the service.
+        """
+        self._children[-1].wait(leaving_s)
         for child in self._children:
             child.check()
 
@@ -266,14 +265,18 @@ class _Child:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    def wait(self, patience_s: float) -> None:
+        """Return at the end of the child, or after so long."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+
     def stop(self) -> None:
         """Stop the child: SIGTERM, SIGTERM again, then SIGKILL to its session."""
         # A second SIGTERM makes a worker abandon what it is timing.
         for patience_s in (DRAIN_TIMEOUT_S, STOP_TIMEOUT_S):
             if self._process.poll() is None:
                 self._process.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(patience_s)
+                self.wait(patience_s)
         self.kill()
 
     def kill(self) -> None:

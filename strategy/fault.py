@@ -17,7 +17,11 @@ class InstantiationError(ValueError):
 
 
 class CompileError(RuntimeError):
-    """TVM, LLVM or the linker could not compile a scheduled module, or the linker is missing."""
+    """TVM, LLVM or the linker could not compile a scheduled module."""
+
+
+class ToolError(CompileError):
+    """A compiler, linker or library of this host is missing or cannot be run: no fault of what is compiled."""
 
 
 def find_fault(error: BaseException) -> str | None:

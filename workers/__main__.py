@@ -184,7 +184,7 @@ def check_host() -> None:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"plevel worker: {message}", file=sys.stderr)
+    print(f"plevel worker: {' '.join(message.split())}", file=sys.stderr)  # a compiler's words have lines
     return status
 
 

@@ -9,6 +9,7 @@ import hashlib
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,7 @@ from strategy.compile.cuda import compile_cuda
 from strategy.compile.lower import Lowered, lower
 from strategy.cuda.limit import LimitError
 from strategy.cuda.source import PlanError
-from strategy.fault import CompileError, InstantiationError, find_fault
+from strategy.fault import CompileError, InstantiationError, ToolError, find_fault
 from strategy.op import OpError
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import ErrorKind, JobEntry, Result, Seconds, convert
@@ -78,7 +79,11 @@ def serve(channel: Channel) -> None:
 
 
 def build(request: Build) -> Built:
-    """Build one configuration. Failures of the configuration are results, not exceptions."""
+    """Build one configuration. Failures of the configuration are results, not exceptions.
+
+    Raises:
+        ToolError: this host can build none.
+    """
     began = time.perf_counter()
     path = Path(request.path)
     kind, message, digest = None, "", ""
@@ -97,6 +102,8 @@ def build(request: Build) -> Built:
         kind, message = ErrorKind.INVALID, str(error)
     except (InstantiationError, PlanError) as error:
         kind, message = ErrorKind.INSTANTIATION, str(error)
+    except ToolError:
+        raise
     except CompileError as error:
         kind, message = ErrorKind.COMPILE, str(error)
     except MemoryError:
@@ -151,7 +158,8 @@ def link(lowered: Lowered, path: Path) -> str:
     """Compile and link a shared library, with its signature beside it; return its code's digest.
 
     Raises:
-        CompileError: TVM, LLVM or the linker failed, or there is no linker.
+        CompileError: TVM, LLVM or the linker failed.
+        ToolError: there is no linker, or it cannot be run.
     """
     files = []
     digest = hashlib.sha256()
@@ -160,18 +168,25 @@ def link(lowered: Lowered, path: Path) -> str:
             file = path.with_suffix(f".{number}.o")
             files.append(file)
             digest.update(_write_object(function, file))
-        # The linker alone takes 3 ms; TVM's export_library runs a C++ compiler driver, 34 ms.
-        command = [_linker(), "-shared", "-o", str(path), *map(str, files)]
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
+        _join(files, path)
     finally:
         for file in files:
             file.unlink(missing_ok=True)
-    if done.returncode:
-        raise CompileError(f"{' '.join(command)} failed: {done.stderr.strip()}")
     path.with_name(path.name + ".json").write_bytes(msgspec.json.encode(lowered.signature))
     return digest.hexdigest()
+
+
+def _join(objects: Sequence[Path], library: Path) -> None:
+    # The linker alone takes 3 ms; TVM's export_library runs a C++ compiler driver, 34 ms.
+    command = [_linker(), "-shared", "-o", str(library), *map(str, objects)]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise ToolError(f"the linker {command[0]} cannot be run: {error.strerror}") from error
+    if done.returncode:
+        raise CompileError(f"{' '.join(command)} failed: {done.stderr.strip()}")
 
 
 def _write_object(function: Lowered, file: Path) -> bytes:
@@ -197,7 +212,7 @@ def _linker() -> str:
     """The program that links shared libraries."""
     found = next(filter(None, map(shutil.which, ("ld", "ld.lld", "cc", "gcc", "clang"))), None)
     if found is None:
-        raise CompileError("this host has no linker: install a C compiler (Debian: apt install gcc)")
+        raise ToolError("this host has no linker: install a C compiler (Debian: apt install gcc)")
     return found
 
 

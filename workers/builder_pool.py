@@ -8,6 +8,7 @@ built in time, or cannot build, is built here.
 from __future__ import annotations
 
 import hashlib
+import signal
 import threading
 import time
 from collections import deque
@@ -23,7 +24,7 @@ import msgspec
 from strategy.record import ErrorKind, Job, JobEntry, convert, to_json
 from workers.builder import Build, Built, shorten
 from workers.fork import Limits
-from workers.sandbox import Child, Died, ForkServer, Interrupted, Late
+from workers.sandbox import Child, Died, ForkServer, Interrupt, Interrupted, Late
 from workers.scratch import check_room
 from workers.turn import Turn
 
@@ -35,7 +36,7 @@ _KEPT = 512  # libraries, about 30 KB each
 _POLL_S = 0.25
 # Failures that a full disk may cause, too.
 _DOUBTFUL = frozenset({ErrorKind.COMPILE, ErrorKind.CRASH, ErrorKind.INSTANTIATION})
-# An entry is late on the cluster after so long, and so many times the usual.
+# An entry is late on the cluster after so long and so many times the usual, at the latest after the limit of a build.
 _LATE_S, _LATE = 5.0, 4.0
 
 
@@ -46,7 +47,7 @@ class Elsewhere(Protocol):
     def room(self) -> int: ...
     def start(self, changed: Callable[[], None]) -> None: ...
     def submit(self, job: Job, entry: JobEntry) -> Future[Artefact]: ...
-    def say_slow(self, waited_s: float) -> None: ...
+    def note_late(self, waited_s: float) -> None: ...
     def close(self) -> None: ...
 
 
@@ -57,11 +58,12 @@ class _Slot:
         self.limits = limits
         self.shared = shared
         self.child: Child | None = None
+        self.task: _Task | None = None  # what it builds
         self.thread: threading.Thread
 
 
 class _Task:
-    """An entry to build. `here` is set once it is this host's alone."""
+    """An entry to build, which interrupts its build. `here` is set once it is this host's alone."""
 
     def __init__(self, job: Job, entry: JobEntry, interrupt: threading.Event) -> None:
         self.job = job
@@ -70,8 +72,13 @@ class _Task:
         self.name = library_name(job, entry)
         self.built: Future[Built | None] = Future()
         self.here = False
+        self.is_given_up = False
         self.sent_at = 0.0
         self.order: Future[Artefact]
+
+    def is_set(self) -> bool:
+        """Return whether nobody needs it any more."""
+        return self.is_given_up or self.interrupt.is_set()
 
 
 class BuilderPool:
@@ -225,10 +232,11 @@ class BuilderPool:
         for task in self._waiting:
             if task.here or not leaves:
                 return task
-        late_at = time.monotonic() - max(_LATE_S, _LATE * self._usual_s)
-        if self._sent and (away or self._sent[0].sent_at <= late_at):
-            return self._sent[0]
-        return None
+        return self._sent[0] if self._sent and (away or self._is_late(self._sent[0])) else None
+
+    def _is_late(self, task: _Task) -> bool:
+        usual_s = max(_LATE_S, _LATE * self._usual_s)
+        return time.monotonic() - task.sent_at >= min(usual_s, task.job.policy.build_timeout_s)
 
     def _take(self, slot: _Slot) -> _Task | None:
         with self._changed:
@@ -242,10 +250,11 @@ class BuilderPool:
                 waited_s = time.monotonic() - task.sent_at
                 if self._cluster.room:
                     self._usual_s = max(self._usual_s, waited_s)
-                    self._cluster.say_slow(waited_s)
+                    self._cluster.note_late(waited_s)
                 task.order.cancel()
             else:
                 self._waiting.remove(task)
+            slot.task = task
             return task
 
     def _claim(self, task: _Task) -> bool:
@@ -263,13 +272,13 @@ class BuilderPool:
             self._changed.notify_all()
 
     def _build(self, slot: _Slot, task: _Task) -> Built | None:
-        if task.interrupt.is_set():
+        if task.is_set():
             return None
         path = self._directory / task.name
         request = Build(
             workload=task.job.workload, target=task.job.target, entry=task.entry, path=str(path)
         )
-        built = self._ask(slot, request, task.job.policy.build_timeout_s, task.interrupt)
+        built = self._ask(slot, request, task.job.policy.build_timeout_s, task)
         try:
             if built is not None and built.error in _DOUBTFUL:
                 check_room(self._directory)
@@ -333,7 +342,7 @@ class BuilderPool:
     def _recall(self, task: _Task) -> bool:
         """Answer a task by a library that is kept; return False if there is none."""
         known = self._kept.pop(task.name, None)
-        if known is None:
+        if known is None or not Path(known.path).exists():  # a cleaner of temporary files may have deleted it
             return False
         self._kept[task.name] = known  # moved to the end: the most recent
         task.built.set_result(msgspec.structs.replace(known, entry=task.entry.index, build_s=0.0))
@@ -347,7 +356,7 @@ class BuilderPool:
                 path.with_name(path.name + ".json").unlink(missing_ok=True)
 
     def _ask(
-        self, slot: _Slot, request: Build, timeout_s: float, interrupt: threading.Event
+        self, slot: _Slot, request: Build, timeout_s: float, interrupt: Interrupt, *, again: bool = True
     ) -> Built | None:
         began = time.perf_counter()
         try:
@@ -360,6 +369,8 @@ class BuilderPool:
         except Late as error:
             kind, message = ErrorKind.BUILD_TIMEOUT, str(error)
         except Died as error:
+            if again and error.signal == signal.SIGKILL:  # by the kernel, as for memory that others have taken
+                return self._ask(slot, request, timeout_s, interrupt, again=False)
             kind = ErrorKind.OOM if error.out_of_memory else ErrorKind.CRASH
             message = str(error)
         return Built(
@@ -373,6 +384,9 @@ class BuilderPool:
             self._closed = True
             for task in [*self._waiting, *self._sent]:
                 self._withdraw(task)
+            for slot in self._slots:
+                if slot.task is not None:
+                    slot.task.is_given_up = True
             self._changed.notify_all()
         if self._cluster is not None:
             self._cluster.close()

@@ -1,17 +1,22 @@
 """The CPU of this host as a device: its cores, timing lock, and state."""
+# Over 300 lines: what is known of one device, and the locks of its cores.
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
+import logging
+import math
 import os
 import platform
+import re
 import socket
 import stat
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -21,11 +26,16 @@ from typing import Any
 from strategy.host import cache_sizes, cpu_info
 from strategy.record import Device
 from strategy.target import Target, cpu_target
+from workers.cgroup import group_limits
 
+log = logging.getLogger(__name__)
 _CPUS = Path("/sys/devices/system/cpu")
 # Folders that all users of a host can write to, on most.
 _SHARED = (Path("/run/lock"), Path("/var/lock"), Path("/tmp"))  # noqa: S108
 _LOCK_NAME = "plevel-timing.lock"
+_CLAIMS = 1 << 20  # byte of the lock's file from which on workers mark their timing cores
+_LONG_WAIT_S = 60.0
+AWAITS_TURN = "waiting for a turn to time or build"  # in a worker's log, which `plevel tune` repeats
 _LONGEST_SLOT = 100  # characters; a device's identity, the machine and the slot, may have 200
 
 
@@ -98,6 +108,18 @@ def assign(cores: Sequence[int], threads: int) -> Cores:
     timing = [group[0] for group in by_core[:threads]] if threads <= len(by_core) else sorted(cores)[-threads:]
     building = [core for group in by_core if not set(group) & set(timing) for core in group] or list(cores)
     return Cores(_slot(sorted(cores)), tuple(sorted(timing)), tuple(sorted(building)))
+
+
+def pin(thread: int, cores: Collection[int]) -> None:
+    """Restrict a thread to cores; raise `DeviceError` if this process may use none of them any more."""
+    try:
+        os.sched_setaffinity(thread, cores)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise DeviceError(
+            f"cores {_ranges(sorted(cores))} are offline, or another cpuset's: start the worker again"
+        ) from error
 
 
 def _siblings(core: int) -> tuple[int, ...]:
@@ -182,7 +204,7 @@ def environment() -> dict[str, Any]:
 
 
 def state(cores: Sequence[int]) -> dict[str, Any]:
-    """Load, frequency, temperature and stolen time now; omits what the host does not report."""
+    """Load, frequency, temperature, stolen and throttled time now; omits what the host does not report."""
     frequency = read(_CPUS / f"cpu{cores[0]}/cpufreq/scaling_cur_freq")
     temperature = hottest()
     found = {
@@ -190,6 +212,7 @@ def state(cores: Sequence[int]) -> dict[str, Any]:
         "frequency_mhz": round(int(frequency) / 1000) if frequency.isdecimal() else _nominal_mhz(),
         "temperature_c": temperature,
         "stolen_s": _stolen_s(cores),
+        "throttled_s": _throttled_s(),
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -213,6 +236,13 @@ def _stolen_s(cores: Sequence[int]) -> float | None:
     lines = (line.split() for line in read(Path("/proc/stat")).splitlines())
     ticks = [int(words[8]) for words in lines if words[0] in names and len(words) > 8]
     return round(sum(ticks) / os.sysconf("SC_CLK_TCK"), 2) if ticks else None
+
+
+def _throttled_s(root: Path = Path("/")) -> float | None:
+    """Seconds for which a quota has stopped processes of this one's control group, or of one above it."""
+    texts = group_limits("cpu", "cpu.stat", root)
+    found = [int(usec) for text in texts for usec in re.findall(r"^throttled_usec (\d+)$", text, re.MULTILINE)]
+    return round(max(found) * 1e-6, 2) if found else None
 
 
 @cache
@@ -243,6 +273,19 @@ def timing_lock(stop: Callable[[], bool] = lambda: False, cores: Sequence[int] |
 
 
 @contextlib.contextmanager
+def claimed(cores: Sequence[int]) -> Iterator[bool]:
+    """Mark cores as those that this worker times on; yield False if another one of this host times on one of them."""
+    with _opened_lock() as file:
+        try:
+            for mark in _locks_of(file, [_CLAIMS + core for core in cores], fcntl.F_WRLCK):
+                mark()
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+@contextlib.contextmanager
 def building_lock(cores: Sequence[int], stop: Callable[[], bool]) -> Iterator[bool]:
     """Exclude timing on some cores, by all daemons of this host, whatever their user.
 
@@ -261,6 +304,7 @@ def _locks_of(file: int, cores: Sequence[int], kind: int) -> list[Callable[[], o
 
 
 def _acquire(locks: Sequence[Callable[[], object]], stop: Callable[[], bool]) -> bool:
+    say_at = time.monotonic() + _LONG_WAIT_S
     for lock in locks:
         while True:
             try:
@@ -269,13 +313,23 @@ def _acquire(locks: Sequence[Callable[[], object]], stop: Callable[[], bool]) ->
             except BlockingIOError:
                 if stop():
                     return False
+                if time.monotonic() >= say_at:
+                    path, say_at = _lock_path(), math.inf
+                    log.warning(
+                        "%s, for %g s so far: another process holds %s: 'fuser -v %s' names it; continue or end it if "
+                        "it is stopped", AWAITS_TURN, _LONG_WAIT_S, path, path,
+                    )  # fmt: skip
                 time.sleep(0.02)
     return True
 
 
+def _lock_path() -> Path:
+    return next(filter(_is_shared, _SHARED), _SHARED[-1]) / _LOCK_NAME
+
+
 @contextlib.contextmanager
 def _opened_lock() -> Iterator[int]:
-    path = next(filter(_is_shared, _SHARED), _SHARED[-1]) / _LOCK_NAME
+    path = _lock_path()
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         descriptor = os.open(path, flags)  # of another user: sticky folders forbid O_CREAT on it

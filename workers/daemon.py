@@ -39,7 +39,7 @@ from workers.client import (
     StoppedError,
     UnknownWorkerError,
 )
-from workers.cpu import Cores, environment, hottest, installed_version
+from workers.cpu import Cores, claimed, environment, hottest, installed_version
 from workers.cuda.runner import runner_on
 from workers.lease import GOODBYE_S, Held, Holdings
 from workers.sandbox import WORKER_IMPORTS, ForkServer, Interrupted
@@ -51,7 +51,7 @@ from workers.turn import Turn
 log = logging.getLogger(__name__)
 
 _LEASE_WAIT_S = 10.0
-_BUSY_S = 0.2
+_BUSY_S, _LONG_BUSY_S = 0.2, 10.0
 _REFUSED_S = 2.0
 _COOLING_S = 1.0
 
@@ -110,6 +110,7 @@ class Daemon:
         self._width = 8.0  # entries of a job, weighted so
         self._room_pause_s = FIRST_PAUSE_S
         self._refusal = ""  # the last answer, if the service refuses this worker
+        self._is_shared = False  # another worker times on this device, which was said
         self._failure: Exception | None = None
         self._draining = threading.Event()
         self._holdings = Holdings(self.client, self.spool, self._fail)
@@ -130,7 +131,13 @@ class Daemon:
             Exception: the first unexpected error of a thread, which has ended all others.
         """
         try:
-            with scratch() as folder, ForkServer(folder, self.imports) as server:
+            timed_on = () if self._device.target.is_gpu else self.cores.timing
+            with scratch() as folder, ForkServer(folder, self.imports) as server, claimed(timed_on) as alone:
+                if not alone:
+                    log.warning(
+                        "another worker of this host times on cores %s, too, and they take turns: end one of them, or "
+                        "give each cores of its own by --device", timed_on,
+                    )  # fmt: skip
                 self._registered = self.client.register(self.info, patience_s)
                 log.info(
                     "%s registered with %s: %s, timing on cores %s, building on %s",
@@ -383,12 +390,19 @@ class Daemon:
         if held.ended.is_set():
             return False
         held.timing = True
+        since = self.clock()
         while not held.ended.is_set():
             try:
                 self._holdings.renew(held)
                 break
             except DeviceBusyError as error:
                 log.debug("%s is waiting for the timing lease: %s", held, error)
+                if not self._is_shared and self.clock() - since >= _LONG_BUSY_S:
+                    self._is_shared = True
+                    log.warning(
+                        "another worker times on device %s, and they take turns: end one of them; or two machines have "
+                        "the same /etc/machine-id: give each its own", self._device.identity,
+                    )  # fmt: skip
                 held.ended.wait(_BUSY_S)
             except ServiceError as error:
                 log.warning(

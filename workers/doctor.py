@@ -8,12 +8,16 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
 from strategy.compile.export import missing_compiler
+from strategy.compile.openmp import REMEDY as OPENMP
+from strategy.compile.openmp import build_launcher
+from strategy.fault import ToolError
 from workers.cgroup import group_limits, machine_memory
 from workers.cpu import Cores, read, state
 from workers.drift import DRIFT, time_reference
@@ -49,8 +53,17 @@ def _tools() -> Iterator[Finding]:
     for what, remedy in (
         ("TVM", "" if find_spec("tvm") is not None else "pip install 'plevel[worker]'"),
         ("C compiler", missing_compiler()),
+        ("OpenMP", "" if _has_openmp() else OPENMP),
     ):
         yield Finding(what=what, found="missing" if remedy else "installed", remedy=remedy)
+
+
+def _has_openmp() -> bool:
+    """Return whether the C compiler can link a program with it."""
+    with tempfile.TemporaryDirectory(prefix="plevel-") as folder, suppress(ToolError):
+        build_launcher(Path(folder))
+        return True
+    return False
 
 
 def _settings(root: Path) -> Iterator[Finding]:

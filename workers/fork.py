@@ -1,8 +1,8 @@
 """The fork server's process: it loads TVM once and forks children that serve requests.
 
-It loads its modules while single-threaded, then forks a child within milliseconds for each requested
-`Limits`. A child is a session of its own with limits on memory, files and processes; it serves JSON
-requests over its own socket until that closes.
+It loads its modules while single-threaded, then forks a child within milliseconds for each requested `Limits`. A child
+is a session of its own with limits on memory, files and processes; it serves JSON requests over its own socket until
+that closes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from typing import Any
 
 import msgspec
 
+from strategy.fault import ToolError
 from workers.confine import confine
+from workers.cpu import DeviceError, pin
 from workers.fault import store_faults
 
 LENGTH = struct.Struct("<I")
 _MAX_MESSAGE = 256 * 1024 * 1024
-# Memory shared by a child and its handle: the stage and its start, the address of a fault, and the length of
-# the note that follows.
-_PROGRESS = struct.Struct("<qd")
-_FAULT = struct.Struct("<Q")
-_NOTE = struct.Struct("<I")
+# Memory shared by a child and its handle: the stage and its start, the address of a fault, and a note after its length.
+_PROGRESS, _FAULT, _NOTE = struct.Struct("<qd"), struct.Struct("<Q"), struct.Struct("<I")
 _FAULT_AT = _PROGRESS.size
 _NOTE_AT = _FAULT_AT + _FAULT.size
 PROGRESS_BYTES = 1 << 16
+UNFIT = os.EX_OSERR  # exit status of a child for which this host lacks something: no fault of its request
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,10 +67,10 @@ def send(to: socket.socket, message: Any) -> None:
 
 
 def receive(of: socket.socket, length: bytes = b"") -> Any:
-    """The next message, whose length may have been read; raise `EOFError` if the other side has closed."""
+    """The next message, whose length may have been read; raise `EOFError` at their end, `ValueError` for garbage."""
     (size,) = LENGTH.unpack(length or _exactly(of, LENGTH.size))
     if size > _MAX_MESSAGE:
-        raise EOFError(f"a message of {size} bytes")
+        raise ValueError(f"its length is {size} bytes")
     return msgspec.json.decode(_exactly(of, size))
 
 
@@ -208,14 +208,18 @@ def _answer(control: socket.socket, children: set[int]) -> None:
             pid = request["wait"]
             send(control, {"status": _reap(pid, children)})
             continue
-        pid = os.fork()
-        if pid == 0:
-            control.close()
-            _become(request, fds)  # does not return
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, or no memory
+            send(control, {"error": f"this host cannot start a process ({error.strerror}): see `plevel doctor`"})
+        else:
+            if pid == 0:
+                control.close()
+                _become(request, fds)  # does not return
+            children.add(pid)
+            send(control, {"pid": pid})
         for fd in fds:
             os.close(fd)
-        children.add(pid)
-        send(control, {"pid": pid})
 
 
 def _reap(pid: int, children: set[int]) -> int:
@@ -246,7 +250,7 @@ def _own_children() -> list[int]:
 
 def _become(request: dict[str, Any], fds: list[int]) -> None:
     """Turn a fresh fork into the requested child. Never returns."""
-    code = 1
+    code = UNFIT  # of which the last line of its output is the reason
     try:
         limits = msgspec.convert(request["spawn"], Limits)
         os.setsid()
@@ -259,15 +263,19 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
         os.close(log)
         os.environ.update(limits.environment)
         if limits.cores:
-            os.sched_setaffinity(0, limits.cores)
+            pin(0, limits.cores)
         _restrict(limits)
         connection = socket.socket(fileno=fds[0])
         channel = Channel(connection, mmap.mmap(fds[1], PROGRESS_BYTES))
         os.close(fds[1])
         serve: Callable[[Channel], None] = importlib.import_module(limits.module).serve
+        code = 1
         with contextlib.suppress(EOFError, BrokenPipeError):
             serve(channel)
         code = 0
+    except (DeviceError, ToolError) as error:
+        code = UNFIT
+        print(error, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -20,10 +20,12 @@ from typing import Any
 import msgspec
 
 from strategy.extern import load_library
+from strategy.fault import ToolError
 from strategy.peak import least_seconds
 from strategy.record import ErrorKind, Job, Result, convert, estimate, to_json
 from strategy.workload import Workload
 from workers.builder import Built, shorten
+from workers.cpu import pin
 from workers.data import Data
 from workers.drift import time_reference
 from workers.fork import Channel
@@ -117,7 +119,8 @@ class Runner:
                 # Thread pools start at their first use, and inherit the core of a thread that is pinned before.
                 if len(session.cores) > 1 and built.path not in self._ran:  # another child has checked it
                     self._measure(kernel)(1)
-                pin_threads(session.cores, self._pinned)
+            except ToolError:  # of OpenMP's threads: no fault of the kernel
+                raise
             except Exception as error:
                 if kernels and _is_out_of_memory(error):
                     # There may be room for it once the others are done.
@@ -128,6 +131,7 @@ class Runner:
                 else:
                     self._fail(kernel, error)
                 continue
+            pin_threads(session.cores, self._pinned)
             kernels.append(kernel)
             # A job may have many entries with large packed inputs, which would not all fit into memory.
             if sum(k.held_bytes for k in kernels) > self._memory_bytes(session) * _HELD:
@@ -226,18 +230,17 @@ def pin_threads(cores: Sequence[int], known: dict[int, int]) -> None:
     """Give each thread of this process one core: the first to the main thread, the others in turn.
 
     A pool of n threads creates its n - 1 threads one after another, so that each pool gets one thread per core.
-    `known` has the threads that are pinned already.
+    `known` has the cores of the threads that are pinned already. They are pinned again: where a core was lost
+    meanwhile, the kernel has moved its thread to another. Raises `DeviceError` as `pin`.
     """
     main = os.getpid()
     for thread in sorted(int(entry.name) for entry in Path("/proc/self/task").iterdir()):
-        if thread in known:
-            continue
-        workers = len(known.keys() - {main})
-        others = cores[1:] or cores
-        core = cores[0] if thread == main else others[workers % len(others)]
+        if thread not in known:
+            workers = len(known.keys() - {main})
+            others = cores[1:] or cores
+            known[thread] = cores[0] if thread == main else others[workers % len(others)]
         with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(thread, {core})
-        known[thread] = core
+            pin(thread, {known[thread]})
 
 
 def _is_out_of_memory(error: Exception) -> bool:

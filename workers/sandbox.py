@@ -1,7 +1,8 @@
 """Killable children: handles on a fork server, which loads TVM once, and on the children it forks.
 
 The daemon never imports TVM, but starts one fork server, which does. A handle distinguishes a time-out
-(`Late`), a death (`Died`), and an error of the job (an ordinary answer of the child's code).
+(`Late`), a death (`Died`), a lack of this host (`SandboxError`), and an error of the job (an ordinary answer of the
+child's code).
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import msgspec
 
-from workers.fork import LENGTH, PROGRESS_BYTES, Channel, Limits, kill_session, receive, send
+from workers.fork import LENGTH, PROGRESS_BYTES, UNFIT, Channel, Limits, kill_session, receive, send
 
 _POLL_S = 0.25
+_MESSAGE_S = 60.0  # in which the rest of a message comes, once it has begun
 _LOG_TAIL = 4000
 _LONGEST = 1000  # characters of the last line of a trace
 _logger = logging.getLogger(__name__)
 
 
 class SandboxError(RuntimeError):
-    """The fork server cannot be used; the message has the cause and the remedy."""
+    """This host cannot run children, or not these; the message has the cause and the remedy."""
 
 
 class Died(Exception):
@@ -80,6 +82,12 @@ class Interrupted(Exception):
     """The caller interrupted the wait; the child was killed."""
 
 
+class Interrupt(Protocol):
+    """The end of a wait, such as an event."""
+
+    def is_set(self) -> bool: ...
+
+
 class Child:
     """A handle on a forked child. Not thread-safe."""
 
@@ -91,7 +99,7 @@ class Child:
         self.alive = True
 
     def send(self, message: Any) -> None:
-        """Raise `Died` if the child is gone."""
+        """Raise `Died` if the child is gone, `SandboxError` if this host cannot run it."""
         self.channel.mark(-1)
         try:
             self.channel.send(message)
@@ -99,9 +107,12 @@ class Child:
             raise self._death() from None
 
     def receive(
-        self, stage_s: float, interrupt: threading.Event | None = None, *, first_s: float | None = None
+        self, stage_s: float, interrupt: Interrupt | None = None, *, first_s: float | None = None
     ) -> Any:
         """The child's next message.
+
+        Time for which this process was stopped does not count, as by SIGSTOP or in a paused container: the child may
+        have been stopped, too.
 
         Args:
             stage_s: the time limit of each stage (see `Channel.mark`).
@@ -110,16 +121,26 @@ class Child:
 
         Raises:
             Died, Late, Interrupted: the child is dead.
+            SandboxError: it is dead, as this host cannot run it.
         """
+        stage_at, stopped_s = 0.0, 0.0
         while True:
             stage, since = self.channel.progress
+            if since != stage_at:
+                stage_at, stopped_s = since, 0.0
             limit_s = stage_s if stage >= 0 or first_s is None else first_s
-            left_s = since + limit_s - time.monotonic()
-            ready, _, _ = select.select([self.channel], [], [], max(0.0, min(left_s, _POLL_S)))
+            began = time.monotonic()
+            left_s = since + limit_s + stopped_s - began
+            wait_s = max(0.0, min(left_s, _POLL_S))
+            ready, _, _ = select.select([self.channel], [], [], wait_s)
+            stopped_s += max(0.0, time.monotonic() - began - wait_s)
             if ready:
                 try:
                     return self.channel.receive()
-                except (EOFError, OSError, msgspec.MsgspecError):
+                except (TimeoutError, ValueError) as error:
+                    self.kill()
+                    raise Died(0, 0, f"it sent what is no message: {error}") from None
+                except (EOFError, OSError):
                     raise self._death() from None
             if interrupt is not None and interrupt.is_set():
                 self.kill()
@@ -133,13 +154,15 @@ class Child:
         """The stage last marked by the child, -1 before the first of a request."""
         return self.channel.progress[0]
 
-    def _death(self) -> Died:
+    def _death(self) -> Died | SandboxError:
         number, code = self._end()
         log = ""
         with contextlib.suppress(OSError), self._log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
             log = file.read().decode(errors="replace").strip()
         self._log.unlink(missing_ok=True)
+        if code == UNFIT:
+            return SandboxError(log.rpartition("\n")[2] or "a child cannot run on this host: see `plevel doctor`")
         return Died(number, code, log, self.channel.fault, self.channel.note)
 
     def kill(self) -> None:
@@ -233,6 +256,10 @@ class ForkServer:
                     raise SandboxError("the fork server has died: restart the worker") from None
         finally:
             os.close(memory)
+        if "error" in answer:
+            ours.close()
+            raise SandboxError(answer["error"])
+        ours.settimeout(_MESSAGE_S)
         channel = Channel(ours, progress)
         channel.mark(-1)
         return Child(self, int(answer["pid"]), channel, log)

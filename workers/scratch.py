@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from strategy.fault import CompileError
+from strategy.folder import scratch
+from workers.sandbox import SandboxError
 
 _building = threading.Lock()
 _ROOM_BYTES = 4 << 20  # a library has 30 KB, its compiler's temporary files some more
@@ -23,10 +25,24 @@ class ScratchError(OSError):
     """The folder of libraries cannot be written; the message has the cause and the remedy."""
 
 
+def temporary_root() -> Path:
+    """The folder of temporary files; raise `ScratchError` if there is none."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:  # TMPDIR and the folders that Python tries after it cannot be written
+        raise ScratchError(
+            f"temporary files cannot be written ({error.strerror}): free some space, or name another folder in TMPDIR"
+        ) from error
+
+
 def check_room(folder: Path) -> None:
     """Raise `ScratchError` if a library cannot be written: the disk or a quota is full, or it is read-only.
 
     Called after a failed build, whose own message may be lost: LLVM aborts, and its last words go to the same disk.
+
+    Raises:
+        ScratchError: see above.
+        SandboxError: the folder was deleted.
     """
     # C compilers write to TMPDIR, which Python leaves for another folder where it is full.
     of_compilers = os.environ.get("TMPDIR", "")
@@ -34,6 +50,10 @@ def check_room(folder: Path) -> None:
         try:
             with tempfile.TemporaryFile(dir=place) as file:
                 file.write(bytes(_ROOM_BYTES))
+        except FileNotFoundError as error:
+            raise SandboxError(
+                f"{place} was deleted, as by a cleaner of temporary files: start again, or name another in TMPDIR"
+            ) from error
         except OSError as error:
             raise ScratchError(
                 f"{place} cannot be written ({error.strerror}): free some space, or name another folder in TMPDIR"
@@ -50,7 +70,7 @@ def check_executable() -> None:
 
     Else each configuration would fail, and its failure stay on record.
     """
-    folder = Path(tempfile.gettempdir())
+    folder = temporary_root()
     if not is_executable(folder):
         raise ScratchError(f"{folder} {NOT_EXECUTABLE}")
 
@@ -58,11 +78,11 @@ def check_executable() -> None:
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
     """A temporary folder; raise `ScratchError` in place of an error that may come of a full disk."""
-    with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
+    with scratch("draft") as folder:  # a model's constants fill it: what a killed command left is deleted
         try:
-            yield Path(folder)
+            yield folder
         except Exception:
-            check_room(Path(folder).parent)
+            check_room(folder.parent)
             raise
 
 

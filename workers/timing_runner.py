@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -92,12 +93,7 @@ class TimingRunner:
             SandboxError: nothing can be timed on this host.
         """
         conditions = Conditions()
-        try:
-            self._find_libraries(job.target, built)
-        except CompileError as error:
-            for one in built:
-                report(_failed(one, ErrorKind.RUNTIME, str(error)))
-            return conditions
+        self._find_libraries(job.target, built)
         twins = _by_code(built)
         timed: dict[int, Result] = {}
 
@@ -151,10 +147,7 @@ class TimingRunner:
             As `run`.
         """
         found: dict[int, float | None] = dict.fromkeys(b.entry for b in built)
-        try:
-            self._find_libraries(job.target, built)
-        except CompileError:  # `run` reports it
-            return found
+        self._find_libraries(job.target, built)
         for twins in _by_code(built).values():
             failed: list[Result] = []
             passed: dict[int, float] = {}
@@ -187,6 +180,7 @@ class TimingRunner:
         """
         waiting = {b.entry: b for b in built}
         suspects: dict[int, Built] = {}
+        is_again = False
         while waiting or suspects:
             alone = not waiting
             entries = dict([suspects.popitem()]) if alone else waiting
@@ -202,6 +196,9 @@ class TimingRunner:
                     raise RuntimeError(
                         f"the runner left entries {sorted(entries)} of job {job.id} out"
                     )
+                continue
+            if blamed < 0 and not (alone or is_again) and isinstance(error, Died) and error.signal == signal.SIGKILL:
+                is_again = True  # by the kernel, as for memory that others have taken
                 continue
             # A failure before the first entry is of the shared inputs and reference; one after a result of none.
             guilty = {i: one for i, one in entries.items() if blamed < 0 or i == blamed}
@@ -279,17 +276,21 @@ class TimingRunner:
         return self._child
 
     def _find_libraries(self, target: Target, built: Sequence[Built]) -> None:
-        """Find, beside the kernels, what they run on: guarded workspaces, and the target's threads if not TVM's."""
+        """Find, beside the kernels, what they run on: guarded workspaces, and the target's threads if not TVM's.
+
+        Raises:
+            SandboxError: this host cannot compile that.
+        """
         self._allocator = self._launcher = None
         if not built or target.is_gpu:
             return
         folder = Path(built[0].path).parent
         try:
             self._allocator = find_or_build(folder / "workspace", build_allocator)
-        except CompileError as error:  # of a program that any compiler takes
-            raise SandboxError(f"nothing can be checked on this host: {error}") from error
-        if target.pool == "openmp":
-            self._launcher = find_or_build(folder / "openmp", build_launcher)
+            if target.pool == "openmp":
+                self._launcher = find_or_build(folder / "openmp", build_launcher)
+        except CompileError as error:  # of programs that any compiler takes
+            raise SandboxError(f"kernels cannot be checked on this host: {error}") from error
 
     def close(self) -> None:
         """End the child."""
@@ -331,8 +332,4 @@ def _lost(built: Built, error: Died | Late) -> Result:
         kind, message = explained[0], f"{explained[1]} ({error.cause})"
     else:
         kind = ErrorKind.OOM if error.out_of_memory else ErrorKind.CRASH
-    return _failed(built, kind, message)
-
-
-def _failed(built: Built, kind: ErrorKind, message: str) -> Result:
     return msgspec.structs.replace(built, error=kind, message=shorten(message)).failure()

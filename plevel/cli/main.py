@@ -227,6 +227,7 @@ def _explain(error: Exception) -> tuple[int, str]:
     from plevel.client import ServiceError, UnreachableError
     from plevel.embedded import EmbeddedError
     from service import errors
+    from strategy.fault import ToolError
     from strategy.op import OpError
     from strategy.select import SelectionError
     from workers.bundle import BundleError
@@ -234,7 +235,7 @@ def _explain(error: Exception) -> tuple[int, str]:
     from workers.sandbox import SandboxError
 
     complete = (
-        BundleError, DeviceError, EmbeddedError, OpError, SandboxError, SelectionError, UnreachableError,
+        BundleError, DeviceError, EmbeddedError, OpError, SandboxError, SelectionError, ToolError, UnreachableError,
         errors.ServiceError,
     )  # fmt: skip
     if isinstance(error, complete):

@@ -25,7 +25,7 @@ from strategy.compile.huge_page import HUGE_PAGE
 from strategy.compile.lower import Lowered, lower
 from strategy.draft import drafted
 from strategy.extern import find_library
-from strategy.fault import CompileError, InstantiationError
+from strategy.fault import CompileError, InstantiationError, ToolError
 from strategy.select import Reason
 from strategy.select.dispatch import DispatchTable, Row
 from strategy.space import Config, ConfigError
@@ -187,17 +187,17 @@ def compiler_command() -> list[str]:
     """The words of the C compiler's command.
 
     Raises:
-        CompileError: there is no C compiler, or CC cannot be read.
+        ToolError: there is no C compiler, or CC cannot be read.
     """
     compiler = find_compiler()
     if compiler is None:
-        raise CompileError("no C compiler: install gcc or clang, or set CC")
+        raise ToolError("no C compiler: install gcc or clang, or set CC")
     try:
         words = shlex.split(compiler)
     except ValueError:  # a quote that is not closed
         words = []
     if not words:
-        raise CompileError(f"CC = {compiler!r:.80} is no command: correct its quotes, or unset it")
+        raise ToolError(f"CC = {compiler!r:.80} is no command: correct its quotes, or unset it")
     return words
 
 
@@ -208,7 +208,8 @@ def link(inputs: Sequence[str], folder: Path) -> Path:
         inputs: the files, and options of the compiler's before them.
 
     Raises:
-        CompileError: there is no C compiler, or it failed.
+        CompileError: the C compiler failed.
+        ToolError: there is none, or it cannot be run.
     """
     compiler = compiler_command()
     made = folder / "library.so"
@@ -217,7 +218,7 @@ def link(inputs: Sequence[str], folder: Path) -> Path:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except OSError as error:
         named = shlex.join(compiler)
-        raise CompileError(f"{named} cannot be run (set CC for another compiler): {error.strerror}") from error
+        raise ToolError(f"{named} cannot be run (set CC for another compiler): {error.strerror}") from error
     if done.returncode:
         raise CompileError(
             f"{' '.join(command)} failed (set CC for another compiler): {done.stderr.strip()[-2000:]}"

@@ -23,7 +23,7 @@ import msgspec
 
 from strategy.cuda.cubin import read_usage
 from strategy.cuda.program import Usage
-from strategy.fault import CompileError
+from strategy.fault import CompileError, ToolError
 from strategy.folder import scratch
 
 # 177: unused variables, which generated code has.
@@ -55,6 +55,7 @@ class Compiler(ABC):
 
         Raises:
             CompileError: the compiler's message.
+            ToolError: it cannot be run.
         """
 
 
@@ -64,9 +65,7 @@ class Nvcc(Compiler):
 
     @cached_property
     def identity(self) -> str:
-        done = subprocess.run(
-            [self.path, "--version"], capture_output=True, text=True, check=False, timeout=60
-        )
+        done = self._run("--version", timeout=60)
         version = re.search(r"V(\d+\.\d+\.\d+)", done.stdout)
         return f"nvcc {version[1] if version else 'unknown'} {' '.join(_NVCC_FLAGS)}"
 
@@ -75,13 +74,8 @@ class Nvcc(Compiler):
         with scratch("nvcc") as folder:
             source, cubin = folder / "kernel.cu", folder / "kernel.cubin"
             source.write_text(code)
-            command = [
-                self.path, "-cubin", f"-arch={arch}", *_NVCC_FLAGS, "-o", str(cubin), str(source)
-            ]  # fmt: skip
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-                env=os.environ | {"TMPDIR": str(folder)},
-            )  # fmt: skip
+            options = ("-cubin", f"-arch={arch}", *_NVCC_FLAGS, "-o", str(cubin), str(source))
+            done = self._run(*options, env=os.environ | {"TMPDIR": str(folder)})
             if done.returncode:
                 raise CompileError(f"nvcc failed for {arch}: {done.stderr.strip()}")
             made = cubin.read_bytes()
@@ -91,6 +85,14 @@ class Nvcc(Compiler):
             for name, found in read_usage(made).items()
         }
         return Compiled(made, usage)
+
+    def _run(self, *options: str, **limits: Any) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                [self.path, *options], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **limits
+            )
+        except OSError as error:
+            raise ToolError(f"{self.path} cannot be run: {error.strerror}: put nvcc on PATH") from error
 
 
 def _spills(log: str) -> dict[str, int]:
@@ -121,7 +123,7 @@ class Nvrtc(Compiler):
             ctypes.CDLL(str(self.builtins), mode=ctypes.RTLD_GLOBAL)
             return ctypes.CDLL(str(self.library))
         except OSError as error:
-            raise CompileError(
+            raise ToolError(
                 f"NVRTC cannot be loaded ({error}): reinstall plevel[cuda]"
             ) from error
 
@@ -190,10 +192,10 @@ def find_nvrtc() -> Nvrtc | None:
 
 @cache
 def find_compiler() -> Compiler:
-    """The compiler of CUDA C on this host: nvcc, else NVRTC; raise `CompileError` if there is neither."""
+    """The compiler of CUDA C on this host: nvcc, else NVRTC; raise `ToolError` if there is neither."""
     found = find_nvcc() or find_nvrtc()
     if found is None:
-        raise CompileError(
+        raise ToolError(
             "this host has no CUDA compiler: pip install 'plevel[cuda]' for NVRTC, or put nvcc on PATH"
         )
     return found

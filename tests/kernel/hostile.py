@@ -26,6 +26,7 @@ from strategy.schedule import Outs, new_schedule
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import Type
+from workers.fork import LENGTH
 
 DEEDS = (
     "good", "build_raises", "build_aborts", "build_hangs", "build_eats_memory", "build_forks",
@@ -291,6 +292,9 @@ def serve(channel: Any) -> None:
         if asked == "prepare and hang":
             time.sleep(1)
             channel.mark(0)
+            time.sleep(1000)
+        if asked == "half a message":
+            os.write(channel.fileno(), LENGTH.pack(16) + b"{")
             time.sleep(1000)
         if asked == "garbage":
             os.write(channel.fileno(), b"\xff\xff\xff\xff")

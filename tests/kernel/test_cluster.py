@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import shutil
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,14 @@ from strategy.target import Target
 from strategy.workload import Workload
 from tests.certificate import make_certificates
 from tests.limit import HANG_S
-from workers.builder import Built
-from workers.builder_pool import BuilderPool
+from workers.builder import Build, Built
+from workers.builder_pool import BuilderPool, _Slot
 from workers.cluster import artefact, site
 from workers.cluster.artefact import Artefact, Order, RefusedOrderError, Store
 from workers.cluster.client import Cluster, SecurityError, secure
 from workers.cpu import assign, parse_cores
-from workers.sandbox import ForkServer
+from workers.fork import Limits
+from workers.sandbox import ForkServer, Interrupt, SandboxError
 from workers.timing_runner import TimingRunner
 from workers.turn import Turn
 
@@ -205,6 +207,67 @@ def test_a_slow_cluster_is_helped_out_and_named_once(
             os.kill(pid, signal.SIGCONT)
 
 
+class Silent:
+    """A cluster that takes one order at a time, and answers none."""
+
+    room = 1
+
+    def start(self, changed: Callable[[], None]) -> None: ...
+    def note_late(self, waited_s: float) -> None: ...
+    def close(self) -> None: ...
+    def submit(self, job: Job, entry: JobEntry) -> Future[Artefact]:
+        return Future()
+
+
+def test_no_order_is_waited_for_longer_than_a_build_may_take(server: ForkServer, tmp_path: Path) -> None:
+    pool = BuilderPool(server, CORES.building, tmp_path, children=0, cluster=Silent())
+    pool._usual_s = math.inf  # as after many that were late
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(pool.build, a_job(1), NEVER)
+        wait_for(lambda: pool._sent)
+        slot = _Slot(Limits(module="workers.builder"), shared=True)
+        assert pool._next(slot) is None
+        pool._sent[0].sent_at -= POLICY.build_timeout_s
+        assert pool._next(slot) is pool._sent[0]
+        pool.close()
+        assert asked.result(HANG_S) == []
+
+
+def test_a_cluster_that_answers_nothing_is_left_alone_for_ever_longer(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster("tcp://127.0.0.1:9", secure("tcp://127.0.0.1:9", None, None, None))
+    pauses = []
+    for _ in range(4):
+        cluster._set_room(4)
+        cluster.note_late(5.0)
+        pauses.append(round(cluster._rest_until - cluster._loop.time()) if not cluster.room else 0)
+        cluster._rest_until = 0.0
+    assert pauses == [0, 2, 4, 8]
+    assert [line.split(": ")[0] for line in said(caplog)] == [
+        "tcp://127.0.0.1:9 has not built a configuration in 5.0 s",
+        "tcp://127.0.0.1:9 has answered no order for 5.0 s; this host builds meanwhile",
+    ]
+    cluster._loop.close()
+
+
+def test_a_builder_that_ends_leaves_what_it_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(site.ARTEFACTS, str(tmp_path))
+    begun = threading.Event()
+
+    def hang(pool: BuilderPool, slot: _Slot, request: Build, timeout_s: float, interrupt: Interrupt) -> None:
+        begun.set()
+        wait_for(interrupt.is_set)
+
+    monkeypatch.setattr(BuilderPool, "_ask", hang)
+    job = a_job(1)
+    opened = site.Site.get(1)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(opened.build, Order.of(job, job.entries[0]), job.entries[0])
+        assert begun.wait(HANG_S)
+        site.Site.close()
+        with pytest.raises(SandboxError, match="the builder ends"):
+            asked.result(HANG_S)
+
+
 @pytest.mark.full
 def test_shared_cores_leave_builds_to_the_cluster(open_pool: Open) -> None:
     turn = Turn(CORES.timing)
@@ -331,6 +394,19 @@ def test_a_store_goes_on_beside_what_is_no_file(tmp_path: Path, monkeypatch: pyt
     order, built = an_artefact()
     store = Store(tmp_path)
     store.put(order, built)
+    assert store.find(order) == built
+
+
+def test_artefacts_of_another_user_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or on a disk that is read-only: when they were used last cannot be noted there."""
+    order, built = an_artefact()
+    store = Store(tmp_path)
+    store.put(order, built)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(artefact.os, "utime", refuse)
     assert store.find(order) == built
 
 

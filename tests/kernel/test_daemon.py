@@ -566,7 +566,10 @@ def test_a_full_disk_is_waited_for_and_said_once(
     script.wait_for(lambda: caplog.text.count(GOES_ON) == 1)
 
 
-def test_a_busy_device_is_waited_for(serve: Callable[..., Running]) -> None:
+def test_a_busy_device_is_waited_for(
+    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("workers.daemon._LONG_BUSY_S", 0.0)
     script = Script([job(1, "good")])
     busy = httpx.Response(409, json={"type": "urn:plevel:device-busy", "detail": "busy"})
     answer = script._answer
@@ -583,3 +586,4 @@ def test_a_busy_device_is_waited_for(serve: Callable[..., Running]) -> None:
     script.wait_for(lambda: script.done == [1])
     assert len(refused) == 3
     assert script.results[1][0].error is None
+    assert caplog.text.count("another worker times on device") == 1

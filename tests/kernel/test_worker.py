@@ -9,6 +9,7 @@ import itertools
 import mmap
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -38,7 +40,7 @@ from strategy.target import Target
 from strategy.types import TensorType
 from strategy.workload import Workload
 from strategy.workload_text import parse_workload
-from workers import cpu, pool, scratch
+from workers import cpu, pool, sandbox, scratch
 from workers.builder import Built
 from workers.builder_pool import BuilderPool, library_name
 from workers.cpu import assign, parse_cores, timing_lock
@@ -65,6 +67,7 @@ TARGET = Target.parse("cpu").with_threads(1)
 HOSTILE = Workload.make("hostile", {"data": "float32[64]"})
 CORES = assign(parse_cores("cpu"), 1)
 NEVER = threading.Event()
+LOST_CORE = 1000  # of no host that runs tests
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +227,27 @@ def test_what_comes_before_the_first_stage_has_a_limit_of_its_own(server: ForkSe
     assert child.stage == -1
 
 
+def test_time_in_which_the_worker_was_stopped_is_no_time_out(
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By SIGSTOP or a paused container, which may stop its children, too."""
+    child, over, waits = server.spawn(Limits(module="hostile")), threading.Event(), itertools.count(1)
+    stopped_s = 0.0
+
+    def be_stopped(*given: Any) -> Any:
+        nonlocal stopped_s
+        stopped_s = 3600.0
+        if next(waits) == 3:
+            over.set()
+        return [], [], []
+
+    monkeypatch.setattr(sandbox, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + stopped_s))
+    monkeypatch.setattr(sandbox, "select", SimpleNamespace(select=be_stopped))
+    child.send("hang")
+    with pytest.raises(Interrupted):
+        child.receive(HANG_S, over)
+
+
 def test_waiting_can_be_interrupted(server: ForkServer) -> None:
     child = server.spawn(Limits(module="hostile"))
     child.send("hang")
@@ -236,11 +260,14 @@ def test_waiting_can_be_interrupted(server: ForkServer) -> None:
     timer.join()
 
 
-def test_a_message_that_is_none_is_a_death(server: ForkServer) -> None:
-    child = server.spawn(Limits(module="hostile"))
-    child.send("garbage")
-    with pytest.raises(Died):
-        child.receive(HANG_S)
+def test_a_message_that_is_none_is_a_death(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "_MESSAGE_S", 0.5)
+    for sent, words in (("garbage", "its length is 4294967295 bytes"), ("half a message", "timed out")):
+        child = server.spawn(Limits(module="hostile"))
+        child.send(sent)
+        with pytest.raises(Died, match=f"it sent what is no message: {words}") as died:
+            child.receive(HANG_S)
+        assert not died.value.out_of_memory and not child.alive
 
 
 def test_children_end_with_their_server(tmp_path: Path) -> None:
@@ -341,6 +368,33 @@ def test_a_build_that_fails_on_a_full_disk_is_no_failure_of_its_configuration(
         builders.build(hostile_job(deed), NEVER)
 
 
+def test_a_build_that_the_kernel_kills_is_tried_again(
+    builders: BuilderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of memory it kills children first, whoever has taken it."""
+    receive, killed = Child.receive, []
+
+    def kill_first(child: Child, *given: Any) -> Any:
+        if not killed:
+            killed.append(child.pid)
+            os.kill(child.pid, signal.SIGKILL)
+        return receive(child, *given)
+
+    monkeypatch.setattr(Child, "receive", kill_first)
+    assert [b.error for b in builders.build(hostile_job("good"), NEVER)] == [None] and killed
+
+
+def test_a_folder_that_was_deleted_ends_the_worker_not_its_candidates(builders: BuilderPool, tmp_path: Path) -> None:
+    """By a cleaner of temporary files, which takes what nobody has used for days."""
+    (first,) = builders.build(hostile_job("good"), NEVER)
+    Path(first.path).unlink()
+    (second,) = builders.build(hostile_job("good"), NEVER)
+    assert second.error is None and Path(second.path).exists()
+    shutil.rmtree(tmp_path)
+    with pytest.raises(SandboxError, match=f"^{tmp_path} was deleted"):
+        builders.build(hostile_job("good", "build_raises"), NEVER)
+
+
 def test_a_child_without_room_for_its_words_does_its_work(tmp_path: Path) -> None:
     with ForkServer(tmp_path / "gone", ("hostile",)) as server:
         child = server.spawn(Limits(module="hostile"))
@@ -392,6 +446,21 @@ def test_an_interrupted_build_leaves_out_what_is_not_done(builders: BuilderPool)
     job = hostile_job("good", "build_hangs", "good")
     built = builders.build(job, stop, lambda one: stop.set())
     assert 0 in [b.entry for b in built] and 1 not in [b.entry for b in built]
+
+
+def test_a_pool_that_is_closed_leaves_what_it_builds(server: ForkServer, tmp_path: Path) -> None:
+    """After Ctrl-C, which sets no event."""
+    pool = BuilderPool(server, CORES.building, tmp_path, 2**30, children=1)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(pool.build, hostile_job("build_hangs", "good"), NEVER)
+        give_up = time.monotonic() + HANG_S
+        while (child := pool._slots[0].child) is None or child.stage != 0:  # in the first
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        began = time.monotonic()
+        pool.close()
+        assert asked.result(HANG_S) == []
+        assert time.monotonic() - began < QUICK.build_timeout_s, "it was waited for"
 
 
 def test_what_was_built_is_not_built_again(builders: BuilderPool, runner: TimingRunner) -> None:
@@ -648,7 +717,7 @@ def test_a_parallel_loop_is_launched_by_openmp(builders: BuilderPool, tmp_path: 
     assert ctypes.c_int.in_dll(ctypes.CDLL(str(launcher)), "count").value == 1
 
 
-def test_openmp_that_is_missing_is_said_in_one_line(
+def test_openmp_that_is_missing_ends_the_worker_not_its_candidates(
     builders: BuilderPool, runner: TimingRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = tmp_path / "cc"
@@ -657,18 +726,37 @@ def test_openmp_that_is_missing_is_said_in_one_line(
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     job = msgspec.structs.replace(hostile_job("good"), target=TARGET.in_network())
-    _, results = run(job, builders, runner)
-    assert results[0].error is ErrorKind.RUNTIME
-    assert results[0].message.startswith("OpenMP's threads cannot be used: install a C compiler with OpenMP")
-    assert "\n" not in results[0].message
+    with pytest.raises(SandboxError, match="OpenMP's threads cannot be used: install a C compiler with OpenMP"):
+        run(job, builders, runner)
 
 
 def test_a_compiler_that_compiles_nothing_ends_the_worker_not_its_candidates(
     builders: BuilderPool, runner: TimingRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "false")
-    with pytest.raises(SandboxError, match=r"nothing can be checked on this host: .*set CC for another compiler"):
+    with pytest.raises(SandboxError, match=r"kernels cannot be checked on this host: .*set CC for another compiler"):
         run(hostile_job("good"), builders, runner)
+
+
+def test_a_linker_that_is_missing_ends_the_worker_not_its_candidates(builders: BuilderPool) -> None:
+    for slot in builders._slots:
+        slot.limits = msgspec.structs.replace(slot.limits, environment={"PATH": ""})
+    with pytest.raises(SandboxError, match=r"^this host has no linker: install a C compiler"):
+        builders.build(hostile_job("good"), NEVER)
+
+
+def test_cores_that_are_lost_end_the_worker_not_its_candidates(
+    server: ForkServer, builders: BuilderPool, tmp_path: Path
+) -> None:
+    """Unplugged, or taken by another group of processes."""
+    lost = BuilderPool(server, (LOST_CORE,), tmp_path)
+    with pytest.raises(SandboxError, match=f"^cores {LOST_CORE} are offline"):
+        lost.build(hostile_job("good"), NEVER)
+    lost.close()
+    runner = TimingRunner(server, (LOST_CORE,), 2**30)
+    with pytest.raises(SandboxError, match=f"^cores {LOST_CORE} are offline"):
+        run(hostile_job("good"), builders, runner)
+    runner.close()
 
 
 @pytest.mark.full

@@ -11,7 +11,15 @@ import pytest
 
 from strategy.record import Device, decode, encode
 from workers import cpu
-from workers.cpu import DeviceError, assign, describe_device, environment, parse_cores, timing_lock
+from workers.cpu import (
+    DeviceError,
+    assign,
+    describe_device,
+    environment,
+    parse_cores,
+    pin,
+    timing_lock,
+)
 
 
 @pytest.fixture
@@ -105,3 +113,21 @@ def test_the_device_stays_the_same_and_its_threads_are_the_targets() -> None:
 def test_the_environment_is_known_without_loading_tvm() -> None:
     found = environment()
     assert found["tvm"] and found["python"] and found["kernel"]
+
+
+def test_cores_that_are_gone_are_named() -> None:
+    with pytest.raises(DeviceError, match="^cores 5000-5001 are offline"):
+        pin(0, {5000, 5001})
+    with pytest.raises(ProcessLookupError):
+        pin(2**22 + 1, {0})  # of no process
+
+
+def test_throttled_time_is_that_of_the_group_that_lost_most(tmp_path: Path) -> None:
+    groups = tmp_path / "sys/fs/cgroup"
+    for place, usec in (("pods/one", 100_000), ("pods", 2_500_000)):
+        (groups / place).mkdir(parents=True, exist_ok=True)
+        (groups / place / "cpu.stat").write_text(f"usage_usec 9\nnr_throttled 3\nthrottled_usec {usec}\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/pods/one\n")
+    assert cpu._throttled_s(tmp_path) == 2.5
+    assert cpu._throttled_s(tmp_path / "none") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -70,6 +71,28 @@ def test_a_compiler_that_workers_refuse_is_not_good(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CC", "nonsense -m64")
     (found,) = (f for f in doctor._tools() if f.what == "C compiler")
     assert "CC names 'nonsense -m64', which is no program" in found.remedy
+
+
+def test_a_compiler_without_openmp_is_not_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    assert {f.what: f.remedy.partition(" ")[0] for f in doctor._tools()} == {
+        "TVM": "", "C compiler": "", "OpenMP": "install",
+    }  # fmt: skip
+
+
+def test_a_worker_without_a_folder_for_temporary_files_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def find_none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.gettempdir", find_none)
+    assert serve(Options(url="http://127.0.0.1:9"), "cpu") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("plevel worker: temporary files cannot be written (No usable") and "TMPDIR" in line
 
 
 def test_a_folder_of_which_nothing_runs_is_refused(

@@ -259,6 +259,31 @@ def test_an_entry_that_kills_the_child_is_tried_once_more_by_itself(tmp_path: Pa
     assert sorted(child.sessions[-2:]) == [[1], [2]]
 
 
+class Killed(Child):
+    """Killed so many times before the first entry."""
+
+    def __init__(self, kills: int) -> None:
+        super().__init__([1.0] * 20, {})
+        self.kills = kills
+
+    def receive(self, stage_s: float, interrupt: threading.Event, *, first_s: float) -> Any:
+        if self.kills:
+            self.kills -= 1
+            raise Died(9, 0, "")
+        return super().receive(stage_s, interrupt, first_s=first_s)
+
+
+@pytest.mark.parametrize(("kills", "error"), [(1, None), (2, ErrorKind.OOM)])
+def test_a_session_that_the_kernel_kills_before_its_first_entry_is_tried_again(
+    tmp_path: Path, kills: int, error: ErrorKind | None
+) -> None:
+    """For want of memory it kills children first, whoever has taken it."""
+    child = Killed(kills)
+    results, _ = run(child, built(tmp_path, "a", "b"))
+    assert [results[i].error for i in range(2)] == [error] * 2
+    assert child.sessions == [[0, 1]] * 2
+
+
 class Slow(Child):
     """Computes the reference for longer than any kernel may take."""
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
+import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from workers.fork import without_torch
-from workers.sandbox import Died, ForkServer
+from tests.limit import HANG_S
+from workers import fork
+from workers.fork import Limits, without_torch
+from workers.sandbox import Died, ForkServer, SandboxError
 
 
 def trace(message: str) -> str:
@@ -52,6 +59,23 @@ def test_pytorch_is_hidden_from_an_import_unless_it_is_loaded(tmp_path: Path, mo
     with without_torch():
         assert importlib.import_module("torch") is stand_in
     assert sys.modules["torch"] is stand_in
+
+
+def test_a_host_that_cannot_start_a_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    server = object.__new__(ForkServer)  # without its process
+    server._directory, server._lock, server._count = Path("/none"), threading.Lock(), 0
+    server._control, its = socket.socketpair()
+    with its, ThreadPoolExecutor(1) as thread:
+        answered = thread.submit(fork._answer, its, set())
+        for _ in range(2):
+            with pytest.raises(SandboxError, match=r"cannot start a process \(Resource temporarily unavailable\)"):
+                server.spawn(Limits(module="none"))
+        server._control.close()
+        answered.result(HANG_S)
 
 
 def test_an_interrupt_ends_a_fork_server_that_is_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

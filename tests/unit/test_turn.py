@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workers import cpu
-from workers.cpu import timing_lock
+from workers.cpu import claimed, timing_lock
 from workers.turn import Turn
 
 
@@ -90,3 +90,23 @@ def test_nothing_is_built_on_cores_that_another_worker_times_on() -> None:
             assert timing is free
     with timing_lock(cores=range(8)):  # of a command that names no cores
         assert not may_build(0)
+
+
+def test_a_second_worker_of_the_same_cores_is_noticed() -> None:
+    with claimed((1, 3)) as first, claimed((3, 4)) as second, claimed((0, 4)) as other, claimed(()) as gpu:
+        assert (first, second, other, gpu) == (True, False, True, True)
+        with timing_lock(cores=(1, 3)) as mine:
+            assert mine
+    with claimed((3, 4)) as again:
+        assert again
+
+
+def test_a_long_wait_for_another_worker_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as for one that is stopped, by Ctrl-Z."""
+    monkeypatch.setattr(cpu, "_LONG_WAIT_S", 0.0)
+    looks = iter([False, False, True])
+    with timing_lock() as mine, timing_lock(lambda: next(looks)) as second:
+        assert mine and not second
+    assert caplog.text.count(f"another process holds {tmp_path / cpu._LOCK_NAME}: 'fuser -v") == 1

@@ -6,6 +6,7 @@ toolchain, and has a digest of its own: it is accepted only as an answer to what
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -168,9 +169,10 @@ class Store:
         path = self._path(order)
         try:
             found = Artefact.unpack(path.read_bytes(), order)
-            os.utime(path)
         except (OSError, RefusedOrderError):
             return None
+        with contextlib.suppress(OSError):  # of another user, or on a disk that is read-only
+            os.utime(path)
         return found
 
     def put(self, order: Order, artefact: Artefact) -> None:

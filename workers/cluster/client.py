@@ -88,6 +88,7 @@ class Cluster:
         self._room = 0
         self._rest_s = _REST_S  # the next pause, which each failure in succession doubles
         self._rest_until = 0.0
+        self._is_silent = False  # an order was late, and none answered since
         self._said: set[str] = set()
         self._connected = False
         self._changed: Callable[[], None] = lambda: None
@@ -114,9 +115,12 @@ class Cluster:
         """Order an entry; the future may be cancelled."""
         return asyncio.run_coroutine_threadsafe(self._build(Order.of(job, entry)), self._loop)
 
-    def say_slow(self, waited_s: float) -> None:
-        """Say that an order takes too long."""
+    def note_late(self, waited_s: float) -> None:
+        """Note that an order takes too long; after two without an answer in between, give it no orders for a while."""
         self._say("slow", f"has not built a configuration in {waited_s:.1f} s: building what is late on this host")
+        if self._is_silent:
+            self._rest("silent", f"has answered no order for {waited_s:.1f} s")
+        self._is_silent = True
 
     def close(self) -> None:
         """Leave the cluster; what it builds for this host is cancelled."""
@@ -152,7 +156,7 @@ class Cluster:
         except Exception as error:  # of Dask, or whatever the call has raised there: built here instead
             self._rest("failed", f"failed to build: {type(error).__name__}: {_first_line(error)}")
             raise
-        self._rest_s = _REST_S
+        self._rest_s, self._is_silent = _REST_S, False
         if self._said - {"slow"}:
             log.info("%s builds again", self._address)
             self._said &= {"slow"}

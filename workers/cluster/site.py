@@ -24,10 +24,9 @@ from strategy.target import Target
 from workers.builder import NotInstalledError, check
 from workers.builder_pool import BuilderPool
 from workers.cluster.artefact import Artefact, Order, RefusedOrderError, Store, toolchain
-from workers.sandbox import ForkServer
+from workers.sandbox import ForkServer, SandboxError
 
 ARTEFACTS = "PLEVEL_ARTEFACTS"  # environment variable with the folder of artefacts
-_NEVER = threading.Event()
 
 
 def build(data: bytes) -> bytes:
@@ -96,7 +95,11 @@ class Site:
             one._open.close()
 
     def build(self, order: Order, entry: JobEntry) -> Artefact:
-        """The artefact of an order, from the store or built in a child."""
+        """The artefact of an order, from the store or built in a child.
+
+        Raises:
+            SandboxError: no child can build on this host, or the site is closed meanwhile.
+        """
         found = self._store.find(order)
         if found is not None:
             return msgspec.structs.replace(found, built=msgspec.structs.replace(found.built, build_s=0.0))
@@ -104,7 +107,9 @@ class Site:
             id=0, run_id=0, workload=order.workload, target=order.target, phase=Phase.SEARCH,
             entries=(entry,), policy=TimingPolicy(build_timeout_s=order.timeout_s), seed=0,
         )  # fmt: skip
-        (built,) = self._pool(order.target).build(job, _NEVER)
+        built = next(iter(self._pool(order.target).build(job, threading.Event())), None)
+        if built is None:
+            raise SandboxError("the builder ends")
         artefact = Artefact.load(order, built)
         if built.error is None:
             self._store.put(order, artefact)
