@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -43,11 +43,20 @@ log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until a signal ends it; return the exit status."""
-    options = vars(_parser().parse_args(arguments))
-    ready_file: Path | None = options.pop("ready_file")
-    inherited: int | None = options.pop("fd")
-    form: Form = options.pop("log")
+    """Serve as the command line says until a signal ends it; return the exit status."""
+    return run(vars(_parser().parse_args(arguments)))
+
+
+def run(options: Mapping[str, Any]) -> int:
+    """Serve until a signal ends it; return the exit status.
+
+    Args:
+        options: those of the command line; one that is missing, or None, is the environment's or the default.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    ready_file: Path | None = given.pop("ready_file", None)
+    inherited: int | None = given.pop("fd", None)
+    form: Form = given.pop("log", "text")
     configure(form, "%(levelname)s %(name)s: %(message)s")
     # Each change of a run, a job or a worker: for machines.
     logging.getLogger("service.store.event").setLevel(
@@ -57,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, near in misspelled(os.environ):
         log.warning("%s is ignored, as there is no such setting: did you mean %s?", name, near)
     try:
-        settings = Settings(**{name: v for name, v in options.items() if v is not None})
+        settings = Settings(**given)
         with listen(settings.host, settings.port) if inherited is None else _inherit(inherited) as listening:
             prepare(settings)
             serve(settings, listening, ready_file)

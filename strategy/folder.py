@@ -58,7 +58,7 @@ def scratch(owner: str = "worker", root: Path | None = None) -> Iterator[Path]:
         with hold(folder):
             yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _delete(folder)
 
 
 def sweep(owner: str, root: Path) -> None:
@@ -69,7 +69,18 @@ def sweep(owner: str, root: Path) -> None:
                 continue
             with taken_over(left) as ours:
                 if ours:
-                    shutil.rmtree(left, ignore_errors=True)
+                    _delete(left)
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder, its lock last: what an interrupt leaves, the next sweep deletes."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != _LOCK:
+                path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _prefix(owner: str) -> str:

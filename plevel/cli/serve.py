@@ -43,14 +43,14 @@ def serve(
     Example: plevel serve --database plevel.db --port 8765
     """
     where = location.locate_database(database)
-    arguments = option.pass_on({
-        "--database": where, "--host": host, "--port": port, "--auth": auth, "--tls-cert": tls_cert,
-        "--tls-key": tls_key, "--log": "json" if as_json else log,
-    })  # fmt: skip
     from plevel.embedded import make_folder, require_service
 
     require_service()
     make_folder(where)
-    from service.__main__ import main
+    from service.__main__ import run
 
-    raise typer.Exit(main(arguments))
+    options = {
+        "database": where, "host": host, "port": port, "auth": auth, "tls_cert": tls_cert, "tls_key": tls_key,
+        "log": "json" if as_json else log,
+    }  # fmt: skip
+    raise typer.Exit(run(options))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _LOOK_S = 1.0  # between two looks into the worker's log
 AWAY_S = 3600.0  # time to wait for a service that does not answer
 PAUSE_S = 1.0
+# A worker that cannot go on leaves the service, and ends within seconds. Without it no other status comes.
+_LEAVING_S = 5.0
 _AWAY = (502, 503, 504)  # of a proxy without its service, or a service without its database
 
 
@@ -148,7 +150,7 @@ def follow_run(
             embedded.start_worker()
         with ExitStack() as stack:
             if embedded is not None:
-                stack.enter_context(_telling_of_room(embedded, console))
+                stack.enter_context(_telling_of_waits(embedded, console))
             show = report or stack.enter_context(Progress(console)).show
             for status in (
                 follow(client, run.id, place, console) if embedded is None else client.follow(run.id)
@@ -157,7 +159,7 @@ def follow_run(
                 run = status
                 show(status)
                 if embedded is not None:
-                    embedded.check()
+                    embedded.check(0.0 if status.workers else _LEAVING_S)
                     if stands:
                         _say_why_it_stands(console, embedded)
     except KeyboardInterrupt:
@@ -203,11 +205,12 @@ def follow(client: Client, run_id: int, place: location.Location, console: Conso
 
 
 @contextmanager
-def _telling_of_room(embedded: Embedded, console: Console) -> Iterator[None]:
-    """Repeat what the worker's log says of its disk: that it waits for room, and that it goes on.
+def _telling_of_waits(embedded: Embedded, console: Console) -> Iterator[None]:
+    """Repeat what the worker's log says of what it waits for: room on its disk, or another worker of this host.
 
     In a thread of its own, as a run that stands still has no new status.
     """
+    from workers.cpu import AWAITS_TURN
     from workers.scratch import GOES_ON, WAITS
 
     ended = threading.Event()
@@ -219,7 +222,7 @@ def _telling_of_room(embedded: Embedded, console: Console) -> Iterator[None]:
                 last = ended.wait(_LOOK_S)
                 *lines, part = (part + log.read()).split("\n")
                 for line in lines:
-                    if WAITS in line or GOES_ON in line:
+                    if any(words in line for words in (WAITS, GOES_ON, AWAITS_TURN)):
                         console.print(line.partition(" WARNING ")[2], markup=False, soft_wrap=True)
 
     watcher = threading.Thread(target=watch, daemon=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def verify_library(workload: Workload, target: Target, rows: list[LibraryRow], library: Path) -> int:
-    """Verify a library and return the number of sizes that it was run at; remove it if it fails."""
+    """Verify a library and return the number of sizes that it was run at; remove it if it fails or is interrupted."""
     from strategy.compile.entry import Entry
     from strategy.folder import scratch
     from strategy.target import cpu_target
@@ -25,14 +25,21 @@ def verify_library(workload: Workload, target: Target, rows: list[LibraryRow], l
     try:
         with scratch() as folder, ForkServer(folder) as server:
             return verify(server, library, workload, parameters)
+    except KeyboardInterrupt:
+        _remove(library)
+        raise
     except VerificationError as error:
         host = cpu_target()
         if target.arch not in ("", host.arch) or target.triple != host.triple:
             raise CommandError(
                 f"--verify: {library} is kept: it is for {target}, and failed on {host}: verify it there: {error}"
             ) from error
-        for path in (library, library.with_suffix(".h")):
-            path.unlink(missing_ok=True)
+        _remove(library)
         raise CommandError(f"--verify: {error}; {library} is removed") from error
     except SandboxError as error:
         raise CommandError(f"--verify: {error}; {library} is kept, not verified") from error
+
+
+def _remove(library: Path) -> None:
+    for path in (library, library.with_suffix(".h")):
+        path.unlink(missing_ok=True)

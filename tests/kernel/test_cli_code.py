@@ -352,20 +352,28 @@ def test_build_verifies_what_it_has_built(tmp_path: Path) -> None:
     assert "agrees with NumPy, within its buffers, at 10 sizes" in done.stdout
 
 
-@pytest.mark.full
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (VerificationError("it writes outside of output"), "1", "--verify: it writes outside of output"),
+        (KeyboardInterrupt(), "130", ""),
+    ],
+)
 def test_build_keeps_no_library_that_must_not_be_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    error: BaseException, code: str, said: str,
+) -> None:  # fmt: skip
     def refuse(*arguments: Any) -> int:
-        raise VerificationError("it writes outside of output")
+        raise error
 
     monkeypatch.setattr("workers.verification.verify", refuse)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     output = tmp_path / "libdense.so"
     named = ("-I", "dense_nopack.cpu", "-t", "llvm -num-cores=2", "-o", str(output), "--verify")
-    with pytest.raises(SystemExit, match="1"):
+    with pytest.raises(SystemExit, match=f"^{code}$"):
         main(["build", *SMALL, *named])
-    assert "--verify: it writes outside of output" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
     assert not output.exists() and not output.with_suffix(".h").exists()
 
 

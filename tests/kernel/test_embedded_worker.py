@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from plevel.client import Client
-from plevel.embedded import Embedded
+from plevel.embedded import Embedded, EmbeddedError
+from tests.limit import HANG_S
 
 
 def open_early(folder: Path) -> Embedded:
@@ -42,3 +44,13 @@ def test_a_worker_that_has_given_up_is_started_again(tmp_path: Path) -> None:
         loaded.kill()
         embedded.start_worker()
         embedded.check()
+
+
+def test_the_end_of_a_worker_that_has_left_is_awaited(tmp_path: Path) -> None:
+    with open_early(tmp_path) as embedded:
+        embedded.start_worker()
+        embedded.check()
+        worker = embedded._children[-1]
+        os.kill(worker.pid, signal.SIGTERM)
+        with pytest.raises(EmbeddedError, match="the worker ended"):
+            embedded.check(HANG_S)

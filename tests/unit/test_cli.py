@@ -570,7 +570,7 @@ def test_a_run_that_stands_still_says_why(words: str, told: int, tmp_path: Path)
         "2026 WARNING the worker goes on: there is room on the disk again\n"
     )
     embedded: Any = SimpleNamespace(
-        start_worker=lambda: None, check=lambda: None, last_words=lambda: words, worker_log=log
+        start_worker=lambda: None, check=lambda patience_s: None, last_words=lambda: words, worker_log=log
     )
     request: Any = SimpleNamespace(target=Target.parse("cpu"))
     console, place = Console(file=said, width=1000), Location(database="sqlite:////x.db")
@@ -911,6 +911,12 @@ def test_a_service_says_in_one_line_that_it_cannot_listen(
     assert serve([f"--{option}={value}", "--database", f"sqlite:///{tmp_path / 'x.db'}"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("plevel service: ") and said in line and len(line) < 200
+
+
+def test_serve_takes_hyphens_for_a_host(called: Called, tmp_path: Path) -> None:
+    done = called("serve", "--host", "--", "--database", f"sqlite:///{tmp_path / 'x.db'}")
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith("plevel service: host --: ")
 
 
 def test_logs_that_cannot_be_written(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +48,28 @@ def test_what_a_killed_worker_left_goes_when_another_starts(temporary: Path) -> 
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert left.exists()
+    with scratch():
+        assert not left.exists()
+
+
+def test_an_interrupted_deletion_is_finished_when_another_starts(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a second Ctrl-C, while the folders of many children are deleted."""
+    delete = shutil.rmtree
+
+    def interrupt(path: Path, **options: Any) -> None:
+        (path / "lock").unlink(missing_ok=True)  # as one that has begun
+        raise KeyboardInterrupt
+
+    interrupted = scratch()
+    left = interrupted.__enter__()
+    (left / "pool").mkdir()
+    monkeypatch.setattr(shutil, "rmtree", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.__exit__(None, None, None)
+    assert (left / "pool").exists()
+    monkeypatch.setattr(shutil, "rmtree", delete)
     with scratch():
         assert not left.exists()
 
