@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from plevel.cli import option
-from plevel.cli.error import UsageError
+from plevel.cli.error import CommandError, UsageError
 
 # Python's configuration of logging, for Dask's processes.
 _JSON = {
@@ -54,28 +53,25 @@ def builder(
 
     require_worker()
     require("cluster", "distributed")
+    if as_json or log == "json":
+        os.environ["DASK_LOGGING"] = repr(_JSON)  # which Dask reads where it is imported, in its processes, too
+    import asyncio
+
     from strategy.host import usable_cores
     from workers.__main__ import check_host
+    from workers.cluster.builder import StartError, serve
     from workers.cluster.client import SecurityError, secure
     from workers.cluster.site import ARTEFACTS
     from workers.cpu import DeviceError
 
     try:
         check_host()
-        secure(scheduler, tls_ca, tls_cert, tls_key)
+        security = secure(scheduler, tls_ca, tls_cert, tls_key)
     except (DeviceError, SecurityError) as error:
         raise UsageError(f"--scheduler {error}" if isinstance(error, SecurityError) else str(error)) from error
-    environment = dict(os.environ)
     if artefacts is not None:
-        environment[ARTEFACTS] = str(artefacts.absolute())
-    if as_json or log == "json":
-        environment["DASK_LOGGING"] = repr(_JSON)
-    given = {
-        "--tls-ca-file": tls_ca, "--tls-cert": tls_cert, "--tls-key": tls_key, "--name": name,
-        "--nthreads": threads or usable_cores(),
-    }  # fmt: skip
-    command = [
-        sys.executable, "-P", "-m", "distributed.cli.dask_worker", scheduler, "--preload", "workers.cluster.site",
-        "--no-dashboard", *option.pass_on(given),
-    ]  # fmt: skip
-    os.execve(sys.executable, command, environment)  # its signals and exit status are Dask's  # noqa: S606
+        os.environ[ARTEFACTS] = str(artefacts.absolute())
+    try:
+        asyncio.run(serve(scheduler, security, threads or usable_cores(), name))
+    except StartError as error:
+        raise CommandError(f"--scheduler {scheduler}: {error}") from error

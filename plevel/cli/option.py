@@ -399,11 +399,6 @@ def read_share(flag: str, text: str, fits: Callable[[float], bool]) -> float:
     return share
 
 
-def pass_on(options: Mapping[str, object]) -> list[str]:
-    """The arguments of a program: the options that have a value, which may begin with a hyphen."""
-    return [f"{name}={value}" for name, value in options.items() if value is not None]
-
-
 def read_instant(when: datetime | None) -> float | None:
     """A moment, of UTC where it names no zone, as Unix time."""
     return None if when is None else when.replace(tzinfo=when.tzinfo or UTC).timestamp()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import tempfile
 import threading
@@ -121,6 +122,8 @@ class Site:
 
 def dask_setup(worker: Any) -> None:
     """Open the site before the first order; Dask calls this by its name (`--preload`)."""
+    if worker.nanny:  # which Ctrl-C in a terminal reaches, too, and which ends this process in order
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     Site.get(worker.state.nthreads)
 
 

@@ -1,0 +1,84 @@
+"""The process of `plevel builder`: a Dask worker in a child, and another whenever its scheduler is back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from distributed import Nanny
+from distributed.security import Security
+
+from strategy.ending import ending_signals
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_CLOSE_S = 10.0
+log = logging.getLogger(__name__)
+
+
+class StartError(RuntimeError):
+    """The builder did not start; the message has the reason."""
+
+
+async def serve(scheduler: str, security: Security, threads: int, name: str | None = None) -> None:
+    """Build for a scheduler until a signal ends it.
+
+    A Dask worker ends with the connection to its scheduler. Another is started then, ever less often while the
+    scheduler is away.
+
+    Args:
+        threads: builds at once.
+        name: the worker's, in Dask.
+
+    Raises:
+        StartError: the first worker did not start, as where there is no such scheduler.
+    """
+    ends = asyncio.Event()
+    for kind in ending_signals():
+        asyncio.get_running_loop().add_signal_handler(kind, ends.set)
+    ending = asyncio.create_task(ends.wait())
+    pause_s, has_worked = _FIRST_PAUSE_S, False
+    while not ends.is_set():
+        nanny, problem = None, "the connection has ended"
+        try:
+            nanny = Nanny(
+                scheduler, nthreads=threads, name=name, security=security, dashboard=False,
+                preload=["workers.cluster.site"], preload_argv=[],
+            )  # fmt: skip
+            if await _is_done(nanny.start(), ending):
+                pause_s, has_worked = _FIRST_PAUSE_S, True
+                log.info("building for %s", scheduler)
+                await _is_done(nanny.finished(), ending)
+        except Exception as error:  # Dask's have no class in common
+            problem = _reason(error)
+            if not has_worked:
+                raise StartError(problem) from error
+        finally:
+            if nanny is not None:
+                with contextlib.suppress(Exception):  # of a worker that has yet to start, and ends with this process
+                    await nanny.close(timeout=_CLOSE_S)
+        if not ends.is_set():
+            log.warning("%s: %s: trying again in %g s", scheduler, problem, pause_s)
+            await asyncio.wait([ending], timeout=pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+async def _is_done(work: Coroutine[Any, Any, Any], ending: asyncio.Task[Any]) -> bool:
+    """Wait for some work, whose errors are raised; return False if it was cancelled, as the process is to end."""
+    task = asyncio.create_task(work)
+    await asyncio.wait([task, ending], return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+        return True
+    task.cancel()
+    await asyncio.wait([task])
+    return False
+
+
+def _reason(error: BaseException) -> str:
+    """The first cause of an error, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split()) or type(error).__name__
