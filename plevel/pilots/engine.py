@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from plevel.pilots.pod import (
     api_errors,
     bury_pods,
@@ -50,9 +52,10 @@ def _list_slurm(provider: Any) -> Iterator[Pilot]:
     if status:
         raise EngineError(f"squeue failed: {error}")
     for line in out.splitlines():
-        number, state, *name = line.split(maxsplit=2)
-        if name:  # another job of this user may have none
-            yield Pilot(number, name[0], waits=state in ("PD", "CF"))
+        words = line.split(maxsplit=2)
+        if len(words) == 3:  # another job of this user may have no name
+            number, state, name = words
+            yield Pilot(number, name, waits=state in ("PD", "CF"))
 
 
 def _list_pbs(provider: Any) -> Iterator[Pilot]:
@@ -60,12 +63,26 @@ def _list_pbs(provider: Any) -> Iterator[Pilot]:
     if status:
         raise EngineError(f"qstat failed: {error}")
     try:
-        jobs = json.loads(out).get("Jobs", {})
+        jobs = msgspec.convert(json.loads(out), _Jobs).jobs
     except ValueError as broken:
-        raise EngineError(f"qstat gave no JSON ({broken}): needs PBS Pro or OpenPBS of version 19 or newer") from broken
+        raise EngineError(
+            f"qstat gave no list of jobs ({broken}): needs PBS Pro or OpenPBS of version 19 or newer"
+        ) from broken
     for number, job in jobs.items():
-        if job["Job_Owner"].partition("@")[0] == getpass.getuser() and job["job_state"] not in "FX":
-            yield Pilot(number, job["Job_Name"], waits=job["job_state"] in "QHWT")
+        if job.owner.partition("@")[0] == getpass.getuser() and job.state not in "FX":
+            yield Pilot(number, str(job.name), waits=job.state in "QHWT")
+
+
+class _Job(msgspec.Struct, frozen=True, rename={"owner": "Job_Owner", "state": "job_state", "name": "Job_Name"}):
+    """Of qstat's description of a job what is used."""
+
+    owner: str
+    state: str
+    name: str | int | float = ""  # as PBS writes a text that looks like a number
+
+
+class _Jobs(msgspec.Struct, frozen=True, rename={"jobs": "Jobs"}):
+    jobs: dict[str, _Job] = {}
 
 
 def _list_local(provider: Any) -> Iterator[Pilot]:
@@ -147,7 +164,9 @@ class Engine:
             self._folder.mkdir(parents=True, exist_ok=True)
             if self._pods:  # without a shell that would keep the signal for itself
                 command = f"exec {command}"
-            found = str(self._provider.submit(command, 1, self._name))
+            found = self._provider.submit(command, 1, self._name)
+            if found is None:
+                raise OSError("the batch system gave it no number")
             return str(self._provider.resources[found].get("pod_name", found))
 
     def cancel(self, ids: Iterable[str]) -> None:
@@ -165,7 +184,10 @@ def _told(problem: str) -> Iterator[None]:
     """Raise an error of a batch system as `EngineError`."""
     from parsl.errors import ParslError
 
-    expected: tuple[type[Exception], ...] = (ParslError, OSError, subprocess.SubprocessError, *api_errors())
+    # A command's words may be no text: names of jobs, of other users, too.
+    expected: tuple[type[Exception], ...] = (
+        ParslError, OSError, UnicodeDecodeError, subprocess.SubprocessError, *api_errors(),
+    )  # fmt: skip
     try:
         yield
     except expected as error:

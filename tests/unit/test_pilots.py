@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from plevel.client import UnreachableError
-from plevel.pilots.engine import Engine, EngineError, Pilot, _list_local, _list_slurm
+from plevel.pilots.engine import Engine, EngineError, Pilot, _list_local, _list_pbs, _list_slurm
 from plevel.pilots.scaler import Backlog, Bounds, Plan, Scaler, plan
 from tests.pods import Pods
 
@@ -169,7 +169,7 @@ def test_a_batch_system_that_is_away_for_days_is_asked_again() -> None:
 
 
 def test_a_job_without_a_name_is_no_pilot() -> None:
-    listed = "17 R plevel-x.1\n18 PD \n19 CF plevel-x.2\n"
+    listed = "17 R plevel-x.1\n18 PD \n\nmaintenance\n19 CF plevel-x.2\n"
     slurm = SimpleNamespace(clusters=None, execute_wait=lambda command: (0, listed, ""))
     assert list(_list_slurm(slurm)) == [Pilot("17", "plevel-x.1", False), Pilot("19", "plevel-x.2", True)]
 
@@ -236,8 +236,28 @@ def test_jobs_of_pbs_are_listed_and_cancelled_by_any_process(
     with pytest.raises(EngineError, match="were not cancelled"):
         engine().cancel(["99.head"])
     (tmp_path / "state").write_text('"')
-    with pytest.raises(EngineError, match="qstat gave no JSON"):
+    with pytest.raises(EngineError, match="qstat gave no list of jobs"):
         engine().pilots()
+    (tmp_path / "qstat").write_text("#!/bin/sh\nprintf 'l\\350ve'\n")
+    with pytest.raises(EngineError, match="the pilots were not listed: 'utf-8' codec"):
+        engine().pilots()
+    (tmp_path / "qsub").write_text("#!/bin/sh\n")
+    with pytest.raises(EngineError, match="the batch system gave it no number"):
+        engine().submit("plevel worker")
+
+
+@pytest.mark.parametrize("told", ["[]", '{"Jobs": null}', '{"Jobs": {"1": "Q"}}', '{"Jobs": {"1": {"Job_Name": "x"}}}'])
+def test_a_list_of_other_form_is_an_error_of_the_batch_system(told: str) -> None:
+    with pytest.raises(EngineError, match="qstat gave no list of jobs"):
+        list(_list_pbs(SimpleNamespace(execute_wait=lambda command: (0, told, ""))))
+
+
+def test_jobs_of_other_users_may_have_numbers_for_names() -> None:
+    """PBS writes those as numbers."""
+    other = '"3.head": {"Job_Owner": "somebody@login", "Job_Name": 17, "job_state": "R"}'
+    own = f'"4.head": {{"Job_Owner": "{getpass.getuser()}@login", "Job_Name": "plevel-x.1", "job_state": "Q"}}'
+    pbs = SimpleNamespace(execute_wait=lambda command: (0, f'{{"Jobs": {{{other}, {own}}}}}', ""))
+    assert list(_list_pbs(pbs)) == [Pilot("4.head", "plevel-x.1", True)]
 
 
 def test_pods_are_pilots_that_leave_their_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
