@@ -89,10 +89,8 @@ def _count_charged(
     connection: sa.Connection, run_id: int, trials: int, tasks: Sequence[TaskStatus], told: Iterable[Any]
 ) -> int:
     """The trials that a run is charged (`budget.charge`); `told` is its tally."""
-    weights = {
-        row.task_id: row.weight
-        for row in connection.execute(sa.select(run_task.c["task_id", "weight"]).where(run_task.c.run_id == run_id))
-    }
+    shares = sa.select(run_task.c.task_id, run_task.c.weight).where(run_task.c.run_id == run_id)
+    weights = {row.task_id: row.weight for row in connection.execute(shares)}
     own: Counter[int] = Counter()
     for t in told:
         own[t.task_id] += t.standing * (t.phase == Phase.SEARCH.value)

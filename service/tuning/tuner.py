@@ -23,7 +23,16 @@ from service.store import catalogue, event
 from service.store.background import Background
 from service.store.db import Connection, Store
 from service.store.wakeup import Wakeup
-from service.tuning import crossing, decision, final, other_run, remeasure, state, tuning_run
+from service.tuning import (
+    crossing,
+    decision,
+    final,
+    intake,
+    other_run,
+    remeasure,
+    state,
+    tuning_run,
+)
 from service.tuning import run as runs
 from service.tuning.decision import Proposal
 from service.tuning.final import CONFIRM_SESSIONS, MORE_SESSIONS
@@ -124,10 +133,10 @@ class Tuner(Background):
             if run_id not in self._runs:
                 self._runs[run_id] = tuning_run.load(connection, run_id, self.model)
             tuning = self._runs[run_id]
-            tuning_run.absorb(connection, tuning)
+            intake.absorb(connection, tuning)
             if tuning.is_overtaken:
                 tuning = self._runs[run_id] = tuning_run.load(connection, run_id, self.model)
-                tuning_run.absorb(connection, tuning)
+                intake.absorb(connection, tuning)
             row = state.read_state(connection, run_id)
             tuning.join(row.priority)
             open_jobs = jobs.open_jobs(connection, run_id)

@@ -17,10 +17,8 @@ from strategy.types import Dim
 
 _STAGES = (2, 3, 4, 5, 8)
 
-# Fragments are those of the PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
-_SOURCE = r"""
-#define WARPS_N (BLOCK_N / WARP_N)
-
+# Fragments are those of the PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type". KIND is that type.
+FRAGMENTS = r"""
 __device__ __forceinline__ void load(unsigned (&to)[4], unsigned from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from) : "memory");
@@ -33,7 +31,13 @@ void multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
                : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-
+"""
+_SOURCE = (
+    r"""
+#define WARPS_N (BLOCK_N / WARP_N)
+"""
+    + FRAGMENTS
+    + r"""
 extern "C" __global__ void __launch_bounds__(THREADS) product_mma(
     const TYPE* __restrict__ left, const TYPE* __restrict__ right, OUT* __restrict__ output, int mMORE_INPUTS) {
   extern __shared__ __align__(128) unsigned char storage[];
@@ -104,6 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_mma(
                             tile.column + warp_column, &sums[i][0][e]);
 }
 """
+)
 
 
 def takes_mma(

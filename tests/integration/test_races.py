@@ -54,7 +54,7 @@ from service.store.tables import (
 from service.store.tables import device as device_table
 from service.store.tables import pause as pause_table
 from service.store.tables import webhook as webhook_table
-from service.tuning import other_run, remeasure, tuning_run, webhook
+from service.tuning import intake, other_run, remeasure, tuning_run, webhook
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning.ownership import Ownership
@@ -289,12 +289,12 @@ def test_a_lost_trial_counts_though_others_are_stored_meanwhile(
         with store.write() as c:
             report(c, scene, good, [timed(e) for e in good.job.entries])
         with store.read() as c:
-            tuning_run.absorb(c, tuning)
+            intake.absorb(c, tuning)
         reported.set()
 
     crowd.each(lose, tell)
     with crowd.stores[0].read() as c:
-        tuning_run.absorb(c, tuning)
+        intake.absorb(c, tuning)
     assert sum(t.told for t in tuning.tasks) == len(scene.records()) == 3
 
 

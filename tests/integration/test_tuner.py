@@ -26,7 +26,7 @@ from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import LIVE, TaskState, job, job_entry, lease, run, run_task, worker
 from service.store.wakeup import Wakeup
-from service.tuning import crossing, other_run, run_status, tuning_run
+from service.tuning import crossing, intake, other_run, run_status, tuning_run
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning.budget import PATIENCE
@@ -1140,7 +1140,7 @@ def test_an_implausible_time_is_not_measured_again_by_a_service_that_takes_the_r
     scene.report(scene.leased(scene.register()), [failed(i, ErrorKind.IMPLAUSIBLE) for i in range(2)])
     with store.read() as c:
         tuning = tuning_run.load(c, scene.run_id, model)
-        tuning_run.absorb(c, tuning)
+        intake.absorb(c, tuning)
     (t,) = (t for t in tuning.tasks if t.id == scene.tasks[FAST.implementation])
     assert t.search is not None
     proposed = t.search.ask(SPACE.count() or 0)
@@ -1166,14 +1166,14 @@ def test_what_is_reported_while_a_run_is_read_is_not_missed(store: Store, model:
     with store.read() as c:
         tuning = tuning_run.load(c, scene.run_id, model)
         sa.event.listen(store.engine, "after_cursor_execute", report)
-        tuning_run.absorb(c, tuning)
+        intake.absorb(c, tuning)
         sa.event.remove(store.engine, "after_cursor_execute", report)
     assert not reports
     for _ in range(2):
         (t,) = (t for t in tuning.tasks if t.id == scene.tasks[FAST.implementation])
         assert (t.told + t.pending, t.search is not None) == (2, True)
         with store.read() as c:
-            tuning_run.absorb(c, tuning)
+            intake.absorb(c, tuning)
     assert t.told == 2
     assert t.search is not None and not set(t.search.ask(SPACE.count() or 0)) & set(configs(2))
 
@@ -1197,7 +1197,7 @@ def test_a_time_that_the_finals_of_an_earlier_run_refuted_leads_no_search(
     later = Scene.make(store, request(trials=40))
     with store.read() as c:
         tuning = tuning_run.load(c, later.run_id, model)
-        tuning_run.absorb(c, tuning)
+        intake.absorb(c, tuning)
     (t,) = (t for t in tuning.tasks if t.id == later.tasks[FAST.implementation])
     assert (tuning.device_model, t.told) == ("Model A", 2)
     fastest = good if device_model == "Model A" else wrong

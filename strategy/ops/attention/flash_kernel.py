@@ -8,6 +8,8 @@ joins them.
 
 from __future__ import annotations
 
+from strategy.cuda.mma import FRAGMENTS
+
 # Of both kernels.
 SHARED = r"""
 #include <cuda_fp16.h>
@@ -35,23 +37,12 @@ __device__ __forceinline__ float power(float x) {
 __device__ __forceinline__ float shift(float largest) { return largest == HIDDEN ? 0 : largest; }
 """
 
-ATTEND = r"""
-__device__ __forceinline__ void load(unsigned (&to)[4], unsigned from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from) : "memory");
-}
-
+ATTEND = (
+    FRAGMENTS
+    + r"""
 __device__ __forceinline__ void load_transposed(unsigned (&to)[4], unsigned from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from) : "memory");
-}
-
-__device__ __forceinline__
-void multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
-               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ __forceinline__ unsigned pack(float low, float high) {
@@ -279,6 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_flash(
     }
 }
 """
+)
 
 JOIN = r"""
 // The parts of a row, each with its largest score and the sum of its powers behind.
