@@ -17,7 +17,7 @@ from strategy.compile.fusion import Group
 from strategy.expr import Constant
 from strategy.network.blocking import choose_blocks, is_blocked
 from strategy.network.graph import Network, NetworkError
-from strategy.network.group import describe, groups, require_twin
+from strategy.network.group import describe, groups, require_twin, require_types
 from strategy.network.library import Manifest, prefix_of, symbol_of, write_library
 from strategy.network.library import describe as describe_library
 from strategy.network.normal import normalize
@@ -114,6 +114,7 @@ def draft(
     found = groups(normal)
     if normal.sizes and normal.twin and normal.twin.sizes:
         require_twin(found, normal.sizes, groups(normalize(normal.twin)), normal.twin.sizes)
+        require_types(found, normal.sizes)
     sites: dict[Workload, list[dict[str, Constant]]] = {}
     for group in found:
         if not is_view(group):

@@ -11,7 +11,7 @@ Nodes are immutable and compared by identity: a node with several uses is comput
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from strategy.attrs import Attrs
@@ -279,13 +279,13 @@ def call(name: str, *args: Any, **attrs: Any) -> Call:
     return Call(op, nodes, op.attrs_type(**{k: v for k, v in attrs.items() if v is not None}))
 
 
-def post_order(*roots: Expr, untyped: bool = False) -> list[Expr]:
+def post_order(*roots: Expr, untyped: bool = False, but: Iterable[Expr] = ()) -> list[Expr]:
     """All nodes that `roots` depend on, including them, each once and after its inputs.
 
-    With `untyped`, inputs of nodes with a known type are omitted.
+    With `untyped`, inputs of nodes with a known type are omitted; so are nodes of `but`, with their inputs.
     """
     order: dict[Expr, None] = {}
-    entered: set[Expr] = set()
+    entered = set(but)
     # An explicit stack, as graphs may be deeper than Python's recursion limit.
     stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
     while stack:

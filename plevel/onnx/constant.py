@@ -16,12 +16,14 @@ import onnx.shape_inference
 from plevel.onnx.types import known_types, nested
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
+from strategy.network.extent import Extent, Symbol
 from strategy.network.graph import NetworkError
-from strategy.network.size import PROBED, Extent, Sizes
+from strategy.network.size import PROBED, Sizes
 
 FOLDED = 1 << 28  # elements of a constant that is computed
 _SHOWN = 1024  # elements of a constant that may say how large an output is
-_TRIED = ((1, 1, 1), (2, 3, 5), (7, 5, 3))  # equal, smaller and greater than each other, below most numbers
+# Equal, smaller and greater than each other, below most numbers, and with different rests.
+_TRIED = ((1, 1, 1), (2, 3, 5), (7, 5, 3), (4, 8, 6), (13, 12, 10))
 
 Given = Mapping[str, np.ndarray]
 
@@ -55,6 +57,14 @@ def compute(node: Any, given: Given, opsets: Mapping[str, int], sizes: Sizes | N
     return found
 
 
+def quotients(node: Any, given: Given, sizes: Sizes) -> list[Extent]:
+    """The quotients of sizes by numbers that a node computes, of integers."""
+    if node.op_type != "Div" or any(array.dtype.kind not in "iu" or array.size > _SHOWN for array in given.values()):
+        return []
+    pairs = [(_encode(int(x), sizes), int(y)) for x, y in np.broadcast(*(given[n] for n in node.input)) if x > 0]
+    return [extent // by for extent, by in pairs if isinstance(extent, Extent) and 0 < by < PROBED]
+
+
 def compute_at_call(array: np.ndarray, sizes: Sizes) -> Expr:
     """A constant, of whose numbers some stand for sizes, as a library computes it."""
     numbers = [layer.reshape(_number(value, sizes), (1,)) for value in array.reshape(-1).tolist()]
@@ -81,12 +91,21 @@ def _number(value: Any, sizes: Sizes) -> Expr:
     extent = _encode(value, sizes)
     if not isinstance(extent, Extent):
         return Constant(np.asarray(value, "float64"))
+    found = _counted(extent, sizes)
+    return found if value > 0 else call("negative", found)
+
+
+def _counted(extent: Extent, sizes: Sizes) -> Expr:
     found: Expr = Constant(np.zeros((), "float64"))
-    for powers, factor in extent.factors:
-        term: Expr = Constant(np.asarray(factor if value > 0 else -factor, "float64"))
-        for probe, power in zip(sizes.probes, powers, strict=True):
-            for _ in range(power):
-                term = call("multiply", term, layer.reshape(layer.count(probe, found), ()))
+    for product, factor in extent.terms:
+        term: Expr = Constant(np.asarray(factor, "float64"))
+        for variable in product:
+            if isinstance(variable, Symbol):
+                each = layer.reshape(layer.count(sizes.probes[variable.place], found), ())
+            else:
+                dividend = _counted(variable.dividend, sizes)
+                each = call("floor_divide", dividend, Constant(np.asarray(variable.divisor, "float64")))
+            term = call("multiply", term, each)
         found = call("add", found, term)
     return found
 

@@ -10,9 +10,10 @@ import numpy as np
 from plevel.onnx.node import Node
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
+from strategy.network.extent import Extent
 from strategy.network.graph import NetworkError
 from strategy.network.normal import extents
-from strategy.network.size import PROBED, Extent
+from strategy.network.size import PROBED
 
 Read = Callable[[Any], Callable[[Sequence[Expr]], list[Expr]]]
 """Of a graph within the node, the function that gives its outputs for its inputs."""

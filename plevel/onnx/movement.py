@@ -13,6 +13,7 @@ from plevel.onnx.constant import compute_at_call, is_symbolic
 from plevel.onnx.node import OPERATORS, Node, constant, integers, register
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
+from strategy.network.extent import Extent
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
@@ -23,7 +24,7 @@ from strategy.network.scatter import (
     write_elements,
     write_rows,
 )
-from strategy.network.size import MOST, Extent
+from strategy.network.size import MOST
 
 OPERATORS |= {
     "Transpose": lambda node, x: layer.transpose(x, node.get("perm", range(len(extents(x)))[::-1])),

@@ -35,12 +35,15 @@ from plevel.onnx.constant import (
     compute_at_call,
     is_symbolic,
     large_numbers,
+    quotients,
 )
 from plevel.onnx.control import CONTROL
 from plevel.onnx.file import Symbols
 from plevel.onnx.node import OPERATORS, Node
 from plevel.onnx.types import known_types, nested, own_graphs, read_type, within
-from strategy.expr import Constant, Expr, Tuple, Var
+from strategy.expr import Constant, Expr, Tuple, Var, post_order
+from strategy.network.derivation import derive_all
+from strategy.network.extent import Extent
 from strategy.network.graph import Network, NetworkError
 from strategy.network.plan import Port
 from strategy.network.size import MOST, NAMES, PROBED, Sizes, make_sizes
@@ -98,18 +101,33 @@ def import_symbolic(model: Any, symbols: Symbols) -> Network:
         raise NetworkError(
             f"{len(names)} symbolic sizes ({listed}), and a library takes at most {len(NAMES)}: give some with --dim"
         )
-    found = []
     fixed = {n for weight in model.graph.initializer for n in weight.dims}
     fixed.update(dim.dim_value for given in model.graph.input for dim in given.type.tensor_type.shape.dim)
     fixed.update(large_numbers(model.graph))
-    for sizes in make_sizes([(1, MOST)] * len(names), fixed):
-        symbols.bind(sizes.probes)
+    known: tuple[Extent, ...] = ()
+    while True:  # until no further extents are found: behind quotients there may be others
+        found: list[Network] = []
         try:
-            found.append(import_model(model, sizes=sizes)[0])
-        except NetworkError as error:
-            listed = ", ".join(f"{n} is {name}" for n, name in zip(sizes.names, names, strict=True))
-            raise NetworkError(f"{sizes.shown(error)}; {listed}: give sizes with --dim") from error
-    return replace(found[0], twin=found[1])
+            both = make_sizes([(1, MOST)] * len(names), fixed, known)
+        except ValueError as error:
+            raise NetworkError(f"{error}: give sizes with --dim") from error
+        for sizes in both:
+            symbols.bind(sizes.probes)
+            importer = _Importer(model, None, sizes)
+            failure = None
+            try:
+                found.append(importer.network()[0])
+            except NetworkError as error:
+                listed = ", ".join(f"{n} is {name}" for n, name in zip(sizes.names, names, strict=True))
+                failure = NetworkError(f"{sizes.shown(error)}; {listed}: give sizes with --dim")
+            assert importer.sizes is not None
+            if importer.sizes.has_quotients and importer.sizes.known != sizes.known:
+                known = importer.sizes.known
+                break
+            if failure:
+                raise failure
+        else:
+            return replace(found[0], twin=found[1])
 
 
 class _Importer:
@@ -123,6 +141,7 @@ class _Importer:
         self.unsized: set[str] = set()
         self.numbers: set[str] = set()  # made of sizes alone at the call, and thus no extents
         self.inferred = None if inferred is None else known_types(inferred.graph)
+        self.learned: set[Expr] = set()  # whose extents are known
         self.unrolled = 0
         self.unknown: list[Unknown] = []
         self.left: list[Var] = []
@@ -211,6 +230,7 @@ class _Importer:
                 for value in made:
                     if value is not None:
                         value.checked_type  # noqa: B018  (errors of types are this node's)
+                        self._learn(value)
                 self.unsized.update(n for n, value in zip(node.output, made, strict=False) if n and value is None)
         except (ValueError, ArithmeticError, IndexError, TypeError, MemoryError) as error:
             if self.inferred is not None:
@@ -263,6 +283,8 @@ class _Importer:
         if self.sizes is not None and node.op_type in _OF_SIZES and any(large):
             return None  # its output's extents may be symbolic
         given = {n: x for n, x in zip(node.input, arrays, strict=True) if x is not None}
+        if self.sizes is not None:
+            self.sizes = self.sizes.knowing(quotients(node, given, self.sizes))
         try:
             left = iter(compute(node, given, self.opsets, self.sizes))
         except SizeError:
@@ -280,6 +302,13 @@ class _Importer:
         if isinstance(value, Constant) and self.sizes is not None and is_symbolic(value.value, self.sizes):
             return compute_at_call(value.value, self.sizes)
         return value
+
+    def _learn(self, value: Expr) -> None:
+        """Learn the extents of a value, and of those that it is computed from."""
+        if self.sizes is None:
+            return
+        self.sizes = derive_all(value, self.sizes, self.learned)
+        self.learned.update(post_order(value, but=self.learned))
 
     def _leave(self, node: Any) -> None:
         """Leave a node out: its outputs are inputs of what follows, and its inputs are outputs."""

@@ -13,6 +13,7 @@ from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
 from strategy.network.pool import largest_places, pool, sum_pool
+from strategy.network.size import PROBED
 
 
 def _batched(x: Expr, rank: int) -> Expr:
@@ -78,7 +79,7 @@ def _adaptive_avg_pool(x: Expr, size: Any) -> Expr:
     down, across = _each(size, 2)
     if not down or not across:
         raise NetworkError(f"output_size ({down}, {across}) has no pixels: give numbers above 0")
-    if height % down or width % across:
+    if max(height, width) >= PROBED or height % down or width % across:
         return _adaptive("avg", x, (down, across))
     window = (height // down, width // across)
     return _back(call("avg_pool2d", _batched(x, 2), pool_size=window, strides=window), x, 2)

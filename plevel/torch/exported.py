@@ -32,6 +32,7 @@ from plevel.torch.aten_complex import COMPLEX, Complex, call_complex, is_complex
 from plevel.torch.symbol import (
     SYMBOLIC,
     Binding,
+    find_extents,
     find_symbols,
     known,
     limited,
@@ -40,6 +41,7 @@ from plevel.torch.symbol import (
     resized,
 )
 from strategy.expr import Constant, Expr, Tuple, Var
+from strategy.network.derivation import derive_all
 from strategy.network.graph import Network, NetworkError
 from strategy.network.normal import extents
 from strategy.network.size import PROBED, Sizes, make_sizes
@@ -127,7 +129,7 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
 
     Raises:
         NetworkError: operators that there are no parts for, all at once; extents that are no sums of products of
-            symbolic sizes; changed buffers.
+            symbolic sizes and of their quotients; changed buffers.
     """
     table = torch.export.default_decompositions()
     for kept in _WHOLE:
@@ -147,13 +149,22 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     if not symbols:
         return _import(plain, {}, None), plain
     bounds = [range_of(plain, symbol) for symbol in symbols]
-    found = []
-    for sizes in make_sizes(bounds, _fixed(plain)):
+    known = find_extents(plain, symbols)
+    while True:
         try:
-            found.append(_import(plain, dict(zip(symbols, sizes.probes, strict=True)), sizes))
-        except NetworkError as error:
-            raise NetworkError(sizes.shown(error)) from error
-    return replace(found[0], twin=found[1]), plain
+            both = make_sizes(bounds, _fixed(plain), known)
+        except ValueError as error:
+            raise NetworkError(f"{error}: export the model with fixed sizes, or with multiples of sizes") from error
+        found = []
+        for sizes in both:
+            try:
+                found.append(_import(plain, dict(zip(symbols, sizes.probes, strict=True)), sizes))
+            except NetworkError as error:
+                raise NetworkError(sizes.shown(error)) from error
+        more = derive_all(found[0].root, both[0])
+        if not more.has_quotients or more.known == both[0].known:
+            return replace(found[0], twin=found[1]), plain
+        known = list(more.known)  # with those between plevel's own operators, which probes must tell apart, too
 
 
 def _refuse_written(program: ExportedProgram) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from functools import reduce
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from strategy.expr import Constant, Expr, Var, call, post_order
 from strategy.network import layer
+from strategy.network.extent import Extent, Symbol
 from strategy.network.graph import NetworkError
 from strategy.network.size import MOST, NAMES, PROBED, Sizes
 from strategy.reference import evaluate
@@ -29,6 +32,7 @@ _FUNCTIONS = _OF_FLOATS | {
     "Mod": "floor_mod", "Mul": "multiply", "PythonMod": "floor_mod",
 }  # fmt: skip
 """Functions of SymPy and of PyTorch's shapes as plevel's; those of `_OF_FLOATS` are computed in float64."""
+_DIVISIONS = ("CleanDiv", "FloatTrueDiv", "FloorDiv", "IntTrueDiv", "Mod", "PythonMod")
 _RANKED = ("aten.topk.default", "aten.kthvalue.default")
 _INDEXED = ("aten.index.Tensor", "aten.index_select.default", "aten.gather.default", "aten.scatter_add.default")
 
@@ -37,50 +41,108 @@ def find_symbols(program: ExportedProgram) -> tuple[Any, ...]:
     """The symbolic sizes of a program, in the order of its inputs' axes.
 
     Raises:
-        NetworkError: there are too many, or an extent is no sum of products of them, or depends on values.
+        NetworkError: there are too many, or an extent depends on values.
     """
     symbols: dict[Any, None] = {}
-    for node in program.graph.nodes:
-        for axis, extent in enumerate(getattr(node.meta.get("val"), "shape", ())):
-            if isinstance(extent, int) or extent.node.expr.is_number:
-                continue
-            expression = extent.node.expr
-            free = sorted(expression.free_symbols, key=str)
-            if any(map(_is_of_values, free)):
-                raise NetworkError(
-                    f"axis {axis} of {node.name} has the size {expression}, which depends on values: a library takes "
-                    "sizes of its inputs' axes alone"
-                )
-            symbols |= dict.fromkeys(free)
-            polynomial = _plain(expression, {symbol: _bounds_of(program, symbol) for symbol in free}).as_poly(*free)
-            if polynomial is None or not all(c.is_Integer for c in polynomial.coeffs()):
-                raise NetworkError(
-                    f"axis {axis} of {node.name} has the symbolic size {expression}, and a library takes sums of "
-                    "products of sizes: export the model with this one fixed, or as a multiple, such as 32 * Dim('h')"
-                )
+    for node, axis, expression in _sizes_in(program):
+        free = sorted(expression.free_symbols, key=str)
+        if any(map(_is_of_values, free)):
+            raise NetworkError(
+                f"axis {axis} of {node.name} has the size {expression}, which depends on values: a library takes "
+                "sizes of its inputs' axes alone"
+            )
+        symbols |= dict.fromkeys(free)
     if len(symbols) > len(NAMES):
         listed = ", ".join(map(str, symbols))
         raise NetworkError(f"{len(symbols)} symbolic sizes ({listed}): a library takes at most {len(NAMES)}, fix some")
     return tuple(symbols)
 
 
-def _bounds_of(program: ExportedProgram, symbol: Any) -> ValueRanges[Any]:
-    return ValueRanges(*range_of(program, symbol))
+def find_extents(program: ExportedProgram, symbols: Sequence[Any]) -> list[Extent]:
+    """The extents of a program's values that depend on its symbolic sizes.
+
+    Raises:
+        NetworkError: an extent is no sum of products of sizes, and of quotients of such sums by numbers.
+    """
+    known = {s: Extent.of(Symbol(place, name)) for place, (s, name) in enumerate(zip(symbols, NAMES, strict=False))}
+    ranges = {symbol: ValueRanges(*range_of(program, symbol)) for symbol in symbols}
+    found: dict[Any, Extent] = {}
+    for node, axis, expression in _sizes_in(program):
+        try:
+            found[expression] = found.get(expression) or _extent(expression, known, ranges)
+        except ValueError as error:
+            raise NetworkError(
+                f"axis {axis} of {node.name} has the symbolic size {expression}, and a library takes sums of products "
+                "of sizes and of their quotients by numbers: export the model with this one fixed"
+            ) from error
+    return list(found.values())
 
 
-def _plain(expression: Any, ranges: Mapping[Any, ValueRanges[Any]]) -> Any:
-    """A size without the floats of whole factors, and without a choice of the lesser or greater that ranges decide."""
-    name, operands = type(expression).__name__, [_plain(operand, ranges) for operand in expression.args]
-    if name in ("TruncToInt", "FloorToInt", "ToFloat"):
-        return operands[0]
-    if expression.is_Float and float(expression).is_integer():
-        return expression.floor()
+def _sizes_in(program: ExportedProgram) -> Iterator[tuple[Any, int, Any]]:
+    """The symbolic extents of the values of a program: their nodes, axes and formulas."""
+    for node in program.graph.nodes:
+        for axis, extent in enumerate(getattr(node.meta.get("val"), "shape", ())):
+            if not isinstance(extent, int) and not extent.node.expr.is_number:
+                yield node, axis, extent.node.expr
+
+
+def _extent(expression: Any, known: Mapping[Any, Extent], ranges: Mapping[Any, Any]) -> Extent:
+    extent, divisor = _formula(expression, known, ranges)
+    if divisor != 1:
+        raise ValueError(f"{extent} divided by {divisor} is no integer")
+    return extent
+
+
+def _formula(expression: Any, known: Mapping[Any, Extent], ranges: Mapping[Any, Any]) -> tuple[Extent, int]:
+    """A formula of PyTorch's as an extent and what it is divided by.
+
+    Floats are exact numbers: a quotient of an integer below 2⁵³ is rounded to no integer that it is not.
+
+    Raises:
+        ValueError: it has other functions, or divides by a size.
+    """
+    if expression.is_Symbol:
+        return known[expression], 1
+    if expression.is_number:
+        value = Fraction(float(expression)) if expression.is_Float else Fraction(int(expression.p), int(expression.q))
+        return Extent.number(value.numerator), value.denominator
+    name, operands = type(expression).__name__, expression.args
     if name in ("Max", "Min"):
         sign = 1 if name == "Max" else -1
         for one in operands:
             if all(bound_sympy(sign * (one - other), ranges).lower >= 0 for other in operands):
-                return one
-    return expression.func(*operands) if operands else expression
+                return _formula(one, known, ranges)
+        raise ValueError(f"{name} depends on the call")
+    (first, divisor), *others = [_formula(operand, known, ranges) for operand in operands]
+    if name in ("ToFloat", "Identity"):
+        return first, divisor
+    if name in ("FloorToInt", "TruncToInt"):
+        return first // divisor, 1
+    if name == "CeilToInt":
+        return (first + divisor - 1) // divisor, 1
+    if name in ("Pow", "PowByNatural") and operands[1].is_Integer and operands[1] > 0:
+        name, others = "Mul", [(first, divisor)] * (int(operands[1]) - 1)
+    if name == "Add":
+        for more, by in others:
+            first, divisor = first * by + more * divisor, divisor * by
+        return _reduced(first, divisor)
+    if name == "Mul":
+        for more, by in others:
+            first, divisor = first * more, divisor * by
+        return _reduced(first, divisor)
+    if name in ("CleanDiv", "FloorDiv") and (times := first.multiple(others[0][0])) and divisor == others[0][1] == 1:
+        return Extent.number(times), 1
+    if name in _DIVISIONS and not others[0][0].variables and (by := others[0][0].at(())) > 0:
+        dividend, divisor = first * others[0][1], divisor * by
+        if name.endswith("TrueDiv"):
+            return _reduced(dividend, divisor)
+        return (dividend % divisor if name.endswith("Mod") else dividend // divisor), 1
+    raise ValueError(f"{name} has no form as an extent")
+
+
+def _reduced(extent: Extent, divisor: int) -> tuple[Extent, int]:
+    common = gcd(divisor, *(factor for _, factor in extent.terms))
+    return extent // common, divisor // common
 
 
 def range_of(program: ExportedProgram, symbol: Any) -> tuple[int, int]:

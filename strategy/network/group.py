@@ -11,10 +11,11 @@ import numpy as np
 from strategy.compile import fusion
 from strategy.compile.fusion import Group, Operand, fuse, tensor_type_of
 from strategy.expr import Call, Constant, Expr, Var
+from strategy.network.extent import Extent
 from strategy.network.graph import Network, NetworkError
 from strategy.network.normal import extents
-from strategy.network.size import Extent, Sizes
-from strategy.types import TensorType, TupleType, Type
+from strategy.network.size import Sizes, extents_at
+from strategy.types import TensorType, TupleType, Type, may_equal
 from strategy.workload import Workload
 
 PRODUCTS = frozenset({
@@ -26,6 +27,7 @@ _UNARY = frozenset(
     "relu sigmoid tanh gelu clip silu mish hardswish hardsigmoid leaky_relu".split()
 )
 _BINARY = frozenset({"add", "multiply"})
+_TRIED = (0, 1, 2, 3, 5, 8, 13, 22, 37, 62)  # above the least sizes
 _RESCALED = frozenset({"requantize", "dequantize"})  # which broadcast their scales alone
 
 
@@ -64,15 +66,57 @@ def require_twin(found: Sequence[Group], sizes: Sizes, others: Sequence[Group], 
             )
 
 
+def require_types(found: Sequence[Group], sizes: Sizes) -> None:
+    """Check that the types of a network whose sizes have quotients fit its operators at a few sizes, too.
+
+    An extent between those that are known, such as 2*((n + 1)//2), may have been taken for another one, n + 1.
+
+    Raises:
+        NetworkError: they do not.
+    """
+    if not sizes.has_quotients:
+        return
+    calls = [call for group in found for call in group.calls]
+    sizes = sizes.within(kind for call in calls for kind in _tensors(call.checked_type))
+    tried = [tuple(min(s.low + n, s.high) for s in sizes.sizes) for n in _TRIED]
+    for call in calls:
+        if not all(_fits(call, sizes, values) for values in tried):
+            shown = ", ".join(str(e) for kind in _tensors(call.checked_type) for e in sizes.encoded(kind))
+            raise NetworkError(
+                f"plevel cannot tell how the shape of a {call.op.name} depends on the sizes, [{shown}] is wrong: "
+                "compile the model with fixed sizes, or with multiples of sizes"
+            )
+
+
+def _fits(call: Call, sizes: Sizes, values: Sequence[int]) -> bool:
+    """Return whether the type of a call is what its operator has at these values of the sizes."""
+
+    def at(kind: Type) -> Type:
+        if isinstance(kind, TupleType):
+            return TupleType([at(field) for field in kind.fields])
+        assert isinstance(kind, TensorType)
+        return TensorType(extents_at(sizes.encoded(kind), values), kind.dtype)
+
+    given, made = [at(arg.checked_type) for arg in call.args], at(call.checked_type)
+    if call.op.name == "reshape":  # whose attribute is its shape
+        return [t.size for t in _tensors(given[0])] == [t.size for t in _tensors(made)]
+    try:
+        return may_equal(call.op.infer_type(given, call.attrs), made)
+    except ValueError:  # the types do not fit each other
+        return False
+
+
+def _tensors(kind: Type) -> Sequence[TensorType]:
+    return [t for t in (kind.fields if isinstance(kind, TupleType) else (kind,)) if isinstance(t, TensorType)]
+
+
 def _forms(found: Sequence[Group], sizes: Sizes) -> list[tuple[Any, ...]]:
     """Of each group: its operator, its workload or shape, where its inputs are from, and its constants."""
     place: dict[Expr, int] = {group.output: i for i, group in enumerate(found)}
     forms = []
     for group in found:
         workload, sources = describe(group, sizes)
-        kind = group.output.checked_type
-        fields = kind.fields if isinstance(kind, TupleType) else (kind,)
-        shapes = [sizes.encoded(t) for t in fields if isinstance(t, TensorType)]
+        shapes = [sizes.encoded(t) for t in _tensors(group.output.checked_type)]
         # A reshape is a view: its attribute is its shape.
         same = shapes if group.anchor.op.name == "reshape" else (shapes, workload.key)
         given = [sizes.encoded(tensor_type_of(operand)) for operand in sources.values()]

@@ -15,8 +15,9 @@ from strategy.compile.c_text import c_names, c_type, dlpack_type
 from strategy.compile.entry import common_code
 from strategy.compile.export import link, place
 from strategy.compile.huge_page import HUGE_PAGE
+from strategy.network.extent import Extent
 from strategy.network.plan import Buffer, Plan, Port, Step
-from strategy.network.size import Encoded, Extent
+from strategy.network.size import Encoded
 from strategy.network.sizing import sizes_of, write_sizes
 from strategy.record import to_json
 from strategy.select import Reason, Selection

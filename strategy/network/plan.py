@@ -12,10 +12,11 @@ from strategy.compile.artefact import ALIGNMENT
 from strategy.compile.c_text import dlpack_type
 from strategy.compile.fusion import Group, Operand, resolve, tensor_type_of
 from strategy.expr import Call, Constant, Expr, Var
+from strategy.network.extent import Extent
 from strategy.network.graph import Network
 from strategy.network.group import describe
 from strategy.network.memory import Life, place, share
-from strategy.network.size import Encoded, Extent, Sizes
+from strategy.network.size import Encoded, Sizes
 from strategy.signature import Role, Signature
 from strategy.types import TensorType, TupleType
 from strategy.workload import Workload

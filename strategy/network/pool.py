@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -26,6 +26,11 @@ def pool(
     dilation: Sequence[int], **attrs: Any,
 ) -> Expr:  # fmt: skip
     rank = len(size)
+    if attrs.get("ceil_mode") and max(extents(x)[2:]) >= PROBED:
+        return pool(
+            name, x, size=size, strides=strides, padding=_to_any_end(padding, size, strides, dilation),
+            dilation=dilation, **attrs | _without_end(attrs, padding),
+        )  # fmt: skip
     if rank == 2:
         given = {"strides": strides, "padding": padding, "dilation": dilation}
         return call(name, x, pool_size=tuple(size), **{n: tuple(v) for n, v in given.items()}, **attrs)
@@ -52,13 +57,35 @@ def pool(
     return layer.reshape(found, (n, channels, extents(found)[2], *image))
 
 
+def _to_any_end(
+    padding: Sequence[int], size: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, ...]:
+    """The padding at which as many windows fit as begin within an image of any size, or before it."""
+    rank = len(size)
+    ends = [behind + step - 1 for behind, step in zip(padding[rank:], strides, strict=True)]
+    if any(end > (k - 1) * gap for end, k, gap in zip(ends, size, dilation, strict=True)):
+        raise NetworkError(f"ceil_mode of windows of {list(size)} by {list(strides)} in images of a symbolic size")
+    return (*padding[:rank], *ends)
+
+
+def _without_end(attrs: Mapping[str, Any], padding: Sequence[int]) -> dict[str, Any]:
+    """The attributes of a pool whose padding has what `ceil_mode` needs, which no mean counts."""
+    if attrs.get("count_include_pad") and any(padding):
+        raise NetworkError("ceil_mode with padding that is counted, in images of a symbolic size")
+    return {"ceil_mode": False} | ({"count_include_pad": False} if "count_include_pad" in attrs else {})
+
+
 def sum_pool(
     x: Expr, *, size: Sequence[int], strides: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
     ceil_mode: bool,
 ) -> Expr:  # fmt: skip
     """The sum of each window, which has zeros beyond the image."""
     if ceil_mode:
-        padding = sides_to_end(extents(x)[2:], size, strides, dilation, padding)
+        image = extents(x)[2:]
+        if max(image) >= PROBED:
+            padding = _to_any_end(padding, size, strides, dilation)
+        else:
+            padding = sides_to_end(image, size, strides, dilation, padding)
     mean = pool(
         "avg_pool2d", x, size=size, strides=strides, padding=padding, dilation=dilation, count_include_pad=True
     )

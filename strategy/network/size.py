@@ -1,16 +1,15 @@
-"""The symbolic sizes of a network, and its other extents as sums of products of them."""
+"""The symbolic sizes of a network, and its other extents as they depend on them."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import chain
-from operator import add
+from functools import cached_property
+from itertools import combinations, islice
 
+from strategy.network.extent import Decoder, Extent, Quotient, Symbol
 from strategy.types import TensorType
 
 NAMES = ("n", "m", "k")
@@ -20,30 +19,9 @@ PROBES = (
     (300_007, 400_009, 500_009), (300_017, 400_031, 500_029), (311_123, 411_113, 511_123), (322_229, 422_231, 522_227),
     (333_337, 433_337, 533_353), (344_453, 444_449, 544_451),
 )  # fmt: skip
-_SUMMAND = 512  # the most that is added to a size
-_MULTIPLE = 16  # of a size that something is added to, which is no multiple of this
-
-Powers = tuple[int, ...]
-_Terms = tuple[tuple[Powers, int], ...]
-
-
-@dataclass(frozen=True)
-class Extent:
-    """A polynomial in the sizes: the factor of each product of them, by its powers of the sizes. Its text is C."""
-
-    names: tuple[str, ...]
-    factors: tuple[tuple[Powers, int], ...]
-
-    def at(self, values: Sequence[int]) -> int:
-        return sum(f * math.prod(v**p for v, p in zip(values, powers, strict=True)) for powers, f in self.factors)
-
-    def __str__(self) -> str:
-        terms = []
-        for powers, factor in self.factors:
-            sizes = [name for name, power in zip(self.names, powers, strict=True) for _ in range(power)]
-            terms.append("*".join(sizes if factor == 1 and sizes else [str(factor), *sizes]))
-        return " + ".join(terms).replace("+ -", "- ")
-
+_TOLD = 4096  # extents from here on that are known are symbolic: quotients, where the probes were chosen without them
+_RESTS = (1, 2, 3, 5)  # that numbers leave which stand for sizes of which there are quotients
+_MOST_RESTS = 1 << 12
 
 Encoded = tuple[int | Extent, ...]
 
@@ -62,11 +40,13 @@ class Sizes:
     """The sizes that a network takes.
 
     Args:
-        probes: the primes that stand for them in the network's types.
+        probes: the numbers that stand for them in the network's types.
+        known: extents of the network, which other numbers stand for.
     """
 
     sizes: tuple[Size, ...]
     probes: tuple[int, ...]
+    known: tuple[Extent, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -76,43 +56,59 @@ class Sizes:
     def least(self) -> tuple[int, ...]:
         return tuple(size.low for size in self.sizes)
 
+    @property
+    def symbols(self) -> tuple[Extent, ...]:
+        """Each of the sizes as an extent."""
+        return tuple(Extent.of(Symbol(place, name)) for place, name in enumerate(self.names))
+
+    @property
+    def has_quotients(self) -> bool:
+        return any(any(extent.quotients) for extent in self.known)
+
+    def knowing(self, extents: Iterable[Extent]) -> Sizes:
+        """These sizes with more known extents."""
+        more = [e for e in dict.fromkeys(extents) if e.variables and e not in self.known]
+        return replace(self, known=(*self.known, *more)) if more else self
+
+    @cached_property
+    def _decoder(self) -> Decoder:
+        divided = [e for e in self.known if any(e.quotients)]
+        alike = ((a, b) for a, b in combinations(divided, 2) if _is_other_axis(a, b))
+        areas = sorted((a * b for a, b in alike), key=lambda e: -e.at(self.probes))
+        likely = (*self.symbols, *areas, *divided)
+        known = {e.at(self.probes): e for e in reversed(self.known)}  # the first of those that are the same
+        told = {value: extent for value, extent in known.items() if value >= _TOLD}
+        return Decoder([(e.at(self.probes), e) for e in likely], PROBED, told)
+
     def encode(self, extent: int) -> int | Extent:
         """An extent of the network's types as it depends on the sizes."""
-        return self._extent(self._terms(extent))
+        found = self._decoder.decode(extent)
+        return found if found is not None and found.variables else extent
 
     def bytes(self, kind: TensorType, each: int) -> int | Extent:
         """The bytes of a tensor, of elements of so many."""
-        none = (0,) * len(self.probes)
-        found: _Terms = ((none, each),)
+        found = Extent.number(each)
         for extent in self.encoded(kind):
-            found = _multiply(found, ((none, extent),) if isinstance(extent, int) else extent.factors)
-        return self._extent(found)
-
-    def _terms(self, extent: int) -> _Terms:
-        return _decode(extent, self.probes) or (((0,) * len(self.probes), extent),)
-
-    def _extent(self, terms: _Terms) -> int | Extent:
-        if any(any(powers) for powers, _ in terms):
-            return Extent(self.names, terms)
-        return sum(factor for _, factor in terms)
+            found *= extent
+        return found if found.variables else found.at(self.probes)
 
     def encoded(self, kind: TensorType) -> Encoded:
         return tuple(map(self.encode, kind.concrete_shape))
 
     def shown(self, text: object) -> str:
-        """A message, with the names of sizes for their probes."""
+        """A message, with the names of sizes, and known extents, for the numbers that stand for them."""
         found = str(text)
-        for name, probe in zip(self.names, self.probes, strict=True):
-            found = found.replace(str(probe), name)
+        numbers = {e.at(self.probes): e for e in (*reversed(self.known), *self.symbols)}
+        for number in sorted(numbers, reverse=True):
+            found = found.replace(str(number), str(numbers[number])) if number >= PROBED else found
         return found
 
     def within(self, kinds: Iterable[TensorType]) -> Sizes:
         """These sizes, the least of each so that extents of such types that depend on it alone are not empty."""
         lows = list(self.least)
         for extent in {e for kind in kinds for e in self.encoded(kind) if isinstance(e, Extent)}:
-            used = {i for powers, _ in extent.factors for i, power in enumerate(powers) if power}
-            if len(used) == 1:
-                (i,) = used
+            if len(extent.places) == 1:
+                (i,) = extent.places
                 least = (n for n in range(lows[i], self.sizes[i].high) if extent.at((n,) * len(lows)) > 0)
                 lows[i] = next(least, self.sizes[i].high)
         return replace(self, sizes=tuple(replace(s, low=low) for s, low in zip(self.sizes, lows, strict=True)))
@@ -125,17 +121,25 @@ class Sizes:
         """
         found = self
         for small, large in pairs:
-            terms = self._terms(large), _multiply(self._terms(small), (((0,) * len(self.probes), -1),))
-            gap = Extent(self.names, _add(*terms))
-            used = {i for powers, _ in gap.factors for i, power in enumerate(powers) if power}
+            gap = Extent.number(0) + self.encode(large) - self.encode(small)
             shown = f"a part of an axis of {self.encode(large)} that reaches to {self.encode(small)}"
-            if len(used) > 1 and any(factor < 0 for _, factor in gap.factors):
+            if len(gap.places) > 1 and any(factor < 0 for _, factor in gap.terms):
                 raise ValueError(f"{shown}: which is greater depends on the call")
-            if len(used) == 1:
-                found = found._bounded(gap, used.pop())
+            if len(gap.places) == 1:
+                (place,) = gap.places
+                found = found._bounded(gap, place)
             if gap.at(found.least) < 0:
                 raise ValueError(f"{shown} at least")
+            if any(gap.at((n,) * len(self.sizes)) < 0 for place in gap.places for n in found._tried(gap, place)):
+                raise ValueError(f"{shown}: which is greater depends on the call")
         return found
+
+    def _tried(self, gap: Extent, place: int) -> Iterator[int]:
+        """Values of a size between its bounds that leave each rest in the quotients of an extent."""
+        low, high = self.sizes[place].low, self.sizes[place].high
+        period = _period(gap.quotients)
+        yield from range(low, min(high, low + period))
+        yield from range(max(low, high - period), high)
 
     def _bounded(self, gap: Extent, place: int) -> Sizes:
         """These sizes, one of them within bounds at which the gap, which depends on it alone, is not negative."""
@@ -153,8 +157,10 @@ class Sizes:
 
     def samples(self) -> list[tuple[int, ...]]:
         """A few sizes to try a library at: the least, some odd and even ones, and the greatest if it is small."""
+        rests = (1, 37) if self.has_quotients else ()
         each = [
-            sorted({n for n in (s.low, s.low + 2, 8, min(s.high, 64)) if s.low <= n <= s.high}) for s in self.sizes
+            sorted({n for n in (s.low, *(s.low + r for r in (2, *rests)), 8, min(s.high, 64)) if s.low <= n <= s.high})
+            for s in self.sizes
         ]
         count = max(map(len, each))
         return [tuple(own[(i + 2 * place) % len(own)] for place, own in enumerate(each)) for i in range(count)]
@@ -165,60 +171,81 @@ def extents_at(encoded: Encoded, values: Sequence[int]) -> tuple[int, ...]:
     return tuple(e if isinstance(e, int) else e.at(values) for e in encoded)
 
 
-def make_sizes(bounds: Sequence[tuple[int, int]], fixed: Iterable[int] = ()) -> tuple[Sizes, Sizes]:
+def make_sizes(
+    bounds: Sequence[tuple[int, int]], fixed: Iterable[int] = (), known: Sequence[Extent] = ()
+) -> tuple[Sizes, Sizes]:
     """Sizes with two sets of probes; of at most as many sizes as there are `NAMES`.
 
     Args:
         bounds: the least and the greatest value of each.
         fixed: extents of the network, such as those of its weights, that are not to be taken for symbolic ones. If
             every set has some that are, the types of a network differ between the two.
+        known: extents of the network that depend on the sizes.
+
+    Raises:
+        ValueError: there are no numbers at which these extents differ from each other.
     """
     sizes = tuple(Size(name, *bound) for name, bound in zip(NAMES, bounds, strict=False))
-    known = set(fixed)
+    numbers = set(fixed)
     found = [Sizes(sizes, probes[: len(sizes)]) for probes in PROBES]
-    first, second = sorted(found, key=lambda s: sum(isinstance(s.encode(n), Extent) for n in known))[:2]
+    if (told := Sizes(sizes, ()).knowing(known)).has_quotients:
+        found = _apart(told)
+    first, second = sorted(found, key=lambda s: sum(isinstance(s.encode(n), Extent) for n in numbers))[:2]
     return first, second
 
 
-@cache
-def _decode(value: int, probes: tuple[int, ...]) -> _Terms | None:
-    """The terms of a value as a polynomial in the probes; None where there is no short one."""
-    none = (0,) * len(probes)
-    if value < PROBED:
-        return ((none, value),) if value else ()
-    for place, probe in enumerate(probes):  # a product of sizes, or of sizes with a summand each
-        factor = (value + probe // 2) // probe
-        if not factor:
-            continue
-        summand, left = divmod(value - factor * probe, factor)
-        found = _decode(factor, probes) if left == 0 and abs(summand) <= _SUMMAND else None
-        if found is not None:
-            one = tuple(int(i == place) for i in range(len(probes)))
-            return _multiply(found, ((one, 1), (none, summand)))
-    for place, probe in enumerate(probes):  # a multiple of a size, or a product, with a summand
-        factor = (value + probe // 2) // probe
-        summand = value - factor * probe
-        is_likely = 0 < factor <= _MULTIPLE or factor >= PROBED
-        found = _decode(factor, probes) if is_likely and abs(summand) <= _SUMMAND else None
-        if found is not None:
-            one = tuple(int(i == place) for i in range(len(probes)))
-            return _add(_multiply(found, ((one, 1),)), ((none, summand),))
-    for place, probe in enumerate(probes):  # a sum of such
-        factor, left = divmod(value, probe)
-        found = _decode(factor, probes) if factor and left >= PROBED else None
-        rest = _decode(left, probes) if found else None
-        if found is not None and rest is not None:
-            one = tuple(int(i == place) for i in range(len(probes)))
-            return _add(_multiply(found, ((one, 1),)), rest)
-    return None
+def _apart(sizes: Sizes) -> list[Sizes]:
+    """Sizes with probes that leave different rests in quotients, and at which known extents differ from each other.
+
+    A multiple of a quotient, such as 2*((n + 1)//2), is a size and a number at each probe, but not the same number at
+    all rests.
+    """
+    quotients = [q for extent in sizes.known for q in extent.quotients]
+    periods = [_period(q for q in quotients if place in q.dividend.places) for place in range(len(sizes.sizes))]
+    if max(periods) > _MOST_RESTS:
+        raise ValueError(f"quotients of a size, which leave the same rests at every {max(periods)}th value alone")
+    found = []
+    for rest in _RESTS:
+        probed = (_probed(sizes, probes, periods, rest) for probes in PROBES)
+        found += list(islice(filter(_is_apart, probed), 1))
+    if len(found) < 2:
+        listed = ", ".join(sorted(map(str, sizes.known), key=len))
+        raise ValueError(f"quotients of sizes that plevel cannot tell apart: {listed:.300}")
+    return found
 
 
-def _multiply(a: _Terms, b: _Terms) -> _Terms:
-    return _add(*(((tuple(map(add, p, q)), f * g),) for p, f in a for q, g in b))
+def _probed(sizes: Sizes, probes: Sequence[int], periods: Sequence[int], rest: int) -> Sizes:
+    """Sizes with numbers for probes at which no known extent is taken for a fixed one."""
+    scale = 1
+    while True:
+        pairs = zip(probes, periods, strict=False)
+        made = tuple(n if period == 1 else -(-n * scale // period) * period + rest for n, period in pairs)
+        least = min(extent.at(made) for extent in sizes.known)
+        if least >= PROBED:
+            return replace(sizes, probes=made)
+        scale = max(scale + 1, scale * PROBED // max(least, 1))
+        if scale > _MOST_RESTS:
+            small = min(sizes.known, key=lambda extent: extent.at(made))
+            raise ValueError(f"an extent of {small}, which is small at all sizes")
 
 
-def _add(*terms: _Terms) -> _Terms:
-    found: Counter[Powers] = Counter()
-    for powers, factor in chain(*terms):
-        found[powers] += factor
-    return tuple(sorted(((p, f) for p, f in found.items() if f), reverse=True))
+def _is_apart(sizes: Sizes) -> bool:
+    """Return whether extents that are the same number at the probes are the same at all sizes."""
+    by_number: dict[int, Extent] = {}
+    tried = [tuple(s.low + n * (i + 1) for i, s in enumerate(sizes.sizes)) for n in range(64)]
+    for extent in (*sizes.symbols, *sizes.known):
+        first = by_number.setdefault(extent.at(sizes.probes), extent)
+        if first != extent and any(first.at(values) != extent.at(values) for values in tried):
+            return False
+    return True
+
+
+def _is_other_axis(extent: Extent, other: Extent) -> bool:
+    """Return whether extents of two sizes are divided alike, as the height and the width of a picture."""
+    first, second = (sorted(quotient.divisor for quotient in e.quotients) for e in (extent, other))
+    return first == second and not extent.places & other.places
+
+
+def _period(quotients: Iterable[Quotient]) -> int:
+    """The distance of values of a size that leave the same rests in quotients."""
+    return math.lcm(*(q.divisor * _period(q.dividend.quotients) for q in quotients))

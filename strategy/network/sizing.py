@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from strategy.network.extent import Extent
 from strategy.network.graph import NetworkError
 from strategy.network.plan import Place, Plan
-from strategy.network.size import Extent, Size
+from strategy.network.size import Size
 
 
 def sizes_of(plan: Plan) -> tuple[Size, ...]:
@@ -19,7 +20,7 @@ def write_sizes(plan: Plan, extents: list[Extent]) -> list[str]:
         return [f"  const {kind} {s.name} = _sizes[{i}]; (void){s.name};" for i, s in enumerate(sizes)]
 
     within = [f"_sizes[{i}] >= {s.low} && _sizes[{i}] <= {s.high}" for i, s in enumerate(sizes)]
-    within += [f"{extent} > 0" for extent in extents]
+    within += [f"{extent.c} > 0" for extent in extents]
     return [
         "static int _plevel_fits(const int64_t *_sizes) {",
         "  (void)_sizes;",
@@ -35,7 +36,7 @@ def write_sizes(plan: Plan, extents: list[Extent]) -> list[str]:
         "static void _plevel_measure(const int64_t *_sizes, int64_t *_extents) {",
         "  (void)_sizes, (void)_extents;",
         *known("int64_t"),
-        *(f"  _extents[{i}] = {extent};" for i, extent in enumerate(extents)),
+        *(f"  _extents[{i}] = {extent.c};" for i, extent in enumerate(extents)),
         "}",
         "static void _plevel_read(const Tensor *const *_given, int64_t *_sizes) {",
         "  (void)_given, (void)_sizes;",
@@ -46,9 +47,9 @@ def write_sizes(plan: Plan, extents: list[Extent]) -> list[str]:
 
 def _arranged(index: int, found: Place) -> list[str]:
     begin = "" if found.offset is None else f" _end = {found.offset};"
-    bytes = f"(__int128)({found.bytes[0]})"
-    for more in found.bytes[1:]:
-        bytes = f"MAX({bytes}, (__int128)({more}))"
+    bytes, *more = [f"(__int128)({b if isinstance(b, int) else b.c})" for b in found.bytes]
+    for other in more:
+        bytes = f"MAX({bytes}, {other})"
     return [
         f" {begin} _at[{index}] = (uint64_t)_end;",
         f"  _end += ({bytes} + PLEVEL_ALIGNMENT - 1) & -(__int128)PLEVEL_ALIGNMENT;",
@@ -59,11 +60,11 @@ def _arranged(index: int, found: Place) -> list[str]:
 def _reading(plan: Plan, index: int) -> str:
     """The value of a size, in C, from an input with an axis of that size, or of a multiple and a summand."""
     assert plan.sizes is not None
-    one = tuple(int(i == index) for i in range(len(plan.sizes.sizes)))
+    ((one, _),) = plan.sizes.symbols[index].terms
     for number, port in enumerate(plan.inputs):
         for axis, extent in enumerate(plan.encoded(port.type)):
-            factors = dict(extent.factors) if isinstance(extent, Extent) else {}
-            rest = factors.pop((0,) * len(one), 0)
+            factors = dict(extent.terms) if isinstance(extent, Extent) else {}
+            rest = factors.pop((), 0)
             if factors.keys() == {one}:
                 return f"(_given[{number}]->shape[{axis}] - ({rest})) / {factors[one]}"
     name = plan.sizes.names[index]

@@ -587,7 +587,7 @@ class Sized(nn.Module):
 
 
 ANY_ROWS = {"dynamic_shapes": ({0: torch.export.Dim("m")},)}
-MORE_ROWS = {"dynamic_shapes": ({0: torch.export.Dim("m", min=4)},)}
+FEW_ROWS = {"dynamic_shapes": ({0: torch.export.Dim.DYNAMIC(min=3, max=40)},)}
 
 
 class Counting(nn.Module):
@@ -609,7 +609,8 @@ def exported(model: nn.Module, **dynamic: object):
     [
         (Unknown(), {}, "2 operators that plevel has no kernel for: aten.i0.default (2), aten.special_i1.default"),
         (Counting(), {}, "changes calls"),
-        (Sized(lambda x: x[::2]), MORE_ROWS, "a library takes sums of products of sizes"),
+        (Sized(lambda x: x.new_ones(64 // x.shape[0])), FEW_ROWS, "products of sizes and of their quotients by"),
+        (Sized(lambda x: x.new_ones(x.shape[0] % 3 + 2)), FEW_ROWS, "n - 3*(n//3) + 2, which is small at all sizes"),
         (
             Sized(lambda x: nn.functional.leaky_relu(x, 1 / x.shape[0])), ANY_ROWS,
             "a constant of leaky_relu depends on a symbolic size",

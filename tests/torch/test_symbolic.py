@@ -9,12 +9,20 @@ import pytest
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from torch import nn
-from torch.nn.functional import conv2d, interpolate, layer_norm, pad
+from torch.nn.functional import (
+    avg_pool2d,
+    conv2d,
+    interpolate,
+    layer_norm,
+    max_pool2d,
+    pad,
+)
 
 from plevel.cli.main import main
 
 ROWS, PIXELS = torch.export.Dim("rows", min=4, max=70), torch.export.Dim("pixels", min=3, max=24)
 IMAGE = {2: ROWS, 3: PIXELS}
+ANY = {2: torch.export.Dim.DYNAMIC(min=5, max=70), 3: torch.export.Dim.DYNAMIC(min=6, max=69)}
 X = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
 PICTURE = X.view(1, 2, 4, 5)
 DOWN, SAME = torch.linspace(-9, 9, 360).sin().view(20, 2, 3, 3), torch.linspace(-9, 9, 990).cos().view(5, 22, 3, 3)
@@ -76,6 +84,25 @@ COMPILED = {
             torch.cat([x, interpolate(conv2d(x, DOWN, stride=2, padding=1).relu(), x.shape[2:], mode="bilinear")], 1),
             SAME, padding=1,
         ), PICTURE.repeat(1, 1, 2, 2), {2: 2 * ROWS, 3: 2 * PIXELS},
+    ),
+    "strides over any picture": (
+        lambda x: (
+            y := conv2d(x, DOWN, stride=2, padding=1).relu(), max_pool2d(y, 3, 2, 1), max_pool2d(y, 2, ceil_mode=True),
+            avg_pool2d(y, 3, 2, ceil_mode=True), y + conv2d(x, DOWN[:, :, :1, :1], stride=2),
+            conv2d(avg_pool2d(y, 2), DOWN[:2, :1].repeat(1, 20, 1, 1), stride=3, padding=2).flatten(1),
+        ), PICTURE.repeat(1, 1, 3, 3), ANY,
+    ),
+    "quotients of a picture": (
+        lambda x: (
+            x[:, :, ::2, 1::3] * 2, x + x.shape[3] // 3,
+            interpolate(conv2d(x, DOWN, stride=2, padding=1), x.shape[2:], mode="bilinear") + 1,
+            interpolate(x[:, :, ::2], scale_factor=(2, 1)),
+            conv2d(x, DOWN, stride=2, padding=1).flatten(2).mT.softmax(-1),
+        ), PICTURE.repeat(1, 1, 3, 3), ANY,
+    ),
+    "windows that divide a padded axis": (
+        lambda x: (pad(x, (0, 0, 0, -x.shape[0] % 3)).unflatten(0, (-1, 3)).amax(1), x[: x.shape[0] // 2] * 2), X,
+        {0: torch.export.Dim.DYNAMIC(min=4, max=70)},
     ),
     "images of the size of others": (
         lambda x: (

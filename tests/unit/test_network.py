@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,9 @@ import pytest
 
 from strategy.expr import Call, Constant, Expr, Tuple, Var, call, post_order
 from strategy.network import layer
+from strategy.network.extent import Extent
 from strategy.network.graph import Network, NetworkError
-from strategy.network.group import groups, require_twin
+from strategy.network.group import groups, require_twin, require_types
 from strategy.network.memory import Life, share
 from strategy.network.normal import extents, normalize
 from strategy.network.size import MOST, PROBED, make_sizes
@@ -236,6 +239,79 @@ def test_extents_are_sums_of_products_of_sizes_at_any_probe():
         assert sizes.samples() == [(1, 8), (3, 64), (8, 2), (40, 4)]
         assert str(sizes.bytes(TensorType((sizes.probes[0], sizes.probes[0] + 1, 3)), 4)) == "12*n*n + 12*n"
         assert sizes.shown(f"float32[{sizes.probes[0]},{sizes.probes[1]}]") == "float32[n,m]"
+
+
+def test_quotients_of_sizes_have_one_form():
+    n, m = make_sizes([(1, 40), (1, 40)])[0].symbols
+    halved = n
+    forms = []
+    for _ in range(3):  # by windows of three with a border
+        halved = (halved - 1) // 2 + 1
+        forms.append(str(halved))
+    assert forms == ["(n + 1)//2", "(n + 3)//4", "(n + 7)//8"]
+    assert str((n * 32 - 1) // 2 + 1) == "16*n"
+    found = {
+        (n * 6 + 9) // 4: "n + n//2 + 2", n + (n * -1) % 7: "7*n - 7*((6*n)//7)", (n + m) // 2 * m: "m*((n + m)//2)",
+        (n // 2 * 3 + 1) // 4: "(3*(n//2) + 1)//4", n % 3 + 1: "n - 3*(n//3) + 1",
+    }  # fmt: skip
+    for extent, text in found.items():
+        assert str(extent) == text
+        for values in product(range(1, 20), range(1, 4)):
+            assert extent.at(values) == eval(text, {}, dict(zip("nm", values, strict=True)))
+            assert min(quotient.dividend.at(values) for quotient in extent.quotients) >= 0, "C rounds towards zero"
+    assert ((n + 1) // 2 * 64).c == "64*((n + 1)/2)"
+
+
+def test_quotients_of_sizes_are_found_at_any_probe():
+    def halves(size: Extent) -> list[Extent]:
+        return [(size + 2**i - 1) // 2**i for i in range(1, 6)]
+
+    n, m = make_sizes([(1, 40), (1, 40)])[0].symbols
+    known = [*halves(n), *halves(m), n + (n * -1) % 7]
+    both = make_sizes([(1, 40), (1, 40)], [401_408, 250_002], known)
+    assert len({sizes.probes[0] % 32 for sizes in both}) == 2
+    for sizes in both:
+        wanted = (*known, known[4] * known[9], known[4] * 64, known[0] * known[5] * 3, n, m * n, known[4] * n)
+        for extent in wanted:
+            assert extent.at(sizes.probes) >= PROBED
+            assert sizes.encode(extent.at(sizes.probes)) == extent
+        assert sizes.encode(401_408) == 401_408
+
+
+def test_a_multiple_of_a_quotient_is_told_from_a_size():
+    """It is n, or n + 1."""
+    n = make_sizes([(1, 40)])[0].symbols[0]
+    even = (n + 1) // 2 * 2
+    for sizes in make_sizes([(1, 40)], known=[even, (n + 1) // 2]):
+        assert sizes.encode(even.at(sizes.probes)) == even
+        assert sizes.encode(sizes.probes[0]) == n
+    with pytest.raises(ValueError, match="cannot tell apart"):
+        make_sizes([(1, 40)], known=[even, n + 1])
+    with pytest.raises(ValueError, match="is small at all sizes"):
+        make_sizes([(1, 40)], known=[n % 3 + 1])
+
+
+def test_sizes_at_which_a_part_is_longer_than_its_axis_are_refused():
+    n = make_sizes([(1, 40)])[0].symbols[0]
+    half, third = n // 2, (n + 2) // 3
+    sizes = make_sizes([(1, 40)], known=[half, third, half * 2])[0]
+    probe = sizes.probes
+    assert sizes.limited([(third.at(probe), half.at(probe))]).sizes[0].low == 2
+    with pytest.raises(ValueError, match="which is greater depends on the call"):
+        sizes.limited([(probe[0], (half * 2).at(probe))])
+
+
+def test_a_shape_that_does_not_follow_from_the_sizes_is_refused() -> None:
+    n = make_sizes([(1, 40)])[0].symbols[0]
+    half = (n + 1) // 2
+    (sizes, _) = make_sizes([(1, 40)], known=[half])
+    x = Var("x", f"float32[{half.at(sizes.probes)},4]")
+    twice = call("repeat", x, repeats=2, axis=0)  # n + 1 where n is odd
+    require_types(groups(Network((x,), {"y": x * x}, {}, sizes)), sizes)
+    assert str(sizes.encode(extents(twice)[0])) == "2*((n + 1)//2)"
+    wrong = replace(sizes, known=(half, n + 1))
+    with pytest.raises(NetworkError, match="cannot tell how the shape of a repeat depends on the sizes"):
+        require_types(groups(Network((x,), {"y": twice}, {}, wrong)), wrong)
 
 
 def test_a_fixed_extent_that_is_taken_for_a_symbolic_one_is_refused() -> None:
