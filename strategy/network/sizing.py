@@ -29,7 +29,7 @@ def write_sizes(plan: Plan, extents: list[Extent]) -> list[str]:
         "}",
         "static uint64_t _plevel_arrange(const int64_t *_sizes, uint64_t *_at) {",
         *known("__int128"),  # products of sizes are within it
-        "  __int128 _end = 0, _most = 0; (void)_sizes, (void)_at;",
+        "  __int128 _end = 0, _most = 0, _bytes; (void)_sizes, (void)_at, (void)_bytes;",
         *(line for i, found in enumerate(plan.places) for line in _arranged(i, found)),
         "  return _most < (__int128)TOO_MANY ? (uint64_t)_most : TOO_MANY;",
         "}",
@@ -47,12 +47,11 @@ def write_sizes(plan: Plan, extents: list[Extent]) -> list[str]:
 
 def _arranged(index: int, found: Place) -> list[str]:
     begin = "" if found.offset is None else f" _end = {found.offset};"
-    bytes, *more = [f"(__int128)({b if isinstance(b, int) else b.c})" for b in found.bytes]
-    for other in more:
-        bytes = f"MAX({bytes}, {other})"
+    first, *more = [f"(__int128)({b if isinstance(b, int) else b.c})" for b in found.bytes]
     return [
-        f" {begin} _at[{index}] = (uint64_t)_end;",
-        f"  _end += ({bytes} + PLEVEL_ALIGNMENT - 1) & -(__int128)PLEVEL_ALIGNMENT;",
+        f" {begin} _at[{index}] = (uint64_t)_end; _bytes = {first};",
+        *(f"  _bytes = MAX(_bytes, {other});" for other in more),  # one by one: the macro has its operands twice
+        "  _end += (_bytes + PLEVEL_ALIGNMENT - 1) & -(__int128)PLEVEL_ALIGNMENT;",
         "  _most = MAX(_most, _end);",
     ]
 

@@ -17,7 +17,9 @@ from strategy.network.graph import Network, NetworkError
 from strategy.network.group import groups, require_twin, require_types
 from strategy.network.memory import Life, share
 from strategy.network.normal import extents, normalize
+from strategy.network.plan import Place, Plan
 from strategy.network.size import MOST, PROBED, make_sizes
+from strategy.network.sizing import write_sizes
 from strategy.types import TensorType
 
 CHANNELS = 6
@@ -326,6 +328,14 @@ def test_a_fixed_extent_that_is_taken_for_a_symbolic_one_is_refused() -> None:
     require_twin(*forms(200_000))
     with pytest.raises(NetworkError, match="of take depends on a symbolic size"):
         require_twin(*forms(300_100))
+
+
+def test_the_buffers_of_a_place_are_compared_one_by_one():
+    """A macro within its own operand doubles for each of them: the C compiler took minutes for a MobileNet's."""
+    sizes = make_sizes([(1, 40)])[0]
+    place = Place(tuple(sizes.symbols[0] * i for i in range(1, 60)))
+    lines = write_sizes(Plan((), (), (), (), (place,), replace(sizes, sizes=())), [])
+    assert max(line.count("MAX(") for line in lines) == 1
 
 
 def test_buffers_that_are_never_alive_together_share_a_place():
