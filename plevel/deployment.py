@@ -88,6 +88,8 @@ class Draft:
             plan = make_plan(
                 self.network, self.groups, {w: k.signature for w, k in kernels.items() if k.signature}
             )
+            for array in made.glob("*.npy"):  # which are packed now
+                array.unlink()
             weights = made / "weights"
             _write_weights(plan, weights, made)
             objects = [_object(made, workload) for workload in self.selections]
@@ -210,7 +212,10 @@ def _write_weights(plan: Plan, path: Path, made: Path) -> None:
 def _bytes(weight: Weight, made: Path) -> bytes:
     if weight.packed_for is None:
         return np.ascontiguousarray(weight.node.value).tobytes()
-    return _packed(made, weight.node, *weight.packed_for).read_bytes()
+    packed = _packed(made, weight.node, *weight.packed_for)
+    found = packed.read_bytes()
+    packed.unlink()
+    return found
 
 
 def _object(made: Path, workload: Workload) -> Path:

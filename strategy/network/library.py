@@ -57,6 +57,20 @@ void ${name}_trace(void (*function)(int step, const void *output));
 _SYMBOLS = "{{ global: {name}; {name}_trace; __tvm_ffi_main; TVMFFIErrorSetRaisedFromCStrParts; local: *; }};\n"
 
 
+# A stretch of the weights; its name is in front of the first one.
+_STRETCH = Template("""\
+#ifdef __x86_64__
+.section .lrodata,"al",@progbits
+#else
+.section .rodata
+#endif
+.balign $alignment
+$name$data
+.section .note.GNU-stack,"",%progbits
+""")
+_STRETCH_BYTES = 16 * HUGE_PAGE  # an assembler holds one in memory
+
+
 class Tensor(msgspec.Struct, frozen=True):
     """An input or output; an extent that depends on symbolic sizes is a text such as `n` or `2*n*m + 1`."""
 
@@ -141,9 +155,12 @@ def write_library(
     manifest = msgspec.json.format(msgspec.json.encode(to_json(about))).decode() + "\n"
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
         made = Path(folder)
-        (made / "network.c").write_text(header + _source(plan, name, target, weights.resolve(), tables))
+        (made / "network.c").write_text(header + _source(plan, name, target, tables))
+        parts = _weight_parts(plan, weights.resolve())
+        for file, text in parts.items():
+            (made / file).write_text(text)
         (made / "symbols").write_text(_SYMBOLS.format(name=name))
-        sources = ["-fopenmp", "network.c", *map(str, objects), "-Wl,--version-script=symbols"]
+        sources = ["-fopenmp", "network.c", *parts, *map(str, objects), "-Wl,--version-script=symbols"]
         place(link(sources, made), path, {".h": header, ".json": manifest})
 
 
@@ -209,7 +226,20 @@ def _extents(plan: Plan, port: Port) -> tuple[int | str, ...]:
     return tuple(e if isinstance(e, int) else str(e) for e in plan.encoded(port.type))
 
 
-def _source(plan: Plan, name: str, target: Target, weights: Path, tables: Sequence[str]) -> str:
+def _weight_parts(plan: Plan, weights: Path) -> dict[str, str]:
+    """Sources in assembly by the names of their files, which the linker puts one behind the other."""
+    # Pages of a file's mapping are huge only where both begin at multiples of one.
+    alignment = ALIGNMENT if plan.weight_bytes < HUGE_PAGE else HUGE_PAGE
+    name = ".globl _plevel_data\n.hidden _plevel_data\n_plevel_data:\n"
+    each = [(n, min(_STRETCH_BYTES, plan.weight_bytes - n)) for n in range(0, plan.weight_bytes, _STRETCH_BYTES)]
+    data = [f'.incbin "{weights}", {begin}, {count}' for begin, count in each] or [".byte 0"]
+    return {
+        f"weights{i}.S": _STRETCH.substitute(alignment=alignment, name="" if i else name, data=text)
+        for i, text in enumerate(data)
+    }
+
+
+def _source(plan: Plan, name: str, target: Target, tables: Sequence[str]) -> str:
     ports = (*plan.inputs, *plan.outputs)
     kernels = dict.fromkeys(symbol_of(s.workload) for s in plan.steps if s.workload is not None)
     types = [b.type for step in plan.steps for b in step.buffers] + [p.type for p in ports]
@@ -231,8 +261,6 @@ def _source(plan: Plan, name: str, target: Target, weights: Path, tables: Sequen
         called = "NULL" if found.workload is None else f"__tvm_ffi_{symbol_of(found.workload)}"
         return f"{{{called}, _plevel_operands[{number}], {len(found.buffers)}, {found.outputs}}}"
 
-    # Pages of a file's mapping are huge only where both begin at multiples of one.
-    aligned = ALIGNMENT if plan.weight_bytes < HUGE_PAGE else HUGE_PAGE
     return "\n".join([
         f"#define PLEVEL_THREADS {target.threads}",
         f"#define PLEVEL_ALIGNMENT {ALIGNMENT}",
@@ -259,8 +287,7 @@ def _source(plan: Plan, name: str, target: Target, weights: Path, tables: Sequen
         "};\nstatic const Port _plevel_ports[PLEVEL_PORTS] = {",
         *(f"  {{{p.staged}, {tensor(p.type)}}}," for p in ports),
         "};",
-        f'__asm__(PLEVEL_FAR ".balign {aligned}\\n_plevel_data:\\n.incbin \\"{weights}\\"\\n.byte 0\\n.previous\\n"',
-        '        ".section .data.rel.ro,\\"aw\\"\\n.balign 8\\n.globl _plevel_weights\\n.hidden _plevel_weights\\n"',
+        '__asm__(".section .data.rel.ro,\\"aw\\"\\n.balign 8\\n.globl _plevel_weights\\n.hidden _plevel_weights\\n"',
         '        "_plevel_weights:\\n.quad _plevel_data\\n.previous\\n");',
         f"int {name}({_parameters(plan)}) {{",
         f"  void *const _given[] = {{{', '.join(f'(void *){word}' for _, word, _ in _arguments(plan))}}};",

@@ -19,11 +19,6 @@ static const Step _plevel_steps[PLEVEL_STEPS];
 static const Port _plevel_ports[PLEVEL_PORTS];
 /* A pointer, as the weights may be farther away than code can address relative to itself. */
 extern const char *const _plevel_weights __attribute__((visibility("hidden")));
-#ifdef __x86_64__
-#define PLEVEL_FAR ".section .lrodata,\"al\",@progbits\n"
-#else
-#define PLEVEL_FAR ".section .rodata\n"
-#endif
 /* Of tvm_ffi, where that calls. */
 extern __attribute__((weak)) void TVMFFIErrorMoveFromRaised(void **error), TVMFFIErrorSetRaised(void *error);
 extern __attribute__((weak)) int TVMFFIObjectDecRef(void *object);

@@ -32,6 +32,7 @@ from strategy.compile.lower import lower
 from strategy.condition import SpecializedCondition, ceildiv, maximum, minimum
 from strategy.expr import Constant, Var, call
 from strategy.fault import CompileError
+from strategy.network import library
 from strategy.network.library import Manifest, symbol_of, write_library
 from strategy.network.plan import Area, Buffer, Place, Plan, Port, Step, Weight
 from strategy.op_strategy import candidates
@@ -568,7 +569,8 @@ def test_a_network_may_have_more_weights_than_code_can_address(tmp_path: Path) -
         file.seek(at)
         file.write(np.arange(4, dtype="float32").tobytes())
     copy = Step(None, (Buffer(Area.WEIGHTS, at, kind), Buffer(Area.PORT, 0, kind)), 1, (None,))
-    plan = Plan((), (Port("y", kind, 0),), (copy,), (), (Place((16,), 0),), None)
+    weight = Weight(Constant(np.arange(4, dtype="float32")), at, 16)
+    plan = Plan((), (Port("y", kind, 0),), (copy,), (weight,), (Place((16,), 0),), None)
     out = tmp_path / "large.so"
     about = Manifest("weights", "large", "cpu", 1, (), (), 0, 0, ())
     write_library(plan, out, about, cpu_target(), objects=[], weights=tmp_path / "weights")
@@ -580,7 +582,8 @@ def test_a_network_may_have_more_weights_than_code_can_address(tmp_path: Path) -
 @pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this system has no transparent huge pages"
 )
-def test_large_weights_begin_at_a_huge_page_and_ask_for_such(tmp_path: Path) -> None:
+def test_large_weights_begin_at_a_huge_page_and_ask_for_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_STRETCH_BYTES", HUGE_PAGE)  # two, one behind the other
     numbers = np.arange(2 * HUGE_PAGE // 4, dtype="int32")
     (tmp_path / "weights").write_bytes(numbers.tobytes())
     kind = TensorType((numbers.size,), "int32")
