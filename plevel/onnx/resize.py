@@ -15,7 +15,7 @@ from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
-from strategy.network.resize import resize
+from strategy.network.resize import is_ratio, resize
 from strategy.network.size import PROBED
 
 _MOST_WEIGHTS = 1 << 24
@@ -35,7 +35,8 @@ def _resize(
         for axis, f in _for_each(axes, "scales", node.get("scales") if scales is None else constant(scales, "scales")):
             if not (math.isfinite(f) and f > 0):
                 raise NetworkError(f"scales: {f:g} of axis {axis}: write a finite number above 0")
-            factors[axis], wanted[axis] = float(f), math.floor(np.float32(wanted[axis]) * np.float32(f))
+            extent = wanted[axis] if wanted[axis] >= PROBED else np.float32(wanted[axis])  # which has no larger ones
+            factors[axis], wanted[axis] = float(f), math.floor(extent * np.float32(f).item())
     else:
         given = [(a, int(n)) for a, n in _for_each(axes, "sizes", constant(sizes, "sizes"))]
         policy = node.get("keep_aspect_ratio_policy", "stretch")
@@ -104,7 +105,7 @@ class _Kernel:
 def _is_image(kernel: _Kernel, x: Expr, wanted: Sequence[int], factors: Sequence[float | None]) -> bool:
     """Return whether plevel's operators of images resize so."""
     shape = extents(x)
-    exact = (f is None or math.isclose(n * f, w, rel_tol=1e-6) for n, w, f in zip(shape, wanted, factors, strict=True))
+    exact = (f is None or is_ratio(f, n, w) for n, w, f in zip(shape, wanted, factors, strict=True))
     return (
         3 <= len(shape) <= 5 and tuple(wanted[:2]) == shape[:2] and kernel.mode != "tf_crop_and_resize"
         and not kernel.antialias and not kernel.exclude_outside and all(exact)

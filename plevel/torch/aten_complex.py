@@ -16,6 +16,7 @@ from strategy.network import layer
 from strategy.network.fourier import factors_of, transform
 from strategy.network.graph import NetworkError
 from strategy.network.normal import extents
+from strategy.network.size import PROBED
 
 
 class Complex(NamedTuple):
@@ -270,9 +271,13 @@ def _angle(x: Any) -> Any:
     return OPERATORS["aten.atan2.default"](x.imaginary, x.real)
 
 
-def _scale(mode: int, sizes: Sequence[int]) -> float:
+def _scale(mode: int, sizes: Sequence[int]) -> float | Expr:
     """The factor of a transform over axes of these sizes: none, by the root of their product, or by it."""
-    return float(math.prod(sizes) ** (0, -0.5, -1)[mode])
+    if not mode or max(sizes) < PROBED:
+        return float(math.prod(sizes) ** (0, -0.5, -1)[mode])
+    one = Constant(np.ones(()))
+    size = layer.reshape(layer.count(math.prod(sizes), one), ())
+    return call("divide", one, call("sqrt", size) if mode == 1 else size)
 
 
 @_register("_fft_r2c.default")
@@ -311,7 +316,8 @@ def _spectrogram(
     if isinstance(x, Complex):
         raise NetworkError("a spectrogram of complex numbers: take those of their parts")
     length = size if length is None else length
-    factors = factors_of(size, size, 1, False, onesided is not False) * _scale(int(normalized), [size])
+    factors = factors_of(size, size, 1, False, onesided is not False)
+    factors = factors * size**-0.5 if normalized else factors
     outputs, wide, *_ = factors.shape
     kind = x.tensor_type.dtype
     kernel: Expr = Constant(factors.reshape(outputs * wide, 1, size).astype(kind))

@@ -124,8 +124,23 @@ def _distances(x: Expr, y: Expr, order: float, *_: Any) -> Expr:
 @register("_pdist_forward.default")
 def _distances_within(x: Expr, order: float = 2) -> Expr:
     """Distances of each row and those behind it."""
-    if extents(x)[0] >= PROBED:
-        raise NetworkError("distances of a symbolic number of rows: export the model with that size fixed")
-    pair = (call("take", x, Constant(places), axis=0) for places in np.triu_indices(extents(x)[0], 1))
-    found: Expr = _vector_norm(call("subtract", *pair), order, [-1])
+    rows = extents(x)[0]
+    places = map(Constant, np.triu_indices(rows, 1)) if rows < PROBED else _pairs(rows)
+    found: Expr = _vector_norm(call("subtract", *(call("take", x, place, axis=0) for place in places)), order, [-1])
     return found
+
+
+def _pairs(rows: int) -> tuple[Expr, Expr]:
+    """The first and the second row of each pair of a symbolic number of them; a pair looks at where all rows begin."""
+    row, pair = (layer.steps(0, n, 1, "int64") for n in (rows, rows * (rows - 1) // 2))
+    one, two = number(1, row), number(2, row)
+
+    def begin(row: Expr) -> Expr:
+        """The first pair of a row: those before have one less each."""
+        rest = call("subtract", call("subtract", call("multiply", layer.count(rows, row), two), row), one)
+        return call("floor_divide", call("multiply", row, rest), two)
+
+    behind = call("greater_equal", layer.reshape(pair, (-1, 1)), begin(call("add", row, one)))
+    first = call("sum", call("cast", behind, dtype="int64"), axis=(1,), keepdims=False)
+    second = call("add", call("subtract", pair, begin(first)), call("add", first, one))
+    return first, second

@@ -107,16 +107,29 @@ OPERATORS["torchvision.roi_align.default"] = _roi_align
 OPERATORS["torchvision.deform_conv2d.default"] = _deform_conv
 
 
-def _antialiased(kernel: Callable[[np.ndarray], np.ndarray]) -> Operator:
-    """Each pixel by all within the kernel's reach, which is as much longer as the image becomes smaller."""
+def _antialiased(
+    kernel: Callable[[np.ndarray], np.ndarray], at_call: Callable[[Expr], Expr] | None = None
+) -> Operator:
+    """Each pixel by all within the kernel's reach, which is as much longer as the image becomes smaller.
+
+    Args:
+        at_call: the kernel of distances that a library computes.
+    """
 
     def make(
         x: Expr, size: Any, align_corners: bool, down: float | None = None, across: float | None = None
     ) -> Expr:
         image, kind = extents(x)[2:], x.tensor_type.dtype
-        if "float" not in kind or max(image) >= PROBED:
-            raise NetworkError(f"antialias of {x.tensor_type}: plevel has it of floats and images of fixed sizes")
+        if "float" not in kind:
+            raise NetworkError(f"antialias of {x.tensor_type}: plevel has it of floats")
         for axis, (n, wanted, factor) in enumerate(zip(image, size, (down, across), strict=True), 2):
+            if max(n, wanted) >= PROBED:
+                if at_call is None or align_corners:
+                    raise NetworkError(f"antialias from {n} to {wanted} pixels: export the model with that size fixed")
+                along = layer.transpose(_weights_at_call(at_call, n, wanted, factor, kind), (1, 0))
+                last = layer.matmul(layer.transpose(x, (0, 1, 5 - axis, axis)), along)
+                x = layer.transpose(last, (0, 1, 2, 3) if axis == 3 else (0, 1, 3, 2))
+                continue
             step = 1 / factor if factor else n / wanted
             if align_corners:
                 step = (n - 1) / (wanted - 1) if wanted > 1 else 0
@@ -128,13 +141,46 @@ def _antialiased(kernel: Callable[[np.ndarray], np.ndarray]) -> Operator:
     return make
 
 
+def _weights_at_call(
+    kernel: Callable[[Expr], Expr], extent: int, wanted: int, factor: float | None, dtype: str
+) -> Expr:  # fmt: skip
+    """The weights of the pixels of an axis for each of those wanted; one of both extents is symbolic."""
+    own, new = (layer.steps(0, n, 1, "float64") for n in (extent, wanted))
+    half, one = number(0.5, own), number(1, own)
+    step = number(1 / factor, own) if factor else call("divide", layer.count(extent, own), layer.count(wanted, own))
+    middles = call("multiply", call("add", new, half), step)
+    away = call("abs", call("subtract", call("add", own, half), layer.reshape(middles, (wanted, 1))))
+    each = kernel(call("divide", away, call("maximum", step, one)))
+    return call("cast", call("divide", each, call("sum", each, axis=(1,), keepdims=True)), dtype=dtype)
+
+
+def _linear_at_call(away: Expr) -> Expr:
+    return call("relu", call("subtract", number(1, away), away))
+
+
+def _cubic_at_call(away: Expr) -> Expr:
+    def times(x: Expr, factor: float) -> Expr:
+        return call("multiply", x, number(factor, x))
+
+    def more(x: Expr, summand: float) -> Expr:
+        return call("add", x, number(summand, x))
+
+    square = call("multiply", away, away)
+    near = more(call("multiply", more(times(away, 1.5), -2.5), square), 1)
+    far = more(call("multiply", more(call("multiply", more(times(away, -0.5), 2.5), away), -4), away), 2)
+    outer = call("where", call("less", away, number(2, away)), far, number(0, away))
+    return call("where", call("less", away, number(1, away)), near, outer)
+
+
 def _cubic(away: np.ndarray) -> np.ndarray:
     near, far = (1.5 * away - 2.5) * away**2 + 1, ((2.5 - 0.5 * away) * away - 4) * away + 2
     return np.where(away < 1, near, np.where(away < 2, far, 0))
 
 
-OPERATORS["aten._upsample_bilinear2d_aa.default"] = _antialiased(lambda away: np.maximum(1 - away, 0))
-OPERATORS["aten._upsample_bicubic2d_aa.default"] = _antialiased(_cubic)
+OPERATORS["aten._upsample_bilinear2d_aa.default"] = _antialiased(
+    lambda away: np.maximum(1 - away, 0), _linear_at_call
+)
+OPERATORS["aten._upsample_bicubic2d_aa.default"] = _antialiased(_cubic, _cubic_at_call)
 OPERATORS["aten._upsample_lanczos2d_aa.default"] = _antialiased(
     lambda away: np.where(away < 3, np.sinc(away) * np.sinc(away / 3), 0)
 )

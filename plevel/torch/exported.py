@@ -323,7 +323,7 @@ def _constant(tensor: Any) -> Constant | Complex:
 
 def _array(tensor: Any) -> Any:
     """The values for NumPy, whose bfloat16 is from another package."""
-    found = tensor.detach().contiguous().cpu()
+    found = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
     if found.dtype == torch.bfloat16:
         return found.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     try:

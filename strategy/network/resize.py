@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import reduce
 from typing import Any
 
@@ -17,14 +18,23 @@ from strategy.network.layer import number
 from strategy.network.normal import extents
 from strategy.network.size import PROBED
 
+_MOST_PARTS = 4096  # of a pixel, in a scale that is no ratio of sizes
 _NARROW = ("float16", "bfloat16")
 
 
+def is_ratio(scale: float, extent: int, wanted: int) -> bool:
+    """Return whether a scale, which may be rounded, is the ratio of two extents; of symbolic ones at all sizes."""
+    gap = abs(extent * scale - wanted)
+    # The second shows what is left of a large number that stands for a size.
+    return gap <= 1e-6 * max(extent * scale, wanted) and gap < min(scale, 1) / 4
+
+
 def resize(x: Expr, size: Sequence[int], scales: Sequence[float | None], **attrs: Any) -> Expr:
-    """An image of one, two or three dimensions at another size; scales that are given must be the sizes' ratio."""
-    for extent, wanted, scale in zip(extents(x)[2:], size, scales, strict=True):
-        if scale is not None and not math.isclose(extent * scale, wanted, rel_tol=1e-6):
-            raise NetworkError(f"a scale of {scale:g} for {extent} to {wanted} pixels: give sizes, or a whole ratio")
+    """An image of one, two or three dimensions at another size.
+
+    A scale that is given tells the places of pixels where it is not the sizes' ratio: half of five pixels are two, and
+    the middle of the second one is between the third and the fourth. Linearly, an axis that keeps its size stays.
+    """
     shape = extents(x)
     if len(shape) == 3:
         found = resize(layer.reshape(x, (*shape[:2], 1, shape[2])), (1, *size), (None, *scales), **attrs)
@@ -37,26 +47,52 @@ def resize(x: Expr, size: Sequence[int], scales: Sequence[float | None], **attrs
         return layer.reshape(found, (n, channels, *size))
     if len(shape) != 4:
         raise NetworkError(f"an image of {len(shape) - 2} dimensions is resized: plevel has one, two and three")
-    if tuple(size) == shape[2:]:
+    ratios = [
+        None if scale is None else _ratio(scale, extent, wanted, **attrs)
+        for extent, wanted, scale in zip(shape[2:], size, scales, strict=True)
+    ]
+    if tuple(size) == shape[2:] and not any(ratios):
         return x
-    if max(*size, *shape[2:]) < PROBED:
+    if max(*size, *shape[2:]) < PROBED and not any(ratios):
         return call("resize2d", x, size=tuple(int(n) for n in size), **attrs)
     kind = x.tensor_type.dtype
-    if "float" not in kind and attrs.get("method", "linear") != "nearest_neighbor":
+    if "float" not in kind and attrs["method"] != "nearest_neighbor":
         raise NetworkError(f"{kind} between pixels: plevel resizes floats so, cast it first")
     found = call("cast", x, dtype="float32") if kind in _NARROW else x
-    for axis, wanted in enumerate(size, 2):
-        found = found if wanted == shape[axis] else _along(found, axis, wanted, **attrs)
+    for axis, (wanted, ratio) in enumerate(zip(size, ratios, strict=True), 2):
+        found = found if wanted == shape[axis] and ratio is None else _along(found, axis, wanted, ratio, **attrs)
     return call("cast", found, dtype=kind) if kind in _NARROW else found
 
 
+def _ratio(
+    scale: float, extent: int, wanted: int, *, method: str, coordinate_transformation_mode: str = "half_pixel", **_: Any
+) -> Fraction | None:  # fmt: skip
+    """A scale that pixels' places depend on; None for the ratio of sizes, which a symbolic one may leave at a call."""
+    found = Fraction(scale).limit_denominator(_MOST_PARTS)
+    is_smooth = method != "nearest_neighbor" and coordinate_transformation_mode != "align_corners"
+    may_differ = max(extent, wanted) >= PROBED and found.denominator > 1
+    if is_ratio(scale, extent, wanted) and not (may_differ and is_smooth):
+        return None
+    if is_smooth and extent == wanted and method == "linear":
+        return None
+    if not is_smooth or not math.isclose(found, scale, rel_tol=1e-6):
+        raise NetworkError(f"a scale of {scale:g} for {extent} to {wanted} pixels: give sizes, or a whole ratio")
+    return found
+
+
 def _along(
-    x: Expr, axis: int, wanted: int, *, method: str = "linear", coordinate_transformation_mode: str = "half_pixel",
-    rounding_method: str = "round_prefer_floor", cubic_alpha: float = -0.75,
+    x: Expr, axis: int, wanted: int, ratio: Fraction | None, *, method: str,
+    coordinate_transformation_mode: str = "half_pixel", rounding_method: str = "round_prefer_floor",
+    cubic_alpha: float = -0.75,
 ) -> Expr:  # fmt: skip
-    """One axis at another size; elements beyond its ends are those at the ends."""
+    """One axis at another size; elements beyond its ends are those at the ends.
+
+    Args:
+        ratio: of the new size to the old one, where they are not its terms.
+    """
     place = layer.steps(0, wanted, 1, "int64")
-    own, new = (layer.count(n, place) for n in (extents(x)[axis], wanted))
+    terms = (extents(x)[axis], wanted) if ratio is None else (ratio.denominator, ratio.numerator)
+    own, new = (layer.count(n, place) for n in terms)
 
     def times(value: Expr, factor: int) -> Expr:
         return call("multiply", value, number(factor, value))
@@ -77,14 +113,14 @@ def _along(
     f = call("divide", *(call("cast", n, dtype=x.tensor_type.dtype) for n in (rest, under)))
     weights = _linear(f) if method == "linear" else _cubic(f, cubic_alpha)
     begin, behind = 1 - len(weights) // 2, (1,) * (len(extents(x)) - 1 - axis)
-    terms = [
+    parts = [
         call(
             "multiply", call("take", x, call("add", first, number(begin + i, first)), axis=axis),
             layer.reshape(weight, (wanted, *behind)),
         )
         for i, weight in enumerate(weights)
     ]  # fmt: skip
-    return reduce(lambda a, b: call("add", a, b), terms)
+    return reduce(lambda a, b: call("add", a, b), parts)
 
 
 def _nearest(over: Expr, under: Expr, rounding: str) -> Expr:

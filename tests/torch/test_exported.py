@@ -205,6 +205,12 @@ COMPUTED = {
               for size, factor, align in (((4, 9), None, False), (None, (0.7, 1.3), False), ((3, 2), None, True))),
         ), IMAGE,
     ),
+    "images by scales that are no ratios of their sizes": (
+        lambda x: [
+            interpolate(x[:, :, :, :shape], scale_factor=scale, mode=mode)
+            for shape, scale in ((5, 0.5), (3, (0.7, 1.3)), (4, (1.1, 2.3))) for mode in ("bilinear", "bicubic")
+        ], torch.randn(1, 2, 5, 5, generator=torch.Generator().manual_seed(1)),
+    ),
     "adaptive pools": (
         lambda x: [f(x, size) for f in (adaptive_avg_pool2d, adaptive_max_pool2d) for size in ((2, 3), (5, 4))], IMAGE
     ),

@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from torch import nn
 from torch.nn.functional import (
+    adaptive_avg_pool2d,
+    adaptive_max_pool2d,
     avg_pool2d,
     conv2d,
     interpolate,
@@ -57,7 +59,7 @@ COMPILED = {
     ),
     "norms, searches, and extents that are multiples with a summand": (
         lambda x: (
-            layer_norm(x.T, (x.shape[0],)), torch.searchsorted(x[:, 0].sort()[0], x[:, 1]),
+            layer_norm(x.T, (x.shape[0],)), nn.functional.pdist(x), torch.searchsorted(x[:, 0].sort()[0], x[:, 1]),
             torch.cat([x, x[:3], x]) * 2,
         ), X, {0: ROWS},
     ),
@@ -66,6 +68,12 @@ COMPILED = {
             pad(x, (0, 0, 0, 70 - x.shape[0]), value=1.5), pad(x, (0, 1, 70 - x.shape[0], 0)),
             pad(x, (0, 0, x.shape[0], 2)), pad(x, (0, 0, 2 - x.shape[0], 0)), pad(x > 0, (x.shape[0], 0), value=True),
         ), X, {0: ROWS},
+    ),
+    "transforms": (
+        lambda x: (
+            torch.fft.fft2(x).real, torch.fft.rfft(x, dim=0, norm="ortho").imag, torch.fft.ifft(x.T).imag,
+            torch.fft.irfft(torch.fft.rfft(x.T), x.shape[0]),
+        ), X, {0: torch.export.Dim.DYNAMIC(min=4, max=70)},
     ),
     "larger images": (
         lambda x: (
@@ -103,6 +111,13 @@ COMPILED = {
     "windows that divide a padded axis": (
         lambda x: (pad(x, (0, 0, 0, -x.shape[0] % 3)).unflatten(0, (-1, 3)).amax(1), x[: x.shape[0] // 2] * 2), X,
         {0: torch.export.Dim.DYNAMIC(min=4, max=70)},
+    ),
+    "images at parts of their size": (
+        lambda x: (
+            *(interpolate(x, scale_factor=(0.5, 0.75), mode=mode) for mode in ("nearest", "bilinear", "bicubic")),
+            *(interpolate(x, (5, x.shape[3] // 2), mode=m, antialias=True) for m in ("bilinear", "bicubic")),
+            adaptive_avg_pool2d(x, (3, 2)), adaptive_max_pool2d(x, (2, 3)),
+        ), PICTURE.repeat(1, 1, 3, 3), ANY,
     ),
     "images of the size of others": (
         lambda x: (
