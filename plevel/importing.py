@@ -33,7 +33,10 @@ def import_model(path: Path, dims: Mapping[str, int | tuple[int, str]]) -> Impor
     if path.suffix == ".onnx":
         return _import_onnx(path, dims)
     if dims:
-        raise NetworkError("--dim: only ONNX files have sizes to give")
+        raise NetworkError(
+            "--dim: only ONNX files have sizes to give; a .pt2 file has those of its export: call torch.export.export "
+            "with inputs of other sizes, or with dynamic_shapes for all sizes"
+        )
     if path.suffix == ".pt2":
         return _import_program(path)
     raise NetworkError("a model is a .pt2 file of torch.export.save, or an .onnx file")

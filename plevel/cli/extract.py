@@ -82,7 +82,7 @@ def _extract(model: str, sizes: dict[str, int | tuple[int, str]]) -> Extraction:
                 f"{model!r:.120}: name package.module:function, a file.pt2 of torch.export.save, or a file.onnx"
             )
         if sizes:
-            raise UsageError("--dim: only ONNX files have sizes to give")
+            raise UsageError("--dim: only ONNX files have sizes to give; give a PyTorch model inputs of other sizes")
         require("torch", "torch")
         from plevel.torch import extraction
 
