@@ -5,7 +5,7 @@ Chains of elementary functions are inlined: each use would repeat all of what it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.schedule import STAGE
@@ -14,6 +14,9 @@ from strategy.tir import change_functions, find, has_names
 CHOICE, REINTERPRET = ".if_then_else", ".reinterpret"  # how the names of the calls end
 LOAD = "te.tensor_load"  # the call that an element of a TE tensor is
 _CALLED = frozenset(f"tirx.{name}" for name in "call_pure_extern cos log pow sin".split())  # of the C library
+# Of these TVM replaces each name by its value, as it may be an index: their bits are bound, as those of another dtype.
+# What is around a bound value it simplifies several times, and all that is within again: so each operator binds.
+INDICES = {"int32": "float32", "int64": "float64"}
 _MANY_NODES = 30  # an elementary function has more, what is cheap to repeat has fewer
 
 
@@ -27,11 +30,30 @@ def share(value: Any, use: Callable[[Any], Any]) -> Any:
     return _bind(value, use) if is_cpu() else use(value)
 
 
+def keep_each(tensors: Sequence[Any], values: Sequence[Any], use: Callable[..., Any]) -> Any:
+    """`use(*values)` of elements of TE tensors at one index, as by `keep`; one that is given twice is bound once."""
+
+    def kept(*done: Any) -> Any:
+        if len(done) == len(tensors):
+            return use(*done)
+        tensor = tensors[len(done)]
+        for other, value in zip(tensors, done, strict=False):
+            if other.same_as(tensor):
+                return kept(*done, value)
+        return keep(tensor, values[len(done)], lambda value: kept(*done, value))
+
+    return kept()
+
+
 def _bind(value: Any, use: Callable[[Any], Any]) -> Any:
     from tvm import tirx
 
-    once = tirx.Var("once", str(value.ty.dtype))
-    return tirx.Let(once, value, use(once))
+    dtype = str(value.ty.dtype)
+    if dtype not in INDICES:
+        once = tirx.Var("once", dtype)
+        return tirx.Let(once, value, use(once))
+    once = tirx.Var("once", INDICES[dtype])
+    return tirx.Let(once, tirx.reinterpret(INDICES[dtype], value), use(tirx.reinterpret(dtype, once)))
 
 
 def is_inlined(tensor: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.cpu.binding import keep_each
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -59,12 +60,14 @@ def batch_norm_rel(types: Sequence[Type], attrs: BatchNormAttrs, reporter: TypeR
 def compute_batch_norm(attrs: BatchNormAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     from tvm import te, tirx, topi
 
-    data, gamma, beta, mean, variance = inputs
+    data, *vectors = inputs
     axis, epsilon = attrs.axis % len(data.shape), tirx.const(attrs.epsilon, data.dtype)
 
+    def norm(x: Any, gamma: Any, beta: Any, mean: Any, variance: Any) -> Any:
+        return (x - mean) * (gamma / tirx.sqrt(variance + epsilon)) + beta
+
     def element(*i: Any) -> Any:
-        c = i[axis]
-        return (data(*i) - mean[c]) * (gamma[c] / tirx.sqrt(variance[c] + epsilon)) + beta[c]
+        return keep_each(inputs, [data(*i), *(vector(i[axis]) for vector in vectors)], norm)
 
     return [te.compute(data.shape, element, name="batch_norm", tag=topi.tag.BROADCAST)]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.cpu.binding import keep_each
 from strategy.expr import Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -87,11 +88,11 @@ def compute_bias_add(attrs: BiasAddAttrs, inputs: Sequence[Any], out_type: Type)
 
     data, bias = inputs
     axis = attrs.axis % len(data.shape)
-    return [
-        te.compute(
-            data.shape, lambda *i: data(*i) + bias[i[axis]], name="bias_add", tag=topi.tag.BROADCAST
-        )
-    ]
+
+    def element(*i: Any) -> Any:
+        return keep_each(inputs, [data(*i), bias(i[axis])], lambda x, y: x + y)
+
+    return [te.compute(data.shape, element, name="bias_add", tag=topi.tag.BROADCAST)]
 
 
 @register_reference("bias_add")

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.cpu.binding import keep, share
+from strategy.cpu.binding import INDICES, keep_each, share
 from strategy.cpu.widened import NARROW
 from strategy.document import documented
 from strategy.expr import Call, Expr, call
@@ -98,13 +99,9 @@ def register_binary(
         use = chosen or plain
 
         def both(*i: Any) -> Any:
-            x = lhs(*broadcast_place(lhs.shape, i))
-            if is_square:
-                return keep(lhs, x, lambda x: use(x, x))
-            y = rhs(*broadcast_place(rhs.shape, i))
-            return keep(lhs, x, lambda x: keep(rhs, y, lambda y: use(x, y)))
+            return keep_each((lhs, rhs), [t(*broadcast_place(t.shape, i)) for t in (lhs, rhs)], use)
 
-        if chosen is None and not is_square:
+        if chosen is None and not is_square and dtype not in INDICES:
             return [plain(lhs, rhs)]
         # The shape is as TVM broadcasts.
         return [te.compute(topi.add(lhs, rhs).shape, both, name=name, tag=topi.tag.BROADCAST)]
@@ -415,9 +412,17 @@ def where_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bo
 @register_compute("where")
 @in_float32
 def compute_where(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    from tvm import topi
+    from tvm import te, tirx, topi
 
-    return [topi.where(*inputs)]
+    plain = topi.where(*inputs)
+    if not any(a.same_as(b) for a, b in combinations(inputs, 2)) and str(inputs[1].dtype) not in INDICES:
+        return [plain]
+
+    def element(*i: Any) -> Any:
+        values = [t(*broadcast_place(t.shape, i)) for t in inputs]
+        return keep_each(inputs, values, lambda condition, x, y: x if x.same_as(y) else tirx.Select(condition, x, y))
+
+    return [te.compute(plain.shape, element, name="where", tag=topi.tag.BROADCAST)]
 
 
 register_reference("where", wide(numpy_function("where")))

@@ -12,7 +12,7 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.cpu import elementary
-from strategy.cpu.binding import keep
+from strategy.cpu.binding import INDICES, keep
 from strategy.document import documented
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
@@ -25,7 +25,7 @@ from strategy.op import (
     register_reference,
 )
 from strategy.ops.broadcast import equal, greater, greater_equal, less_equal, where
-from strategy.order import at_least, at_most, is_infinite, is_nan
+from strategy.order import FLOATS, at_least, at_most, is_infinite, is_nan
 from strategy.pattern import (
     in_float32,
     register_broadcast_schedule,
@@ -176,6 +176,20 @@ def _vector(name: str) -> Callable[[Any], Any]:
     return function
 
 
+def _abs(x: Any) -> Any:
+    """Of integers a choice, as TVM makes one of it later, where nothing can be bound any more."""
+    from tvm import tirx
+
+    dtype = str(x.ty.dtype)
+    if dtype in FLOATS or dtype.startswith("uint"):
+        return tirx.abs(x)
+    return wrapping(lambda v: tirx.Select(v < 0, -v, v), (x,), dtype)
+
+
+def _negative(x: Any) -> Any:
+    return wrapping(lambda v: -v, (x,), str(x.ty.dtype))
+
+
 def _sign(x: Any) -> Any:
     """NaN stays as it is, as 0 does."""
     from tvm import tirx
@@ -185,11 +199,11 @@ def _sign(x: Any) -> Any:
 
 
 abs = register_unary(
-    "abs", "The absolute value of each element.", numpy_function("abs"), _abs_grad, require=require_number
+    "abs", "The absolute value of each element.", numpy_function("abs"), _abs_grad, require=require_number, vector=_abs,
 )
 negative = register_unary(
     "negative", "The negative of each element.", lambda x: -x, lambda orig, grad: -grad,
-    require=require_signed,
+    require=require_signed, vector=_negative,
 )
 exp = register_unary(
     "exp", "The exponential of each element.", numpy_function("exp"),
@@ -358,9 +372,16 @@ for _dtype in sorted(DTYPES):
 
 @register_compute("cast")
 def compute_cast(attrs: CastAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    from tvm import topi
+    from tvm import te, topi
 
-    return [topi.cast(inputs[0], attrs.dtype)]
+    (data,) = inputs
+    if str(data.dtype) not in INDICES:
+        return [topi.cast(data, attrs.dtype)]
+
+    def element(*i: Any) -> Any:
+        return keep(data, data(*i), lambda value: topi.cast(value, attrs.dtype))
+
+    return [te.compute(data.shape, element, name="cast", tag=topi.tag.ELEMWISE)]
 
 
 @register_compute("clip")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.cpu.binding import keep
+from strategy.cpu.binding import keep_each
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -55,11 +55,15 @@ def compute_prelu(attrs: PReluAttrs, inputs: Sequence[Any], out_type: Type) -> l
     """NaN is not positive, and stays NaN as a product."""
     from tvm import te, tirx, topi
 
-    data, alpha = factor(inputs[0]), inputs[1]
+    data = factor(inputs[0])
+    alpha = data if inputs[1].same_as(inputs[0]) else inputs[1]
     axis = attrs.axis % len(data.shape)
 
+    def chosen(x: Any, slope: Any) -> Any:
+        return tirx.Select(x > tirx.const(0, data.dtype), x, x * slope)
+
     def element(*i: Any) -> Any:
-        return keep(data, data(*i), lambda x: tirx.Select(x > tirx.const(0, data.dtype), x, x * alpha[i[axis]]))
+        return keep_each((data, alpha), [data(*i), alpha(i[axis])], chosen)
 
     return [te.compute(data.shape, element, name="prelu", tag=topi.tag.BROADCAST)]
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.cpu.binding import keep_each
 from strategy.document import documented
 from strategy.expr import Call, Expr, call
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -85,8 +86,8 @@ def _register(
         place = attrs.axis % max(len(data.shape), 1)
 
         def at(*i: Any) -> Any:
-            numbers = (x(i[place]) if len(x.shape) else x() for x in given)
-            return element(partial(_to_integer, out_type.dtype), data(*i), *numbers)
+            numbers = [x(i[place]) if len(x.shape) else x() for x in given]
+            return keep_each(inputs, [data(*i), *numbers], partial(element, partial(_to_integer, out_type.dtype)))
 
         return [te.compute(data.shape, at, name=name, tag=topi.tag.BROADCAST)]
 

@@ -20,6 +20,7 @@ from strategy.op_strategy import evaluate
 from strategy.signature import Role
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload
+from strategy.workload_text import parse_workload
 from workers.reference import numpy_dtype, random_inputs, reference, tolerances
 
 TARGET = Target.parse("cpu").with_threads(2)
@@ -231,14 +232,38 @@ def test_a_chain_of_elementary_functions_is_used_twice():
     assert check(work, "broadcast.cpu")
 
 
-@pytest.mark.parametrize(("ops", "dtype"), [
-    (("add",), "float32"), (("add",), "bfloat16"), (("maximum", "add"), "float16"), (("subtract", "relu"), "float32"),
-    (("add",), "int32"), (("multiply", "sigmoid"), "float64"),
+TWICE = [
+    "add(.,.)", "multiply(.,.)+sigmoid(.)", "maximum(.,.)+add(.,.)", "subtract(.,.)+relu(.)",
+    "abs(.)+negative(.)", "where(c=bool[131],.,.)+negative(.)", "bias_add(.,.)", "prelu(.,.)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("steps", "dtype"), [
+    *((steps, "float32") for steps in TWICE[:1] + TWICE[2:]),
+    (TWICE[0], "bfloat16"), (TWICE[2], "float16"), (TWICE[1], "float64"),
+    (TWICE[0], "int32"), (TWICE[0], "int64"), (TWICE[0], "uint8"), (TWICE[4], "int32"), (TWICE[5], "int32"),
 ])  # fmt: skip
-def test_a_chain_that_uses_each_value_twice_does_not_repeat_what_it_is_of(ops, dtype):
-    unary = ("relu", "sigmoid")
-    chain = [EpilogueStep(op, (None,) if op in unary else (None, None)) for _ in range(14 // len(ops)) for op in ops]
-    work = make("relu", {"data": f"{dtype}[7,131]"}, epilogue=chain)
+def test_a_chain_that_uses_each_value_twice_does_not_repeat_what_it_is_of(steps, dtype):
+    is_vector = steps in ("bias_add(.,.)", "prelu(.,.)")
+    work = chained(f"relu(data={dtype}[{'' if is_vector else '7,'}131])", steps + '{"axis":0}' * is_vector)
+    assert len(lower(work, TARGET, "broadcast.cpu").module.script()) < 100_000
+    assert check(work, "broadcast.cpu")
+
+
+def chained(head, steps):
+    """A chain of 24 steps, each with operands of its own."""
+    several = 24 // steps.count("(")
+    return parse_workload(head + "".join(f"+{steps}".replace("=", f"{n}=") for n in range(several)))
+
+
+@pytest.mark.parametrize("work", [
+    chained("logical_not(data=bool[7,131])", "where(.,.,e=bool[7,131])+where(.,f=bool[131],.)+logical_not(.)"),
+    chained(
+        "requantize(data=int32[7,131],s=float32[],z=int32[],t=float32[],y=int32[])",
+        "requantize(.,s=float32[],z=int32[],t=float32[],y=int32[])",
+    ),
+], ids=["where", "requantize"])  # fmt: skip
+def test_a_chain_of_choices_does_not_repeat_what_it_is_of(work):
     assert len(lower(work, TARGET, "broadcast.cpu").module.script()) < 50_000
     assert check(work, "broadcast.cpu")
 
