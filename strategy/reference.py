@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,18 @@ def norm_condition(data: Any, axis: int, epsilon: float) -> Any:
 
     square, variance = np.mean(data * data, axis, keepdims=True), np.var(data, axis, keepdims=True)
     return np.broadcast_to(np.sqrt(square / (variance + epsilon)), data.shape)
+
+
+def norm_peaks(rows: Any) -> tuple[Any, float]:
+    """`register_peaks` of a norm: the square of each is the sum of all others, if those are 1."""
+    return rows, math.sqrt(rows.shape[-1])
+
+
+def axis_peaks(attrs: Any, inputs: Sequence[Any]) -> tuple[Any, float]:
+    """`register_peaks` of a norm of the first input along `axis`."""
+    import numpy as np
+
+    return norm_peaks(np.moveaxis(inputs[0], attrs.axis, -1))
 
 
 def numpy_function(name: str) -> Callable[..., Any]:

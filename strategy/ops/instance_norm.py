@@ -18,6 +18,7 @@ from strategy.op import (
     register_compute,
     register_condition,
     register_op,
+    register_peaks,
     register_reference,
     register_terms,
 )
@@ -29,6 +30,7 @@ from strategy.ops.group_norm import (
     compute_group_norm_row,
     differentiate,
     group_norm_condition,
+    group_norm_peaks,
     group_norm_rel,
     group_norm_row_space,
     group_norm_terms,
@@ -95,6 +97,7 @@ register_compute("instance_norm", _as_groups(compute_group_norm))
 register_reference("instance_norm", _as_groups(reference_group_norm))
 register_condition("instance_norm", _as_groups(group_norm_condition))
 register_terms("instance_norm", _as_groups(group_norm_terms))
+register_peaks("instance_norm", _as_groups(group_norm_peaks))
 register_plain_schedule("instance_norm", "instance_norm")
 register_shape_func("instance_norm", False, elemwise_shape_func)
 

@@ -18,13 +18,14 @@ from strategy.op import (
     register_compute,
     register_condition,
     register_op,
+    register_peaks,
     register_reference,
     register_terms,
 )
 from strategy.ops.bias_add import along, array_along, vector_grad, vector_relation
 from strategy.ops.reduce import mean
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
-from strategy.reference import norm_condition, widened
+from strategy.reference import axis_peaks, norm_condition, widened
 from strategy.schedule import accumulator
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config
@@ -101,6 +102,7 @@ def reference_layer_norm(attrs: LayerNormAttrs, inputs: Sequence[Any]) -> Any:
 
 register_condition("layer_norm", lambda attrs, inputs: norm_condition(widened(inputs[0]), attrs.axis, attrs.epsilon))
 register_terms("layer_norm", axis_terms)
+register_peaks("layer_norm", axis_peaks)
 schedule_layer_norm = GenericFunc("schedule_layer_norm")
 schedule_layer_norm.register("cpu", schedule_plain_cpu)
 register_schedule("layer_norm", schedule_layer_norm)

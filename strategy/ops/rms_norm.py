@@ -17,13 +17,14 @@ from strategy.op import (
     axis_terms,
     register_compute,
     register_op,
+    register_peaks,
     register_reference,
     register_terms,
 )
 from strategy.ops.bias_add import along, array_along, vector_grad, vector_relation
 from strategy.ops.reduce import mean
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
-from strategy.reference import widened
+from strategy.reference import axis_peaks, widened
 from strategy.schedule import accumulator
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config
@@ -87,6 +88,7 @@ def reference_rms_norm(attrs: RMSNormAttrs, inputs: Sequence[Any]) -> Any:
 
 
 register_terms("rms_norm", axis_terms)
+register_peaks("rms_norm", axis_peaks)
 schedule_rms_norm = GenericFunc("schedule_rms_norm")
 schedule_rms_norm.register("cpu", schedule_plain_cpu)
 register_schedule("rms_norm", schedule_rms_norm)

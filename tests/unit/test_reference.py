@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,6 +77,116 @@ def test_roundings_to_bfloat16_hide_no_term_of_many(chain: str) -> None:
     compare(found(), right, tolerance)
     with pytest.raises(WrongAnswerError, match="largest error"):
         compare(found(skip=4999), right, tolerance)
+
+
+def test_roundings_to_float16_hide_no_term_of_very_many() -> None:
+    workload = dense(200_000, "float16", m=8, n=8)
+    inputs = random_inputs(workload, 0)
+    (right,) = reference(workload, inputs)
+    (tolerance,) = tolerances(workload, inputs, [right])
+    data, weight = (x.astype("float32") for x in inputs.values())
+    compare((data @ weight.T).astype("float16"), right, tolerance)
+    with pytest.raises(WrongAnswerError, match="largest error"):
+        compare((data[:, 1:] @ weight[:, 1:].T).astype("float16"), right, tolerance)
+
+
+@pytest.mark.parametrize(("op", "shape", "kernel"), [
+    ("cumsum", "4,3000", lambda x: np.cumsum(x, axis=1)),
+    ("global_avg_pool2d", "2,32,60,50", lambda x: x.mean(axis=(2, 3), keepdims=True)),
+])  # fmt: skip
+def test_roundings_of_sums_to_bfloat16_hide_no_term(op: str, shape: str, kernel: Callable[..., np.ndarray]) -> None:
+    workload = Workload.make(op, {"data": f"bfloat16[{shape}]"}, {"axis": 1} if op == "cumsum" else {})
+    inputs = random_inputs(workload, 0)
+    (right,) = reference(workload, inputs)
+    (tolerance,) = tolerances(workload, inputs, [right])
+    data = inputs["data"].astype("float32")
+    compare(kernel(data).astype(inputs["data"].dtype), right, tolerance)
+    data[(..., *[0] * (data.ndim // 2))] = 0
+    with pytest.raises(WrongAnswerError, match="largest error"):
+        compare(kernel(data).astype(inputs["data"].dtype), right, tolerance)
+
+
+def softmax(x: np.ndarray, skip: int | None) -> np.ndarray:
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / total(powers, skip)
+
+
+def norm(x: np.ndarray, skip: int | None, *, centred: bool = True) -> np.ndarray:
+    count = np.float32(x.shape[-1])
+    offset = x - total(x, skip) / count if centred else x
+    return offset / np.sqrt(total(offset * offset, skip) / count + np.float32(1e-5))
+
+
+def total(x: np.ndarray, skip: int | None) -> np.ndarray:
+    """The sum of each row, without one element of it."""
+    return (x if skip is None else np.delete(x, skip, -1)).sum(-1, keepdims=True)
+
+
+# Kernels of float32 for the first input, without one element of each row in its sums.
+ROWS = {
+    "softmax": softmax,
+    "log_softmax": lambda x, skip: x - x.max(-1, keepdims=True) - np.log(
+        total(np.exp(x - x.max(-1, keepdims=True)), skip)
+    ),
+    "rms_norm": lambda x, skip: norm(x, skip, centred=False),
+    "layer_norm": norm,
+    "instance_norm": norm,
+    "group_norm": lambda x, skip: norm(x.reshape(2, 3, -1), skip).reshape(x.shape),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("extent", [40, 2001, 50_000])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", ROWS)
+def test_roundings_of_a_row_do_not_hide_its_last_element(op: str, dtype: str, extent: int) -> None:
+    attrs = {"num_groups": 3} if op == "group_norm" else {}
+    channels = 6 if op in ("group_norm", "instance_norm") else extent
+    vectors = [] if "softmax" in op else ["gamma"] if op == "rms_norm" else ["gamma", "beta"]
+    types = {"data": f"{dtype}[2,6,{extent}]"} | dict.fromkeys(vectors, f"{dtype}[{channels}]")
+    workload = Workload.make(op, types, attrs)
+    inputs = random_inputs(workload, 0)
+    (right,) = reference(workload, inputs)
+    (tolerance,) = tolerances(workload, inputs, [right])
+    data, *scales = (x.astype("float32") for x in inputs.values())
+
+    def found(skip: int | None = None) -> np.ndarray:
+        value = ROWS[op](data, skip)
+        for vector, combine in zip(scales, (np.multiply, np.add), strict=False):
+            value = combine(value, vector if channels == extent else vector[:, None])
+        return value.astype(numpy_dtype(dtype))
+
+    compare(found(), right, tolerance)
+    with pytest.raises(WrongAnswerError, match="largest error"):
+        compare(found(skip=-1), right, tolerance)
+
+
+@pytest.mark.parametrize("keys", [40, 6000])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_roundings_of_an_attention_do_not_hide_a_key(dtype: str, keys: int) -> None:
+    types = {"query": f"{dtype}[1,2,5,64]", "key": f"{dtype}[1,2,{keys},64]", "value": f"{dtype}[1,2,{keys},64]"}
+    workload = Workload.make("attention", types)
+    inputs = random_inputs(workload, 0)
+    (right,) = reference(workload, inputs)
+    (tolerance,) = tolerances(workload, inputs, [right])
+    kind = numpy_dtype(dtype)
+    query, key, value = (x.astype("float32") for x in inputs.values())
+
+    def found(skip: int, kept: Any = np.float32) -> np.ndarray:
+        scores = (query @ key.swapaxes(2, 3) * np.float32(0.125))[..., skip:]
+        powers = np.exp(scores - scores.max(-1, keepdims=True))
+        rounded = powers.astype(kept).astype("float32")  # as matrix units take them
+        return (rounded @ value[:, :, skip:] / powers.sum(-1, keepdims=True)).astype(kind)
+
+    compare(found(0), right, tolerance)
+    compare(found(0, kind), right, tolerance)
+    with pytest.raises(WrongAnswerError, match="largest error"):
+        compare(found(1), right, tolerance)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 0, -0.125])
+def test_peaks_of_a_row_are_numbers(scale: float) -> None:
+    workload = Workload.make("softmax", {"data": "float16[2,5000]"}, {"scale": scale})
+    assert np.isfinite(random_inputs(workload, 0)["data"]).all()
 
 
 def test_of_many_elements_the_worst_rounding_passes_too() -> None:

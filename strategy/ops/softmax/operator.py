@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from strategy.op import (
     axis_terms,
     register_compute,
     register_op,
+    register_peaks,
     register_reference,
     register_terms,
 )
@@ -166,10 +168,19 @@ def reference_log_softmax(attrs: SoftmaxAttrs, inputs: Sequence[Any]) -> Any:
     return shifted - np.log(np.exp(shifted).sum(axis=attrs.axis, keepdims=True))
 
 
+def softmax_peaks(attrs: SoftmaxAttrs, inputs: Sequence[Any]) -> tuple[Any, float]:
+    """A power of each is e times the sum of all others, if those are 1."""
+    import numpy as np
+
+    rows = np.moveaxis(inputs[0], attrs.axis, -1)
+    return rows, (1 + math.log(rows.shape[-1])) / (attrs.scale or math.inf)
+
+
 schedule_softmax = GenericFunc("schedule_softmax")
 schedule_softmax.register("cpu", schedule_plain_cpu)
 for _name in NAMES:
     register_terms(_name, axis_terms)
+    register_peaks(_name, softmax_peaks)
     register_schedule(_name, schedule_softmax)
     register_shape_func(_name, False, elemwise_shape_func)
 
