@@ -19,6 +19,9 @@ from strategy.shape_func import reduce_shape_func, register_shape_func
 from strategy.type_relation import require_nonempty, require_number
 from strategy.types import TensorType, Type
 
+# Of those all keys may be the one that TVM begins with, whose place is -1.
+_FULL = frozenset({"int32", "int64", "uint64"})
+
 
 class ArgReduceAttrs(ReduceAttrs):
     """Attributes of argmax and argmin. `axis` may be given as one integer."""
@@ -54,7 +57,7 @@ def _register(name: str, which: str) -> Callable[..., Expr]:
     )
 
     def compute(attrs: ArgReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-        from tvm import te, topi
+        from tvm import te, tirx, topi
 
         data = inputs[0]
         keys = te.compute(
@@ -62,7 +65,10 @@ def _register(name: str, which: str) -> Callable[..., Expr]:
             tag=topi.tag.ELEMWISE,
         )  # fmt: skip
         axis = None if attrs.axis is None else list(reduced_axes(attrs, len(data.shape)))
-        return [topi.cast(getattr(topi, name)(keys, axis, attrs.keepdims), attrs.dtype)]
+        found = getattr(topi, name)(keys, axis, attrs.keepdims)
+        if str(data.dtype) in _FULL:
+            found = topi.maximum(found, tirx.const(0, found.dtype))
+        return [topi.cast(found, attrs.dtype)]
 
     def reference(attrs: ArgReduceAttrs, inputs: Sequence[Any]) -> Any:
         import numpy as np

@@ -268,6 +268,16 @@ def test_a_chain_of_choices_does_not_repeat_what_it_is_of(work):
     assert check(work, "broadcast.cpu")
 
 
+@pytest.mark.parametrize(("op", "dtype", "number"), [
+    ("argmax", "int32", -(1 << 31)), ("argmax", "uint64", 0), ("argmin", "int64", (1 << 63) - 1),
+    ("argmin", "uint64", (1 << 64) - 1), ("argmax", "float32", -np.inf), ("argmin", "int8", 127),
+])  # fmt: skip
+def test_of_elements_that_are_all_the_last_the_first_is_found(op, dtype, number):
+    """TVM begins with such an element, at -1."""
+    data = np.full((3, 40), number, dtype)
+    assert check(make(op, {"data": f"{dtype}[3,40]"}, {"axis": [1]}), "reduce.cpu", {"data": data})
+
+
 @pytest.mark.parametrize("op", ["erf", "round"])
 def test_a_product_has_a_factor_that_is_no_vector(op):
     other = Input("other", "float64[7,131]")
