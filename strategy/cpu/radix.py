@@ -51,12 +51,16 @@ class Radix:
 
     def sort(self, count: Any) -> None:
         """Put the first `count` keys in order."""
+        from tvm import tirx
         from tvm.script.ir_builder import tirx as script
 
         keys, order, counts, state, capacity = self._keys, self._order, self._counts, self._state, self._capacity
         state[0] = 0  # the half of both arrays that is in order
         for turn in range(self._passes):
-            with script.If(counts[self._slot(keys[state[0] * capacity], turn)] < count), script.Then():
+            differs = counts[self._slot(keys[state[0] * capacity], turn)] < count
+            if not isinstance(capacity, int):  # there may be no key to read
+                differs = tirx.if_then_else(count > 0, differs, tirx.const(0, "bool"))
+            with script.If(differs), script.Then():
                 state[1] = 0
                 with script.serial(0, self._bins) as n:
                     found = script.bind(counts[turn * self._bins + n])
