@@ -211,12 +211,18 @@ class _Lanes:
         # Comparing lanes instead of indices needs only 32 bits.
         hidden = hidden and not (is_end and self._are_several(first))
         first = tirx.min(first, self.count)
+        if not self._fits(first):
+            first = tirx.max(first, 0)
         if hidden:
             first = tirx.call_pure_extern("int32", _SAME, first.astype("int32"))
         ramp = tirx.Ramp(tirx.const(0, "int32"), 1, self.count)
         if is_end:
             return ramp < tirx.Broadcast(first.astype("int32"), self.count)
         return ramp >= tirx.Broadcast(tirx.max(first, 0).astype("int32"), self.count)
+
+    def _fits(self, number: Any) -> bool:
+        """True if a number of 64 bits provably has no more than 32."""
+        return str(number.ty.dtype) == "int32" or self.analyzer.const_int_bound(number).min_value >= -(1 << 31)
 
     def limit(self, condition: Any) -> tuple[bool, Any]:
         """The lane before which, or from which on, all satisfy a bound on an index, and whether it is before."""

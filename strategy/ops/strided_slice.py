@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ class StridedSliceAttrs(Attrs):
         begin, end = self.begin[place], self.end[place]
         if self.slice_mode == "size":
             begin = max(begin + int(shape[axis]), 0) if begin < 0 else begin
-            end = _END if end == -1 else begin + end
+            end = sys.maxsize if end == -1 else begin + end
         return begin, end, self.strides[place] if self.strides else 1
 
     def parts(self, shape: Sequence[Any]) -> dict[int, Part]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("tvm")
+import tvm
 from tvm import s_tir, te, tirx
 
 from strategy.compile.lower import Lowered, lower
@@ -63,6 +65,25 @@ def test_a_number_that_no_lane_needs_is_not_loaded(size: int, compute: Compute, 
         assert not output.array[20:].any()
 
     assert not forked(run)
+
+
+def test_lanes_far_beyond_a_bound_are_not_in_use() -> None:
+    """The distance of the bound has more than 32 bits, whose lower ones are a few lanes."""
+    extent = te.var("extent", "int64")
+    data, far = te.placeholder((LANES,), "float32", name="data"), te.placeholder((extent,), "int8", name="far")
+    output = te.compute((LANES,), lambda i: tirx.if_then_else(i + extent < 5, data[i], 0.0), name="output")
+    schedule = s_tir.Schedule(te.create_prim_func([data, far, output]))
+    schedule.vectorize(schedule.get_loops(schedule.get_sblock("output"))[0])
+    arguments = (
+        Argument("data", Role.INPUT, f"float32[{LANES}]"), Argument("far", Role.INPUT, "int8[extent]"),
+        Argument("output", Role.OUTPUT, f"float32[{LANES}]"),
+    )  # fmt: skip
+    found = Lowered(schedule.mod, Signature(arguments, 1), Target.parse("llvm -num-cores=1")).compile(checks=False)
+    for size, used in ((2, 3), (1 << 32, 0)):
+        far = np.frombuffer(mmap.mmap(-1, size), "int8")  # never read, and so no memory
+        data, output = (tvm.runtime.tensor(np.full(LANES, number, "float32")) for number in (1, np.nan))
+        found.main(data, tvm.runtime.from_dlpack(far), output)
+        assert output.numpy().tolist() == [1] * used + [0] * (LANES - used)
 
 
 @pytest.mark.parametrize("size", [49, 51, 73])

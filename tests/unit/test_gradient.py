@@ -83,7 +83,7 @@ from strategy.ops.topk import topk
 from strategy.ops.transpose import transpose
 from strategy.reference import evaluate
 from strategy.type_relation import identity_relation
-from strategy.types import TupleType
+from strategy.types import TensorType, TupleType
 from strategy.workload import Workload
 from workers.reference import random_inputs
 
@@ -357,6 +357,11 @@ def test_a_slice_by_size_from_before_the_axis_begins_with_it():
     for begin, size, right in ((-7, 3, data[:3]), (-7, -1, data), (-6, 5, data), (-2, 2, data[3:])):
         found = evaluate(strided_slice(Constant(data), (begin,), (size,), slice_mode="size"), {})
         np.testing.assert_array_equal(found, right)
+
+
+def test_a_slice_by_size_takes_all_of_a_very_long_axis():
+    x = Var("x", TensorType((1 << 32,), "int8"))
+    assert strided_slice(x, (1,), (-1,), slice_mode="size").tensor_type.concrete_shape == ((1 << 32) - 1,)
 
 
 def test_strided_slice_by_size():
