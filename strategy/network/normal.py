@@ -314,10 +314,11 @@ def _channels(node: Call) -> tuple[Call, Expr] | None:
             continue
         if value.op.name not in (*_PRODUCTS, "bias_add"):
             continue
-        product = value.args[0] if value.op.name == "bias_add" else value
+        product, shape = value.args[0] if value.op.name == "bias_add" else value, extents(value)
         if isinstance(product, Call) and {"data_layout", "kernel_layout"} & product.attrs.to_json().keys():
             continue  # its channels are elsewhere
-        shape = extents(value)
+        if product is not value and value.attrs.to_json().get("axis", 1) % len(shape) != 1:
+            continue
         flat = (1,) * (len(shape) - other.value.ndim) + other.value.shape
         if extents(node) == shape and flat == (1, shape[1], *(1,) * (len(shape) - 2)):
             return value, Constant(np.ascontiguousarray(other.value.reshape(-1)))
@@ -369,8 +370,13 @@ def _scale_weight(normal: _Normal, node: Call) -> Expr | None:
     data, weight = product.args
     if not isinstance(weight, Constant) or (product is not value and normal.uses[product] > 1):
         return None
-    factor = constant.value.reshape(-1, *(1,) * (weight.value.ndim - 1))
-    scaled: Expr = Call(product.op, [data, Constant(weight.value * factor)], product.attrs)
+    if weight.value.dtype != constant.value.dtype:  # of sums that are wider than the weight
+        return None
+    with np.errstate(over="ignore"):
+        changed = weight.value * constant.value.reshape(-1, *(1,) * (weight.value.ndim - 1))
+    if not np.isfinite(changed).all():
+        return None
+    scaled: Expr = Call(product.op, [data, Constant(changed)], product.attrs)
     if product is value:
         return scaled
     bias = value.args[1]

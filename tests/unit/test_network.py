@@ -202,6 +202,30 @@ def test_a_quotient_whose_reciprocal_is_infinite_stays_behind_its_product() -> N
         assert operators(found) == expected
 
 
+@pytest.mark.parametrize(("dtype", "out_dtype", "factor"), [
+    ("float16", None, 1000), ("float16", "float32", 3),
+])  # fmt: skip
+def test_a_factor_that_weights_cannot_take_stays_behind_their_product(
+    dtype: str, out_dtype: str | None, factor: int
+) -> None:
+    x, attrs = Var("x", TensorType((5, 4), dtype)), {} if out_dtype is None else {"out_dtype": out_dtype}
+    product = call("dense", x, Constant(np.full((3, 4), 100, dtype)), **attrs)
+    scaled = call("multiply", product, Constant(np.full((1, 3), factor, out_dtype or dtype)))
+    assert operators(normalize(Network((x,), {"y": scaled}, {}))) == ["dense", "multiply"]
+
+
+def test_a_bias_of_rows_is_not_joined_with_one_of_channels() -> None:
+    x, numbers = Var("x", TensorType((3, 4), "float32")), np.arange(3, dtype="float32")
+    product = call("dense", x, Constant(np.ones((3, 4), "float32")))
+    value = call("bias_add", product, Constant(numbers), axis=0)
+    value = call("add", call("multiply", value, Constant(numbers[None])), Constant(numbers[None]))
+    given = np.ones((3, 4), "float32")
+    made = normalize(Network((x,), {"y": value}, {}))
+    np.testing.assert_array_equal(
+        evaluate(made.root, {"x": given}), (4 + numbers[:, None]) * numbers + numbers
+    )
+
+
 def gelu_of(x: Expr, half: Constant) -> Expr:
     erf = call("erf", call("divide", x, number(2**0.5)))
     return call("multiply", call("multiply", x, call("add", erf, number(1))), half)
