@@ -6,7 +6,6 @@ import contextlib
 import re
 import sqlite3
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ import sqlalchemy as sa
 
 from service.address import url_of
 from service.errors import DatabaseError, InvalidError, OverloadedError, UnansweredError
-from service.store import row_cache
+from service.store import row_cache, session
 from service.store.file import UsedFile, check_file
 from service.store.foreign import ForeignFile, may_write
 from service.store.text import json_text, read_json
@@ -61,14 +60,6 @@ def show_url(url: sa.URL) -> str:
     return url.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
 
 
-# Time limits for a server that is gone: to connect and to answer in seconds, for unacknowledged data in milliseconds.
-_PATIENCE = {
-    "connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
-    "tcp_user_timeout": 25_000,
-}  # fmt: skip
-FRESH_S = 1.0  # time for which a connection is assumed to work after use
-# Time limit of idle transactions, so that a hanging service releases its locks, in seconds.
-HANGING_S = 60
 # An import changes pages all over the indexes of SQLite. A large page cache, and a write-ahead log of several
 # transactions, let a page be written to the database once for several changes.
 _WRITER = ("cache_size = -65536", "wal_autocheckpoint = 16000")  # KiB, and pages of 4 KiB
@@ -113,7 +104,7 @@ class Store:
                 options |= {"creator": self._foreign.connect, "poolclass": sa.pool.NullPool}
         else:
             options |= {
-                "pool_size": 16, "max_overflow": 32, "pool_timeout": 10.0, "connect_args": _PATIENCE,
+                "pool_size": 16, "max_overflow": 32, "pool_timeout": 10.0, "connect_args": session.PATIENCE,
                 "pool_use_lifo": True,
             }  # fmt: skip
         # Last in, first out: the most recent connection has most statements prepared and rows cached.
@@ -129,9 +120,9 @@ class Store:
             sa.event.listen(self.engine, "connect", partial(_configure_sqlite, pragmas))
             sa.event.listen(self.engine, "begin", _begin_sqlite)
         else:
-            sa.event.listen(self.engine, "connect", _configure_postgresql)
-            sa.event.listen(self.engine, "checkin", _note_use)
-            sa.event.listen(self.engine, "checkout", partial(_try_idle, self.engine.dialect))
+            sa.event.listen(self.engine, "connect", session.configure)
+            sa.event.listen(self.engine, "checkin", session.note_use)
+            sa.event.listen(self.engine, "checkout", partial(session.try_idle, self.engine.dialect))
         self._writer = self.engine.execution_options(plevel_write=True)
         # As on SQLite, all statements of a transaction that reads see the rows of one moment.
         one_moment: dict[str, Any] = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
@@ -168,7 +159,12 @@ class Store:
     def _begin(self) -> Iterator[sa.Connection]:
         if self._file is None:
             with self._writer.begin() as connection:
-                yield connection
+                try:
+                    yield connection
+                except sa.exc.DBAPIError as error:
+                    if _state(error) == _READ_ONLY:  # of a former primary: the next connection may be to the new one
+                        connection.invalidate()
+                    raise
             return
         self._file.check()
         if self._kept is None:
@@ -200,6 +196,15 @@ _SOON = re.compile(
 )
 
 
+_READ_ONLY = "25006"  # PostgreSQL's state of a write by a standby
+
+
+def _state(error: sa.exc.StatementError) -> str | None:
+    """The SQLSTATE of PostgreSQL's error."""
+    state: str | None = getattr(error.orig, "sqlstate", None)
+    return state
+
+
 @contextlib.contextmanager
 def _translated(url: sa.URL) -> Iterator[None]:
     """Turn failures of the database, and values that it cannot store, into errors of one line."""
@@ -212,7 +217,12 @@ def _translated(url: sa.URL) -> Iterator[None]:
         if isinstance(error.orig, InvalidError):  # of `json_text`, which SQLAlchemy calls
             raise error.orig from error
         first = (str(error.orig).strip().splitlines() or ["no reason given"])[0]
-        if getattr(error.orig, "sqlstate", None) == "42501":  # insufficient_privilege
+        if _state(error) == _READ_ONLY:
+            raise DatabaseError(
+                f"the database refuses: {first}: it is a standby, or set to read only: name the primary, or all "
+                "servers and target_session_attrs=read-write, in the database's URL"
+            ) from error
+        if _state(error) == "42501":  # insufficient_privilege
             raise DatabaseError(f"the database refuses: {first}: make its user the owner of the database") from error
         if first.startswith("invalid connection option"):  # libpq's, of a parameter in the URL
             raise DatabaseError(f"database: {first}: correct its URL") from error
@@ -244,34 +254,6 @@ def _configure_sqlite(pragmas: Iterable[str], connection: Any, _record: Any) -> 
 def _set_pragmas(connection: Any, pragmas: Iterable[str]) -> None:
     for pragma in pragmas:
         connection.execute(f"PRAGMA {pragma}").close()
-
-
-def _configure_postgresql(connection: Any, _record: Any) -> None:
-    # Without just-in-time compilation: that of a claim of jobs takes half a second, and its execution milliseconds.
-    connection.execute(f"SET idle_in_transaction_session_timeout = '{HANGING_S}s'; SET jit = off")
-    (server_pid,) = connection.execute("SELECT pg_backend_pid()").fetchone()
-    if server_pid != connection.info.backend_pid:
-        # A pooler, such as PgBouncer, is between: the next transaction may be of another server process, which has none
-        # of the statements prepared here, or others of the same names.
-        connection.prepare_threshold = None
-    connection.commit()
-
-
-def _note_use(_connection: Any, record: Any) -> None:
-    record.info["used_at"] = time.monotonic()
-
-
-def _try_idle(dialect: Any, connection: Any, record: Any, _proxy: Any) -> None:
-    """Check that the server of a connection answers, unless it just has.
-
-    SQLAlchemy's `pool_pre_ping` checks each time, which is one round trip more for every transaction.
-    """
-    if time.monotonic() - record.info.get("used_at", 0.0) < FRESH_S:
-        return
-    try:
-        dialect.do_ping(connection)
-    except dialect.dbapi.Error as error:
-        raise sa.exc.InvalidatePoolError from error
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:

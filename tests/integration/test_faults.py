@@ -277,7 +277,7 @@ def test_a_service_that_hangs_in_a_transaction_loses_its_locks(
     monkeypatch: pytest.MonkeyPatch, postgres_copy: str
 ) -> None:
     """One that stands still (SIGSTOP, a host that has gone) must not hold what all others need."""
-    monkeypatch.setattr("service.store.db.HANGING_S", 1)
+    monkeypatch.setattr("service.store.session.HANGING_S", 1)
     hanging, other = Store(postgres_copy), Store(postgres_copy)
     try:
         scene = Scene.make(other)
