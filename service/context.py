@@ -26,6 +26,7 @@ from service.store.wakeup import Wakeup
 from service.tuning.tuner import Tuner
 
 CROWD = 50
+LOOKS = 2000  # per second, by all that wait for a change together
 IMPORTS = 8  # read at a time, each by a thread and a process; others wait
 _DAY_S = 86_400.0
 
@@ -107,20 +108,24 @@ class Context:
     async def moments(self, bell: Wakeup, wait_s: float) -> AsyncIterator[None]:
         """Yield now, at each change and at intervals, until `wait_s` is over.
 
-        The interval grows with the waiting requests beyond `CROWD`, so that their rate is bounded.
+        The interval grows with the waiting requests beyond `CROWD`, and the time between two changes by `LOOKS`, as
+        each result may be a change for all: so the rate of all together is bounded.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         self.waiting += 1
         try:
             while True:
-                seen = bell.count
+                seen, at = bell.count, loop.time()
                 yield
                 left = deadline - loop.time()
                 if left <= 0 or self.stopping:
                     return
                 pause_s = self.settings.poll_s * max(1.0, self.waiting / CROWD)
                 await bell.changed(seen, min(left, pause_s))
+                rest_s = min(at + self.waiting / LOOKS, deadline) - loop.time()
+                if rest_s > 0 and not self.stopping:
+                    await asyncio.sleep(rest_s)
         finally:
             self.waiting -= 1
 
