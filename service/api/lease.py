@@ -104,7 +104,15 @@ async def _deliver(context: Context, who: Actor, reports: Sequence[Report]) -> A
         "`timing` was requested while another lease of the device is timing; the lease is kept.",
     ),
 )  # fmt: skip
-def renew(context: Ctx, who: Who, lease_id: int, body: Body[Renewal]) -> Response:
+async def renew(context: Ctx, who: Who, lease_id: int, body: Body[Renewal]) -> Response:
+    renewed = await context.worker_batches.renew(lease_id, body, who.owner)
+    if renewed is None:
+        renewed = await run_in_threadpool(_renew, context, who, lease_id, body)
+    return reply(renewed)
+
+
+def _renew(context: Context, who: Actor, lease_id: int, body: Renewal) -> Renewed:
+    """Renew a lease by a transaction of its own, which waits for others, and can make it the timing lease."""
     try:
         with context.store.write() as connection:
             fleet.check_leases(connection, [lease_id], who.owner)
@@ -115,7 +123,7 @@ def renew(context: Ctx, who: Who, lease_id: int, body: Body[Renewal]) -> Respons
         raise
     if body.timing:
         context.queued.notify()  # the device may lease another job now
-    return reply(renewed)
+    return renewed
 
 
 @router.post(

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from service.queue import rule
 from service.queue.place import Place
-from service.store.sql import among
+from service.store.sql import Ask, among
 from service.store.tables import JobState, job, worker_device
 
 TOGETHER = 3  # requests from which a joint claim takes fewer statements
@@ -57,28 +57,28 @@ _ALL_NEEDS = sa.select(_queue(job.c.needs).order_by(None).subquery().c.needs).di
 
 
 class Needs:
-    """The distinct needs of the queued jobs of targets, as read by one transaction."""
+    """The distinct needs of the queued jobs of targets, as read by one transaction.
 
-    def __init__(self, connection: sa.Connection) -> None:
+    Args:
+        connection: the transaction.
+        ask: asks for the needs at the heads of the queues, in a round trip with others.
+        targets: the targets.
+    """
+
+    def __init__(self, connection: sa.Connection, ask: Ask, targets: Iterable[int]) -> None:
         self._connection = connection
-        self._known: dict[tuple[int, bool], frozenset[str]] = {}
+        self._next = {t: ask(_NEXT_NEEDS, {"target": t, "most": NEXT}) for t in targets}
+        self._all: dict[int, frozenset[str]] = {}
 
     def next(self, target_id: int) -> frozenset[str]:
         """The needs of the jobs at the head of the queue; empty if every queued job is backing off."""
-        return self._find(target_id, _NEXT_NEEDS, whole=False)
+        return frozenset(row.needs for row in self._next[target_id])
 
     def all(self, target_id: int) -> frozenset[str]:
-        """The needs of all queued jobs."""
-        if not self.next(target_id):
-            return frozenset()
-        return self._find(target_id, _ALL_NEEDS, whole=True)
-
-    def _find(self, target_id: int, query: Any, *, whole: bool) -> frozenset[str]:
-        key = target_id, whole
-        if key not in self._known:
-            given = {"target": target_id} if whole else {"target": target_id, "most": NEXT}
-            self._known[key] = frozenset(self._connection.scalars(query, given))
-        return self._known[key]
+        """The needs of all queued jobs of a target with some at the head of the queue."""
+        if target_id not in self._all:
+            self._all[target_id] = frozenset(self._connection.scalars(_ALL_NEEDS, {"target": target_id}))
+        return self._all[target_id]
 
 
 def take(
@@ -154,23 +154,28 @@ def _taking(*conditions: sa.ColumnElement[bool]) -> sa.sql.dml.ReturningUpdate[A
 
 
 _EACH = rule.Claimant(*worker_device.c["worker_id", "device_id", "target_id"])
-# The devices of workers that no rule refuses all jobs.
 _FREE = sa.select(_EACH.worker_id, _EACH.device_id).where(
     among(worker_device.c.worker_id), *(r.allows for r in rule.claimant_rules(_EACH))
 )
 
 
+def ask_free(ask: Ask, workers: Collection[int]) -> list[Any]:
+    """The devices of workers, with these, that no rule refuses all jobs."""
+    return ask(_FREE, {"ids": sorted(workers)})
+
+
 def take_together(
-    connection: sa.Connection, wanted: Sequence[tuple[int, Place, int]], needs: Needs
+    connection: sa.Connection, wanted: Sequence[tuple[int, Place, int]], needs: Needs, rows: Iterable[Any]
 ) -> dict[int, list[Any]]:
     """Claim jobs for many places in a few statements; each place has a number and a maximum of jobs.
+
+    `rows` are those of `ask_free`.
 
     Returns:
         the rows for each served place, by its number. The others must call `take`: a rule refuses them
         every job, or concerns a job at the head of their queue.
     """
-    asking = {place.worker_id for _, place, _ in wanted}
-    free = {tuple(row) for row in connection.execute(_FREE, {"ids": asking})}
+    free = {tuple(row) for row in rows}
     alike: dict[tuple[int, frozenset[str]], dict[int, int]] = {}
     for i, place, room in wanted:
         if (place.worker_id, place.device_id) not in free:
@@ -185,9 +190,9 @@ def take_together(
         }  # fmt: skip
         if not buildable or connection.scalar(_special(), given):
             continue
-        rows = iter(sorted(connection.execute(_claim_plain(), given), key=_order))
+        claimed = iter(sorted(connection.execute(_claim_plain(), given), key=_order))
         for i, room in rooms.items():
-            served[i] = list(itertools.islice(rows, room))
+            served[i] = list(itertools.islice(claimed, room))
     return served
 
 

@@ -1,4 +1,4 @@
-"""Workers and their devices: registration, heartbeats, liveness, and ownership of devices.
+"""Workers and their devices: registration, liveness, and ownership of devices.
 
 A device has an identity, and belongs to the token that registered it first. A row of `device` never
 changes: a device whose description changes gets another row with a new history, and earlier records
@@ -8,7 +8,7 @@ stay with the earlier row.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,12 +16,10 @@ import sqlalchemy as sa
 from service.errors import ForbiddenError, InvalidError, LeaseLostError, NotFoundError
 from service.store import catalogue, event
 from service.store.row_cache import by_id, recall
-from service.store.sql import among, insert, now
+from service.store.sql import among, insert, now, one_trip
 from service.store.tables import device, device_owner, lease, token, worker, worker_device
 from strategy.record import LONGEST_NAME, WorkerInfo
 
-# A heartbeat is written once the last is older than this fraction of the time for which a worker counts as alive.
-FRESH = 12
 RENAMING = " renaming"  # the lock of renamings, and the beginning of a temporary identity, which no worker has
 
 
@@ -87,10 +85,18 @@ def _claim(connection: sa.Connection, identities: Collection[str], token_id: int
 def _lock(connection: sa.Connection, identity: str) -> str | None:
     """The name of the token that owns a device; locks it until the transaction ends."""
     put = insert(connection, device_owner).values(identity=identity).on_conflict_do_nothing()
-    connection.execute(put)
-    query = sa.select(device_owner.c.owner).where(device_owner.c.identity == identity)
-    owner: str | None = connection.execute(query.with_for_update(key_share=True)).scalar_one()
+    with one_trip(connection) as ask:
+        connection.execute(put.inline())
+        rows = ask(_OWNER, {"identity": identity})
+    owner: str | None = rows[0].owner
     return owner
+
+
+_OWNER = (
+    sa.select(device_owner.c.owner)
+    .where(device_owner.c.identity == sa.bindparam("identity"))
+    .with_for_update(key_share=True)
+)
 
 
 def _give(connection: sa.Connection, identity: str, name: str | None) -> None:
@@ -150,55 +156,6 @@ def _end_drivers(
     connection.execute(sa.update(worker).where(among(worker.c.id)).values(ended_at=now()), {"ids": ids})
 
 
-_HERE = sa.and_(among(worker.c.id), worker.c.ended_at.is_(None))
-# A shared lock: none of them can leave before this transaction ends.
-_KNOWN = sa.select(worker.c.id, worker.c.ahead).where(_HERE).order_by(worker.c.id).with_for_update(read=True)
-# Skip workers whose heartbeat another transaction stores now, or has just stored.
-_SEEN = (
-    sa.select(worker.c.id)
-    .where(
-        _HERE,
-        sa.or_(
-            worker.c.seen_at < now() - sa.bindparam("alive_s", type_=sa.Double) / FRESH,
-            worker.c.seen_at > now(),
-        ),
-    )
-    .with_for_update(skip_locked=True, key_share=True)
-)
-_SEE = sa.update(worker).where(worker.c.id.in_(_SEEN)).values(seen_at=now())
-_ASKING = (
-    sa.select(worker.c.id)
-    .where(worker.c.id == sa.bindparam("asking"))
-    .with_for_update(skip_locked=True, key_share=True)
-)
-_LOOK_AHEAD = sa.update(worker).where(worker.c.id.in_(_ASKING)).values(ahead=sa.bindparam("most"))
-
-
-def see(connection: sa.Connection, workers: Collection[int], alive_s: float) -> None:
-    """Store heartbeats; a worker counts as alive for `alive_s` after one."""
-    connection.execute(_SEE, {"ids": workers, "alive_s": alive_s})
-
-
-def heartbeat(
-    connection: sa.Connection, workers: Collection[int], alive_s: float, ahead: Mapping[int, int] | None = None
-) -> set[int]:
-    """Store heartbeats, and return the registered workers, locked until the transaction ends.
-
-    The others have left or never registered, and must register again.
-
-    Args:
-        ahead: the jobs that workers ask to have ahead of the one that they time.
-    """
-    rows = connection.execute(_KNOWN, {"ids": workers}).all()
-    known = {row.id for row in rows}
-    # Both wait for none: the locks of several are taken above, in order.
-    see(connection, known, alive_s)
-    asked = [{"asking": row.id, "most": (ahead or {}).get(row.id, row.ahead)} for row in rows]
-    if changed := [one for one, row in zip(asked, rows, strict=True) if one["most"] != row.ahead]:
-        connection.execute(_LOOK_AHEAD, changed)
-    return known
-
-
 def check_worker(connection: sa.Connection, worker_id: int, owner: str | None) -> None:
     """Raise `NotFoundError` if a worker belongs to another token; without a token (None) all are allowed."""
     if owner is not None and owners(connection, [worker_id]).get(worker_id) != owner:
@@ -216,21 +173,36 @@ _find_owners = by_id(
 )
 
 
-_OWN = (
-    sa.select(lease.c.id)
+_LEASE_OWNERS = (
+    sa.select(lease.c.id, token.c.name)
     .join(worker, worker.c.id == lease.c.worker_id)
     .join(token, token.c.id == worker.c.token_id)
-    .where(among(lease.c.id), token.c.name == sa.bindparam("owner"))
+    .where(among(lease.c.id))
 )
 
 
 def check_leases(connection: sa.Connection, leases: Collection[int], owner: str | None) -> None:
     """Raise `LeaseLostError` if a lease's worker belongs to another token."""
-    if owner is None:
-        return
-    own = connection.scalars(_OWN, {"ids": leases, "owner": owner}).all()
-    for lease_id in sorted(set(leases) - set(own)):
-        raise LeaseLostError(f"lease {lease_id} belongs to a worker of another token: send one of that name")
+    for error in find_strange(connection, [(leases, owner)]):
+        if error is not None:
+            raise error
+
+
+def find_strange(
+    connection: sa.Connection, asked: Sequence[tuple[Collection[int], str | None]]
+) -> list[LeaseLostError | None]:
+    """For each set of leases the error if one's worker belongs to another token than the named one (None: any)."""
+    ids = {lease_id for leases, owner in asked if owner is not None for lease_id in leases}
+    owners = {row.id: row.name for row in connection.execute(_LEASE_OWNERS, {"ids": ids})} if ids else {}
+    errors: list[LeaseLostError | None] = []
+    for leases, owner in asked:
+        strange = [] if owner is None else [i for i in leases if owners.get(i) != owner]
+        errors.append(
+            LeaseLostError(f"lease {min(strange)} belongs to a worker of another token: send one of that name")
+            if strange
+            else None
+        )
+    return errors
 
 
 def unknown_worker(worker_id: int) -> NotFoundError:

@@ -8,22 +8,33 @@ database's clock). Concurrent requests share one transaction, in the order of ar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from service.errors import DeviceBusyError, LeaseLostError, ServiceError
-from service.queue import claim, fleet, retry, wire_form
+from service.queue import claim, fleet, heartbeat, retry, wire_form
 from service.queue.place import Ask, Place, find_place
 from service.store import event
-from service.store.sql import among, now
-from service.store.tables import LIVE, lease, run
+from service.store.sql import among, given_table, now, one_trip, values_of
+from service.store.tables import LIVE, job, lease, run, worker_device
 from strategy.record import Lease, Renewed
 
-_ANY_LIMITED = sa.select(run.c.id).where(run.c.state.in_(LIVE), run.c.max_jobs.is_not(None)).limit(1)
-_LIMITS = 0x6C696D69  # an advisory lock of PostgreSQL
+_LIMITS = 0x6C696D69 << 32  # with the number of a target an advisory lock of PostgreSQL
+# The targets of workers that have a run with a maximum of leased jobs, in order.
+_LIMITED = (
+    sa.select(run.c.target_id)
+    .distinct()
+    .join(worker_device, worker_device.c.target_id == run.c.target_id)
+    .where(
+        among(worker_device.c.worker_id), sa.or_(*(run.c.state == state for state in LIVE)), run.c.max_jobs.is_not(None)
+    )
+    .order_by(run.c.target_id)
+    .subquery()
+)
+_LOCK_LIMITED = sa.select(sa.func.pg_advisory_xact_lock(_LIMITS + _LIMITED.c.target_id))
 
 
 def lease_many(
@@ -38,26 +49,33 @@ def lease_many(
         for each request its leases, or its error: `NotFoundError` for an unregistered worker,
         `InvalidError` for a device that the worker did not register.
     """
-    # A claim counts its run's leased jobs, and cannot see those of another service's claim that is under way.
-    if connection.dialect.name != "sqlite" and connection.scalar(_ANY_LIMITED) is not None:
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LIMITS)))
-    # Lock workers before leases, as `leave` does, against deadlocks.
     ahead = {a.worker_id: a.most for a in asks}
-    known = fleet.heartbeat(connection, ahead.keys(), terms.alive_s, ahead)
-    retry.expire(connection, terms)
+    with one_trip(connection) as ask:
+        if connection.dialect.name != "sqlite":
+            # A claim counts its run's leased jobs, and cannot see those of another service's claim that is under way.
+            ask(_LOCK_LIMITED, {"ids": sorted(ahead)})
+        # Lock workers before leases, as `leave` does, against deadlocks.
+        rows = heartbeat.ask_store(connection, ask, ahead.keys(), terms.alive_s)
+        due = retry.ask_due(ask, terms)
+    known = heartbeat.look_ahead(connection, rows, ahead)
+    retry.end_due(connection, due, terms)
     answers: list[list[Lease] | ServiceError] = []
     places: list[Place | None] = []
-    for ask in asks:
+    for asked in asks:
         answers.append([])
         places.append(None)
         try:
-            if ask.worker_id not in known:
-                raise fleet.unknown_worker(ask.worker_id)
-            places[-1] = find_place(connection, ask)
+            if asked.worker_id not in known:
+                raise fleet.unknown_worker(asked.worker_id)
+            places[-1] = find_place(connection, asked)
         except ServiceError as error:
             answers[-1] = error
-    needs = claim.Needs(connection)
-    building = _building(connection, {p.device_id for p in places if p is not None})
+    registered = [p for p in places if p is not None]
+    with one_trip(connection) as ask:
+        needs = claim.Needs(connection, ask, {p.target_id for p in registered})
+        held = ask(_BUILDING, {"ids": sorted({p.device_id for p in registered})})
+        free = claim.ask_free(ask, {p.worker_id for p in registered}) if len(registered) >= claim.TOGETHER else []
+    building = Counter({row.device_id: row.leases for row in held})
     wanted: list[tuple[int, Place, int]] = []
     for i, place in enumerate(places):
         room = 0 if place is None else asks[i].most - building[place.device_id]
@@ -66,7 +84,7 @@ def lease_many(
             wanted.append((i, place, room))
     served: dict[int, list[Any]] = {}
     if len(wanted) >= claim.TOGETHER:
-        served = claim.take_together(connection, wanted, needs)
+        served = claim.take_together(connection, wanted, needs, free)
     taken: list[tuple[int, Place, Any]] = []
     for i, place, room in wanted:
         if i not in served and any(earlier.worker_id == place.worker_id for _, earlier, _ in taken):
@@ -79,6 +97,7 @@ def lease_many(
     return answers
 
 
+# The leased jobs of devices that are not being timed.
 _BUILDING = (
     sa.select(lease.c.device_id, sa.func.count().label("leases"))
     .where(among(lease.c.device_id), lease.c.ended_at.is_(None), lease.c.timing.is_(sa.false()))
@@ -86,16 +105,12 @@ _BUILDING = (
 )
 
 
-def _building(connection: sa.Connection, devices: Collection[int]) -> Counter[int]:
-    """Count the leased jobs of devices that are not being timed."""
-    rows = connection.execute(_BUILDING, {"ids": devices})
-    return Counter({row.device_id: row.leases for row in rows})
-
-
 @cache
-def _insertion(lease_s: float) -> Any:
-    given = {"created_at": now(), "expires_at": now() + lease_s, "timing": False}
-    return sa.insert(lease).values(**given).returning(lease.c.id, lease.c.job_id)
+def _insertion(dialect: str, lease_s: float) -> sa.sql.dml.ReturningInsert[Any]:
+    given = given_table(dialect, list(lease.c["job_id", "worker_id", "device_id", "token"]))
+    rows = sa.select(*given.c, now(), now() + lease_s, sa.false())
+    names = (*given.c.keys(), "created_at", "expires_at", "timing")
+    return sa.insert(lease).from_select(names, rows).returning(lease.c.id, lease.c.job_id)
 
 
 def _make_leases(
@@ -107,14 +122,10 @@ def _make_leases(
     """Insert leases of claimed jobs, and append them to the answers of their requests."""
     if not taken:
         return
-    inserted = connection.execute(
-        _insertion(terms.lease_s),
-        [
-            {"job_id": row.id, "worker_id": place.worker_id, "device_id": place.device_id,
-             "token": row.fence}
-            for _, place, row in taken
-        ],
-    )  # fmt: skip
+    given = values_of((row.id, place.worker_id, place.device_id, row.fence) for _, place, row in taken)
+    with one_trip(connection) as ask:
+        inserted = ask(_insertion(connection.dialect.name, terms.lease_s), {"rows": given})
+        entries = wire_form.ask_entries(connection, ask, [row.id for _, _, row in taken])
     ids = {row.job_id: row.id for row in inserted}
     event.note_all(
         connection, "leased",
@@ -124,7 +135,7 @@ def _make_leases(
             for _, place, row in taken
         ],
     )  # fmt: skip
-    jobs = wire_form.wire_jobs(connection, [(row, place.model) for _, place, row in taken])
+    jobs = wire_form.wire_jobs(connection, [(row, place.model) for _, place, row in taken], entries)
     for i, _, row in taken:
         answer = answers[i]
         assert isinstance(answer, list)
@@ -173,6 +184,56 @@ def touch(connection: sa.Connection, lease_id: int, token: int, terms: retry.Ter
     return row
 
 
+@cache
+def _extension(dialect: str) -> sa.sql.dml.ReturningUpdate[Any]:
+    """Extend the live leases among those given by id and token that no other transaction is changing.
+
+    Those that are to be timing, and are not yet, are left out.
+    """
+    given = given_table(dialect, [lease.c.id, lease.c.token, sa.Column("timing", sa.Integer())])
+    free = (
+        sa.select(lease.c.id)
+        .join(given, sa.and_(given.c.id == lease.c.id, given.c.token == lease.c.token))
+        .where(lease.c.ended_at.is_(None), sa.or_(lease.c.timing, given.c.timing == 0))
+        .with_for_update(of=lease, skip_locked=True, key_share=True)
+    )
+    return (
+        sa.update(lease)
+        .where(lease.c.id.in_(free), lease.c.ended_at.is_(None))
+        .values(expires_at=now() + sa.bindparam("lease_s", type_=sa.Double))
+        .returning(*lease.c["id", "token", "worker_id", "timing"])
+    )
+
+
+_TIMING = sa.select(lease.c.timing).where(among(lease.c.id))
+_RUN_STATES = (
+    sa.select(lease.c.id, run.c.state)
+    .join_from(lease, job, job.c.id == lease.c.job_id)
+    .join(run, run.c.id == job.c.run_id)
+    .where(among(lease.c.id))
+)
+
+
+def renew_many(
+    connection: sa.Connection, asked: Sequence[tuple[int, int, bool]], terms: retry.Terms
+) -> list[Renewed | None]:
+    """Renew several leases, each given by its id, its token, and whether it is to be timing.
+
+    None stands for those that need `renew`: they are to begin timing, are lost, or are locked. It waits for none of
+    these, which would hold up the others.
+    """
+    given = values_of((lease_id, token, int(timing)) for lease_id, token, timing in asked)
+    with one_trip(connection) as ask:
+        rows = ask(_extension(connection.dialect.name), {"rows": given, "lease_s": terms.lease_s})
+        states = ask(_RUN_STATES, {"ids": sorted({lease_id for lease_id, _, _ in asked})})
+    heartbeat.see(connection, {row.worker_id for row in rows}, terms.alive_s)
+    cancelled = {row.id for row in states if row.state in retry.ABANDONED}
+    held = {(row.id, row.token, timing) for row in rows for timing in {False, bool(row.timing)}}
+    return [
+        Renewed(expires_in_s=terms.lease_s, cancelled=one[0] in cancelled) if one in held else None for one in asked
+    ]
+
+
 def renew(
     connection: sa.Connection, lease_id: int, token: int, timing: bool, terms: retry.Terms
 ) -> Renewed:
@@ -182,10 +243,15 @@ def renew(
         LeaseLostError: as `touch`.
         DeviceBusyError: another timing lease of the device is live.
     """
-    if timing and not connection.scalar(sa.select(lease.c.timing).where(lease.c.id == lease_id)):
-        retry.expire(connection, terms)
+    if timing:
+        with one_trip(connection) as ask:
+            known = ask(_TIMING, {"ids": [lease_id]})
+            due = retry.ask_due(ask, terms)
+        if not any(row.timing for row in known):
+            retry.end_due(connection, due, terms)
     row = touch(connection, lease_id, token, terms)
-    if timing and not row.timing:
+    begins = timing and not row.timing
+    if begins:
         # Lock the device before its worker, as renaming does.
         same = fleet.lock_device(connection, row.device_id)
         busy = connection.scalar(
@@ -195,10 +261,13 @@ def renew(
         )
         if busy is not None:
             raise DeviceBusyError(f"the device is timing under lease {busy}: renew again when that has ended")
-        connection.execute(sa.update(lease).where(lease.c.id == lease_id).values(timing=True))
-        event.note(connection, "timing", job_id=row.job_id, worker_id=row.worker_id)
-    fleet.see(connection, [row.worker_id], terms.alive_s)
-    return Renewed(expires_in_s=terms.lease_s, cancelled=retry.is_cancelled(connection, row.job_id))
+    with one_trip(connection) as ask:
+        if begins:
+            connection.execute(sa.update(lease).where(lease.c.id == lease_id).values(timing=True))
+            event.note(connection, "timing", job_id=row.job_id, worker_id=row.worker_id)
+        heartbeat.see(connection, [row.worker_id], terms.alive_s)
+        states = ask(_RUN_STATES, {"ids": [lease_id]})
+    return Renewed(expires_in_s=terms.lease_s, cancelled=any(one.state in retry.ABANDONED for one in states))
 
 
 def release(connection: sa.Connection, lease_id: int, token: int, terms: retry.Terms) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from service.errors import InvalidError, LeaseLostError, ServiceError
-from service.queue import fleet, retry
+from service.queue import heartbeat, retry
 from service.queue.lease import touch
 from service.records import best, log
 from service.store import event
-from service.store.sql import among, given_table, now, values_of
-from service.store.tables import EntryState, job, job_entry, lease
+from service.store.sql import among, given_table, join_each, now, one_trip, values_of
+from service.store.tables import EntryState, job, job_entry, lease, run, task
 from strategy.record import Report, Result, Results, ResultsAccepted
 
 
@@ -43,22 +43,24 @@ def report(connection: sa.Connection, one: Report, terms: retry.Terms) -> Result
             cancelled=retry.is_cancelled(connection, ended.job_id),
         )  # fmt: skip
     held = ended or touch(connection, one.lease_id, sent.token, terms)
-    fleet.see(connection, [held.worker_id], terms.alive_s)
+    heartbeat.see(connection, [held.worker_id], terms.alive_s)
     entries = _entries(connection, held.job_id, sent)
-    fresh = [e for e in entries if e.state == EntryState.PENDING]
     refused: Counter[int] = Counter()
-    if fresh:
-        # An ended lease has no open entries, so this one is live.
-        refused = log.append(connection, [one], {held.id: held}, fresh)
-    if sent.done and ended is None:
-        if sent.references:
-            log.append_references(connection, held, sent)
-        _finish(connection, held, terms)
-    repeated = [e.entry for e in entries if fresh and e.state != EntryState.PENDING]
+    if ended is None:  # an ended lease has no open entries
+        best.lock(connection, {e.task_id for e in entries})
+        refused = log.append(connection, [one], {held.id: held}, entries)
+        if sent.done:
+            _finish(connection, held, terms)
+    return _accept(entries, retry.is_cancelled(connection, held.job_id), refused[held.job_id])
+
+
+def _accept(entries: Sequence[Any], cancelled: bool, refused: int) -> ResultsAccepted:
+    """The answer to results of these entries, as they were before."""
+    fresh = sum(e.state == EntryState.PENDING for e in entries)
+    repeated = tuple(e.entry for e in entries if fresh and e.state != EntryState.PENDING)
     return ResultsAccepted(
-        accepted=len(fresh), known=len(entries) - len(fresh), repeated=tuple(repeated),
-        cancelled=retry.is_cancelled(connection, held.job_id), refused=refused[held.job_id],
-    )  # fmt: skip
+        accepted=fresh, known=len(entries) - fresh, repeated=repeated, cancelled=cancelled, refused=refused
+    )
 
 
 def report_many(
@@ -66,12 +68,9 @@ def report_many(
 ) -> list[ResultsAccepted | ServiceError]:
     """Store the results of several leases; an error of one is only that one's answer.
 
-    Complete results of jobs are stored in one batch, the others one by one.
+    They are stored in one batch, but for those that end a job with open entries, or cannot be stored.
     """
-    if len(reports) > 1 and connection.dialect.name != "sqlite":
-        # Locked in one statement and a fixed order, against deadlocks between services.
-        best.lock(connection, connection.scalars(_TASKS, {"ids": [r.lease_id for r in reports]}))
-    answers = _finish_whole(connection, reports, terms)
+    answers = _store_together(connection, reports, terms) if reports else {}
     for i, one in enumerate(reports):
         if i not in answers:
             try:
@@ -118,66 +117,81 @@ def _live(dialect: str) -> sa.Select[Any]:
     )
 
 
-_TASKS = (
-    sa.select(job_entry.c.task_id)
-    .distinct()
-    .join(lease, lease.c.job_id == job_entry.c.job_id)
-    .where(among(lease.c.id))
+_OF_LEASES = among(lease.c.id)
+
+
+@cache
+def _entries_of(dialect: str, *names: str) -> sa.Select[Any]:
+    """Columns of the entries of leases' jobs; those of a job occur again for another lease."""
+    joined, entry = join_each(dialect, lease, job_entry, job_entry.c.job_id == lease.c.job_id)
+    return sa.select(*entry[names or tuple(entry.keys())]).select_from(joined).where(_OF_LEASES)
+
+
+@cache
+def _lock(dialect: str) -> sa.Select[Any]:
+    return best.locking(task.c.id.in_(_entries_of(dialect, "task_id")))
+
+
+_JOBS = (
+    sa.select(*job.c["id", "run_id"], run.c.state)
+    .join_from(lease, job, job.c.id == lease.c.job_id)
+    .join(run, run.c.id == job.c.run_id)
+    .where(_OF_LEASES)
 )
-_ENTRIES = sa.select(job_entry).where(among(job_entry.c.job_id))
+_EXTEND = sa.update(lease).where(among(lease.c.id)).values(expires_at=now() + sa.bindparam("lease_s", type_=sa.Double))
 _END = sa.update(lease).where(among(lease.c.id)).values(ended_at=now(), end_reason="done")
 
 
-def _finish_whole(
+def _store_together(
     connection: sa.Connection, reports: Sequence[Report], terms: retry.Terms
 ) -> dict[int, ResultsAccepted | ServiceError]:
-    """End the live leases whose reports have results for all entries of a job without earlier ones.
+    """Store the reports of live leases, but for those that end a job with open entries, or name one that it lacks.
 
     Answers are keyed by the position of the report. Both reports of a lease that occurs twice are left out.
     """
     times = Counter(one.lease_id for one in reports)
-    places = {
-        one.lease_id: i
-        for i, one in enumerate(reports)
-        if one.results.done and times[one.lease_id] == 1
-    }
-    if not places:
+    places = {one.lease_id: i for i, one in enumerate(reports) if times[one.lease_id] == 1}
+    sent = {lease_id: reports[i].results for lease_id, i in places.items()}
+    dialect = connection.dialect.name
+    with one_trip(connection) as ask:
+        if dialect != "sqlite":
+            # The tasks of all, in one statement and a fixed order, against deadlocks between services.
+            ask(_lock(dialect), {"ids": list(times)})
+        live = ask(_live(dialect), {"rows": values_of((i, one.token) for i, one in sent.items())})
+        rows = ask(_entries_of(dialect), {"ids": list(sent)})
+        known = ask(_JOBS, {"ids": list(sent)})
+    jobs = {row.id: row for row in known}
+    entries: dict[int, dict[int, Any]] = {held.job_id: {} for held in live}
+    for row in rows:
+        if row.job_id in entries:
+            entries[row.job_id][row.entry] = row
+    taken = {held.id: held for held in live if _is_complete(entries[held.job_id], sent[held.id])}
+    if not taken:
         return {}
-    named = values_of((i, reports[place].results.token) for i, place in places.items())
-    live = connection.execute(_live(connection.dialect.name), {"rows": named}).all()
-    entries: dict[int, list[Any]] = {held.job_id: [] for held in live}
-    for row in connection.execute(_ENTRIES, {"ids": entries}):
-        entries[row.job_id].append(row)
-    whole = {
-        held.id: held
-        for held in live
-        if _is_whole(entries[held.job_id], reports[places[held.id]].results)
-    }
-    if not whole:
-        return {}
-    stored = [e for held in whole.values() for e in entries[held.job_id]]
-    refused = log.append(connection, [reports[places[i]] for i in whole], whole, stored)
-    for i, held in whole.items():
-        if reports[places[i]].results.references:
-            log.append_references(connection, held, reports[places[i]].results)
-    connection.execute(_END, {"ids": list(whole)})
-    cancelled = retry.close_done(connection, [held.job_id for held in whole.values()])
-    fleet.see(connection, {held.worker_id for held in whole.values()}, terms.alive_s)
+    done = {i: held.job_id for i, held in taken.items() if sent[i].done}
+
+    def end() -> None:
+        connection.execute(_EXTEND, {"ids": taken.keys() - done.keys(), "lease_s": terms.lease_s})
+        connection.execute(_END, {"ids": done})
+        retry.close_done(connection, [jobs[job_id] for job_id in done.values()])
+        heartbeat.see(connection, {held.worker_id for held in taken.values()}, terms.alive_s)
+
+    opened = [e for held in taken.values() for e in entries[held.job_id].values()]
+    refused = log.append(connection, [reports[places[i]] for i in taken], taken, opened, end)
     return {
-        places[i]: ResultsAccepted(
-            accepted=len(entries[held.job_id]), known=0, cancelled=held.job_id in cancelled,
-            refused=refused[held.job_id],
+        places[i]: _accept(
+            [entries[held.job_id][entry] for entry in dict.fromkeys(r.entry for r in sent[i].results)],
+            jobs[held.job_id].state in retry.ABANDONED, refused[held.job_id],
         )
-        for i, held in whole.items()
-    }
+        for i, held in taken.items()
+    }  # fmt: skip
 
 
-def _is_whole(entries: Sequence[Any], sent: Results) -> bool:
-    """Return whether each entry of a job has exactly one result."""
-    indices = sorted(e.entry for e in entries)
-    return sorted(r.entry for r in sent.results) == indices and all(
-        e.state == EntryState.PENDING for e in entries
-    )
+def _is_complete(entries: Mapping[int, Any], sent: Results) -> bool:
+    """Return whether a job has the entries of results, and none is left open by the last of them."""
+    given = {r.entry for r in sent.results}
+    left = {i for i, e in entries.items() if e.state == EntryState.PENDING} - given
+    return given <= entries.keys() and not (sent.done and left)
 
 
 def _entries(connection: sa.Connection, job_id: int, sent: Results) -> list[Any]:

@@ -19,7 +19,7 @@ from service.queue import job as jobs
 from service.queue.overdue import Overdue
 from service.records import best, log
 from service.store import event
-from service.store.sql import among, is_due, now
+from service.store.sql import Ask, among, is_due, now, one_trip
 from service.store.tables import (
     LIVE,
     EntryState,
@@ -103,7 +103,18 @@ _DOOMED = (
 
 def expire(connection: sa.Connection, terms: Terms) -> int:
     """End expired leases, after their grace; return their number."""
-    due = connection.execute(_DUE, {"lease_s": terms.lease_s}).all()
+    with one_trip(connection, joined=False) as ask:
+        due = ask_due(ask, terms)
+    return end_due(connection, due, terms)
+
+
+def ask_due(ask: Ask, terms: Terms) -> list[Any]:
+    """The leases whose time is over, for `end_due`."""
+    return ask(_DUE, {"lease_s": terms.lease_s})
+
+
+def end_due(connection: sa.Connection, due: Sequence[Any], terms: Terms) -> int:
+    """End those of `ask_due` whose grace is over; return their number."""
     late = terms.overdue.look([(row.id, row.expires_at) for row in due if not row.ahead])
     ids = [row.id for row in due if row.ahead] + late
     if not ids:
@@ -212,11 +223,6 @@ def _lose_others(connection: sa.Connection, losses: Sequence[Any]) -> bool:
     return connection.scalar(innocent.limit(1)) is not None
 
 
-_RUN_STATES = (
-    sa.select(job.c.id, job.c.run_id, run.c.state)
-    .join(run, run.c.id == job.c.run_id)
-    .where(among(job.c.id))
-)
 _CLOSE = (
     sa.update(job)
     .where(among(job.c.id))
@@ -224,15 +230,13 @@ _CLOSE = (
 )
 
 
-def close_done(connection: sa.Connection, jobs: Sequence[int]) -> set[int]:
-    """Close jobs whose entries are all done; return those whose runs are cancelled."""
-    rows = connection.execute(_RUN_STATES, {"ids": jobs}).all()
-    connection.execute(_CLOSE, {"ids": jobs})
+def close_done(connection: sa.Connection, jobs: Sequence[Any]) -> None:
+    """Close jobs, rows with `id` and `run_id`, whose entries are all done."""
+    connection.execute(_CLOSE, {"ids": [row.id for row in jobs]})
     event.note_all(
         connection, JobState.DONE.value,
-        [{"run_id": r.run_id, "job_id": r.id, "worker_id": None, "detail": {}} for r in rows],
+        [{"run_id": row.run_id, "job_id": row.id, "worker_id": None, "detail": {}} for row in jobs],
     )  # fmt: skip
-    return {r.id for r in rows if r.state in ABANDONED}
 
 
 def _close(connection: sa.Connection, row: Any, state: JobState, reason: str) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from service.store.row_cache import by_id, recall
-from service.store.sql import among
+from service.store.sql import Ask, among, join_each
 from service.store.tables import (
     EntryState,
     Scope,
     best,
     device,
+    job,
     job_entry,
     record,
     run,
@@ -26,11 +28,16 @@ from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Workload
 
-_ENTRIES = (
-    sa.select(*job_entry.c["job_id", "entry", "task_id", "config", "best_s"])
-    .where(among(job_entry.c.job_id), job_entry.c.state == EntryState.PENDING)
-    .order_by(job_entry.c.job_id, job_entry.c.entry)
-)
+
+@cache
+def _entries(dialect: str) -> sa.Select[Any]:
+    joined, entry = join_each(dialect, job, job_entry, job_entry.c.job_id == job.c.id)
+    return (
+        sa.select(*entry["job_id", "entry", "task_id", "config", "best_s"])
+        .select_from(joined)
+        .where(among(job.c.id), entry.state == EntryState.PENDING)
+        .order_by(entry.job_id, entry.entry)
+    )
 
 
 _BESTS = sa.select(*best.c["task_id", "scope_value", "median_s"]).where(
@@ -46,11 +53,20 @@ _TIMED = (
 )  # fmt: skip
 
 
-def wire_jobs(connection: sa.Connection, claimed_for: Sequence[tuple[Any, str]]) -> dict[int, Job]:
-    """The wire form of claimed jobs with their open entries, by id; each job is given with its device model."""
+def ask_entries(connection: sa.Connection, ask: Ask, jobs: Sequence[int]) -> list[Any]:
+    """The open entries of jobs, for `wire_jobs`."""
+    return ask(_entries(connection.dialect.name), {"ids": jobs})
+
+
+def wire_jobs(
+    connection: sa.Connection, claimed_for: Sequence[tuple[Any, str]], rows: Sequence[Any]
+) -> dict[int, Job]:
+    """The wire form of claimed jobs with their open entries, by id.
+
+    Each job is given with its device model; `rows` are those of `ask_entries`.
+    """
     claimed = [row for row, _ in claimed_for]
     models = {row.id: model for row, model in claimed_for}
-    rows = connection.execute(_ENTRIES, {"ids": [c.id for c in claimed]}).all()
     asked = {(r.task_id, models[r.job_id], r.best_s) for r in rows if r.best_s is not None}
     to_beat_s = _find_to_beat(connection, asked)
     tasks = recall(connection, "implementation", {r.task_id for r in rows}, _find_implementations)

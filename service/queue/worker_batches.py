@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from service.errors import LeaseLostError, ServiceError
-from service.queue import fleet
+from service.errors import ServiceError
+from service.queue import fleet, heartbeat
 from service.queue import lease as leasing
 from service.queue import report as reporting
 from service.queue.place import Ask
 from service.queue.retry import Terms
 from service.store.batcher import Batcher
 from service.store.db import Store
-from strategy.record import Lease, Report, ResultsAccepted
+from strategy.record import Lease, Renewal, Renewed, Report, ResultsAccepted
 
 # The largest batches: of jobs to lease, jobs with results, and workers. A device idles until its lease
 # comes, while results are safe on their worker's disk: leases have priority, and batches of results are small.
@@ -39,6 +39,7 @@ class WorkerBatches:
         self._reports: Batcher[Request, Answers] = Batcher(
             self._store_results, REPORTED, lambda request: len(request[0]), first=self._leases
         )
+        self._renewals = Batcher(self._renew, WORKERS)
         self._signs = Batcher(self._see, WORKERS)
 
     async def lease(self, ask: Ask) -> list[Lease]:
@@ -56,6 +57,10 @@ class WorkerBatches:
             LeaseLostError: a lease belongs to a worker of another token; nothing is stored.
         """
         return await self._reports.ask((reports, owner))
+
+    async def renew(self, lease_id: int, asked: Renewal, owner: str | None) -> Renewed | None:
+        """Renew a lease, as `lease.renew_many`; None also if it belongs to a worker of another token."""
+        return await self._renewals.ask((lease_id, asked, owner))
 
     async def see(self, worker_id: int, owner: str | None) -> None:
         """Store a heartbeat; raise `NotFoundError` for a worker that is unknown or belongs to another token."""
@@ -76,29 +81,27 @@ class WorkerBatches:
             return leasing.may_lease(connection, asks)
 
     def _store_results(self, requests: Sequence[Request]) -> Sequence[Answers | ServiceError]:
-        answers: list[Answers | ServiceError] = []
         with self._store.write() as connection:
-            accepted: list[Report] = []
-            for reports, owner in requests:
-                try:
-                    fleet.check_leases(connection, {one.lease_id for one in reports}, owner)
-                except LeaseLostError as error:
-                    answers.append(error)
-                else:
-                    answers.append([])
-                    accepted += reports
+            errors = fleet.find_strange(
+                connection, [({one.lease_id for one in reports}, owner) for reports, owner in requests]
+            )
+            asked = list(zip(requests, errors, strict=True))
+            accepted = [one for (reports, _), error in asked if error is None for one in reports]
             found = iter(reporting.report_many(connection, accepted, self._terms))
-        return [
-            answer
-            if isinstance(answer, ServiceError)
-            else [next(found) for _ in reports]
-            for (reports, _), answer in zip(requests, answers, strict=True)
-        ]
+        return [[next(found) for _ in reports] if error is None else error for (reports, _), error in asked]
+
+    def _renew(self, requests: Sequence[tuple[int, Renewal, str | None]]) -> Sequence[Renewed | None]:
+        with self._store.write() as connection:
+            errors = fleet.find_strange(connection, [({lease_id}, owner) for lease_id, _, owner in requests])
+            asked = list(zip(requests, errors, strict=True))
+            own = [(lease_id, one.token, one.timing) for (lease_id, one, _), error in asked if error is None]
+            found = iter(leasing.renew_many(connection, own, self._terms))
+        return [next(found) if error is None else None for error in errors]
 
     def _see(self, signs: Sequence[tuple[int, str | None]]) -> Sequence[bool]:
         with self._store.write() as connection:
             workers = {worker_id for worker_id, _ in signs}
-            known = fleet.heartbeat(connection, workers, self._terms.alive_s)
+            known = heartbeat.store(connection, workers, self._terms.alive_s)
             owners = fleet.owners(connection, known)
         return [
             worker_id in known and owner in (None, owners[worker_id])

@@ -43,14 +43,16 @@ _REPLACED = (
     f"({', '.join(_IDENTITY)}) DO UPDATE SET "
     f"{', '.join(f'{c.name} = excluded.{c.name}' for c in best.c if c.name not in _IDENTITY)}"
 )
+
+
+def locking(which: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """The query that locks tasks, as `lock`."""
+    # NO KEY UPDATE does not block the foreign-key checks of new records.
+    return sa.select(task.c.id).where(which).order_by(task.c.id).with_for_update(key_share=True)
+
+
 # Built once, as building takes longer than executing.
-# NO KEY UPDATE does not block the foreign-key checks of new records.
-_LOCK = (
-    sa.select(task.c.id)
-    .where(among(task.c.id))
-    .order_by(task.c.id)
-    .with_for_update(key_share=True)
-)
+_LOCK = locking(among(task.c.id))
 _SAMPLES = sa.select(record.c.id, record.c.samples_s).where(among(record.c.id))
 _CONFIGS = sa.select(*record.c["id", "config"]).where(among(record.c.id))
 # Columns of records read as text, because few of them are decoded.

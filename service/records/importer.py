@@ -20,9 +20,10 @@ from service.formats import Attachment, Item, Rejected, Summary
 from service.records import best, tvm_history
 from service.records.batch import COLUMNS, Batch, Row
 from service.records.known_id import MAX_KNOWN, KnownIds
+from service.records.origin import ask_known
 from service.store.db import Store
 from service.store.namespace import DEFAULT, key_within
-from service.store.sql import COPIED, Ask, add_rows, insert, one_trip, put_rows
+from service.store.sql import COPIED, add_rows, insert, one_trip, put_rows
 from service.store.tables import advice, attachment, record
 
 BATCH = 4000  # records at most
@@ -198,9 +199,9 @@ class Importer:
         # The lock excludes other writers of these tasks, and an identity belongs to one task.
         with one_trip(connection) as ask:
             best.ask_lock(connection, ask, tasks)
-            known = [_ask_known(connection, ask, record, rows.keys())]
+            known = [ask_known(connection, ask, record, rows.keys())]
             if any(item.is_advice for item, _ in rows.values()):
-                known.append(_ask_known(connection, ask, advice, rows.keys()))
+                known.append(ask_known(connection, ask, advice, rows.keys()))
         found = {bytes(row[0]) for table in known for row in table}
         return {identity: row for identity, row in rows.items() if identity not in found} if found else rows
 
@@ -216,21 +217,3 @@ def _put_attachments(connection: sa.Connection, given: Sequence[Attachment], whe
         values = [{"what": a.what, "key": key_within(where, a.key), "text": a.text} for a in given]
         values.sort(key=lambda v: (v["what"], v["key"]))
         connection.execute(insert(connection, attachment).on_conflict_do_nothing(), values)
-
-
-def _ask_known(
-    connection: sa.Connection, ask: Ask, table: sa.Table, identities: Collection[bytes]
-) -> Sequence[Any]:
-    """The rows of identities that exist already."""
-    if connection.dialect.name == "sqlite":
-        query = f"SELECT identity FROM {table.name} WHERE identity IN ({', '.join('?' * len(identities))})"  # noqa: S608
-        return connection.exec_driver_sql(query, tuple(identities)).all()
-    # One parameter, as a list is written value by value, ten times as slowly.
-    listed = ",".join([rf"\\x{i.hex()}" for i in identities])
-    return ask(_IDENTITIES[table], {"listed": f"{{{listed}}}"})
-
-
-_IDENTITIES = {
-    table: sa.text(f"SELECT identity FROM {table.name} WHERE identity = ANY(CAST(:listed AS BYTEA[]))")  # noqa: S608
-    for table in (record, advice)
-}

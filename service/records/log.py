@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,10 +12,10 @@ import sqlalchemy as sa
 
 from service.formats.entry import config_key
 from service.records import best, tvm_history
-from service.records.origin import find_owners, identify
+from service.records.origin import Origin, ask_owners, find_owners, identify, with_origins
 from service.store import catalogue
 from service.store.row_cache import by_id, recall
-from service.store.sql import among, now, put_rows
+from service.store.sql import among, one_trip, put_rows
 from service.store.tables import EntryState, device, job_entry, record, task
 from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table
@@ -37,50 +37,63 @@ def append(
     reports: Sequence[Report],
     leases: Mapping[int, Any],
     entries: Iterable[Any],
+    also: Callable[[], object] = lambda: None,
 ) -> Counter[int]:
-    """Store the results of open entries under live leases, and update the best.
+    """Store the results of open entries under live leases, and update the best; with the calibration kernel's times.
 
-    The number of statements does not depend on the number of reports. Returns for each job the number of
-    implausible times, which are stored as failures.
+    The latter are records of phase `reference`, of reports with `done`. They are no entries of the job, and numbered
+    down from -1.
+
+    The caller holds the tasks' locks (`best.lock`). The number of statements does not depend on the number of reports.
+    Returns for each job the number of implausible times, which are stored as failures.
 
     Args:
         connection: the transaction.
         reports: at most one for each lease; the first result of an entry counts.
         leases: the reports' leases, by id.
         entries: the entries of the leases' jobs that have no result yet.
+        also: called once to execute more statements without results, in a round trip with the insertion.
     """
     pending = {(e.job_id, e.entry): e for e in entries if e.state == EntryState.PENDING}
-    best.lock(connection, {entry.task_id for entry in pending.values()})
-    devices = connection.execute(_IDENTITIES, {"ids": {h.device_id for h in leases.values()}})
-    where = {row.id: row.identity for row in devices}
     environments = recall(
         connection, "environment", {_environment_key(r.results) for r in reports}, _put_environments
     )
-    stored, results, held_by, places = [], [], [], []
+    ids = sorted({h.job_id for h in leases.values()})
+    with one_trip(connection) as ask:
+        devices = ask(_IDENTITIES, {"ids": sorted({h.device_id for h in leases.values()})})
+        jobs = ask_owners(ask, ids)
+        numbered = ask(_LEAST_ENTRIES, {"ids": ids})
+    owners = with_origins(connection, jobs)
+    stored, results, held_by = [], [], []
     for report in reports:
         held, sent = leases[report.lease_id], report.results
+        environment_id = environments[_environment_key(sent)]
         for result in sent.results:
             entry = pending.pop((held.job_id, result.entry), None)
             if entry is None:
                 continue
             stored.append(entry)
             results.append(result)
-            places.append(where[held.device_id])
-            held_by.append({
-                "lease_id": held.id, "worker_id": held.worker_id, "device_id": held.device_id,
-                "environment_id": environments[_environment_key(sent)], "session": sent.session,
-            })  # fmt: skip
-    added = _store(connection, stored, results, held_by, places)
-    names = best.Change._fields
-    best.refresh(connection, [best.Change(*(r[name] for name in names)) for r in added])
-    tvm_history.lower(
-        connection,
-        [
-            (r["task_id"], r["variant_id"], r["device_id"], r["mean_s"], r["config_digest"],
-             positional(config_key(r["config"])))
-            for r in added if r["mean_s"] is not None
-        ],
+            held_by.append(_held_by(held, sent, environment_id))
+    added = _make_rows(connection, owners, stored, results, held_by)
+    references = _make_references(
+        connection, owners, [(leases[r.lease_id], r.results) for r in reports if r.results.done], environments,
+        {row.job_id: row.entry for row in numbered},
     )  # fmt: skip
+    _identify(connection, owners, [*added, *references], {row.id: row.identity for row in devices})
+    names = best.Change._fields
+    changes = best.places_of(connection, [best.Change(*(r[name] for name in names)) for r in added])
+    fastest = tvm_history.fastest_of(
+        (r["task_id"], r["variant_id"], r["device_id"], r["mean_s"], r["config_digest"],
+         positional(config_key(r["config"])))
+        for r in added if r["mean_s"] is not None
+    )  # fmt: skip
+    with one_trip(connection) as ask:
+        _put(connection, [*added, *references], stored)
+        current = best.ask_current(connection, ask, changes)
+        lowest = tvm_history.ask_known(connection, ask, fastest)
+        also()
+    best.settle(connection, changes, current, lambda: tvm_history.settle(connection, fastest, lowest))
     return Counter(
         row["job_id"] for row, result in zip(added, results, strict=True)
         if row["error"] is not None and result.error is None
@@ -88,6 +101,11 @@ def append(
 
 
 _IDENTITIES = sa.select(device.c.id, device.c.identity).where(among(device.c.id))
+_LEAST_ENTRIES = (
+    sa.select(record.c.job_id, sa.func.min(record.c.entry).label("entry"))
+    .where(among(record.c.job_id))
+    .group_by(record.c.job_id)
+)
 
 
 def _environment_key(sent: Results) -> bytes:
@@ -98,41 +116,12 @@ def _put_environments(connection: sa.Connection, keys: Collection[bytes]) -> dic
     return {k: catalogue.put_environment(connection, orjson.loads(k)) for k in sorted(keys)}
 
 
-def append_references(connection: sa.Connection, held: Any, sent: Results) -> None:
-    """Store the calibration kernel's times of a job, as records of phase `reference`.
-
-    They are no entries of the job, and numbered down from -1.
-    """
-    (owner, origin), = find_owners(connection, {held.job_id}).values()
-    environment_id = catalogue.put_environment(connection, sent.environment)
-    where = connection.execute(
-        sa.select(device.c.identity).where(device.c.id == held.device_id)
-    ).scalar_one()
-    workload_id = catalogue.put_workload(connection, REFERENCE)
-    task_id = catalogue.put_task(
-        connection, workload_id, owner.target_id, REFERENCE_KERNEL, None, origin.namespace
-    )
-    least = connection.scalar(
-        sa.select(sa.func.min(record.c.entry)).where(record.c.job_id == held.job_id)
-    )
-    first = min(least or 0, 0) - 1
-    rows = []
-    for number, one in enumerate(sent.references):
-        median_s = estimate(one.samples_s).median_s
-        rows.append({
-            "source": "plevel", "run_id": owner.run_id, "task_id": task_id, "job_id": owner.id,
-            "entry": first - number, "policy_id": None, "phase": Phase.REFERENCE.value, "seed": None,
-            "config": {}, "config_digest": Config().digest, "error": None, "message": "",
-            "samples_s": list(one.samples_s), "median_s": median_s,
-            "mean_s": sum(one.samples_s) / len(one.samples_s), "build_s": 0.0, "check_s": 0.0,
-            "run_s": sum(one.samples_s), "code_digest": "", "measured_at": one.measured_at,
-            "lease_id": held.id, "worker_id": held.worker_id,
-            "device_id": held.device_id, "environment_id": environment_id,
-            "session": sent.session, "variant_id": origin.variant_id,
-            "extra": json_bytes(one.state).decode() if one.state else None,
-        })  # fmt: skip
-    identify(connection, rows, [origin.target] * len(rows), [where] * len(rows))
-    connection.execute(sa.insert(record).values(recorded_at=now()), rows)
+def _held_by(held: Any, sent: Results, environment_id: int) -> dict[str, Any]:
+    """The columns of a record that its lease and its report have."""
+    return {
+        "lease_id": held.id, "worker_id": held.worker_id, "device_id": held.device_id,
+        "environment_id": environment_id, "session": sent.session,
+    }  # fmt: skip
 
 
 def append_lost(connection: sa.Connection, owner: Any, entries: Sequence[Any], reason: str) -> None:
@@ -140,35 +129,96 @@ def append_lost(connection: sa.Connection, owner: Any, entries: Sequence[Any], r
 
     Records of a task are inserted in the order of their ids, which cursors rely on.
     """
+    if not entries:
+        return
     best.lock(connection, {e.task_id for e in entries})
+    owners = find_owners(connection, {e.job_id for e in entries})
     results = [Result(entry=e.entry, error=ErrorKind.LOST, message=reason) for e in entries]
-    unheld = [{"session": ""}] * len(results)
-    _store(connection, entries, results, unheld, [""] * len(results))
+    rows = _make_rows(connection, owners, entries, results, [{"session": ""}] * len(results))
+    _identify(connection, owners, rows, {})
+    _put(connection, rows, entries)
 
 
-def _store(
+Owners = Mapping[int, tuple[Any, Origin]]
+
+
+def _make_rows(
     connection: sa.Connection,
+    owners: Owners,
     entries: Sequence[Any],
     results: Sequence[Result],
     held_by: Sequence[dict[str, Any]],
-    where: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """Insert one record for each entry; return them."""
-    if not entries:
-        return []
-    owners = find_owners(connection, {e.job_id for e in entries})
+    """The record of each entry, with its result, but for its identity; `owners` has the jobs."""
     least = recall(connection, "least", {e.task_id for e in entries}, _find_least)
-    rows, targets = [], []
+    rows = []
     for entry, result, held in zip(entries, results, held_by, strict=True):
         owner, origin = owners[entry.job_id]
         believed = _believed(result, least[entry.task_id])
         rows.append({**_described(owner, entry, believed), **held, "variant_id": origin.variant_id})
-        targets.append(origin.target)
-    identify(connection, rows, targets, where)
+    return rows
+
+
+def _make_references(
+    connection: sa.Connection,
+    owners: Owners,
+    reports: Sequence[tuple[Any, Results]],
+    environments: Mapping[bytes, int],
+    least: Mapping[int, int],
+) -> list[dict[str, Any]]:
+    """The records of the calibration kernel's times, but for their identities.
+
+    Args:
+        connection: the transaction.
+        owners: the jobs.
+        reports: leases, each with its report.
+        environments: the ids of the reports' environments.
+        least: the least entry on record of each job that has one.
+    """
+    timed = [(held, sent, *owners[held.job_id]) for held, sent in reports if sent.references]
+    places = {(owner.target_id, origin.namespace) for _, _, owner, origin in timed}
+    tasks = recall(connection, "reference task", places, _put_reference_tasks)
+    rows = []
+    for held, sent, owner, origin in timed:
+        first = min(least.get(owner.id, 0), 0) - 1
+        for number, one in enumerate(sent.references):
+            rows.append({
+                "source": "plevel", "run_id": owner.run_id, "task_id": tasks[owner.target_id, origin.namespace],
+                "job_id": owner.id, "entry": first - number, "phase": Phase.REFERENCE.value, "config": {},
+                "config_digest": Config().digest, "error": None, "message": "", "samples_s": list(one.samples_s),
+                "median_s": estimate(one.samples_s).median_s, "mean_s": sum(one.samples_s) / len(one.samples_s),
+                "build_s": 0.0, "check_s": 0.0, "run_s": sum(one.samples_s), "code_digest": "",
+                "measured_at": one.measured_at, "extra": json_bytes(one.state).decode() if one.state else None,
+                "variant_id": origin.variant_id, **_held_by(held, sent, environments[_environment_key(sent)]),
+            })  # fmt: skip
+    return rows
+
+
+def _put_reference_tasks(
+    connection: sa.Connection, places: Collection[tuple[int, str]]
+) -> dict[tuple[int, str], int]:
+    workload_id = catalogue.put_workload(connection, REFERENCE)
+    return {
+        (target_id, namespace): catalogue.put_task(
+            connection, workload_id, target_id, REFERENCE_KERNEL, None, namespace
+        )
+        for target_id, namespace in sorted(places)
+    }
+
+
+def _identify(
+    connection: sa.Connection, owners: Owners, rows: Sequence[dict[str, Any]], devices: Mapping[int, str]
+) -> None:
+    """Give records identities; `devices` has the identities of those that are known."""
+    targets = [owners[row["job_id"]][1].target for row in rows]
+    identify(connection, rows, targets, [devices.get(row.get("device_id", 0), "") for row in rows])
+
+
+def _put(connection: sa.Connection, rows: Sequence[dict[str, Any]], entries: Sequence[Any]) -> None:
+    """Insert records, those of entries among them."""
     # A conflicting row is the same record, inserted concurrently.
     put_rows(connection, _COLUMNS, [_values(row) for row in rows], "DO NOTHING", record.c.recorded_at)
     connection.execute(_DONE, {"ids": [e.id for e in entries]})
-    return rows
 
 
 # The shortest plausible time of a call, by task.

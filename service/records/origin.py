@@ -13,8 +13,8 @@ from service.formats.entry import config_key, identity, task_key
 from service.store import catalogue
 from service.store.namespace import within
 from service.store.row_cache import by_id, recall
-from service.store.sql import among, now
-from service.store.tables import job, record, run, task
+from service.store.sql import Ask, among, now, one_trip
+from service.store.tables import advice, job, record, run, task
 from service.store.tables import workload as workload_table
 from strategy.target import Target
 
@@ -35,9 +35,20 @@ _OWNERS = sa.select(
 
 def find_owners(connection: sa.Connection, jobs: Collection[int]) -> dict[int, tuple[Any, Origin]]:
     """The jobs, each with its run."""
-    rows = connection.execute(_OWNERS, {"ids": jobs}).all()
-    origins = recall(connection, "origin", {row.run_id for row in rows}, _find_origins)
-    return {row.id: (row, origins[row.run_id]) for row in rows}
+    with one_trip(connection, joined=False) as ask:
+        rows = ask_owners(ask, jobs)
+    return with_origins(connection, rows)
+
+
+def ask_owners(ask: Ask, jobs: Collection[int]) -> list[Any]:
+    """The jobs, for `with_origins`."""
+    return ask(_OWNERS, {"ids": sorted(jobs)})
+
+
+def with_origins(connection: sa.Connection, jobs: Collection[Any]) -> dict[int, tuple[Any, Origin]]:
+    """The jobs by their ids, each with its run."""
+    origins = recall(connection, "origin", {row.run_id for row in jobs}, _find_origins)
+    return {row.id: (row, origins[row.run_id]) for row in jobs}
 
 
 def _find_origins(connection: sa.Connection, runs: Collection[int]) -> dict[int, Origin]:
@@ -80,7 +91,9 @@ def identify(
             row["measured_at"], row["session"], device_name, row["samples_s"],
         )  # fmt: skip
         row["identity"] = within(t.namespace, happened)
-    taken = set(connection.scalars(_TAKEN, {"identities": [r["identity"] for r in rows]}))
+    with one_trip(connection, joined=False) as ask:
+        known = ask_known(connection, ask, record, [row["identity"] for row in rows])
+    taken = {bytes(row[0]) for row in known}
     for row in rows:
         if row["identity"] in taken:
             place = b"%d/%d" % (row["job_id"], row["entry"])
@@ -88,9 +101,22 @@ def identify(
         taken.add(row["identity"])
 
 
-_TAKEN = sa.select(record.c.identity).where(
-    record.c.identity.in_(sa.bindparam("identities", expanding=True))
-)
+def ask_known(
+    connection: sa.Connection, ask: Ask, table: sa.Table, identities: Collection[bytes]
+) -> Sequence[Any]:
+    """The rows of `record` or `advice` whose identities these are."""
+    if connection.dialect.name == "sqlite":
+        query = f"SELECT identity FROM {table.name} WHERE identity IN ({', '.join('?' * len(identities))})"  # noqa: S608
+        return connection.exec_driver_sql(query, tuple(identities)).all()
+    # One parameter, as a list is written value by value, ten times as slowly.
+    listed = ",".join([rf"\\x{i.hex()}" for i in identities])
+    return ask(_IDENTITIES[table], {"listed": f"{{{listed}}}"})
+
+
+_IDENTITIES = {
+    table: sa.text(f"SELECT identity FROM {table.name} WHERE identity = ANY(CAST(:listed AS BYTEA[]))")  # noqa: S608
+    for table in (record, advice)
+}
 
 
 _find_tasks = by_id(

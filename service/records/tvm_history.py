@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.records.best import standing, stood
-from service.store.sql import Ask, given_table, one_trip, put_rows, values_of, values_table
+from service.store.sql import Ask, given_table, put_rows, values_of, values_table
 from service.store.tables import device, history, record, target_variant, task, workload
 from strategy.select import History
 from strategy.space import Config
@@ -31,14 +31,6 @@ _REPLACED = (
 )
 
 
-def lower(connection: sa.Connection, attempts: Iterable[Attempt]) -> None:
-    """Update the rows by new successes. The caller holds the tasks' locks (`best.lock`)."""
-    fastest = fastest_of(attempts)
-    with one_trip(connection, joined=False) as ask:
-        read = ask_known(connection, ask, fastest)
-    settle(connection, fastest, read)
-
-
 def fastest_of(attempts: Iterable[Attempt]) -> Fastest:
     fastest: dict[tuple[int, int, int | None], Attempt] = {}
     for attempt in attempts:
@@ -53,7 +45,10 @@ def ask_known(connection: sa.Connection, ask: Ask, fastest: Fastest) -> list[Any
 
 
 def settle(connection: sa.Connection, fastest: Fastest, read: Iterable[Any]) -> None:
-    """As `lower`, of attempts for which the answer of `ask_known` has come."""
+    """Update the rows by new successes, for which the answer of `ask_known` has come.
+
+    The caller holds the tasks' locks (`best.lock`).
+    """
     known = {tuple(row[:3]): (row.model, row.mean_s) for row in read}
     lower: dict[tuple[int, int, str], Attempt] = {}
     for place, attempt in fastest.items():

@@ -133,6 +133,19 @@ def given_table(
     return text.columns(*(sa.column(c.name, c.type) for c in columns)).subquery("given")
 
 
+def join_each(
+    dialect: str, outer: sa.Table, inner: sa.Table, condition: sa.ColumnElement[bool]
+) -> tuple[sa.FromClause, sa.sql.base.ReadOnlyColumnCollection[str, Any]]:
+    """Join with each row of `outer` those of `inner` that meet a condition, by an index; and the columns of the latter.
+
+    Without statistics, PostgreSQL would read all rows of `inner`. OFFSET 0 keeps it from joining in another way.
+    """
+    if dialect == "sqlite":
+        return outer.join(inner, condition), inner.c
+    each = sa.select(inner).where(condition).correlate(outer).offset(0).lateral()
+    return outer.join(each, sa.true()), each.c
+
+
 def put_rows(
     connection: sa.Connection,
     columns: Sequence[sa.Column[Any]],
@@ -183,8 +196,7 @@ def add_rows(
         f"COPY {columns[0].table.name} ({names}) FROM STDIN "
         r"(FORMAT csv, ESCAPE '\', NULL 'null', ENCODING 'UTF8')"
     )
-    driver = connection.connection.driver_connection
-    assert driver is not None
+    driver: Any = connection.connection.driver_connection
     with _errors_of(connection, statement), driver.cursor() as cursor, cursor.copy(statement) as copy:
         for begin in range(0, len(rows), _PIECE):
             lines = [orjson.dumps((*row, at), default=_bytea)[1:-1] + b"\n" for row in rows[begin : begin + _PIECE]]
@@ -217,16 +229,17 @@ def _errors_of(connection: sa.Connection, statement: str) -> Iterator[None]:
         ) from error
 
 
+Query = sa.Select[Any] | sa.sql.dml.ReturningInsert[Any] | sa.sql.dml.ReturningUpdate[Any] | sa.TextClause
 # Executes a query of texts and numbers; the list of its rows is complete at the end of the block.
-Ask = Callable[[sa.Select[Any] | sa.TextClause, Mapping[str, Any]], list[Any]]
+Ask = Callable[[Query, Mapping[str, Any]], list[Any]]
 
 
 @contextlib.contextmanager
 def one_trip(connection: sa.Connection, *, joined: bool = True) -> Iterator[Ask]:
     """Send the statements of a block to PostgreSQL together, in one round trip; it executes them in their order.
 
-    They are queries by the yielded function, and insertions by `put_rows` and `add_rows`. The latter raise their
-    errors at the end of the block at the latest.
+    They are queries by the yielded function, and statements without results by `put_rows`, `add_rows` and the
+    connection. The latter raise their errors at the end of the block at the latest.
 
     Args:
         connection: the transaction.
@@ -239,7 +252,7 @@ def one_trip(connection: sa.Connection, *, joined: bool = True) -> Iterator[Ask]
         return
     asked: list[tuple[Any, list[Any]]] = []
 
-    def ask(statement: sa.Select[Any] | sa.TextClause, given: Mapping[str, Any]) -> list[Any]:
+    def ask(statement: Query, given: Mapping[str, Any]) -> list[Any]:
         compiled = _compiled(dialect, statement)
         cursor = driver.cursor(row_factory=dialect.loaded_dbapi.rows.namedtuple_row)
         cursor.execute(compiled.string, compiled.construct_params(dict(given)))
@@ -261,7 +274,7 @@ def _can_join(dialect: sa.Dialect) -> bool:
 
 
 @cache
-def _compiled(dialect: sa.Dialect, statement: sa.Select[Any] | sa.TextClause) -> Any:
+def _compiled(dialect: sa.Dialect, statement: Query) -> Any:
     return statement.compile(dialect=dialect)
 
 
@@ -282,7 +295,5 @@ def _insertion(
         as_text = {"JSONB": "CAST(c{} AS JSONB)", "BYTEA": "decode(c{}, 'hex')"}.get(kind)
         taken.append(f"c{i}" if as_text is None else as_text.format(i))
         given.append(f"c{i} {kind if as_text is None else 'TEXT'}")
-    source = (
-        f"SELECT {', '.join(taken + instant)} FROM json_to_recordset(%s) AS given({', '.join(given)})"  # noqa: S608
-    )
+    source = f"SELECT {', '.join(taken + instant)} FROM json_to_recordset(%s) AS given({', '.join(given)})"  # noqa: S608
     return f"INSERT INTO {columns[0].table.name} ({', '.join(names)})", row, source

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from service.errors import LeaseLostError
 from service.predict import trainer
-from service.queue import fleet, retry
+from service.queue import fleet, heartbeat, retry
 from service.queue import lease as leasing
 from service.queue.overdue import Overdue
 from service.search.child import InlineModel
@@ -178,7 +178,7 @@ def test_a_final_queued_ahead_of_time_waits_for_no_other_device(store: Store, cl
     scene.report(first, [timed(first.job.entries[0])])
     clock.move(-HOUR_S)
     with store.write() as c:
-        fleet.heartbeat(c, {other}, TERMS.alive_s)
+        heartbeat.store(c, {other}, TERMS.alive_s)
     assert {first.job.id, scene.leased(one).job.id} == finals
 
 
@@ -197,7 +197,7 @@ def test_a_worker_seen_ahead_of_time_is_alive_only_if_it_is_seen_again(
     assert count() == 2
     clock.move(-HOUR_S)
     with store.write() as c:
-        assert fleet.heartbeat(c, {lives}, TERMS.alive_s) == {lives}
+        assert heartbeat.store(c, {lives}, TERMS.alive_s) == {lives}
     assert count() == 1
 
 
@@ -249,7 +249,7 @@ def test_a_run_that_ended_ahead_of_time_makes_its_target_busy_no_longer(
         runs.finish(c, scene.run_id, RunState.DONE, "")
     clock.move(1.5 * DAY_S)
     with store.write() as c:
-        fleet.heartbeat(c, {worker}, TERMS.alive_s)
+        heartbeat.store(c, {worker}, TERMS.alive_s)
         assert remeasure.is_due(c, DAY_S, TERMS.alive_s)
     clock.move(HOUR_S)
     with store.write() as c:
@@ -260,7 +260,7 @@ def test_a_run_that_ended_ahead_of_time_makes_its_target_busy_no_longer(
         runs.finish(c, other, RunState.CANCELLED, "")
     clock.move(-HOUR_S)
     with store.write() as c:
-        fleet.heartbeat(c, {worker}, TERMS.alive_s)
+        heartbeat.store(c, {worker}, TERMS.alive_s)
         assert remeasure.is_due(c, DAY_S, TERMS.alive_s)
 
 

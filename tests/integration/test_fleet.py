@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.errors import InvalidError, NotFoundError
-from service.queue import explain, fleet, pause, retry, rule
+from service.queue import explain, fleet, heartbeat, pause, retry, rule
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
@@ -387,7 +387,7 @@ def test_a_device_with_a_new_name_keeps_its_history(scene: Scene) -> None:
                 fleet.rename(c, HOST, wrong)
         fleet.rename(c, HOST, "host-b/cpu:0-1")
         names = dict(c.execute(sa.select(device_table.c.id, device_table.c.identity)).all())
-        assert fleet.heartbeat(c, [again], TERMS.alive_s) == set()  # its worker registers again
+        assert heartbeat.store(c, [again], TERMS.alive_s) == set()  # its worker registers again
     assert names[before] == "host-b/cpu:0-1"
     assert sorted(names.values()) == sorted([HOST, "host-b/cpu:0-1"])
     scene.enqueue(configs(2)[1:])

@@ -306,7 +306,7 @@ def test_a_batch_that_meets_a_row_of_another_transaction_is_stored_again(
 ) -> None:
     from service.records import importer
 
-    store, known, asked = Store(postgres_copy), importer._ask_known, []
+    store, known, asked = Store(postgres_copy), importer.ask_known, []
 
     def late(connection: sa.Connection, ask: Any, table: sa.Table, identities: Any) -> Any:
         asked.append(table)
@@ -314,7 +314,7 @@ def test_a_batch_that_meets_a_row_of_another_transaction_is_stored_again(
 
     rows = [made(i) for i in range(count_of)]
     import_items(store, rows[:10])
-    monkeypatch.setattr(importer, "_ask_known", late)
+    monkeypatch.setattr(importer, "ask_known", late)
     assert (import_items(store, rows).new, count(store), len(asked)) == (count_of - 10, count_of, 2)
     store.close()
 

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.errors import DeviceBusyError, InvalidError, LeaseLostError, NotFoundError
-from service.queue import claim, fleet, retry, worker_status
+from service.queue import claim, fleet, heartbeat, retry, worker_status
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
@@ -120,7 +120,7 @@ def test_sixteen_threads_write_and_none_is_locked_out(scene: Scene) -> None:
     def write(i: int) -> None:
         for _ in range(20):
             with scene.store.write() as c:
-                fleet.heartbeat(c, [workers[i]], 0.0)
+                heartbeat.store(c, [workers[i]], 0.0)
                 c.execute(
                     sa.insert(event).values(at=now(), kind="test", worker_id=workers[i], detail={})
                 )
@@ -553,7 +553,7 @@ def test_who_is_alive(scene: Scene) -> None:
         c.execute(sa.update(worker).values(seen_at=now() - 60.0))
         assert fleet.count_alive(c, scene.target_id, 10.0) == 0
         assert [w.alive for w in worker_status.statuses(c, 10.0)] == [False]
-        assert fleet.heartbeat(c, [worker_id, worker_id + 1000], 10.0) == {worker_id}
+        assert heartbeat.store(c, [worker_id, worker_id + 1000], 10.0) == {worker_id}
         assert fleet.count_alive(c, scene.target_id, 10.0) == 1
 
 

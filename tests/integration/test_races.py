@@ -27,7 +27,7 @@ from service.errors import (
     ServiceError,
 )
 from service.predict import training
-from service.queue import fleet, pause, retry
+from service.queue import fleet, heartbeat, pause, retry
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
@@ -551,7 +551,7 @@ def test_heartbeats_and_a_renaming_take_workers_in_one_order(postgres_copy: str)
 
     def see() -> set[int]:
         with stores[2].write() as c:
-            return fleet.heartbeat(c, {first, second, last}, TERMS.alive_s)
+            return heartbeat.store(c, {first, second, last}, TERMS.alive_s)
 
     with ThreadPoolExecutor(2) as pool:
         with stores[0].write() as c:

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from plevel.cli.tune_report import _ending
-from service.queue import fleet, retry
+from service.queue import fleet, heartbeat, retry
 from service.queue import job as queue
 from service.queue import report as reporting
 from service.queue.explain import explain
@@ -560,7 +560,7 @@ def test_what_a_more_urgent_run_waits_for_is_held_to_that_one_s_maximum_of_jobs(
         """Lease jobs; return how many of the first run's are leased."""
         with farm.store.write() as c:
             lease_jobs(c, farm.worker_id, farm.identity, most=9)
-            fleet.heartbeat(c, {farm.worker_id}, 60.0, {farm.worker_id: 1})  # no run has more jobs for it
+            heartbeat.store(c, {farm.worker_id}, 60.0, {farm.worker_id: 1})  # no run has more jobs for it
             leased = sa.select(sa.func.count()).where(job.c.run_id == low, job.c.state == "leased")
             return int(c.scalar(leased) or 0)
 
@@ -722,7 +722,7 @@ def test_two_jobs_wait_at_most(farm: Farm) -> None:
         assert farm.open_jobs(status.id) == 2
         farm.work()
     with farm.store.write() as c:
-        assert fleet.heartbeat(c, {farm.worker_id}, 60.0, {farm.worker_id: 3}) == {farm.worker_id}
+        assert heartbeat.store(c, {farm.worker_id}, 60.0, {farm.worker_id: 3}) == {farm.worker_id}
     farm.tuner.step()
     assert farm.open_jobs(status.id) == 4  # one that it times, and three that it builds
     farm.work()

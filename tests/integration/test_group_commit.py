@@ -1,0 +1,171 @@
+"""Group commits of workers' requests: in few round trips, each request with its own answer, and waiting for none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+
+from service.access import token
+from service.errors import LeaseLostError
+from service.queue import fleet
+from service.queue import lease as leasing
+from service.queue import report as reporting
+from service.queue.place import Ask
+from service.store.db import Store
+from service.store.sql import now
+from service.store.tables import TokenScope, lease, worker
+from service.tuning import run as runs
+from strategy.record import Lease, Report, Results
+from tests.integration.scene import (
+    OTHER_TARGET,
+    TERMS,
+    Scene,
+    configs,
+    device,
+    drawn,
+    info,
+    lease_jobs,
+    timed,
+)
+from tests.integration.test_one_trip import executed
+from tests.integration.test_races import await_waiting
+
+pytestmark = pytest.mark.in_turn("url")
+
+
+def hosts(scene: Scene, number: int) -> list[Ask]:
+    """Requests of as many workers, each for two jobs."""
+    names = [f"host-{n}/cpu:0" for n in range(number)]
+    return [Ask(scene.register(device(name)), name, 2) for name in names]
+
+
+def lease_each(scene: Scene, asks: Sequence[Ask]) -> list[Lease]:
+    with scene.store.write() as c:
+        return [one for found in leasing.lease_many(c, asks, TERMS) if isinstance(found, list) for one in found]
+
+
+def report_of(held: Lease) -> Report:
+    results = tuple(timed(e) for e in held.job.entries)
+    return Report(lease_id=held.id, results=Results(token=held.token, session="s", results=results, done=True))
+
+
+def test_a_batch_takes_few_round_trips(store: Store) -> None:
+    """On PostgreSQL, SQLAlchemy executes what needs a trip of its own, and what has no result and joins one."""
+    scene = Scene.make(store)
+    asks = hosts(scene, 4)
+    for n in range(16):
+        scene.enqueue(configs(16)[n : n + 1])
+    held = lease_each(scene, asks[:3])
+    with store.write() as c:
+        reporting.report_many(c, [report_of(one) for one in held], TERMS)  # fills the row caches
+    told = executed(store)
+    held = lease_each(scene, asks[:3])
+    assert len(held) == 6
+    if not store.is_sqlite:
+        assert [one for one in told if not one.startswith(("UPDATE worker", "INSERT INTO event"))] == [
+            "SELECT anon_1.id FROM", "WITH wanted AS",
+        ]  # fmt: skip
+    told.clear()
+    with store.write() as c:
+        answers = reporting.report_many(c, [report_of(one) for one in held], TERMS)
+    assert [a.accepted for a in answers if not isinstance(a, Exception)] == [1] * 6
+    if not store.is_sqlite:
+        assert [one for one in told if one.startswith("SELECT")] == ["SELECT identity FROM"]
+    assert scene.states().count("done") == 12
+
+
+def test_renewals_are_each_answered(store: Store) -> None:
+    scene = Scene.make(store)
+    for n in range(4):
+        scene.enqueue(configs(4)[n : n + 1])
+    first, second, third, fourth = lease_each(scene, hosts(scene, 2))
+    with store.write() as c:
+        leasing.renew(c, first.id, first.token, True, TERMS)
+        c.execute(sa.update(lease).values(expires_at=now() + 5.0))
+        c.execute(sa.update(lease).where(lease.c.id == fourth.id).values(ended_at=now(), end_reason="released"))
+        c.execute(sa.update(worker).values(seen_at=now() - 50.0))
+        asked = [
+            (first.id, first.token, True), (second.id, second.token, False), (second.id, second.token, True),
+            (third.id, third.token + 1, False), (fourth.id, fourth.token, False),
+        ]  # fmt: skip
+        answers = leasing.renew_many(c, asked, TERMS)
+    assert [a and (a.expires_in_s, a.cancelled) for a in answers] == [(TERMS.lease_s, False)] * 2 + [None] * 3
+    with store.write() as c:
+        renewed = c.scalars(sa.select(lease.c.id).where(lease.c.expires_at > now() + 10.0)).all()
+        seen = c.scalars(sa.select(worker.c.id).where(worker.c.seen_at > now() - 10.0)).all()
+        runs.cancel(c, scene.run_id)
+        (told,) = leasing.renew_many(c, asked[1:2], TERMS)
+    assert (sorted(renewed), len(seen)) == ([first.id, second.id], 1)
+    assert told is not None
+    assert told.cancelled
+
+
+def test_a_lease_that_is_locked_holds_up_no_other_renewal(postgres_copy: str) -> None:
+    store, other = Store(postgres_copy), Store(postgres_copy)
+    scene = Scene.make(store)
+    for n in range(2):
+        scene.enqueue(configs(2)[n : n + 1])
+    first, second = lease_each(scene, hosts(scene, 1))
+    asked = [(one.id, one.token, False) for one in (first, second)]
+    with other.write() as stranger:
+        stranger.execute(sa.select(lease.c.id).where(lease.c.id == first.id).with_for_update())
+        with store.write() as c:
+            c.execute(sa.text("SET LOCAL lock_timeout = '5s'"))
+            assert [answer is None for answer in leasing.renew_many(c, asked, TERMS)] == [True, False]
+    store.close()
+    other.close()
+
+
+def test_leases_belong_to_the_tokens_of_their_workers(store: Store) -> None:
+    scene = Scene.make(store)
+    with store.write() as c:
+        mine, other = (token.create(c, name, [TokenScope.WORKER]).id for name in ("mine", "other"))
+        workers = [
+            fleet.register(c, info(device(f"host-{n}/cpu:0")), owner) for n, owner in enumerate((mine, other, None))
+        ]
+    for n in range(3):
+        scene.enqueue(configs(3)[n : n + 1])
+    with store.write() as c:
+        first, second, third = (
+            lease_jobs(c, worker_id, f"host-{n}/cpu:0")[0].id for n, worker_id in enumerate(workers)
+        )
+    asked = [
+        ({first}, "mine"), ({second}, "other"), ({first, second}, "mine"), ({third}, "mine"), ({first, 4711}, "mine"),
+        ({first, second, third}, None), (set(), "mine"),
+    ]  # fmt: skip
+    with store.read() as c:
+        errors = fleet.find_strange(c, asked)
+        with pytest.raises(LeaseLostError, match=f"lease {first} belongs to a worker of another token"):
+            fleet.check_leases(c, {first}, "other")
+    assert [error is None for error in errors] == [True, True, False, False, False, True, True]
+    assert str(errors[2]).startswith(f"lease {second} belongs")
+
+
+def test_a_run_with_a_maximum_holds_up_its_own_target_only(postgres_copy: str) -> None:
+    stores = [Store(postgres_copy) for _ in range(4)]
+    scene = Scene.make(stores[0], drawn(max_jobs=1))
+    Scene.make(stores[0], drawn(target=OTHER_TARGET))
+    scene.enqueue(configs(1))
+    first, second = (Ask(scene.register(device(name)), name) for name in ("a/cpu:0", "b/cpu:0"))
+    third = Ask(scene.register(device("c/cpu:0", OTHER_TARGET)), "c/cpu:0")
+
+    def claim(store: Store, ask: Ask) -> int:
+        with store.write() as c:
+            (found,) = leasing.lease_many(c, [ask], TERMS)
+            assert isinstance(found, list)
+            return len(found)
+
+    with ThreadPoolExecutor(1) as pool:
+        with stores[1].write() as c:
+            (held,) = leasing.lease_many(c, [first], TERMS)
+            assert isinstance(held, list)
+            assert len(held) == 1
+            assert claim(stores[2], third) == 0  # at once
+            waits = pool.submit(claim, stores[2], second)
+            await_waiting(stores[3], 1)
+        assert waits.result() == 0
+    for store in stores:
+        store.close()
