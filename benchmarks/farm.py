@@ -1,8 +1,10 @@
 """The farm's own speed: what the queue and its protocol cost where measuring costs nothing.
 
 Goals, with 50 simulated workers on two cores: ≥ 1,500 jobs/s on SQLite and ≥ 1,000 on PostgreSQL from
-lease to result in batches of 8 (batches of 1 beside), p99 of a lease ≤ 50 ms; 1,000 workers that poll
-and send heartbeats at once; two worker processes whose work is sleep do ≥ 1.8× the trials of one.
+lease to result in batches of 8, p99 of a lease ≤ 50 ms. Beside them batches of 1, and all requests that a worker
+sends of a job of 4 entries: it begins timing, reports a failure at once, and the rest with calibration times.
+Further 1,000 workers that poll and send heartbeats at once; two worker processes whose work is sleep
+do ≥ 1.8× the trials of one.
 
     python benchmarks/farm.py [--seconds S] [--postgresql URL]
 
@@ -74,6 +76,7 @@ def farm(database: str, jobs: int, entries: int = 1) -> Iterator[str]:
     run = RunWorkload(workload=WORKLOAD, candidates=(CANDIDATE,))
     request = RunRequest(workloads=(run,), target=TARGET, force=True)
     with store.write() as c:
+        c.execute(sa.update(job).where(job.c.state == "queued").values(state="cancelled"))  # those of an earlier farm
         run_id = runs.create(c, request, planning.plan(request))
         if jobs:
             task_id, *place = c.execute(sa.text("SELECT id, workload_id, target_id FROM task")).one()
@@ -234,9 +237,33 @@ async def work(wire: Wire, worker_id: int, name: str, batch: int, seen: Trips) -
         seen.add(began, leased, len(leases))
 
 
-async def round_trips(url: str, batch: int, seconds: float) -> tuple[float, Trips]:
+async def tune(wire: Wire, worker_id: int, name: str, batch: int, seen: Trips) -> None:
+    """As `work`, with all requests of a job whose first entry fails."""
+    asked = encode(LeaseRequest(worker_id=worker_id, device=f"{name}/cpu:0", jobs=batch))
+    while (began := time.perf_counter()) < seen.until:
+        (held,) = read_leases(await wire.post("/v1/leases", asked)).leases
+        leased = time.perf_counter()
+        await wire.post(f"/v1/leases/{held.id}/renew", write({"token": held.token, "timing": True}))
+        first, *rest = held.job.entries
+        failure = {"entry": first.index, "error": "compile", "message": "no registers are left"}
+        at = time.time()
+        times = [{"entry": e.index, "samples_s": (1e-3, 1.01e-3), "run_s": 2e-3, "measured_at": at} for e in rest]
+        calibration = [{"samples_s": (1e-4, 1.01e-4), "measured_at": at + i} for i in range(2)]
+        for results, references in (([failure], []), (times, calibration)):
+            sent = {
+                "token": held.token, "session": f"s{held.id}", "results": results, "references": references,
+                "done": results is times,
+            }  # fmt: skip
+            body = write({"reports": [{"lease_id": held.id, "results": sent}]})
+            (answer,) = read_answers(await wire.post("/v1/leases:report", body)).answers
+            if answer.problem:
+                raise RuntimeError(answer.problem)
+        seen.add(began, leased, 1)
+
+
+async def round_trips(url: str, batch: int, seconds: float, work: Any = work) -> tuple[float, Trips]:
     wires = [await Wire.open(url) for _ in range(WORKERS)]
-    names = [f"w{batch}-{i}" for i in range(WORKERS)]
+    names = [f"{work.__name__}{batch}-{i}" for i in range(WORKERS)]
     ids = [await register(wire, name) for wire, name in zip(wires, names, strict=True)]
     since = time.perf_counter() + WARM_UP_S
     seen = Trips(since, since + seconds)
@@ -306,6 +333,10 @@ def add_trips(table: Table, kind: str, database: str, seconds: float) -> None:
         goals = f"≥ {goal:,} jobs/s; p99 ≤ 50 ms" if batch == 8 else None
         table.add(f"{kind}, batches of {batch}: leases", (round(rate), "jobs/s"), *spread(seen.leases_s), goals)
         table.add(f"{kind}, batches of {batch}: reports", None, *spread(seen.reports_s), None)
+    with farm(database, jobs=int((seconds + WARM_UP_S) * 600), entries=4) as url:
+        rate, seen = uvloop.run(round_trips(url, 1, seconds, tune))
+    table.add(f"{kind}, all requests of a job: leases", (round(rate), "jobs/s"), *spread(seen.leases_s), None)
+    table.add(f"{kind}, all requests of a job: timing and reports", None, *spread(seen.reports_s), None)
 
 
 def spread(times_s: list[float]) -> tuple[float, float]:
