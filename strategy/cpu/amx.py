@@ -26,6 +26,7 @@ from strategy.tir import register_intrinsic
 
 TASK = "plevel.amx"  # of a loop, whose turns have these shapes of tiles
 TILE = "plevel.amx_tile"  # of a loop over blocks of one panel
+PART = "plevel.amx_part"  # of a loop over parts of k
 _OPERANDS = {
     ("bfloat16", "bfloat16"): "bf16ps", ("int8", "int8"): "bssd", ("int8", "uint8"): "bsud",
     ("uint8", "int8"): "busd", ("uint8", "uint8"): "buud",
@@ -36,7 +37,8 @@ _OPERANDS = {
 class Window:
     """The places of an image [h, w, c] that a block reads for a pixel, with the steps of its neighbours.
 
-    With `pixel`, the numbers of a pixel, the image is [h, w c], and one place of a line is a row of the window.
+    With `pixel`, the numbers of a pixel, the image is [h, w c], and one place of a line is a row of the window. Of an
+    image of words it is those of a pixel: the image is [h c, w], and one place is a column of the window.
     """
 
     kernel_h: int
@@ -61,17 +63,20 @@ def lines_ahead(width: int, words: int, blocks: int) -> int:
     return -(-words * width * WORD_BYTES // (LINE_BYTES * blocks))
 
 
-def use_tiles(sch: Any, sums: Any, block: Block, dtype: str, task: Any, tile: Any) -> None:
+def use_tiles(sch: Any, sums: Any, block: Block, dtype: str, task: Any, tile: Any, part: Any = None) -> None:
     """Replace the four innermost loops of the block of sums: rows, columns, words, and numbers of a word.
 
     Args:
         dtype: that of the data as they are read, numbers side by side.
         task: the parallel loop around it.
         tile: the loop over blocks of one panel, if they are computed one after the other.
+        part: the loop over parts of k, if the block adds them.
     """
     if tile is not None:
         sch.annotate(tile, TILE, 1)
-    _replace(sch, sums, sch.get_loops(sums)[-4], block, task, _intrinsic(block, dtype))
+    if part is not None:
+        sch.annotate(part, PART, 1)
+    _replace(sch, sums, sch.get_loops(sums)[-4], block, task, _intrinsic(block, dtype), part)
 
 
 def use_tiles_of_words(sch: Any, sums: Any, block: Block, task: Any) -> None:
@@ -102,9 +107,11 @@ def use_tiles_of_image(sch: Any, sums: Any, block: Block, window: Window, task: 
     _replace(sch, sums, sch.get_loops(sums)[-loops], block, task, _intrinsic_of_image(block, window))
 
 
-def _replace(sch: Any, sums: Any, rows: Any, block: Block, task: Any, intrinsic: str) -> None:
+def _replace(
+    sch: Any, sums: Any, rows: Any, block: Block, task: Any, intrinsic: str, part: Any = None
+) -> None:  # fmt: skip
     """Replace the loops of the block of sums from `rows` on by the registered code."""
-    zeros = sch.decompose_reduction(sums, rows)
+    zeros = sch.decompose_reduction(sums, rows if part is None else part)
     sch.tensorize(sch.get_loops(zeros)[-sum(extent > 1 for extent in _shape_of_sums(block))], _no_zeros(block))
     sch.annotate(task, "pragma_import_llvm", block.source)
     sch.annotate(task, TASK, block.shape_symbol)
@@ -153,7 +160,7 @@ def _no_zeros(block: Block) -> str:
     places = ", ".join(f"v{axis}" if extent > 1 else "0" for axis, extent in enumerate(shape))
     head = f"""
 @T.prim_func(s_tir=True)
-def main(C: T.Buffer({shape}, "{block.dot.sums}", offset_factor=1, scope="local")) -> None:
+def main(C: T.Buffer({shape}, "{block.dot.sums}", offset_factor=1, scope="{_scope(block)}")) -> None:
     with T.sblock("root"):
         T.reads()
         T.writes(C[{_ranges(shape)}])
@@ -164,10 +171,15 @@ def main(C: T.Buffer({shape}, "{block.dot.sums}", offset_factor=1, scope="local"
                 {", ".join(f"v{axis[1:]}" for axis in axes)} = T.axis.remap("{"S" * len(axes)}", [{", ".join(axes)}])
                 C[{places}] = T.cast(0, "{block.dot.sums}")
 """
-    name = f"plevel_amx_no_zeros_{'_'.join(map(str, shape))}_{block.dot.sums}"
+    name = f"plevel_amx_no_zeros_{'_'.join(map(str, shape))}_{block.dot.sums}_{_scope(block)}"
     return register_intrinsic(name, head, meaning, """
         T.evaluate(0)
 """)
+
+
+def _scope(block: Block) -> str:
+    """The scope of the sums: of a block, or of a task."""
+    return "global" if block.adds else "local"
 
 
 def _shape_of_sums(block: Block) -> tuple[int, ...]:
@@ -251,19 +263,33 @@ def main(
 
 @cache
 def _intrinsic_of_image(block: Block, window: Window) -> str:
-    """The registered name of the block's code and what it computes of the words of an image [h, c, w]."""
+    """The registered name of the block's code and what it computes of the words of an image.
+
+    The image is [h, c, w], or [h c, w]; with a stride along lines the phases of a line come before w.
+    """
     assert block.image is not None
     sums, lines, words = _shape_of_sums(block), block.image.lines, block.steps * block.words
-    (down, across), (apart_h, apart_w) = window.strides, window.dilation
-    assert across == 1
+    (down, _), (apart_h, apart_w), phases = window.strides, window.dilation, block.phases[0]
     packed = (window.kernel_h * window.kernel_w * block.steps, block.rows, block.words)
-    shape = (
-        (lines - 1) * down + (window.kernel_h - 1) * apart_h + 1, words, sums[-1] + (window.kernel_w - 1) * apart_w
-    )  # fmt: skip
+    shape: tuple[int, ...]
+    if window.pixel:
+        shape = ((lines - 1) * down * window.pixel + words,)
+    else:
+        shape = ((lines - 1) * down + (window.kernel_h - 1) * apart_h + 1, words)
+    last = sums[-1] + (window.kernel_w - 1) * apart_w // phases
+    shape += (phases, last) if phases > 1 else (last,)
     axes = {"i": block.rows, "h": lines, "w": sums[-1], "y": window.kernel_h, "x": window.kernel_w, "c": words}
     kept = {name: extent for name, extent in axes.items() if extent > 1 or name in "iwc"}
     step = _total(kept, ("y", window.kernel_w * block.steps), ("x", block.steps))
-    place = f"{_total(kept, ('h', down), ('y', apart_h))}, vc, {_total(kept, ('w', 1), ('x', apart_w))}"
+    if window.pixel:
+        place = _total(kept, ("h", down * window.pixel), ("c", 1))
+    else:
+        place = f"{_total(kept, ('h', down), ('y', apart_h))}, vc"
+    if phases > 1:
+        column = _total(kept, ("x", apart_w))
+        place += f", ({column}) % {phases}, vw + ({column}) // {phases}"
+    else:
+        place += f", {_total(kept, ('w', 1), ('x', apart_w))}"
     out = ", ".join(f"v{name}" if name in kept else "0" for name in "ihw")
     head = f"""
 @T.prim_func(s_tir=True)
@@ -284,11 +310,12 @@ def main(
                 C[{out}] = C[{out}] + product(A[{step} + vc // {block.words}, vi, vc % {block.words}], B[{place}])
 """
     zeros = ", ".join("0" for _ in sums)
+    first = ", ".join("0" for _ in shape)
     code = f"""
         T.evaluate(T.call_extern("int32", "{block.symbol}",
-            T.address_of(A[0, 0, 0]), T.address_of(B[0, 0, 0]), T.address_of(C[{zeros}]), 0))
+            T.address_of(A[0, 0, 0]), T.address_of(B[{first}]), T.address_of(C[{zeros}]), 0))
 """
-    steps = "_".join(str(n) for n in (window.kernel_h, window.kernel_w, down, *window.dilation))
+    steps = "_".join(str(n) for n in (window.kernel_h, window.kernel_w, down, *window.dilation, window.pixel))
     return register_intrinsic(f"{block.symbol}_windows_{steps}", head, meaning, code, product=block.dot.product)
 
 
@@ -307,7 +334,7 @@ def _intrinsic(block: Block, dtype: str) -> str:
 def main(
     A: T.Buffer({shape}, "{dtype}", offset_factor=1),
     B: T.Buffer(({depth}, {block.width}, {group}), "{dot.packed}", offset_factor=1),
-    C: T.Buffer(({block.rows}, {block.width}), "{dot.sums}", offset_factor=1, scope="local"),
+    C: T.Buffer(({block.rows}, {block.width}), "{dot.sums}", offset_factor=1, scope="{_scope(block)}"),
 ) -> None:
     with T.sblock("root"):
         T.reads(C[0:{block.rows}, 0:{block.width}], A[{_ranges(shape)}], B[0:{depth}, 0:{block.width}, 0:{group}])
@@ -322,6 +349,6 @@ def main(
 """
     code = f"""
         T.evaluate(T.call_extern("int32", "{block.symbol}",
-            T.address_of(A[{zeros}]), T.address_of(B[0, 0, 0]), T.address_of(C[0, 0]), 0))
+            T.address_of(A[{zeros}]), T.address_of(B[0, 0, 0]), T.address_of(C[0, 0]), {"0, " * block.adds}0))
 """
     return register_intrinsic(f"{block.symbol}_{dtype}", head, meaning, code)

@@ -1,4 +1,5 @@
 """LLVM code of AMX: the sums of a block by tiles, the shapes of tiles, and the request to Linux."""
+# Over 300 lines: the code of one block, whose operands lie in several ways.
 
 from __future__ import annotations
 
@@ -95,9 +96,12 @@ class Block:
         panel_words: from one panel of the weight to the next.
         ahead: lines of the next panel that come into the second level at each step.
         in_columns: the weight's columns of tiles lie one behind the other, else side by side.
+        adds: the steps are a part of k, and are added to the sums of the parts before, which are in memory.
         lines: lines of an image that the rows are of, as many of each, `line_words` apart.
         around: loops around the steps, the outermost first: their extents, and the words of the data from one to the
             next. Steps of the weight lie one behind the other throughout.
+        phases: the parts that the places of the last loop around are dealt into in turns, and the words from one to
+            the next.
         image: where the weight lies in an image, if it does. Then `around` is of it, and steps of the data lie one
             behind the other throughout.
     """
@@ -112,9 +116,11 @@ class Block:
     panel_words: int
     ahead: int
     in_columns: bool = False
+    adds: bool = False
     lines: int = 1
     line_words: int = 0
     around: tuple[tuple[int, int], ...] = ()
+    phases: tuple[int, int] = (1, 0)
     image: Image | None = None
 
     @property
@@ -133,11 +139,12 @@ class Block:
     def _places(self) -> list[int]:
         """The bytes from the first tile to that of each step, of the operand that loops are around."""
         step_words = self.image.step_words if self.image else self.step_words
-        loops = [*self.around, (self.steps, step_words)]
-        return [
-            sum(at * words for at, (_, words) in zip(place, loops, strict=True)) * WORD_BYTES
-            for place in itertools.product(*(range(extent) for extent, _ in loops))
-        ]
+        places = [[at * words for at in range(extent)] for extent, words in self.around]
+        phases, apart = self.phases
+        if phases > 1:
+            places[-1] = [place // phases + place % phases * apart for place in places[-1]]
+        steps = [at * step_words for at in range(self.steps)]
+        return [sum(words) * WORD_BYTES for words in itertools.product(*places, steps)]
 
     @property
     def columns(self) -> int:
@@ -164,7 +171,8 @@ class Block:
         sizes = (*tiles, self.row_words, self.step_words, self.panel_words, self.ahead)
         lines = f"_lines_{self.lines}_{self.line_words}" if self.lines > 1 else ""
         around = "".join(f"_of_{extent}_{words}" for extent, words in self.around)
-        columns = "_columns" if self.in_columns else ""
+        around += f"_phases_{self.phases[0]}_{self.phases[1]}" if self.phases[0] > 1 else ""
+        columns = ("_columns" if self.in_columns else "") + ("_adds" if self.adds else "")
         image = f"_image_{'_'.join(map(str, astuple(self.image)))}" if self.image else ""
         return f"{BLOCK}{kind}_{'_'.join(map(str, sizes))}{lines}{around}{columns}{image}"
 
@@ -211,22 +219,22 @@ define linkonce_odr hidden i32 @{self.shape_symbol}() nounwind {{
   ret i32 0
 }}
 {self._table}
-define linkonce_odr hidden i32 @{self.symbol}(ptr %a, ptr %b, ptr %c, i32 %place) nounwind {{
+define linkonce_odr hidden i32 @{self.symbol}(ptr %a, ptr %b, ptr %c, {"i32 %part, " * self.adds}i32 %place) nounwind {{
 entry:
   %wide = sext i32 %place to i64
   %share = mul i64 %wide, {self.all_steps * self.ahead * LINE_BYTES}
   %apart = add i64 %share, {self.panel_words * WORD_BYTES}
   %p = getelementptr i8, ptr %b, i64 %apart
-{"".join(self._lines_of_zeros())}  br label %loop
+{"".join(self._lines_before())}  br label %loop
 loop:
-  %step = phi i64 [ 0, %entry ], [ %next, %loop ]
-{"".join(self._operands_of_a_step())}  %z = phi ptr [ %p, %entry ], [ %zn, %loop ]
+  %step = phi i64 [ 0, %{self._before} ], [ %next, %loop ]
+{"".join(self._operands_of_a_step())}  %z = phi ptr [ %p, %{self._before} ], [ %zn, %loop ]
 {"".join(self._lines_of_a_step())}  %zn = getelementptr i8, ptr %z, i64 {self.ahead * LINE_BYTES}
   %next = add nuw nsw i64 %step, 1
   %more = icmp ult i64 %next, {self.all_steps}
   br i1 %more, label %loop, label %end
 end:
-{"".join(self._lines_of_stores())}  ret i32 0
+{"".join(self._transfers_of_sums("tilestored64", "c"))}  ret i32 0
 }}
 """
 
@@ -238,9 +246,22 @@ end:
         places = ", ".join(f"i32 {place}" for place in self._places())
         return f"@{self.symbol}_places = linkonce_odr hidden constant [{self.all_steps} x i32] [{places}]"
 
-    def _lines_of_zeros(self) -> Iterator[str]:
-        for register in range(self._data):
-            yield f"  call void @llvm.x86.tilezero(i8 {register})\n"
+    @property
+    def _before(self) -> str:
+        """The label of the code before the loop over steps."""
+        return "begin" if self.adds else "entry"
+
+    def _lines_before(self) -> Iterator[str]:
+        """Zeros in the registers of sums; from the second part on, the sums so far."""
+        zeros = [f"  call void @llvm.x86.tilezero(i8 {register})\n" for register in range(self._data)]
+        if not self.adds:
+            yield from zeros
+            return
+        yield "  %is_first = icmp eq i32 %part, 0\n  br i1 %is_first, label %first, label %more_parts\nfirst:\n"
+        yield from zeros
+        yield "  br label %begin\nmore_parts:\n"
+        yield from self._transfers_of_sums("tileloadd64", "s")
+        yield "  br label %begin\nbegin:\n"
 
     def _steps(self) -> dict[str, int]:
         """The operands whose steps lie one behind the other, with the words from one to the next."""
@@ -251,7 +272,7 @@ end:
 
     def _operands_of_a_step(self) -> Iterator[str]:
         for name in self._steps():
-            yield f"  %{name} = phi ptr [ %{_ARGUMENTS[name]}, %entry ], [ %{name}n, %loop ]\n"
+            yield f"  %{name} = phi ptr [ %{_ARGUMENTS[name]}, %{self._before} ], [ %{name}n, %loop ]\n"
 
     def _lines_of_a_step(self) -> Iterator[str]:
         for line in range(self.ahead):
@@ -280,13 +301,13 @@ end:
         for name, words in self._steps().items():
             yield f"  %{name}n = getelementptr i8, ptr %{name}, i64 {words * WORD_BYTES}\n"
 
-    def _lines_of_stores(self) -> Iterator[str]:
+    def _transfers_of_sums(self, name: str, prefix: str) -> Iterator[str]:
         top = 0
         for row, height in enumerate(self.heights):
             for column in range(self.columns):
                 register = self._sum(row, column)
                 place = top * self.width + column * LANES
-                yield from _transfer("tilestored64", "c", f"c{register}", place, self.width, register)
+                yield from _transfer(name, "c", f"{prefix}{register}", place, self.width, register)
             top += height
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strategy.cpu.amx import TASK, TILE
+from strategy.cpu.amx import PART, TASK, TILE
 from strategy.cpu.amx_code import BLOCK, LANES, RELEASE, REQUEST, ROUND
 from strategy.tir import change_functions, find
 
@@ -68,22 +68,30 @@ def _with_shapes(function: Any) -> Any:
     def call(symbol: str) -> Any:
         return tirx.call_extern("int32", symbol)
 
+    def placed(body: Any, argument: int, turn: Any) -> Any:
+        """Calls of blocks with the turn of a loop as an argument, counted from the last."""
+
+        def with_turn(found: Any) -> Any:
+            if not (found.args and str(getattr(found.args[0], "value", "")).startswith(BLOCK)):
+                return found
+            arguments = list(found.args)
+            arguments[argument] = turn.astype("int32")
+            return tirx.call_extern("int32", *arguments)
+
+        return structural_map(body, [(ir.Call, with_turn)])
+
     def change(loop: Any) -> Any:
         body = loop.body
         if TILE in loop.annotations:
-            place = loop.loop_var.astype("int32")
-
-            def placed(found: Any) -> Any:
-                is_block = found.args and str(getattr(found.args[0], "value", "")).startswith(BLOCK)
-                return tirx.call_extern("int32", *found.args[:-1], place) if is_block else found
-
-            body = structural_map(body, [(ir.Call, placed)])
+            body = placed(body, -1, loop.loop_var)
+        if PART in loop.annotations:
+            body = placed(body, -2, loop.loop_var)
         if TASK in loop.annotations:
             shapes = str(loop.annotations[TASK])
             body = tirx.SeqStmt([tirx.Evaluate(call(shapes)), body, tirx.Evaluate(call(RELEASE))])
         if body is loop.body:
             return loop
-        annotations = {name: value for name, value in loop.annotations.items() if name not in (TASK, TILE)}
+        annotations = {name: value for name, value in loop.annotations.items() if name not in (TASK, TILE, PART)}
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, annotations)
 
     if not any(TASK in loop.annotations for loop in find(function, tirx.For)):

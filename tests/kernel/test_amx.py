@@ -69,6 +69,19 @@ def test_any_configuration_of_any_shape(m, n, k, kind, weight, zeros, constant, 
 
 
 @on_amx
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("kind", "weight"), KINDS)
+@pytest.mark.parametrize("inner", ["rows", "panels"])
+def test_a_large_product_is_added_up_part_by_part(kind, weight, inner):
+    workload = product(f"{kind}[70,16500]", f"{weight}[50,16500]", **points(kind, (100, 3)))
+    space = space_of(workload)
+    blocks = {"rows": 24, "width": 32, "n_block": 2, "m_tasks": 1, "inner": inner}
+    for parts in space["parts"].values[1:3]:
+        for copied in (1, 2):
+            check(workload, name_of(workload), {**space.fallback, **blocks, "parts": parts, "copied": copied})
+
+
+@on_amx
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["bfloat16", "int8", "uint8"])
 @pytest.mark.parametrize("transpose_b", [False, True])
@@ -93,7 +106,7 @@ def test_any_configuration_of_a_batch(kind, transpose_b, x, y, m, k, constant, s
     channels=st.sampled_from([1, 3, 9, 40, 64]), out=st.sampled_from([1, 17, 64]),
     window=st.sampled_from([(1, 1), (3, 3), (2, 5), (7, 7)]), image=st.tuples(st.integers(8, 11), st.integers(12, 20)),
     batch=st.integers(1, 2), attrs=st.fixed_dictionaries({
-        "strides": st.sampled_from([1, 2]), "padding": st.sampled_from([0, [1, 0, 2, 1]]),
+        "strides": st.sampled_from([1, 2, [1, 3]]), "padding": st.sampled_from([0, [1, 0, 2, 1]]),
         "dilation": st.sampled_from([1, 1, [1, 2]]), "kernel_layout": st.sampled_from(["OIHW", "HWIO", "OHWI"]),
     }),
     zero=st.sampled_from([0, 100]), constant=st.booleans(), seed=st.integers(0, 2**32),
@@ -102,8 +115,6 @@ def test_any_configuration_of_any_convolution(
     layout, form, kind, weight, channels, out, window, image, batch, attrs, zero, constant, seed
 ):
     attrs = {**attrs, "dilation": 1 if window[1] == 7 else attrs["dilation"], "data_layout": layout}
-    if (layout, form) == ("NCHW", "amx_direct"):
-        attrs["strides"] = [attrs["strides"], 1]
     attrs |= points(kind, (zero, 0))
     shapes = laid_out_shapes(attrs, (batch, channels, *image), (out, channels, *window))
     workload = convolution(f"{kind}[{shapes[0]}]", f"{weight}[{shapes[1]}]", constant, **attrs)
@@ -228,6 +239,15 @@ def test_it_is_chosen_untuned_but_for_one_row_of_integers():
         assert "amx" in chosen(workload, RAPIDS)
         assert "amx" not in chosen(workload, WITHOUT)
     assert chosen(product("uint8[1,64]", "int8[32,64]"), RAPIDS) == "qdense_dot.cpu"
+
+
+@pytest.mark.parametrize(("m", "has_parts"), [(128, False), (512, True)])
+def test_data_that_leave_the_second_level_are_multiplied_in_parts(m, has_parts):
+    workload = product(f"bfloat16[{m},4096]", "bfloat16[1024,4096]")
+    space = next(c.space for c in candidates(workload, RAPIDS) if c.implementation == name_of(workload))
+    assert space is not None
+    assert ("parts" in space.fallback) is has_parts
+    assert not has_parts or space.fallback["parts"] > 1
 
 
 @pytest.mark.parametrize("m", [1, 16, 128, 197])

@@ -2,13 +2,17 @@
 
 As `conv2d_nchw_amx.cpu`, the weight on the left: tiles of sums are output channels × pixels, as the result lies. The
 image is put into words of neighbouring channels once, beside its padding: [n, h, words, w]. A tile of it is the words
-of some channels at neighbouring pixels, which each place of the window sees from another one on.
+of some channels at neighbouring pixels, which each place of the window sees from another one on. With a stride along
+lines, each line is dealt into phases, so that the pixels of a tile lie side by side: [n, h, words, phase, w]. Of few
+channels, a tile is the words of all lines of the window: [n, h words, ..., w].
 """
+# Over 300 lines: one implementation, whose space, packing and schedule share its extents.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +35,7 @@ _ROWS = (2, 4, 8, 12, 16, 24, 32, 48)
 _LINES = (1, 2, 3, 4)
 _WIDTHS = (16, 32, 48, 64, 80, 96)
 _BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 28, 32, 48, 64)
+_LONG = 7  # words of a column of a window
 _INNER = Knob("inner", ["pixels", "channels"])
 # The image is put into words by each task, or before all of them.
 _BY_TASK, _BEFORE = range(2)
@@ -46,21 +51,56 @@ class Windows:
     window: Window
 
     @property
+    def words(self) -> int:
+        """The words of a pixel."""
+        return count_words(self.dot, self.channels)
+
+    @property
+    def in_columns(self) -> bool:
+        """Return whether a place is a column of a window: where tiles divide it, as no line beyond may count."""
+        height = self.window.kernel_h
+        words = height * self.words
+        are_whole = Depth.of(self.dot, words * self.dot.group).total == words
+        return self.words * 2 <= WORDS and height > 1 and self.window.dilation[0] == 1 and are_whole
+
+    @property
+    def seen(self) -> Window:
+        """The window of places."""
+        return replace(self.window, kernel_h=1, pixel=self.words) if self.in_columns else self.window
+
+    @property
     def places(self) -> int:
-        return self.window.kernel_h * self.window.kernel_w
+        return self.seen.kernel_h * self.seen.kernel_w
 
     @property
     def depth(self) -> Depth:
         """The tiles of one place."""
-        return Depth.of(self.dot, self.channels)
+        if not self.in_columns:
+            return Depth.of(self.dot, self.channels)
+        return Depth.of(self.dot, self.window.kernel_h * self.words * self.dot.group)
+
+    @property
+    def apart(self) -> int:
+        """The columns of the image from one that is read to the next."""
+        return math.gcd(self.window.strides[1], self.window.dilation[1] if self.window.kernel_w > 1 else 0)
+
+    @property
+    def phases(self) -> int:
+        """The parts that the columns of a line that are read are dealt into, in turns."""
+        return self.window.strides[1] // self.apart
+
+    @property
+    def dilation_w(self) -> int:
+        """The columns that are read from one place of a window to the next."""
+        return self.window.dilation[1] // self.apart
 
     def extents(self, out_h: int, out_w: int) -> tuple[int, int]:
-        """The lines and columns of the padded image that so many pixels read."""
+        """The lines of the padded image, and the columns of a phase, that so many pixels read."""
         down = (out_h - 1) * self.window.strides[0] + (self.window.kernel_h - 1) * self.window.dilation[0] + 1
-        return down, out_w + (self.window.kernel_w - 1) * self.window.dilation[1]
+        return down, out_w + (self.window.kernel_w - 1) * self.dilation_w // self.phases
 
     def line(self, out_w: int) -> tuple[int, int]:
-        """The distance of a line's words, of which it is a multiple.
+        """The distance of a line's words, or of a phase's, of which it is a multiple.
 
         Of whole lines of the cache, unless they are much more: then the first place of a window crosses none.
         """
@@ -75,20 +115,25 @@ def add(
 ) -> None:  # fmt: skip
     """Add the implementation to a strategy, of types in NCHW and OIHW, as `amx_nchw.add`, of one group.
 
-    Windows have no stride along lines. It is chosen untuned where they have several places, and lines and channels fill
-    tiles by half.
+    Windows read each phase of a line. It is chosen untuned where they have several places: for channels that fill tiles
+    by half, but with a stride along long lines, which take less time to unfold; and for so few that a place is a column
+    of the window.
     """
     data, weight = inputs
     dot = amx_of(attrs, data, weight, out_type, target, weight_left=True)
     if dot is None:
         return
-    if attrs.groups > 1 or attrs.strides[1] > 1:
-        return
     _, channels, kernel_h, kernel_w = weight.concrete_shape
     windows = Windows(dot, channels, Window(kernel_h, kernel_w, attrs.strides, attrs.dilation))
-    fills_tiles = int(out_type.shape[3]) * 2 > LANES and channels * 2 >= WORDS * dot.group
+    if attrs.groups > 1 or windows.phases > kernel_w:
+        return
+    is_long = int(out_type.shape[3]) * 2 > LANES
+    fills_tiles = channels * 2 >= WORDS * dot.group and not (is_long and attrs.strides[1] > 1)
+    # Short columns of 8-bit integers take longer to deal into phases than to unfold.
+    few_pay = windows.in_columns and is_long and (windows.phases == 1 or dot.group == 2 or windows.depth.words >= _LONG)
+    pays = windows.places > 1 and (fills_tiles or few_pay)
     strategy.add_implementation(
-        partial(compute, windows), partial(schedule, windows), name, 19 if fills_tiles and windows.places > 1 else 12,
+        partial(compute, windows), partial(schedule, windows), name, 19 if pays else 12,
         space=partial(space, windows), prepare=partial(prepare, windows),
     )  # fmt: skip
 
@@ -99,8 +144,10 @@ def _fit_registers() -> Clause:
     return height * knob("lines") * (knob("width") // LANES) + height + 1 <= REGISTERS
 
 
-def _best_block(channels: int, out_h: int, out_w: int, heights: Sequence[int]) -> tuple[int, int, int]:
-    """The rows, lines and width of a fallback's block, which wastes little and needs few loads."""
+def _best_block(
+    channels: int, out_h: int, out_w: int, heights: Sequence[int], fits: Callable[[int], bool]
+) -> tuple[int, int, int]:
+    """The rows, lines (that `fits` allows) and width of a fallback's block, which wastes little and needs few loads."""
 
     def cost(rows: int, lines: int, width: int) -> float:
         wide = lines * width // LANES
@@ -112,7 +159,7 @@ def _best_block(channels: int, out_h: int, out_w: int, heights: Sequence[int]) -
         (
             (rows, lines, width)
             for rows in heights for lines in _LINES for width in _WIDTHS
-            if rows <= max(channels, heights[0]) and out_h % lines == 0 and width < out_w + LANES
+            if rows <= max(channels, heights[0]) and fits(lines) and width < out_w + LANES
             and -(-rows // ROWS) * (lines * (width // LANES) + 1) < REGISTERS
         ),
         key=lambda block: cost(*block),
@@ -126,9 +173,16 @@ def space(
     batch, channels, out_h, out_w = out_type.concrete_shape
 
     def fallback() -> dict[str, Any]:
-        rows, lines, width = _best_block(channels, out_h, out_w, _ROWS)
-        tiles, heights = -(-channels // rows), -(-out_h // lines)
-        h_tasks = largest_divisor(_BLOCKS, heights, 4 * target.threads)
+        def tasks_of(lines: int) -> int:
+            return largest_divisor(_BLOCKS, -(-out_h // lines), 4 * target.threads)
+
+        # Nothing divides a prime number of lines among threads: the last of more than one may end beyond the image.
+        several = [lines for lines in _LINES if batch * tasks_of(lines) >= target.threads]
+        is_prime = 1 not in several and len(several) > 0
+        rows, lines, width = _best_block(
+            channels, out_h, out_w, _ROWS, lambda n: n in several if is_prime else out_h % n == 0
+        )
+        tiles, h_tasks = -(-channels // rows), tasks_of(lines)
         tasks = -(-target.threads // (batch * h_tasks))
         return {
             "rows": rows,
@@ -137,7 +191,8 @@ def space(
             "o_block": largest_divisor(_BLOCKS, tiles, max(tiles // tasks, 1)),
             "h_tasks": h_tasks,
             "inner": "channels",
-            "copied": _BY_TASK,
+            # Lines that tasks share are slow to deal into phases.
+            "copied": _BEFORE if windows.phases > 1 and not windows.in_columns else _BY_TASK,
         }
 
     high, deep = up_to("rows", _ROWS, channels), up_to("lines", _LINES, out_h)
@@ -180,10 +235,12 @@ def prepare(
 
         def word(tile: Any, step: Any, row: Any, at: Any) -> Any:
             o, place, c = tile * rows + row, step // depth.steps, step % depth.steps * depth.words + at
-            found = word_of(
-                dot, windows.channels, c, lambda channel: weight[o, channel, place // kernel_w, place % kernel_w]
-            )
-            found = zero_beyond(found, c, count_words(dot, windows.channels), depth.total)
+            y, x = place // kernel_w, place % kernel_w
+            if windows.in_columns:
+                y, c = c // windows.words, c % windows.words
+            found = word_of(dot, windows.channels, c, lambda channel: weight[o, channel, y, x])
+            if not windows.in_columns:
+                found = zero_beyond(found, c, windows.words, depth.total)
             if sums is not None:
                 found = tirx.if_then_else(step < steps, found, sums[o])
             return zero_beyond(found, o, channels, rows)
@@ -200,7 +257,7 @@ def compute(
     from tvm import te, tirx
 
     data, weight = inputs
-    dot, depth, window = windows.dot, windows.depth, windows.window
+    dot, depth, window, phases = windows.dot, windows.depth, windows.seen, windows.phases
     batch, channels, out_h, out_w = out_type.concrete_shape
     rows, lines, width = (integer(config, name) for name in ("rows", "lines", "width"))
     height, across = round_up(out_h, lines), round_up(out_w, width)
@@ -208,22 +265,39 @@ def compute(
     image_h, image_w = int(data.shape[2]), int(data.shape[3])
     (top, left, *_), zero = attrs.padding, getattr(attrs, "input_zero_point", 0) & 255
     padding = tirx.const(int.from_bytes(bytes([zero] * 4), "little", signed=True), "int32")
-    words = count_words(dot, windows.channels)
+    words, apart = windows.words, windows.apart
 
-    def word(n: Any, h: Any, c: Any, w: Any) -> Any:
-        y, x = h - top, w - left
+    def word(n: Any, h: Any, c: Any, column: Any) -> Any:
+        y, x = h - top, column - left
         found = word_of(dot, windows.channels, c, lambda channel: data[n, channel, y, x], zero)
         tests = [
             test
             for test, needed in (
                 (y >= 0, top), (y < image_h, padded_h - top > image_h), (x >= 0, left),
-                (x < image_w, padded_w - left > image_w), (c < words, depth.total > words),
+                (x < image_w, padded_w * phases * apart - left > image_w),
+                (c < words, depth.total > words and not windows.in_columns),
             ) if needed
         ]  # fmt: skip
         return tirx.if_then_else(tirx.all(*tests), found, padding) if tests else found
 
-    image = compute_stage("image", (batch, padded_h, depth.total, padded_w), word)
-    stride_h, (dilation_h, dilation_w) = window.strides[0], window.dilation
+    deep, padded = words if windows.in_columns else depth.total, None
+    if phases * apart > 1:
+        # Loads with gaps have no masks: a line is put into words before its columns are picked.
+        padded = compute_stage("padded", (batch, padded_h, deep, padded_w * phases * apart), word)
+
+    def read(n: Any, *place: Any) -> Any:
+        """A word of a line [h, c] or [h c], at a column of a phase."""
+        *line, w = place
+        phase = 0
+        if phases > 1:
+            *line, phase = line
+        h, c = (line[0] // words, line[0] % words) if windows.in_columns else line
+        column = (w * phases + phase) * apart
+        return word(n, h, c, column) if padded is None else padded[n, h, c, column]
+
+    line_shape = (padded_h * words,) if windows.in_columns else (padded_h, deep)
+    image = compute_stage("image", (batch, *line_shape, *((phases,) if phases > 1 else ()), padded_w), read)
+    stride_h, dilation_h, dilation_w = window.strides[0], window.dilation[0], windows.dilation_w
     kernel_h, kernel_w = window.kernel_h, window.kernel_w
     y = te.reduce_axis((0, kernel_h), name="y") if kernel_h > 1 else 0
     x = te.reduce_axis((0, kernel_w), name="x") if kernel_w > 1 else 0
@@ -232,7 +306,10 @@ def compute(
     def term(n: Any, o: Any, h: Any, w: Any) -> Any:
         step = (y * kernel_w + x) * depth.steps + c // depth.words
         left = weight[o // rows, step, o % rows, c % depth.words]
-        right = image[n, h * stride_h + y * dilation_h, c, w + x * dilation_w]
+        column = x * dilation_w
+        line = (h * (stride_h * words) + c,) if windows.in_columns else (h * stride_h + y * dilation_h, c)
+        at = (column % phases, w + column // phases) if phases > 1 else (w + column,)
+        right = image[(n, *line, *at)]
         return te.sum(dot.product(left, right), axis=[axis for axis in (y, x, c) if not isinstance(axis, int)])
 
     total = tiles = compute_stage("tiles", (batch, round_up(channels, rows), height, across), term)
@@ -248,7 +325,7 @@ def compute(
 
 def schedule(windows: Windows, attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of lines × output channels in parallel; in each, one block after the other."""
-    dot, depth, window = windows.dot, windows.depth, windows.window
+    dot, depth, window = windows.dot, windows.depth, windows.seen
     sch, stages, output = start_schedule(outs)
     for name in ("weight_sums", "weight_tiles"):
         if name in stages:
@@ -277,19 +354,23 @@ def schedule(windows: Windows, attrs: Conv2DAttrs, outs: Outs, target: Target, c
     vectorize(sch, sch.get_loops(output)[-1], LANES)
     if config["copied"] == _BY_TASK:
         sch.compute_at(image, task, preserve_unit_loops=True)
+    if "padded" in stages:
+        sch.compute_at(stages["padded"], sch.get_loops(image)[-2 - (windows.phases > 1)], preserve_unit_loops=True)
+        vectorize(sch, sch.get_loops(stages["padded"])[-1], LANES)
     vectorize(sch, sch.get_loops(image)[-1], LANES)
     across, multiple = windows.line(round_up(int(outs.tensors[0].shape[3]), width))
     if multiple > 1:
-        sch.storage_align(image, 0, 2, multiple, 0)
+        sch.storage_align(image, 0, len(sch.get(image).writes[0].source.shape) - 2, multiple, 0)
     if config["copied"] == _BEFORE:
         sch.parallel(sch.fuse(*sch.get_loops(image)[:2]))
-    line_words = depth.total * across
-    around = (window.kernel_h, window.dilation[0] * line_words), (window.kernel_w, window.dilation[1])
+    row_words = windows.phases * across
+    line_words = (window.pixel or depth.total) * row_words
+    around = (window.kernel_h, window.dilation[0] * line_words), (window.kernel_w, windows.dilation_w)
     block = Block(
         dot, rows, lines * width, depth.steps, depth.words,
         row_words=depth.words, step_words=rows * depth.words, panel_words=0, ahead=0,
-        around=tuple(loop for loop in around if loop[0] > 1),
-        image=Image(lines, across, depth.words * across, window.strides[0] * line_words),
+        around=tuple(loop for loop in around if loop[0] > 1), phases=(windows.phases, across),
+        image=Image(lines, row_words, depth.words * row_words, window.strides[0] * line_words),
     )  # fmt: skip
-    use_tiles_of_image(sch, tiles, block, window, task)
+    use_tiles_of_image(sch, tiles, block, replace(window, dilation=(window.dilation[0], windows.dilation_w)), task)
     return sch

@@ -46,8 +46,9 @@ def space(
     """The block, how blocks are grouped into tasks, and where the data are copied, if they are."""
     *batch, m, n = out_type.shape
     k = int(inputs[0].shape[-1])
-    in_place = m.is_constant and Depth.of(dot, k).total * dot.group == k
-    return space_of(m, int(n), math.prod(map(int, batch)), target, in_place=in_place)
+    depth = Depth.of(dot, k)
+    in_place = m.is_constant and depth.total * dot.group == k
+    return space_of(m, int(n), math.prod(map(int, batch)), target, in_place=in_place, depth=depth)
 
 
 def prepare(

@@ -1,7 +1,9 @@
 """Products by AMX whose data have rows and whose weight is packed: their space, sums and schedule."""
+# Over 300 lines: one product, whose space, sums and schedule share its block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 from strategy.attrs import Attrs
 from strategy.condition import Clause, ceildiv
 from strategy.cpu.amx import lines_ahead, use_tiles
-from strategy.cpu.amx_code import LANES, REGISTERS, ROWS, WORDS, Block
+from strategy.cpu.amx_code import LANES, LINE_BYTES, REGISTERS, ROWS, WORD_BYTES, WORDS, Block
 from strategy.cpu.dot import Dot
 from strategy.cpu.tile import (
     block_knob,
@@ -21,7 +23,7 @@ from strategy.cpu.tile import (
 )
 from strategy.ops.dense.dot import entry_of, row_sums_of, sum_of_row
 from strategy.schedule import compute_stage, integer, vectorize, zero_beyond
-from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
 from strategy.types import Dim
 
@@ -35,6 +37,8 @@ _AHEAD = Knob("ahead", [False, True])
 _IN_PLACE, _BY_TASK, _BEFORE = range(3)
 _COPY_FACTOR = 1.1  # of a block whose data are copied
 _ANYWHERE = 64  # rows that a fallback takes m for, where it is symbolic
+_LARGE = 3 << 19  # bytes of data that leave the second level, of 2 MiB where there is AMX, to nothing else
+_STEPS = 8  # of a part: a block's tiles of both operands then stay in the first level
 
 
 @dataclass(frozen=True)
@@ -69,21 +73,41 @@ def is_summed(dot: Dot, attrs: Attrs, dtype: Any) -> bool:
 
 
 def space_of(
-    m: Dim, columns: int, entries: int, target: Target, *, in_place: bool, unfolded: bool = False
-) -> ConfigSpace:
+    m: Dim, columns: int, entries: int, target: Target, *, in_place: bool, unfolded: bool = False,
+    depth: Depth | None = None,
+) -> ConfigSpace:  # fmt: skip
     """The space of products of m rows and some columns, for each entry of a batch.
 
+    Of data that leave the second level, a task adds up its sums in `parts` of k.
+
     Args:
+        depth: of the products, if they may be added up so.
         in_place: the data may be read where they lie.
         unfolded: a row of the data is copied from several places, and reads most of them for other rows, too.
     """
     rows = int(m) if m.is_constant else _ANYWHERE
+    parts = [1]
+    if depth is not None and m.is_constant and rows * depth.total * WORD_BYTES > _LARGE:
+        parts = [p for p in divisors(depth.steps) if depth.steps // p >= _STEPS // 2]
 
     def fallback() -> dict[str, Any]:
         _, high, wide = best_block(
             rows, columns, _ROWS, _WIDTHS, lambda r: 1 if in_place and rows % r == 0 else _COPY_FACTOR
         )
         panels, blocks = -(-columns // wide), -(-rows // high)
+        if len(parts) > 1 and depth is not None:
+            part = min(parts, key=lambda p: abs(math.log(depth.steps / p / _STEPS)))
+            m_tasks, n_block = _parted_tasks(blocks, panels, high, wide, entries, depth.total // part, target)
+            return {
+                "rows": high,
+                "width": wide,
+                "n_block": n_block,
+                "m_tasks": m_tasks,
+                "inner": "rows",
+                "copied": _BEFORE,
+                "ahead": blocks > m_tasks,
+                "parts": part,
+            }
         wanted = max(4 * target.threads // entries, 1)  # tasks
         m_tasks = 1
         if unfolded:
@@ -117,6 +141,8 @@ def space_of(
         constraints.append(whole_blocks(rows, "rows", "m_tasks"))
     if in_place:
         constraints.append((rows % knob("rows") == 0) | (knob("copied") > _IN_PLACE))
+    if len(parts) > 1 and in_place:
+        constraints.append((knob("parts") == 1) | (knob("copied") > _IN_PLACE))
     return ConfigSpace(
         [
             wide,
@@ -126,10 +152,38 @@ def space_of(
             _INNER,
             Knob("copied", [_IN_PLACE, _BY_TASK, _BEFORE] if in_place else [_BY_TASK, _BEFORE]),
             _AHEAD,
+            *([Knob("parts", parts)] if len(parts) > 1 else []),
         ],
         constraints,
         fallback=fallback,
     )
+
+
+def _parted_tasks(
+    blocks: int, panels: int, high: int, wide: int, entries: int, words: int, target: Target
+) -> tuple[int, int]:
+    """The fallback's `m_tasks` and `n_block` where k has parts, of `words` of a row.
+
+    Sums, the rows of a part, and two panels of it take three quarters of the second level. The more rows and columns a
+    task has, the fewer times both operands come from beyond it: a multiply-add of a tile takes as long as a line does.
+    """
+
+    def extents(counts: tuple[int, int]) -> tuple[int, int]:
+        return blocks // counts[0] * high, counts[1] * wide
+
+    def kept(counts: tuple[int, int]) -> int:
+        down, across = extents(counts)
+        return (down * across + (down + 2 * wide) * words) * WORD_BYTES
+
+    def cost(counts: tuple[int, int]) -> float:
+        down, across = extents(counts)
+        tasks = entries * counts[0] * (panels // counts[1])
+        turns = -(-tasks // target.threads) * target.threads / tasks
+        return turns * (1 + LINE_BYTES / down + LINE_BYTES / across)
+
+    offered = [(m, n) for m in _BLOCKS if blocks % m == 0 for n in _BLOCKS if panels % n == 0]
+    fitting = [counts for counts in offered if kept(counts) <= target.l2_bytes * 3 // 4]
+    return min(fitting or [min(offered, key=kept)], key=cost)
 
 
 def best_block(
@@ -225,22 +279,36 @@ def schedule_product(
         if name in stages:
             outer = sch.get_loops(stages[name])
             sch.parallel(sch.fuse(*outer[:2]) if name == "panels" else outer[0])
-    sch.set_scope(tiles, 0, "local")
+    parts = integer(config, "parts") if "parts" in config else 1
     anchor = stages.get("total", tiles)
     *batch, i, j = sch.get_loops(anchor)[: None if "total" in stages else -2]
-    m_task, row_tile, row = sch.split(i, [integer(config, "m_tasks"), None, rows])
-    n_task, panel, column = sch.split(j, [None, integer(config, "n_block"), width])
-    order = (panel, row_tile) if config["inner"] == "rows" else (row_tile, panel)
-    sch.reorder(*batch, n_task, m_task, *order, row, column)
-    sch.reverse_compute_at(output, order[1], preserve_unit_loops=True)
+    m_tasks, n_block = integer(config, "m_tasks"), integer(config, "n_block")
+    order: Sequence[Any]
+    part = None
+    if parts == 1:
+        m_task, row_tile, row = sch.split(i, [m_tasks, None, rows])
+        n_task, panel, column = sch.split(j, [None, n_block, width])
+        order = (panel, row_tile) if config["inner"] == "rows" else (row_tile, panel)
+        sch.reorder(*batch, n_task, m_task, *order, row, column)
+        sch.set_scope(tiles, 0, "local")
+        place = order[1]
+    else:
+        m_task, i = sch.split(i, [m_tasks, None])
+        n_task, j = sch.split(j, [None, n_block * width])
+        sch.reorder(*batch, n_task, m_task, i, j)
+        place = m_task
+    sch.reverse_compute_at(output, place, preserve_unit_loops=True)
     if "total" in stages:
-        sch.compute_at(tiles, order[1], preserve_unit_loops=True)
+        sch.compute_at(tiles, place, preserve_unit_loops=True)
     if "share" in stages:
         sch.set_scope(stages["share"], 0, "local")
-        sch.compute_at(stages["share"], order[1], preserve_unit_loops=True)
+        sch.compute_at(stages["share"], place, preserve_unit_loops=True)
+        sch.split(sch.get_loops(stages["share"])[-1], [None, width])
         vectorize(sch, sch.get_loops(stages["share"])[-1], dot.lanes)
     if "total" in stages:
         sch.compute_inline(anchor)
+    if parts > 1:
+        part, *order = _split_depth(sch, tiles, output, parts, config)
     task = sch.fuse(*batch, n_task, m_task)
     sch.parallel(task)
     vectorize(sch, sch.get_loops(output)[-1], dot.lanes)
@@ -251,13 +319,33 @@ def schedule_product(
         blocks = -(-int(m) // rows) // integer(config, "m_tasks")
     dtype, row_words = (dot.kept, depth.words) if "copied" in stages else in_place
     block = Block(
-        dot, rows, width, depth.steps, depth.words,
+        dot, rows, width, depth.steps // parts, depth.words,
         row_words=row_words,
         step_words=(rows if "copied" in stages else 1) * depth.words,
         panel_words=(depth.total + summed) * width,
         ahead=lines_ahead(width, depth.words, blocks) if config["ahead"] else 0,
+        adds=parts > 1,
     )  # fmt: skip
-    use_tiles(sch, tiles, block, dtype, task, order[1] if blocks > 1 else None)
+    use_tiles(sch, tiles, block, dtype, task, order[1] if blocks > 1 else None, part)
+
+
+def _split_depth(sch: Any, tiles: Any, output: Any, parts: int, config: Config) -> tuple[Any, Any, Any]:
+    """Add up a task's sums part by part of k; return the loop over parts, and both over blocks.
+
+    The sums are in memory of the task, those of a block side by side.
+    """
+    rows, width = integer(config, "rows"), integer(config, "width")
+    *_, i, j, words, number = sch.get_loops(tiles)
+    row_tile, row = sch.split(i, [None, rows])
+    panel, column = sch.split(j, [None, width])
+    part, words = sch.split(words, [parts, None])
+    order = (panel, row_tile) if config["inner"] == "rows" else (row_tile, panel)
+    sch.reorder(part, *order, row, column, words, number)
+    sch.split(sch.get_loops(output)[-1], [None, width])
+    sch.transform_layout(tiles, ("write", 0), lambda *at: (
+        *at[:-2], at[-2] // rows, at[-1] // width, at[-2] % rows, at[-1] % width
+    ))  # fmt: skip
+    return part, *order
 
 
 def _schedule_copy(sch: Any, copied: Any, task: Any, outer: Any, config: Config) -> None:
