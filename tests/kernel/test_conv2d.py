@@ -26,15 +26,17 @@ TARGET = Target.parse("cpu").with_threads(2)
 DIRECT, IM2COL, SPATIAL = "conv2d_nchw.cpu", "conv2d_nchw_im2col.cpu", "conv2d_nchw_spatial_pack.cpu"
 POINTWISE, DEPTHWISE = "conv2d_nchw_1x1.cpu", "depthwise_conv2d_nchw.cpu"
 F2, F4 = "conv2d_nchw_winograd_2x2.cpu", "conv2d_nchw_winograd_4x4.cpu"
-TAPS = "conv2d_nchw_taps.cpu"
+TAPS, LINES = "conv2d_nchw_taps.cpu", "conv2d_nchw_lines.cpu"
 NARROW = {DIRECT, IM2COL, SPATIAL}
 GENERAL = {*NARROW, TAPS}
+FEW = {*GENERAL, LINES}  # output channels of a group, and windows of several pixels
 # One workload for each implementation, ragged in every extent.
 EXAMPLES = {
     DIRECT: ("float32[1,6,9,11]", "float32[10,3,3,2]", {"groups": 2}),
     IM2COL: ("float32[2,6,12,11]", "float32[38,3,3,3]", {"padding": 1, "strides": [1, 2], "groups": 2}),
     SPATIAL: ("float32[2,6,12,11]", "float32[38,3,3,3]", {"padding": 1, "strides": [1, 2], "groups": 2}),
     TAPS: ("float32[2,36,12,11]", "float32[38,18,3,3]", {"padding": 5, "dilation": 5, "strides": [1, 2], "groups": 2}),
+    LINES: ("float32[2,6,12,21]", "float32[14,3,3,3]", {"padding": 1, "strides": [1, 2], "groups": 2}),
     POINTWISE: ("float32[2,6,5,11]", "float32[38,3,1,1]", {"groups": 2}),
     DEPTHWISE: ("float32[2,6,12,21]", "float32[12,1,3,3]", {"padding": 1, "strides": 2, "groups": 6}),
     F2: ("float32[2,5,9,11]", "float32[19,5,3,3]", {"padding": 1}),
@@ -101,24 +103,24 @@ def space_of(workload: Workload, name: str) -> ConfigSpace:
 
 CASES = [
     ("float32[1,3,15,17]", "float32[5,3,3,3]",
-     {"strides": [2, 1], "padding": [1, 2, 0, 1], "dilation": [1, 2]}, GENERAL),
-    ("float32[2,4,9,8]", "float32[6,2,3,2]", {"groups": 2}, GENERAL),
+     {"strides": [2, 1], "padding": [1, 2, 0, 1], "dilation": [1, 2]}, FEW),
+    ("float32[2,4,9,8]", "float32[6,2,3,2]", {"groups": 2}, FEW),
     ("float32[1,12,5,11]", "float32[38,6,1,1]", {"groups": 2}, {*GENERAL, POINTWISE}),
-    ("float32[2,8,9,21]", "float32[8,2,3,3]", {"groups": 4, "padding": 1, "dilation": 2}, GENERAL),
+    ("float32[2,8,9,21]", "float32[8,2,3,3]", {"groups": 4, "padding": 1, "dilation": 2}, FEW),
     ("float64[2,4,9,8]", "float64[8,1,3,3]", {"groups": 4, "padding": 1}, {DIRECT, DEPTHWISE}),
     ("float32[2,4,9,8]", "float32[4,1,5,3]", {"groups": 4, "strides": 2}, {DIRECT, DEPTHWISE}),
-    ("float32[2,4,15,17]", "float32[8,4,3,3]", {"padding": 1}, {*GENERAL, F2}),
-    ("float32[1,16,8,8]", "float32[8,16,3,3]", {}, {*GENERAL, F2, F4}),
-    ("float64[1,16,8,9]", "float64[2,16,3,3]", {"padding": [1, 0, 2, 1]}, {*GENERAL, F2, F4}),
-    ("float32[2,16,18,33]", "float32[5,16,3,3]", {"padding": [2, 1, 3, 2], "dilation": [2, 3]}, {*GENERAL, F2, F4}),
+    ("float32[2,4,15,17]", "float32[8,4,3,3]", {"padding": 1}, {*FEW, F2}),
+    ("float32[1,16,8,8]", "float32[8,16,3,3]", {}, {*FEW, F2, F4}),
+    ("float64[1,16,8,9]", "float64[2,16,3,3]", {"padding": [1, 0, 2, 1]}, {*FEW, F2, F4}),
+    ("float32[2,16,18,33]", "float32[5,16,3,3]", {"padding": [2, 1, 3, 2], "dilation": [2, 3]}, {*FEW, F2, F4}),
     ("float32[1,5,1,1]", "float32[3,5,1,1]", {}, {*GENERAL, POINTWISE}),
     ("float64[2,16,7,7]", "float64[33,16,1,1]", {}, {*GENERAL, POINTWISE}),
     ("float32[1,16,7,7]", "float32[33,16,1,1]", {"strides": 2}, {*GENERAL, POINTWISE}),
     ("float32[2,12,6,9]", "float32[10,6,1,1]", {"strides": [2, 1], "padding": 1, "groups": 2}, {*GENERAL, POINTWISE}),
     ("float32[1,3,23,23]", "float32[64,3,7,7]", {"strides": 2, "padding": 3}, GENERAL),
-    ("float32[2,3,9,32]", "float32[5,3,6,6]", {"strides": 2, "padding": [2, 3, 2, 0]}, GENERAL),
+    ("float32[2,3,9,32]", "float32[5,3,6,6]", {"strides": 2, "padding": [2, 3, 2, 0]}, FEW),
     ("float32[1,4,6,33]", "float32[18,2,3,5]", {"strides": [1, 2], "padding": 1, "dilation": [1, 3], "groups": 2},
-     GENERAL),
+     FEW),
     ("float32[2,7,9,5]", "float32[3,2,5,19]", {"padding": [1, 0, 2, 1], "data_layout": "NHWC", "kernel_layout": "HWIO"},
      {LAST, LAST_SPATIAL}),
     ("float32[1,8,9,6]", "float32[4,3,3,3]",
@@ -126,7 +128,7 @@ CASES = [
     ("float64[1,8,9,6]", "float64[33,6,1,1]", {"strides": 2, "data_layout": "NHWC"}, {LAST, LAST_SPATIAL}),
     ("float32[1,9,8,4]", "float32[3,3,1,8]",
      {"groups": 4, "data_layout": "NHWC", "kernel_layout": "HWIO"}, {LAST}),
-    ("float32[2,16,9,8]", "float32[6,3,3,16]", {"padding": 1, "kernel_layout": "OHWI"}, {*GENERAL, F2, F4}),
+    ("float32[2,16,9,8]", "float32[6,3,3,16]", {"padding": 1, "kernel_layout": "OHWI"}, {*FEW, F2, F4}),
     ("float64[2,9,8,5]", "float64[2,3,1,5]",
      {"groups": 5, "padding": [1, 0, 2, 1], "strides": [1, 2], "data_layout": "NHWC", "kernel_layout": "HWIO"},
      {LAST, LAST_DEPTHWISE}),
@@ -147,7 +149,7 @@ CASES = [
      {BLOCKED, BLOCKED_SPATIAL, BLOCKED_F2, BLOCKED_F4}),
     ("float16[1,2,9,8,8]", "float16[16,1,3,3]", {"groups": 16, "data_layout": "NCHW8c"}, {BLOCKED, BLOCKED_DEPTHWISE}),
     ("int32[1,3,8,8]", "int32[4,3,3,3]", {}, {DIRECT}),
-    ("float16[1,64,8,8]", "float16[8,64,3,3]", {"padding": 1}, {*NARROW, F2, F4}),
+    ("float16[1,64,8,8]", "float16[8,64,3,3]", {"padding": 1}, {*NARROW, LINES, F2, F4}),
     ("float16[2,12,6,9]", "float16[10,6,1,1]", {"groups": 2}, {*NARROW, POINTWISE}),
     ("float16[1,16,7,7]", "float16[33,16,1,1]", {"strides": 2, "out_dtype": "float32"}, {*NARROW, POINTWISE}),
     ("float16[2,4,9,8]", "float16[8,1,3,3]", {"groups": 4, "padding": 1}, {DIRECT, DEPTHWISE}),
@@ -264,6 +266,18 @@ def test_what_is_chosen_untuned_for_a_dilated_window(size, dilation, chosen):
     assert max(valid, key=lambda c: c.plevel).implementation == chosen
 
 
+@pytest.mark.parametrize(("data", "weight", "groups", "chosen"), [
+    ("1,128,56,56", "128,4,3,3", 32, LINES), ("1,512,14,14", "512,16,3,3", 32, SPATIAL),
+    ("1,64,64,64", "3,64,3,3", 1, LINES), ("1,64,64,64", "24,64,3,3", 1, F4), ("1,64,8,8", "64,64,3,3", 1, F2),
+    ("8,512,7,7", "512,512,3,3", 1, F4),
+])  # fmt: skip
+def test_what_is_chosen_untuned_for_few_channels_and_for_small_images(data, weight, groups, chosen):
+    workload = make(f"float32[{data}]", f"float32[{weight}]", {"padding": 1, "groups": groups})
+    found = candidates(workload, Target.parse("llvm -mcpu=sapphirerapids -num-cores=2"))
+    valid = [c for c in found if c.condition is None or c.condition.decide()]
+    assert max(valid, key=lambda c: c.plevel).implementation == chosen
+
+
 @pytest.mark.parametrize("rows", [1, 4, 5])
 def test_taps_that_see_padding_alone_are_left_out(rows):
     # A tile of 4 pixels of a line of 14 sees padding in part; the last one of 5 ends behind it.
@@ -328,7 +342,7 @@ def test_winograd_is_only_where_it_can_be(attrs):
 
 
 def test_a_symbolic_image_has_fewer_implementations_than_a_symbolic_batch():
-    assert valid(make("float32[n,16,9,9]", "float32[4,16,3,3]", {})).keys() == GENERAL
+    assert valid(make("float32[n,16,9,9]", "float32[4,16,3,3]", {})).keys() == FEW
     assert valid(make("float32[n,16,9,9]", "float32[4,16,1,1]", {})).keys() == {*GENERAL, POINTWISE}
     assert valid(make("float32[n,4,9,9]", "float32[4,1,3,3]", {"groups": 4})).keys() == {DIRECT, DEPTHWISE}
     for data in ("float32[1,16,h,9]", "float32[1,16,9,w]", "float32[n,16,h,w]"):

@@ -159,9 +159,11 @@ def test_very_many_channels_of_a_pixel_are_divided_into_blocks(channels, size, s
     assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"
 
 
-@pytest.mark.parametrize(("channels", "expected"), [(4, "im2col"), (8, "spatial_pack"), (16, "spatial_pack")])
-def test_half_of_the_lanes_of_a_group_are_enough(channels, expected):
-    shapes = {"data": f"float32[1,{32 * channels},28,28]", "weight": f"float32[{32 * channels},{channels},3,3]"}
+@pytest.mark.parametrize(("channels", "size", "expected"), [
+    (4, 4, "im2col"), (8, 8, "spatial_pack"), (16, 28, "spatial_pack"), (4, 28, "lines"), (8, 28, "lines"),
+])  # fmt: skip
+def test_half_of_the_lanes_of_a_group_are_enough_unless_lines_fill_more(channels, size, expected):
+    shapes = {"data": f"float32[1,{32 * channels},{size},{size}]", "weight": f"float32[{32 * channels},{channels},3,3]"}
     workload = Workload.make("conv2d", shapes, {"groups": 32, "padding": 1}, ["weight"])
     target = Target.parse("llvm -mcpu=znver4 -num-cores=2")
     assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"

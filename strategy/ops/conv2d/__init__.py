@@ -4,6 +4,7 @@
     conv2d_nchw_im2col.cpu         windows unfolded into columns, or read where they lie, then a product
     conv2d_nchw_spatial_pack.cpu   output channels in the lanes, nothing unfolded
     conv2d_nchw_taps.cpu           the same a tap and a block of channels at a time, without those that see padding
+    conv2d_nchw_lines.cpu          pixels of a line in the lanes, nothing unfolded, for few output channels of a group
     conv2d_nchw_1x1.cpu            windows of one pixel: a product of what lies there, or is gathered
     conv2d_nchw_dot.cpu            bfloat16 and 8-bit integers by dot-product instructions, windows unfolded
     conv2d_nchw_amx.cpu            the same by AMX, words of neighbouring channels unfolded
@@ -49,6 +50,7 @@ from strategy.ops.conv2d import (
     dot_nhwc,
     gradient,
     im2col,
+    lines,
     pointwise,
     spatial_pack,
     taps,
@@ -69,6 +71,7 @@ _NARROW = ("bfloat16", "float16", "int8", "uint8")
 _SPATIAL_PACK = "conv2d_nchw_spatial_pack.cpu"
 _BLOCKED = "conv2d_nchwc_spatial_pack.cpu"
 _MOST_IMAGES = 6  # along an axis, of those that winograd's divide a dilated one into
+_MANY = 512  # channels
 _LONG = 128  # terms of a sum from which a spatial pack is chosen untuned over copied columns
 
 conv2d_strategy: GenericFunc = get_native_generic_func("conv2d_strategy")
@@ -168,6 +171,12 @@ def _add_products(
         space=im2col.space, prepare=im2col.prepare,
     )  # fmt: skip
     _add_spatial_pack(strategy)
+    # On a tie the first is taken, not winograd's.
+    if lines.is_offered((data, weight), out_type):
+        strategy.add_implementation(
+            lines.compute, lines.schedule, "conv2d_nchw_lines.cpu",
+            14 if lines.pays((data, weight), out_type, target) else 8, space=lines.space, prepare=lines.prepare,
+        )  # fmt: skip
     (_, channels, height, width), (_, _, kernel_h, kernel_w) = data.shape, weight.shape
     # Vectors of pixels cross the lines of a small image, and some of their lanes are idle; those of channels are not.
     small = int(height) * int(width) // (attrs.strides[0] * attrs.strides[1]) <= 14 * 14
@@ -188,15 +197,20 @@ def _add_products(
         square = (kernel_h == 3) & (kernel_w == 3)
         # Dilation divides the image into as many. Of less than 4 pixels a tile is idle in part: it is still faster
         # than columns, unless it is one tile alone, and slower than a spatial pack that fills its own.
-        least = [8 * d for d in attrs.dilation]
+        least = [7 * d for d in attrs.dilation]
         sides = [int(n) / d for n, d in zip((height, width), attrs.dilation, strict=True) if d > 1]
         # Many images, or of several sizes, take longer to divide and join than to convolve by taps.
         whole = all(int(n) % d == 0 and d <= _MOST_IMAGES for n, d in zip((height, width), attrs.dilation, strict=True))
         narrow = is_narrow(weight, out_type, target) and spatial_pack.fills_tiles(out_type)
         level = 10 if few or narrow or min(sides, default=4) < 3 else 11 if min(sides, default=4) < 4 else 13
+        # Larger tiles are fewer, and fill no vectors of a small image; of one with less than 8 pixels they are idle in
+        # part, which only many channels pay for.
+        multiplied = [winograd.multiplications(t, attrs, out_type, lanes) for t in (F2, F4)]
+        is_small = any(int(n) < 8 * d for n, d in zip((height, width), attrs.dilation, strict=True))
+        pays = whole and multiplied[1] < multiplied[0] and (int(channels) >= _MANY or not is_small)
         two, four = (
             10 if winograd.waits(transform, attrs, weight, out_type, target) else usual
-            for transform, usual in ((F2, level), (F4, 10 if narrow else 14 if whole else 12))
+            for transform, usual in ((F2, level), (F4, 10 if narrow else 14 if pays else 12))
         )
         with SpecializedCondition(square):
             _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F2, two, version=2)

@@ -6,6 +6,7 @@ is unfolded; a finished tile is turned once. The layout is TVM's NCHWc for one t
 
 A tile is of consecutive pixels: of a whole image, or of one row of it where its size is symbolic.
 """
+# Over 300 lines: one implementation, whose space, packing and schedule share its extents.
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import Dim, TensorType
 
-_WINDOW = Knob("window", ["unrolled", "rows", "loops"])
+WINDOW = Knob("window", ["unrolled", "rows", "loops"])
 _AHEAD = Knob("ahead", [False, True])
 _PICKED = Knob("picked", [False, True])
 _MOST_PIXELS = 14  # of an untuned tile
@@ -112,7 +113,7 @@ def space(
         [
             wide,
             high,
-            _WINDOW,
+            WINDOW,
             block_knob("o_block", BLOCKS, geometry.out_channels, wide),
             Knob("p_block", BLOCKS) if any_size else block_knob("p_block", BLOCKS, pixels, high),
             INNER,
@@ -258,7 +259,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
         *_, out_o, out_p = sch.get_loops(output)
         vectorize(sch, out_p, min(turned_width(integer(config, "rows"), lanes), lanes))
         sch.unroll(out_o)
-    steps, *window = _schedule_tile(sch, tiles, lanes, str(config["window"]))
+    steps, *window = schedule_window(sch, tiles, lanes, str(config["window"]))
     if config["ahead"] and not any_size:
         channels, *extents = (int(sch.get(loop).extent) for loop in (steps, *window))
         step = math.prod(extents) * integer(config, "width")
@@ -288,7 +289,11 @@ def _is_constant(extents: Sequence[Dim]) -> bool:
     return all(extent.is_constant for extent in extents)
 
 
-def _schedule_tile(sch: Any, tiles: Any, lanes: int, window: str) -> tuple[Any, Any, Any]:
+def schedule_window(sch: Any, tiles: Any, lanes: int, window: str) -> tuple[Any, Any, Any]:
+    """Schedule a tile's sums over a window, of which `window` says what is unrolled; return the loops over it.
+
+    Must be called last, as it decomposes the reduction.
+    """
     rows, columns, c, y, x = sch.get_loops(tiles)[-5:]
     vectors, lane = sch.split(columns, [None, lanes])
     sch.reorder(c, y, x, rows, vectors, lane)

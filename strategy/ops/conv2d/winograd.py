@@ -61,6 +61,11 @@ def waits(
     return weight_bytes > target.l2_bytes and _tiles(transform, attrs, out_type) <= lanes_of(target, dtype)
 
 
+def multiplications(transform: Transform, attrs: Conv2DAttrs, out_type: TensorType, lanes: int) -> int:
+    """Those of a pair of channels, in whole vectors of tiles, at a constant batch."""
+    return transform.alpha**2 * int(round_up(_tiles(transform, attrs, out_type), lanes))
+
+
 def space(
     transform: Transform,
     attrs: Conv2DAttrs,
