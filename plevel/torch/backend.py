@@ -25,7 +25,7 @@ from plevel.reading import load_lock
 from plevel.torch.confirmation import Kept, confirm
 from plevel.torch.explanation import Report, make_report, note, owned, report_whole
 from plevel.torch.form import hold, keep_frozen, make_form
-from plevel.torch.freezing import forget, freeze_for, is_volatile, read_tensors, watch
+from plevel.torch.freezing import forget, freeze_for, is_volatile, read_stamps, read_tensors, watch
 from plevel.torch.frozen import compile_frozen, constant_outputs, giving_copies
 from plevel.torch.plan import Plan, make_plan, model_target
 from plevel.torch.reporting import recorded, report
@@ -99,10 +99,11 @@ def plevel(
         warnings.warn(f"plevel: a graph is left to Inductor: {why}", stacklevel=2)
         return _alone(module, inputs, why)
     try:
+        stamps = read_stamps(module)
         with open_records(wanted.database or wanted.lock) as database:
             choose = make_chooser(model_target(), database, _read_lock(wanted))
             found, left = _compile(module, inputs, wanted, choose)
-        watch(module, left)
+        watch(stamps, left)
         if any(isinstance(i, torch.nn.Parameter) for i in inputs):
             warnings.warn(
                 "plevel: a graph reads its weights at each call, as the last that PyTorch compiles of one function "

@@ -35,11 +35,12 @@ MOST_CHANGES = 1  # of a tensor, after which graphs with it are not frozen any m
 class _State:
     """A frozen tensor's stamp, and how often it was another."""
 
-    stamp: tuple[int, ...]
+    stamp: tuple[int, int, int]
     changes: int = 0
 
 
 _states = WeakTensorKeyDictionary()
+Stamps = Sequence[tuple[torch.Tensor, tuple[int, int, int]]]
 
 
 def freeze_for(backend: Callable[..., Any]) -> None:
@@ -114,17 +115,31 @@ def read_tensors(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
     return tensors, [place for place, info in enumerate(types.input_info) if info.mutates_data]
 
 
-def watch(module: GraphModule, left: Collection[torch.Tensor]) -> None:
-    """Have Dynamo compile the graph of this thread again once a tensor of it other than those left is another."""
+def read_stamps(module: GraphModule) -> Stamps:
+    """The parameters and buffers of a graph that can be watched, with their stamps."""
+    watched = (t for t in _tensors(module) if t.layout is torch.strided and not is_traceable_wrapper_subclass(t))
+    return [(t, _stamp(t)) for t in watched]
+
+
+def watch(stamps: Stamps, left: Collection[torch.Tensor]) -> None:
+    """Have Dynamo compile the graph of this thread again once a tensor of it other than those left is another.
+
+    Args:
+        stamps: those of before the compilation.
+
+    Raises:
+        RuntimeError: one is another already, as another thread wrote to it during the compilation.
+    """
     context = TracingContext.try_get()
     if context is None:
         return
     apart = set(map(id, left))
-    tensors = [t for t in _tensors(module) if id(t) not in apart]
-    tensors = [t for t in tensors if t.layout is torch.strided and not is_traceable_wrapper_subclass(t)]
-    for tensor in tensors:
-        _states.setdefault(tensor, _State(_stamp(tensor)))
-    tensors.sort(key=_counts, reverse=True)
+    watched = [(t, stamp) for t, stamp in stamps if id(t) not in apart]
+    if any(_stamp(tensor) != stamp for tensor, stamp in watched):
+        raise RuntimeError("another thread changed its parameters or buffers while it was compiled")
+    for tensor, stamp in watched:
+        _states.setdefault(tensor, _State(stamp))
+    tensors = sorted((t for t, _ in watched), key=_counts, reverse=True)
     references: list[Callable[[], Any]] = [ref(t) for t in tensors]
     addresses, versions = [t.data_ptr() for t in tensors], [t._version for t in tensors if _counts(t)]
     samples = [s for t in tensors if (s := _sample(t))]
@@ -156,7 +171,7 @@ class _Frozen(GlobalStateSource):  # type: ignore[misc]
         return GuardSource.LOCAL_UNSPECIALIZED_NN_MODULE
 
 
-def _stamp(tensor: torch.Tensor) -> tuple[int, ...]:
+def _stamp(tensor: torch.Tensor) -> tuple[int, int, int]:
     """The version, address and an element of a tensor: `data.copy_()` counts no version, inference mode none at all."""
     sample = _sample(tensor)
     return tensor._version if _counts(tensor) else 0, tensor.data_ptr(), sample.value if sample else 0

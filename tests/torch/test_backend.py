@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from torch._dynamo.exc import BackendCompilerFailed, RestartAnalysis
 
-from plevel.torch import explain, freezing, kernel, operation, store
+from plevel.torch import backend, explain, freezing, frozen, kernel, operation, store
 from plevel.torch.backend import OptionError, plevel
 from plevel.torch.kernel import kernel_digest
 from plevel.torch.plan import Plan, model_target
@@ -410,6 +410,27 @@ def test_tensors_without_versions_or_memory_are_watched():
             fast(x)
         model.weight.untyped_storage().resize_(inner.nbytes)
         model.weight.copy_(inner)
+        close(fast(x), model(x))
+
+
+@pytest.mark.parametrize("change", [lambda weight: weight.mul_(2), lambda weight: weight.data.mul_(2)])
+def test_weights_that_another_thread_changes_during_the_compilation_are_not_stale(
+    change, monkeypatch: pytest.MonkeyPatch
+):
+    def compile_and_change(*given):
+        found = frozen.compile_frozen(*given)
+        change(model.weight)
+        monkeypatch.undo()
+        return found
+
+    monkeypatch.setattr(backend, "compile_frozen", compile_and_change)
+    torch.manual_seed(14)
+    model, x = torch.nn.Linear(16, 24), torch.randn(8, 16)
+    fast = compiled(model)
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match="another thread changed its parameters"):
+            close(fast(x), model(x))
+        change(model.weight)
         close(fast(x), model(x))
 
 
