@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from strategy.workload import Workload
 from workers.array_file import write_array
 from workers.fork import Limits
 from workers.network_builder import BuildKernel, BuildTable, BuiltKernel, Packing
-from workers.pool import ask_all
+from workers.pool import Ask, ask_all
 from workers.scratch import temporary_folder
 
 BUILD_TIMEOUT_S = 300.0
@@ -83,21 +83,40 @@ class Draft:
             SandboxError: no children can be started to build in.
             ScratchError: the disk of temporary files is full.
         """
-        with temporary_folder() as made:
-            kernels = _build_all(self.selections, self.sites, made)
-            plan = make_plan(
-                self.network, self.groups, {w: k.signature for w, k in kernels.items() if k.signature}
-            )
-            for array in made.glob("*.npy"):  # which are packed now
-                array.unlink()
-            weights = made / "weights"
-            _write_weights(plan, weights, made)
-            objects = [_object(made, workload) for workload in self.selections]
-            tables = [k.source for k in kernels.values() if k.source]
-            built = {w: kernels[w].table or chosen for w, chosen in self.selections.items()}
-            description = describe_library(plan, name, about, self.target, built)
-            write_library(plan, path, description, self.target, objects=objects, weights=weights, tables=tables)
-        return Deployed(path, path.with_suffix(".h"), path.with_suffix(".json"), description, plan)
+        return write_all({path: self}, name=name, about=about)[0]
+
+
+def write_all(drafts: Mapping[Path, Draft], *, name: str, about: str, ask: Ask = ask_all) -> list[Deployed]:
+    """Write libraries of one network in several layouts, each to its path; kernels that they share are built once.
+
+    Args:
+        ask: has children build kernels.
+
+    Raises:
+        NetworkError, CompileError, SandboxError, ScratchError: as `Draft.write`, for any of them.
+    """
+    with temporary_folder() as made:
+        kernels = _build_all(drafts.values(), made, ask)
+        for array in made.glob("*.npy"):  # which are packed now
+            array.unlink()
+        last = list(drafts)[-1:]
+        return [_write(one, kernels, path, name, about, made, keep=[path] != last) for path, one in drafts.items()]
+
+
+def _write(
+    one: Draft, built: Mapping[Workload, BuiltKernel], path: Path, name: str, about: str, made: Path, *, keep: bool
+) -> Deployed:
+    """Write one library; files of packed weights are kept for the next, or deleted as soon as they are read."""
+    kernels = {workload: built[workload] for workload in one.selections}
+    plan = make_plan(one.network, one.groups, {w: k.signature for w, k in kernels.items() if k.signature})
+    weights = made / "weights"
+    _write_weights(plan, weights, made, keep=keep)
+    objects = [_object(made, workload) for workload in kernels]
+    tables = [k.source for k in kernels.values() if k.source]
+    chosen = {w: kernels[w].table or s for w, s in one.selections.items()}
+    description = describe_library(plan, name, about, one.target, chosen)
+    write_library(plan, path, description, one.target, objects=objects, weights=weights, tables=tables)
+    return Deployed(path, path.with_suffix(".h"), path.with_suffix(".json"), description, plan)
 
 
 def draft(
@@ -165,9 +184,13 @@ def _refuse(errors: dict[Workload, str]) -> None:
 _CALLED = re.compile(rb"__tvm_func_handle_init\.([\w.]+)")
 
 
-def _build_all(
-    selections: Mapping[Workload, Chosen], sites: Mapping[Workload, Sequence[Mapping[str, Constant]]], made: Path
-) -> dict[Workload, BuiltKernel]:
+def _build_all(drafts: Iterable[Draft], made: Path, ask: Ask) -> dict[Workload, BuiltKernel]:
+    selections: dict[Workload, Chosen] = {}
+    sites: defaultdict[Workload, list[Mapping[str, Constant]]] = defaultdict(list)
+    for one in drafts:
+        selections |= one.selections
+        for workload, constants in one.sites.items():
+            sites[workload] += constants
     requests: list[tuple[Limits, BuildKernel | BuildTable]] = []
     for workload, s in selections.items():
         packings = {
@@ -187,7 +210,7 @@ def _build_all(
             )  # fmt: skip
         requests.append((_BUILDER, request))
     kernels, errors = {}, {}
-    for workload, answer in zip(selections, ask_all(requests, BUILD_TIMEOUT_S), strict=True):
+    for workload, answer in zip(selections, ask(requests, BUILD_TIMEOUT_S), strict=True):
         built = BuiltKernel(error=str(answer)) if isinstance(answer, Exception) else convert(answer, BuiltKernel)
         if built.signature is None:
             chosen = selections[workload]
@@ -202,19 +225,20 @@ def _build_all(
     return kernels
 
 
-def _write_weights(plan: Plan, path: Path, made: Path) -> None:
+def _write_weights(plan: Plan, path: Path, made: Path, *, keep: bool) -> None:
     with path.open("wb") as file:
         for w in plan.weights:
             file.seek(w.offset)
-            file.write(_bytes(w, made))
+            file.write(_bytes(w, made, keep=keep))
 
 
-def _bytes(weight: Weight, made: Path) -> bytes:
+def _bytes(weight: Weight, made: Path, *, keep: bool) -> bytes:
     if weight.packed_for is None:
         return np.ascontiguousarray(weight.node.value).tobytes()
     packed = _packed(made, weight.node, *weight.packed_for)
     found = packed.read_bytes()
-    packed.unlink()
+    if not keep:
+        packed.unlink()
     return found
 
 

@@ -3,60 +3,91 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Self
 
 from strategy.host import usable_cores
 from strategy.record import to_json
 from workers.fork import Limits
 from workers.sandbox import WORKER_IMPORTS, Child, Died, ForkServer, Late
 
+Ask = Callable[[Sequence[tuple[Limits, Any]], float], list[Any]]
+
+
+class Pool:
+    """Children of one fork server, for all requests until the pool is closed. Thread-safe.
+
+    Args:
+        imports: as of `ForkServer`; children that build nothing need no TVM, which takes half a second.
+    """
+
+    def __init__(self, imports: tuple[str, ...] = WORKER_IMPORTS) -> None:
+        self._imports = imports
+        self._lock = threading.Lock()
+        self._held = ExitStack()
+        self._server: ForkServer | None = None
+        self._idle: defaultdict[str, SimpleQueue[Child]] = defaultdict(SimpleQueue)
+
+    def start(self) -> ForkServer:
+        """The fork server, started by the first who asks; raise `SandboxError` if it cannot be."""
+        with self._lock:
+            if self._server is None:
+                logs = self._held.enter_context(tempfile.TemporaryDirectory(prefix="plevel-"))
+                self._server = self._held.enter_context(ForkServer(Path(logs), self._imports))
+            return self._server
+
+    def ask_all(self, requests: Sequence[tuple[Limits, Any]], timeout_s: float) -> list[Any]:
+        """The answers to the requests, in their order; `Died` or `Late` where a child failed.
+
+        Raises:
+            SandboxError: no children can be started.
+        """
+        if not requests:
+            return []
+        server = self.start()
+        with ThreadPoolExecutor(min(usable_cores(), len(requests))) as threads:
+
+            def ask_idle(request: tuple[Limits, Any]) -> Any:
+                limits, message = request
+                try:
+                    child = self._idle[limits.module].get_nowait()
+                except Empty:
+                    child = server.spawn(limits)
+                answer = _ask(child, message, timeout_s)
+                if child.alive:
+                    self._idle[limits.module].put(child)
+                return answer
+
+            try:
+                return list(threads.map(ask_idle, requests))
+            except BaseException:  # Ctrl-C, above all: no child is waited for
+                threads.shutdown(wait=False, cancel_futures=True)
+                server.close()
+                self._idle.clear()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for children in self._idle.values():
+            while not children.empty():
+                children.get().kill()
+        self._held.close()
+
 
 def ask_all(
     requests: Sequence[tuple[Limits, Any]], timeout_s: float, imports: tuple[str, ...] = WORKER_IMPORTS
 ) -> list[Any]:
-    """The answers to the requests, in their order, of children with these limits; `Died` or `Late` where one failed.
-
-    Args:
-        imports: as of `ForkServer`; children that build nothing need no TVM, which takes half a second.
-
-    Raises:
-        SandboxError: no children can be started.
-    """
-    if not requests:
-        return []
-    idle: dict[str, SimpleQueue[Child]] = defaultdict(SimpleQueue)
-    with (
-        tempfile.TemporaryDirectory(prefix="plevel-") as logs,
-        ForkServer(Path(logs), imports) as server,
-        ThreadPoolExecutor(min(usable_cores(), len(requests))) as threads,
-    ):
-
-        def ask_idle(request: tuple[Limits, Any]) -> Any:
-            limits, message = request
-            try:
-                child = idle[limits.module].get_nowait()
-            except Empty:
-                child = server.spawn(limits)
-            answer = _ask(child, message, timeout_s)
-            if child.alive:
-                idle[limits.module].put(child)
-            return answer
-
-        try:
-            answers = list(threads.map(ask_idle, requests))
-        except BaseException:  # Ctrl-C, above all: no child is waited for
-            threads.shutdown(wait=False, cancel_futures=True)
-            server.close()
-            raise
-        for children in idle.values():
-            while not children.empty():
-                children.get().kill()
-    return answers
+    """The answers of a pool that ends with them; raise as `Pool.ask_all`."""
+    with Pool(imports) as pool:
+        return pool.ask_all(requests, timeout_s)
 
 
 def _ask(child: Child, request: Any, timeout_s: float) -> Any:

@@ -33,6 +33,7 @@ from plevel.torch.verdict import Verdict, read_verdict, write_verdict
 from plevel.torch.whole import StaleError, Whole, draft_whole, find_whole, forget_whole
 from strategy.network.graph import NetworkError
 from strategy.select.lock import Lock
+from workers.pool import Pool
 
 logger = logging.getLogger("plevel.torch")
 
@@ -139,12 +140,12 @@ def _compile(
     """The compiled graph, and its parameters and buffers that are read at each call."""
     if options.confirm and not options.again and (found := find_whole(module, inputs, model_target(), choose)):
         return _run_whole(module, *found, options), []
-    with ThreadPoolExecutor(1) as ahead:
-        return _compile_frozen(module, inputs, options, choose, ahead)
+    with Pool() as pool, ThreadPoolExecutor(1) as ahead:
+        return _compile_frozen(module, inputs, options, choose, pool, ahead)
 
 
 def _compile_frozen(
-    module: GraphModule, inputs: Sequence[Any], options: Options, choose: Choose, ahead: ThreadPoolExecutor
+    module: GraphModule, inputs: Sequence[Any], options: Options, choose: Choose, pool: Pool, ahead: ThreadPoolExecutor
 ) -> tuple[Callable[..., Any], list[torch.Tensor]]:
     """Inductor's compilation, with what `ahead` builds meanwhile."""
     plan: Plan | None = None
@@ -162,7 +163,7 @@ def _compile_frozen(
         tensors, changed = read_tensors(inputs)
         constants = constant_outputs(frozen)
         state = [tensors[place] for place in changed if place < len(tensors)]
-        plan = make_plan(frozen, choose)
+        plan = make_plan(frozen, choose, pool.ask_all)
         if not options.confirm:
             kept = plan.preferred()
         elif not options.again and (verdict := _known(plan, choose, options)):
@@ -170,6 +171,7 @@ def _compile_frozen(
         if options.confirm and (verdict is None or verdict.whole):  # this is Inductor alone, to compare with
             frozen_once = keep_frozen(frozen)
         if options.confirm and plan.has_products and (verdict is None or verdict.whole):
+            ahead.submit(pool.start)
             with autocast:  # which is off while PyTorch traces
                 library = _build_ahead(ahead, module, inputs, plan, choose, bool(changed))
         plan.apply(frozen, kept)
@@ -240,7 +242,7 @@ def _build_ahead(
     try:
         if is_written:
             raise NetworkError("it changes its inputs or the model's buffers")
-        return ahead.submit(draft_whole(module, inputs, plan.target, choose))
+        return ahead.submit(draft_whole(module, inputs, plan.target, choose, plan.ask))
     except Exception as error:  # of PyTorch's export, too
         why = error
 

@@ -23,7 +23,7 @@ from strategy.target import Target
 from strategy.workload import Workload
 from workers.builder import Build
 from workers.fork import Limits
-from workers.pool import ask_all
+from workers.pool import Ask, ask_all
 from workers.scratch import check_room
 
 BUILD_TIMEOUT_S = 120.0
@@ -99,11 +99,14 @@ def chosen_digest(workload: str, target: Target, chosen: Any) -> str:
 
 
 def build(
-    selections: Iterable[Chosen],
+    selections: Iterable[Chosen], ask: Ask = ask_all
 ) -> tuple[dict[Workload, Kernel], dict[Workload, str]]:
     """The kernels of selections, and the reasons of those that cannot be built, by their workloads.
 
     Only what is not on disk is built.
+
+    Args:
+        ask: has children build kernels.
 
     Raises:
         ScratchError: the disk is full, which is no fault of a kernel.
@@ -113,14 +116,14 @@ def build(
     missing = [k for k in kernels.values() if not k.is_built]
     for kernel in kernels.values():
         touch(kernel.path)
-    errors = {k.selection.workload: e for k, e in _build_all(missing) if e} if missing else {}
+    errors = {k.selection.workload: e for k, e in _build_all(missing, ask) if e} if missing else {}
     if errors:
         check_room(kept)
     prune()
     return {w: k for w, k in kernels.items() if w not in errors}, errors
 
 
-def _build_all(missing: Sequence[Kernel]) -> list[tuple[Kernel, str | None]]:
+def _build_all(missing: Sequence[Kernel], ask: Ask) -> list[tuple[Kernel, str | None]]:
     with tempfile.TemporaryDirectory(dir=folder()) as made:
         paths = [Path(made) / kernel.path.name for kernel in missing]
         requests = [
@@ -128,7 +131,7 @@ def _build_all(missing: Sequence[Kernel]) -> list[tuple[Kernel, str | None]]:
             (_TABLE if k.dims else _ONE, _request(k.selection, str(path)))
             for k, path in zip(missing, paths, strict=True)
         ]
-        answers = ask_all(requests, BUILD_TIMEOUT_S)
+        answers = ask(requests, BUILD_TIMEOUT_S)
         return [(k, _keep(k, p, a)) for k, p, a in zip(missing, paths, answers, strict=True)]
 
 

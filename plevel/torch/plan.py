@@ -22,6 +22,7 @@ from plevel.torch.store import digest_of
 from strategy.host import cpu_model
 from strategy.target import Target, cpu_target
 from strategy.workload import Workload
+from workers.pool import Ask
 
 SMALL = 0.05  # of the arithmetic
 
@@ -34,6 +35,7 @@ class Plan:
         refused: the reasons of workloads without a selection.
         graph: digest of the graph.
         key: digest of the graph, the kernels, the machine, its threads, and the versions of PyTorch and plevel.
+        ask: has children build kernels.
     """
 
     extraction: Extraction
@@ -42,10 +44,11 @@ class Plan:
     target: Target
     graph: str
     key: str
+    ask: Ask
 
     @cached_property
     def _built(self) -> tuple[dict[Workload, Kernel], dict[Workload, str]]:
-        return build(self.selections.values())
+        return build(self.selections.values(), self.ask)
 
     @property
     def has_products(self) -> bool:
@@ -119,7 +122,7 @@ def model_target() -> Target:
     return cpu_target().with_threads(torch.get_num_threads()).in_network()
 
 
-def make_plan(module: GraphModule, choose: Choose) -> Plan:
+def make_plan(module: GraphModule, choose: Choose, ask: Ask) -> Plan:
     """The chosen kernels of a frozen graph."""
     extraction = extract_graph(module)
     target = model_target()
@@ -135,7 +138,7 @@ def make_plan(module: GraphModule, choose: Choose) -> Plan:
         graph, sorted(map(kernel_digest, selections.values())), cpu_model(), target.threads, str(torch.__version__),
         version("plevel"),
     )  # fmt: skip
-    return Plan(extraction, selections, refused, target, graph, key)
+    return Plan(extraction, selections, refused, target, graph, key, ask)
 
 
 def graph_digest(module: GraphModule) -> str:

@@ -23,7 +23,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
-from plevel.deployment import Draft, draft
+from plevel.deployment import draft, write_all
 from plevel.kernel_selection import Choose
 from plevel.torch.exported import find_weights, import_graph
 from plevel.torch.kernel import chosen_digest
@@ -34,6 +34,7 @@ from strategy.network.graph import NetworkError
 from strategy.network.library import Manifest, network_code
 from strategy.record import convert, to_json
 from strategy.target import Target
+from workers.pool import Ask
 
 _FUNCTION = "plevel_graph"
 # A graph's text says all of what these do; a user's own function may have changed behind its name.
@@ -62,7 +63,7 @@ class Whole:
         path: where a later process finds it, if it is kept.
         made: the temporary folder that it was made in; None for one from the folder of kernels.
         others: where records chose blocked layouts or joined convolutions for this one, a library without each, to
-            compare it with.
+            compare it with, in a folder within `made`.
     """
 
     call: Callable[..., tuple[Any, ...]]
@@ -111,11 +112,9 @@ class Whole:
             prune()
 
     def sweep(self) -> None:
-        """Delete the files of a new library that was not kept; this process can call it still."""
+        """Delete the files of a new library and of its `others`, kept ones apart; this process can call them still."""
         if self.made:
             shutil.rmtree(self.made, ignore_errors=True)
-        for other in self.others:
-            other.sweep()
 
 
 def find_whole(
@@ -144,11 +143,14 @@ def forget_whole(module: GraphModule, inputs: Sequence[Any], target: Target) -> 
             path.unlink(missing_ok=True)
 
 
-def draft_whole(module: GraphModule, inputs: Sequence[Any], target: Target, choose: Choose) -> Callable[[], Whole]:
+def draft_whole(
+    module: GraphModule, inputs: Sequence[Any], target: Target, choose: Choose, ask: Ask
+) -> Callable[[], Whole]:
     """A function, for any thread, that builds the library of a graph, to be kept or swept.
 
     Args:
         inputs: what the graph is called with.
+        ask: has children build kernels.
 
     Raises:
         NetworkError: the graph does what a library cannot; the function does if a kernel cannot be built.
@@ -162,28 +164,20 @@ def draft_whole(module: GraphModule, inputs: Sequence[Any], target: Target, choo
     others += [draft(network, target, choose, blocks=False)] if found.has_measured_blocks else []
 
     def build_all() -> Whole:
-        made = _build(found, path, inputs)
+        made = Path(tempfile.mkdtemp(prefix="graph-", dir=folder()))
         try:
-            for other in others:
-                made = replace(made, others=(*made.others, _build(other, path, inputs)))
+            places = [made / path.name, *(made / str(n) / path.name for n in range(len(others)))]
+            for place in places[1:]:
+                place.parent.mkdir()
+            drafts = dict(zip(places, (found, *others), strict=True))
+            built = write_all(drafts, name=_FUNCTION, about="a graph of torch.compile", ask=ask)
+            first, *rest = (_load(d.library, d.description, path, inputs, d.library.parent) for d in built)
+            return replace(first, others=tuple(rest))
         except BaseException:
-            made.sweep()
+            shutil.rmtree(made, ignore_errors=True)
             raise
-        return made
 
     return build_all
-
-
-def _build(found: Draft, path: Path, inputs: Sequence[torch.Tensor]) -> Whole:
-    made = Path(tempfile.mkdtemp(prefix="graph-", dir=folder()))
-    try:
-        built = found.write(made / path.name, name=_FUNCTION, about="a graph of torch.compile")
-        built.header.unlink()
-        built.manifest.unlink()
-        return _load(built.library, built.description, path, inputs, made)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
 
 
 def _digests(manifest: Manifest, target: Target) -> dict[str, str]:

@@ -39,8 +39,10 @@ from strategy.network.graph import NetworkError
 from strategy.record import convert, estimate
 from strategy.select import NO_RECORDS
 from strategy.space import Config
+from strategy.workload import Workload
 from tests.limit import HANG_S
 from tests.torch import models
+from workers.pool import Pool, ask_all
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +186,13 @@ def test_blocked_layouts_stay_where_the_library_of_nchw_is_slower(whole, faster,
     def seconds(chosen: kernel_selection.Chosen) -> float:
         return 0.1 if ('_layout":"NCHW' in chosen.workload.key) == blocked else 2.0  # transforms, too
 
+    def ask(pool, requests, *given):
+        asked.extend(request.workload for _, request in requests)
+        return ask_children(pool, requests, *given)
+
+    asked: list[Workload] = []
+    ask_children = Pool.ask_all
+    monkeypatch.setattr(Pool, "ask_all", ask)
     monkeypatch.setattr(deployment, "measured_s", seconds)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 1))
@@ -194,6 +203,7 @@ def test_blocked_layouts_stay_where_the_library_of_nchw_is_slower(whole, faster,
     assert whole == []
     assert report.verdict.whole
     assert any('_layout":"NCHW' in row.workload.key for row in report.rows) == faster
+    assert len(asked) == len(set(asked)) > 2  # both libraries share kernels
     made = set(folder().glob("graph-*")) - before
     assert len(made) == 2  # the library that stays, and its description
     again = run(model, inputs)  # a comparison would fail
@@ -878,7 +888,8 @@ def test_a_library_that_is_built_after_its_graph_was_timed_is_swept(whole, monke
 def library():
     """A graph's library that is not kept, and an input."""
     target, x = model_target(), torch.linspace(-1, 1, 48).view(3, 16)
-    made = draft_whole(torch.fx.symbolic_trace(torch.nn.ReLU()), (x,), target, make_chooser(target, NO_RECORDS))()
+    choose = make_chooser(target, NO_RECORDS)
+    made = draft_whole(torch.fx.symbolic_trace(torch.nn.ReLU()), (x,), target, choose, ask_all)()
     yield made, x
     made.sweep()
 
@@ -931,7 +942,7 @@ def test_a_full_disk_leaves_no_verdict(whole, monkeypatch: pytest.MonkeyPatch):
         patch.setattr(backend, "draft_whole", lambda *_: full)
         with pytest.warns(UserWarning, match="left to Inductor: OSError: .*No space left"):
             run(model, inputs)
-    monkeypatch.setattr(kernel, "ask_all", lambda requests, _: [RuntimeError("LLVM ERROR: IO failure")] * len(requests))
+    monkeypatch.setattr(kernel, "_build_all", lambda missing, _: [(k, "LLVM ERROR: IO failure") for k in missing])
     monkeypatch.setattr("workers.scratch.tempfile.TemporaryFile", lambda **_: FileIO("/dev/full", "w"))
     with pytest.warns(UserWarning, match=f"left to Inductor: ScratchError: {folder()} cannot be written .No space"):
         run(model, inputs)
