@@ -13,14 +13,22 @@ _PIECE = 1 << 20  # elements that are compared at once: those of a cache, in flo
 
 
 def agree(found: Sequence[Any], expected: Sequence[Any], tolerance: float = TOLERANCE) -> bool:
-    """Compare dtypes; numbers by their norm; counts and truths by their share that differs, which rounding may turn."""
+    """Compare dtypes and strides; numbers by their norm; counts and truths by their share that differs.
+
+    Rounding may turn some counts and truths.
+    """
     pairs = [(a, b) for a, b in zip(found, expected, strict=True) if isinstance(b, torch.Tensor)]
-    return all(a.dtype == b.dtype for a, b in pairs) and all(
+    return all(a.dtype == b.dtype and _steps(a) == _steps(b) for a, b in pairs) and all(
         _close(_real(a), _real(b), tolerance)
         if b.is_floating_point() or b.is_complex()
         else (a != b).sum().item() <= tolerance * b.numel()
         for a, b in pairs
     )
+
+
+def _steps(x: torch.Tensor) -> list[int]:
+    """The strides that tell elements apart."""
+    return [step for n, step in zip(x.shape, x.stride(), strict=True) if n > 1 and x.numel()]
 
 
 def _real(x: torch.Tensor) -> torch.Tensor:

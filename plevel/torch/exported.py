@@ -41,6 +41,7 @@ from plevel.torch.symbol import (
     resized,
 )
 from strategy.expr import Constant, Expr, Tuple, Var
+from strategy.network import layer
 from strategy.network.derivation import derive_all
 from strategy.network.graph import Network, NetworkError
 from strategy.network.normal import extents
@@ -66,8 +67,14 @@ _CLAIMS = (
 _REFUSED = (ValueError, ArithmeticError, IndexError, TypeError, MemoryError)
 
 
-def import_graph(module: GraphModule, inputs: Sequence[Any]) -> Network:
+Order = tuple[int, ...]
+
+
+def import_graph(module: GraphModule, inputs: Sequence[Any]) -> tuple[Network, tuple[Order, ...]]:
     """The network of a graph of Dynamo's, which is exported anew, apart from what Dynamo knows of it.
+
+    A network's outputs are row-major. One that the graph lays out otherwise, such as an image of channels_last, has its
+    axes in that order, which is given, too; the order of others is empty.
 
     Raises:
         NetworkError: as `import_program`; it cannot be exported, or its weights are too large for a library.
@@ -83,10 +90,22 @@ def import_graph(module: GraphModule, inputs: Sequence[Any]) -> Network:
         except Exception as error:  # of any type
             reason = " ".join(str(error).split())[:200]
             raise NetworkError(f"it cannot be exported: {type(error).__name__}: {reason}") from error
-        network, _ = import_program(program)
+        network, plain = import_program(program)
         if network.sizes is not None:
             raise NetworkError("its sizes are symbolic")
-        return network
+        orders = tuple(_order(node.meta["val"]) for node in _results(plain))
+        pairs = zip(network.outputs.items(), orders, strict=True)
+        outputs = {name: layer.transpose(value, order) if order else value for (name, value), order in pairs}
+        return replace(network, outputs=outputs), orders
+
+
+def _order(value: torch.Tensor) -> Order:
+    if value.is_contiguous():
+        return ()
+    order = sorted(range(value.ndim), key=value.stride, reverse=True)
+    if not value.permute(order).is_contiguous():
+        raise NetworkError("an output is a part of a tensor, or repeats one, and a library writes whole ones")
+    return tuple(order)
 
 
 class _Autocast(torch.nn.Module):  # type: ignore[misc]
@@ -344,13 +363,8 @@ def _type(node: Any, value: torch.Tensor, at: Binding) -> str:
 
 
 def _outputs(program: ExportedProgram, values: dict[Any, Any]) -> dict[str, Expr]:
-    (node,) = _nodes(program, "output")
     found = []
-    for spec, value in zip(program.graph_signature.output_specs, node.args[0], strict=True):
-        if spec.kind is not OutputKind.USER_OUTPUT:
-            raise _stateful(spec)
-        if isinstance(spec.arg, ConstantArgument):  # None or a number, the same at each call
-            continue
+    for value in _results(program):
         if isinstance(value, torch.fx.Node) and isinstance(values[value], Complex):
             raise NetworkError(f"it returns {value!s:.40}, of complex numbers: return torch.view_as_real of them")
         if not isinstance(value, torch.fx.Node) or not isinstance(values[value], Expr):
@@ -361,6 +375,18 @@ def _outputs(program: ExportedProgram, values: dict[Any, Any]) -> dict[str, Expr
     if len(found) == 1:
         return {"output": found[0]}
     return {f"output{i}": value for i, value in enumerate(found)}
+
+
+def _results(program: ExportedProgram) -> list[Any]:
+    """The outputs of a program but for None and numbers, which are the same at each call."""
+    (node,) = _nodes(program, "output")
+    found = []
+    for spec, value in zip(program.graph_signature.output_specs, node.args[0], strict=True):
+        if spec.kind is not OutputKind.USER_OUTPUT:
+            raise _stateful(spec)
+        if not isinstance(spec.arg, ConstantArgument):
+            found.append(value)
+    return found
 
 
 def run_program(

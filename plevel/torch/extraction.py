@@ -118,7 +118,7 @@ def _with_library(module: GraphModule, inputs: Sequence[Any], known: Extraction)
     A library computes what its sites leave out, such as transposed convolutions, as products of its own form.
     """
     try:
-        network = import_graph(module, inputs)
+        network, _ = import_graph(module, inputs)
         times, blocked = library_workloads(network), blocked_workloads(network)
     except NetworkError:
         return known

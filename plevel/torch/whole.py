@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
 from plevel.deployment import draft, write_all
 from plevel.kernel_selection import Choose
-from plevel.torch.exported import find_weights, import_graph
+from plevel.torch.exported import Order, find_weights, import_graph
 from plevel.torch.kernel import chosen_digest
 from plevel.torch.store import digest_of, folder, is_library, keeping, prune, touch
 from plevel.torch.verdict import Verdict, is_current
@@ -50,6 +51,7 @@ class _About(msgspec.Struct, frozen=True):
     """The description of a kept library, beside it."""
 
     manifest: Manifest
+    orders: tuple[Order, ...]
     verdict: Verdict
 
 
@@ -58,8 +60,9 @@ class Whole:
     """A graph's library, loaded.
 
     Args:
-        call: takes the graph's inputs, with the strides of those it was made for, and gives contiguous outputs.
+        call: takes the graph's inputs, with the strides of those it was made for.
         watch: has a function called after each step of the manifest, with its number; None ends that.
+        orders: of the axes of outputs in memory, as of `import_graph`.
         path: where a later process finds it, if it is kept.
         made: the temporary folder that it was made in; None for one from the folder of kernels.
         others: where records chose blocked layouts or joined convolutions for this one, a library without each, to
@@ -69,6 +72,7 @@ class Whole:
     call: Callable[..., tuple[Any, ...]]
     watch: Callable[[Callable[[int], None] | None], None]
     manifest: Manifest
+    orders: tuple[Order, ...]
     path: Path
     made: Path | None = None
     others: tuple[Whole, ...] = ()
@@ -105,7 +109,7 @@ class Whole:
         if self.made:
             with keeping("a graph's library"):
                 beside = _beside(self.made / self.path.name)
-                beside.write_bytes(msgspec.json.encode(to_json(_About(self.manifest, verdict))))
+                beside.write_bytes(msgspec.json.encode(to_json(_About(self.manifest, self.orders, verdict))))
                 self.path.unlink(missing_ok=True)  # whoever is killed between leaves none beside another's description
                 for name in (_beside(self.path), self.path):
                     (self.made / name.name).replace(name)
@@ -132,7 +136,7 @@ def find_whole(
         about = convert(msgspec.json.decode(_beside(path).read_bytes()), _About)
         if is_library(path) and is_current(_digests(about.manifest, target), choose):
             touch(path)
-            return _load(path, about.manifest, path, inputs), about.verdict
+            return _load(path, about.manifest, about.orders, path, inputs), about.verdict
     return None
 
 
@@ -157,7 +161,7 @@ def draft_whole(
         CompileError: of the function; the library cannot be linked.
     """
     path = _path(module, _prefix(module, inputs, target))
-    network = import_graph(module, inputs)
+    network, orders = import_graph(module, inputs)
     found = draft(network, target, choose)
     # Choices without records rest on measurements of other networks: nothing to compare.
     others = [draft(network, target, choose, pairs=False)] if found.has_measured_pairs else []
@@ -171,7 +175,7 @@ def draft_whole(
                 place.parent.mkdir()
             drafts = dict(zip(places, (found, *others), strict=True))
             built = write_all(drafts, name=_FUNCTION, about="a graph of torch.compile", ask=ask)
-            first, *rest = (_load(d.library, d.description, path, inputs, d.library.parent) for d in built)
+            first, *rest = (_load(d.library, d.description, orders, path, inputs, d.library.parent) for d in built)
             return replace(first, others=tuple(rest))
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
@@ -189,8 +193,9 @@ def _beside(path: Path) -> Path:
 
 
 def _load(
-    path: Path, manifest: Manifest, kept: Path, inputs: Sequence[torch.Tensor], made: Path | None = None
-) -> Whole:
+    path: Path, manifest: Manifest, orders: tuple[Order, ...], kept: Path, inputs: Sequence[torch.Tensor],
+    made: Path | None = None,
+) -> Whole:  # fmt: skip
     if [(t.shape, getattr(torch, t.dtype)) for t in manifest.inputs] != [(tuple(i.shape), i.dtype) for i in inputs]:
         raise NetworkError("the inputs of the kept library differ from the graph's")
     # By a name of its own: one that this process has loaded by its path, and that was replaced since, would be called.
@@ -204,17 +209,20 @@ def _load(
     outputs = [(o.shape, getattr(torch, o.dtype)) for o in manifest.outputs]
 
     scattered = [k for k, i in enumerate(inputs) if not i.is_contiguous()]  # such as images of channels_last
+    turned = [(place, np.argsort(order).tolist()) for place, order in enumerate(orders) if order]
 
     def call(*inputs: Any) -> tuple[Any, ...]:
         if scattered:
             inputs = tuple(i.contiguous() for i in inputs)
-        results = tuple(torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in outputs)
+        results = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in outputs]
         failed = function(*(i.data_ptr() for i in inputs), *(r.data_ptr() for r in results))
         if failed == -1:
             raise MemoryError(f"plevel: no memory for {manifest.arena_bytes} bytes of intermediate values of {kept}")
         if failed:
             raise RuntimeError(f"plevel: {manifest.steps[failed - 1].workload or 'a copy'} failed in {kept}")
-        return results
+        for place, axes in turned:
+            results[place] = results[place].permute(axes)
+        return tuple(results)
 
     kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)
     watching: list[Any] = []  # ctypes frees a function that nothing refers to
@@ -223,7 +231,7 @@ def _load(
         watching[:] = [kind(lambda step, _: function(step)) if function else kind()]
         trace(watching[0])
 
-    return Whole(call, watch, manifest, kept, made)
+    return Whole(call, watch, manifest, orders, kept, made)
 
 
 def _prefix(module: GraphModule, inputs: Sequence[Any], target: Target) -> str:
