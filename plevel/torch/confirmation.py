@@ -143,6 +143,7 @@ class _Search:
 
     def _outputs(self, function: Compiled) -> list[Any]:
         """The outputs of a call as they are at once, and the inputs and buffers as it leaves them."""
+        torch.default_generator.manual_seed(0)  # for a dropout that is not in eval mode
         with _putting_back(self.written):
             found = [o.clone() if isinstance(o, torch.Tensor) else o for o in function(*self.given)]
             return [*found, *(given.clone() for given, _ in self.written)]
@@ -234,6 +235,9 @@ def _singles(plan: Plan, families: Sequence[Kept]) -> list[Kept]:
 
 def _copy(x: torch.Tensor) -> torch.Tensor:
     """A copy with the strides of `x`, which compiled graphs check; an expanded axis stays one element."""
+    span = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    if span < x.numel():  # elements share memory, as those of windows do
+        return x.as_strided((span,), (1,)).clone().as_strided(x.size(), x.stride())
     made = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device)
     once = tuple(slice(1) if step == 0 else slice(None) for step in x.stride())
     made[once].copy_(x[once])

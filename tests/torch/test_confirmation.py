@@ -389,11 +389,24 @@ def test_forms_are_of_the_frozen_graph_unless_that_becomes_another(ratios, alike
     assert list(map(normalized, compiled)) == ([False] * 3 if alike else [False, True] * 3)
 
 
-@pytest.mark.full
-def test_an_expanded_input_is_timed_with_its_strides(ratios):
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    "share", [lambda x: x[:96].expand(24, 96), lambda x: x.unfold(0, 96, 1)], ids=["expanded", "windows"]
+)
+def test_an_input_whose_elements_share_memory_is_timed_with_its_strides(ratios, share):
     torch.manual_seed(0)
     ratios += [[0.8] * 9]
-    assert run(torch.nn.Linear(96, 80).eval(), (torch.randn(1, 96).expand(24, 96),)).replaced == 1
+    assert run(torch.nn.Linear(96, 80).eval(), (share(torch.randn(119)),)).replaced == 1
+
+
+def test_a_graph_that_draws_random_numbers_is_timed(ratios):
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(96, 104), torch.nn.Dropout()), torch.randn(24, 96)
+    ratios += [[0.8] * 9]
+    with torch.inference_mode():
+        torch.compile(model, backend=plevel)(x)
+    (report,) = explain(model)
+    assert report.replaced == 1, str(report)
 
 
 def test_a_graph_that_writes_a_cache_keeps_its_kernels_and_each_call_starts_from_the_same(
