@@ -134,7 +134,7 @@ def add(
     pays = windows.places > 1 and (fills_tiles or few_pay)
     strategy.add_implementation(
         partial(compute, windows), partial(schedule, windows), name, 19 if pays else 12,
-        space=partial(space, windows), prepare=partial(prepare, windows),
+        version=2, space=partial(space, windows), prepare=partial(prepare, windows),
     )  # fmt: skip
 
 
