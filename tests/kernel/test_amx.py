@@ -53,7 +53,7 @@ def batched(x: str, y: str, transpose_b: bool, kind: str, constant: bool = False
 
 
 @on_amx
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
 @settings(max_examples=min(6, settings.default.max_examples // 6))
 @given(
@@ -69,7 +69,7 @@ def test_any_configuration_of_any_shape(m, n, k, kind, weight, zeros, constant, 
 
 
 @on_amx
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
 @pytest.mark.parametrize("inner", ["rows", "panels"])
 def test_a_large_product_is_added_up_part_by_part(kind, weight, inner):
@@ -97,7 +97,7 @@ def test_any_configuration_of_a_batch(kind, transpose_b, x, y, m, k, constant, s
 
 
 @on_amx
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("form", ["amx", "amx_direct"])
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
@@ -124,7 +124,7 @@ def test_any_configuration_of_any_convolution(
 
 
 @on_amx
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
 @settings(max_examples=min(4, settings.default.max_examples // 6))
 @given(

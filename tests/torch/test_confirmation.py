@@ -95,7 +95,7 @@ def whole(ratios, monkeypatch: pytest.MonkeyPatch):
     return ratios
 
 
-@pytest.mark.parametrize("kind", ["float64", "autocast"])
+@pytest.mark.parametrize("kind", [pytest.param("float64", marks=pytest.mark.full), "autocast"])
 def test_a_library_has_products_of_other_dtypes_and_those_of_autocast(whole, kind):
     torch.manual_seed(0)
     model, x = torch.nn.Linear(32, 48).eval(), torch.randn(24, 32)
@@ -572,6 +572,7 @@ def bits(model):
     return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("ratio", [0.8, 1.1])
 def test_a_graph_that_writes_buffers_is_timed_and_they_stay_as_they_were(
