@@ -347,7 +347,8 @@ def _add_bias(normal: _Normal, node: Call) -> Expr | None:
     before = value.args[1]
     if not isinstance(before, Constant) or not normal.is_only(value):
         return None
-    return normal.make("bias_add", value.args[0], Constant(before.value + summand.value), axis=1)
+    axis = value.attrs.to_json().get("axis", 1)
+    return normal.make("bias_add", value.args[0], Constant(before.value + summand.value), axis=axis)
 
 
 def _scale_weight(normal: _Normal, node: Call) -> Expr | None:

@@ -421,6 +421,16 @@ def test_spaces_have_a_valid_fallback_and_choices(
             assert (candidate.space.count() or 10**6) >= 3, candidate.implementation
 
 
+def test_long_heads_fit_little_shared_memory_untuned() -> None:
+    head = "float16[1,8,512,256]"
+    workload = Workload.make("attention", {"query": head, "key": head, "value": head})
+    target = Target.parse("cuda -arch=sm_80 -max_shared_memory_per_block=49152")
+    spaces = {c.implementation: c.space for c in candidates(workload, target)}
+    space = spaces["attention_flash.cuda"]
+    assert space is not None
+    assert space.contains(space.fallback)
+
+
 def test_workers_say_that_they_can_build_each() -> None:
     """Of what no example of its operator offers, no worker would take a job."""
     for workload, names in TUNABLE:
@@ -502,6 +512,13 @@ def test_queries_that_see_few_keys(parts: int, scratch: Path) -> None:
         emulation.run("main", {**inputs, "output": output}, extents)
         (right,) = (np.asarray(r) for r in reference(workload, inputs))
         np.testing.assert_allclose(output.astype(np.float64), right, rtol=4e-3, atol=2e-3, err_msg=f"{m} {n}")
+
+
+def test_a_scale_that_float32_takes_for_0_weighs_all_keys_alike(scratch: Path) -> None:
+    head = "float16[1,1,20,16]"
+    workload = Workload.make("attention", {"query": head, "key": head, "value": head}, {"scale": 1e-50})
+    config = Config({"warps": 1, "tiles": 1, "block_n": 16, "stages": 2, "keep": 1, "parts": 1})
+    check(workload, "attention_flash.cuda", config, scratch)
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,16 @@ def test_a_bias_of_rows_is_not_joined_with_one_of_channels() -> None:
     )
 
 
+@pytest.mark.parametrize("axis", [0, 2, -1])
+def test_biases_of_another_axis_than_the_second_are_joined_along_it(axis: int) -> None:
+    x, numbers = Var("x", TensorType((3, 3, 3), "float32")), Constant(np.arange(3, dtype="float32"))
+    value = call("bias_add", call("bias_add", x, numbers, axis=axis), numbers, axis=axis)
+    plain, given = Network((x,), {"y": value}, {}), np.ones((3, 3, 3), "float32")
+    made = normalize(plain)
+    assert operators(made) == ["bias_add"]
+    np.testing.assert_array_equal(evaluate(made.root, {"x": given}), evaluate(plain.root, {"x": given}))
+
+
 def gelu_of(x: Expr, half: Constant) -> Expr:
     erf = call("erf", call("divide", x, number(2**0.5)))
     return call("multiply", call("multiply", x, call("add", erf, number(1))), half)

@@ -6,7 +6,6 @@ fills a tile, too. Powers are rounded to the dtype of the values, as is usual fo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +34,7 @@ from strategy.target import Target
 from strategy.types import TensorType
 
 _LARGEST_DEPTH = 256  # and width: sums of one more would not fit the registers
+_LEAST_SCALE, _LARGEST_SCALE = 2.0**-126, 2.0**127  # that float32 has
 _PARTS = (1, 2, 4, 8, 16, 32, 64)
 _JOIN_ROWS = 4  # of a block, a warp each
 
@@ -57,7 +57,7 @@ def takes(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorT
         and constant_inner(inputs)
         and all(int(e) % 8 == 0 and int(e) <= _LARGEST_DEPTH for e in (depth, out_type.shape[3]))
         and all(not e.is_constant or int(e) <= GRID[2] for e in (batch, heads))
-        and math.isfinite(factor(attrs, int(depth)))
+        and abs(factor(attrs, int(depth))) <= _LARGEST_SCALE
     )
 
 
@@ -82,11 +82,10 @@ def space(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorT
         return tiles * (bands * 8 + block_n // 2 + keep * steps * 4) + 44
 
     def fallback() -> dict[str, Any]:
-        warps = next((w for w in (1, 2) if w * 16 >= rows), 4)
-        keep = int(steps <= 8)
-        block_n = next(
-            size for size in reversed(sizes)
-            if size <= 64 and bytes_of(warps, 1, size, 2) <= limits.shared_bytes
+        enough, keep = next((w for w in (1, 2) if w * 16 >= rows), 4), int(steps <= 8)
+        warps, block_n = next(
+            (warps, size) for warps in (4, 2, 1) for size in reversed(sizes)
+            if warps <= enough and size <= 64 and bytes_of(warps, 1, size, 2) <= limits.shared_bytes
             and registers_of(1, size, keep) <= REGISTERS_PER_THREAD
         )  # fmt: skip
         blocks = -(-rows // (warps * 16)) * matrices
@@ -124,6 +123,7 @@ def compute(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: TensorType, 
     groups, n, width = int(key.shape[1]), key.shape[2], int(value.shape[3])
     dtype, parts, each = str(query.dtype), integer(config, "parts"), int(heads) // groups
     scale = factor(attrs, int(depth))
+    scale = scale if abs(scale) >= _LEAST_SCALE else 0  # of which float32 may make 0, and -infinity times 0 is NaN
     knobs = {name.upper(): integer(config, name) for name in ("warps", "tiles", "block_n", "stages", "keep", "parts")}
     macros: dict[str, int | str] = {
         **knobs, "TYPE": C_TYPES[dtype], "SUM": C_TYPES["float32" if parts > 1 else dtype],
