@@ -207,7 +207,7 @@ def _apart(sizes: Sizes) -> list[Sizes]:
     found = []
     for rest in _RESTS:
         probed = (_probed(sizes, probes, periods, rest) for probes in PROBES)
-        found += list(islice(filter(_is_apart, probed), 1))
+        found += list(islice((made for made in probed if _is_apart(made, max(periods))), 1))
     if len(found) < 2:
         listed = ", ".join(sorted(map(str, sizes.known), key=len))
         raise ValueError(f"quotients of sizes that plevel cannot tell apart: {listed:.300}")
@@ -229,10 +229,15 @@ def _probed(sizes: Sizes, probes: Sequence[int], periods: Sequence[int], rest: i
             raise ValueError(f"an extent of {small}, which is small at all sizes")
 
 
-def _is_apart(sizes: Sizes) -> bool:
-    """Return whether extents that are the same number at the probes are the same at all sizes."""
+def _is_apart(sizes: Sizes, period: int) -> bool:
+    """Return whether extents that are the same number at the probes are the same at all sizes.
+
+    Args:
+        period: of the rests that sizes leave in quotients, which may differ at one of these alone.
+    """
     by_number: dict[int, Extent] = {}
     tried = [tuple(s.low + n * (i + 1) for i, s in enumerate(sizes.sizes)) for n in range(64)]
+    tried += [tuple(s.low + n + i for i, s in enumerate(sizes.sizes)) for n in range(period)]
     for extent in (*sizes.symbols, *sizes.known):
         first = by_number.setdefault(extent.at(sizes.probes), extent)
         if first != extent and any(first.at(values) != extent.at(values) for values in tried):

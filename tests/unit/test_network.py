@@ -325,6 +325,9 @@ def test_a_multiple_of_a_quotient_is_told_from_a_size():
         make_sizes([(1, 40)], known=[even, n + 1])
     with pytest.raises(ValueError, match="is small at all sizes"):
         make_sizes([(1, 40)], known=[n % 3 + 1])
+    for far in (96, 127):  # at some rests of n alone, far from those of the probes
+        with pytest.raises(ValueError, match="cannot tell apart"):
+            make_sizes([(1, MOST), (1, MOST)], known=[n // 128, (n + 128 - far) // 128])
 
 
 def test_sizes_at_which_a_part_is_longer_than_its_axis_are_refused():
