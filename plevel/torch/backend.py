@@ -25,7 +25,16 @@ from plevel.reading import load_lock
 from plevel.torch.confirmation import Kept, confirm
 from plevel.torch.explanation import Report, make_report, note, owned, report_whole
 from plevel.torch.form import hold, keep_frozen, make_form
-from plevel.torch.freezing import forget, freeze_for, is_volatile, read_stamps, read_tensors, watch
+from plevel.torch.freezing import (
+    Stamps,
+    forget,
+    freeze_for,
+    is_volatile,
+    read_stamps,
+    read_tensors,
+    require_same,
+    watch,
+)
 from plevel.torch.frozen import compile_frozen, constant_outputs, giving_copies
 from plevel.torch.plan import Plan, make_plan, model_target
 from plevel.torch.reporting import recorded, report
@@ -103,7 +112,7 @@ def plevel(
         stamps = read_stamps(module)
         with open_records(wanted.database or wanted.lock) as database:
             choose = make_chooser(model_target(), database, _read_lock(wanted))
-            found, left = _compile(module, inputs, wanted, choose)
+            found, left = _compile(module, inputs, wanted, choose, stamps)
         watch(stamps, left)
         if any(isinstance(i, torch.nn.Parameter) for i in inputs):
             warnings.warn(
@@ -135,18 +144,19 @@ def _alone(module: GraphModule, inputs: Sequence[Any], why: str) -> Callable[...
 
 
 def _compile(
-    module: GraphModule, inputs: Sequence[Any], options: Options, choose: Choose
+    module: GraphModule, inputs: Sequence[Any], options: Options, choose: Choose, stamps: Stamps
 ) -> tuple[Callable[..., Any], list[torch.Tensor]]:
     """The compiled graph, and its parameters and buffers that are read at each call."""
     if options.confirm and not options.again and (found := find_whole(module, inputs, model_target(), choose)):
         return _run_whole(module, *found, options), []
     with Pool() as pool, ThreadPoolExecutor(1) as ahead:
-        return _compile_frozen(module, inputs, options, choose, pool, ahead)
+        return _compile_frozen(module, inputs, options, choose, stamps, pool, ahead)
 
 
 def _compile_frozen(
-    module: GraphModule, inputs: Sequence[Any], options: Options, choose: Choose, pool: Pool, ahead: ThreadPoolExecutor
-) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    module: GraphModule, inputs: Sequence[Any], options: Options, choose: Choose, stamps: Stamps, pool: Pool,
+    ahead: ThreadPoolExecutor,
+) -> tuple[Callable[..., Any], list[torch.Tensor]]:  # fmt: skip
     """Inductor's compilation, with what `ahead` builds meanwhile."""
     plan: Plan | None = None
     verdict: Verdict | None = None
@@ -210,6 +220,7 @@ def _compile_frozen(
             kept = frozenset(w for w in planned.selections if w.key in verdict.kept)
             found = chosen
         if whole and verdict:
+            require_same(stamps, left)  # later processes find it by the weights of before
             whole.keep(verdict)
             return _run_whole(module, whole, verdict, options), left
     finally:

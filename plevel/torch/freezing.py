@@ -121,22 +121,32 @@ def read_stamps(module: GraphModule) -> Stamps:
     return [(t, _stamp(t)) for t in watched]
 
 
-def watch(stamps: Stamps, left: Collection[torch.Tensor]) -> None:
-    """Have Dynamo compile the graph of this thread again once a tensor of it other than those left is another.
+def require_same(stamps: Stamps, left: Collection[torch.Tensor]) -> Stamps:
+    """The stamps of tensors other than those left, which are the same now.
 
     Args:
         stamps: those of before the compilation.
 
     Raises:
-        RuntimeError: one is another already, as another thread wrote to it during the compilation.
+        RuntimeError: one is another, as another thread wrote to it during the compilation.
     """
-    context = TracingContext.try_get()
-    if context is None:
-        return
     apart = set(map(id, left))
     watched = [(t, stamp) for t, stamp in stamps if id(t) not in apart]
     if any(_stamp(tensor) != stamp for tensor, stamp in watched):
         raise RuntimeError("another thread changed its parameters or buffers while it was compiled")
+    return watched
+
+
+def watch(stamps: Stamps, left: Collection[torch.Tensor]) -> None:
+    """Have Dynamo compile the graph of this thread again once a tensor of it other than those left is another.
+
+    Raises:
+        RuntimeError: as `require_same`.
+    """
+    context = TracingContext.try_get()
+    if context is None:
+        return
+    watched = require_same(stamps, left)
     for tensor, stamp in watched:
         _states.setdefault(tensor, _State(stamp))
     tensors = sorted((t for t, _ in watched), key=_counts, reverse=True)

@@ -301,6 +301,23 @@ def test_a_library_gives_outputs_and_takes_inputs_of_any_order_of_axes(whole):
             assert one.stride() == right.stride() != torch.empty(one.shape).stride()
 
 
+def test_a_library_is_not_kept_whose_weights_change_while_it_is_made(whole, monkeypatch: pytest.MonkeyPatch):
+    """It may have the new ones, and is found by the old."""
+    def confirm_and_change(*given):
+        found = confirmation.confirm(*given)
+        model.weight.mul_(2)
+        return found
+
+    monkeypatch.setattr(backend, "confirm", confirm_and_change)
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(32, 56).eval(), torch.randn(24, 32)
+    whole += [[0.6] * 9]
+    before = set(folder().glob("graph-*.so"))
+    with torch.no_grad(), pytest.warns(UserWarning, match="another thread changed its parameters"):
+        torch.testing.assert_close(torch.compile(model, backend=plevel)(x), model(x), atol=2e-5, rtol=2e-5)
+    assert not whole and set(folder().glob("graph-*.so")) == before
+
+
 @pytest.mark.full
 def test_a_library_is_timed_anew_once_another_kernel_of_it_is_selected(whole, monkeypatch: pytest.MonkeyPatch):
     class Pooled(torch.nn.Module):
