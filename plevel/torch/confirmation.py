@@ -236,7 +236,7 @@ def _singles(plan: Plan, families: Sequence[Kept]) -> list[Kept]:
 def _copy(x: torch.Tensor) -> torch.Tensor:
     """A copy with the strides of `x`, which compiled graphs check; an expanded axis stays one element."""
     span = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    if span < x.numel():  # elements share memory, as those of windows do
+    if 0 < span < x.numel():  # elements share memory, as those of windows do
         return x.as_strided((span,), (1,)).clone().as_strided(x.size(), x.stride())
     made = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device)
     once = tuple(slice(1) if step == 0 else slice(None) for step in x.stride())

@@ -416,6 +416,13 @@ def test_an_input_whose_elements_share_memory_is_timed_with_its_strides(ratios, 
     assert run(torch.nn.Linear(96, 80).eval(), (share(torch.randn(119)),)).replaced == 1
 
 
+def test_a_copy_has_the_strides_of_the_original():
+    x = torch.arange(400.0).reshape(4, 100)
+    for one in (x.t(), x[:, 3:5], x[:1].expand(7, 100), x.unfold(1, 10, 3), x[:0, :3]):
+        made = confirmation._copy(one)
+        assert made.stride() == one.stride() and torch.equal(made, one)
+
+
 def test_a_graph_that_draws_random_numbers_is_timed(ratios):
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(torch.nn.Linear(96, 104), torch.nn.Dropout()), torch.randn(24, 96)
