@@ -114,7 +114,7 @@ class Plan:
 
     @property
     def weight_bytes(self) -> int:
-        return max((w.offset + w.bytes for w in self.weights), default=0)
+        return max((w.offset + w.bytes for w in self.weights if w.bytes), default=0)  # an empty one is in no file
 
 
 def bytes_of(kind: TensorType) -> int:

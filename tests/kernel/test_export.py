@@ -579,6 +579,20 @@ def test_a_network_may_have_more_weights_than_code_can_address(tmp_path: Path) -
     assert y.tolist() == [0, 1, 2, 3]
 
 
+def test_an_empty_weight_behind_all_others_takes_no_place_in_their_file(tmp_path: Path) -> None:
+    kind, number = TensorType((4,), "float32"), np.arange(4, dtype="float32")
+    (tmp_path / "weights").write_bytes(number.tobytes())
+    copy = Step(None, (Buffer(Area.WEIGHTS, 0, kind), Buffer(Area.PORT, 0, kind)), 1, (None,))
+    weights = Weight(Constant(number), 0, 16), Weight(Constant(np.zeros((0, 4), "float32")), 64, 0)
+    plan = Plan((), (Port("y", kind, 0),), (copy,), weights, (Place((16,), 0),), None)
+    out = tmp_path / "empty.so"
+    about = Manifest("weights", "small", "cpu", 1, (), (), 0, 0, ())
+    write_library(plan, out, about, cpu_target(), objects=[], weights=tmp_path / "weights")
+    y = np.empty(4, "float32")
+    assert ctypes.CDLL(str(out)).small(ctypes.c_void_p(y.ctypes.data)) == 0
+    assert y.tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this system has no transparent huge pages"
 )
