@@ -205,8 +205,7 @@ def _answer(control: socket.socket, children: set[int]) -> None:
             break
         request = receive(control, header)
         if "wait" in request:
-            pid = request["wait"]
-            send(control, {"status": _reap(pid, children)})
+            send(control, {"status": _reap(request["wait"], children)})
             continue
         try:
             pid = os.fork()
@@ -265,8 +264,7 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
         if limits.cores:
             pin(0, limits.cores)
         _restrict(limits)
-        connection = socket.socket(fileno=fds[0])
-        channel = Channel(connection, mmap.mmap(fds[1], PROGRESS_BYTES))
+        channel = Channel(socket.socket(fileno=fds[0]), mmap.mmap(fds[1], PROGRESS_BYTES))
         os.close(fds[1])
         serve: Callable[[Channel], None] = importlib.import_module(limits.module).serve
         code = 1
@@ -274,6 +272,8 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
             serve(channel)
         code = 0
     except (DeviceError, ToolError) as error:
+        if code != UNFIT:
+            channel.leave(UNFIT)  # as what was served may exit with any status itself
         code = UNFIT
         print(error, file=sys.stderr)
     except BaseException:

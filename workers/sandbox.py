@@ -161,7 +161,7 @@ class Child:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
             log = file.read().decode(errors="replace").strip()
         self._log.unlink(missing_ok=True)
-        if code == UNFIT:
+        if code == UNFIT and (self.stage < 0 or self.channel.note == UNFIT):  # else by what it ran
             return SandboxError(log.rpartition("\n")[2] or "a child cannot run on this host: see `plevel doctor`")
         return Died(number, code, log, self.channel.fault, self.channel.note)
 

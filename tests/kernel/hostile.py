@@ -26,13 +26,13 @@ from strategy.schedule import Outs, new_schedule
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import Type
-from workers.fork import LENGTH
+from workers.fork import LENGTH, UNFIT
 
 DEEDS = (
     "good", "build_raises", "build_aborts", "build_hangs", "build_eats_memory", "build_forks",
     "build_leaves_orphans", "aborts", "segfaults", "hangs", "eats_memory", "forks", "raises",
-    "exits", "writes_nothing", "wrong", "slightly_wrong", "writes_input", "writes_input_later", "wrong_later",
-    "slow", "waits",
+    "exits", "exits_unfit", "writes_nothing", "wrong", "slightly_wrong", "writes_input", "writes_input_later",
+    "wrong_later", "slow", "waits",
     "reads_past_end", "reads_far_past_end", "reads_before", "writes_past_end", "writes_before", "writes_gap",
     "writes_before_input", "code_reads_past_end", "code_reads_before", "code_writes_past_end",
     "code_reads_past_workspace", "code_writes_past_workspace", "code_writes_before_workspace", "code_writes_input",
@@ -175,6 +175,8 @@ def _at_run(deed: str, data: Any, out: Any, count: int) -> None:
         raise ValueError("the kernel refused")
     elif deed == "exits":
         os._exit(0)
+    elif deed == "exits_unfit":
+        os._exit(UNFIT)
     elif deed == "slow":
         time.sleep(0.02)
     elif deed == "waits":

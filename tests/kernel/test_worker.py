@@ -532,6 +532,7 @@ def test_the_digest_is_that_of_the_code(builders: BuilderPool) -> None:
         ("aborts", ErrorKind.CRASH, "SIGABRT"),
         ("segfaults", ErrorKind.CRASH, "SIGSEGV"),
         ("exits", ErrorKind.CRASH, "exit status 0"),
+        ("exits_unfit", ErrorKind.CRASH, "exit status 71"),
         ("hangs", ErrorKind.RUN_TIMEOUT, "longer than 4 s"),
         ("eats_memory", ErrorKind.OOM, ""),
         ("forks", ErrorKind.RUNTIME, "temporarily unavailable"),
