@@ -5,6 +5,7 @@ A request is one entry of a job; the answer is the path of its library, or the k
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import shutil
 import subprocess
@@ -184,6 +185,8 @@ def _join(objects: Sequence[Path], library: Path) -> None:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
     except OSError as error:
+        if error.errno == errno.ENOMEM:  # which the configuration's own code has taken
+            raise
         raise ToolError(f"the linker {command[0]} cannot be run: {error.strerror}") from error
     if done.returncode:
         raise CompileError(f"{' '.join(command)} failed: {done.stderr.strip()}")

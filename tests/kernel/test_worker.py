@@ -40,7 +40,7 @@ from strategy.target import Target
 from strategy.types import TensorType
 from strategy.workload import Workload
 from strategy.workload_text import parse_workload
-from workers import cpu, pool, sandbox, scratch
+from workers import builder, cpu, pool, sandbox, scratch
 from workers.builder import Built
 from workers.builder_pool import BuilderPool, library_name
 from workers.cpu import assign, parse_cores, timing_lock
@@ -744,6 +744,18 @@ def test_a_linker_that_is_missing_ends_the_worker_not_its_candidates(builders: B
         slot.limits = msgspec.structs.replace(slot.limits, environment={"PATH": ""})
     with pytest.raises(SandboxError, match=r"^this host has no linker: install a C compiler"):
         builders.build(hostile_job("good"), NEVER)
+
+
+def test_a_configuration_that_leaves_no_memory_to_start_the_linker_fails_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any, **options: Any) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "ld")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    with pytest.raises(OSError, match="Cannot allocate memory") as error:
+        builder._join([], tmp_path / "one.so")
+    assert builder._is_memory(str(error.value))
 
 
 def test_cores_that_are_lost_end_the_worker_not_its_candidates(
