@@ -162,8 +162,9 @@ class Store:
                 try:
                     yield connection
                 except sa.exc.DBAPIError as error:
-                    if _state(error) == _READ_ONLY:  # of a former primary: the next connection may be to the new one
+                    if _state(error) == _READ_ONLY:  # of a former primary: the next connections may be to the new one
                         connection.invalidate()
+                        self.engine.dispose()  # the idle ones, which later requests would take one by one
                     raise
             return
         self._file.check()

@@ -33,10 +33,10 @@ def read_only(postgres_copy: str, postgres_server: str) -> Iterator[Callable[[bo
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_a_connection_to_a_standby_is_left(
+def test_connections_to_a_standby_are_left(
     postgres_copy: str, read_only: Callable[[bool], None], joined: bool
 ) -> None:
-    """After a failover the next one is to the new primary."""
+    """After a failover the next ones are to the new primary, however many there were."""
 
     def write(c: sa.Connection) -> None:
         with one_trip(c, joined=joined) as ask:
@@ -44,11 +44,14 @@ def test_a_connection_to_a_standby_is_left(
 
     read_only(True)
     store = Store(postgres_copy)
+    with store.read(), store.read():  # two connections
+        pass
     with pytest.raises(DatabaseError, match="refuses: .*read-only.*target_session_attrs"), store.write() as c:
         write(c)
     read_only(False)
-    with store.write() as c:
+    with store.write() as c, store.write() as other:
         write(c)
+        write(other)
     store.close()
 
 
