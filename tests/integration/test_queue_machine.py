@@ -17,15 +17,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from service.errors import DeviceBusyError, LeaseLostError
+from service.errors import DeviceBusyError, LeaseLostError, ServiceError
 from service.queue import job as queue
 from service.queue import lease as leasing
+from service.queue import report as reporting
 from service.queue import retry
 from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import EntryState, JobState, job, job_entry, lease, record
 from service.tuning import run as runs
-from strategy.record import Lease
+from strategy.record import Lease, Report, Results
 from strategy.target import Target
 from tests.integration.scene import TERMS, Scene, configs, device, failed, request, timed
 
@@ -68,35 +69,50 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data(), timing=st.booleans())
     def renew(self, data: Any, timing: bool) -> None:
-        held = data.draw(st.sampled_from(self.held))
-        try:
-            with self.store.write() as c:
-                leasing.renew(c, held.id, held.token, timing, TERMS)
-        except (LeaseLostError, DeviceBusyError):
-            pass
+        """As the service does: together with others, and by a transaction of its own where that does not serve it."""
+        asked = data.draw(st.lists(st.sampled_from(self.held), min_size=1, max_size=3))
+        live = [self.is_live(held) for held in asked]
+        with self.store.write() as c:
+            answers = leasing.renew_many(c, [(held.id, held.token, timing) for held in asked], TERMS)
+        for held, answer, was_live in zip(asked, answers, live, strict=True):
+            assert answer is None or was_live
+            if answer is not None:
+                continue
+            try:
+                with self.store.write() as c:
+                    leasing.renew(c, held.id, held.token, timing, TERMS)
+            except (LeaseLostError, DeviceBusyError):
+                pass
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), done=st.booleans(), lie=st.booleans(), good=st.booleans())
-    def report(self, data: Any, done: bool, lie: bool, good: bool) -> None:
-        """Some results, perhaps again, perhaps late, perhaps with another's token."""
-        held = data.draw(st.sampled_from(self.held))
-        some = data.draw(st.lists(st.sampled_from(held.job.entries), max_size=3))
-        sent = held if not lie else Lease(
-            id=held.id, token=held.token + 1, expires_in_s=0.0, job=held.job
-        )  # fmt: skip
-        live = self.is_live(held)
-        try:
-            answer = self.scene.report(
-                sent, [timed(e) if good else failed(e.index) for e in some], done=done
-            )
-        except LeaseLostError:
-            assert lie or not live
-            return
-        assert not lie
-        fresh = {e.index for e in some}
-        assert answer.accepted + answer.known == len(fresh)
-        if not live:
-            assert answer.accepted == 0  # the lease's last report, sent again
+    @rule(data=st.data(), number=st.integers(1, 3))
+    def report(self, data: Any, number: int) -> None:
+        """Some results of some leases, perhaps again, perhaps late, perhaps with another's token."""
+        sent, fresh, lies, live = [], [], [], []
+        for _ in range(number):
+            held = data.draw(st.sampled_from(self.held))
+            some = data.draw(st.lists(st.sampled_from(held.job.entries), max_size=3))
+            done, lie, good = (data.draw(st.booleans()) for _ in range(3))
+            results = Results(
+                token=held.token + lie, session=f"s{held.id}", done=done,
+                results=tuple(timed(e) if good else failed(e.index) for e in some),
+            )  # fmt: skip
+            sent.append(Report(lease_id=held.id, results=results))
+            fresh.append({e.index for e in some})
+            lies.append(lie)
+            live.append(self.is_live(held))
+        with self.store.write() as c:
+            answers = reporting.report_many(c, sent, TERMS)
+        for one, answer, entries, lie, was_live in zip(sent, answers, fresh, lies, live, strict=True):
+            if isinstance(answer, ServiceError):
+                assert isinstance(answer, LeaseLostError)
+                # Another report of the batch may have ended the lease.
+                assert lie or not was_live or sum(other.lease_id == one.lease_id for other in sent) > 1
+                continue
+            assert not lie
+            assert answer.accepted + answer.known == len(entries)
+            if not was_live:
+                assert answer.accepted == 0  # the lease's last report, sent again
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
