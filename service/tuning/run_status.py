@@ -58,7 +58,12 @@ def _status(connection: sa.Connection, row: Any, alive_s: float, idle: float) ->
     asked = convert({name: getattr(row, name) for name in _Budget.__struct_fields__}, _Budget)
     told = tally(connection, run_id)
     tasks = _task_statuses(connection, run_id, count_trials(connection, run_id, row.forced, asked.search_policy, told))
-    done = _count_charged(connection, run_id, asked.trials, tasks, told)
+    # Of a run that has ended, times since then no longer say what it was charged.
+    done = (
+        _count_charged(connection, run_id, asked.trials, tasks, told)
+        if row.state == RunState.RUNNING
+        else sum(t.trials for t in tasks if t.tunable)
+    )
     workers = fleet.count_alive(connection, row.target_id, alive_s)
     message = row.message
     interrupted = is_interrupted(connection, run_id)
