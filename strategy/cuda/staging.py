@@ -66,6 +66,7 @@ struct Tile {
   const TYPE *a, *b;
   int a_left, b_left;
 
+  __device__ __forceinline__ Tile() {}
   __device__ __forceinline__ Tile(const TYPE* left, const TYPE* right, int m) {
     find_tile(m, row, column);
     const long long first = (long long)(threadIdx.x / CHUNKS) * DEPTH + threadIdx.x % CHUNKS * CHUNK;

@@ -27,13 +27,9 @@ from strategy.target import Target
 from strategy.types import Dim, TensorType, Type
 
 _GROUP_ROWS = r"""
-// As Tile, where all rows of a tile are of one group. Those behind the last group are one more, of zeros; m becomes the
-// end of the group.
-struct GroupRows {
-  int row, column;
-  const TYPE *a, *b;
-  int a_left, b_left;
-
+// A tile whose rows are all of one group. Those behind the last group are one more, of zeros; m becomes the end of the
+// group.
+struct GroupRows : Tile {
   __device__ __forceinline__ GroupRows(const TYPE* left, const TYPE* right, int& m, const int* ends) {
     find_tile(gridDim.x / ((COLUMNS + BLOCK_N - 1) / BLOCK_N) * BLOCK_M, row, column);
     int tile = row / BLOCK_M, end = 0, of = 0;
@@ -55,20 +51,6 @@ struct GroupRows {
     a = left + (long long)row * DEPTH + first;
     b = right + ((long long)(is_group ? of : 0) * COLUMNS + column) * DEPTH + first;
     a_left = is_group ? end - row : 0, b_left = is_group ? COLUMNS - column : 0;
-  }
-
-  __device__ __forceinline__ void fetch_both(int step, unsigned stage) {
-    if (step < STEPS) {
-      fetch<BLOCK_M>(stage, a, a_left, step);
-      fetch<BLOCK_N>(stage + BLOCK_M * ROW, b, b_left, step);
-      a += BLOCK_K, b += BLOCK_K;
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-  }
-
-  static constexpr int run = COLUMNS;
-  __device__ __forceinline__ OUT* at(OUT* output, int, int y, int x) const {
-    return output + (long long)y * COLUMNS + x;
   }
 };
 """
