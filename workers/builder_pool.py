@@ -58,7 +58,7 @@ class _Slot:
         self.limits = limits
         self.shared = shared
         self.child: Child | None = None
-        self.task: _Task | None = None  # what it builds
+        self.task: _Task | None = None  # being built
         self.thread: threading.Thread
 
 

@@ -74,7 +74,7 @@ def _list_pbs(provider: Any) -> Iterator[Pilot]:
 
 
 class _Job(msgspec.Struct, frozen=True, rename={"owner": "Job_Owner", "state": "job_state", "name": "Job_Name"}):
-    """Of qstat's description of a job what is used."""
+    """The parts of qstat's description of a job that are used."""
 
     owner: str
     state: str

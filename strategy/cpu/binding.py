@@ -14,8 +14,8 @@ from strategy.tir import change_functions, find, has_names
 CHOICE, REINTERPRET = ".if_then_else", ".reinterpret"  # how the names of the calls end
 LOAD = "te.tensor_load"  # the call that an element of a TE tensor is
 _CALLED = frozenset(f"tirx.{name}" for name in "call_pure_extern cos log pow sin".split())  # of the C library
-# Of these TVM replaces each name by its value, as it may be an index: their bits are bound, as those of another dtype.
-# What is around a bound value it simplifies several times, and all that is within again: so each operator binds.
+# TVM replaces names of these by their values, as each may be an index: their bits are bound, as those of another dtype.
+# It simplifies the operators around a bound value several times, and all that is within again: so each operator binds.
 INDICES = {"int32": "float32", "int64": "float64"}
 _MANY_NODES = 30  # an elementary function has more, what is cheap to repeat has fewer
 

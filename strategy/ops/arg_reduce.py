@@ -19,7 +19,7 @@ from strategy.shape_func import reduce_shape_func, register_shape_func
 from strategy.type_relation import require_nonempty, require_number
 from strategy.types import TensorType, Type
 
-# Of those all keys may be the one that TVM begins with, whose place is -1.
+# All keys of these may be the one that TVM begins with, whose place is -1.
 _FULL = frozenset({"int32", "int64", "uint64"})
 
 

@@ -177,7 +177,7 @@ def _vector(name: str) -> Callable[[Any], Any]:
 
 
 def _abs(x: Any) -> Any:
-    """Of integers a choice, as TVM makes one of it later, where nothing can be bound any more."""
+    """A choice, where x is of integers: TVM makes one of it later, where nothing can be bound any more."""
     from tvm import tirx
 
     dtype = str(x.ty.dtype)

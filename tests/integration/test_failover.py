@@ -58,7 +58,7 @@ def test_connections_to_a_standby_are_left(
 def test_the_statement_of_a_client_that_is_gone_is_ended(
     postgres_copy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a service that was killed: its locks are released, however long the statement would take."""
+    """The locks of a service that was killed are released, however long its statement would take."""
     monkeypatch.setattr("service.store.session.GONE_S", 1)
     gone, other = Store(postgres_copy), Store(postgres_copy)
     scene = Scene.make(other)

@@ -432,7 +432,7 @@ def test_long_heads_fit_little_shared_memory_untuned() -> None:
 
 
 def test_workers_say_that_they_can_build_each() -> None:
-    """Of what no example of its operator offers, no worker would take a job."""
+    """No worker would take a job of an implementation that no example of its operator offers."""
     for workload, names in TUNABLE:
         assert names <= installed()[workload.op].keys()
 

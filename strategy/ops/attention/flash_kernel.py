@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from strategy.cuda.mma import FRAGMENTS
 
-# Of both kernels.
+# Shared by both kernels.
 SHARED = r"""
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_flash(
         for (int j = 0; j < BANDS * 2; ++j) sums[t][j][h * 2] *= shrunk, sums[t][j][h * 2 + 1] *= shrunk;
       }
 
-    // What the lanes have of two blocks of eight scores is a fragment of a left operand.
+    // Two blocks of eight scores, as the lanes have them, are a fragment of a left operand.
     #pragma unroll
     for (int k = 0; k < BLOCK_N / 16; ++k) {
       unsigned powers[TILES][4];
