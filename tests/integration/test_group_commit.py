@@ -9,14 +9,14 @@ import pytest
 import sqlalchemy as sa
 
 from service.access import token
-from service.errors import LeaseLostError
+from service.errors import LeaseLostError, ServiceError
 from service.queue import fleet
 from service.queue import lease as leasing
 from service.queue import report as reporting
 from service.queue.place import Ask
 from service.store.db import Store
 from service.store.sql import now
-from service.store.tables import TokenScope, lease, worker
+from service.store.tables import TokenScope, lease, record, worker
 from service.tuning import run as runs
 from strategy.record import Lease, Report, Results
 from tests.integration.scene import (
@@ -75,6 +75,22 @@ def test_a_batch_takes_few_round_trips(store: Store) -> None:
     if not store.is_sqlite:
         assert [one for one in told if one.startswith("SELECT")] == ["SELECT identity FROM"]
     assert scene.states().count("done") == 12
+
+
+def test_a_late_report_of_a_batch_stores_nothing(store: Store) -> None:
+    scene = Scene.make(store)
+    for n in range(2):
+        scene.enqueue(configs(2)[n : n + 1])
+    late, good = lease_each(scene, hosts(scene, 1))
+    scene.lose(late)
+    with store.write() as c:
+        refused, accepted = reporting.report_many(c, [report_of(late), report_of(good)], TERMS)
+    assert isinstance(refused, LeaseLostError)
+    assert not isinstance(accepted, ServiceError)
+    assert accepted.accepted == 1
+    with store.read() as c:
+        assert c.scalars(sa.select(record.c.lease_id)).all() == [good.id]
+    assert sorted(scene.states()) == ["done", "queued"]
 
 
 def test_renewals_are_each_answered(store: Store) -> None:
