@@ -13,8 +13,6 @@ from service.tuning.tuning_run import TuningRun, TuningTask, arms_of
 from strategy.space import Config
 from strategy.table import show_number
 
-MOST_NAMED = 8  # implementations in a run's message
-
 
 @dataclass(frozen=True)
 class Proposal:
@@ -73,7 +71,7 @@ def find_needed(tuning: TuningRun) -> set[int]:
 
 
 def explain_end(tuning: TuningRun, *, timed_out: bool) -> str:
-    """The reason why a run's search ends, with the implementations that it has dropped."""
+    """The reason why a run's search ends, with the implementations that it has dropped: of one workload by name."""
     trials = tuning.spent
     dropped = [f"{t.implementation}: {t.message}" for t in tuning.tasks
                if t.state is TaskState.DROPPED]  # fmt: skip
@@ -88,7 +86,7 @@ def explain_end(tuning: TuningRun, *, timed_out: bool) -> str:
         why += ", ".join(reasons) or "all configurations have been tried"
     else:
         why = show_number(trials, "trial")
-    if len(dropped) > MOST_NAMED:
+    if dropped and len(tuning.by_workload()) > 1:
         return f"{why}; dropped {show_number(len(dropped), 'implementation')} that cannot win"
     return "; ".join([why, *(f"dropped {d}" for d in dropped)])
 

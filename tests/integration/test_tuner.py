@@ -947,6 +947,15 @@ def test_hopeless_implementations_are_dropped_and_named(farm: Farm) -> None:
     assert [e.implementation for e in farm.jobs[-1]].count(SLOW.implementation) == 1
 
 
+@pytest.mark.full
+def test_implementations_dropped_in_several_workloads_are_counted(farm: Farm) -> None:
+    second = Workload("filter", (Input("data", "float32[32,32]"),))
+    both = tuple(RunWorkload(workload=w, candidates=(FAST, SLOW)) for w in (WORKLOAD, second))
+    status = farm.go(farm.ask(request(workloads=both, trials=180)).id)
+    assert "; dropped 2 implementations that cannot win" in status.message
+    assert SLOW.implementation not in status.message
+
+
 def test_a_small_space_is_exhausted_and_the_run_stops(farm: Farm) -> None:
     small = ConfigSpace([Knob("x", range(5))])
     only = Candidate(FAST.implementation, f"1.{small.digest}", 5, None, small)
