@@ -46,10 +46,12 @@ class ConfigSpace:
         derived: expressions over knobs as features of a cost model (footprints, register use).
         fallback: the configuration used without tuning; default: the first valid one. A function is
             called at the first use.
+        idle: for a knob, the condition under which the code is the same for all of its values. It may read idle knobs
+            that come before; constraints read none. A search then tries the fallback's value alone.
 
     Raises:
-        SpaceError: a duplicate name, a constraint over unknown names, or an invalid fallback (raised by
-            `fallback` if it is from a function).
+        SpaceError: a duplicate name, a constraint or condition over unknown names or over idle ones, or an invalid
+            fallback (raised by `fallback` if it is from a function).
     """
 
     def __init__(
@@ -58,25 +60,41 @@ class ConfigSpace:
         constraints: Iterable[Clause] = (),
         derived: Mapping[str, Expr] | None = None,
         fallback: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        idle: Mapping[str, Clause] | None = None,
     ) -> None:
         self.knobs = tuple(knobs)
         self.constraints = tuple(constraints)
         self.derived = dict(derived or {})
+        self.idle = dict(idle or {})
         self._by_name = {k.name: k for k in self.knobs}
         if len(self._by_name) != len(self.knobs):
             raise SpaceError("knobs: two have the same name: rename one")
         if len(self.knobs) > MAX_KNOBS or len(self.constraints) > MAX_CONSTRAINTS:
             raise SpaceError(f"a space has at most {MAX_KNOBS} knobs and {MAX_CONSTRAINTS} constraints")
         numbers = {k.name for k in self.knobs if k.is_number}
-        expressions: list[Clause | Expr] = [*self.constraints, *self.derived.values()]
+        expressions: list[Clause | Expr] = [*self.constraints, *self.derived.values(), *self.idle.values()]
         for what in expressions:
             for name in what.variables() - numbers:
                 if name not in self._by_name:
                     raise SpaceError(f"'{what}': {name!r:.80} is no knob of this space")
                 self._by_name[name].check_use(what)
+        self._check_idle()
         self._given = fallback
         if fallback is not None and not callable(fallback):
             _ = self.fallback
+
+    def _check_idle(self) -> None:
+        """Raise `SpaceError` where the fallback's value of an idle knob could make another configuration invalid."""
+        settled: set[str] = set(self.idle)
+        for what in self.constraints:
+            for name in sorted(what.variables() & settled):
+                raise SpaceError(f"'{what}': {name!r:.80} is idle in some configurations: no constraint may read it")
+        for name, what in self.idle.items():
+            if name not in self._by_name:
+                raise SpaceError(f"idle: {name!r:.80} is no knob of this space")
+            for other in sorted(what.variables() & settled):
+                raise SpaceError(f"idle {name!r:.80}: '{what}' reads {other!r:.80}: list that before")
+            settled.discard(name)
 
     @cached_property
     def _checks(self) -> list[list[Callable[[Mapping[str, Any]], Any]]]:
@@ -292,6 +310,8 @@ class ConfigSpace:
             data["constraints"] = [c.to_json() for c in self.constraints]
         if self.derived:
             data["derived"] = {name: e.to_json() for name, e in self.derived.items()}
+        if self.idle:
+            data["idle"] = {name: c.to_json() for name, c in self.idle.items()}
         if self._given is not None:
             data["fallback"] = self.fallback.to_json()
         return data
@@ -308,25 +328,28 @@ class ConfigSpace:
             except SpaceError as error:
                 raise SpaceError(f"knobs[{i}]: {error}") from error
         constraints, derived = data.get("constraints", []), data.get("derived", {})
-        fallback = data.get("fallback")
+        fallback, idle = data.get("fallback"), data.get("idle", {})
         if not isinstance(constraints, list) or len(constraints) > MAX_CONSTRAINTS:
             raise SpaceError(f"constraints: a list of at most {MAX_CONSTRAINTS} comparisons")
         if not isinstance(derived, Mapping) or len(derived) > MAX_CONSTRAINTS:
             raise SpaceError(f"derived: an object of at most {MAX_CONSTRAINTS} expressions")
+        if not isinstance(idle, Mapping) or len(idle) > MAX_KNOBS:
+            raise SpaceError("idle: an object of knobs and the conditions under which they have no effect")
         if fallback is not None and not isinstance(fallback, Mapping):
             raise SpaceError(f"fallback: an object of knobs and their values, got {fallback!r:.80}")
         try:
             clauses = [Clause.from_json(c) for c in constraints]
             features = {str(name): Expr.from_json(e) for name, e in derived.items()}
-            return cls(knobs, clauses, features, fallback)
+            unread = {str(name): Clause.from_json(c) for name, c in idle.items()}
+            return cls(knobs, clauses, features, fallback, unread)
         except ExpressionError as error:
-            raise SpaceError(f"constraints or derived features: {error}") from error
+            raise SpaceError(f"constraints, derived features or idle knobs: {error}") from error
 
     @cached_property
     def digest(self) -> str:
         """8 hexadecimal digits over knobs and constraints: part of an implementation's version.
 
-        Without derived features and the fallback, which do not affect the meaning of records.
+        Without derived features, the fallback and idle knobs, which do not affect the meaning of records.
         """
         # The order of constraints is irrelevant.
         constraints = [text for _, text in sorted([c.encoded for c in self.constraints])]

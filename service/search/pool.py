@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.search.features import Digits, columns_of
-from strategy.condition import ExpressionError
+from strategy.condition import Clause, ExpressionError
 from strategy.space import ConfigSpace
 
 Key = tuple[int, ...]
@@ -26,7 +26,8 @@ FEW = 512  # size of the reserve if they are rare
 class Candidates:
     """The valid configurations of a space, by their digits, without those taken.
 
-    A small space is enumerated as a table; for a large one a reserve is drawn and renewed.
+    A small space is enumerated as a table; for a large one a reserve is drawn and renewed. Of configurations with the
+    same code, those that `settle` gives alone are candidates.
 
     Args:
         space: knobs and constraints.
@@ -41,7 +42,9 @@ class Candidates:
         self.space = space
         self._rng = rng
         self._sizes = np.array([len(k.values) for k in space.knobs], dtype=np.int64)
-        self._checks = [c.evaluate for c in space.constraints]
+        place = {k.name: i for i, k in enumerate(space.knobs)}
+        usual = space.digits(space.fallback) if space.idle else ()
+        self._idle = [(place[name], usual[place[name]], clause) for name, clause in space.idle.items()]
         self._taken: set[Key] = set()
         self.table = listed if listed is not None else self._enumerate()
         self._reserve: dict[Key, None] = {}
@@ -114,7 +117,7 @@ class Candidates:
             target = np.where(stays, step, anywhere)
             moves = self._rng.random(len(moved)) < probability
             moved[rows, knob] = np.where(moves, target, moved[rows, knob])
-        found = dict.fromkeys(map(tuple, moved.tolist()))
+        found = dict.fromkeys(map(tuple, self.settle(moved).tolist()))
         new = [key for key in found if key not in self._taken]
         if self.table is not None:
             return self._digits([key for key in new if key in self._rows][:n])
@@ -123,20 +126,33 @@ class Candidates:
 
     def allowed(self, digits: Digits) -> NDArray[np.bool_]:
         """A mask of the rows that satisfy the constraints."""
-        allowed = np.ones(len(digits), dtype=bool)
-        if not self._checks or not len(digits):
-            return allowed
+        return self._hold(self.space.constraints, self.space.allows, digits)
+
+    def settle(self, digits: Digits) -> Digits:
+        """The rows with the fallback's values of knobs that are idle there, which have the same code."""
+        found = digits.copy() if self._idle else digits
+        for place, digit, clause in self._idle:
+            found[self._hold([clause], clause.expression.evaluate, found), place] = digit
+        return found
+
+    def _hold(
+        self, clauses: Sequence[Clause], check: Callable[[Mapping[str, Any]], bool], digits: Digits
+    ) -> NDArray[np.bool_]:
+        """A mask of the rows for which all clauses hold, which `check` finds for the values of one."""
+        holds = np.ones(len(digits), dtype=bool)
+        if not clauses or not len(digits):
+            return holds
         values = columns_of(self.space, digits)
         try:
             with np.errstate(all="ignore"):
-                for check in self._checks:
-                    allowed &= np.asarray(check(values), dtype=bool)
+                for clause in clauses:
+                    holds &= np.asarray(clause.evaluate(values), dtype=bool)
         except (ExpressionError, TypeError, ValueError):
             # Some expressions work for single values only (comparison of texts, untaken branches).
             names = [k.name for k in self.space.knobs]
             rows = (dict(zip(names, self._values(row), strict=True)) for row in digits.tolist())
-            return np.array([self.space.allows(row) for row in rows], dtype=bool)
-        return allowed
+            return np.array([check(row) for row in rows], dtype=bool)
+        return holds
 
     def _values(self, row: Iterable[int]) -> list[Any]:
         return [k.values[d] for k, d in zip(self.space.knobs, row, strict=True)]
@@ -153,7 +169,8 @@ class Candidates:
             digits = np.empty((len(index), len(self._sizes)), dtype=np.int32)
             for i in reversed(range(len(self._sizes))):
                 index, digits[:, i] = np.divmod(index, self._sizes[i])
-            found.append(digits[self.allowed(digits)])
+            digits = digits[self.allowed(digits)]
+            found.append(digits[(digits == self.settle(digits)).all(axis=1)])
             if sum(map(len, found)) > ENUMERATE:
                 return None
         return np.concatenate(found)
@@ -162,14 +179,15 @@ class Candidates:
         """Draw a few thousand times; descend along the constraints if that yields too few."""
         size = (2 * FRESH, len(self._sizes))
         drawn = self._rng.integers(self._sizes, size=size, dtype=np.int64).astype(np.int32)
-        for row in drawn[self.allowed(drawn)][: max(n, FRESH)].tolist():
+        for row in self.settle(drawn[self.allowed(drawn)][: max(n, FRESH)]).tolist():
             self._keep(tuple(row))
         missing = min(n, FEW) - len(self._reserve)
         if missing > 0:
             rng = random.Random(int(self._rng.integers(2**31)))
             # Descents are slow: they fill the reserve over many calls.
-            for config in self.space.sample(rng, min(missing, 64), tries=0):
-                self._keep(self.space.digits(config))
+            found = [self.space.digits(c) for c in self.space.sample(rng, min(missing, 64), tries=0)]
+            for row in self.settle(self._digits(found)).tolist():
+                self._keep(tuple(row))
         while len(self._reserve) > RESERVE:
             self._reserve.pop(next(iter(self._reserve)))
 

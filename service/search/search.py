@@ -34,7 +34,8 @@ REFIT = 1.25  # hyper-parameters are fitted again when the trials have grown by 
 class Search:
     """Ask/tell search over one space.
 
-    Any number of proposals may be pending, and results come in any order. Deterministic for a seed. Memory grows with
+    Any number of proposals may be pending, and results come in any order. Configurations that differ in idle knobs
+    alone are one, which is proposed with the fallback's values of these. Deterministic for a seed. Memory grows with
     the trials, not with the space. Not thread-safe.
 
     Args:
@@ -148,9 +149,9 @@ class Search:
             self._candidates.give_back(key)
 
     def _key(self, config: Mapping[str, object]) -> Key | None:
-        """The digits of a configuration, None if it is not in this space."""
+        """The digits of a configuration, or of the candidate with the same code; None if it is not in this space."""
         try:
-            key = self.space.digits(config)
+            key = _tuple(self._candidates.settle(self._digits([self.space.digits(config)]))[0])
         except ConfigError:
             return None
         return key if self._candidates.contains(key) else None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-from strategy.condition import Clause, Expr, ceildiv
+from strategy.condition import Clause, Expr, ceildiv, maximum, minimum
 from strategy.schedule import (
     ScheduleError,
     compute_stage,
@@ -111,6 +111,8 @@ def schedule_tile(
     return lane
 
 
+ALWAYS = Expr.const(1) == 1  # a condition of idle knobs
+
 # Parts of spaces are cached by their parameters, as most shapes share most of them.
 
 
@@ -163,6 +165,17 @@ def _vectors(lanes: int | str) -> Expr:
 def whole_blocks(extent: int, tile: str, blocks: str) -> Clause:
     """The constraint that blocks divide the tiles of `extent`."""
     return ceildiv(extent, knob(tile)) % knob(blocks) == 0
+
+
+def one_order(outer: Any, inner: Any, *, ahead: bool = False) -> Clause:
+    """The condition under which the order of two loops is none, as one of them has a single turn.
+
+    Args:
+        outer: turns of the loop over panels.
+        inner: turns of the loop over the tiles of a panel.
+        ahead: with the knob `ahead` set, tiles share the prefetches of a panel if they follow each other.
+    """
+    return minimum(maximum(outer, knob("ahead") + 1) if ahead else outer, inner) <= 1
 
 
 def best_tile(extents: Extents, target: Target, dtype: str, most: int = ROWS[-1]) -> tuple[int, int]:

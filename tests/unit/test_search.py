@@ -153,6 +153,52 @@ def test_what_another_run_has_in_the_queue_stays_skipped_once_it_is_released() -
     assert {c["a"] for c in search.ask(9)} == {0, 2, 3}
 
 
+IDLE = ConfigSpace(
+    [Knob("order", ("rows", "panels")), Knob("a", (1, 2, 3)), Knob("ahead", (False, True)), Knob("b", (1, 2))],
+    [knob("a") + knob("b") <= 4],
+    fallback={"order": "panels", "a": 2, "ahead": True, "b": 2},
+    idle={"ahead": knob("b") == 1, "order": (knob("a") == 1) | (knob("b") * (knob("ahead") + 1) == 2)},
+)
+
+
+def settled(config: Config) -> tuple[object, ...]:
+    """The values on which the code of a configuration of `IDLE` depends."""
+    a, b, ahead = config["a"], config["b"], config["ahead"] or config["b"] == 1
+    order = None if a == 1 or (b, ahead) in ((1, True), (2, False)) else config["order"]
+    return order, a, ahead, b
+
+
+@pytest.mark.parametrize("table", [True, False])
+@pytest.mark.parametrize("guided", [False, True])
+def test_of_configurations_with_the_same_code_one_is_proposed(
+    monkeypatch: pytest.MonkeyPatch, guided: bool, table: bool
+) -> None:
+    if not table:
+        monkeypatch.setattr("service.search.pool.LOOK_THROUGH", 0)
+    search = Search(IDLE, 3, InlineModel() if guided else None)
+    twin = Config({"order": "rows", "a": 1, "ahead": False, "b": 1})
+    search.tell(twin, 1.0)
+    proposed: list[Config] = []
+    while configs := search.ask(2):
+        proposed += configs
+        for config in configs:
+            search.tell(config, 1.0 + float(config["a"]))  # type: ignore[arg-type]
+    every = {settled(c) for c in IDLE}
+    assert IDLE.fallback == proposed[0]
+    assert sorted(map(repr, map(settled, proposed))) == sorted(map(repr, every - {settled(twin)}))
+    assert all(IDLE.contains(c) for c in proposed)
+    assert search.trials == len(every)
+
+
+def test_a_twin_of_what_is_under_way_is_not_proposed_until_it_is_released() -> None:
+    search, twin = Search(IDLE, 1), Config({"order": "rows", "a": 1, "ahead": False, "b": 2})
+    search.avoid([twin])
+    other = Config({**twin.plain, "order": "panels"})
+    assert other not in search.ask(99)
+    search.release(twin)
+    assert search.ask(99) == [other]
+
+
 def test_strangers_are_passed_over() -> None:
     search = Search(ConfigSpace([Knob("a", range(4))]), 1)
     search.tell(Config({"a": 9}), 1.0)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from strategy.condition import ceildiv
+from strategy.condition import Expr, ceildiv
 from strategy.record import WireError, decode, encode, to_json
 from strategy.space import (
     MAX_KNOBS,
@@ -270,6 +270,7 @@ def test_what_the_digest_depends_on() -> None:
     one, two = knob("b") <= 2, knob("b") < 3
     same = [
         digest(), digest(derived={"f": knob("b") * 2}), digest(fallback={"a": 1, "b": 2}),
+        digest(idle={"a": knob("b") == 1}),
     ]  # fmt: skip
     assert len(set(same)) == 1
     assert digest(rules=[one, two]) == digest(rules=[two, one])
@@ -279,6 +280,14 @@ def test_what_the_digest_depends_on() -> None:
         digest(name="c"), digest(kind="layout"), digest(rules=[one]), digest(rules=[two]),
     ]  # fmt: skip
     assert len({*same, *changed}) == 1 + len(changed)
+
+
+def test_idle_knobs_survive_the_wire() -> None:
+    idle = {"b": Expr.const(1) == 1, "a": (knob("b") == 1) | (knob("c") > 1)}
+    space = ConfigSpace([Knob("a", "xy"), Knob("b", [1, 2]), Knob("c", [1, 2])], idle=idle)
+    again = decode(encode(space), ConfigSpace)
+    assert again == space
+    assert (list(again.idle), again.digest) == (["b", "a"], space.digest)
 
 
 SPACE = ConfigSpace(
@@ -384,6 +393,19 @@ def test_many_allowed_values_are_shown_in_short() -> None:
         (lambda: ConfigSpace([Knob("a", ["x"])], [knob("a") * 10**12 == 1]), "can only be compared"),
         (lambda: ConfigSpace([Knob("a", ["%1000000000d"])], [knob("a") % 5 == 1]), "can only be compared"),
         (lambda: ConfigSpace([Knob("a", [(1, 2)])], [knob("a") * 10**12 == 1]), r"use its parts, a\[0\]"),
+        (lambda: ConfigSpace([Knob("a", [1])], idle={"b": knob("a") == 1}), "idle: 'b' is no knob"),
+        (lambda: ConfigSpace([Knob("a", [1])], idle={"a": knob("b") == 1}), "'b' is no knob"),
+        (lambda: ConfigSpace([Knob("a", [1])], idle={"a": knob("a") == 1}), "idle 'a': .* reads 'a': list that before"),
+        (
+            lambda: ConfigSpace(
+                [Knob("a", [1]), Knob("b", [1])], idle={"a": knob("b") == 1, "b": Expr.const(1) == 1}
+            ),
+            "reads 'b': list that before",
+        ),
+        (
+            lambda: ConfigSpace([Knob("a", [1]), Knob("b", [1])], [knob("a") <= 2], idle={"a": knob("b") == 1}),
+            "'a' is idle in some configurations: no constraint may read it",
+        ),
     ],
 )  # fmt: skip
 def test_malformed_spaces(make_it: Any, message: str) -> None:
@@ -405,6 +427,7 @@ def test_malformed_spaces(make_it: Any, message: str) -> None:
         (b'{"knobs":[{"name":"a","values":[1],"kind":{}}]}', "kind is"),
         (b'{"knobs":[],"constraints":5}', "constraints: a list"), (b'{"knobs":[],"constraints":["a"]}', "constraints"),
         (b'{"knobs":[],"derived":[1]}', "derived: an object"), (b'{"knobs":[],"derived":{"a":{}}}', "derived"),
+        (b'{"knobs":[],"idle":[1]}', "idle: an object"), (b'{"knobs":[],"idle":{"a":5}}', "idle knobs"),
         (b'{"knobs":[],"fallback":5}', "fallback: an object"),
         (b'{"knobs":[],"fallback":{"a":1}}', "fallback: unknown knob"),
     ],

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from strategy.condition import ceildiv
 from strategy.cpu.tile import (
     ROWS,
     accumulators,
     best_tile_of,
     clamped_row,
     largest_divisor,
+    one_order,
     register_constraint,
     round_up,
     schedule_tile,
@@ -89,6 +91,11 @@ def space(
         ],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
+        idle={
+            "inner": one_order(
+                ceildiv(n, knob("width")) // knob("n_tasks"), ceildiv(m, knob("rows")) // knob("m_tasks")
+            )
+        },
     )
 
 

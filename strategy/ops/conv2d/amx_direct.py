@@ -17,7 +17,7 @@ from strategy.condition import Clause, ceildiv
 from strategy.cpu.amx import Window, use_tiles_of_windows
 from strategy.cpu.amx_code import LANES, REGISTERS, ROWS, WORD_BYTES, WORDS, Block
 from strategy.cpu.dot import Dot
-from strategy.cpu.tile import block_knob, largest_divisor, round_up, up_to, whole_blocks
+from strategy.cpu.tile import block_knob, largest_divisor, one_order, round_up, up_to, whole_blocks
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d.amx import amx_of, pack_rows
 from strategy.ops.conv2d.layout import plain_inputs
@@ -203,6 +203,12 @@ def space(
             *(even if has_whole_tiles else []),
         ],
         fallback=fallback,
+        idle={
+            "inner": one_order(
+                knob("n_block"),
+                ceildiv(out_h, knob("lines")) // knob("h_tasks") * ceildiv(out_w, knob("columns")),
+            )
+        },
     )
 
 

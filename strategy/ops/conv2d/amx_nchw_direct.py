@@ -20,7 +20,7 @@ from strategy.condition import Clause, ceildiv
 from strategy.cpu.amx import Window, use_tiles_of_image
 from strategy.cpu.amx_code import LANES, REGISTERS, ROWS, WORDS, Block, Image
 from strategy.cpu.dot import Dot
-from strategy.cpu.tile import block_knob, largest_divisor, round_up, up_to, whole_blocks
+from strategy.cpu.tile import block_knob, largest_divisor, one_order, round_up, up_to, whole_blocks
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d.amx import amx_of
 from strategy.ops.conv2d.dot import count_words, word_of
@@ -208,6 +208,11 @@ def space(
         ],
         [_fit_registers(), whole_blocks(channels, "rows", "o_block"), whole_blocks(out_h, "lines", "h_tasks")],
         fallback=fallback,
+        idle={
+            "inner": one_order(
+                knob("o_block"), ceildiv(out_h, knob("lines")) // knob("h_tasks") * ceildiv(out_w, knob("width"))
+            )
+        },
     )
 
 

@@ -17,6 +17,7 @@ from strategy.cpu.tile import (
     best_tile_of,
     block_knob,
     largest_divisor,
+    one_order,
     register_constraint,
     round_up,
     up_to,
@@ -27,7 +28,7 @@ from strategy.ops.conv2d.layout import plain_inputs, plain_weight
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros
 from strategy.ops.conv2d.pointwise import leaves_pixels
-from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry
+from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, idle_window
 from strategy.schedule import (
     Outs,
     accumulator,
@@ -39,7 +40,7 @@ from strategy.schedule import (
     unroll_tile,
     zero_beyond,
 )
-from strategy.space import Config, ConfigSpace, Knob
+from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType
 
@@ -98,6 +99,7 @@ def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
         ],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
+        idle={**idle_window(geometry), "inner": one_order(knob("o_block"), knob("p_block"))},
     )
 
 

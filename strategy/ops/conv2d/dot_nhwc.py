@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from strategy.condition import ceildiv
 from strategy.cpu.dot import Dot, use_dot
 from strategy.cpu.tile import (
     ROWS,
@@ -21,6 +22,7 @@ from strategy.cpu.tile import (
     best_tile_of,
     block_knob,
     largest_divisor,
+    one_order,
     register_constraint,
     round_up,
     up_to,
@@ -33,9 +35,9 @@ from strategy.ops.conv2d.dot_form import Form, copied, prepare
 from strategy.ops.conv2d.layout import plain_inputs
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import schedule_padding
-from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, split_groups
+from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, idle_window, split_groups
 from strategy.schedule import Outs, compute_stage, find_stages, integer, store_tile, unroll_tile
-from strategy.space import Config, ConfigSpace, Knob
+from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType
 
@@ -110,6 +112,12 @@ def space(
         ],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
+        idle={
+            **idle_window(geometry),
+            "inner": one_order(
+                knob("o_block"), knob("p_block") * (1 if form.is_flat else ceildiv(across, knob("rows")))
+            ),
+        },
     )
 
 

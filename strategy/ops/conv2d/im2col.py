@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy.condition import ceildiv, maximum
+from strategy.condition import ceildiv, maximum, minimum
 from strategy.cpu.tile import (
     ROWS,
     VECTORS,
     accumulators,
     best_tile_of,
     largest_divisor,
+    one_order,
     register_constraint,
     tile_share,
     up_to,
@@ -153,6 +154,12 @@ def space_of_columns(
             "column_bytes": knob("image_rows") * column_bytes,
         },
         fallback=fallback,
+        idle={
+            "inner": one_order(
+                ceildiv(knob("image_rows") * geometry.out_w, knob("width")),
+                maximum(knob("o_block"), ceildiv(o, knob("rows")) * (1 - minimum(knob("o_block"), 1))),
+            )
+        },
     )
 
 

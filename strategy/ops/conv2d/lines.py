@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from strategy.condition import ceildiv
 from strategy.cpu.tile import (
     ROWS,
     VECTORS,
     accumulators,
+    one_order,
     register_constraint,
     round_up,
     tile_share,
@@ -30,7 +32,14 @@ from strategy.ops.conv2d.pad import (
     splits_columns,
     whole_padding,
 )
-from strategy.ops.conv2d.product import INNER, Geometry, pack_rows, schedule_packing, split_groups
+from strategy.ops.conv2d.product import (
+    INNER,
+    Geometry,
+    idle_window,
+    pack_rows,
+    schedule_packing,
+    split_groups,
+)
 from strategy.ops.conv2d.spatial_pack import WINDOW, schedule_window
 from strategy.schedule import (
     Outs,
@@ -42,7 +51,7 @@ from strategy.schedule import (
     lanes_of,
     vectorize,
 )
-from strategy.space import Config, ConfigSpace, Knob, divisors
+from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
 from strategy.types import TensorType
 
@@ -108,6 +117,10 @@ def space(
         [register_constraint(target.vector_registers, lanes)],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
+        idle={
+            **idle_window(geometry),
+            "inner": one_order(ceildiv(own, knob("rows")), knob("lines") * ceildiv(out_w, knob("width"))),
+        },
     )
 
 

@@ -16,6 +16,7 @@ from strategy.cpu.tile import (
     best_tile_of,
     block_knob,
     largest_divisor,
+    one_order,
     register_constraint,
     round_up,
     up_to,
@@ -151,6 +152,7 @@ def space(
         ],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
+        idle={"inner": one_order(knob("p_block"), knob("o_block"), ahead=True)},
     )
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strategy.condition import Clause
 from strategy.cpu.ahead import prefetch_panels
-from strategy.cpu.tile import round_up, schedule_tile
+from strategy.cpu.tile import ALWAYS, round_up, schedule_tile
 from strategy.ops.conv2d.operator import DATA, Conv2DAttrs
 from strategy.ops.window import windowed_extents
 from strategy.schedule import (
@@ -83,6 +84,11 @@ class Geometry:
     @property
     def pixels(self) -> Any:
         return self.out_h * self.out_w
+
+
+def idle_window(geometry: Geometry) -> dict[str, Clause]:
+    """The condition under which the knob `window` is idle: a window of one pixel has no loops."""
+    return {"window": ALWAYS} if geometry.kernel_h == geometry.kernel_w == 1 else {}
 
 
 def pack_rows(rows: int, groups: int) -> Callable[[Any], Any]:

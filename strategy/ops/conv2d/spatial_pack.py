@@ -16,11 +16,13 @@ from typing import Any
 
 from strategy.cpu.ahead import fits_ahead, prefetch_panels
 from strategy.cpu.tile import (
+    ALWAYS,
     ROWS,
     VECTORS,
     accumulators,
     block_knob,
     largest_divisor,
+    one_order,
     register_constraint,
     round_up,
     tile_share,
@@ -37,7 +39,14 @@ from strategy.ops.conv2d.pad import (
     put_in_order,
     schedule_padding,
 )
-from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, pack_rows, split_groups
+from strategy.ops.conv2d.product import (
+    BLOCKS,
+    INNER,
+    Geometry,
+    idle_window,
+    pack_rows,
+    split_groups,
+)
 from strategy.schedule import (
     Outs,
     accumulator,
@@ -49,7 +58,7 @@ from strategy.schedule import (
     unroll_tile,
     vectorize,
 )
-from strategy.space import Config, ConfigSpace, Knob
+from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import Dim, TensorType
 
@@ -127,6 +136,11 @@ def space(
         ],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
+        idle={
+            **idle_window(geometry),
+            **({"ahead": ALWAYS} if any_size else {}),
+            "inner": one_order(knob("o_block"), knob("p_block"), ahead=True),
+        },
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.condition import Clause, ceildiv
+from strategy.condition import Clause, ceildiv, maximum
 from strategy.cpu.amx import lines_ahead, use_tiles
 from strategy.cpu.amx_code import LANES, LINE_BYTES, REGISTERS, ROWS, WORD_BYTES, WORDS, Block
 from strategy.cpu.dot import Dot
@@ -17,6 +17,7 @@ from strategy.cpu.tile import (
     block_knob,
     clamped_row,
     largest_divisor,
+    one_order,
     round_up,
     up_to,
     whole_blocks,
@@ -86,7 +87,7 @@ def space_of(
         unfolded: a row of the data is copied from several places, and reads most of them for other rows, too.
     """
     rows = int(m) if m.is_constant else _ANYWHERE
-    parts = [1]
+    parts, idle = [1], {}
     if depth is not None and m.is_constant and rows * depth.total * WORD_BYTES > _LARGE:
         parts = [p for p in divisors(depth.steps) if depth.steps // p >= _STEPS // 2]
 
@@ -139,6 +140,9 @@ def space_of(
     constraints = [fit_registers(), whole_blocks(columns, "width", "n_block")]
     if m.is_constant:
         constraints.append(whole_blocks(rows, "rows", "m_tasks"))
+        # Of one panel the order says where a task copies its data.
+        n_block = maximum(knob("n_block"), knob("copied") % 2 + 1)
+        idle = {"inner": one_order(n_block, ceildiv(rows, knob("rows")) // knob("m_tasks"), ahead=True)}
     if in_place:
         constraints.append((rows % knob("rows") == 0) | (knob("copied") > _IN_PLACE))
     if len(parts) > 1 and in_place:
@@ -156,6 +160,7 @@ def space_of(
         ],
         constraints,
         fallback=fallback,
+        idle=idle,
     )
 
 

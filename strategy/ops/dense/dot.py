@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.condition import ceildiv
 from strategy.cpu.dot import Dot, find_dot, use_dot
 from strategy.cpu.tile import (
     ROWS,
@@ -22,6 +23,7 @@ from strategy.cpu.tile import (
     block_knob,
     clamped_row,
     largest_divisor,
+    one_order,
     register_constraint,
     round_up,
     up_to,
@@ -38,7 +40,7 @@ from strategy.schedule import (
     unroll_tile,
     zero_beyond,
 )
-from strategy.space import Config, ConfigSpace, Knob
+from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType
 
@@ -91,6 +93,10 @@ def space(
     ]
     if extents.m.is_constant:
         constraints.append(whole_blocks(int(extents.m), "rows", "m_tasks"))
+        row_tiles = ceildiv(int(extents.m), knob("rows")) // knob("m_tasks")
+        idle = {"inner": one_order(knob("n_block"), row_tiles)}
+    else:
+        idle = {"inner": knob("n_block") == 1}
     return ConfigSpace(
         [
             wide,
@@ -103,6 +109,7 @@ def space(
         constraints,
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
+        idle=idle,
     )
 
 

@@ -21,6 +21,7 @@ from strategy.cpu.tile import (
     accumulators,
     clamped_row,
     largest_divisor,
+    one_order,
     panels,
     register_constraint,
     round_up,
@@ -138,6 +139,7 @@ def space(
         constraints,
         derived=_derived(size),
         fallback=fallback,
+        idle={"inner": one_order(knob("n_block"), knob("m_block"))},
     )
 
 

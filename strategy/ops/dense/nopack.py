@@ -11,8 +11,16 @@ from functools import lru_cache
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.condition import Clause
-from strategy.cpu.tile import Extents, clamped_row, largest_divisor, round_up, up_to, whole_blocks
+from strategy.condition import Clause, ceildiv
+from strategy.cpu.tile import (
+    Extents,
+    clamped_row,
+    largest_divisor,
+    one_order,
+    round_up,
+    up_to,
+    whole_blocks,
+)
 from strategy.schedule import (
     Outs,
     accumulator,
@@ -65,6 +73,10 @@ def space(
     ]
     if extents.m.is_constant:
         constraints.append(whole_blocks(int(extents.m), "rows", "m_tasks"))
+        row_tiles = ceildiv(int(extents.m), knob("rows")) // knob("m_tasks")
+        idle = {"inner": one_order(knob("n_block"), row_tiles)}
+    else:
+        idle = {"inner": knob("n_block") == 1}
     return ConfigSpace(
         [
             up_to("lanes", lanes, full, "layout"),
@@ -78,6 +90,7 @@ def space(
         constraints,
         derived=_DERIVED,
         fallback=fallback,
+        idle=idle,
     )
 
 

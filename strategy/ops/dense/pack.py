@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.condition import ceildiv
 from strategy.cpu.ahead import fits_ahead, prefetch_panels
 from strategy.cpu.tile import (
+    ALWAYS,
     ROWS,
     Extents,
     accumulators,
     best_tile,
     clamped_row,
     largest_divisor,
+    one_order,
     panels,
     register_constraint,
     round_up,
@@ -34,7 +37,7 @@ from strategy.schedule import (
     pack_by_vectors,
     start_schedule,
 )
-from strategy.space import Config, ConfigSpace, Knob
+from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
@@ -83,6 +86,10 @@ def space(
     ]
     if extents.m.is_constant:
         constraints.append(whole_blocks(int(extents.m), "rows", "m_tasks"))
+        row_tiles = ceildiv(int(extents.m), knob("rows")) // knob("m_tasks")
+        idle = {"inner": one_order(knob("n_block"), row_tiles, ahead=True)}
+    else:
+        idle = {"ahead": ALWAYS, "inner": knob("n_block") == 1}
     return ConfigSpace(
         [
             width_knob(lanes, extents.n),
@@ -96,6 +103,7 @@ def space(
         constraints,
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
+        idle=idle,
     )
 
 
