@@ -393,10 +393,10 @@ def register_condition(name: str, condition: Any = None, level: int = 10) -> Cal
 
 
 def register_peaks(name: str, peaks: Any = None, level: int = 10) -> Callable[[F], F]:
-    """Register `peaks(attrs, inputs) -> (rows, height)` of an operator that divides by a sum of each row.
+    """Register `peaks(attrs, inputs) -> Peaks` of an operator whose results depend on a sum of each row.
 
-    The rows, along the last axis, are a view of the first input. So large are elements of which a few are most of the
-    sum, so that a result without one of them is no rounding of the right one. The result alone is rounded.
+    With a few elements that are most of the sum a result without one of them is no rounding of the right one. The
+    result alone is rounded.
     """
     return register_op_attr(name, "FPeaks", peaks, level)
 

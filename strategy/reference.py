@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strategy.attrs import Attrs
 from strategy.expr import Call, Constant, Expr, ExprError, Tuple, TupleGetItem, Var, post_order
@@ -40,12 +40,26 @@ def norm_condition(data: Any, axis: int, epsilon: float) -> Any:
     return np.broadcast_to(np.sqrt(square / (variance + epsilon)), data.shape)
 
 
-def norm_peaks(rows: Any) -> tuple[Any, float]:
+class Peaks(NamedTuple):
+    """Inputs that show a missing element of a sum (`register_peaks`).
+
+    Attributes:
+        rows: a view of the first input, whose last axis is summed, or a part of each sum.
+        height: so large are elements of which a few are most of a sum.
+        shift: a number that is added to the other elements of these rows.
+    """
+
+    rows: Any
+    height: float
+    shift: float = 0.0
+
+
+def norm_peaks(rows: Any) -> Peaks:
     """`register_peaks` of a norm: the square of each is the sum of all others, if those are 1."""
-    return rows, math.sqrt(rows.shape[-1])
+    return Peaks(rows, math.sqrt(rows.shape[-1]))
 
 
-def axis_peaks(attrs: Any, inputs: Sequence[Any]) -> tuple[Any, float]:
+def axis_peaks(attrs: Any, inputs: Sequence[Any]) -> Peaks:
     """`register_peaks` of a norm of the first input along `axis`."""
     import numpy as np
 

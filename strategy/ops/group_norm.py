@@ -36,7 +36,7 @@ from strategy.ops.bias_add import along, array_along, vector_grad, vector_relati
 from strategy.ops.reduce import mean
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.pattern import in_float32, register_cpu_implementations
-from strategy.reference import norm_condition, norm_peaks, widened
+from strategy.reference import Peaks, norm_condition, norm_peaks, widened
 from strategy.schedule import Outs, accumulator, integer, start_schedule
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config, ConfigSpace
@@ -148,7 +148,7 @@ def group_norm_terms(attrs: GroupNormAttrs, inputs: Sequence[TensorType], out_ty
 
 
 @register_peaks("group_norm")
-def group_norm_peaks(attrs: GroupNormAttrs, inputs: Sequence[Any]) -> tuple[Any, float]:
+def group_norm_peaks(attrs: GroupNormAttrs, inputs: Sequence[Any]) -> Peaks:
     return norm_peaks(inputs[0].reshape(_row_shape(attrs, inputs[0].shape)))
 
 

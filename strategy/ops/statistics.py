@@ -11,13 +11,19 @@ from strategy.cpu.elementary import exp
 from strategy.document import documented
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
-from strategy.op import TOpPattern, register_compute, register_op, register_reference
+from strategy.op import (
+    TOpPattern,
+    register_compute,
+    register_op,
+    register_peaks,
+    register_reference,
+)
 from strategy.ops.broadcast import equal, where
-from strategy.ops.reduce import kept, mean, reduced_axes, shared_out
+from strategy.ops.reduce import kept, mean, reduced_axes, reduced_rows, shared_out, sum_peaks
 from strategy.ops.reduce.operator import ReduceAttrs, reduce_relation
 from strategy.order import is_infinite
 from strategy.pattern import in_float32, register_reduce_schedule
-from strategy.reference import widened
+from strategy.reference import Peaks, widened
 from strategy.shape_func import reduce_shape_func, register_shape_func
 from strategy.type_relation import Requirement, require_bool, require_float
 from strategy.types import TensorType, Type
@@ -155,6 +161,13 @@ def _reference_logsumexp(x: Any, attrs: ReduceAttrs, axes: tuple[int, ...]) -> A
     return np.log(np.exp(x - least).sum(axis=axes, keepdims=True)) + least
 
 
+def _logsumexp_peaks(attrs: ReduceAttrs, inputs: Sequence[Any]) -> Peaks:
+    """As of softmax; but where rows are whole sums the logarithm is near 0, as little of it is rounded then."""
+    rows, terms = reduced_rows(attrs, inputs[0]), _size(attrs, inputs[0].shape)
+    above = 1 + math.log(terms)
+    return Peaks(rows, 0, -above) if rows.shape[-1] == terms else Peaks(rows, above)
+
+
 def _flow(orig: Call, grad: Expr) -> Expr:
     """`grad` times the offsets from the mean, divided by the number that a variance divides by."""
     attrs, x = orig.attrs, orig.args[0]
@@ -198,6 +211,9 @@ logsumexp = _register(
     "logsumexp", "log(sum(exp(x))) over axes, computed without overflow.", _logsumexp, _reference_logsumexp,
     lambda orig, grad: grad * call("exp", orig.args[0] - kept(orig, orig)),
 )  # fmt: skip
+register_peaks("variance", sum_peaks)
+register_peaks("std", sum_peaks)
+register_peaks("logsumexp", _logsumexp_peaks)
 any = _register(
     "any", "True where any element over axes is true.", _bools("max"),
     lambda x, attrs, axes: x.any(axes, keepdims=True), require=require_bool, nonempty=False,

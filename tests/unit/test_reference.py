@@ -160,6 +160,50 @@ def test_roundings_of_a_row_do_not_hide_its_last_element(op: str, dtype: str, ex
         compare(found(skip=-1), right, tolerance)
 
 
+def squares(x: np.ndarray, add: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    mean = x.sum(-1, keepdims=True) / np.float32(x.shape[-1])
+    return add((x - mean) ** 2) / np.float32(x.shape[-1])
+
+
+# Kernels of float32 for rows, of which `add` sums the terms.
+REDUCTIONS = {
+    "sum": lambda x, add: add(x),
+    "mean": lambda x, add: add(x) / np.float32(x.shape[-1]),
+    "variance": squares,
+    "std": lambda x, add: np.sqrt(squares(x, add)),
+    "logsumexp": lambda x, add: np.log(add(np.exp(x - x.max(-1, keepdims=True)))) + x.max(-1),
+}
+
+
+@pytest.mark.parametrize(("shape", "axes"), [
+    ((1 << 20,), None), ((2, 6, 40), [2]), ((3000, 7), [0]), ((2, 5, 60, 50), [2, 3]), ((20, 6, 50), [0, 2]),
+    ((3, 40, 2, 30), [1, 3]), ((1, 1), [1]), ((2, 2), [0]),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_roundings_of_a_reduction_do_not_hide_its_last_term(
+    op: str, dtype: str, shape: tuple[int, ...], axes: list[int] | None
+) -> None:
+    extents = ",".join(map(str, shape))
+    workload = Workload.make(op, {"data": f"{dtype}[{extents}]"}, {} if axes is None else {"axis": axes})
+    inputs = random_inputs(workload, 0)
+    (right,) = map(np.asarray, reference(workload, inputs))
+    (tolerance,) = tolerances(workload, inputs, [right])
+    kept = [n for axis, n in enumerate(shape) if axes is not None and axis not in axes]
+    moved = np.moveaxis(inputs["data"].astype("float32"), axes or 0, range(-len(axes or "x"), 0))
+    rows = np.ascontiguousarray(moved).reshape(*kept, -1)
+
+    def found(add: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        return np.asarray(REDUCTIONS[op](rows, add)).astype(numpy_dtype(dtype))
+
+    compare(found(lambda x: x.sum(-1)), right, tolerance)
+    compare(found(lambda x: np.add.accumulate(x, axis=-1)[..., -1]), right, tolerance)
+    apart = axes is not None and axes != list(range(axes[0], axes[-1] + 1))
+    if rows.shape[-1] > 1 and not (apart and op == "logsumexp" and dtype == "bfloat16"):
+        with pytest.raises(WrongAnswerError, match="largest error"):
+            compare(found(lambda x: x[..., :-1].sum(-1)), right, tolerance)
+
+
 @pytest.mark.parametrize("keys", [40, 6000])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_roundings_of_an_attention_do_not_hide_a_key(dtype: str, keys: int) -> None:

@@ -8,8 +8,13 @@ from strategy.ops.reduce.operator import (
     min,  # noqa: A004
     prod,
     reduced_axes,
+    reduced_rows,
     reduced_shape,
     sum,  # noqa: A004
+    sum_peaks,
 )
 
-__all__ = ["ReduceAttrs", "kept", "max", "mean", "min", "prod", "reduced_axes", "reduced_shape", "shared_out", "sum"]
+__all__ = [
+    "ReduceAttrs", "kept", "max", "mean", "min", "prod", "reduced_axes", "reduced_rows", "reduced_shape", "shared_out",
+    "sum", "sum_peaks",
+]  # fmt: skip

@@ -18,11 +18,12 @@ from strategy.op import (
     register_compute,
     register_op,
     register_op_attr,
+    register_peaks,
     register_reference,
 )
 from strategy.order import largest, smallest
 from strategy.pattern import Compute, in_float32, register_reduce_schedule
-from strategy.reference import widened
+from strategy.reference import Peaks, widened
 from strategy.shape_func import reduce_shape_func, register_shape_func
 from strategy.type_relation import (
     KINDS,
@@ -56,6 +57,26 @@ def reduced_axes(attrs: ReduceAttrs, rank: int) -> tuple[int, ...]:
         return tuple(range(rank))
     named = {a % rank for a in attrs.axis}
     return tuple(a for a in range(rank) if (a in named) != attrs.exclude)
+
+
+def reduced_rows(attrs: ReduceAttrs, data: Any) -> Any:
+    """A view of an array with reduced axes as the last: those next to each other, of the last part along the others."""
+    import numpy as np
+
+    axes = reduced_axes(attrs, data.ndim)
+    first = last = axes[-1]
+    while first - 1 in axes:
+        first -= 1
+    rows = data.reshape(*data.shape[:first], math.prod(data.shape[first : last + 1]), *data.shape[last + 1 :])
+    at = [-1 if axis in axes else slice(None) for axis in range(first)]
+    return np.moveaxis(rows[tuple(at)], first - at.count(-1), -1)
+
+
+def sum_peaks(attrs: ReduceAttrs, inputs: Sequence[Any]) -> Peaks:
+    """`register_peaks` of a sum, or of squares: the square of each is the sum of all others, if those are 1."""
+    shape = inputs[0].shape
+    terms = math.prod(shape[axis] for axis in reduced_axes(attrs, len(shape)))
+    return Peaks(reduced_rows(attrs, inputs[0]), math.sqrt(terms))
 
 
 def reduced_shape(attrs: ReduceAttrs, reporter: TypeReporter, data: TensorType) -> list[Dim]:
@@ -223,3 +244,5 @@ prod = _register(
     "prod", "The product over axes; integers are accumulated in their dtype.", _by_topi("prod"), _reference_prod
 )
 register_op_attr("prod", "TFactors", True)
+register_peaks("sum", sum_peaks)
+register_peaks("mean", sum_peaks)

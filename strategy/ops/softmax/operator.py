@@ -26,7 +26,7 @@ from strategy.op import (
 from strategy.ops.broadcast import collapse_sum_like
 from strategy.order import lowest, scaled
 from strategy.pattern import broadcast_place, in_float32, register_schedule, schedule_plain_cpu
-from strategy.reference import widened
+from strategy.reference import Peaks, widened
 from strategy.schedule import accumulator
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config
@@ -168,12 +168,12 @@ def reference_log_softmax(attrs: SoftmaxAttrs, inputs: Sequence[Any]) -> Any:
     return shifted - np.log(np.exp(shifted).sum(axis=attrs.axis, keepdims=True))
 
 
-def softmax_peaks(attrs: SoftmaxAttrs, inputs: Sequence[Any]) -> tuple[Any, float]:
+def softmax_peaks(attrs: SoftmaxAttrs, inputs: Sequence[Any]) -> Peaks:
     """A power of each is e times the sum of all others, if those are 1."""
     import numpy as np
 
     rows = np.moveaxis(inputs[0], attrs.axis, -1)
-    return rows, (1 + math.log(rows.shape[-1])) / (attrs.scale or math.inf)
+    return Peaks(rows, (1 + math.log(rows.shape[-1])) / (attrs.scale or math.inf))
 
 
 schedule_softmax = GenericFunc("schedule_softmax")
