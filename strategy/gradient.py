@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from strategy.condition import ExpressionError
 from strategy.expr import (
     Call,
     Expr,
+    ExprError,
     Tuple,
     TupleGetItem,
     call,
@@ -22,7 +24,7 @@ from strategy.expr import (
 )
 from strategy.inference import infer_type
 from strategy.op import register_op_attr
-from strategy.types import TupleType, may_equal
+from strategy.types import TensorType, TupleType, Type, may_equal
 
 F = TypeVar("F", bound=Callable[..., object])
 GradientRule = Callable[[Call, Expr], Sequence[Expr | None]]
@@ -55,7 +57,7 @@ def gradient(
         partial: nodes of `wrt` are independent of each other, as a rule's derivatives by its call's arguments.
 
     Raises:
-        GradientError: an operator has no gradient, or its rule returns a wrong type.
+        GradientError: an operator has no gradient, its rule returns a wrong type, or needs extents that are symbolic.
         TypeRelationError: the graph has a conflict of types.
     """
     infer_type(expr)
@@ -73,6 +75,8 @@ def gradient(
     for node in reversed(order):
         if node not in reaches or not adjoints.has(node) or (partial and node in sources):
             continue
+        if _is_empty(node.checked_type):
+            continue  # nothing depends on it
         if isinstance(node, TupleGetItem):
             adjoints.add_field(node.tuple_value, node.index, adjoints.of(node))
         elif isinstance(node, Tuple):
@@ -89,7 +93,12 @@ def _through(node: Call, adjoints: _Adjoints, reaches: set[Expr]) -> None:
     rule: GradientRule | None = node.op.get_attr("FPrimalGradient")
     if rule is None:
         raise GradientError(f"{node.op.name} has no gradient: register one with register_gradient")
-    found = list(rule(node, adjoints.of(node)))
+    if all(_is_empty(arg.checked_type) for arg in node.args if arg in reaches):
+        return
+    try:
+        found = list(rule(node, adjoints.of(node)))
+    except (ExprError, ExpressionError) as error:  # as of a symbolic extent
+        raise GradientError(f"the gradient of {node.op.name}: {error}") from error
     if len(found) != len(node.args):
         raise GradientError(
             f"the gradient of {node.op.name} gives {len(found)} expressions for {len(node.args)} inputs"
@@ -103,6 +112,13 @@ def _through(node: Call, adjoints: _Adjoints, reaches: set[Expr]) -> None:
                 f"{derivative.checked_type}, but the input is {arg.checked_type}"
             )
         adjoints.add(arg, derivative)
+
+
+def _is_empty(kind: Type) -> bool:
+    """Return whether a tensor has an extent of 0, or all tensors of a tuple."""
+    if isinstance(kind, TupleType):
+        return all(map(_is_empty, kind.fields))
+    return isinstance(kind, TensorType) and any(d.is_constant and int(d) == 0 for d in kind.shape)
 
 
 class _Adjoints:

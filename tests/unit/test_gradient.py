@@ -83,7 +83,7 @@ from strategy.ops.topk import topk
 from strategy.ops.transpose import transpose
 from strategy.reference import evaluate
 from strategy.type_relation import identity_relation
-from strategy.types import TensorType, TupleType
+from strategy.types import TensorType, TupleType, may_equal
 from strategy.workload import Workload
 from workers.reference import random_inputs
 
@@ -616,6 +616,43 @@ def test_gradients_have_symbolic_types():
     x, w = Var("x", "float32[m,8]"), Var("w", "float32[4,8]")
     dx, dw = gradient(reduce_sum(relu(dense(x, w)), axis=-1))
     assert (str(dx.checked_type), str(dw.checked_type)) == ("float32[m,8]", "float32[4,8]")
+
+
+def windows(x: Expr) -> Expr:
+    return call("max_pool2d", x, pool_size=(2, 2), layout="NCHW8c")
+
+
+def test_a_gradient_by_blocks_of_channels_may_be_symbolic():
+    (dx,) = gradient(windows(Var("x", "float32[1,n,4,4,8]")))
+    assert may_equal(dx.checked_type, TensorType((1, 3, 4, 4, 8), "float32"))
+
+
+@pytest.mark.parametrize(("shape", "build"), [
+    ("1,2,h,6", lambda x: call("adaptive_avg_pool2d", x, output_size=(3, 4))),
+    ("n,2,7,6", lambda x: call("adaptive_max_pool2d", x, output_size=(3, 4))),
+    ("1,2,h,6", lambda x: call("resize2d", x, size=(3, 4))),
+    ("3,n,4", lambda x: concatenate([x, Var("y", "float32[3,2,4]")], 1)),
+])  # fmt: skip
+def test_a_gradient_that_needs_a_symbolic_extent_is_refused(shape, build):
+    x = Var("x", f"float32[{shape}]")
+    with pytest.raises(GradientError, match="the gradient of"):
+        gradient(build(x), [x])
+
+
+@pytest.mark.parametrize(("shape", "build"), [
+    ("0,2,7,6", lambda x: call("adaptive_avg_pool2d", x, output_size=(3, 4))),
+    ("1,0,6,9", lambda x: avg_pool2d(x, (2, 3))),
+    ("5,0", lambda x: reduce_sum(x * x, axis=1)),
+    ("5,3", lambda x: gather_nd(x, Constant(np.zeros((1, 0), "int32")))),
+    ("5,3", lambda x: softmax(take(x, Constant(np.zeros(0, "int32")), axis=0))),
+])  # fmt: skip
+def test_nothing_flows_through_an_empty_tensor(shape, build):
+    x = Var("x", f"float64[{shape}]")
+    (dx,) = gradient(build(x), [x])
+    given = np.ones(x.tensor_type.concrete_shape)
+    found = evaluate(dx, {"x": given})
+    assert found.shape == given.shape
+    assert not found.any()
 
 
 def test_errors_name_the_operator(monkeypatch):
