@@ -348,7 +348,9 @@ def _add_bias(normal: _Normal, node: Call) -> Expr | None:
     if not isinstance(before, Constant) or not normal.is_only(value):
         return None
     axis = value.attrs.to_json().get("axis", 1)
-    return normal.make("bias_add", value.args[0], Constant(before.value + summand.value), axis=axis)
+    with np.errstate(over="ignore"):
+        bias = before.value + summand.value
+    return normal.make("bias_add", value.args[0], Constant(bias), axis=axis) if np.isfinite(bias).all() else None
 
 
 def _scale_weight(normal: _Normal, node: Call) -> Expr | None:
@@ -363,7 +365,7 @@ def _scale_weight(normal: _Normal, node: Call) -> Expr | None:
             return None
         with np.errstate(divide="ignore", over="ignore"):
             constant = Constant(1 / constant.value)
-        if not np.isfinite(constant.value).all():
+        if not (np.isfinite(constant.value) & (np.abs(constant.value) >= _least_normal(constant))).all():
             return None
     product = value.args[0] if value.op.name == "bias_add" else value
     if not isinstance(product, Call) or product.op.name not in _PRODUCTS:
@@ -377,13 +379,24 @@ def _scale_weight(normal: _Normal, node: Call) -> Expr | None:
         changed = weight.value * constant.value.reshape(-1, *(1,) * (weight.value.ndim - 1))
     if not np.isfinite(changed).all():
         return None
+    # Less than the least normal number all weights of a channel would lose digits; smaller ones of it may.
+    largest, before = (np.abs(w).reshape(len(w), -1).max(axis=1, initial=0) for w in (changed, weight.value))
+    if ((largest < _least_normal(weight)) & (before > 0) & (constant.value != 0)).any():
+        return None
     scaled: Expr = Call(product.op, [data, Constant(changed)], product.attrs)
     if product is value:
         return scaled
     bias = value.args[1]
     if not isinstance(bias, Constant):
         return None
-    return Call(value.op, [scaled, Constant(bias.value * constant.value)], value.attrs)
+    with np.errstate(over="ignore"):
+        moved = bias.value * constant.value
+    return Call(value.op, [scaled, Constant(moved)], value.attrs) if np.isfinite(moved).all() else None
+
+
+def _least_normal(constant: Constant) -> float:
+    """The least positive number of a constant's dtype that has all digits."""
+    return {"float16": 2.0**-14, "float64": 2.0**-1022}.get(str(constant.value.dtype), 2.0**-126)
 
 
 def _axes(node: Expr) -> tuple[int, ...] | None:

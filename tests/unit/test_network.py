@@ -214,6 +214,23 @@ def test_a_factor_that_weights_cannot_take_stays_behind_their_product(
     assert operators(normalize(Network((x,), {"y": scaled}, {}))) == ["dense", "multiply"]
 
 
+@pytest.mark.parametrize(("op", "weight", "bias", "factor", "folds"), [
+    ("multiply", 1e-4, None, 1e-4, False), ("multiply", 1e-30, None, 1e-20, False), ("multiply", 1e-4, None, 0, True),
+    ("multiply", 0, None, 1e-30, True), ("multiply", 1, 3e4, 3, False), ("multiply", 1, 3e4, 2, True),
+    ("divide", 1, None, 3e4, False), ("divide", 1, None, 1e4, True), ("multiply", 1, 1e-4, 1e-3, True),
+])  # fmt: skip
+def test_a_factor_that_would_take_digits_from_weights_stays_behind_their_product(
+    op: str, weight: float, bias: float | None, factor: float, folds: bool
+) -> None:
+    dtype = "float32" if 0 < min(weight, factor) < 1e-10 else "float16"
+    x = Var("x", TensorType((5, 4), dtype))
+    found = call("dense", x, Constant(np.array([[weight] * 4, [1, weight, 0, 0]], dtype)))
+    if bias is not None:
+        found = call("bias_add", found, Constant(np.full(2, bias, dtype)))
+    found = normalize(Network((x,), {"y": call(op, found, Constant(np.full((1, 2), factor, dtype)))}, {}))
+    assert (op not in operators(found)) == folds
+
+
 def test_a_bias_of_rows_is_not_joined_with_one_of_channels() -> None:
     x, numbers = Var("x", TensorType((3, 4), "float32")), np.arange(3, dtype="float32")
     product = call("dense", x, Constant(np.ones((3, 4), "float32")))
