@@ -143,7 +143,8 @@ def scale(
             return
     except EngineError as error:
         raise CommandError(f"{path}: {error}") from error
-    scaler = Scaler(engine, look, command, bounds, every_s, say, state)
+    idle_s = option.read_age(f"{path}: idle_exit", profile.idle_exit)
+    scaler = Scaler(engine, look, command, bounds, every_s, idle_s, say, state)
     while True:
         good = scaler.step()
         if once:

@@ -30,6 +30,7 @@ from plevel.pilots.pod import (
 from strategy.folder import keep_newest
 
 _KEPT_BYTES = 64 * 2**20  # scripts and logs of pilots
+_PENDING = frozenset("PD CF RD RF RH RQ SE".split())  # states of SLURM's jobs that have not started, or have to again
 
 
 class EngineError(Exception):
@@ -38,7 +39,7 @@ class EngineError(Exception):
 
 @dataclass(frozen=True)
 class Pilot:
-    """A pilot job that has not ended; `waits` if the batch system has not started it."""
+    """A pilot job that has not ended, nor is ending; `waits` if the batch system has not started it."""
 
     id: str
     name: str
@@ -55,7 +56,8 @@ def _list_slurm(provider: Any) -> Iterator[Pilot]:
         words = line.split(maxsplit=2)
         if len(words) == 3:  # another job of this user may have no name
             number, state, name = words
-            yield Pilot(number, name, waits=state in ("PD", "CF"))
+            if state != "CG":  # it takes no job any more, and may be so for hours
+                yield Pilot(number, name, waits=state in _PENDING)
 
 
 def _list_pbs(provider: Any) -> Iterator[Pilot]:
@@ -63,26 +65,33 @@ def _list_pbs(provider: Any) -> Iterator[Pilot]:
     if status:
         raise EngineError(f"qstat failed: {error}")
     try:
-        jobs = msgspec.convert(json.loads(out), _Jobs).jobs
+        for number, found in msgspec.convert(json.loads(out), _Jobs).jobs.items():
+            owner = msgspec.convert(found, _Owned).owner
+            if owner.partition("@")[0] == getpass.getuser():
+                job = msgspec.convert(found, _Job)
+                if job.state not in "EFX":
+                    yield Pilot(number, str(job.name), waits=job.state in "QHWT")
     except ValueError as broken:
         raise EngineError(
             f"qstat gave no list of jobs ({broken}): needs PBS Pro or OpenPBS of version 19 or newer"
         ) from broken
-    for number, job in jobs.items():
-        if job.owner.partition("@")[0] == getpass.getuser() and job.state not in "FX":
-            yield Pilot(number, str(job.name), waits=job.state in "QHWT")
 
 
-class _Job(msgspec.Struct, frozen=True, rename={"owner": "Job_Owner", "state": "job_state", "name": "Job_Name"}):
-    """The parts of qstat's description of a job that are used."""
+class _Owned(msgspec.Struct, frozen=True, rename={"owner": "Job_Owner"}):
+    """The part of qstat's description of a job that tells whose it is; the rest is of any form if another user's."""
 
     owner: str
+
+
+class _Job(msgspec.Struct, frozen=True, rename={"state": "job_state", "name": "Job_Name"}):
+    """The parts of an own job that are used."""
+
     state: str
     name: str | int | float = ""  # as PBS writes a text that looks like a number
 
 
 class _Jobs(msgspec.Struct, frozen=True, rename={"jobs": "Jobs"}):
-    jobs: dict[str, _Job] = {}
+    jobs: dict[str, Any] = {}
 
 
 def _list_local(provider: Any) -> Iterator[Pilot]:

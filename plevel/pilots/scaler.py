@@ -67,6 +67,7 @@ class Scaler:
         command: of a pilot.
         bounds: of their number.
         every_s: seconds between steps, from which back-off starts.
+        idle_s: seconds for which pending pilots are kept that are too many, as idle ones are.
         say: takes lines for people.
         logs: the folder of the pilots' logs.
         clock: seconds, as of `time.monotonic`.
@@ -77,6 +78,7 @@ class Scaler:
     command: str
     bounds: Bounds
     every_s: float
+    idle_s: float
     say: Callable[[str], None]
     logs: Path
     clock: Callable[[], float] = time.monotonic
@@ -85,7 +87,7 @@ class Scaler:
         self._pause_s = self.every_s  # doubled by each failure
         self._resume_at = 0.0
         self._idle: set[str] = set()  # pilots that have not been seen with a job
-        self._excess: frozenset[str] = frozenset()  # what the last step would have cancelled
+        self._excess: dict[str, float] = {}  # pending pilots that were too many at the last step, and since when
 
     def step(self) -> bool:
         """Look once, submit and cancel; return False if the service or the batch system failed."""
@@ -93,34 +95,36 @@ class Scaler:
             backlog = self.look()
             pilots = self.batch.pilots()
             self.batch.clean()
-            self._judge(backlog, pilots)
-            wanted = plan(backlog, pilots, self.bounds)
+        except (EngineError, ServiceError, UnreachableError) as error:
+            self.say(f"{error}; trying again in {self.every_s:g} s")
+            return False
+        self._judge(backlog, pilots)
+        wanted = plan(backlog, pilots, self.bounds)
+        try:
             if wanted.submit and self.clock() >= self._resume_at:
                 self.say(f"{describe(backlog, pilots)}; submitting {wanted.submit}")
                 for _ in range(wanted.submit):
                     self._idle.add(self.batch.submit(self.command))
-            # The queue of a run is empty for moments: what is too many twice is cancelled.
-            cancelled = [one for one in wanted.cancel if one in self._excess]
-            self._excess = frozenset(wanted.cancel) - set(cancelled)
+            # The queue of a run is empty for moments, and a pilot that is submitted anew waits behind all others.
+            known, now = self._excess, self.clock()
+            self._excess = {one: known.get(one, now) for one in wanted.cancel}
+            cancelled = [one for one, since in self._excess.items() if one in known and now - since >= self.idle_s]
             if cancelled:
                 self.say(f"{describe(backlog, pilots)}; cancelling {len(cancelled)} that have not started")
                 self.batch.cancel(cancelled)
                 self._idle.difference_update(cancelled)
         except EngineError as error:
             self._back_off(str(error))
-        except (ServiceError, UnreachableError) as error:
-            self.say(f"{error}; trying again in {self.every_s:g} s")
-        else:
-            return True
-        return False
+            return False
+        return True
 
     def _judge(self, backlog: Backlog, pilots: tuple[Pilot, ...]) -> None:
-        """Back off if pilots ended without a job although there are jobs."""
+        """Back off if pilots ended without a job although there are jobs, until another one gets its first."""
         ended = self._idle - {p.id for p in pilots}
         working = {p.id for p in pilots if p.name in backlog.busy}
-        self._idle = {p.id for p in pilots} & (self._idle | {p.id for p in pilots if p.waits}) - working
-        if working:
+        if self._idle & working:  # older ones say nothing of nodes that end each new one
             self._pause_s, self._resume_at = self.every_s, 0.0
+        self._idle = {p.id for p in pilots} & (self._idle | {p.id for p in pilots if p.waits}) - working
         if ended and backlog.queued:
             self._back_off(
                 f"{show_number(len(ended), 'pilot')} ended without a job though {backlog.queued} are queued: "

@@ -63,6 +63,7 @@ class Farm:
         self.now = 0.0
         self.said: list[str] = []
         self.fails: Exception | None = None
+        self.away: EngineError | None = None
 
     def look(self) -> Backlog:
         if isinstance(self.fails, UnreachableError):
@@ -70,6 +71,8 @@ class Farm:
         return Backlog(self.queued, frozenset(self.busy))
 
     def pilots(self) -> tuple[Pilot, ...]:
+        if self.away is not None:
+            raise self.away
         return tuple(self.jobs.values())
 
     def submit(self, command: str) -> str:
@@ -90,7 +93,7 @@ class Farm:
 
     def scaler(self) -> Scaler:
         return Scaler(
-            self, self.look, "plevel worker", Bounds(0, 8, 2), 30.0, self.said.append, Path("logs"),
+            self, self.look, "plevel worker", Bounds(0, 8, 2), 30.0, 60.0, self.said.append, Path("logs"),
             lambda: self.now,
         )  # fmt: skip
 
@@ -103,15 +106,28 @@ def test_another_scaler_goes_on_with_what_there_is() -> None:
     assert farm.submitted == 3
 
 
-def test_pending_pilots_are_cancelled_when_they_are_too_many_twice() -> None:
+def test_pending_pilots_are_cancelled_when_they_are_too_many_as_long_as_a_pilot_idles() -> None:
     farm = Farm(queued=6)
     scaler = farm.scaler()
     scaler.step()
-    for farm.queued in (0, 6, 0):  # it is empty for moments
+    for farm.queued in (0, 0, 6, 0, 0):  # it is empty for moments
+        farm.now += 30.0
         scaler.step()
     assert (farm.submitted, farm.cancelled) == (3, [])
+    farm.now += 30.0
     scaler.step()
     assert sorted(farm.cancelled) == ["1", "2", "3"]
+
+
+def test_a_backlog_that_comes_and_goes_does_not_keep_pilots_from_their_start() -> None:
+    """Each that is cancelled and submitted again would wait behind the jobs of all others."""
+    farm = Farm(queued=0)
+    scaler = farm.scaler()
+    for step in range(40):
+        farm.queued = 6 if step % 4 < 2 else 0
+        farm.now += 30.0
+        scaler.step()
+    assert (farm.submitted, farm.cancelled) == (3, [])
 
 
 def test_pilots_that_fail_at_their_start_are_tried_ever_less_often() -> None:
@@ -127,6 +143,30 @@ def test_pilots_that_fail_at_their_start_are_tried_ever_less_often() -> None:
     gaps = [b - a for a, b in itertools.pairwise(steps)]
     assert gaps == sorted(gaps) and gaps[-1] >= 4 * gaps[0]
     assert "ended without a job" in farm.said[1] and "backing off for 60 s" in farm.said[1]
+
+
+def test_a_pilot_that_works_does_not_hide_that_all_others_fail() -> None:
+    """A node on which every job dies is free at once, so that it gets the next ones."""
+    farm = Farm(queued=100)
+    scaler = farm.scaler()
+    scaler.step()
+    farm.busy = {"1"}
+    steps = []
+    for step in range(128):
+        farm.jobs = {"1": Pilot("1", "1", waits=False)}
+        before = farm.submitted
+        scaler.step()
+        steps += [step] * (farm.submitted > before)
+        farm.now += 30.0
+    gaps = [b - a for a, b in itertools.pairwise(steps)]
+    assert gaps == sorted(gaps) and gaps[-1] >= 4 * gaps[0]
+    before = farm.submitted
+    farm.jobs["good"] = Pilot("good", "good", waits=True)
+    scaler.step()
+    assert farm.submitted == before
+    farm.busy.add("good")
+    scaler.step()
+    assert farm.submitted > before
 
 
 def test_pilots_that_had_a_job_are_replaced_at_once() -> None:
@@ -156,6 +196,18 @@ def test_a_batch_system_that_refuses_is_left_alone_for_a_while() -> None:
     assert scaler.step() and farm.submitted == 1
 
 
+def test_a_batch_system_that_did_not_answer_gets_pilots_once_it_does() -> None:
+    farm = Farm(queued=2)
+    scaler = farm.scaler()
+    farm.away = EngineError("squeue failed: Unable to contact slurm controller")
+    for _ in range(20):
+        assert not scaler.step()
+        farm.now += 30.0
+    assert farm.said[-1].endswith("slurm controller; trying again in 30 s")
+    farm.away = None
+    assert scaler.step() and farm.submitted == 1
+
+
 def test_a_batch_system_that_is_away_for_days_is_asked_again() -> None:
     farm = Farm(queued=2)
     scaler = farm.scaler()
@@ -168,10 +220,12 @@ def test_a_batch_system_that_is_away_for_days_is_asked_again() -> None:
     assert scaler.step() and farm.submitted == 1
 
 
-def test_a_job_without_a_name_is_no_pilot() -> None:
-    listed = "17 R plevel-x.1\n18 PD \n\nmaintenance\n19 CF plevel-x.2\n"
+def test_a_job_without_a_name_is_no_pilot_nor_one_that_is_ending() -> None:
+    listed = "17 R plevel-x.1\n18 PD \n\nmaintenance\n19 CF plevel-x.2\n20 CG plevel-x.3\n21 RH plevel-x.4\n"
     slurm = SimpleNamespace(clusters=None, execute_wait=lambda command: (0, listed, ""))
-    assert list(_list_slurm(slurm)) == [Pilot("17", "plevel-x.1", False), Pilot("19", "plevel-x.2", True)]
+    assert [(p.id, p.name, p.waits) for p in _list_slurm(slurm)] == [
+        ("17", "plevel-x.1", False), ("19", "plevel-x.2", True), ("21", "plevel-x.4", True),
+    ]  # fmt: skip
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_batch_system(tmp_path: Path) -> None:
@@ -223,7 +277,7 @@ def test_jobs_of_pbs_are_listed_and_cancelled_by_any_process(
     ids = [engine().submit("plevel worker") for _ in range(2)]
     engine("plevel-other").submit("plevel worker")
     (tmp_path / "jobs/9.head").write_text("somebody\nplevel-x.1\n")
-    for state, waits in (("Q", [True, True]), ("R", [False, False]), ("F", [])):
+    for state, waits in (("Q", [True, True]), ("R", [False, False]), ("E", []), ("F", [])):
         (tmp_path / "state").write_text(state)
         assert [p.waits for p in engine().pilots()] == waits
     (tmp_path / "state").write_text("Q")
@@ -246,15 +300,20 @@ def test_jobs_of_pbs_are_listed_and_cancelled_by_any_process(
         engine().submit("plevel worker")
 
 
-@pytest.mark.parametrize("told", ["[]", '{"Jobs": null}', '{"Jobs": {"1": "Q"}}', '{"Jobs": {"1": {"Job_Name": "x"}}}'])
+@pytest.mark.parametrize(
+    "told",
+    ["[]", '{"Jobs": null}', '{"Jobs": {"1": "Q"}}', '{"Jobs": {"1": {"Job_Name": "x"}}}',
+     f'{{"Jobs": {{"1": {{"Job_Owner": "{getpass.getuser()}@login"}}}}}}'],
+)  # fmt: skip
 def test_a_list_of_other_form_is_an_error_of_the_batch_system(told: str) -> None:
     with pytest.raises(EngineError, match="qstat gave no list of jobs"):
         list(_list_pbs(SimpleNamespace(execute_wait=lambda command: (0, told, ""))))
 
 
-def test_jobs_of_other_users_may_have_numbers_for_names() -> None:
-    """PBS writes those as numbers."""
-    other = '"3.head": {"Job_Owner": "somebody@login", "Job_Name": 17, "job_state": "R"}'
+@pytest.mark.parametrize("rest", ['"Job_Name": 17, "job_state": "R"', '"Job_Name": null', '"job_state": []'])
+def test_jobs_of_other_users_may_be_of_any_form(rest: str) -> None:
+    """PBS writes a number for a name that looks like one, for example."""
+    other = f'"3.head": {{"Job_Owner": "somebody@login", {rest}}}'
     own = f'"4.head": {{"Job_Owner": "{getpass.getuser()}@login", "Job_Name": "plevel-x.1", "job_state": "Q"}}'
     pbs = SimpleNamespace(execute_wait=lambda command: (0, f'{{"Jobs": {{{other}, {own}}}}}', ""))
     assert list(_list_pbs(pbs)) == [Pilot("4.head", "plevel-x.1", True)]
