@@ -391,13 +391,15 @@ class Daemon:
             return False
         held.timing = True
         since = self.clock()
+        # Until this worker has timed a job, one that was killed may be the other: its lease ends within two terms.
+        patience_s = _LONG_BUSY_S if self._time_s else max(_LONG_BUSY_S, 2 * self._identity().lease_s)
         while not held.ended.is_set():
             try:
                 self._holdings.renew(held)
                 break
             except DeviceBusyError as error:
                 log.debug("%s is waiting for the timing lease: %s", held, error)
-                if not self._is_shared and self.clock() - since >= _LONG_BUSY_S:
+                if not self._is_shared and self.clock() - since >= patience_s:
                     self._is_shared = True
                     log.warning(
                         "another worker times on device %s, and they take turns: end one of them; or two machines have "

@@ -21,7 +21,7 @@ Ask = Callable[[Sequence[tuple[Limits, Any]], float], list[Any]]
 
 
 class Pool:
-    """Children of one fork server, for all requests until the pool is closed. Thread-safe.
+    """Children of one fork server, for all requests until the pool is closed, or one fails. Thread-safe.
 
     Args:
         imports: as of `ForkServer`; children that build nothing need no TVM, which takes half a second.
@@ -45,31 +45,35 @@ class Pool:
     def ask_all(self, requests: Sequence[tuple[Limits, Any]], timeout_s: float) -> list[Any]:
         """The answers to the requests, in their order; `Died` or `Late` where a child failed.
 
+        An error ends all children; the next requests get new ones.
+
         Raises:
             SandboxError: no children can be started.
         """
         if not requests:
             return []
-        server = self.start()
+        server, idle = self.start(), self._idle
         with ThreadPoolExecutor(min(usable_cores(), len(requests))) as threads:
 
             def ask_idle(request: tuple[Limits, Any]) -> Any:
                 limits, message = request
                 try:
-                    child = self._idle[limits.module].get_nowait()
+                    child = idle[limits.module].get_nowait()
                 except Empty:
                     child = server.spawn(limits)
                 answer = _ask(child, message, timeout_s)
                 if child.alive:
-                    self._idle[limits.module].put(child)
+                    idle[limits.module].put(child)
                 return answer
 
             try:
                 return list(threads.map(ask_idle, requests))
             except BaseException:  # Ctrl-C, above all: no child is waited for
                 threads.shutdown(wait=False, cancel_futures=True)
+                with self._lock:
+                    if self._server is server:
+                        self._server, self._idle = None, defaultdict(SimpleQueue)
                 server.close()
-                self._idle.clear()
                 raise
 
     def __enter__(self) -> Self:

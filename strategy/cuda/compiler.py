@@ -6,6 +6,7 @@ Division, square roots and exponentials keep their precision: no `--use_fast_mat
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -222,7 +223,8 @@ def compile_cached(
         part.write_bytes(msgspec.msgpack.encode(compiled))
         part.replace(path)
     except OSError:  # the cache is optional
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a file system that is read-only, also for a file that is not there
+            part.unlink()
     return compiled
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import math
 import os
@@ -33,7 +34,7 @@ from tests.certificate import make_certificates
 from tests.limit import HANG_S
 from workers.builder import Build, Built
 from workers.builder_pool import BuilderPool, _Slot
-from workers.cluster import artefact, site
+from workers.cluster import artefact, builder, site
 from workers.cluster.artefact import Artefact, Order, RefusedOrderError, Store
 from workers.cluster.client import Cluster, SecurityError, secure
 from workers.cpu import assign, parse_cores
@@ -266,6 +267,36 @@ def test_a_builder_that_ends_leaves_what_it_builds(tmp_path: Path, monkeypatch: 
         site.Site.close()
         with pytest.raises(SandboxError, match="the builder ends"):
             asked.result(HANG_S)
+
+
+def test_a_builder_is_made_anew_where_its_worker_is_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[Any] = []
+
+    class Idle:
+        """A nanny that goes on without its worker."""
+
+        process = None
+
+        def __init__(self, *given: Any, **options: Any) -> None:
+            made.append(self)
+
+        async def start(self) -> None:
+            if len(made) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        async def finished(self) -> None:
+            await asyncio.Event().wait()
+
+        async def close(self, **options: float) -> None: ...
+
+    monkeypatch.setattr(builder, "Nanny", Idle)
+    for name, seconds in {"_LOOK_S": 0.01, "_RESTART_S": 0.05, "_FIRST_PAUSE_S": 0.0}.items():
+        monkeypatch.setattr(builder, name, seconds)
+    asyncio.run(builder.serve("tcp://127.0.0.1:9", distributed.Security(), 1))
+    assert len(made) == 2
+    assert "tcp://127.0.0.1:9: its Dask worker did not start again: trying again in 0 s" in caplog.text
 
 
 @pytest.mark.full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 from pathlib import Path
@@ -201,11 +202,23 @@ def test_a_compiler_says_what_is_wrong(compiler: Compiler) -> None:
         compiler.compile('extern "C" __global__ void f() { missing(); }', "sm_80")
 
 
-def test_a_cache_of_rubbish_is_made_anew(tmp_path: Path) -> None:
-    class Known(_Unavailable):
-        def compile(self, code: str, arch: str) -> Compiled:
-            return Compiled(code.encode(), {})
+class Known(_Unavailable):
+    """A compiler that does not need to be there."""
 
+    def compile(self, code: str, arch: str) -> Compiled:
+        return Compiled(code.encode(), {})
+
+
+def test_a_cache_on_a_disk_that_is_read_only_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("mkdir", "write_bytes", "unlink"):
+        monkeypatch.setattr(Path, name, refuse)
+    assert compile_cached("first", "sm_80", Known("one"), tmp_path).cubin == b"first"
+
+
+def test_a_cache_of_rubbish_is_made_anew(tmp_path: Path) -> None:
     compile_cached("first", "sm_80", Known("one"), tmp_path)
     (kept,) = tmp_path.iterdir()
     kept.write_bytes(b"half")

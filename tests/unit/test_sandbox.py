@@ -21,6 +21,7 @@ import pytest
 from tests.limit import HANG_S
 from workers import fork
 from workers.fork import Limits, without_torch
+from workers.pool import Pool
 from workers.sandbox import Died, ForkServer, SandboxError
 
 
@@ -94,3 +95,26 @@ def test_an_interrupt_ends_a_fork_server_that_is_loading(tmp_path: Path, monkeyp
     with pytest.raises(KeyboardInterrupt):
         ForkServer(tmp_path, ("time",))
     assert [process.returncode for process in started] == [-signal.SIGKILL]
+
+
+_UNFIT = """
+import os
+
+def serve(channel):
+    while True:
+        if channel.receive() == "lack":
+            print("this host has no linker", flush=True)
+            os._exit(os.EX_OSERR)
+        channel.send("done")
+"""
+
+
+def test_a_pool_goes_on_after_an_error_with_new_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "unfit.py").write_text(_UNFIT)
+    limits = Limits(module="unfit")
+    with Pool(("unfit",)) as pool:
+        for _ in range(2):
+            assert pool.ask_all([(limits, "build")], HANG_S) == ["done"]
+            with pytest.raises(SandboxError, match="^this host has no linker$"):
+                pool.ask_all([(limits, "lack")], HANG_S)

@@ -8,13 +8,14 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from distributed import Nanny
+from distributed import Nanny, Status
 from distributed.security import Security
 
 from strategy.ending import ending_signals
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _CLOSE_S = 10.0
+_LOOK_S, _RESTART_S = 5.0, 60.0  # between two looks at the Dask worker; for its restart
 log = logging.getLogger(__name__)
 
 
@@ -50,7 +51,7 @@ async def serve(scheduler: str, security: Security, threads: int, name: str | No
             if await _is_done(nanny.start(), ending):
                 pause_s, has_worked = _FIRST_PAUSE_S, True
                 log.info("building for %s", scheduler)
-                await _is_done(nanny.finished(), ending)
+                await _is_done(_await_end(nanny), ending)
         except Exception as error:  # Dask's have no class in common
             problem = _reason(error)
             if not has_worked:
@@ -63,6 +64,20 @@ async def serve(scheduler: str, security: Security, threads: int, name: str | No
             log.warning("%s: %s: trying again in %g s", scheduler, problem, pause_s)
             await asyncio.wait([ending], timeout=pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+async def _await_end(nanny: Nanny) -> None:
+    """Wait for the end of a nanny; raise RuntimeError if it goes on without a worker that it failed to start again."""
+    missing_s = 0.0
+    while missing_s < _RESTART_S:
+        try:
+            await asyncio.wait_for(nanny.finished(), _LOOK_S)
+        except TimeoutError:
+            works = nanny.process is not None and nanny.process.status == Status.running
+            missing_s = 0.0 if works else missing_s + _LOOK_S
+        else:
+            return
+    raise RuntimeError("its Dask worker did not start again")
 
 
 async def _is_done(work: Coroutine[Any, Any, Any], ending: asyncio.Task[Any]) -> bool:
