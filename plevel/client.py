@@ -450,7 +450,8 @@ class Client:
     def backlog(self) -> dict[str, int]:
         """The number of queued jobs by the key of their target, where there are any."""
         text = self._send("GET", "/metrics").text
-        return {key: int(float(count)) for key, count in _QUEUED.findall(text)}
+        counts = {key: int(float(count)) for key, count in _QUEUED.findall(text)}
+        return {key: count for key, count in counts.items() if count}
 
     def record_network(self, confirmation: Confirmation) -> int:
         """Record the verdict on a network's kernels, in place of an earlier one of its key; return its id."""

@@ -114,10 +114,18 @@ def _gauges(rows: Sequence[Any], labels: Sequence[str], names: Mapping[str, str]
 
 
 def _queued() -> sa.Select[Any]:
-    return (
-        sa.select(target.c.key, sa.func.count(), now() - sa.func.min(job.c.created_at))
-        .join(job, job.c.target_id == target.c.id)
+    """The queue of each target that has one, or has had a worker: an autoscaler takes a missing gauge for a failure."""
+    age_s = now() - sa.func.min(job.c.created_at)
+    queued = (
+        sa.select(job.c.target_id, sa.func.count().label("jobs"), age_s.label("age_s"))
         .where(job.c.state == JobState.QUEUED)
+        .group_by(job.c.target_id)
+    )
+    driven = sa.select(worker_device.c.target_id, sa.literal(0), sa.literal(0.0)).distinct()
+    known = queued.union_all(driven).subquery()
+    return (
+        sa.select(target.c.key, sa.func.sum(known.c.jobs), sa.func.max(known.c.age_s))
+        .join(known, known.c.target_id == target.c.id)
         .group_by(target.c.key)
     )
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 import sqlalchemy as sa
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.metric import Metrics
 from service.queue import report as reporting
 from service.store.db import Store
 from service.store.sql import now
-from service.store.tables import cost_model
+from service.store.tables import JobState, cost_model, job
 from strategy.record import ErrorKind, Reference, Report, Results, ResultsAccepted
+from strategy.target import Target
 from tests.integration.scene import TARGET, TERMS, Scene, configs, failed, timed
 
 pytestmark = pytest.mark.in_turn("url")
+PILOT = Path(__file__).parents[2] / "deploy/kubernetes/pilot.yaml"
 
 
 def values(metrics: Metrics, store: Store) -> dict[tuple[str, ...], float]:
@@ -25,6 +31,27 @@ def values(metrics: Metrics, store: Store) -> dict[tuple[str, ...], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def test_the_autoscaler_of_kubernetes_asks_for_a_gauge_that_there_is(store: Store) -> None:
+    (scaled,) = (one for one in yaml.safe_load_all(PILOT.read_text()) if one["kind"] == "ScaledJob")
+    (trigger,) = scaled["spec"]["triggers"]
+    asked = re.fullmatch(r'(\w+)\{target="(.+)"\}', trigger["metadata"]["valueLocation"])
+    assert asked is not None
+    threads = scaled["spec"]["jobTargetRef"]["template"]["spec"]["containers"][0]["args"]
+    wanted = f"llvm -mcpu=znver4 -num-cores={threads[threads.index('--threads') + 1]}"
+    assert asked[2] == Target.parse(wanted).key
+    scene = Scene.make(store)
+    scene.enqueue(configs(1))
+    assert values(Metrics(), store)[asked[1], TARGET.key] == 1
+
+
+def test_the_metrics_of_the_documentation_are_there(store: Store) -> None:
+    text = Metrics().render(store, TERMS.alive_s).decode()
+    page = (PILOT.parents[2] / "docs/operations.md").read_text()
+    named = {n for row in re.findall(r"^\| `plevel_.*? \|", page, re.MULTILINE) for n in re.findall(r"plevel_\w+", row)}
+    assert len(named) > 10
+    assert [name for name in named if f"# HELP {name} " not in text] == []
 
 
 @pytest.mark.parametrize("empty", [True, False])
@@ -55,6 +82,10 @@ def test_gauges_are_of_the_database(store: Store, empty: bool) -> None:
     assert found["plevel_runs_live", "running"] == 1
     assert found["plevel_model_accuracy", "filter", TARGET.key] == 0.8  # of the newest
     assert found["plevel_model_age_seconds", "filter", TARGET.key] >= 0
+    with store.write() as c:
+        c.execute(sa.update(job).values(state=JobState.DONE))
+    found = values(Metrics(), store)
+    assert found["plevel_jobs_queued", TARGET.key] == found["plevel_jobs_oldest_seconds", TARGET.key] == 0
 
 
 def test_counters_are_of_what_was_taken(store: Store) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from fastapi.routing import APIRoute
 from typer.testing import CliRunner
 
 from plevel.cli.main import app
+from service.api.health import router
 from tests.limit import HANG_S
 
 FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"
@@ -138,6 +140,20 @@ def test_a_pod_runs_a_command_that_there_is(name: str) -> None:
     assert all(word in told.stdout for word in options if word.startswith("--"))
 
 
+def test_variables_and_probes_are_those_of_the_program() -> None:
+    """A variable that nothing reads is a setting that is not set."""
+    root = FOLDER.parents[1]
+    code = "".join(path.read_text() for folder in ("plevel", "workers") for path in (root / folder).rglob("*.py"))
+    routes = {route.path for route in router.routes if isinstance(route, APIRoute)}
+    for name, pod in PODS.items():
+        (container,) = pod["spec"]["containers"]
+        named = [e["name"] for e in container["env"] if e["name"].startswith("PLEVEL_")]
+        assert [one for one in named if f'"{one}"' not in code] == [], name
+        probes = [probe["httpGet"] for key, probe in container.items() if key.endswith("Probe")]
+        assert {probe["path"] for probe in probes} <= routes
+        assert {probe["port"] for probe in probes} <= {port["name"] for port in container.get("ports", ())}
+
+
 def test_policies_and_services_select_pods_that_there_are() -> None:
     labels = [pod["metadata"]["labels"] for pod in PODS.values()]
     selectors = [p["spec"]["podSelector"]["matchLabels"] for p in of_kind("NetworkPolicy")]
@@ -160,3 +176,22 @@ def test_gpus_are_asked_for_where_they_are_used() -> None:
         (container,) = pod["spec"]["containers"]
         asked = "nvidia.com/gpu" in container["resources"]["limits"]
         assert asked == ("cuda:0" in container["args"]), name
+
+
+def test_workers_are_replaced_without_room_for_another() -> None:
+    """Each has the whole of what its node has: its cores, or its GPU."""
+    for one in of_kind("Deployment"):
+        if name_of(one) != "Deployment plevel-service":
+            assert one["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}, name_of(one)
+
+
+def test_pods_are_kept_apart_from_their_own_kind() -> None:
+    for name, pod in PODS.items():
+        rules = pod["spec"].get("topologySpreadConstraints", [])
+        affinity = pod["spec"].get("affinity", {}).get("podAntiAffinity", {})
+        rules += affinity.get("requiredDuringSchedulingIgnoredDuringExecution", [])
+        for rule in rules:
+            assert rule["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items(), name
+    (budget,) = of_kind("PodDisruptionBudget")
+    service = PODS["Deployment plevel-service"]["metadata"]["labels"]
+    assert budget["spec"]["selector"]["matchLabels"].items() <= service.items()
