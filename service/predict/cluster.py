@@ -140,19 +140,20 @@ class ClusterForest:
     def _distribute(self) -> None:
         """Give each part to a worker, unless a living one has it."""
         lost = None
+        refusing: set[str] = set()  # workers that did not keep a part, such as those of full disks
         for attempt in range(ATTEMPTS + 1):
             alive = self._cluster.workers()
             missing = [n for n in range(len(self._parts)) if self._place.get(n) not in alive]
             if not missing:
                 return
             if attempt < ATTEMPTS:
-                lost = self._send(missing, alive) or lost
+                lost = self._send(missing, [w for w in alive if w not in refusing] or alive, refusing) or lost
         raise InvalidError(
             f"{self._cluster.address}: its workers do not keep the records: {lost or 'they end at once'}"
         ) from lost
 
-    def _send(self, missing: Sequence[int], alive: Sequence[str]) -> LostError | None:
-        """Send parts; return why one of them did not arrive."""
+    def _send(self, missing: Sequence[int], alive: Sequence[str], refusing: set[str]) -> LostError | None:
+        """Send parts; return why one of them did not arrive, and add its worker to `refusing`."""
         lost = None
         client = self._cluster.client
         self._check(client.run(share.versions, workers=list(alive), on_error="return"))
@@ -171,6 +172,7 @@ class ClusterForest:
                     self._place[n] = worker
                 except LostError as error:
                     lost = error
+                    refusing.add(worker)
             self._progress(f"sending: {len(self._place)} of {len(self._parts)} parts")
         return lost
 

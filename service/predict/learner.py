@@ -7,7 +7,6 @@ prints what it does and, as a line of JSON, the result.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import signal
@@ -25,8 +24,9 @@ from service.errors import InvalidError
 from service.predict import training
 from service.predict.evaluation import evaluate
 from service.predict.evidence import Counted, count_most, count_trials, read_held_out, read_trials
-from service.predict.forest import MOVE, LocalForest
+from service.predict.forest import MOVE, LocalForest, load
 from service.predict.lineage import LEAST_OLD, TOLERANCE, UPDATE_ROUNDS, Base, Lineage
+from service.predict.ranker import digest_of_trees
 from service.predict.spool import Spool, split
 from service.predict.training import (
     OWNER,
@@ -85,7 +85,7 @@ def train(
         values = one.train(base)
     values |= {
         "op": op, "target_id": target_id, "created_at": now(), "train_s": time.monotonic() - began,
-        "digest": hashlib.sha256(values["trees"]).hexdigest()[:32],
+        "digest": digest_of_trees(values["trees"]),
     }  # fmt: skip
     with store.write() as connection:
         return show(connection, put(connection, values))
@@ -148,6 +148,11 @@ class _Training:
 
     def _update(self, base: Base, counted: Counted) -> dict[str, Any] | str:
         """Add trees to a model; the reason if that is not as good as training from nothing."""
+        try:
+            for each in (base.tested, base.trees):
+                load(each)
+        except xgboost.core.XGBoostError:
+            return f"XGBoost {xgboost.__version__} cannot read version {base.version}"
         known = base.lineage
         step = max(1, counted.before // max(counted.after, LEAST_OLD))
         with self._store.read() as connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,11 @@ MOST_LOADED = 32
 _loaded: dict[str, Predictor] = {}  # by the digest of their trees, for all databases of this process
 
 
+def digest_of_trees(trees: bytes) -> str:
+    """The name of trees, by which damage is found."""
+    return hashlib.sha256(trees).hexdigest()[:32]
+
+
 class ModelRanker:
     """The newest cost model of an operator and target, if it ranks well enough (`LEAST_ACCURACY`).
 
@@ -46,6 +52,8 @@ class ModelRanker:
         if row.accuracy < LEAST_ACCURACY:
             return f"{model} ranks {row.accuracy:.2f} of held-out pairs as measured, less than {LEAST_ACCURACY}"
         predictor = self._load(row)
+        if isinstance(predictor, str):
+            return f"{model}: {predictor}: train it again"
         # Times of another version of the code are stale, in a model as on record.
         versions = (row.lineage or {}).get("versions", {})
         unknown = [c.implementation for c in valid if not predictor.covers(workload, c.implementation)]
@@ -77,15 +85,21 @@ class ModelRanker:
             ).one_or_none()
         return self._newest[op, target_key]
 
-    def _load(self, row: Any) -> Predictor:
-        from service.search.predictor import Predictor  # NumPy is not needed otherwise
+    def _load(self, row: Any) -> Predictor | str:
+        """The model of a row; the reason if it cannot be loaded."""
+        from service.search.predictor import Predictor, UnreadableError  # NumPy is only needed here
 
         known = _loaded.get(row.digest)
         if known is None:
             trees = self._connection.execute(
                 sa.select(cost_model.c.trees).where(cost_model.c.id == row.id)
             ).scalar_one()
+            if digest_of_trees(trees) != row.digest:  # XGBoost may read them for ever, or end the process
+                return "its trees are damaged"
             if len(_loaded) >= MOST_LOADED:
                 _loaded.clear()
-            known = _loaded[row.digest] = Predictor.load(row.columns, trees)
+            try:
+                known = _loaded[row.digest] = Predictor.load(row.columns, trees)
+            except UnreadableError as error:
+                return str(error)
         return known

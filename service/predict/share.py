@@ -76,6 +76,7 @@ def grow(training: str, topic: str, order: Order, start: bytes | None) -> bytes 
         RuntimeError: the child has ended, by its own fault or another share's.
     """
     worker = get_worker()
+    task = worker.state.tasks[worker.get_current_task()]
     folder = _folder(training, worker)
     if start is not None:
         (folder / "start").write_bytes(start)
@@ -92,6 +93,9 @@ def grow(training: str, topic: str, order: Order, start: bytes | None) -> bytes 
             child.stdin.write(msgspec.json.encode(order).decode())
         with child.stdout:
             for line in child.stdout:
+                if task.state == "cancelled":  # by the scheduler, where the command was killed
+                    child.kill()
+                    break
                 if not line.startswith("{"):  # XGBoost's own
                     continue
                 message = json.loads(line)

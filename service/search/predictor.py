@@ -74,6 +74,10 @@ class Ranking(NamedTuple):
     sigma_log: float
 
 
+class UnreadableError(ValueError):
+    """This host's XGBoost cannot read trees, such as those of a newer one; the message names it."""
+
+
 class Predictor:
     """Predictor of log-seconds of configurations of any workload of its operator.
 
@@ -184,11 +188,18 @@ class Predictor:
 
     @classmethod
     def load(cls, columns: str, trees: bytes) -> Predictor:
-        """Load columns, as JSON, and trees, in XGBoost's own format. Nothing in them is executed."""
+        """Load columns, as JSON, and trees, in XGBoost's own format. Nothing in them is executed.
+
+        Raises:
+            UnreadableError: the trees are of another format, or damaged.
+        """
         import xgboost
 
         booster = xgboost.Booster({"nthread": 1})
-        booster.load_model(bytearray(trees))
+        try:
+            booster.load_model(bytearray(trees))
+        except xgboost.core.XGBoostError as error:
+            raise UnreadableError(f"XGBoost {xgboost.__version__} cannot read it") from error
         return cls(json.loads(columns), booster)
 
 

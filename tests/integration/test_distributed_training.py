@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from service.store.db import Store
 from tests.certificate import make_certificates
 from tests.integration.scene import TARGET
 from tests.integration.test_training import SHAPES, measure
+from tests.limit import HANG_S
 
 TLS = ("--tls-ca", "--tls-cert", "--tls-key")
 
@@ -140,6 +143,54 @@ def test_a_worker_that_cannot_keep_records_says_why(store: Store, monkeypatch: p
         pytest.raises(InvalidError, match=r"do not keep the records: Dask worker .*No space left on device"),
     ):
         learner.train(store, "filter", TARGET.key, cluster=Cluster(client, print))
+
+
+@pytest.mark.full
+def test_a_training_ends_with_its_command(store: Store, farm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that is killed cancels nothing."""
+    monkeypatch.setattr(learner, "ROUNDS", 1_000_000)
+    monkeypatch.setattr(clusters.share, "cancel", len)
+    monkeypatch.setattr(distributed.Client, "cancel", lambda self, futures, **options: None)
+    begun = threading.Event()
+    look = clusters._look
+
+    def look_once(client: Any, futures: Any) -> None:
+        look(client, futures)
+        if begun.is_set():
+            client.close()
+            raise OSError("killed")
+
+    monkeypatch.setattr(clusters, "_look", look_once)
+    told = lambda text: begun.set() if text.startswith("testing: 3 of") else None
+    with distributed.Client(farm, set_as_default=False) as client, pytest.raises(InvalidError):
+        learner.train(store, "filter", TARGET.key, progress=told, cluster=Cluster(client, print))
+    with distributed.Client(farm, set_as_default=False) as client:
+        give_up = time.monotonic() + HANG_S
+        while any(client.run(lambda: len(clusters.share._running)).values()):
+            assert time.monotonic() < give_up, "it trains on"
+            time.sleep(0.1)
+
+
+@pytest.mark.full
+def test_records_that_a_worker_cannot_keep_go_to_another(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = clusters.share.keep
+    with (
+        distributed.LocalCluster(
+            n_workers=2, processes=False, protocol="inproc://", dashboard_address=":0", silence_logs=False
+        ) as farm,
+        distributed.Client(farm, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(2)
+        full = min(client.nthreads())
+
+        def keep_on_other(*order: Any) -> tuple[int, int]:
+            if distributed.get_worker().address == full:
+                raise OSError(28, "No space left on device")
+            return keep(*order)
+
+        monkeypatch.setattr(clusters.share, "keep", keep_on_other)
+        cluster = Cluster(client, print)
+        assert learner.train(store, "filter", TARGET.key, cluster=cluster).accuracy > 0.85
 
 
 @pytest.mark.sample(1)

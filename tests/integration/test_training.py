@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from plevel.cli.main import app
 from plevel.client import Client, ServiceError
 from service.errors import InvalidError, NotFoundError
-from service.predict import evidence, learner, process, trainer, training
+from service.predict import evidence, learner, process, ranker, trainer, training
 from service.predict.ranker import LEAST_ACCURACY, ModelRanker
 from service.predict.spool import split
 from service.predict.trainer import Trainer
@@ -120,6 +120,19 @@ def test_a_model_answers_for_what_was_never_measured(store: Store) -> None:
     assert ask(store, shape(*SHAPES[0])).reason is Reason.MEASURED
     with store.read() as c:
         assert ModelRanker(c).rank(unseen, OTHER_TARGET, (TILED, PLAIN)) == []
+    # One that is damaged, or of another format, is told, and answers nothing.
+    with store.read() as c:
+        trees = c.scalar(sa.select(cost_model.c.trees))
+    for unread, digest, words in (
+        (trees[: len(trees) // 3], ranker.digest_of_trees(trees), "its trees are damaged"),
+        (b"{}", ranker.digest_of_trees(b"{}"), "XGBoost "),
+    ):
+        ranker._loaded.clear()
+        with store.write() as c:
+            c.execute(sa.update(cost_model).values(trees=unread, digest=digest))
+        answer = ask(store, unseen)
+        assert answer.reason is Reason.PLEVEL
+        assert f"version 1 of the cost model: {words}" in answer.explanation
 
 
 @pytest.mark.full
