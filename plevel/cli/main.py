@@ -68,15 +68,6 @@ class _Panels(TyperGroup):
                 )
 
 
-app = typer.Typer(
-    name="plevel",
-    cls=_Panels,
-    help="Tune operators: measure their implementations, record the times, and select the fastest.",
-    epilog="Exit codes: 0 done, 1 failure, 2 wrong usage, 130 interrupted.",
-    no_args_is_help=True,
-    rich_markup_mode=None,  # square brackets of types are no markup
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 _PANELS: dict[str, dict[str, Any]] = {
     "Tune and select": {
         "tune": tune.tune, "select": select.select, "lock": lock.lock, "check": lock.check,
@@ -96,12 +87,7 @@ _PANELS: dict[str, dict[str, Any]] = {
         "doctor": doctor.doctor, "fleet": fleet.app, "token": token.app, "bundle": bundle.app,
     },
 }  # fmt: skip
-for _panel, _commands in _PANELS.items():
-    for _name, _command in _commands.items():
-        if isinstance(_command, typer.Typer):
-            app.add_typer(_command, name=_name, rich_help_panel=_panel)
-        else:
-            app.command(_name, rich_help_panel=_panel)(_command)
+_NAMES = tuple(name for commands in _PANELS.values() for name in commands)
 
 
 def _print_version(wanted: bool) -> None:
@@ -112,7 +98,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool,
@@ -127,6 +112,32 @@ def _root(
     pass
 
 
+def _assemble(*names: str) -> typer.Typer:
+    """The command line with some of its commands."""
+    made = typer.Typer(
+        name="plevel",
+        cls=_Panels,
+        help="Tune operators: measure their implementations, record the times, and select the fastest.",
+        epilog="Exit codes: 0 done, 1 failure, 2 wrong usage, 130 interrupted.",
+        no_args_is_help=True,
+        rich_markup_mode=None,  # square brackets of types are no markup
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(_root)
+    for panel, commands in _PANELS.items():
+        for name, command in commands.items():
+            if name not in names:
+                continue
+            if isinstance(command, typer.Typer):
+                made.add_typer(command, name=name, rich_help_panel=panel)
+            else:
+                made.command(name, rich_help_panel=panel)(command)
+    return made
+
+
+app = _assemble(*_NAMES)
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run one command and exit with its code; an error is one line on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -136,7 +147,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     _open_streams()
     try:
         with _interruptible():
-            code = _make_command().main(arguments, prog_name="plevel", standalone_mode=False)
+            code = _make_command(arguments).main(arguments, prog_name="plevel", standalone_mode=False)
             sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
@@ -194,9 +205,15 @@ def _interruptible() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+def _make_command(arguments: list[str]) -> Any:
+    """The command line, of which a command that is named first is built alone: all take as long as loading them."""
+    first = arguments[0] if arguments else ""
+    return _build(*((first,) if first in (*_NAMES, "--version") else _NAMES))
+
+
 @functools.cache
-def _make_command() -> Any:
-    return typer.main.get_command(app)
+def _build(*names: str) -> Any:
+    return typer.main.get_command(_assemble(*names))
 
 
 def _open_streams() -> None:

@@ -28,11 +28,12 @@ import pytest
 import typer
 from msgspec.structs import replace
 from rich.console import Console
+from typer.testing import CliRunner
 
 from plevel.cli.error import CommandError
 from plevel.cli.file import whole
 from plevel.cli.location import Location
-from plevel.cli.main import _explain, app, main
+from plevel.cli.main import _assemble, _explain, app, main
 from plevel.cli.plain_text import PlainStream
 from plevel.cli.select import _find_measured
 from plevel.cli.tune_report import again_command, lock_command, target_text
@@ -1354,6 +1355,13 @@ def test_select_resolves_cpu_to_this_host(called: Called) -> None:
     assert target["kind"] == "llvm"
     assert target["mcpu"]
     assert target["num-cores"] == 1
+
+
+@pytest.mark.parametrize("name", ["select", "fleet"])
+def test_a_command_that_is_built_alone_is_as_among_all(name: str) -> None:
+    alone, among_all = (CliRunner().invoke(one, [name, "--help"]) for one in (_assemble(name), app))
+    assert alone.exit_code == 0
+    assert alone.stdout == among_all.stdout
 
 
 def test_version(called: Called) -> None:
