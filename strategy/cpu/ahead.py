@@ -7,6 +7,7 @@ a tile prefetches as much of it as the tiles together need.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from strategy.schedule import dtype_bytes
@@ -14,7 +15,7 @@ from strategy.target import Target
 from strategy.tir import change_functions, find, has_names
 
 _LINE_BYTES = 64
-_TILE, _STEPS = "plevel.tile", "plevel.steps"
+_TILE, _TURNS, _STEPS = "plevel.tile", "plevel.turns", "plevel.steps"
 _SYMBOL = "plevel_prefetch"
 # Of the intrinsic's memory LLVM assumes more, and stores all sums at each step.
 _SOURCE = f"""
@@ -31,7 +32,9 @@ def fits_ahead(panel_bytes: int, target: Target) -> bool:
     return 2 * panel_bytes <= target.l2_bytes // 4 * 3
 
 
-def prefetch_panels(sch: Any, tile: Any, steps: Any, *, panel: int, step: int, tiles: int, dtype: str) -> None:
+def prefetch_panels(
+    sch: Any, tile: Any, steps: Any, *, panel: int, step: int, tiles: int, dtype: str, around: Sequence[Any] = ()
+) -> None:
     """Have each turn of a loop over the steps of scheduled tiles prefetch a part of the next panel.
 
     Args:
@@ -39,7 +42,13 @@ def prefetch_panels(sch: Any, tile: Any, steps: Any, *, panel: int, step: int, t
         panel: elements of a panel; 0 if its rows lie apart, and each turn reads one.
         step: elements that a turn reads of it.
         tiles: those computed of a panel one after the other; 1 if `tile` does not count them.
+        around: the other loops over a panel, from the outermost, where it has turns of several.
     """
+    turns = int(sch.get(steps).extent) if around else 1
+    for loop in reversed(around):
+        if (extent := int(sch.get(loop).extent)) > 1:  # an annotated loop of one turn would stay
+            sch.annotate(loop, _TURNS, turns)
+        turns *= extent
     sch.annotate(steps, "pragma_import_llvm", _SOURCE)
     if tiles > 1:
         sch.annotate(tile, _TILE, 1)
@@ -55,12 +64,14 @@ def _inserted(function: Any) -> Any:
     from tvm import tirx
     from tvm_ffi import structural_map
 
-    tiles = [loop for loop in find(function, tirx.For) if _TILE in loop.annotations]
+    loops = find(function, tirx.For)
+    tiles = [loop for loop in loops if _TILE in loop.annotations]
+    around = [(loop.loop_var, int(loop.annotations[_TURNS])) for loop in loops if _TURNS in loop.annotations]
 
     def change(loop: Any) -> Any:
         if _STEPS not in loop.annotations:
             return loop
-        calls = _calls(loop, tiles[0].loop_var if tiles else None)
+        calls = _calls(loop, tiles[0].loop_var if tiles else None, around)
         annotations = {name: value for name, value in loop.annotations.items() if name != _STEPS}
         body = tirx.SeqStmt([*calls, loop.body]) if calls else loop.body
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, annotations)
@@ -68,8 +79,13 @@ def _inserted(function: Any) -> Any:
     return structural_map(function, [(tirx.For, change)])
 
 
-def _calls(loop: Any, tile: Any) -> list[Any]:
-    """The prefetches of a turn of the loop over steps; `tile` counts a panel's tiles, None if it has one."""
+def _calls(loop: Any, tile: Any, around: Sequence[tuple[Any, int]]) -> list[Any]:
+    """The prefetches of a turn of the loop over steps.
+
+    Args:
+        tile: counts a panel's tiles; None if it has one.
+        around: the variables of other loops over a panel, with the turns of each of their own.
+    """
     from tvm import tirx
 
     panel, step, tiles, line = (int(number) for number in loop.annotations[_STEPS])
@@ -77,10 +93,11 @@ def _calls(loop: Any, tile: Any) -> list[Any]:
     if load is None:
         return []
     (index,), (size,) = load.indices, load.source.shape
-    begin = _at_zero(index, [loop.loop_var, *others] if panel else others)
+    begin = _at_zero(index, [loop.loop_var, *(v for v, _ in around), *others] if panel else others)
+    turn = sum((v * turns for v, turns in around), loop.loop_var)
     return [
         tirx.Evaluate(tirx.call_extern("int32", _SYMBOL, tirx.address_of(tirx.BufferLoad(load.source, [place]))))
-        for ahead in places_ahead(loop.loop_var, 0 if tile is None else tile, panel, step, tiles, line)
+        for ahead in places_ahead(turn, 0 if tile is None else tile, panel, step, tiles, line)
         # Behind the last panel there is none.
         for place in [tirx.min(begin + ahead, size - 1)]
     ]

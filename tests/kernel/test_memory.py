@@ -54,6 +54,11 @@ REGRESSIONS: list[tuple[Workload, str, dict[str, Any]]] = [
     ),
     (convolution("2,16,11,13", "7,16,3,3", padding=1), "conv2d_nchw_spatial_pack.cpu", {}),
     (convolution("1,6,7,7", "70,6,3,3", True, padding=1), "conv2d_nchw_spatial_pack.cpu", {"ahead": True}),
+    (
+        convolution("1,2,7,7,16", "48,32,3,3", True, padding=1, data_layout="NCHW16c"),
+        "conv2d_nchwc_spatial_pack.cpu",
+        {"ahead": True},
+    ),
     (convolution("2,24,9,14", "40,3,3,3", groups=8, padding=1), "conv2d_nchw_spatial_pack.cpu", {}),  # padded in tasks
     (convolution("2,6,9,21", "10,3,3,3", groups=2, strides=[1, 2]), "conv2d_nchw_lines.cpu", {}),  # two vectors
     # Taps that see padding alone, as of all lines but the middle ones, read nothing before the image or behind it.

@@ -187,6 +187,24 @@ def test_a_transformed_weight_that_waits_for_memory_has_more_than_a_vector_of_ti
     workload = Workload.make("conv2d", shapes, {"padding": dilation, "dilation": dilation}, ["weight"])
     target = Target.parse({"kind": "llvm", "mcpu": "emeraldrapids", "num-cores": 2, "l2_bytes": 2 << 20})
     assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"
+    if dilation == 1:
+        shapes["data"] = f"float32[{batch},{channels // 16},{size},{size},16]"
+        blocked = Workload.make("conv2d", shapes, {"padding": 1, "data_layout": "NCHW16c"}, ["weight"])
+        assert select(blocked, target, NO_RECORDS).implementation == f"conv2d_nchwc_{expected}.cpu"
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "out", "window", "ahead"),
+    [(512, 7, 512, 3, True), (1024, 14, 256, 1, True), (256, 56, 64, 1, False), (128, 28, 128, 3, False)],
+)
+def test_weights_that_leave_the_second_level_come_ahead_of_blocked_images(channels, size, out, window, ahead):
+    shapes = {"data": f"float32[1,{channels // 16},{size},{size},16]"}
+    shapes["weight"] = f"float32[{out},{channels},{window},{window}]"
+    attrs = {"padding": window // 2, "data_layout": "NCHW16c"}
+    workload = Workload.make("conv2d", shapes, attrs, ["weight"])
+    target = Target.parse({"kind": "llvm", "mcpu": "emeraldrapids", "num-cores": 2, "l2_bytes": 2 << 20})
+    (found,) = (c for c in candidates(workload, target) if c.implementation == "conv2d_nchwc_spatial_pack.cpu")
+    assert found.fallback["ahead"] is ahead
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from strategy.condition import SpecializedCondition
 from strategy.cpu import widened
 from strategy.cpu.dot import plevel_of
 from strategy.generic_func import GenericFunc, get_native_generic_func
-from strategy.layout import block_of
+from strategy.layout import block_of, plain_type
 from strategy.op import register_strategy
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d import (
@@ -104,9 +104,14 @@ def conv2d_strategy_cpu(
         )  # fmt: skip
         plain_steps = attrs.strides == attrs.dilation == (1, 1)
         if weight.concrete_shape[2:] == (3, 3) and plain_steps and block_of(attrs.data_layout) > 1:
-            _add_winograd(found, winograd_blocked, "conv2d_nchwc_winograd", F2, 13)
+            plain = plain_type(out_type, attrs.result_layout)
+            two, four = (
+                10 if winograd.waits(transform, attrs, weight, plain, target) else usual
+                for transform, usual in ((F2, 13), (F4, 14))
+            )
+            _add_winograd(found, winograd_blocked, "conv2d_nchwc_winograd", F2, two)
             if int(weight.shape[1]) >= 16 and min(data.concrete_shape[2:]) >= 8:
-                _add_winograd(found, winograd_blocked, "conv2d_nchwc_winograd", F4, 14)
+                _add_winograd(found, winograd_blocked, "conv2d_nchwc_winograd", F4, four)
     elif depthwise_blocked.is_offered(attrs, data, weight):
         found.add_implementation(
             depthwise_blocked.compute, depthwise_blocked.schedule, "depthwise_conv2d_nchwc.cpu", 15,

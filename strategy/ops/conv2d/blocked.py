@@ -7,9 +7,11 @@ than the result's. The weight is packed into panels [ceil(o / width), c / block,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from strategy.cpu.ahead import fits_ahead, prefetch_panels
 from strategy.cpu.tile import (
     ROWS,
     VECTORS,
@@ -33,6 +35,7 @@ from strategy.schedule import (
     Outs,
     accumulator,
     compute_stage,
+    dtype_bytes,
     integer,
     lanes_of,
     start_schedule,
@@ -45,6 +48,7 @@ from strategy.target import Target
 from strategy.types import TensorType
 
 _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
+_AHEAD = Knob("ahead", [False, True])
 
 
 def lanes_of_block(attrs: Conv2DAttrs, dtype: str, target: Target) -> int:
@@ -53,7 +57,10 @@ def lanes_of_block(attrs: Conv2DAttrs, dtype: str, target: Target) -> int:
 
 
 def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
-    """Tile of `rows` pixels × `width` channels, unrolling over the window and a block, and tiles per task."""
+    """Tile of `rows` pixels × `width` channels, unrolling over the window and a block, and tiles per task.
+
+    With `ahead` the next panel of the weight is prefetched meanwhile.
+    """
     geometry = Geometry.of(plain_inputs(attrs, inputs), plain_type(out_type, attrs.result_layout))
     lanes, block, out_w = lanes_of_block(attrs, inputs[0].dtype, target), block_of(attrs.data_layout), geometry.out_w
     # A tile is a part of a row of the image, or whole rows; of windows of one pixel any pixels.
@@ -72,14 +79,16 @@ def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
         rows, width = max(whole, key=lambda t: (t[0] * t[1], t[1]), default=(1, lanes))
         panels, tiles = -(-geometry.out_channels // width), -(-geometry.pixels // rows)
         shared = panels < 2 * target.threads
+        panel_bytes = geometry.depth * width * dtype_bytes(inputs[0].dtype)
         return {
             "rows": rows,
             "width": width,
-            "window": "rows",
+            "window": "loops",
             "unroll": min(block, 4),
             "o_block": 1,
             "p_block": largest_divisor(BLOCKS, tiles, -(-tiles // target.threads) if shared else tiles),
             "inner": "pixels",
+            "ahead": panels * panel_bytes >= target.l2_bytes // 2 and fits_ahead(panel_bytes, target),
         }
 
     return ConfigSpace(
@@ -91,6 +100,7 @@ def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
             block_knob("o_block", BLOCKS, geometry.out_channels, wide),
             block_knob("p_block", BLOCKS, geometry.pixels, high),
             INNER,
+            _AHEAD,
         ],
         [
             register_constraint(target.vector_registers, lanes),
@@ -182,7 +192,16 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     sch.reorder(n, o_task, p_task, *inner, rows, columns)
     sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
     sch.parallel(sch.fuse(n, o_task, p_task))
-    schedule_blocks(sch, tiles, sch.get_loops(tiles)[-6:], lanes, integer(config, "unroll"), str(config["window"]))
+    *around, steps = schedule_blocks(
+        sch, tiles, sch.get_loops(tiles)[-6:], lanes, integer(config, "unroll"), str(config["window"])
+    )
+    if config["ahead"]:
+        turns = math.prod(int(sch.get(loop).extent) for loop in (*around, steps))
+        step = integer(config, "unroll") * integer(config, "width")
+        prefetch_panels(
+            sch, inner[1], steps, panel=turns * step, step=step, around=around,
+            tiles=integer(config, "p_block") if config["inner"] == "pixels" else 1, dtype=str(outs.args[1].dtype),
+        )  # fmt: skip
     store_tile(sch, output, lanes)
     return sch
 
@@ -197,8 +216,8 @@ def schedule_padding(sch: Any, padded: Any, lanes: int) -> None:
 
 def schedule_blocks(
     sch: Any, tiles: Any, loops: Sequence[Any], lanes: int, unroll: int, unrolled: str = "loops"
-) -> None:
-    """Schedule a register tile over blocks of input channels.
+) -> list[Any]:
+    """Schedule a register tile over blocks of input channels; return the loops over a panel, from the outermost.
 
     Args:
         loops: its rows, its columns, and those over blocks, the window if there is one, and the channels of a block.
@@ -213,3 +232,4 @@ def schedule_blocks(
     for loop in (*by_window, step, rows, vectors):
         sch.unroll(loop)
     unroll_tile(sch, sch.decompose_reduction(tiles, outer))
+    return [outer, *window, steps]
