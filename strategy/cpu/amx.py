@@ -38,7 +38,8 @@ class Window:
     """The places of an image [h, w, c] that a block reads for a pixel, with the steps of its neighbours.
 
     With `pixel`, the numbers of a pixel, the image is [h, w c], and one place of a line is a row of the window. Of an
-    image of words it is those of a pixel: the image is [h c, w], and one place is a column of the window.
+    image of words it is those of a pixel: the image is [h c, w], and one place is a column of the window. With `line`,
+    the words of a line, an image of words is [c, h w].
     """
 
     kernel_h: int
@@ -46,6 +47,7 @@ class Window:
     strides: tuple[int, int]
     dilation: tuple[int, int]
     pixel: int = 0
+    line: int = 0
 
 
 def find_product(target: Target, data: str, weight: str) -> Dot | None:
@@ -265,7 +267,7 @@ def main(
 def _intrinsic_of_image(block: Block, window: Window) -> str:
     """The registered name of the block's code and what it computes of the words of an image.
 
-    The image is [h, c, w], or [h c, w]; with a stride along lines the phases of a line come before w.
+    The image is [h, c, w], [h c, w] or [c, h w]; with a stride along lines the phases of a line come before w.
     """
     assert block.image is not None
     sums, lines, words = _shape_of_sums(block), block.image.lines, block.steps * block.words
@@ -278,14 +280,19 @@ def _intrinsic_of_image(block: Block, window: Window) -> str:
         shape = ((lines - 1) * down + (window.kernel_h - 1) * apart_h + 1, words)
     last = sums[-1] + (window.kernel_w - 1) * apart_w // phases
     shape += (phases, last) if phases > 1 else (last,)
+    if window.line:
+        shape = (words, last + (window.kernel_h - 1) * apart_h * window.line)
     axes = {"i": block.rows, "h": lines, "w": sums[-1], "y": window.kernel_h, "x": window.kernel_w, "c": words}
     kept = {name: extent for name, extent in axes.items() if extent > 1 or name in "iwc"}
-    step = _total(kept, ("y", window.kernel_w * block.steps), ("x", block.steps))
+    places = window.kernel_h * window.kernel_w
+    step = f"vc // {block.words} * {places} + {_total(kept, ('y', window.kernel_w), ('x', 1))}"
     if window.pixel:
         place = _total(kept, ("h", down * window.pixel), ("c", 1))
     else:
         place = f"{_total(kept, ('h', down), ('y', apart_h))}, vc"
-    if phases > 1:
+    if window.line:
+        place = f"vc, {_total(kept, ('w', 1), ('y', apart_h * window.line), ('x', apart_w))}"
+    elif phases > 1:
         column = _total(kept, ("x", apart_w))
         place += f", ({column}) % {phases}, vw + ({column}) // {phases}"
     else:
@@ -307,7 +314,7 @@ def main(
         for {", ".join(kept)} in T.grid({", ".join(map(str, kept.values()))}):
             with T.sblock("update"):
                 {", ".join(f"v{name}" for name in kept)} = T.axis.remap("{kinds}", [{", ".join(kept)}])
-                C[{out}] = C[{out}] + product(A[{step} + vc // {block.words}, vi, vc % {block.words}], B[{place}])
+                C[{out}] = C[{out}] + product(A[{step}, vi, vc % {block.words}], B[{place}])
 """
     zeros = ", ".join("0" for _ in sums)
     first = ", ".join("0" for _ in shape)
@@ -315,8 +322,9 @@ def main(
         T.evaluate(T.call_extern("int32", "{block.symbol}",
             T.address_of(A[0, 0, 0]), T.address_of(B[{first}]), T.address_of(C[{zeros}]), 0))
 """
-    steps = "_".join(str(n) for n in (window.kernel_h, window.kernel_w, down, *window.dilation, window.pixel))
-    return register_intrinsic(f"{block.symbol}_windows_{steps}", head, meaning, code, product=block.dot.product)
+    steps = (window.kernel_h, window.kernel_w, down, *window.dilation, window.pixel, window.line)
+    name = f"{block.symbol}_windows_{'_'.join(map(str, steps))}"
+    return register_intrinsic(name, head, meaning, code, product=block.dot.product)
 
 
 @cache

@@ -102,8 +102,8 @@ class Block:
             next. Steps of the weight lie one behind the other throughout.
         phases: the parts that the places of the last loop around are dealt into in turns, and the words from one to
             the next.
-        image: where the weight lies in an image, if it does. Then `around` is of it, and steps of the data lie one
-            behind the other throughout.
+        image: where the weight lies in an image, if it does. Then `around` is of it, but within each step, and steps of
+            the data lie one behind the other throughout.
     """
 
     dot: Dot
@@ -144,7 +144,9 @@ class Block:
         if phases > 1:
             places[-1] = [place // phases + place % phases * apart for place in places[-1]]
         steps = [at * step_words for at in range(self.steps)]
-        return [sum(words) * WORD_BYTES for words in itertools.product(*places, steps)]
+        # The places of an image that a step sees lie near each other, in the first level of the cache.
+        loops = (steps, *places) if self.image else (*places, steps)
+        return [sum(words) * WORD_BYTES for words in itertools.product(*loops)]
 
     @property
     def columns(self) -> int:

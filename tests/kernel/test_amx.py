@@ -126,6 +126,21 @@ def test_any_configuration_of_any_convolution(
 @on_amx
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
+@pytest.mark.parametrize("image", [(7, 7), (9, 9), (3, 4)])
+def test_short_lines_are_joined(kind, weight, image):
+    """All lines of the first image and the last, and three of the other."""
+    attrs = {"padding": 1, **points(kind, (100, 0))}
+    workload = convolution(f"{kind}[2,40,{image[0]},{image[1]}]", f"{weight}[33,40,3,3]", **attrs)
+    space = space_of(workload, "amx_direct")
+    for joined in space["joined"].values[1:]:
+        given = {**space.fallback, "rows": 16, "lines": 1, "width": 16, "o_block": 1, "h_tasks": 1, "joined": joined}
+        for copied in (0, 1):
+            check(workload, name_of(workload, "amx_direct"), space.check({**given, "copied": copied}))
+
+
+@on_amx
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("kind", "weight"), KINDS)
 @settings(max_examples=min(4, settings.default.max_examples // 6))
 @given(
     channels=st.sampled_from([2, 9, 16]), out=st.sampled_from([8, 20]), window=st.sampled_from([1, 3]),
