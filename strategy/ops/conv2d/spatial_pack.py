@@ -114,7 +114,7 @@ def space(
             "o_block": 1,
             "p_block": largest_divisor(BLOCKS, tiles, -(-tiles // target.threads) if shared else tiles),
             "inner": "pixels",
-            "ahead": weight_bytes > target.l2_bytes // 2 and not any_size and fits_ahead(panel_bytes, target),
+            "ahead": weight_bytes >= target.l2_bytes // 2 and not any_size and fits_ahead(panel_bytes, target),
             **({"picked": True} if picks else {}),
         }
 

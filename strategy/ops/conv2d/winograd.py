@@ -87,7 +87,7 @@ def space(
         return {
             "rows": rows,
             "width": width,
-            "unroll": 1,
+            "unroll": largest_divisor((1, 2, 4, 8), geometry.channels, 8),
             "o_block": largest_divisor(BLOCKS, count, count),
             "p_block": 1,
             "order": "points",
