@@ -48,6 +48,7 @@ CASES: list[tuple[Target, str, Workload]] = [
     (AMX, "conv2d_nhwc_amx.cpu", conv2d("1,14,14,32", "64,32,3,3", "bfloat16", data_layout="NHWC")),
     (AMX, "conv2d_nhwc_amx_direct.cpu", conv2d("1,14,14,32", "64,32,3,3", "bfloat16", data_layout="NHWC")),
     (AMX, "conv2d_nchw_amx_direct.cpu", conv2d("1,32,14,14", "64,32,3,3", "bfloat16")),
+    (AMX, "conv2d_nchw_amx_direct.cpu", conv2d("1,32,7,7", "64,32,3,3", "bfloat16")),
     (AMX, "conv2d_nchw_dot.cpu", conv2d("1,32,16,16", "64,32,3,3", "bfloat16")),
 ]
 NAMES = [f"{name}-{workload.inputs[0].tensor}" for _, name, workload in CASES]

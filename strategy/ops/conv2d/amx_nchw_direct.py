@@ -261,6 +261,7 @@ def space(
     if joins:
         # Lines that are joined are one, of as many tiles as it takes, and a task has those of the whole image.
         constraints.append((knob("joined") == 1) | (knob("width") * knob("h_tasks") == LANES))
+    turns = ceildiv(out_h, knob("lines") * knob("joined") if joins else knob("lines")) // knob("h_tasks")
     return ConfigSpace(
         [
             high,
@@ -274,11 +275,7 @@ def space(
         ],
         [*constraints, whole_blocks(channels, "rows", "o_block"), whole_blocks(out_h, "lines", "h_tasks")],
         fallback=fallback,
-        idle={
-            "inner": one_order(
-                knob("o_block"), ceildiv(out_h, knob("lines")) // knob("h_tasks") * ceildiv(out_w, knob("width"))
-            )
-        },
+        idle={"inner": one_order(knob("o_block"), turns * ceildiv(out_w, knob("width")))},
     )
 
 

@@ -109,7 +109,7 @@ def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
         ],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
-        idle={**idle_window(geometry), "inner": one_order(knob("o_block"), knob("p_block"))},
+        idle={**idle_window(geometry), "inner": one_order(knob("o_block"), knob("p_block"), ahead=True)},
     )
 
 
