@@ -11,6 +11,7 @@ _AVX2 = frozenset(
     "haswell broadwell skylake core-avx2 znver1 znver2 znver3 bdver4 alderlake raptorlake meteorlake "
     "arrowlake lunarlake pantherlake sierraforest grandridge gracemont x86-64-v3".split()
 )
+_FIRST_AVX512 = frozenset("knl knm".split())  # without instructions for bytes, and for shorter vectors
 # Vectors of 512 bits are two halves here, or take both units.
 _ONE_MULTIPLY_ADD = frozenset("znver4 cannonlake icelake-client tigerlake rocketlake".split())
 _BF16 = frozenset("cooperlake sapphirerapids emeraldrapids graniterapids graniterapids-d znver4 znver5".split())
@@ -20,6 +21,12 @@ SLOW_BF16 = frozenset("sapphirerapids emeraldrapids graniterapids graniterapids-
 _AMX = frozenset("sapphirerapids emeraldrapids graniterapids graniterapids-d".split())
 # By LLVM's name of the feature.
 _INSTRUCTIONS = {
+    "avx2": _AVX2 | _AVX512,
+    "fma": _AVX2 | _AVX512,
+    "avx512f": _AVX512,
+    "avx512bw": _AVX512 - _FIRST_AVX512,
+    "avx512dq": _AVX512 - _FIRST_AVX512,
+    "avx512vl": _AVX512 - _FIRST_AVX512,
     "avx512bf16": _BF16,
     "avx512vnni": _BF16 | frozenset("cascadelake icelake-client icelake-server tigerlake rocketlake".split()),
     "bf16": frozenset("neoverse-v1 neoverse-n2 neoverse-v2".split()),
@@ -33,6 +40,14 @@ _INSTRUCTIONS = {
 def has_instructions(arch: str, feature: str) -> bool:
     """Return whether processors of `arch` have the instructions of a feature; false if unknown."""
     return arch in _INSTRUCTIONS.get(feature, ())
+
+
+def vector_features() -> tuple[str, ...]:
+    """The features of x86-64 processors that code may use, and that C asks for by `__builtin_cpu_supports`.
+
+    Kernels with AMX ask Linux for it themselves.
+    """
+    return tuple(name for name in _INSTRUCTIONS if name.startswith(("avx", "fma")))
 
 
 def required(feature: str) -> tuple[str, ...]:

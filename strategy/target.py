@@ -15,7 +15,13 @@ from typing import Any, Self
 
 from strategy import host
 from strategy.extern import find_library
-from strategy.processor import has_instructions, multiply_adds, required, vector_bytes
+from strategy.processor import (
+    has_instructions,
+    multiply_adds,
+    required,
+    vector_bytes,
+    vector_features,
+)
 from strategy.suggestion import suggest
 from strategy.target_text import (
     SWITCHES,
@@ -178,6 +184,11 @@ class Target:
         """Return whether code for this target may use the instructions of LLVM's `feature`."""
         named = has_instructions(self.arch, feature) or f"+{feature}" in self.features
         return named and self._allows(feature)
+
+    @property
+    def vector_instructions(self) -> tuple[str, ...]:
+        """LLVM's names of the vector instructions of x86-64 that code for this target may use."""
+        return tuple(filter(self.has, vector_features()))
 
     def _allows(self, feature: str) -> bool:
         """Return whether no option turns the feature off, or one that LLVM requires for it."""

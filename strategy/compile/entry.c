@@ -1,7 +1,8 @@
 /* What the entries of all libraries have in common. It stands behind the library's header and the
- * macros PLEVEL_THREADS, PLEVEL_ALIGNMENT and PLEVEL_LIBRARY_THREADS, then `workspace.h`, and before what `entry.py`
- * writes for the workload.
+ * macros PLEVEL_THREADS, PLEVEL_ALIGNMENT, PLEVEL_LIBRARY_THREADS and PLEVEL_INSTRUCTIONS, then `workspace.h`, and before
+ * what `entry.py` writes for the workload.
  */
+#include <dlfcn.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -36,18 +37,24 @@ static int _plevel_launch(Body body, void *data, int tasks) {
   for (int task = 0; task < group.tasks; ++task) failed |= body(task, &group, data);
   return failed;
 }
-static void _plevel_ready(void) {
-  PLEVEL_LIBRARY_THREADS;
-  if (&__TVMBackendAllocWorkspace && !__TVMBackendAllocWorkspace)
-    __TVMBackendAllocWorkspace = workspace_alloc;
-  if (&__TVMBackendFreeWorkspace && !__TVMBackendFreeWorkspace)
-    __TVMBackendFreeWorkspace = workspace_free;
-  if (&__TVMBackendParallelLaunch && !__TVMBackendParallelLaunch)
-    __TVMBackendParallelLaunch = _plevel_launch;
+/* GCC's OpenMP keeps its threads, which wait in its code. So dlclose of this library must not unload it, and a child of
+ * fork, which has a copy of their state but no such threads, would wait for them at its first loop: they end before, and
+ * start again at the next loop. LLVM's OpenMP does both by itself.
+ */
+extern __typeof__(dlopen) dlopen __attribute__((weak));
+extern int omp_pause_resource_all(int) __attribute__((weak));
+extern void kmp_set_defaults(const char *) __attribute__((weak));  /* of LLVM alone */
+enum { OMP_PAUSE_SOFT = 1 };
+static void _plevel_before_fork(void) {
+  if (omp_pause_resource_all && !kmp_set_defaults) omp_pause_resource_all(OMP_PAUSE_SOFT);
+}
+__attribute__((constructor)) static void _plevel_keep_threads(void) {
+  if (dlopen) dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+  pthread_atfork(_plevel_before_fork, NULL, NULL);
 }
 /* Errors are printed where there is no tvm_ffi to be told. One that was loaded after this library is looked for, as
  * the library's calls are bound to this function by then. */
-extern void *dlsym(void *scope, const char *name) __attribute__((weak));
+extern __typeof__(dlsym) dlsym __attribute__((weak));
 __attribute__((weak)) void TVMFFIErrorSetRaisedFromCStrParts(
     const char *kind, const char **parts, int32_t count) {
   void (*found)(const char *, const char **, int32_t) = NULL;
@@ -63,6 +70,26 @@ __attribute__((weak)) void TVMFFIErrorSetRaisedFromCStrParts(
 static int _plevel_refuse(const char *what) {
   TVMFFIErrorSetRaisedFromCStrParts("ValueError", &what, 1);
   return -1;
+}
+/* The reason why this processor, or its system, cannot run the kernels: vector instructions that it lacks. Else NULL. */
+static const char *_plevel_lacks(void) {
+#ifdef __x86_64__
+#define PLEVEL_NEED(name) if (!__builtin_cpu_supports(name)) return "this processor lacks " name ": compile for this one";
+  PLEVEL_INSTRUCTIONS
+#endif
+  return NULL;
+}
+static int _plevel_ready(void) {
+  const char *lacking = _plevel_lacks();
+  if (lacking) return _plevel_refuse(lacking);
+  PLEVEL_LIBRARY_THREADS;
+  if (&__TVMBackendAllocWorkspace && !__TVMBackendAllocWorkspace)
+    __TVMBackendAllocWorkspace = workspace_alloc;
+  if (&__TVMBackendFreeWorkspace && !__TVMBackendFreeWorkspace)
+    __TVMBackendFreeWorkspace = workspace_free;
+  if (&__TVMBackendParallelLaunch && !__TVMBackendParallelLaunch)
+    __TVMBackendParallelLaunch = _plevel_launch;
+  return 0;
 }
 /* Two libraries of one process have functions of the same names for TVM: each calls its own. */
 #define PLEVEL_OWN __attribute__((visibility("hidden")))

@@ -20,6 +20,7 @@ from strategy.condition import SpecializedCondition
 from strategy.extern import find_library
 from strategy.signature import Argument, Role
 from strategy.table import show_number
+from strategy.target import Target
 from strategy.types import TensorType
 from strategy.workload import Workload
 
@@ -74,6 +75,12 @@ def common_code() -> str:
     return "".join(files(__package__).joinpath(name).read_text() for name in ("workspace.h", "entry.c"))
 
 
+def instructions_code(target: Target) -> str:
+    """The macro of the instructions without which a library refuses to run, in C."""
+    needed = " ".join(f'PLEVEL_NEED("{name}")' for name in target.vector_instructions)
+    return f"#define PLEVEL_INSTRUCTIONS {needed}"
+
+
 class Entry:
     """The C function of a library, and those that prepare its constant inputs.
 
@@ -122,7 +129,7 @@ class Entry:
             lines.append(f" *   row {i}: {' and '.join(when) or 'always'}\n")
         return _HEADER.substitute(
             workload=str(self.workload).replace("*/", "* /"), target=self.rows[0].lowered.target,
-            functions="".join(lines), alignment=ALIGNMENT, guard=f"{self.name.upper()}_H",
+            functions="".join(lines), alignment=ALIGNMENT, guard=f"PLEVEL_{self.name}_H",
             threads=f"Parallel loops use {show_number(self._threads, 'thread')}.",
             declarations="\n".join(declarations),
         )  # fmt: skip
@@ -134,6 +141,7 @@ class Entry:
             f"#define PLEVEL_THREADS {self._threads}",
             f"#define PLEVEL_ALIGNMENT {ALIGNMENT}",
             *_library_threads(self.rows),
+            instructions_code(self.rows[0].lowered.target),
             common_code(),
             *self.main(),
             *self._function(),
@@ -163,7 +171,7 @@ class Entry:
             f"int __tvm_ffi_{self.prefix}main{_TYPE} PLEVEL_SHOWN;",
             f"int __tvm_ffi_{self.prefix}main(void *_self, const Any *_args, int32_t _count, Any *_result) {{",
             f'  if (_count != {len(self.parameters)}) return _plevel_refuse("{op}: expected {count}: see the header");',
-            "  _plevel_ready();",
+            "  if (_plevel_ready()) return -1;",
         ]
         for dim, (argument, axis) in self.dims.items():
             lines += [
@@ -225,14 +233,14 @@ class Entry:
     def _preparation(self, p: Parameter) -> list[str]:
         return [
             f"{self._preparation_head(p)} {{",
-            "  _plevel_ready();",
+            "  if (_plevel_ready()) return -1;",
             *c_tensor("_from", c_name(p.argument.name), self._source_type(p)),
             *c_tensor("_to", p.name, p.argument.tensor),
             "  Any _args[2] = {any_of(&_from), any_of(&_to)}, _result = {0};",
             f"  return __tvm_ffi_row{p.row}_{p.argument.preparation}(NULL, _args, 2, &_result);",
             "}",
             f"int __tvm_ffi_prepare_{p.name}(void *self, const Any *args, int32_t count, Any *result) {{",
-            "  _plevel_ready();",
+            "  if (_plevel_ready()) return -1;",
             f"  return __tvm_ffi_row{p.row}_{p.argument.preparation}(self, args, count, result);",
             "}",
         ]

@@ -12,7 +12,7 @@ import msgspec
 
 from strategy.compile.artefact import ALIGNMENT
 from strategy.compile.c_text import c_names, c_type, dlpack_type
-from strategy.compile.entry import common_code
+from strategy.compile.entry import common_code, instructions_code
 from strategy.compile.export import link, place
 from strategy.compile.huge_page import HUGE_PAGE
 from strategy.network.extent import Extent
@@ -35,7 +35,8 @@ _HEADER = Template("""\
 $ports$sizes *
  * Buffers are row-major and contiguous, and do not overlap; aligned to $alignment bytes they are not copied.
  * Parallel loops use $threads of OpenMP. Several threads may call it at once, each with $arena bytes of memory$least.
- * It returns 0; -1 without memory, -2 for ${wrong}a buffer that is NULL, or the number of the step that failed, from 1.
+ * It returns 0; -1 without memory; -2 for ${wrong}a buffer that is NULL; -3 on a processor without its instructions; or
+ * the number of the step that failed, from 1.
  *
  * ${name}_trace has a function called after each step of the manifest, with its number and its output;
  * NULL ends that.
@@ -55,7 +56,6 @@ void ${name}_trace(void (*function)(int step, const void *output));
 """)
 # Kernels of two networks in one process have the same names; TVM's runtime finds none of its hooks.
 _SYMBOLS = "{{ global: {name}; {name}_trace; __tvm_ffi_main; TVMFFIErrorSetRaisedFromCStrParts; local: *; }};\n"
-
 
 # A stretch of the weights; its name is in front of the first one.
 _STRETCH = Template("""\
@@ -199,7 +199,7 @@ def _header(plan: Plan, name: str, about: str, target: Target) -> str:
     ]
     return _HEADER.substitute(
         about=about.replace("*/", "* /"), target=target, ports="".join(lines), alignment=ALIGNMENT, name=name,
-        threads=show_number(target.threads, "thread"), arena=plan.arena_bytes, guard=f"{name.upper()}_H",
+        threads=show_number(target.threads, "thread"), arena=plan.arena_bytes, guard=f"PLEVEL_{name}_H",
         arguments=_parameters(plan), least=" at the least sizes" if plan.sizes else "",
         wrong="a size out of range or " if plan.sizes else "",
         sizes="".join(f" *   {s.name}: a symbolic size, from {s.low} to {s.high}\n" for s in sizes_of(plan)),
@@ -267,6 +267,7 @@ def _source(plan: Plan, name: str, target: Target, tables: Sequence[str]) -> str
         f"#define PLEVEL_HUGE {HUGE_PAGE}ULL",
         f"#define PLEVEL_WEIGHT_BYTES {plan.weight_bytes}ULL",
         "#define PLEVEL_LIBRARY_THREADS",
+        instructions_code(target),
         f"#define PLEVEL_SIZES {len(sizes_of(plan))}",
         f"#define PLEVEL_EXTENTS {max(1, len(extents))}",
         f"#define PLEVEL_PLACES {max(1, len(plan.places))}",

@@ -98,8 +98,9 @@ static uint64_t _plevel_port_bytes(int i, const int64_t *extents) {
 }
 
 /* The network, on its inputs and then its outputs: 0, -1 without memory, -2 for a size that is out of range or a buffer
- * that is NULL, or one more than the step that failed. */
+ * that is NULL, -3 where the processor lacks instructions, or one more than the step that failed. */
 static int _plevel_run(const int64_t *sizes, void *const *given) {
+  if (_plevel_lacks()) return -3;
   if (!_plevel_fits(sizes)) return -2;
   int64_t extents[PLEVEL_EXTENTS];
   _plevel_measure(sizes, extents);
@@ -174,6 +175,7 @@ int __tvm_ffi_main(void *self, const Any *args, int32_t count, Any *result) {
     given[i] = (char *)t->data + t->byte_offset;
   }
   int failed = _plevel_run(sizes, given);
+  if (failed == -3) return _plevel_refuse(_plevel_lacks());
   if (failed == -2) return _plevel_refuse("an argument has no memory");
   if (failed == -1) return _plevel_refuse("there is no memory for the values between its steps");
   if (!failed) return 0;

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -316,14 +317,14 @@ def test_two_libraries_of_one_program_call_their_own_functions(tmp_path: Path) -
         lowered = lower(workload, TARGET, "broadcast.cpu")
         export_library(workload, [LibraryRow(lowered)], tmp_path / f"lib{op}.so")
     other = Workload.make("dense", {"data": "float32[5,3]", "weight": "float32[2,3]"}, constants=["weight"])
-    for name, workload in (("first", dense(5)), ("other", other)):
+    for name, workload in (("first", dense(5)), ("First", other)):
         lowered = lower(workload, TARGET, "dense_pack.cpu")
         export_library(workload, [LibraryRow(lowered)], tmp_path / f"lib{name}.so", name)
     (tmp_path / "main.c").write_text("""
 #include "libsigmoid.h"
 #include "librelu.h"
 #include "libfirst.h"
-#include "libother.h"
+#include "libFirst.h"
 #include <stdio.h>
 static _Alignas(64) float data[15], weight[6], packed[1024], output[10], x[8], y[8];
 int main(void) {
@@ -334,18 +335,82 @@ int main(void) {
   printf("%g ", y[7]);
   for (int i = 0; i < 15; ++i) data[i] = i;
   for (int i = 0; i < 6; ++i) weight[i] = i;
-  if (other_prepare_weight_packed(weight, packed)) return 3;
-  if (other(data, packed, output)) return 4;
+  if (First_prepare_weight_packed(weight, packed)) return 3;
+  if (First(data, packed, output)) return 4;
   printf("%g", output[9]);
   return 0;
 }
 """)
-    libraries = [f"lib{name}.so" for name in ("first", "sigmoid", "relu", "other")]
+    libraries = [f"lib{name}.so" for name in ("first", "sigmoid", "relu", "First")]
     subprocess.run(["cc", "-std=c11", "-Wall", "main.c", *libraries, "-o", "main"], cwd=tmp_path, check=True)
     done = subprocess.run(
         ["./main"], cwd=tmp_path, env={"LD_LIBRARY_PATH": str(tmp_path)}, stdout=subprocess.PIPE, text=True, check=True
     )
     assert done.stdout.split() == ["0.5", "3", str(12 * 3 + 13 * 4 + 14 * 5)]
+
+
+def test_it_can_be_unloaded_again_and_again_and_called_by_a_child_of_fork(tmp_path: Path) -> None:
+    size = 1 << 20  # which both threads share
+    workload = Workload.make("relu", {"data": f"float32[{size}]"})
+    export_library(workload, [LibraryRow(lower(workload, TARGET, "broadcast.cpu"))], tmp_path / "librelu.so")
+    (tmp_path / "main.c").write_text(f"""
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static _Alignas(64) float x[{size}], y[{size}];
+typedef int (*Relu)(const float *, float *);
+int main(void) {{
+  void *library;
+  Relu relu;
+  for (int i = 0; i < 20; ++i) {{
+    if (!(library = dlopen("./librelu.so", RTLD_NOW))) return 1;
+    *(void **)&relu = dlsym(library, "plevel_relu");
+    x[{size} - 1] = i;
+    if (relu(x, y) || y[{size} - 1] != i || (i < 19 && dlclose(library))) return 2;
+  }}
+  DIR *threads = opendir("/proc/self/task");
+  int count = 0;
+  for (struct dirent *entry; (entry = readdir(threads));) count += entry->d_name[0] != '.';
+  pid_t child = fork();
+  x[0] = 3;
+  if (!child) {{
+    alarm({HANG_S:.0f});
+    _exit(relu(x, y) || y[0] != 3);
+  }}
+  int status = -1;
+  waitpid(child, &status, 0);
+  printf("%d %d %d", count, status, relu(x, y) || y[0] != 3);
+  return 0;
+}}
+""")
+    subprocess.run(["cc", "-std=c11", "main.c", "-o", "main", "-ldl"], cwd=tmp_path, check=True)
+    done = subprocess.run(["./main"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "2 0 0", "two threads, and both processes compute"
+
+
+def test_a_processor_without_its_instructions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tvm
+
+    monkeypatch.setenv("CC", "cc '-D__builtin_cpu_supports(name)=0'")
+    workload, kind = Workload.make("relu", {"data": "float32[4]"}), TensorType((4,), "float32")
+    export_library(workload, [LibraryRow(lower(workload, TARGET, "broadcast.cpu"))], tmp_path / "librelu.so")
+    copy = Step(None, (Buffer(Area.PORT, 0, kind), Buffer(Area.PORT, 1, kind)), 1, (None,))
+    plan = Plan((Port("x", kind, 0),), (Port("y", kind, 0),), (copy,), (), (Place((16,), 0),), None)
+    (tmp_path / "weights").write_bytes(b"")
+    about = Manifest("a copy", "network", "cpu", 1, (), (), 0, 0, ())
+    write_library(plan, tmp_path / "network.so", about, TARGET, objects=[], weights=tmp_path / "weights")
+    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (filled(np.random.default_rng(0), (4,)), aligned((4,)))]
+    lacking = bool(TARGET.vector_instructions)  # none are known of some processors
+    assert bool(ctypes.CDLL(str(tmp_path / "librelu.so")).plevel_relu(*pointers)) == lacking
+    assert ctypes.CDLL(str(tmp_path / "network.so")).network(*pointers) == (-3 if lacking else 0)
+    tensors = [tvm.runtime.empty((4,), "float32") for _ in range(2)]
+    said = pytest.raises(ValueError, match="this processor lacks avx2: compile for") if lacking else nullcontext()
+    for name in ("librelu.so", "network.so"):
+        with said:
+            tvm.runtime.load_module(str(tmp_path / name))["main"](*tensors)
 
 
 def test_no_extent_is_0_and_a_wrong_call_says_what_is_wrong(tmp_path: Path) -> None:

@@ -202,6 +202,21 @@ def test_vector_registers(target: str, width: int, registers: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "instructions"),
+    [
+        ("llvm", ""), ("llvm -mcpu=x86-64", ""), ("llvm -mcpu=neoverse-v2", ""), ("llvm -mcpu=haswell", "avx2 fma"),
+        ("llvm -mcpu=znver4 -mattr=-avx512f", "avx2 fma"), ("llvm -mcpu=x86-64 -mattr=+avx2", "avx2"),
+        ("llvm -mcpu=knl", "avx2 fma avx512f"),
+        ("llvm -mcpu=skylake-avx512", "avx2 fma avx512f avx512bw avx512dq avx512vl"),
+        ("llvm -mcpu=cascadelake", "avx2 fma avx512f avx512bw avx512dq avx512vl avx512vnni"),
+        ("llvm -mcpu=sapphirerapids", "avx2 fma avx512f avx512bw avx512dq avx512vl avx512bf16 avx512vnni"),
+    ],
+)  # fmt: skip
+def test_the_vector_instructions_of_a_target(target: str, instructions: str) -> None:
+    assert " ".join(Target.parse(target).vector_instructions) == instructions
+
+
+@pytest.mark.parametrize(
     ("options", "features"),
     [
         ("", ["-amx-tile"]), ("-mattr=+fma", ["+fma", "-amx-tile"]), ("-mattr=", ["-amx-tile"]),
