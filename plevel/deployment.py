@@ -16,6 +16,7 @@ from plevel.kernel_selection import Choose, Chosen, measured_s
 from strategy.compile.fusion import Group
 from strategy.expr import Constant
 from strategy.network.blocking import choose_blocks, is_blocked
+from strategy.network.derivation import name_extents
 from strategy.network.graph import Network, NetworkError
 from strategy.network.group import describe, groups, require_twin, require_types
 from strategy.network.library import Manifest, prefix_of, symbol_of, write_library
@@ -134,7 +135,9 @@ def draft(
         normal = choose_joined(normal, partial(_seconds, choose)) if pairs else normal
     found = groups(normal)
     if normal.sizes and normal.twin and normal.twin.sizes:
-        require_twin(found, normal.sizes, groups(normalize(normal.twin)), normal.twin.sizes)
+        twin = normalize(normal.twin)
+        name_extents(normal, twin)
+        require_twin(found, normal.sizes, groups(twin), normal.twin.sizes)
         require_types(found, normal.sizes)
     sites: dict[Workload, list[dict[str, Constant]]] = {}
     for group in found:

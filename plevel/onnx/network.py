@@ -46,7 +46,8 @@ from strategy.network.derivation import derive_all
 from strategy.network.extent import Extent
 from strategy.network.graph import Network, NetworkError
 from strategy.network.plan import Port
-from strategy.network.size import MOST, NAMES, PROBED, Sizes, make_sizes
+from strategy.network.probe import make_sizes
+from strategy.network.size import MOST, NAMES, PROBED, Sizes
 from strategy.table import show_number
 from strategy.types import DTYPES, TensorType
 
@@ -167,7 +168,9 @@ class _Importer:
         outputs = {o.name: self._value(o.name, "the model's outputs") for o in self.graph.output}
         names = {value: name for name, value in self.values.items() if not isinstance(value, Tuple)}
         try:
-            sizes = self.sizes and self.sizes.limited(self.limits)
+            sizes = self.sizes
+            if sizes is not None:
+                sizes = sizes.limited([(sizes.encode(a), sizes.encode(b)) for a, b in self.limits])
         except ValueError as error:
             raise NetworkError(str(error)) from error
         return Network((*inputs, *self.left), self.read | outputs, names, sizes), tuple(self.unknown)

@@ -33,6 +33,7 @@ from plevel.torch.symbol import (
     SYMBOLIC,
     Binding,
     find_extents,
+    find_reached,
     find_symbols,
     known,
     limited,
@@ -45,7 +46,8 @@ from strategy.network import layer
 from strategy.network.derivation import derive_all
 from strategy.network.graph import Network, NetworkError
 from strategy.network.normal import extents
-from strategy.network.size import PROBED, Sizes, make_sizes
+from strategy.network.probe import make_sizes
+from strategy.network.size import PROBED
 from strategy.table import show_number
 from strategy.types import DTYPES
 
@@ -166,23 +168,28 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     _refuse_unknown(plain)
     symbols = find_symbols(plain)
     if not symbols:
-        return _import(plain, {}, None), plain
+        return _import(plain, {})[0], plain
     bounds = [range_of(plain, symbol) for symbol in symbols]
     known = find_extents(plain, symbols)
     while True:
         try:
-            both = make_sizes(bounds, _fixed(plain), known)
+            both = make_sizes(bounds, _fixed(plain), known, joint=True)
         except ValueError as error:
             raise NetworkError(f"{error}: export the model with fixed sizes, or with multiples of sizes") from error
-        found = []
+        found: list[Network] = []
+        reached = []
         for sizes in both:
+            at = dict(zip(symbols, sizes.probes, strict=True))
             try:
-                found.append(_import(plain, dict(zip(symbols, sizes.probes, strict=True)), sizes))
+                network, values = _import(plain, at)
+                reached.append(find_reached(plain, at, values))
             except NetworkError as error:
                 raise NetworkError(sizes.shown(error)) from error
-        more = derive_all(found[0].root, both[0])
+            found.append(replace(network, sizes=sizes))
+        more = derive_all(found[0].root, both[0], twin=found[1].root)
         if not more.has_quotients or more.known == both[0].known:
-            return replace(found[0], twin=found[1]), plain
+            own, other = (limited(s, r, t) for s, r, t in zip(both, reached, reached[::-1], strict=True))
+            return replace(found[0], sizes=own, twin=replace(found[1], sizes=other)), plain
         known = list(more.known)  # with those between plevel's own operators, which probes must tell apart, too
 
 
@@ -217,8 +224,8 @@ def _fixed(plain: ExportedProgram) -> set[int]:
     return {n for v in values if isinstance(v, torch.Tensor) for n in v.shape if isinstance(n, int)}
 
 
-def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network:
-    """The network of a program at one value of each of its symbols."""
+def _import(plain: ExportedProgram, at: Binding) -> tuple[Network, dict[Any, Any]]:
+    """The network of a program at one value of each of its symbols, and the expressions of the program's nodes."""
     values: dict[Any, Any] = {}
     names: dict[Expr, str] = {}
     inputs = []
@@ -254,7 +261,7 @@ def _import(plain: ExportedProgram, at: Binding, sizes: Sizes | None) -> Network
             raise NetworkError(f"{node.name} ({node.target}): {error}") from error
         if isinstance(values[node], Expr) and not isinstance(values[node], Tuple):
             names[values[node]] = node.name
-    return Network(tuple(inputs), _outputs(plain, values), names, sizes and limited(sizes, plain, at, values))
+    return Network(tuple(inputs), _outputs(plain, values), names), values
 
 
 def _nodes(program: ExportedProgram, kind: str) -> list[Any]:

@@ -264,14 +264,24 @@ def _numbers(index: Expr) -> np.ndarray | None:
     return np.asarray(evaluate(index, {}))
 
 
-def limited(sizes: Sizes, program: ExportedProgram, at: Binding, values: Mapping[Any, Any]) -> Sizes:
-    """The sizes within bounds at which parts of a fixed extent are within their axes; raise `NetworkError` for none.
+def find_reached(program: ExportedProgram, at: Binding, values: Mapping[Any, Any]) -> list[tuple[int, int]]:
+    """The places that parts of a fixed extent reach to, with the extents of their axes.
 
     Args:
         values: the expressions of the program's nodes.
     """
+    return [pair for node in program.graph.nodes for pair in _reached(node, at, values)]
+
+
+def limited(sizes: Sizes, reached: Sequence[tuple[int, int]], twin: Sequence[tuple[int, int]]) -> Sizes:
+    """The sizes within bounds at which parts of a fixed extent are within their axes; raise `NetworkError` for none.
+
+    Args:
+        reached: as `find_reached` gives it, and at the probes of the twin.
+    """
     try:
-        return sizes.limited(pair for node in program.graph.nodes for pair in _reached(node, at, values))
+        pairs = [tuple(map(sizes.encode, mine, theirs)) for mine, theirs in zip(reached, twin, strict=True)]
+        return sizes.limited((place, axis) for place, axis in pairs)
     except ValueError as error:
         raise NetworkError(str(error)) from error
 

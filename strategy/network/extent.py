@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import floordiv, mod
+from typing import Any
 
 _SUMMAND = 512  # the most that is added to a likely extent
 _MULTIPLE = 16  # of a likely extent that something is added to, which is no multiple of this
@@ -19,7 +21,7 @@ class Symbol:
     place: int
     name: str
 
-    def at(self, values: Sequence[int]) -> int:
+    def at(self, values: Sequence[Any]) -> Any:
         return values[self.place]
 
     def __str__(self) -> str:
@@ -33,7 +35,7 @@ class Quotient:
     dividend: Extent
     divisor: int
 
-    def at(self, values: Sequence[int]) -> int:
+    def at(self, values: Sequence[Any]) -> Any:
         return self.dividend.at(values) // self.divisor
 
     def __str__(self) -> str:
@@ -42,6 +44,8 @@ class Quotient:
 
 
 Product = tuple[Symbol | Quotient, ...]
+Numbers = tuple[int, ...]
+"""What an extent is at several sets of sizes."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ class Extent:
         own = frozenset(v.place for v in self.variables if isinstance(v, Symbol))
         return own.union(*(quotient.dividend.places for quotient in self.quotients))
 
-    def at(self, values: Sequence[int]) -> int:
+    def at(self, values: Sequence[Any]) -> Any:
+        """The value at these sizes, numbers or arrays of them."""
         return sum(factor * math.prod(v.at(values) for v in product) for product, factor in self.terms)
 
     def __add__(self, other: Extent | int) -> Extent:
@@ -150,49 +155,66 @@ def _text(product: Product, factor: int) -> str:
 
 
 class Decoder:
-    """From a number, which an extent is where other numbers stand for the sizes, to the extent.
+    """From numbers, which an extent is where other numbers stand for the sizes, to the extent.
 
     Args:
-        values: of extents that are likely, those first that are to be preferred.
+        values: of extents that are likely, those first that are to be preferred; each at the same sets of sizes.
         least: the least number that may stand for an extent, except those of `known`.
         known: extents by their numbers.
     """
 
-    def __init__(self, values: Sequence[tuple[int, Extent]], least: int, known: Mapping[int, Extent]) -> None:
+    def __init__(
+        self, values: Sequence[tuple[Numbers, Extent]], least: int, known: Mapping[Numbers, Extent]
+    ) -> None:
         self._values, self._least = values, least
-        self._found: dict[int, Extent | None] = dict(known)
+        self._found: dict[Numbers, Extent | None] = dict(known)
 
-    def decode(self, value: int) -> Extent | None:
-        """The extent, a number itself where it is small; None where none that is short gives the value."""
+    def decode(self, value: Numbers) -> Extent | None:
+        """The extent, a number itself where it is small; None where none that is short gives the values."""
         if value not in self._found:
-            self._found[value] = None if value >= self._least else Extent.number(value)  # until it is found
+            is_number = value[0] < self._least and len(set(value)) == 1
+            self._found[value] = Extent.number(value[0]) if is_number else None  # until it is found
             self._found[value] = self._found[value] or next(self._forms(value), None)
         return self._found[value]
 
-    def _forms(self, value: int) -> Iterator[Extent]:
+    def _forms(self, value: Numbers) -> Iterator[Extent]:
         for one, extent in self._values:  # a multiple, or a product
-            factor, left = divmod(value, one)
-            found = self.decode(factor) if factor and not left else None
+            factor, left = _divided(value, one)
+            found = self.decode(factor) if all(factor) and not any(left) else None
             if found is not None:
                 yield extent * found
         for one, extent in self._values:  # a product of sums with a number
-            factor = (value + one // 2) // one
-            if not factor:
+            factor = tuple((v + n // 2) // n for v, n in zip(value, one, strict=True))
+            if not all(factor):
                 continue
-            summand, left = divmod(value - factor * one, factor)
-            found = self.decode(factor) if left == 0 and abs(summand) <= _SUMMAND else None
+            summands, left = _divided(_rest(value, factor, one), factor)
+            found = self.decode(factor) if not any(left) and _is_summand(summands) else None
             if found is not None:
-                yield (extent + summand) * found
+                yield (extent + summands[0]) * found
         for one, extent in self._values:  # a multiple, or a product, and a number
-            factor = (value + one // 2) // one
-            summand = value - factor * one
-            is_likely = 0 < factor <= _MULTIPLE or factor >= self._least
-            found = self.decode(factor) if is_likely and abs(summand) <= _SUMMAND else None
+            factor = tuple((v + n // 2) // n for v, n in zip(value, one, strict=True))
+            summands = _rest(value, factor, one)
+            is_likely = 0 < min(factor) <= max(factor) <= _MULTIPLE or min(factor) >= self._least
+            found = self.decode(factor) if is_likely and _is_summand(summands) else None
             if found is not None:
-                yield extent * found + summand
+                yield extent * found + summands[0]
         for one, extent in self._values:  # a sum of such
-            factor, left = divmod(value, one)
-            if factor and left >= self._least:
+            factor, left = _divided(value, one)
+            if all(factor) and min(left) >= self._least:
                 found, rest = self.decode(factor), self.decode(left)
                 if found is not None and rest is not None:
                     yield extent * found + rest
+
+
+def _divided(value: Numbers, by: Numbers) -> tuple[Numbers, Numbers]:
+    """The quotients and the rests."""
+    return tuple(map(floordiv, value, by)), tuple(map(mod, value, by))
+
+
+def _rest(value: Numbers, factor: Numbers, one: Numbers) -> Numbers:
+    return tuple(v - f * n for v, f, n in zip(value, factor, one, strict=True))
+
+
+def _is_summand(numbers: Numbers) -> bool:
+    """Return whether they are one number that may be a summand."""
+    return abs(numbers[0]) <= _SUMMAND and len(set(numbers)) == 1

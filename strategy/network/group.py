@@ -28,6 +28,7 @@ _UNARY = frozenset(
 )
 _BINARY = frozenset({"add", "multiply"})
 _TRIED = (0, 1, 2, 3, 5, 8, 13, 22, 37, 62)  # above the least sizes
+_TRIED_RESTS = 64  # of the rests that sizes leave in quotients
 _RESCALED = frozenset({"requantize", "dequantize"})  # which broadcast their scales alone
 
 
@@ -67,7 +68,7 @@ def require_twin(found: Sequence[Group], sizes: Sizes, others: Sequence[Group], 
 
 
 def require_types(found: Sequence[Group], sizes: Sizes) -> None:
-    """Check that the types of a network whose sizes have quotients fit its operators at a few sizes, too.
+    """Check that the types of a network whose sizes have quotients fit its operators at some sizes, too.
 
     An extent between those that are known, such as 2*((n + 1)//2), may have been taken for another one, n + 1.
 
@@ -78,14 +79,21 @@ def require_types(found: Sequence[Group], sizes: Sizes) -> None:
         return
     calls = [call for group in found for call in group.calls]
     sizes = sizes.within(kind for call in calls for kind in _tensors(call.checked_type))
-    tried = [tuple(min(s.low + n, s.high) for s in sizes.sizes) for n in _TRIED]
-    for call in calls:
+    rests = (max(sizes.periods) * i // _TRIED_RESTS for i in range(_TRIED_RESTS))
+    tried = {tuple(min(s.low + n, s.high) for s in sizes.sizes) for n in (*_TRIED, *rests)}
+    different = {_signature(call, sizes): call for call in calls}
+    for call in different.values():
         if not all(_fits(call, sizes, values) for values in tried):
             shown = ", ".join(str(e) for kind in _tensors(call.checked_type) for e in sizes.encoded(kind))
             raise NetworkError(
                 f"plevel cannot tell how the shape of a {call.op.name} depends on the sizes, [{shown}] is wrong: "
                 "compile the model with fixed sizes, or with multiples of sizes"
             )
+
+
+def _signature(call: Call, sizes: Sizes) -> tuple[Any, ...]:
+    shapes = [(t.dtype, sizes.encoded(t)) for node in (*call.args, call) for t in _tensors(node.checked_type)]
+    return call.op.name, str(call.attrs.to_json()), tuple(shapes)
 
 
 def _fits(call: Call, sizes: Sizes, values: Sequence[int]) -> bool:

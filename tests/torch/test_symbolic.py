@@ -112,6 +112,12 @@ COMPILED = {
         lambda x: (pad(x, (0, 0, 0, -x.shape[0] % 3)).unflatten(0, (-1, 3)).amax(1), x[: x.shape[0] // 2] * 2), X,
         {0: torch.export.Dim.DYNAMIC(min=4, max=70)},
     ),
+    "an even axis beside the axis itself and one more": (
+        lambda x: (
+            y := pad(x, (0, 0, 0, x.shape[0] % 2)), y.unflatten(0, (-1, 2)).amax(1), pad(x, (0, 0, 1, 0)) * 2, x + 1,
+            torch.cat([y, pad(x, (0, 0, 0, 1))]).softmax(0),
+        ), X, {0: torch.export.Dim.DYNAMIC(min=4, max=70)},
+    ),
     "images at parts of their size": (
         lambda x: (
             *(interpolate(x, scale_factor=(0.5, 0.75), mode=mode) for mode in ("nearest", "bilinear", "bicubic")),

@@ -12,13 +12,15 @@ import pytest
 
 from strategy.expr import Call, Constant, Expr, Tuple, Var, call, post_order
 from strategy.network import layer
+from strategy.network.derivation import name_extents
 from strategy.network.extent import Extent
 from strategy.network.graph import Network, NetworkError
 from strategy.network.group import groups, require_twin, require_types
 from strategy.network.memory import Life, share
 from strategy.network.normal import extents, normalize
 from strategy.network.plan import Place, Plan
-from strategy.network.size import MOST, PROBED, make_sizes
+from strategy.network.probe import make_sizes
+from strategy.network.size import MOST, PROBED
 from strategy.network.sizing import write_sizes
 from strategy.types import TensorType
 
@@ -340,21 +342,24 @@ def test_a_multiple_of_a_quotient_is_told_from_a_size():
         assert sizes.encode(sizes.probes[0]) == n
     with pytest.raises(ValueError, match="cannot tell apart"):
         make_sizes([(1, 40)], known=[even, n + 1])
+    for sizes in make_sizes([(1, 40)], known=[even, n + 1], joint=True):
+        for extent in (n, n + 1, even, even - 2, even * n, n * n + n):
+            assert sizes.encode(extent.at(sizes.probes), extent.at(sizes.twin)) == extent
     with pytest.raises(ValueError, match="is small at all sizes"):
         make_sizes([(1, 40)], known=[n % 3 + 1])
-    for far in (96, 127):  # at some rests of n alone, far from those of the probes
-        with pytest.raises(ValueError, match="cannot tell apart"):
-            make_sizes([(1, MOST), (1, MOST)], known=[n // 128, (n + 128 - far) // 128])
+    for far in (96, 127):  # at some rests of n alone, far from those that are tried first
+        alike = [n // 128, (n + 128 - far) // 128]
+        for sizes in make_sizes([(1, MOST), (1, MOST)], known=alike, joint=True):
+            assert [sizes.encode(e.at(sizes.probes), e.at(sizes.twin)) for e in alike] == alike
 
 
 def test_sizes_at_which_a_part_is_longer_than_its_axis_are_refused():
     n = make_sizes([(1, 40)])[0].symbols[0]
     half, third = n // 2, (n + 2) // 3
     sizes = make_sizes([(1, 40)], known=[half, third, half * 2])[0]
-    probe = sizes.probes
-    assert sizes.limited([(third.at(probe), half.at(probe))]).sizes[0].low == 2
+    assert sizes.limited([(third, half)]).sizes[0].low == 2
     with pytest.raises(ValueError, match="which is greater depends on the call"):
-        sizes.limited([(probe[0], (half * 2).at(probe))])
+        sizes.limited([(n, half * 2)])
 
 
 def test_a_shape_that_does_not_follow_from_the_sizes_is_refused() -> None:
@@ -368,6 +373,25 @@ def test_a_shape_that_does_not_follow_from_the_sizes_is_refused() -> None:
     wrong = replace(sizes, known=(half, n + 1))
     with pytest.raises(NetworkError, match="cannot tell how the shape of a repeat depends on the sizes"):
         require_types(groups(Network((x,), {"y": twice}, {}, wrong)), wrong)
+
+
+def test_extents_that_are_one_number_at_some_sizes_are_told_by_the_twin() -> None:
+    n = make_sizes([(1, 40)])[0].symbols[0]
+    half = (n + 1) // 2
+    both = make_sizes([(1, 40)], known=[half, half * 2, n + 1], joint=True)
+    assert any((half * 2).at(sizes.probes) == (n + 1).at(sizes.probes) for sizes in both)
+    networks = []
+    for sizes in both:
+        x, z = (Var(name, f"float32[{rows.at(sizes.probes)},4]") for name, rows in (("x", half), ("z", n + 1)))
+        outputs = {"twice": call("repeat", x, repeats=2, axis=0), "z": z * z}
+        networks.append(Network((x, z), outputs, {}, sizes))
+    name_extents(*networks)
+    for network in networks:
+        assert network.sizes is not None
+        named = [network.sizes.encoded(node.tensor_type) for node in network.outputs.values()]
+        assert named == [(half * 2, 4), (n + 1, 4)]
+        require_types(groups(network), network.sizes)
+    require_twin(*(made for network in networks for made in (groups(network), network.sizes)))
 
 
 def test_a_fixed_extent_that_is_taken_for_a_symbolic_one_is_refused() -> None:
