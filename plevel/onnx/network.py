@@ -228,7 +228,9 @@ class _Importer:
                     self.numbers.update(node.output)
                 if node.op_type in _OF_VALUES:
                     args = [self._at_call(a) for a in args]
-                found = function(Node(node, self.opsets, self.sizes, self.limits), *args)
+                read = Node(node, self.opsets, self.sizes, self.limits)
+                found = function(read, *args)
+                self.sizes = self.sizes and self.sizes.knowing(read.known)
                 made = list(found) if isinstance(found, tuple | list) else [found]
                 for value in made:
                     if value is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import onnx.helper
 
 from strategy.expr import Constant, Expr
+from strategy.network.extent import Extent
 from strategy.network.graph import NetworkError
 from strategy.network.size import Sizes
 
@@ -19,7 +20,7 @@ class Node:
     """A node's attributes, the version of its operator set, and the model's symbolic sizes if it has any.
 
     `count` is the number of its outputs, unnamed ones included. To `limits` a node adds pairs of extents, of which the
-    first must be at most the second, whatever the sizes.
+    first must be at most the second, whatever the sizes; to `known` extents that no operator's type tells.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Node:
         self.version = opsets.get(node.domain or "ai.onnx", 1)
         self.count = len(node.output)
         self.sizes, self.limits = sizes, limits
+        self.known: list[Extent] = []
 
     def get(self, name: str, default: Any = None) -> Any:
         found = self._attributes.get(name, default)

@@ -1,17 +1,17 @@
-"""Fourier transforms of ONNX of fixed sizes, as products with constants."""
+"""Fourier transforms of ONNX, as products with their factors."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 
 from plevel.onnx.node import Node, constant, register
-from strategy.expr import Constant, Expr
+from strategy.expr import Constant, Expr, call
 from strategy.network import layer
-from strategy.network.fourier import factors_of
+from strategy.network.extent import Extent
+from strategy.network.fourier import factors_of, transform
 from strategy.network.graph import NetworkError
 from strategy.network.normal import extents
+from strategy.network.size import PROBED
 
 
 @register("DFT")
@@ -23,17 +23,18 @@ def _dft(node: Node, x: Expr, length: Expr | None = None, given: Expr | None = N
     inverse, onesided = bool(node.get("inverse", 0)), bool(node.get("onesided", 0))
     usual = 2 * (shape[axis] - 1) if inverse and onesided else shape[axis]
     size = usual if length is None else int(constant(length, "dft_length").item())
-    count = min(shape[axis], size // 2 + 1 if inverse and onesided else size)
-    x = layer.take_slice(x, axis, 0, count)
-    order = [i for i in range(rank - 1) if i != axis]
-    parts = layer.transpose(x, [*order, rank - 1, axis])  # the parts of all numbers behind each other
-    flat = layer.reshape(parts, (*extents(parts)[:-2], math.prod(extents(parts)[-2:])))
-    factors = factors_of(size, count, shape[-1], inverse, onesided) / (size if inverse else 1)
-    outputs, wide, _, _ = factors.shape
-    weight = Constant(factors.reshape(outputs * wide, -1).astype(x.tensor_type.dtype))
-    found = layer.linear(flat, weight)
-    split = layer.reshape(found, (*extents(found)[:-1], outputs, wide))
-    return layer.transpose(split, np.argsort([*order, rank - 1, axis]).tolist())
+    extent = node.sizes.encode(size) if node.sizes else size
+    if onesided and isinstance(extent, Extent):
+        node.known.append(extent // 2 + 1)
+    read = size // 2 + 1 if inverse and onesided else size
+    node.limits.append((min(read, shape[axis]), max(read, shape[axis])))
+    parts = [layer.reshape(layer.take_slice(x, -1, i, i + 1), shape[:-1]) for i in range(shape[-1])]
+    scale: float | Expr = 1 / max(size, 1) if inverse else 1
+    if inverse and size >= PROBED:
+        one = Constant(np.ones(()))
+        scale = call("divide", one, layer.reshape(layer.count(size, one), ()))
+    found = transform(parts, axis, size, scale=scale, inverse=inverse, onesided=onesided)
+    return layer.concatenate([layer.reshape(part, (*extents(part), 1)) for part in found], rank - 1)
 
 
 @register("STFT")

@@ -429,6 +429,29 @@ def test_an_image_of_a_symbolic_size_is_resized(mode: str, tmp_path: Path, capsy
     assert "agree at sizes 1, 3, 8, 64 within" in capsys.readouterr().out
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [helper.make_node("DFT", ["x"], ["a"], onesided=1), helper.make_node("Flatten", ["a"], ["y"], axis=2)],
+        [
+            helper.make_node("DFT", ["x"], ["a"]), helper.make_node("DFT", ["a"], ["b"], inverse=1),
+            helper.make_node("Flatten", ["b"], ["y"], axis=2),
+        ],
+        [
+            helper.make_node("DFT", ["x"], ["a"], onesided=1), helper.make_node("Size", ["x"], ["n"]),
+            helper.make_node("DFT", ["a", "n"], ["b"], inverse=1, onesided=1),
+            helper.make_node("Flatten", ["b"], ["y"], axis=2),
+        ],
+    ],
+    ids=["one side", "there and back", "one side and back"],
+)
+def test_a_symbolic_axis_is_transformed(nodes: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = of_sizes(tmp_path, *nodes, extents=(1, "n", 1))
+    assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0, capsys.readouterr()
+    assert "agree at sizes" in capsys.readouterr().out
+
+
 def test_a_loop_of_a_symbolic_number_of_steps_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A loop of -n steps is refused, too: it is not one of none."""
     kinds = [helper.make_tensor_value_info(n, k, s) for n, k, s in (
