@@ -29,6 +29,7 @@ import plevel.torch.aten_writing  # noqa: F401  # all eight register their opera
 from plevel.comparison import Reference, UnfitError
 from plevel.torch.aten import OPERATORS
 from plevel.torch.aten_complex import COMPLEX, Complex, call_complex, is_complex
+from plevel.torch.quantization import quantized_parts
 from plevel.torch.symbol import (
     SYMBOLIC,
     Binding,
@@ -158,6 +159,7 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     table[aten.empty.memory_format] = _zeros
     for operation in _BY_PARTS:
         table[operation] = decomposition_table[operation]
+    table.update(quantized_parts(program.graph.nodes))
     try:
         plain = program.run_decompositions(table)
     except Exception as error:  # of any type

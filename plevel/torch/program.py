@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree
 
 from plevel.torch.inert import inert
+from plevel.torch.quantization import NAMESPACE, define_quantized, is_quantized_defined
 from strategy.network.graph import NetworkError
 
 _UNKNOWN = re.compile(r"Deserializing (\S+) in pytree is not registered")
@@ -56,6 +57,9 @@ def _load_with(path: Path, known: set[str]) -> ExportedProgram:
                 reason = reasons[-1] if reasons else error
         if _GROUPED in str(reason) and not hasattr(torch.ops.transformers, "grouped_mm_fallback"):
             _define_grouped()
+            continue
+        if f"torch.ops.{NAMESPACE}" in str(reason) and not is_quantized_defined():
+            define_quantized()
             continue
         unknown = _UNKNOWN.search(str(reason))
         if unknown is None or unknown[1] in known or not unknown[1].isprintable():

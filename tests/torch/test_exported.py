@@ -32,6 +32,7 @@ from torch.nn.functional import (
 from plevel.comparison import error_of
 from plevel.torch.aten import OPERATORS
 from plevel.torch.exported import import_program, run_program
+from plevel.torch.quantization import define_quantized
 from strategy import compile as compiler
 from strategy.expr import Call, Constant, Var, post_order
 from strategy.network.graph import Network, NetworkError
@@ -80,6 +81,17 @@ def written(x, i):
     found[1::2] -= 3
     found[:, 1:-1:3] = x[:, :2]
     return found
+
+
+def quantised(x, weight):
+    """A linear layer as PyTorch's export quantises it, its data with a scale that is given or a tensor."""
+    define_quantized()
+    of, kind = torch.ops.quantized_decomposed, torch.int8
+    rows = torch.linspace(0.01, 0.02, 4), torch.arange(4), 0, -127, 127, kind
+    for own in ((0.037, 3), (torch.tensor(0.05, dtype=torch.float64), torch.tensor(-2))):
+        numbers = *own, -128, 127, kind
+        x = of.dequantize_per_tensor(of.quantize_per_tensor(x, *numbers), *numbers)
+    return nn.functional.linear(x, of.dequantize_per_channel(of.quantize_per_channel(weight, *rows), *rows))
 
 
 def put(x, places, values):
@@ -508,6 +520,7 @@ COMPUTED = {
     "experts": (
         Calls(mixed, nn.Linear(8, 32).bfloat16()), X.bfloat16(), torch.tensor([3, 0, 3, 1])
     ),
+    "integers for real numbers": (quantised, X, X.cos()),
     "histograms": (lambda x: (x.histc(5, -3, 2.5), x.sin().histc(7, -1, 1), x.round().histc(9, -4, 4)), X),
     "buckets of distances": (
         lambda x: x + torch.where(COUNTS < 1, COUNTS, torch.arange(32).view(4, 8).log().long() * COUNTS), X
