@@ -7,6 +7,7 @@ of them to the site.
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -97,7 +98,9 @@ def rest() -> str:
         "# REST",
         (
             "A service has the same as OpenAPI at `/openapi.json`, rendered at `/docs`. Errors are problem "
-            "documents (RFC 9457): `type`, `title`, `status`, `detail` and, if fields are at fault, `errors`."
+            "documents (RFC 9457): `type`, `title`, `status`, `detail` and, if fields are at fault, `errors`. "
+            "Bodies are JSON; each is shown as an example, which `curl URL/v1/select -d '{…}'` sends. Once the "
+            "service has tokens, a request carries one as the header `Authorization: Bearer …`."
         ),
     ]
     by_tag: dict[str, list[str]] = {}
@@ -132,6 +135,7 @@ def _endpoint(title: str, operation: Mapping[str, Any]) -> str:
     facts += [f"{code}: {kind or 'nothing'}" for code, kind in answers if code < "400"]
     facts += [f"errors {', '.join(code for code, _ in answers if code >= '400')}"] if answers[-1][0] >= "400" else []
     lines.append(" · ".join(facts))
+    lines += [f"```json\n{json.dumps(c['example'], indent=2)}\n```" for c in body.values() if "example" in c]
     rows = [
         (f"`{p['name']}`", _kind(p["schema"]),
          "required" if p["required"] else _json(p["schema"].get("default")))

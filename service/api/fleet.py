@@ -50,6 +50,7 @@ def explain(context: Ctx, who: Who, job_id: int) -> Response:
     "/pauses",
     **describe(
         "Pause a device or a target", takes=pause.PauseRequest, gives=pause.Pause, status=201,
+        example={"target": "llvm/znver4/threads=8", "reason": "new fans"},
         errors=(404,), note="It gets no jobs from `starts_at` (default: now) to `ends_at` (default: no end); "
         "running jobs finish.",
     ),
@@ -80,6 +81,7 @@ def end_pause(context: Ctx, who: Who, pause_id: int) -> Response:
     "/devices:rename",
     **describe(
         "Give a device's history a new identity", takes=Renaming, status=204, errors=(404,),
+        example={"old": "3f2a91c0/cpu:0-7", "new": "77b04e1d/cpu:0-7"},
         note="For a machine that was reinstalled, or a board replaced by an identical one: records "
         "of `old` then belong to `new`. If `new` exists, the two are exchanged.",
     ),
@@ -95,6 +97,7 @@ def rename(context: Ctx, who: Who, body: Body[Renaming]) -> Response:
     "/devices:move",
     **describe(
         "Transfer a device to another token", takes=Moving, status=204, errors=(404,),
+        example={"device": "3f2a91c0/cpu:0-7", "token": "lab-7"},
         note="A device belongs to the token that registered it first, and to others of the same name. Workers "
         "with other tokens are refused when they register again. Its history is kept.",
     ),

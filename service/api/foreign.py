@@ -115,6 +115,9 @@ def find_problems(
     "/best:batch",
     **describe(
         "The best configurations of many kernels", takes=ForeignQuestions, gives=ForeignAnswers,
+        example={
+            "requests": [{"workload": 'triton.add_one(){"key":[4096,"torch.float32"]}', "device_model": "NVIDIA H100"}]
+        },
         note="All are answered from the records of one moment. The limits of all questions sum up to at most "
         f"{MAX_ANSWERS}. {_RANKING}",
     ),

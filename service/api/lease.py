@@ -30,12 +30,20 @@ from strategy.record import (
 )
 
 router = APIRouter(prefix="/v1/leases", tags=["leases"])
+_RENEWAL = {"token": 1, "timing": True}
+_RESULTS = {
+    "token": 1, "session": "lab-7-1", "done": True, "results": [
+        {"entry": 0, "samples_s": [0.00162, 0.00161, 0.00162, 0.00163, 0.00162, 0.00162], "run_s": 0.05},
+        {"entry": 1, "error": "compile", "message": "no register is left"},
+    ],
+}  # fmt: skip
 
 
 @router.post(
     "",
     **describe(
         "Lease jobs", takes=LeaseRequest, gives=Leases, errors=(404,),
+        example={"worker_id": 1, "device": "3f2a91c0/cpu:0-7", "wait_s": 10},
         note="Waits up to `wait_s` for a job that the device can run; the list is empty if there is none. "
         "The device then holds at most `jobs` leases, besides the one that it times.",
     ),
@@ -71,6 +79,7 @@ def _give_back(context: Context, leases: Sequence[Lease]) -> None:
     ":report",
     **describe(
         "Report results of several leases", takes=Reports, gives=ReportsAnswered,
+        example={"reports": [{"lease_id": 1, "results": _RESULTS}]},
         note="As for the results of one lease; each answer says if its lease is lost.",
     ),
 )  # fmt: skip
@@ -99,7 +108,7 @@ async def _deliver(context: Context, who: Actor, reports: Sequence[Report]) -> A
 @router.post(
     "/{lease_id}/renew",
     **describe(
-        "Renew a lease", takes=Renewal, gives=Renewed, errors=(409,),
+        "Renew a lease", takes=Renewal, example=_RENEWAL, gives=Renewed, errors=(409,),
         note="409 `urn:plevel:lease-lost`: the lease has expired or ended. 409 `urn:plevel:device-busy`: "
         "`timing` was requested while another lease of the device is timing; the lease is kept.",
     ),
@@ -129,7 +138,7 @@ def _renew(context: Context, who: Actor, lease_id: int, body: Renewal) -> Renewe
 @router.post(
     "/{lease_id}/results",
     **describe(
-        "Report results", takes=Results, gives=ResultsAccepted, errors=(409,),
+        "Report results", takes=Results, example=_RESULTS, gives=ResultsAccepted, errors=(409,),
         note="Several at once or one by one; repeated results change nothing. `done` "
         "with the last ends the lease. 409: the lease is lost, and nothing is stored.",
     ),
@@ -144,7 +153,7 @@ async def report(context: Ctx, who: Who, lease_id: int, body: Body[Results]) -> 
 @router.post(
     "/{lease_id}/release",
     **describe(
-        "Release a job", takes=Renewal, status=204, errors=(409,),
+        "Release a job", takes=Renewal, example={"token": 1}, status=204, errors=(409,),
         note="Its entries without results return to the queue, and this does not count as a loss.",
     ),
 )  # fmt: skip

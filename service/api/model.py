@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 
 from service.access import audit
 from service.access.auth import Who
-from service.api.wire import Body, describe, reply
+from service.api.wire import TARGET, Body, describe, reply
 from service.context import Ctx
 from service.errors import InvalidError
 from service.predict import training
@@ -59,6 +59,7 @@ def show_model(context: Ctx, model_id: int) -> Response:
     "/models",
     **describe(
         "Train a cost model", takes=TrainingRequest, gives=training.Known, status=202, errors=(404,),
+        example={"op": "dense", "target": TARGET},
         note="From all records of the operator on the target, in a separate process, once no run is "
         "live. It is listed when it is trained; the answer has the amount of training data.",
     ),

@@ -8,11 +8,12 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Response
 
 from service.access.auth import Within
-from service.api.wire import Body, describe, reply
+from service.api.wire import TARGET, Body, describe, reply
 from service.context import Ctx
 from service.records import network
 from service.records.network import Network, Networks
 from strategy.confirmation import Confirmation
+from strategy.workload_text import EXAMPLE
 
 router = APIRouter(prefix="/v1/networks", tags=["networks"])
 
@@ -27,6 +28,13 @@ class NetworkRecorded(msgspec.Struct, frozen=True, kw_only=True):
     "",
     **describe(
         "Record the confirmation of a network's kernels", takes=Confirmation, gives=NetworkRecorded,
+        example={
+            "key": "3f2a91c077b04e1d3f2a91c077b04e1d", "graph": "77b04e1d3f2a91c077b04e1d3f2a91c0",
+            "framework": "torch 2.13.0", "target": TARGET, "before_s": 0.0124, "after_s": 0.0101,
+            "parts": [
+                {"workload": EXAMPLE, "occurrences": 12, "share": 1.0, "implementation": "dense_pack.cpu"}
+            ],
+        },
         note="What a framework's backend has timed in the whole graph of a model: its workloads, their kernels "
         "and why, and the times of a call before and after. A later one of the same key replaces it.",
     ),

@@ -12,13 +12,14 @@ from starlette.concurrency import run_in_threadpool
 
 from service.access import audit
 from service.access.auth import Actor, Who, Within
-from service.api.wire import Body, describe, reply
+from service.api.wire import TARGET, Body, describe, reply
 from service.context import Context, Ctx, Seen
 from service.stream import Stream
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning import run_status, webhook
 from strategy.record import RunRequest, RunState, RunStatus, encode
+from strategy.workload_text import EXAMPLE
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 _ENDED = (RunState.DONE, RunState.FAILED, RunState.CANCELLED)
@@ -35,6 +36,10 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
     "",
     **describe(
         "Tune", takes=RunRequest, gives=RunStatus, status=201,
+        example={
+            "workloads": [{"workload": EXAMPLE, "weight": 12}, {"workload": "softmax(data=float32[12,384])"}],
+            "target": TARGET, "trials": 128,
+        },
         note="Answers immediately with the run's status. An equal request joins the live run; "
         "if all of its tasks are tuned enough, the run is done without new trials, unless "
         "`force` is set. The target `cpu` means the host of this service; a client that means its "

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from service.access import audit
 from service.access.auth import Actor, Who, Within
 from service.api.problem import problem_of
-from service.api.wire import Body, Etag, Problem, describe, reply, reply_tagged
+from service.api.wire import QUESTION, TARGET, Body, Etag, Problem, describe, reply, reply_tagged
 from service.context import Context, Ctx
 from service.errors import DatabaseError
 from service.selection import candidate
@@ -60,7 +60,7 @@ class SelectRequest(DispatchRequest, frozen=True, kw_only=True, forbid_unknown_f
 @router.post(
     "/select",
     **describe(
-        "Select an implementation", takes=SelectRequest, gives=Selection,
+        "Select an implementation", takes=SelectRequest, example=QUESTION, gives=Selection,
         note="By measurements first, then those of the same call with a shorter epilogue, then a cost model, then "
         "the static priority level; the answer has the "
         "reason and the rivals. The target `cpu` means the host of this service. An answer has an ETag: with "
@@ -130,6 +130,7 @@ class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
     "/select:batch",
     **describe(
         "Select for many workloads", takes=BatchRequest, gives=BatchAnswers,
+        example={"requests": [QUESTION, {"workload": "softmax(data=float32[12,384])", "target": TARGET}]},
         note="All are answered from the records of one moment. A request that fails has its problem document "
         "in its place, and does not affect the others. None creates a run.",
     ),
@@ -168,6 +169,9 @@ def choose_many(context: Ctx, within: Within, body: Body[BatchRequest]) -> Respo
     "/dispatch",
     **describe(
         "Select for symbolic shapes", takes=DispatchRequest, gives=DispatchTable,
+        example={
+            "workload": "dense(data=float32[m,768],weight=float32[3072,768]:const)", "target": TARGET,
+        },
         note="A table with a row for each satisfiable combination of the strategy's conditions; "
         "each row's choice is derived from the concrete shapes on record in its range, and names them.",
     ),
@@ -188,7 +192,7 @@ def tabulate(context: Ctx, within: Within, body: Body[DispatchRequest]) -> Respo
 @router.post(
     "/evidence",
     **describe(
-        "The measurements behind a selection", takes=EvidenceRequest, gives=Evidence,
+        "The measurements behind a selection", takes=EvidenceRequest, example=QUESTION, gives=Evidence,
         note="The best of each implementation at each level, the lowest means for the policy `tvm`, and, of "
         "a symbolic workload, those of the shapes on record: for clients that apply the rule themselves.",
     ),

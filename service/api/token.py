@@ -47,6 +47,7 @@ class AuditLog(msgspec.Struct, frozen=True, kw_only=True):
     "/tokens",
     **describe(
         "Create a token", takes=TokenRequest, gives=token.NewToken, status=201,
+        example={"name": "lab-7", "scopes": ["worker"], "expires_in_s": 90 * 86400},
         note="Only this answer has the secret. Once a token exists, every request needs one.",
     ),
 )  # fmt: skip

@@ -20,6 +20,7 @@ from service.api.meant import with_suggestion
 from service.context import read_body
 from service.errors import InvalidError
 from strategy.record import WireError, decode, encode, json_schema
+from strategy.workload_text import EXAMPLE
 
 T = TypeVar("T")
 Etag = Annotated[str | None, Header(alias="if-none-match", max_length=1000)]
@@ -28,6 +29,9 @@ _REF = "#/components/schemas/"
 # Errors of any request: too slow, URL or headers too large, database away; and of any that may need a token.
 _ANYWHERE = (400, 408, 414, 431, 503)
 _GUARDED = (401, 403, 429)
+# Parts of the examples in the OpenAPI document.
+TARGET = "llvm -mcpu=znver4 -num-cores=8"
+QUESTION = {"workload": EXAMPLE, "target": TARGET}
 _TOKEN = {"type": "http", "scheme": "bearer", "description": "Needed once the service has one: `plevel token create`."}
 
 
@@ -144,13 +148,18 @@ def describe(
     summary: str,
     *,
     takes: Any = None,
+    example: Mapping[str, Any] | None = None,
     gives: Any = None,
     status: int = 200,
     errors: Sequence[int] = (),
     media: str = "application/json",
     note: str = "",
 ) -> dict[str, Any]:
-    """The arguments of a route's decorator that document its body, answer and errors."""
+    """The arguments of a route's decorator that document its body, answer and errors.
+
+    Args:
+        example: a body of the type `takes`, which a client may send as it stands.
+    """
     content: dict[str, Any] = {}
     if gives is not None:
         content = {"content": {media: {"schema": _schema(gives)}}}
@@ -161,8 +170,8 @@ def describe(
         responses[code] = _refusal(code)
     extra: dict[str, Any] = {}
     if takes is not None:
-        schema = {"application/json": {"schema": _schema(takes)}}
-        extra = {"requestBody": {"required": True, "content": schema}}
+        described = {"schema": _schema(takes)} | ({"example": example} if example else {})
+        extra = {"requestBody": {"required": True, "content": {"application/json": described}}}
     return {
         "summary": summary, "description": note or summary, "status_code": status,
         "response_class": Response, "responses": responses, "openapi_extra": extra,

@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Response
 
 from service.access.auth import Who
-from service.api.wire import Body, describe, reply
+from service.api.wire import TARGET, Body, describe, reply
 from service.context import Ctx
 from service.queue import fleet, worker_status
 from service.queue import lease as leasing
@@ -25,6 +25,11 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     "",
     **describe(
         "Register a worker", takes=WorkerInfo, gives=Registered, status=201, errors=(403,),
+        example={
+            "name": "lab-7", "host": "lab-7", "pid": 4711, "devices": [
+                {"identity": "3f2a91c0/cpu:0-7", "slot": "cpu:0-7", "model": "AMD EPYC 9B45", "target": TARGET}
+            ],
+        },
         note="A device belongs to the token that registers it first; 403 if it belongs to another.",
     ),
 )  # fmt: skip
