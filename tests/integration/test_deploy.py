@@ -55,6 +55,13 @@ def test_workers_do_not_know_the_database(compose: dict[str, Any]) -> None:
         assert known == (name in ("service-1", "service-2", "setup")), name
 
 
+def test_a_source_distribution_has_what_make_and_the_tests_need() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = {name.removeprefix("/") for name in project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]}
+    assert included >= {".ci", "deploy", "docker-compose.yml", "docs", "mkdocs.yml", "tests"}
+    assert all((ROOT / name).exists() for name in included)
+
+
 def test_the_image_is_built_from_what_is_shipped(compose: dict[str, Any]) -> None:
     rules = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in rules
