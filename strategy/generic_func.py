@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from strategy.target import Target
 
 F = TypeVar("F", bound=Callable[..., Any])
 _by_name: dict[str, GenericFunc] = {}
+_made: list[GenericFunc] = []
 
 
 class GenericFuncError(ValueError):
@@ -36,6 +38,7 @@ class GenericFunc:
         self.chooses = chooses
         self._by_key: dict[str, Callable[..., Any]] = {}
         self._target_index: int | None = None
+        _made.append(self)
         if default is not None:
             self._learn(default)
 
@@ -78,6 +81,24 @@ class GenericFunc:
 
         if func is not None:
             add(func)
+        return add
+
+    def extend(self, key: str) -> Callable[[F], F]:
+        """Register the decorated function for `key` on top of the body that it has, or of the default.
+
+        It gets that body as its first argument. Several packages may extend a function, one after the other.
+
+        Raises:
+            GenericFuncError: there is no such body.
+        """
+        before = self._by_key.get(key, self.default)
+        if before is None:
+            raise GenericFuncError(f"{self.name} has no body for {key!r} to extend: register one")
+
+        def add(body: F) -> F:
+            self.register(key, partial(body, before), override=True)
+            return body
+
         return add
 
     def dispatch(self, target: Target) -> Callable[..., Any]:
@@ -140,6 +161,17 @@ def override_native_generic_func(
         return get_native_generic_func(name).set_default(func, override)
 
     return decorate
+
+
+def keep_bodies() -> Callable[[], None]:
+    """Remember the bodies of all functions; what is returned puts them back."""
+    kept = [(one, one.default, dict(one._by_key)) for one in _made]
+
+    def put_back() -> None:
+        for one, default, by_key in kept:
+            one.default, one._by_key = default, by_key
+
+    return put_back
 
 
 def generic_func(func: Callable[..., Any]) -> GenericFunc:

@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 
 from strategy.attrs import Attrs
 from strategy.condition import Clause
+from strategy.generic_func import keep_bodies
 from strategy.suggestion import suggest
 from strategy.types import IncompleteType, TensorType, Type, may_equal
 
@@ -283,10 +284,12 @@ def _load_installed() -> None:
         import_module(module)
     for entry in entry_points(group="plevel.ops"):
         before = {op: dict(op._attrs) for op in _ops.values()}
+        put_back = keep_bodies()
         try:
             entry.load()
         except (Exception, SystemExit) as error:  # another package may raise anything
             # Undo its registrations.
+            put_back()
             for name, op in list(_ops.items()):
                 if op not in before:
                     del _ops[name]

@@ -69,6 +69,24 @@ def test_a_key_is_registered_once_unless_overridden():
     assert mine(1, None) == "new"
 
 
+def test_bodies_are_extended_one_on_top_of_the_other():
+    @generic_func
+    def names_of(data, target):
+        return ["default"]
+
+    for mine in ("first", "second"):
+
+        @names_of.extend("cpu")
+        def more(before, data, target, mine=mine):
+            return [*before(data, target), mine]
+
+    assert names_of(0, Target.parse("llvm")) == ["default", "first", "second"]
+    assert names_of(0, Target.parse("cuda")) == ["default"]
+    bodiless = get_native_generic_func("bodiless")
+    with pytest.raises(GenericFuncError, match="bodiless has no body for 'cpu' to extend: register one"):
+        bodiless.extend("cpu")
+
+
 def test_native_functions_are_made_by_name():
     @override_native_generic_func("some_strategy")
     def some_strategy(attrs, target):
