@@ -76,7 +76,7 @@ def compile_model(
     from strategy.compile.c_text import is_free
     from strategy.fault import CompileError
     from strategy.network.graph import NetworkError
-    from strategy.select import Reason
+    from strategy.select import Reason, SelectionError
     from strategy.table import show_number
     from workers.sandbox import SandboxError
 
@@ -96,6 +96,11 @@ def compile_model(
         )
     sizes = option.read_dims(dim)
     locked, lock_path = (None, None) if lock is None else (read_lock(lock), str(lock))
+    if locked is not None and url is None and database is None:
+        try:
+            locked.require(where)
+        except SelectionError as error:
+            raise UsageError(f"--lock {lock}: {error}") from error
     for entry in () if locked is None else locked.selections:
         if where.is_like(entry.target.key):
             require_version(entry)

@@ -41,7 +41,9 @@ from plevel.torch.reporting import recorded, report
 from plevel.torch.verdict import Verdict, read_verdict, write_verdict
 from plevel.torch.whole import StaleError, Whole, draft_whole, find_whole, forget_whole
 from strategy.network.graph import NetworkError
+from strategy.select import SelectionError
 from strategy.select.lock import Lock
+from strategy.target import Target
 from workers.pool import Pool
 
 logger = logging.getLogger("plevel.torch")
@@ -111,7 +113,7 @@ def plevel(
     try:
         stamps = read_stamps(module)
         with open_records(wanted.database or wanted.lock) as database:
-            choose = make_chooser(model_target(), database, _read_lock(wanted))
+            choose = make_chooser(model_target(), database, _read_lock(wanted, model_target()))
             found, left = _compile(module, inputs, wanted, choose, stamps)
         watch(stamps, left)
         if any(isinstance(i, torch.nn.Parameter) for i in inputs):
@@ -290,5 +292,13 @@ def _record(made: Report, verdict: Verdict, options: Options) -> None:
         report(made, verdict, model_target(), options.database)
 
 
-def _read_lock(options: Options) -> Lock | None:
-    return None if options.lock is None else load_lock(Path(options.lock))
+def _read_lock(options: Options, target: Target) -> Lock | None:
+    if options.lock is None:
+        return None
+    lock = load_lock(Path(options.lock))
+    try:
+        lock.require(target)
+    except SelectionError as error:
+        if options.database is None:
+            warnings.warn(f"plevel: kernels are selected untuned: {options.lock}: {error}", stacklevel=3)
+    return lock

@@ -122,10 +122,9 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if found is None:
             others = {e.target for e in self.selections if e.workload == workload}
             if others:
-                on = "; ".join(sorted(f"{t} ({t.model})" if t.model else str(t) for t in others))
                 raise SelectionError(
-                    f"{workload} on {target} ({target.model or 'no model'}) is not in the lock, which has it for {on}: "
-                    "select for that target, or write a lock for this one"
+                    f"{workload} on {target} ({target.model or 'no model'}) is not in the lock, which has it for "
+                    f"{_listed(others)}: select for that target, or write a lock for this one"
                 )
             raise SelectionError(
                 f"{workload} on {target} is not in the lock: add it to the model file, and write the lock again"
@@ -136,6 +135,16 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 f"{found.library}: add this target to it"
             )
         return found
+
+    def require(self, target: Target) -> None:
+        """Raise `SelectionError` if no entry is for a processor, however it is timed."""
+        place = _place(target.in_network())
+        if all(place != own for _, own in self._by_processor):
+            others = _listed({e.target for e in self.selections})
+            raise SelectionError(
+                f"the lock has nothing for {target} ({target.model or 'no model'}), but for {others or 'no target'}: "
+                "write one for this processor with 'plevel lock'"
+            )
 
     @cached_property
     def _by_key(self) -> dict[tuple[str, str], Locked]:
@@ -227,7 +236,15 @@ def _locked(selection: Selection, device: str | None) -> Locked:
 
 
 def _key(workload: Workload, target: Target) -> tuple[str, str]:
-    return workload.key, json.dumps(target.to_json(), sort_keys=True)
+    return workload.key, _place(target)
+
+
+def _place(target: Target) -> str:
+    return json.dumps(target.to_json(), sort_keys=True)
+
+
+def _listed(targets: Iterable[Target]) -> str:
+    return "; ".join(sorted(f"{t} ({t.model})" if t.model else str(t) for t in targets))
 
 
 def _digest(body: dict[str, Any]) -> str:

@@ -51,6 +51,15 @@ def test_what_was_not_measured_is_not_measured_in_the_lock() -> None:
     assert (again.implementation, again.config, again.level) == ("fast", AT_DEVICE.config, Level.DEVICE)
 
 
+def test_a_lock_for_another_processor_is_refused_as_a_whole() -> None:
+    lock = Lock.make([AT_DEVICE])
+    lock.require(TARGET)
+    lock.require(TARGET.in_network())
+    other = Target.parse("llvm -mcpu=znver5 -num-cores=2")
+    with pytest.raises(SelectionError, match=r"nothing for llvm/znver5/threads=2 .* but for llvm/znver4/threads=2: wri"):
+        lock.require(other)
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
 def test_a_time_that_is_none_makes_no_lock(seconds: float) -> None:
     lock = Lock.make([selected([measured("fast", 1.0, Level.DEVICE)])])
