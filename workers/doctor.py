@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import statistics
 import tempfile
@@ -14,12 +15,12 @@ from pathlib import Path
 
 import msgspec
 
-from strategy.compile.export import missing_compiler
+from strategy.compile.export import find_compiler, missing_compiler
 from strategy.compile.openmp import REMEDY as OPENMP
 from strategy.compile.openmp import build_launcher
 from strategy.fault import ToolError
 from workers.cgroup import group_limits, machine_memory
-from workers.cpu import Cores, read, state
+from workers.cpu import Cores, installed_version, read, state
 from workers.drift import DRIFT, time_reference
 from workers.scratch import NOT_EXECUTABLE, is_executable
 
@@ -50,12 +51,13 @@ def examine(cores: Cores, root: Path = Path("/")) -> list[Finding]:
 
 
 def _tools() -> Iterator[Finding]:
-    for what, remedy in (
-        ("TVM", "" if find_spec("tvm") is not None else "pip install 'plevel[worker]'"),
-        ("C compiler", missing_compiler()),
-        ("OpenMP", "" if _has_openmp() else OPENMP),
+    yield Finding(what="plevel", found=f"{installed_version('plevel')}, Python {platform.python_version()}")
+    for what, found, remedy in (
+        ("TVM", installed_version("apache-tvm"), "" if find_spec("tvm") is not None else "pip install 'plevel[worker]'"),
+        ("C compiler", find_compiler(), missing_compiler()),
+        ("OpenMP", "installed", "" if _has_openmp() else OPENMP),
     ):
-        yield Finding(what=what, found="missing" if remedy else "installed", remedy=remedy)
+        yield Finding(what=what, found="missing" if remedy else found or "installed", remedy=remedy)
 
 
 def _has_openmp() -> bool:

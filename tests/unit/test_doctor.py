@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_a_compiler_without_openmp_is_not_good(tmp_path: Path, monkeypatch: pyte
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     assert {f.what: f.remedy.partition(" ")[0] for f in doctor._tools()} == {
-        "TVM": "", "C compiler": "", "OpenMP": "install",
+        "plevel": "", "TVM": "", "C compiler": "", "OpenMP": "install",
     }  # fmt: skip
 
 
@@ -138,7 +139,8 @@ def test_the_watch_leaves_the_affinity_as_it_was(monkeypatch: pytest.MonkeyPatch
 def test_the_command(tmp_path: Path) -> None:
     done = plevel("doctor", "--threads", "1", home=tmp_path)
     assert done.returncode in (0, 1), done.stderr
-    for what in ("TVM", "governor", "turbo", "clock source", "memory", "disk", "load", "spread"):
+    assert re.search(r"TVM +0\.\d", done.stdout)
+    for what in ("plevel", "governor", "turbo", "clock source", "memory", "disk", "load", "spread"):
         assert what in done.stdout
     assert (done.returncode == 1) == ("less reliable" in done.stderr)
     refused = plevel("doctor", "--device", "gpu:0", home=tmp_path)
