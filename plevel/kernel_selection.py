@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from pathlib import Path
 
+from plevel.reading import load_lock
 from strategy.network.blocking import is_blocked
 from strategy.network.separable import JOINED
 from strategy.op_strategy import candidates
@@ -50,6 +53,19 @@ def choose_kernel(workload: Workload, target: Target, database: Database, lock: 
             if versions.get(locked.implementation) == locked.version:
                 return locked.selection(target)
     return select(workload, target, database, offered=offered)
+
+
+def read_lock(path: str | None, target: Target, database: str | None) -> Lock | None:
+    """The lock in a file, if one is named; one for other processors alone is warned of, unless a database is named."""
+    if path is None:
+        return None
+    lock = load_lock(Path(path))
+    try:
+        lock.require(target)
+    except SelectionError as error:
+        if database is None:
+            warnings.warn(f"plevel: kernels are selected untuned: {path}: {error}", stacklevel=3)
+    return lock
 
 
 def measured_s(chosen: Chosen) -> float:

@@ -52,8 +52,9 @@ def examine(cores: Cores, root: Path = Path("/")) -> list[Finding]:
 
 def _tools() -> Iterator[Finding]:
     yield Finding(what="plevel", found=f"{installed_version('plevel')}, Python {platform.python_version()}")
+    without_tvm = "" if find_spec("tvm") is not None else "pip install 'plevel[worker]'"
     for what, found, remedy in (
-        ("TVM", installed_version("apache-tvm"), "" if find_spec("tvm") is not None else "pip install 'plevel[worker]'"),
+        ("TVM", installed_version("apache-tvm"), without_tvm),
         ("C compiler", find_compiler(), missing_compiler()),
         ("OpenMP", "installed", "" if _has_openmp() else OPENMP),
     ):

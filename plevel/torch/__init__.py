@@ -1,9 +1,13 @@
-"""PyTorch models with plevel's kernels: extraction of workloads, and a backend of `torch.compile`.
+"""PyTorch models with plevel's kernels: a backend of `torch.compile`, tuning, and extraction of workloads.
 
     import plevel.torch
 
-    found = plevel.torch.extract(model, inputs)
+    plevel.torch.tune(model.eval(), inputs)
     fast = torch.compile(model, backend="plevel")
+    with torch.inference_mode():
+        y = fast(*inputs)
+    for report in plevel.torch.explain(model):
+        print(report)
 
 Importing this package loads no PyTorch; using it does.
 """
@@ -14,9 +18,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from plevel.torch.explanation import Report, explain
     from plevel.torch.extraction import ExtractError, Extraction, extract
+    from plevel.torch.tuning import tune
 
-__all__ = ["ExtractError", "Extraction", "extract"]
+__all__ = ["ExtractError", "Extraction", "Report", "explain", "extract", "tune"]
 
 _HOMES = {
     "ExtractError": "plevel.torch.extraction",

@@ -20,8 +20,7 @@ import torch._inductor.config
 from torch._dynamo.exc import RestartAnalysis
 from torch.fx import GraphModule
 
-from plevel.kernel_selection import Choose, make_chooser, open_records
-from plevel.reading import load_lock
+from plevel.kernel_selection import Choose, make_chooser, open_records, read_lock
 from plevel.torch.confirmation import Kept, confirm
 from plevel.torch.explanation import Report, make_report, note, owned, report_whole
 from plevel.torch.form import hold, keep_frozen, make_form
@@ -35,15 +34,12 @@ from plevel.torch.freezing import (
     require_same,
     watch,
 )
-from plevel.torch.frozen import compile_frozen, constant_outputs, giving_copies
+from plevel.torch.frozen import WRITES, compile_frozen, constant_outputs, giving_copies
 from plevel.torch.plan import Plan, make_plan, model_target
 from plevel.torch.reporting import recorded, report
 from plevel.torch.verdict import Verdict, read_verdict, write_verdict
 from plevel.torch.whole import StaleError, Whole, draft_whole, find_whole, forget_whole
 from strategy.network.graph import NetworkError
-from strategy.select import SelectionError
-from strategy.select.lock import Lock
-from strategy.target import Target
 from workers.pool import Pool
 
 logger = logging.getLogger("plevel.torch")
@@ -113,7 +109,8 @@ def plevel(
     try:
         stamps = read_stamps(module)
         with open_records(wanted.database or wanted.lock) as database:
-            choose = make_chooser(model_target(), database, _read_lock(wanted, model_target()))
+            lock = read_lock(wanted.lock, model_target(), wanted.database)
+            choose = make_chooser(model_target(), database, lock)
             found, left = _compile(module, inputs, wanted, choose, stamps)
         watch(stamps, left)
         if any(isinstance(i, torch.nn.Parameter) for i in inputs):
@@ -254,7 +251,7 @@ def _build_ahead(
     """Build the graph's library while Inductor compiles; where it can be none, the kernels of its forms."""
     try:
         if is_written:
-            raise NetworkError("it changes its inputs or the model's buffers")
+            raise NetworkError(WRITES)
         return ahead.submit(draft_whole(module, inputs, plan.target, choose, plan.ask))
     except Exception as error:  # of PyTorch's export, too
         why = error
@@ -290,15 +287,3 @@ def _run_whole(module: GraphModule, whole: Whole, verdict: Verdict, options: Opt
 def _record(made: Report, verdict: Verdict, options: Options) -> None:
     if _is_recorded(options):
         report(made, verdict, model_target(), options.database)
-
-
-def _read_lock(options: Options, target: Target) -> Lock | None:
-    if options.lock is None:
-        return None
-    lock = load_lock(Path(options.lock))
-    try:
-        lock.require(target)
-    except SelectionError as error:
-        if options.database is None:
-            warnings.warn(f"plevel: kernels are selected untuned: {options.lock}: {error}", stacklevel=3)
-    return lock

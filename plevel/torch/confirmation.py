@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from plevel.torch.agreement import TOLERANCE, agree
-from plevel.torch.frozen import Written, is_same, put_back
+from plevel.torch.frozen import WRITES, Written, is_same, put_back
 from plevel.torch.node import hint
 from plevel.torch.plan import SMALL, Plan
 from plevel.torch.verdict import Verdict
@@ -167,7 +167,7 @@ class _Search:
 
     def _try_whole(self, make_whole: Callable[[], Whole]) -> bool:
         """Return whether the graph is faster as one library; `apart` has the reason if it is not."""
-        self.apart = "it changes its inputs or the model's buffers" if self.written else _misfit(self.alone, self.given)
+        self.apart = WRITES if self.written else _misfit(self.alone, self.given)
         if self.apart:
             return False
         try:

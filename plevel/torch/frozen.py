@@ -20,6 +20,8 @@ from torch.nn.parameter import is_lazy
 _active = threading.local()
 Visit = Callable[[GraphModule], None]
 Written = Sequence[tuple[torch.Tensor, torch.Tensor]]  # tensors that a call changes, with what they were
+# The reason why a graph is no library.
+WRITES = "it changes its inputs or the model's buffers, as a cache or a batch norm in training mode does"
 
 
 class _Visited:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from plevel.torch.extraction import ExtractError, extract
 from plevel.torch.plan import model_target
 from strategy.record import RunRequest, RunStatus, RunWorkload
@@ -23,6 +25,8 @@ def tune(
     report: Callable[[RunStatus], None] | None = None,
 ) -> RunStatus:
     """Tunes the workloads of a model's call with these inputs, each as often as it occurs; the run's end.
+
+    A model in training mode is warned of: its workloads are others than those of inference.
 
     Args:
         trials: of all workloads together; the budget goes where most time can be saved.
@@ -47,6 +51,12 @@ def tune(
     from plevel.cli.tune_run import connection, follow_run, missing_worker
     from plevel.client import NoWorkerError, UnreachableError
 
+    if _trains(model):
+        warnings.warn(
+            "plevel: the model is in training mode, in which its dropout and batch norms compute otherwise: call "
+            "model.eval() first",
+            stacklevel=2,
+        )
     found = extract(model, inputs).workloads
     if not found:
         raise ExtractError("nothing to tune: the model has no product that plevel has a kernel for")
@@ -69,3 +79,10 @@ def tune(
         run = follow_run(client, embedded, request, console, place, report)
         console.print(f"run {run.id} is {run.state}: {run.message or 'no reason given'}", markup=False, soft_wrap=True)
         return run
+
+
+def _trains(model: Callable[..., Any]) -> bool:
+    """Return whether a layer of the model computes otherwise than for inference."""
+    layers = model.modules() if isinstance(model, torch.nn.Module) else ()
+    kinds = torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm
+    return any(layer.training and isinstance(layer, kinds) for layer in layers)

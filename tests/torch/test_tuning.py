@@ -13,8 +13,9 @@ from plevel.cli import tune_run
 from plevel.client import Client, NoWorkerError, UnreachableError
 from plevel.database import plevel_database
 from plevel.embedded import EmbeddedError
+from plevel.kernel_selection import read_lock
 from plevel.torch import explain, tune
-from plevel.torch.backend import Options, _read_lock, plevel
+from plevel.torch.backend import plevel
 from plevel.torch.plan import model_target
 from strategy.select import NO_RECORDS, Reason, select
 from strategy.select.lock import Lock
@@ -74,13 +75,22 @@ def test_a_database_that_is_not_there_falls_back(tmp_path: Path):
         tune(model, inputs, database=tmp_path / "none" / "records.db")
 
 
+def test_a_model_in_training_mode_is_warned_of(tmp_path: Path):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Dropout(0.5))
+    given = {"inputs": (torch.randn(2, 8),), "database": tmp_path / "none" / "records.db"}
+    with pytest.warns(UserWarning, match=r"in training mode, .*: call model.eval\(\)"), pytest.raises(EmbeddedError):
+        tune(model, **given)
+    with pytest.raises(EmbeddedError):  # without a warning, which would be an error
+        tune(model.eval(), **given)
+
+
 def test_a_lock_for_another_processor_alone_is_warned_of(tmp_path: Path):
     softmax = Workload.make("softmax", {"data": "float32[4,8]"})
     path = tmp_path / "plevel.lock"
     path.write_text(Lock.make([select(softmax, Target.parse("llvm -mcpu=znver2 -num-cores=64"), NO_RECORDS)]).write())
     with pytest.warns(UserWarning, match="untuned: .*plevel.lock: the lock has nothing for .*llvm/znver2/threads=64: "):
-        _read_lock(Options(lock=str(path)), model_target())
-    _read_lock(Options(lock=str(path), database="farm.db"), model_target())  # which has what the lock lacks
+        read_lock(str(path), model_target(), None)
+    read_lock(str(path), model_target(), "farm.db")  # which has what the lock lacks
 
 
 def test_a_service_without_a_worker_for_the_target_is_an_error_unless_the_run_is_to_wait(service) -> None:
