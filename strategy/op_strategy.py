@@ -184,6 +184,8 @@ def evaluate(workload: Workload, target: Target) -> OpStrategy:
     found: OpStrategy = strategy(
         workload.attr_node, workload.input_types, workload.out_type, target
     )
+    if not isinstance(found, OpStrategy):
+        raise OpError(f"the strategy of {op.name} on {target} gives {type(found).__name__}: return its OpStrategy")
     if not any(given.constant for given in workload.inputs[1:]):  # the data are not prepared
         found = found.varying()
     return found.raised(PROCESSOR_VERSION) if "cpu" in target.keys else found

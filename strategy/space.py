@@ -74,6 +74,8 @@ class ConfigSpace:
         numbers = {k.name for k in self.knobs if k.is_number}
         expressions: list[Clause | Expr] = [*self.constraints, *self.derived.values(), *self.idle.values()]
         for what in expressions:
+            if callable(what):
+                raise SpaceError(f"{what!r:.80}: a function cannot be sent to a service: write knob('rows') <= 8")
             for name in what.variables() - numbers:
                 if name not in self._by_name:
                     raise SpaceError(f"'{what}': {name!r:.80} is no knob of this space")

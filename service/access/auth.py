@@ -164,8 +164,8 @@ class Authority:
             return LOCAL
         if authorization is None:
             raise UnauthorizedError(
-                "no token was sent: set PLEVEL_TOKEN_FILE or PLEVEL_TOKEN, or --token-file of a worker; in a browser "
-                "it is the password"
+                "no token was sent: set PLEVEL_TOKEN_FILE or PLEVEL_TOKEN, or --token-file of a worker; curl sends it "
+                "by -H 'Authorization: Bearer TOKEN', a browser as the password"
             )
         at, actor = self._look_up(authorization)
         if not _is_fresh(at):

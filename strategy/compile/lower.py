@@ -156,6 +156,10 @@ def _instantiate(
         schedule = implementation.schedule(attrs, outs, target, *tunable)
     template = schedule if isinstance(schedule, Template) else None
     if template is None:
+        if not hasattr(schedule, "mod"):
+            raise ScheduleError(
+                f"its schedule gives {type(schedule).__name__}: return a tvm.s_tir.Schedule, or a Template"
+            )
         functions[MAIN] = schedule.mod[MAIN]
     module = tvm.IRModule(
         {name: function.with_attr("global_symbol", name) for name, function in functions.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -323,3 +324,10 @@ def bias_relu() -> Iterator[str]:
     ).add_type_rel("BiasRelu", relation).set_attr("FTVMCompute", compute)
     yield name
     del registry._ops[name]
+
+
+def test_a_schedule_that_gives_none_is_named():
+    small, target = workload(4, 4, 8), Target.parse("cpu")
+    forgetful = replace(find_implementation(small, target, "dense_nopack.cpu"), schedule=lambda *_: None)
+    with pytest.raises(InstantiationError, match="its schedule gives NoneType: return a tvm.s_tir.Schedule"):
+        lower(small, target, forgetful)

@@ -93,6 +93,13 @@ def test_an_implementation_has_the_documented_defaults() -> None:
     assert (added.space, added.prepare, added.library) == (None, None, None)
 
 
+def test_a_strategy_that_gives_none_is_named() -> None:
+    registered[OP].reset_attr("FTVMStrategy")
+    register_strategy(OP, lambda attrs, inputs, out_type, target: None)
+    with pytest.raises(OpError, match=f"the strategy of {OP} on {CPU} gives NoneType: return its OpStrategy"):
+        candidates(workload(4), CPU)
+
+
 def test_equal_conditions_are_one_specialisation() -> None:
     m, n = Dim("m"), Dim("n")
     strategy = OpStrategy()

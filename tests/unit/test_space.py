@@ -390,6 +390,7 @@ def test_many_allowed_values_are_shown_in_short() -> None:
         (lambda: ConfigSpace([Knob(f"k{i}", [1]) for i in range(MAX_KNOBS + 1)]), "at most 100 knobs"),
         (lambda: ConfigSpace([Knob("a", [1])], [knob("b") > 1]), "'b' is no knob"),
         (lambda: ConfigSpace([Knob("a", [1])], derived={"f": knob("b") * 2}), "'b' is no knob"),
+        (lambda: ConfigSpace([Knob("a", [1])], [lambda c: c["a"] > 1]), r"a function cannot be sent .* knob\('rows'\)"),
         (lambda: ConfigSpace([Knob("a", ["x"])], [knob("a") * 10**12 == 1]), "can only be compared"),
         (lambda: ConfigSpace([Knob("a", ["%1000000000d"])], [knob("a") % 5 == 1]), "can only be compared"),
         (lambda: ConfigSpace([Knob("a", [(1, 2)])], [knob("a") * 10**12 == 1]), r"use its parts, a\[0\]"),
