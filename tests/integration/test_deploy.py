@@ -62,6 +62,10 @@ def test_a_source_distribution_has_what_make_and_the_tests_need() -> None:
     assert all((ROOT / name).exists() for name in included)
 
 
+def test_the_packages_that_programs_import_have_their_types() -> None:
+    assert all((ROOT / package / "py.typed").exists() for package in ("plevel", "strategy"))
+
+
 def test_the_image_is_built_from_what_is_shipped(compose: dict[str, Any]) -> None:
     rules = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in rules
