@@ -54,6 +54,19 @@ def require_worker() -> None:
         raise EmbeddedError(f"compiler, which a worker needs: {missing}")
 
 
+def require_both() -> None:
+    """As `require_service` and `require_worker`, with one command where both extras are missing."""
+    try:
+        require_service()
+    except EmbeddedError as error:
+        if importlib.util.find_spec("tvm") is not None:
+            raise
+        raise EmbeddedError(
+            "the extras 'service' and 'worker' are not installed: pip install 'plevel[service,worker]'"
+        ) from error
+    require_worker()
+
+
 def require_room() -> None:
     """Raise `ScratchError`, which names the folder, if temporary files of a build cannot be written."""
     from workers.scratch import check_room, temporary_root

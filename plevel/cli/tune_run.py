@@ -50,11 +50,10 @@ def connection(
             client = stack.enter_context(Client(place.url, token=read_token(), namespace=namespace))
             yield client, None
             return
-        from plevel.embedded import Embedded, require_room, require_service, require_worker
+        from plevel.embedded import Embedded, require_both, require_room
 
         slot = _require_host(target, asked)
-        require_service()
-        require_worker()
+        require_both()
         require_room()
         assert place.database is not None
         embedded = stack.enter_context(

@@ -138,3 +138,12 @@ def descendants(pid: int) -> Iterator[Path]:
         for child in map(int, children.read_text().split()):
             yield Path(f"/proc/{child}")
             yield from descendants(child)
+
+
+def test_missing_extras_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(embedded.EmbeddedError, match=r"pip install 'plevel\[service,worker\]'"):
+        embedded.require_both()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "fastapi" else True)
+    with pytest.raises(embedded.EmbeddedError, match="the 'service' extra is not installed"):
+        embedded.require_both()
