@@ -46,6 +46,9 @@ from service.tuning.webhook import Postman
 
 PATIENCE_S = 30.0
 AGAIN_S = 0.5
+# Time limit of a request's wait for a lock, which another program may hold for any time. A batch that fails by it is
+# served again one by one, and given up at the second failure: its requests are refused after three times this limit.
+LOCK_S = 4.0
 log = logging.getLogger(__name__)
 
 DESCRIPTION = """An autotuning service with a tuning-log database.
@@ -67,7 +70,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         prepare(context.settings)
-        context.opened = Store(context.settings.database)
+        context.opened = Store(context.settings.database, lock_s=LOCK_S)
         cost_model = ChildModel()
         if context.settings.tune:
             context.tuner = Tuner(

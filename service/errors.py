@@ -4,11 +4,18 @@ from __future__ import annotations
 
 
 class ServiceError(Exception):
-    """An error with a message of one line that names the remedy; `status` and `kind` are for programs."""
+    """An error with a message of one line that names the remedy; the others are for programs.
+
+    Attributes:
+        status: of HTTP.
+        kind: names it in a problem document.
+        retry_s: the time after which the same request may succeed (Retry-After), in seconds; None if it will not.
+    """
 
     status = 500
     kind = "internal"
     title = "The service failed"
+    retry_s: int | None = None
 
 
 class InvalidError(ServiceError):
@@ -63,6 +70,7 @@ class TooSlowError(ServiceError):
 class BusyError(ServiceError):
     status = 503
     kind = "busy"
+    retry_s = 1
     title = "The service has no connection left"
 
 
@@ -81,6 +89,7 @@ class ForbiddenError(ServiceError):
 class TooManyError(ServiceError):
     status = 429
     kind = "too-many"
+    retry_s = 1
     title = "Too many requests"
 
 
@@ -117,6 +126,8 @@ class DatabaseError(ServiceError):
 class UnansweredError(DatabaseError):
     """The database server cannot be reached, or does not answer."""
 
+    retry_s = 1
+
 
 class OverloadedError(UnansweredError):
     """The database server takes no connection at this moment, and will soon."""
@@ -127,6 +138,7 @@ class StoppedError(ServiceError):
 
     status = 503
     kind = "stopping"
+    retry_s = 1
     title = "The service is stopping"
 
 

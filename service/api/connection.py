@@ -22,7 +22,6 @@ from service.api.peer import plain_address
 from service.api.problem import describe_error
 from service.api.wire import PROBLEM
 from service.errors import (
-    BusyError,
     HeadTooLargeError,
     MalformedRequestError,
     ServiceError,
@@ -216,7 +215,7 @@ class Connection(HttpToolsProtocol):
 def answer_to(error: ServiceError) -> bytes:
     """A complete response that refuses a request and closes the connection."""
     body = encode(describe_error(error))
-    again = "retry-after: 1\r\n" if isinstance(error, BusyError) else ""
+    again = "" if error.retry_s is None else f"retry-after: {error.retry_s}\r\n"
     head = (
         f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
         f"content-type: {PROBLEM}\r\ncontent-length: {len(body)}\r\n{again}connection: close\r\n\r\n"

@@ -15,7 +15,6 @@ from service.errors import (
     ForbiddenError,
     MalformedRequestError,
     ServiceError,
-    TooManyError,
     UnauthorizedError,
 )
 from service.store.tables import TokenScope
@@ -66,8 +65,6 @@ class Guard:
                     response.headers["www-authenticate"] = (
                         'Basic realm="plevel: a token as the password"'
                     )
-                if isinstance(error, TooManyError):
-                    response.headers["retry-after"] = "1"
                 await response(scope, receive, send)
                 return
             with self._authority.attend(actor, state.get("hang_up", _stay)):

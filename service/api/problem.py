@@ -57,7 +57,10 @@ def response_of(error: Exception, request: str) -> Response:
     """The response with an error's problem document."""
     problem = problem_of(error, request)
     headers = error.headers if isinstance(error, HTTPException) else None
-    return Response(encode(problem), problem.status, headers, PROBLEM)
+    response = Response(encode(problem), problem.status, headers, PROBLEM)
+    if isinstance(error, ServiceError) and error.retry_s is not None:
+        response.headers["retry-after"] = str(error.retry_s)
+    return response
 
 
 def is_served(scope: Scope) -> bool:

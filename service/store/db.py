@@ -76,9 +76,10 @@ class Store:
         url: the database; a missing SQLite file is created.
         read_only: open it without changing it, as it may be another program's. It may then be an SQLite file that this
             user cannot write, or in such a folder.
+        lock_s: the longest time for which a statement waits for a lock of PostgreSQL, in seconds; default: any time.
     """
 
-    def __init__(self, url: str, *, read_only: bool = False) -> None:
+    def __init__(self, url: str, *, read_only: bool = False, lock_s: float | None = None) -> None:
         self.url = normal_url(url)
         self.is_sqlite = self.url.drivername == "sqlite"
         # PostgreSQL needs no lock: a no-op context.
@@ -120,7 +121,7 @@ class Store:
             sa.event.listen(self.engine, "connect", partial(_configure_sqlite, pragmas))
             sa.event.listen(self.engine, "begin", _begin_sqlite)
         else:
-            sa.event.listen(self.engine, "connect", session.configure)
+            sa.event.listen(self.engine, "connect", partial(session.configure, lock_s))
             sa.event.listen(self.engine, "checkin", session.note_use)
             sa.event.listen(self.engine, "checkout", partial(session.try_idle, self.engine.dialect))
         self._writer = self.engine.execution_options(plevel_write=True)
@@ -197,7 +198,9 @@ _SOON = re.compile(
 )
 
 
-_READ_ONLY = "25006"  # PostgreSQL's state of a write by a standby
+# States of PostgreSQL: of a write by a standby, and of a wait for a lock beyond its time limit.
+_READ_ONLY = "25006"
+_LOCKED = "55P03"
 
 
 def _state(error: sa.exc.StatementError) -> str | None:
@@ -225,6 +228,11 @@ def _translated(url: sa.URL) -> Iterator[None]:
             ) from error
         if _state(error) == "42501":  # insufficient_privilege
             raise DatabaseError(f"the database refuses: {first}: make its user the owner of the database") from error
+        if _state(error) == _LOCKED:
+            raise UnansweredError(
+                f"the database does not answer: {first}: another transaction holds what is asked for: ask again, or "
+                "find it in pg_stat_activity"
+            ) from error
         if first.startswith("invalid connection option"):  # libpq's, of a parameter in the URL
             raise DatabaseError(f"database: {first}: correct its URL") from error
         if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):

@@ -238,6 +238,7 @@ def _moving(url: str) -> Iterator[tuple[Store, sa.Connection]]:
             sa.event.listen(store.engine, "connect", _suspend_foreign_keys)
         with store.write() as connection:
             if not store.is_sqlite:
+                connection.exec_driver_sql("SET LOCAL lock_timeout = 0")  # a pooler's session may be a service's
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x6D696772)))
             yield store, connection
             if store.is_sqlite:

@@ -20,9 +20,13 @@ HANGING_S = 60
 GONE_S = 5
 
 
-def configure(connection: Any, _record: Any) -> None:
+def configure(lock_s: float | None, connection: Any, _record: Any) -> None:
+    """Set up a new session, whose statements wait for a lock for at most `lock_s` seconds; None: for any time."""
     # Without just-in-time compilation: that of a claim of jobs takes half a second, and its execution milliseconds.
-    connection.execute(f"SET idle_in_transaction_session_timeout = '{HANGING_S}s'; SET jit = off")
+    wait = "DEFAULT" if lock_s is None else f"{1000 * lock_s:.0f}"
+    connection.execute(
+        f"SET idle_in_transaction_session_timeout = '{HANGING_S}s'; SET jit = off; SET lock_timeout = {wait}"
+    )
     (server_pid,) = connection.execute("SELECT pg_backend_pid()").fetchone()
     if server_pid != connection.info.backend_pid:
         # A pooler, such as PgBouncer, is between: the next transaction may be of another server process, which has none

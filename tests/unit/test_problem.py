@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from service.api.problem import problem_of
-from service.errors import DatabaseError, InvalidError
+from service.api.connection import answer_to
+from service.api.problem import problem_of, response_of
+from service.errors import (
+    DatabaseError,
+    InvalidError,
+    SchemaError,
+    ServiceError,
+    StoppedError,
+    UnansweredError,
+)
 
 
 def test_a_defect_is_logged_with_its_trace_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
@@ -38,3 +46,12 @@ def test_a_path_writes_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> N
     problem_of(DatabaseError("gone"), "GET /v1/\n2026-01-01 ERROR \x1b[31mforged\u2028é")
     (record,) = caplog.records
     assert record.getMessage() == r"GET /v1/\n2026-01-01 ERROR \x1b[31mforged\u2028é failed: gone"
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [(UnansweredError("gone"), "1"), (StoppedError("stopping"), "1"), (SchemaError("newer"), None)],
+)
+def test_whoever_may_succeed_soon_is_told_when(error: ServiceError, again: str | None) -> None:
+    assert response_of(error, "GET /v1/runs").headers.get("retry-after") == again
+    assert (b"retry-after: 1\r\n" in answer_to(error)) is (again is not None)
