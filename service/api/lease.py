@@ -11,7 +11,7 @@ from service.access.auth import Actor, Who
 from service.api.wire import Body, describe, reply
 from service.context import Context, Ctx
 from service.errors import DeviceBusyError, ServiceError
-from service.queue import fleet
+from service.queue import fleet, renewal
 from service.queue import lease as leasing
 from service.queue.place import Ask
 from service.queue.worker_batches import Answers
@@ -114,24 +114,26 @@ async def _deliver(context: Context, who: Actor, reports: Sequence[Report]) -> A
     ),
 )  # fmt: skip
 async def renew(context: Ctx, who: Who, lease_id: int, body: Body[Renewal]) -> Response:
-    renewed = await context.worker_batches.renew(lease_id, body, who.owner)
-    if renewed is None:
-        renewed = await run_in_threadpool(_renew, context, who, lease_id, body)
-    return reply(renewed)
+    kept = await context.worker_batches.renew(lease_id, body, who.owner)
+    if kept is None:
+        return reply(await run_in_threadpool(_renew, context, who, lease_id, body))
+    if kept.began:
+        context.queued.notify()  # the device may lease another job now
+    return reply(kept.answer)
 
 
 def _renew(context: Context, who: Actor, lease_id: int, body: Renewal) -> Renewed:
-    """Renew a lease by a transaction of its own, which waits for others, and can make it the timing lease."""
+    """Renew a lease by a transaction of its own, which waits for others, and ends leases that are overdue."""
     try:
         with context.store.write() as connection:
             fleet.check_leases(connection, [lease_id], who.owner)
-            renewed = leasing.renew(connection, lease_id, body.token, body.timing, context.terms)
+            renewed = renewal.renew(connection, lease_id, body.token, body.timing, context.terms)
     except DeviceBusyError:
         with context.store.write() as connection:  # what the refusal has rolled back
-            leasing.renew(connection, lease_id, body.token, False, context.terms)
+            renewal.renew(connection, lease_id, body.token, False, context.terms)
         raise
     if body.timing:
-        context.queued.notify()  # the device may lease another job now
+        context.queued.notify()
     return renewed
 
 

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 
 from service.queue import rule
 from service.queue.place import Place
-from service.store.sql import Ask, among
+from service.store.listed import Texts
+from service.store.sql import Ask, among, one_trip
 from service.store.tables import JobState, job, worker_device
 
 TOGETHER = 3  # requests from which a joint claim takes fewer statements
@@ -31,7 +32,7 @@ _ASKING = rule.Claimant(
 )
 # The condition that some rule concerns the job.
 _IS_SPECIAL = sa.or_(*(r.concerns for r in rule.job_rules(_ASKING) if r.concerns is not None))
-_IS_NEEDED = job.c.needs.in_(sa.bindparam("known_needs", expanding=True))
+_IS_NEEDED = among(job.c.needs, sa.bindparam("known_needs", type_=Texts()))
 _MOST = sa.bindparam("most", type_=sa.Integer)
 
 
@@ -182,17 +183,17 @@ def take_together(
             continue
         buildable = frozenset(filter(place.can_build, needs.next(place.target_id)))
         alike.setdefault((place.target_id, buildable), {})[i] = room
+    asked = []
+    with one_trip(connection) as ask:
+        for (target_id, buildable), rooms in alike.items():
+            given = {"target": target_id, "known_needs": sorted(buildable), "most": sum(rooms.values())}
+            if buildable:
+                asked.append((rooms, ask(_claim_plain(), given)))
     served: dict[int, list[Any]] = {}
-    for (target_id, buildable), rooms in alike.items():
-        given = {
-            "target": target_id, "known_needs": sorted(buildable),
-            "most": sum(rooms.values()),
-        }  # fmt: skip
-        if not buildable or connection.scalar(_special(), given):
-            continue
-        claimed = iter(sorted(connection.execute(_claim_plain(), given), key=_order))
-        for i, room in rooms.items():
-            served[i] = list(itertools.islice(claimed, room))
+    for rooms, found in asked:
+        claimed = iter(sorted(found, key=_order))
+        if found:
+            served |= {i: list(itertools.islice(claimed, room)) for i, room in rooms.items()}
     return served
 
 
@@ -201,12 +202,8 @@ def _order(row: Any) -> tuple[int, float, int]:
 
 
 @cache
-def _special() -> sa.Select[Any]:
-    """A job at the head of a queue that some rule concerns."""
-    head = _queue(job.c.id, _IS_NEEDED).limit(_MOST).add_columns(_IS_SPECIAL.label("special")).subquery()
-    return sa.select(head.c.id).where(head.c.special).limit(1)
-
-
-@cache
 def _claim_plain() -> sa.sql.dml.ReturningUpdate[Any]:
-    return _taking(_IS_NEEDED, ~_IS_SPECIAL)
+    """Claim jobs, or none if some rule concerns one at the head of the queue."""
+    head = _queue(job.c.id, _IS_NEEDED).limit(_MOST).add_columns(_IS_SPECIAL.label("special")).subquery()
+    special = sa.select(head.c.id).where(head.c.special)
+    return _taking(_IS_NEEDED, ~_IS_SPECIAL, ~special.exists())

@@ -1,4 +1,4 @@
-"""Leases: take, renew and release, in the caller's transaction.
+"""Leases: take and release, in the caller's transaction; `renewal` has their renewals.
 
 Each claim of a job (`claim`) increments its fence; the value is the lease's fencing token, and every later
 call must carry the token of a lease that has not ended (`retry.expire` ends those whose time is over by the
@@ -14,13 +14,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from service.errors import DeviceBusyError, LeaseLostError, ServiceError
+from service.errors import ServiceError
 from service.queue import claim, fleet, heartbeat, retry, wire_form
-from service.queue.place import Ask, Place, find_place
+from service.queue.place import Ask, Place, find_places
+from service.queue.renewal import touch
 from service.store import event
+from service.store.sql import Ask as Query
 from service.store.sql import among, given_table, now, one_trip, values_of
-from service.store.tables import LIVE, job, lease, run, worker_device
-from strategy.record import Lease, Renewed
+from service.store.tables import LIVE, lease, run, worker_device
+from strategy.record import Lease
 
 _LIMITS = 0x6C696D69 << 32  # with the number of a target an advisory lock of PostgreSQL
 # The targets of workers that have a run with a maximum of leased jobs, in order.
@@ -50,6 +52,17 @@ def lease_many(
         `InvalidError` for a device that the worker did not register.
     """
     ahead = {a.worker_id: a.most for a in asks}
+    found = find_places(connection, asks)
+    registered = [p for p in found if isinstance(p, Place)]
+
+    def look(ask: Query) -> tuple[claim.Needs, list[Any], list[Any]]:
+        """The needs of the queued jobs, the number of jobs that devices have, and the devices that no rule refuses."""
+        return (
+            claim.Needs(connection, ask, {p.target_id for p in registered}),
+            ask(_BUILDING, {"ids": sorted({p.device_id for p in registered})}),
+            claim.ask_free(ask, {p.worker_id for p in registered}) if len(registered) >= claim.TOGETHER else [],
+        )
+
     with one_trip(connection) as ask:
         if connection.dialect.name != "sqlite":
             # A claim counts its run's leased jobs, and cannot see those of another service's claim that is under way.
@@ -57,29 +70,23 @@ def lease_many(
         # Lock workers before leases, as `leave` does, against deadlocks.
         rows = heartbeat.ask_store(connection, ask, ahead.keys(), terms.alive_s)
         due = retry.ask_due(ask, terms)
+        needs, held, free = look(ask)
     known = heartbeat.look_ahead(connection, rows, ahead)
-    retry.end_due(connection, due, terms)
-    answers: list[list[Lease] | ServiceError] = []
-    places: list[Place | None] = []
-    for asked in asks:
-        answers.append([])
-        places.append(None)
-        try:
-            if asked.worker_id not in known:
-                raise fleet.unknown_worker(asked.worker_id)
-            places[-1] = find_place(connection, asked)
-        except ServiceError as error:
-            answers[-1] = error
-    registered = [p for p in places if p is not None]
-    with one_trip(connection) as ask:
-        needs = claim.Needs(connection, ask, {p.target_id for p in registered})
-        held = ask(_BUILDING, {"ids": sorted({p.device_id for p in registered})})
-        free = claim.ask_free(ask, {p.worker_id for p in registered}) if len(registered) >= claim.TOGETHER else []
+    if retry.end_due(connection, due, terms):  # their jobs are in the queue again
+        with one_trip(connection) as ask:
+            needs, held, free = look(ask)
+    places = [
+        place if asked.worker_id in known else fleet.unknown_worker(asked.worker_id)
+        for asked, place in zip(asks, found, strict=True)
+    ]
+    answers: list[list[Lease] | ServiceError] = [[] if isinstance(p, Place) else p for p in places]
     building = Counter({row.device_id: row.leases for row in held})
     wanted: list[tuple[int, Place, int]] = []
     for i, place in enumerate(places):
-        room = 0 if place is None else asks[i].most - building[place.device_id]
-        if place is not None and room > 0 and needs.next(place.target_id):
+        if not isinstance(place, Place):
+            continue
+        room = asks[i].most - building[place.device_id]
+        if room > 0 and needs.next(place.target_id):
             building[place.device_id] += room
             wanted.append((i, place, room))
     served: dict[int, list[Any]] = {}
@@ -146,128 +153,9 @@ def _make_leases(
 
 def may_lease(connection: sa.Connection, asks: Sequence[Ask]) -> list[bool]:
     """Return for each request whether a job may be available, without writing."""
-    targets: list[int | None] = []
-    for ask in asks:
-        try:
-            targets.append(find_place(connection, ask).target_id)
-        except ServiceError:
-            targets.append(None)
-    found = claim.with_jobs(connection, {t for t in targets if t is not None})
-    return [t in found for t in targets]
-
-
-def _is_live(lease_id: int, token: int) -> sa.ColumnElement[bool]:
-    return sa.and_(
-        lease.c.id == lease_id,
-        lease.c.token == token,
-        lease.c.ended_at.is_(None),
-    )
-
-
-def touch(connection: sa.Connection, lease_id: int, token: int, terms: retry.Terms) -> Any:
-    """Extend a live lease, which also locks it; return its row.
-
-    Raises:
-        LeaseLostError: the lease has expired, ended, or has another token.
-    """
-    row = connection.execute(
-        sa.update(lease)
-        .where(_is_live(lease_id, token))
-        .values(expires_at=now() + terms.lease_s)
-        .returning(lease)
-    ).one_or_none()
-    if row is None:
-        raise LeaseLostError(
-            f"lease {lease_id} is lost: it expired, ended, or has another token: drop its job and "
-            "request another"
-        )
-    return row
-
-
-@cache
-def _extension(dialect: str) -> sa.sql.dml.ReturningUpdate[Any]:
-    """Extend the live leases among those given by id and token that no other transaction is changing.
-
-    Those that are to be timing, and are not yet, are left out.
-    """
-    given = given_table(dialect, [lease.c.id, lease.c.token, sa.Column("timing", sa.Integer())])
-    free = (
-        sa.select(lease.c.id)
-        .join(given, sa.and_(given.c.id == lease.c.id, given.c.token == lease.c.token))
-        .where(lease.c.ended_at.is_(None), sa.or_(lease.c.timing, given.c.timing == 0))
-        .with_for_update(of=lease, skip_locked=True, key_share=True)
-    )
-    return (
-        sa.update(lease)
-        .where(lease.c.id.in_(free), lease.c.ended_at.is_(None))
-        .values(expires_at=now() + sa.bindparam("lease_s", type_=sa.Double))
-        .returning(*lease.c["id", "token", "worker_id", "timing"])
-    )
-
-
-_TIMING = sa.select(lease.c.timing).where(among(lease.c.id))
-_RUN_STATES = (
-    sa.select(lease.c.id, run.c.state)
-    .join_from(lease, job, job.c.id == lease.c.job_id)
-    .join(run, run.c.id == job.c.run_id)
-    .where(among(lease.c.id))
-)
-
-
-def renew_many(
-    connection: sa.Connection, asked: Sequence[tuple[int, int, bool]], terms: retry.Terms
-) -> list[Renewed | None]:
-    """Renew several leases, each given by its id, its token, and whether it is to be timing.
-
-    None stands for those that need `renew`: they are to begin timing, are lost, or are locked. It waits for none of
-    these, which would hold up the others.
-    """
-    given = values_of((lease_id, token, int(timing)) for lease_id, token, timing in asked)
-    with one_trip(connection) as ask:
-        rows = ask(_extension(connection.dialect.name), {"rows": given, "lease_s": terms.lease_s})
-        states = ask(_RUN_STATES, {"ids": sorted({lease_id for lease_id, _, _ in asked})})
-    heartbeat.see(connection, {row.worker_id for row in rows}, terms.alive_s)
-    cancelled = {row.id for row in states if row.state in retry.ABANDONED}
-    held = {(row.id, row.token, timing) for row in rows for timing in {False, bool(row.timing)}}
-    return [
-        Renewed(expires_in_s=terms.lease_s, cancelled=one[0] in cancelled) if one in held else None for one in asked
-    ]
-
-
-def renew(
-    connection: sa.Connection, lease_id: int, token: int, timing: bool, terms: retry.Terms
-) -> Renewed:
-    """Renew a lease; `timing` makes it the timing lease of its device.
-
-    Raises:
-        LeaseLostError: as `touch`.
-        DeviceBusyError: another timing lease of the device is live.
-    """
-    if timing:
-        with one_trip(connection) as ask:
-            known = ask(_TIMING, {"ids": [lease_id]})
-            due = retry.ask_due(ask, terms)
-        if not any(row.timing for row in known):
-            retry.end_due(connection, due, terms)
-    row = touch(connection, lease_id, token, terms)
-    begins = timing and not row.timing
-    if begins:
-        # Lock the device before its worker, as renaming does.
-        same = fleet.lock_device(connection, row.device_id)
-        busy = connection.scalar(
-            sa.select(lease.c.id).where(
-                lease.c.device_id.in_(same), lease.c.ended_at.is_(None), lease.c.timing
-            )
-        )
-        if busy is not None:
-            raise DeviceBusyError(f"the device is timing under lease {busy}: renew again when that has ended")
-    with one_trip(connection) as ask:
-        if begins:
-            connection.execute(sa.update(lease).where(lease.c.id == lease_id).values(timing=True))
-            event.note(connection, "timing", job_id=row.job_id, worker_id=row.worker_id)
-        heartbeat.see(connection, [row.worker_id], terms.alive_s)
-        states = ask(_RUN_STATES, {"ids": [lease_id]})
-    return Renewed(expires_in_s=terms.lease_s, cancelled=any(one.state in retry.ABANDONED for one in states))
+    places = find_places(connection, asks)
+    found = claim.with_jobs(connection, {p.target_id for p in places if isinstance(p, Place)})
+    return [isinstance(p, Place) and p.target_id in found for p in places]
 
 
 def release(connection: sa.Connection, lease_id: int, token: int, terms: retry.Terms) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import orjson
 import sqlalchemy as sa
 
-from service.errors import InvalidError
+from service.errors import InvalidError, ServiceError
 from service.queue import fleet
 from service.store.row_cache import recall
 from service.store.sql import among
@@ -48,22 +48,20 @@ class Place:
         return can_build(needs, self.operators)
 
 
-def find_place(connection: sa.Connection, ask: Ask) -> Place:
-    """Return the device and worker of a request.
+def find_places(connection: sa.Connection, asks: Sequence[Ask]) -> list[Place | ServiceError]:
+    """The device and worker of each request, or its error.
 
-    Raises:
-        NotFoundError: the worker is another token's.
-        InvalidError: the worker did not register the device.
+    `NotFoundError` if the worker is another token's, `InvalidError` if the worker did not register the device.
     """
-    key = ask.worker_id, ask.device
-    place = recall(connection, "place", [key], _find_places).get(key)
+    keys = [(ask.worker_id, ask.device) for ask in asks]
+    known = recall(connection, "place", set(keys), _find_places)
+    return [_check(ask, known.get(key)) for ask, key in zip(asks, keys, strict=True)]
+
+
+def _check(ask: Ask, place: Place | None) -> Place | ServiceError:
     if place is None:
-        raise InvalidError(
-            f"device {ask.device!r:.100} was not registered by worker {ask.worker_id}: register again"
-        )
-    if ask.owner not in (None, place.owner):
-        raise fleet.unknown_worker(ask.worker_id)
-    return place
+        return InvalidError(f"device {ask.device!r:.100} was not registered by worker {ask.worker_id}: register again")
+    return place if ask.owner in (None, place.owner) else fleet.unknown_worker(ask.worker_id)
 
 
 _PLACES = (

@@ -12,11 +12,11 @@ import sqlalchemy as sa
 
 from service.errors import InvalidError, LeaseLostError, ServiceError
 from service.queue import heartbeat, retry
-from service.queue.lease import touch
-from service.records import best, log
+from service.queue.renewal import touch
+from service.records import log
 from service.store import event
 from service.store.sql import among, given_table, join_each, now, one_trip, values_of
-from service.store.tables import EntryState, job, job_entry, lease, run, task
+from service.store.tables import EntryState, job, job_entry, lease
 from strategy.record import Report, Result, Results, ResultsAccepted
 
 
@@ -47,8 +47,9 @@ def report(connection: sa.Connection, one: Report, terms: retry.Terms) -> Result
     entries = _entries(connection, held.job_id, sent)
     refused: Counter[int] = Counter()
     if ended is None:  # an ended lease has no open entries
-        best.lock(connection, {e.task_id for e in entries})
-        refused = log.append(connection, [one], {held.id: held}, entries)
+        with one_trip(connection, joined=False) as ask:
+            about = log.ask_about(ask, [held.id])
+        refused = log.append(connection, [one], {held.id: held}, entries, about)
         if sent.done:
             _finish(connection, held, terms)
     return _accept(entries, retry.is_cancelled(connection, held.job_id), refused[held.job_id])
@@ -117,27 +118,13 @@ def _live(dialect: str) -> sa.Select[Any]:
     )
 
 
-_OF_LEASES = among(lease.c.id)
-
-
 @cache
-def _entries_of(dialect: str, *names: str) -> sa.Select[Any]:
-    """Columns of the entries of leases' jobs; those of a job occur again for another lease."""
+def _entries_of(dialect: str) -> sa.Select[Any]:
+    """The entries of leases' jobs; those of a job occur again for another lease."""
     joined, entry = join_each(dialect, lease, job_entry, job_entry.c.job_id == lease.c.job_id)
-    return sa.select(*entry[names or tuple(entry.keys())]).select_from(joined).where(_OF_LEASES)
+    return sa.select(*entry).select_from(joined).where(among(lease.c.id))
 
 
-@cache
-def _lock(dialect: str) -> sa.Select[Any]:
-    return best.locking(task.c.id.in_(_entries_of(dialect, "task_id")))
-
-
-_JOBS = (
-    sa.select(*job.c["id", "run_id"], run.c.state)
-    .join_from(lease, job, job.c.id == lease.c.job_id)
-    .join(run, run.c.id == job.c.run_id)
-    .where(_OF_LEASES)
-)
 _EXTEND = sa.update(lease).where(among(lease.c.id)).values(expires_at=now() + sa.bindparam("lease_s", type_=sa.Double))
 _END = sa.update(lease).where(among(lease.c.id)).values(ended_at=now(), end_reason="done")
 
@@ -154,13 +141,12 @@ def _store_together(
     sent = {lease_id: reports[i].results for lease_id, i in places.items()}
     dialect = connection.dialect.name
     with one_trip(connection) as ask:
-        if dialect != "sqlite":
-            # The tasks of all, in one statement and a fixed order, against deadlocks between services.
-            ask(_lock(dialect), {"ids": list(times)})
-        live = ask(_live(dialect), {"rows": values_of((i, one.token) for i, one in sent.items())})
+        # All leases, in one statement and a fixed order, and later their tasks: against deadlocks between services.
+        locked = ask(_live(dialect), {"rows": values_of({(one.lease_id, one.results.token) for one in reports})})
         rows = ask(_entries_of(dialect), {"ids": list(sent)})
-        known = ask(_JOBS, {"ids": list(sent)})
-    jobs = {row.id: row for row in known}
+        about = log.ask_about(ask, sent)
+    live = [held for held in locked if held.id in sent]
+    jobs = {row.id: row for row in about}
     entries: dict[int, dict[int, Any]] = {held.job_id: {} for held in live}
     for row in rows:
         if row.job_id in entries:
@@ -177,11 +163,11 @@ def _store_together(
         heartbeat.see(connection, {held.worker_id for held in taken.values()}, terms.alive_s)
 
     opened = [e for held in taken.values() for e in entries[held.job_id].values()]
-    refused = log.append(connection, [reports[places[i]] for i in taken], taken, opened, end)
+    refused = log.append(connection, [reports[places[i]] for i in taken], taken, opened, about, end)
     return {
         places[i]: _accept(
             [entries[held.job_id][entry] for entry in dict.fromkeys(r.entry for r in sent[i].results)],
-            jobs[held.job_id].state in retry.ABANDONED, refused[held.job_id],
+            jobs[held.job_id].run_state in retry.ABANDONED, refused[held.job_id],
         )
         for i, held in taken.items()
     }  # fmt: skip

@@ -120,7 +120,8 @@ def end_due(connection: sa.Connection, due: Sequence[Any], terms: Terms) -> int:
     if not ids:
         return 0
     if connection.dialect.name != "sqlite":
-        # Lock tasks before leases, as when storing results; only of jobs whose entries may be recorded as lost.
+        # Those of jobs whose entries may be recorded as lost, in a fixed order. Reports hold leases while they wait for
+        # tasks: such leases are skipped below.
         best.lock(connection, connection.scalars(_DOOMED, {"ids": late}))
     ended = connection.execute(_EXPIRE, {"lease_s": terms.lease_s, "ids": ids})
     dead = [row for row in ended if row.ended_at is not None]

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from service.errors import ServiceError
-from service.queue import fleet, heartbeat
+from service.queue import fleet, heartbeat, renewal
 from service.queue import lease as leasing
 from service.queue import report as reporting
 from service.queue.place import Ask
 from service.queue.retry import Terms
 from service.store.batcher import Batcher
 from service.store.db import Store
-from strategy.record import Lease, Renewal, Renewed, Report, ResultsAccepted
+from strategy.record import Lease, Renewal, Report, ResultsAccepted
 
 # The largest batches: of jobs to lease, jobs with results, and workers. A device idles until its lease
 # comes, while results are safe on their worker's disk: leases have priority, and batches of results are small.
@@ -58,8 +58,8 @@ class WorkerBatches:
         """
         return await self._reports.ask((reports, owner))
 
-    async def renew(self, lease_id: int, asked: Renewal, owner: str | None) -> Renewed | None:
-        """Renew a lease, as `lease.renew_many`; None also if it belongs to a worker of another token."""
+    async def renew(self, lease_id: int, asked: Renewal, owner: str | None) -> renewal.Kept | None:
+        """Renew a lease, as `renewal.renew_many`; None also if it belongs to a worker of another token."""
         return await self._renewals.ask((lease_id, asked, owner))
 
     async def see(self, worker_id: int, owner: str | None) -> None:
@@ -90,12 +90,12 @@ class WorkerBatches:
             found = iter(reporting.report_many(connection, accepted, self._terms))
         return [[next(found) for _ in reports] if error is None else error for (reports, _), error in asked]
 
-    def _renew(self, requests: Sequence[tuple[int, Renewal, str | None]]) -> Sequence[Renewed | None]:
+    def _renew(self, requests: Sequence[tuple[int, Renewal, str | None]]) -> Sequence[renewal.Kept | None]:
         with self._store.write() as connection:
             errors = fleet.find_strange(connection, [({lease_id}, owner) for lease_id, _, owner in requests])
             asked = list(zip(requests, errors, strict=True))
             own = [(lease_id, one.token, one.timing) for (lease_id, one, _), error in asked if error is None]
-            found = iter(leasing.renew_many(connection, own, self._terms))
+            found = iter(renewal.renew_many(connection, own, self._terms))
         return [next(found) if error is None else None for error in errors]
 
     def _see(self, signs: Sequence[tuple[int, str | None]]) -> Sequence[bool]:

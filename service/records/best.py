@@ -45,14 +45,9 @@ _REPLACED = (
 )
 
 
-def locking(which: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    """The query that locks tasks, as `lock`."""
-    # NO KEY UPDATE does not block the foreign-key checks of new records.
-    return sa.select(task.c.id).where(which).order_by(task.c.id).with_for_update(key_share=True)
-
-
 # Built once, as building takes longer than executing.
-_LOCK = locking(among(task.c.id))
+# NO KEY UPDATE does not block the foreign-key checks of new records.
+_LOCK = sa.select(task.c.id).where(among(task.c.id)).order_by(task.c.id).with_for_update(key_share=True)
 _SAMPLES = sa.select(record.c.id, record.c.samples_s).where(among(record.c.id))
 _CONFIGS = sa.select(*record.c["id", "config"]).where(among(record.c.id))
 # Columns of records read as text, because few of them are decoded.
@@ -249,7 +244,9 @@ def _contenders(changes: Iterable[Change], old: Any) -> set[str]:
         c.config_digest for c in changes
         if c.phase is None or c.config_digest == digest or (
             c.median_s is not None
-            and (c.median_s <= median_s if c.phase == phase else confirms and c.phase == Phase.CONFIRM)
+            # Of equal medians, the lowest digest is the best.
+            and ((c.median_s, c.config_digest) < (median_s, digest) if c.phase == phase
+                 else confirms and c.phase == Phase.CONFIRM)
         )
     }  # fmt: skip
 

@@ -12,11 +12,11 @@ import sqlalchemy as sa
 
 from service.formats.entry import config_key
 from service.records import best, tvm_history
-from service.records.origin import Origin, ask_owners, find_owners, identify, with_origins
+from service.records.origin import OWNER, Origin, find_owners, identify, with_origins
 from service.store import catalogue
 from service.store.row_cache import by_id, recall
-from service.store.sql import among, one_trip, put_rows
-from service.store.tables import EntryState, device, job_entry, record, task
+from service.store.sql import Ask, among, one_trip, put_rows
+from service.store.tables import EntryState, device, job, job_entry, lease, record, run, task
 from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table
 from service.store.text import json_bytes, json_text, positional
@@ -37,6 +37,7 @@ def append(
     reports: Sequence[Report],
     leases: Mapping[int, Any],
     entries: Iterable[Any],
+    about: Sequence[Any],
     also: Callable[[], object] = lambda: None,
 ) -> Counter[int]:
     """Store the results of open entries under live leases, and update the best; with the calibration kernel's times.
@@ -44,26 +45,24 @@ def append(
     The latter are records of phase `reference`, of reports with `done`. They are no entries of the job, and numbered
     down from -1.
 
-    The caller holds the tasks' locks (`best.lock`). The number of statements does not depend on the number of reports.
-    Returns for each job the number of implausible times, which are stored as failures.
+    The caller holds the locks of the leases. Those of the tasks (`best.lock`) are taken once all but the insertion is
+    done, as reports of one task to several services wait for each other from there on. The number of statements does
+    not depend on the number of reports. Returns for each job the number of implausible times, which are stored as
+    failures.
 
     Args:
         connection: the transaction.
         reports: at most one for each lease; the first result of an entry counts.
         leases: the reports' leases, by id.
         entries: the entries of the leases' jobs that have no result yet.
-        also: called once to execute more statements without results, in a round trip with the insertion.
+        about: the rows of `ask_about` for the leases, and any others.
+        also: called once to execute more statements without results, in a round trip with others.
     """
     pending = {(e.job_id, e.entry): e for e in entries if e.state == EntryState.PENDING}
     environments = recall(
         connection, "environment", {_environment_key(r.results) for r in reports}, _put_environments
     )
-    ids = sorted({h.job_id for h in leases.values()})
-    with one_trip(connection) as ask:
-        devices = ask(_IDENTITIES, {"ids": sorted({h.device_id for h in leases.values()})})
-        jobs = ask_owners(ask, ids)
-        numbered = ask(_LEAST_ENTRIES, {"ids": ids})
-    owners = with_origins(connection, jobs)
+    owners = with_origins(connection, about)
     stored, results, held_by = [], [], []
     for report in reports:
         held, sent = leases[report.lease_id], report.results
@@ -78,9 +77,7 @@ def append(
     added = _make_rows(connection, owners, stored, results, held_by)
     references = _make_references(
         connection, owners, [(leases[r.lease_id], r.results) for r in reports if r.results.done], environments,
-        {row.job_id: row.entry for row in numbered},
     )  # fmt: skip
-    _identify(connection, owners, [*added, *references], {row.id: row.identity for row in devices})
     names = best.Change._fields
     changes = best.places_of(connection, [best.Change(*(r[name] for name in names)) for r in added])
     fastest = tvm_history.fastest_of(
@@ -88,11 +85,18 @@ def append(
          positional(config_key(r["config"])))
         for r in added if r["mean_s"] is not None
     )  # fmt: skip
+
+    def prepare(ask: Ask) -> None:
+        connection.execute(_DONE, {"ids": [e.id for e in stored]})
+        also()
+        best.ask_lock(connection, ask, {e.task_id for e in stored})
+
+    rows = [*added, *references]
+    _identify(connection, owners, rows, {row.device_id: row.identity for row in about}, prepare)
     with one_trip(connection) as ask:
-        _put(connection, [*added, *references], stored)
+        _put(connection, rows)
         current = best.ask_current(connection, ask, changes)
         lowest = tvm_history.ask_known(connection, ask, fastest)
-        also()
     best.settle(connection, changes, current, lambda: tvm_history.settle(connection, fastest, lowest))
     return Counter(
         row["job_id"] for row, result in zip(added, results, strict=True)
@@ -100,12 +104,23 @@ def append(
     )  # fmt: skip
 
 
-_IDENTITIES = sa.select(device.c.id, device.c.identity).where(among(device.c.id))
-_LEAST_ENTRIES = (
-    sa.select(record.c.job_id, sa.func.min(record.c.entry).label("entry"))
-    .where(among(record.c.job_id))
-    .group_by(record.c.job_id)
-)
+def ask_about(ask: Ask, leases: Collection[int]) -> list[Any]:
+    """The jobs and devices of leases, for `append`; with the states of the jobs' runs."""
+    return ask(_ABOUT, {"ids": sorted(leases)})
+
+
+# For each job by its index, as without statistics PostgreSQL would read all records.
+_LEAST_ENTRY = sa.select(sa.func.min(record.c.entry)).where(record.c.job_id == job.c.id).scalar_subquery()
+_ABOUT = (
+    sa.select(
+        *OWNER, run.c.state.label("run_state"), lease.c.device_id, device.c.identity,
+        sa.func.coalesce(_LEAST_ENTRY, 0).label("least_entry"),
+    )
+    .join_from(lease, job, job.c.id == lease.c.job_id)
+    .join(run, run.c.id == job.c.run_id)
+    .join(device, device.c.id == lease.c.device_id)
+    .where(among(lease.c.id))
+)  # fmt: skip
 
 
 def _environment_key(sent: Results) -> bytes:
@@ -136,7 +151,8 @@ def append_lost(connection: sa.Connection, owner: Any, entries: Sequence[Any], r
     results = [Result(entry=e.entry, error=ErrorKind.LOST, message=reason) for e in entries]
     rows = _make_rows(connection, owners, entries, results, [{"session": ""}] * len(results))
     _identify(connection, owners, rows, {})
-    _put(connection, rows, entries)
+    _put(connection, rows)
+    connection.execute(_DONE, {"ids": [e.id for e in entries]})
 
 
 Owners = Mapping[int, tuple[Any, Origin]]
@@ -164,23 +180,21 @@ def _make_references(
     owners: Owners,
     reports: Sequence[tuple[Any, Results]],
     environments: Mapping[bytes, int],
-    least: Mapping[int, int],
 ) -> list[dict[str, Any]]:
     """The records of the calibration kernel's times, but for their identities.
 
     Args:
         connection: the transaction.
-        owners: the jobs.
+        owners: the jobs, rows of `ask_about`.
         reports: leases, each with its report.
         environments: the ids of the reports' environments.
-        least: the least entry on record of each job that has one.
     """
     timed = [(held, sent, *owners[held.job_id]) for held, sent in reports if sent.references]
     places = {(owner.target_id, origin.namespace) for _, _, owner, origin in timed}
     tasks = recall(connection, "reference task", places, _put_reference_tasks)
     rows = []
     for held, sent, owner, origin in timed:
-        first = min(least.get(owner.id, 0), 0) - 1
+        first = min(owner.least_entry, 0) - 1
         for number, one in enumerate(sent.references):
             rows.append({
                 "source": "plevel", "run_id": owner.run_id, "task_id": tasks[owner.target_id, origin.namespace],
@@ -207,18 +221,20 @@ def _put_reference_tasks(
 
 
 def _identify(
-    connection: sa.Connection, owners: Owners, rows: Sequence[dict[str, Any]], devices: Mapping[int, str]
+    connection: sa.Connection,
+    owners: Owners,
+    rows: Sequence[dict[str, Any]],
+    devices: Mapping[int, str],
+    before: Callable[[Ask], object] = lambda _: None,
 ) -> None:
-    """Give records identities; `devices` has the identities of those that are known."""
+    """Give records identities (`origin.identify`); `devices` has the identities of those that are known."""
     targets = [owners[row["job_id"]][1].target for row in rows]
-    identify(connection, rows, targets, [devices.get(row.get("device_id", 0), "") for row in rows])
+    identify(connection, rows, targets, [devices.get(row.get("device_id", 0), "") for row in rows], before)
 
 
-def _put(connection: sa.Connection, rows: Sequence[dict[str, Any]], entries: Sequence[Any]) -> None:
-    """Insert records, those of entries among them."""
+def _put(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
     # A conflicting row is the same record, inserted concurrently.
     put_rows(connection, _COLUMNS, [_values(row) for row in rows], "DO NOTHING", record.c.recorded_at)
-    connection.execute(_DONE, {"ids": [e.id for e in entries]})
 
 
 # The shortest plausible time of a call, by task.

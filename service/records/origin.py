@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -28,25 +28,18 @@ class Origin:
     variant_id: int
 
 
-_OWNERS = sa.select(
-    *job.c["id", "run_id", "target_id", "policy_id", "phase", "seed"], now().label("now")
-).where(among(job.c.id))
+# The columns of a record that its job has, and the time.
+OWNER = (*job.c["id", "run_id", "target_id", "policy_id", "phase", "seed"], now().label("now"))
+_OWNERS = sa.select(*OWNER).where(among(job.c.id))
 
 
 def find_owners(connection: sa.Connection, jobs: Collection[int]) -> dict[int, tuple[Any, Origin]]:
     """The jobs, each with its run."""
-    with one_trip(connection, joined=False) as ask:
-        rows = ask_owners(ask, jobs)
-    return with_origins(connection, rows)
-
-
-def ask_owners(ask: Ask, jobs: Collection[int]) -> list[Any]:
-    """The jobs, for `with_origins`."""
-    return ask(_OWNERS, {"ids": sorted(jobs)})
+    return with_origins(connection, connection.execute(_OWNERS, {"ids": jobs}).all())
 
 
 def with_origins(connection: sa.Connection, jobs: Collection[Any]) -> dict[int, tuple[Any, Origin]]:
-    """The jobs by their ids, each with its run."""
+    """The jobs by their ids, rows with the columns of `OWNER`, each with its run."""
     origins = recall(connection, "origin", {row.run_id for row in jobs}, _find_origins)
     return {row.id: (row, origins[row.run_id]) for row in jobs}
 
@@ -77,8 +70,12 @@ def identify(
     rows: Sequence[dict[str, Any]],
     targets: Sequence[dict[str, Any]],
     where: Sequence[str],
+    before: Callable[[Ask], object] = lambda _: None,
 ) -> None:
-    """Give each row a unique identity, also to attempts with equal content."""
+    """Give each row a unique identity, also to attempts with equal content.
+
+    `before` is called to execute other statements first, in a round trip with the query for identities in use.
+    """
     known_tasks = recall(connection, "task", {row["task_id"] for row in rows}, _find_tasks)
     keys: dict[tuple[int, int], str] = {}
     for row, target, device_name in zip(rows, targets, where, strict=True):
@@ -91,7 +88,8 @@ def identify(
             row["measured_at"], row["session"], device_name, row["samples_s"],
         )  # fmt: skip
         row["identity"] = within(t.namespace, happened)
-    with one_trip(connection, joined=False) as ask:
+    with one_trip(connection) as ask:
+        before(ask)
         known = ask_known(connection, ask, record, [row["identity"] for row in rows])
     taken = {bytes(row[0]) for row in known}
     for row in rows:

@@ -15,6 +15,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+from service.store.listed import Integers
+
 COPIED = 100  # rows from which COPY, which is three round trips, takes less time
 _PIECE = 250  # rows written at a time, of which PostgreSQL stores some while the next are written
 _ROWS = 100  # per statement on SQLite: a tenth faster than single rows; more gain nothing
@@ -52,23 +54,11 @@ def is_given(column: sa.ColumnElement[Any], value: Any) -> sa.ColumnElement[bool
     return sa.true() if value is None else column == value
 
 
-class _Integers(sa.TypeDecorator[Sequence[int]]):
-    """Integers as one parameter."""
-
-    impl = sa.String
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: sa.Dialect) -> Any:
-        kind = sa.String() if dialect.name == "sqlite" else postgresql.ARRAY(sa.BigInteger())
-        return dialect.type_descriptor(kind)
-
-    def process_bind_param(self, value: Iterable[int] | None, dialect: sa.Dialect) -> Any:
-        listed = [i for i in value or () if -(2**63) <= i < 2**63]  # the range of ids
-        return orjson.dumps(listed).decode() if dialect.name == "sqlite" else listed
+_IDS = sa.bindparam("ids", type_=Integers())
 
 
 class among(FunctionElement[Any]):  # noqa: N801 - reads as SQL
-    """The condition that a column is one of the integers given as the parameter `ids`.
+    """The condition that a column is one of the integers given as the parameter `ids`, or of another's `Texts`.
 
     They are one parameter, so that the statement is compiled once, and prepared once by the database.
     """
@@ -76,8 +66,8 @@ class among(FunctionElement[Any]):  # noqa: N801 - reads as SQL
     type = sa.types.NULLTYPE  # with Boolean, SQLite would compare with 1 and use no index
     inherit_cache = True
 
-    def __init__(self, column: Any) -> None:
-        super().__init__(column, sa.bindparam("ids", type_=_Integers()))
+    def __init__(self, column: Any, given: sa.BindParameter[Any] = _IDS) -> None:
+        super().__init__(column, given)
 
 
 @compiles(among, "sqlite")

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from service.errors import LeaseLostError
 from service.predict import trainer
-from service.queue import fleet, heartbeat, retry
+from service.queue import fleet, heartbeat, renewal, retry
 from service.queue import lease as leasing
 from service.queue.overdue import Overdue
 from service.search.child import InlineModel
@@ -119,7 +119,7 @@ def test_a_worker_that_lives_keeps_the_lease_that_it_got_ahead_of_time(
     clock.move(-HOUR_S)
     assert expire(store) == 0
     with store.write() as c:
-        leasing.renew(c, held.id, held.token, False, TERMS)
+        renewal.renew(c, held.id, held.token, False, TERMS)
     clock.move(TERMS.lease_s - 1.0)
     assert expire(store) == 0
     assert scene.report(held, [timed(held.job.entries[0])]).accepted == 1
@@ -139,7 +139,7 @@ def test_leases_do_not_expire_at_once_as_the_clock_is_set_ahead(store: Store, cl
     clock.move(HOUR_S)
     assert sweep() == 0
     with store.write() as c:
-        leasing.renew(c, held[lives].id, held[lives].token, False, terms)
+        renewal.renew(c, held[lives].id, held[lives].token, False, terms)
     own_s += TERMS.lease_s / 3
     assert sweep() == 1  # the one that nobody has renewed meanwhile
     assert scene.report(held[lives], [timed(held[lives].job.entries[0])]).accepted == 1

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.errors import InvalidError, NotFoundError
-from service.queue import explain, fleet, heartbeat, pause, retry, rule
+from service.queue import explain, fleet, heartbeat, pause, renewal, retry, rule
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
@@ -255,7 +255,7 @@ def test_why_a_suspect_waits_and_what_is_behind_it(scene: Scene) -> None:
     held = scene.leased(one)
     assert held.job.id == suspect
     with scene.store.write() as c:
-        leasing.renew(c, held.id, held.token, True, TERMS)
+        renewal.renew(c, held.id, held.token, True, TERMS)
     assert scene.lease(one) is None
     assert "holds a job that was lost before" in reasons(scene, behind)
     scene.lose(held)
@@ -424,7 +424,7 @@ def test_why_a_job_waits(scene: Scene) -> None:
     assert f"worker {worker_id} (worker) has been building it on {HOST}" in reasons(scene, job_id)
     assert "each is building another job" in reasons(scene, behind)
     with scene.store.write() as c:
-        leasing.renew(c, held.id, held.token, True, TERMS)
+        renewal.renew(c, held.id, held.token, True, TERMS)
     assert "has been timing it" in reasons(scene, job_id)
     with scene.store.write() as c:
         c.execute(sa.text("UPDATE lease SET expires_at = 0"))

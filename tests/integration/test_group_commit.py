@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from service.access import token
 from service.errors import LeaseLostError, ServiceError
-from service.queue import fleet
+from service.queue import fleet, renewal
 from service.queue import lease as leasing
 from service.queue import report as reporting
 from service.queue.place import Ask
+from service.records import best
 from service.store.db import Store
 from service.store.sql import now
-from service.store.tables import TokenScope, lease, record, worker
+from service.store.tables import TokenScope, event, lease, record, worker
 from service.tuning import run as runs
-from strategy.record import Lease, Report, Results
+from strategy.record import Lease, Renewed, Report, Results
+from tests.integration.derived import assert_derived
 from tests.integration.scene import (
     OTHER_TARGET,
     TERMS,
@@ -53,7 +56,7 @@ def report_of(held: Lease) -> Report:
 
 
 def test_a_batch_takes_few_round_trips(store: Store) -> None:
-    """On PostgreSQL, SQLAlchemy executes what needs a trip of its own, and what has no result and joins one."""
+    """On PostgreSQL, SQLAlchemy executes only what has no result and joins a trip, and the events of leases."""
     scene = Scene.make(store)
     asks = hosts(scene, 4)
     for n in range(16):
@@ -65,16 +68,45 @@ def test_a_batch_takes_few_round_trips(store: Store) -> None:
     held = lease_each(scene, asks[:3])
     assert len(held) == 6
     if not store.is_sqlite:
-        assert [one for one in told if not one.startswith(("UPDATE worker", "INSERT INTO event"))] == [
-            "SELECT anon_1.id FROM", "WITH wanted AS",
-        ]  # fmt: skip
+        assert {" ".join(one.split()[:2]) for one in told} == {"UPDATE worker", "INSERT INTO"}
     told.clear()
     with store.write() as c:
         answers = reporting.report_many(c, [report_of(one) for one in held], TERMS)
     assert [a.accepted for a in answers if not isinstance(a, Exception)] == [1] * 6
     if not store.is_sqlite:
-        assert [one for one in told if one.startswith("SELECT")] == ["SELECT identity FROM"]
+        assert [one for one in told if one.startswith(("SELECT", "WITH"))] == []
     assert scene.states().count("done") == 12
+
+
+def test_a_report_holds_its_task_from_the_insertion_on_only(
+    postgres_copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reports of one task to several services wait for each other no longer than that."""
+    store, other = Store(postgres_copy), Store(postgres_copy, lock_s=5.0)
+    scene = Scene.make(store)
+    for n in range(6):
+        scene.enqueue(configs(6)[n : n + 1])
+    known, first, *rest = lease_each(scene, hosts(scene, 3))
+    with store.write() as c:
+        reporting.report_many(c, [report_of(known)], TERMS)  # what all records share is there
+    lock, left = best.ask_lock, rest[:1]
+
+    def lock_late(*given: Any) -> None:
+        while left:
+            sent = [report_of(left.pop())]
+            with other.write() as c:
+                (answer,) = reporting.report_many(c, sent, TERMS)
+            assert not isinstance(answer, ServiceError)
+            assert answer.accepted == 1
+        lock(*given)
+
+    monkeypatch.setattr(best, "ask_lock", lock_late)
+    with store.write() as c:
+        reporting.report_many(c, [report_of(one) for one in (first, *rest[1:])], TERMS)
+    assert [r.lease_id for r in scene.records()] == [one.id for one in (known, rest[0], first, *rest[1:])]
+    assert_derived(store)
+    store.close()
+    other.close()
 
 
 def test_a_late_report_of_a_batch_stores_nothing(store: Store) -> None:
@@ -99,7 +131,7 @@ def test_renewals_are_each_answered(store: Store) -> None:
         scene.enqueue(configs(4)[n : n + 1])
     first, second, third, fourth = lease_each(scene, hosts(scene, 2))
     with store.write() as c:
-        leasing.renew(c, first.id, first.token, True, TERMS)
+        renewal.renew(c, first.id, first.token, True, TERMS)
         c.execute(sa.update(lease).values(expires_at=now() + 5.0))
         c.execute(sa.update(lease).where(lease.c.id == fourth.id).values(ended_at=now(), end_reason="released"))
         c.execute(sa.update(worker).values(seen_at=now() - 50.0))
@@ -107,16 +139,50 @@ def test_renewals_are_each_answered(store: Store) -> None:
             (first.id, first.token, True), (second.id, second.token, False), (second.id, second.token, True),
             (third.id, third.token + 1, False), (fourth.id, fourth.token, False),
         ]  # fmt: skip
-        answers = leasing.renew_many(c, asked, TERMS)
-    assert [a and (a.expires_in_s, a.cancelled) for a in answers] == [(TERMS.lease_s, False)] * 2 + [None] * 3
+        answers = renewal.renew_many(c, asked, TERMS)
+    kept = Renewed(expires_in_s=TERMS.lease_s), False
+    assert answers == [kept, kept, None, None, None]
     with store.write() as c:
         renewed = c.scalars(sa.select(lease.c.id).where(lease.c.expires_at > now() + 10.0)).all()
         seen = c.scalars(sa.select(worker.c.id).where(worker.c.seen_at > now() - 10.0)).all()
         runs.cancel(c, scene.run_id)
-        (told,) = leasing.renew_many(c, asked[1:2], TERMS)
+        (told,) = renewal.renew_many(c, asked[1:2], TERMS)
     assert (sorted(renewed), len(seen)) == ([first.id, second.id], 1)
     assert told is not None
-    assert told.cancelled
+    assert told.answer.cancelled
+
+
+def test_one_lease_of_each_device_begins_timing(store: Store) -> None:
+    scene = Scene.make(store)
+    for n in range(4):
+        scene.enqueue(configs(4)[n : n + 1])
+    first, second, third, _ = lease_each(scene, hosts(scene, 2))
+    asked = [(one.id, one.token, True) for one in (first, second, third)]
+    with store.write() as c:
+        c.execute(sa.update(lease).values(expires_at=now() + 5.0))
+        assert [a and a.began for a in renewal.renew_many(c, asked, TERMS)] == [True, None, True]
+    with store.write() as c:
+        assert [a and a.began for a in renewal.renew_many(c, asked, TERMS)] == [False, None, False]
+        timing = sa.select(lease.c.id).where(lease.c.timing, lease.c.expires_at > now() + 10.0)
+        assert sorted(c.scalars(timing)) == [first.id, third.id]
+        noted = c.scalars(sa.select(event.c.job_id).where(event.c.kind == "timing"))
+        assert sorted(noted) == [first.job.id, third.job.id]
+
+
+def test_a_device_that_is_locked_begins_timing_later(postgres_copy: str) -> None:
+    store, other = Store(postgres_copy), Store(postgres_copy)
+    scene = Scene.make(store)
+    for n in range(4):
+        scene.enqueue(configs(4)[n : n + 1])
+    held = lease_each(scene, hosts(scene, 2))[::2]
+    asked = [(one.id, one.token, True) for one in held]
+    with other.write() as stranger:
+        fleet.lock_device(stranger, stranger.scalar(sa.select(lease.c.device_id).where(lease.c.id == held[0].id)))
+        with store.write() as c:
+            c.execute(sa.text("SET LOCAL lock_timeout = '5s'"))
+            assert [a and a.began for a in renewal.renew_many(c, asked, TERMS)] == [None, True]
+    store.close()
+    other.close()
 
 
 def test_a_lease_that_is_locked_holds_up_no_other_renewal(postgres_copy: str) -> None:
@@ -130,7 +196,7 @@ def test_a_lease_that_is_locked_holds_up_no_other_renewal(postgres_copy: str) ->
         stranger.execute(sa.select(lease.c.id).where(lease.c.id == first.id).with_for_update())
         with store.write() as c:
             c.execute(sa.text("SET LOCAL lock_timeout = '5s'"))
-            assert [answer is None for answer in leasing.renew_many(c, asked, TERMS)] == [True, False]
+            assert [answer is None for answer in renewal.renew_many(c, asked, TERMS)] == [True, False]
     store.close()
     other.close()
 

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.errors import DeviceBusyError, InvalidError, LeaseLostError, NotFoundError
-from service.queue import claim, fleet, heartbeat, retry, worker_status
+from service.queue import claim, fleet, heartbeat, renewal, retry, worker_status
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
@@ -59,7 +59,7 @@ def scene(store: Store) -> Scene:
 
 def renew(scene: Scene, lease_id: int, token: int, timing: bool = False) -> Renewed:
     with scene.store.write() as c:
-        return leasing.renew(c, lease_id, token, timing, TERMS)
+        return renewal.renew(c, lease_id, token, timing, TERMS)
 
 
 def test_a_job_goes_round(scene: Scene) -> None:

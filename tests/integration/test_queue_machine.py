@@ -20,8 +20,8 @@ from hypothesis.stateful import (
 from service.errors import DeviceBusyError, LeaseLostError, ServiceError
 from service.queue import job as queue
 from service.queue import lease as leasing
+from service.queue import renewal, retry
 from service.queue import report as reporting
-from service.queue import retry
 from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import EntryState, JobState, job, job_entry, lease, record
@@ -73,14 +73,14 @@ class QueueMachine(RuleBasedStateMachine):
         asked = data.draw(st.lists(st.sampled_from(self.held), min_size=1, max_size=3))
         live = [self.is_live(held) for held in asked]
         with self.store.write() as c:
-            answers = leasing.renew_many(c, [(held.id, held.token, timing) for held in asked], TERMS)
+            answers = renewal.renew_many(c, [(held.id, held.token, timing) for held in asked], TERMS)
         for held, answer, was_live in zip(asked, answers, live, strict=True):
             assert answer is None or was_live
             if answer is not None:
                 continue
             try:
                 with self.store.write() as c:
-                    leasing.renew(c, held.id, held.token, timing, TERMS)
+                    renewal.renew(c, held.id, held.token, timing, TERMS)
             except (LeaseLostError, DeviceBusyError):
                 pass
 
@@ -231,7 +231,7 @@ def test_the_machine_finds_a_queue_that_breaks_them(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A queue that takes late results must not pass."""
-    monkeypatch.setattr(leasing, "_is_live", lambda lease_id, token: lease.c.id == lease_id)
+    monkeypatch.setattr(renewal, "_is_live", lambda lease_id, token: lease.c.id == lease_id)
 
     class Machine(QueueMachine):
         pass

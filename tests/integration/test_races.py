@@ -27,7 +27,7 @@ from service.errors import (
     ServiceError,
 )
 from service.predict import training
-from service.queue import fleet, heartbeat, pause, retry
+from service.queue import fleet, heartbeat, pause, renewal, retry
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
@@ -58,7 +58,7 @@ from service.tuning import intake, other_run, remeasure, tuning_run, webhook
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning.ownership import Ownership
-from strategy.record import Phase, RunState, RunWorkload, TimingPolicy
+from strategy.record import Lease, Phase, RunState, RunWorkload, TimingPolicy
 from strategy.target import Target
 from strategy.workload import Input, Workload
 from tests.integration.scene import (
@@ -303,6 +303,12 @@ def test_a_lost_trial_counts_though_others_are_stored_meanwhile(
 
 def test_a_device_times_under_one_lease(crowd: Crowd) -> None:
     scene = Scene.make(crowd.stores[0])
+
+    def begin(c: sa.Connection, held: Lease) -> object:
+        """As the service does: by a batch, and by a transaction that waits where that does not serve it."""
+        (kept,) = renewal.renew_many(c, [(held.id, held.token, True)], TERMS)
+        return kept or renewal.renew(c, held.id, held.token, True, TERMS)
+
     for n in range(ROUNDS):
         place = f"host-{n}/cpu:0"
         # Twice as it was, and once as it is since its firmware is another.
@@ -315,9 +321,7 @@ def test_a_device_times_under_one_lease(crowd: Crowd) -> None:
         held = [
             scene.lease_many(worker_id, 1 + workers.index(worker_id) % 2, place)[0] for worker_id in workers
         ]
-        answers = crowd.at_once(*(
-            lambda c, h=h: leasing.renew(c, h.id, h.token, True, TERMS) for h in held
-        ))  # fmt: skip
+        answers = crowd.at_once(*(lambda c, h=h: begin(c, h) for h in held))
         assert kinds(answers) == {DeviceBusyError: 2}, answers
         with crowd.stores[0].write() as c:
             ids = [h.id for h in held]
@@ -338,7 +342,7 @@ def test_a_device_that_is_renamed_meanwhile_times_under_one_lease(
     scene.enqueue(configs(2)[1:])
     first, second = scene.lease_many(scene.register(), 2)
     with store.write() as c:
-        leasing.renew(c, first.id, first.token, True, TERMS)
+        renewal.renew(c, first.id, first.token, True, TERMS)
     lock, names = fleet._lock, [device().identity]
 
     def lock_late(connection: sa.Connection, identity: str) -> str | None:
@@ -349,7 +353,7 @@ def test_a_device_that_is_renamed_meanwhile_times_under_one_lease(
 
     monkeypatch.setattr(fleet, "_lock", lock_late)
     with pytest.raises(DeviceBusyError, match=f"lease {first.id}"), store.write() as c:
-        leasing.renew(c, second.id, second.token, True, TERMS)
+        renewal.renew(c, second.id, second.token, True, TERMS)
     store.close()
 
 
