@@ -46,6 +46,7 @@ class Context:
     settings: Settings
     changed: Wakeup = field(default_factory=Wakeup)  # runs, or results of their jobs
     queued: Wakeup = field(default_factory=Wakeup)  # jobs to lease
+    ending: Wakeup = field(default_factory=Wakeup)  # the end of all long polls
     opened: Store | None = None
     tuner: Tuner | None = None
     trainer: Trainer | None = None
@@ -79,8 +80,8 @@ class Context:
     def stop(self) -> None:
         """End all long polls, so that the server can shut down."""
         self.stopping = True
-        self.changed.notify()
-        self.queued.notify()
+        for bell in (self.changed, self.queued, self.ending):
+            bell.notify()
 
     async def follow(self, look: Callable[[], Seen], kind: bytes, pause_s: float) -> AsyncIterator[bytes]:
         """Server-sent events of a run: of this kind at each change, `end` with the last.
@@ -106,7 +107,7 @@ class Context:
             await asyncio.sleep(pause_s)
 
     async def moments(self, bell: Wakeup, wait_s: float) -> AsyncIterator[None]:
-        """Yield now, at each change and at intervals, until `wait_s` is over.
+        """Yield now, at each change and at intervals, until `wait_s` is over or the service stops.
 
         The interval grows with the waiting requests beyond `CROWD`, and the time between two changes by `LOOKS`, as
         each result may be a change for all: so the rate of all together is bounded.
@@ -124,8 +125,10 @@ class Context:
                 pause_s = self.settings.poll_s * max(1.0, self.waiting / CROWD)
                 await bell.changed(seen, min(left, pause_s))
                 rest_s = min(at + self.waiting / LOOKS, deadline) - loop.time()
-                if rest_s > 0 and not self.stopping:
-                    await asyncio.sleep(rest_s)
+                if rest_s > 0:
+                    await self.ending.changed(0, rest_s)
+                if self.stopping:  # so many looks would take longer than the server has to stop
+                    return
         finally:
             self.waiting -= 1
 

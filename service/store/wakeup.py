@@ -52,8 +52,10 @@ class Wakeup:
                 return
             self._waiting.add(entry)
         try:
+            # `wait_for` makes a task of each wait.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(event.wait(), max(timeout_s, 0))
+                async with asyncio.timeout(max(timeout_s, 0)):
+                    await event.wait()
         finally:
             with self._condition:
                 self._waiting.discard(entry)
