@@ -18,6 +18,7 @@ from service.selection.statement import (
     best_of_given,
     foreign_of_given,
     standing_advice_of_given,
+    targets_of_given,
 )
 from service.store.namespace import DEFAULT
 from service.store.sql import one_trip, values_of
@@ -81,8 +82,12 @@ class RecordDatabase:
         if dialect != "sqlite":
             kinds += [one for one in _NEXT if one != what and not digests <= self._known.get(one, {}).keys()]
         given = {"rows": values_of((d,) for d in sorted(digests)), "namespace": self._namespace}
+        targets: list[Any] = []
         with one_trip(self.connection) as ask:
             answers = [ask(_STATEMENTS[one](dialect), given) for one in kinds]
+            if dialect != "sqlite":
+                targets = ask(targets_of_given(dialect), given)
+        self._targets |= {row.id: (row.key, frozenset(row.all)) for row in targets}
         for one, rows in zip(kinds, answers, strict=True):
             known = self._known.setdefault(one, {})
             known.update((digest, []) for digest in digests)

@@ -13,7 +13,9 @@ from service.store.sql import given_table
 from service.store.tables import advice, best, device, target, task
 from service.store.tables import workload as workload_table
 
-TARGET = sa.select(target.c.key, target.c["keys"].label("all")).where(target.c.id == sa.bindparam("target_id"))
+TARGET = sa.select(target.c.id, target.c.key, target.c["keys"].label("all")).where(
+    target.c.id == sa.bindparam("target_id")
+)
 _OF_NAMESPACE = task.c.namespace == sa.bindparam("namespace")
 
 
@@ -30,6 +32,19 @@ def best_of_given(dialect: str) -> sa.Select[Any]:
         .where(_OF_NAMESPACE)
         .order_by(task.c.id, best.c.scope_value)
     )
+
+
+@cache
+def targets_of_given(dialect: str) -> sa.Select[Any]:
+    """The targets with a task of workloads, with the columns of `TARGET`."""
+    given = given_table(dialect, [workload_table.c.digest])
+    used = (
+        sa.select(task.c.target_id)
+        .join(workload_table, workload_table.c.id == task.c.workload_id)
+        .join(given, given.c.digest == workload_table.c.digest)
+        .where(_OF_NAMESPACE)
+    )
+    return sa.select(*TARGET.selected_columns).where(target.c.id.in_(used))
 
 
 @cache
