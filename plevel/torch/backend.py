@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +176,9 @@ def _compile_frozen(
         plan = make_plan(frozen, choose, pool.ask_all)
         if not options.confirm:
             kept = plan.preferred()
-        elif not options.again and (verdict := _known(plan, choose, options)):
-            kept = frozenset(w for w in plan.kernels if w.key in verdict.kept)
+        elif not options.again and (verdict := _known(plan, choose, options)) and not verdict.whole:
+            plan = replace(plan, wanted=frozenset(w for w in plan.selections if w.key in verdict.kept))
+            kept = frozenset(plan.kernels)
         if options.confirm and (verdict is None or verdict.whole):  # this is Inductor alone, to compare with
             frozen_once = keep_frozen(frozen)
         if options.confirm and plan.has_products and (verdict is None or verdict.whole):

@@ -71,25 +71,27 @@ def make_report(
     """The report of a graph that Inductor compiled."""
     total = plan.extraction.flops or 1
     rows, failed = [], set()
+    tried = {key for step in verdict.steps for key in step.workloads} if verdict else set()
     taken: Counter[Workload] = Counter()
     for found in plan.extraction.workloads:
         taken.update(found.parts if found.workload in kept else {})
     for found in plan.extraction.workloads:
-        kernel = plan.kernels.get(found.workload)
         left = found.occurrences - taken[found.workload]
         config = None
         if not left:
             name, why = "", "each is merged with others of the same operand"
-        elif kernel is None:
+        elif found.workload in plan.errors:
             name, why = "", plan.errors[found.workload]
             failed.add(found.workload)
         elif found.workload in kept:
+            kernel = plan.kernels[found.workload]
             name, why = kernel.implementation, kernel.explanation
             config = kernel.selection.config if isinstance(kernel.selection, Selection) else None
         else:
             unknown = "" if verdict else "its products are not measured to be slower apart"
             refused = verdict.refused if verdict else unknown
-            name, why = "", refused or "the whole graph is not faster with it"
+            slower = "the whole graph is not faster with it" if found.workload.key in tried else "it was not timed"
+            name, why = "", refused or slower
         rows.append(
             Part(
                 workload=found.workload, occurrences=left or found.occurrences, share=plan.extraction.share(found),

@@ -36,6 +36,7 @@ class Plan:
         graph: digest of the graph.
         key: digest of the graph, the kernels, the machine, its threads, and the versions of PyTorch and plevel.
         ask: has children build kernels.
+        wanted: the workloads that kernels are built for; None: all that have a selection.
     """
 
     extraction: Extraction
@@ -45,10 +46,11 @@ class Plan:
     graph: str
     key: str
     ask: Ask
+    wanted: frozenset[Workload] | None = None
 
     @cached_property
     def _built(self) -> tuple[dict[Workload, Kernel], dict[Workload, str]]:
-        return build(self.selections.values(), self.ask)
+        return build((s for w, s in self.selections.items() if self.wanted is None or w in self.wanted), self.ask)
 
     @property
     def has_products(self) -> bool:

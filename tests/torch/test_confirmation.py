@@ -736,6 +736,20 @@ def test_a_verdict_is_recorded_where_selections_are_from(ratios, tmp_path: Path,
     assert len(sent) < 20_000  # no weights
 
 
+def test_kernels_that_a_verdict_leaves_out_are_not_built_again(ratios, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Those of a machine that takes another's verdict, or whose folder of kernels was cleared."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model, x = models.Block(40, 56).eval(), torch.randn(24, 40)
+    ratios += [[1.1] * 9] * 3
+    rows = run(model, (x,)).rows
+    kernels = list(folder().glob("*.so"))
+    assert kernels
+    for path in kernels:
+        path.unlink()
+    assert run(model, (x,)).rows == rows
+    assert not any(path.exists() for path in kernels)
+
+
 def test_a_verdict_that_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reporting, "_ask", lambda *asked: [{"confirmation": {"key": 1}}])
     plan = SimpleNamespace(graph="graph", key="key", target=model_target())
