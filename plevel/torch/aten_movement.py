@@ -67,13 +67,31 @@ def _as_strided(x: Expr, shape: Sequence[int], steps: Sequence[int], offset: int
     The offset counts from the element of x that is first in memory, None for that one.
     """
     where = [(n, step) for n, step in zip(extents(x), own, strict=True) if n != 1]
-    if not offset and where == [(n, step) for n, step in zip(shape, steps, strict=True) if n != 1]:
+    begin, wanted = offset or 0, [(n, step) for n, step in zip(shape, steps, strict=True) if n != 1]
+    if not begin and where == wanted:
         return layer.reshape(x, shape)
     size = math.prod(extents(x))
-    if max(size, math.prod(shape)) >= PROBED or sorted(_places(extents(x), own).flat) != list(range(size)):
+    order, outward = _outward(own), sorted(where, key=lambda axis: axis[1])
+    dense = all(step == math.prod(n for n, _ in outward[:i]) for i, (_, step) in enumerate(outward))
+    reach = begin + sum((n - 1) * step for n, step in wanted)
+    if max(*extents(x), *shape, 0) >= PROBED or not dense or reach >= size:
         raise NetworkError(f"memory by strides {tuple(steps)}: make a copy with .contiguous() or .reshape()")
-    of = np.argsort(_places(extents(x), own), axis=None)
-    return call("take", layer.reshape(x, (size,)), Constant(of[_places(shape, steps) + (offset or 0)]), axis=0)
+    memory = layer.transpose(x, order)
+    laid = _outward(steps)
+    axes = [axis for axis in laid if shape[axis] != 1]
+    row = 1  # read as it lies, once for each of the axes that are left
+    while axes and steps[axes[-1]] == row:
+        row *= shape[axes.pop()]
+    if any(n % row for n in (size, begin, *(steps[axis] for axis in axes))):
+        row, axes = 1, [axis for axis in laid if shape[axis] != 1]
+    places = _places([shape[axis] for axis in axes], [steps[axis] // row for axis in axes]) + begin // row
+    found = call("take", layer.reshape(memory, (size // row, row)), Constant(places), axis=0)
+    return layer.transpose(layer.reshape(found, [shape[axis] for axis in laid]), np.argsort(laid).tolist())
+
+
+def _outward(steps: Sequence[int]) -> list[int]:
+    """The axes of a tensor from the one whose elements lie farthest from each other to the nearest."""
+    return sorted(range(len(steps)), key=lambda axis: steps[axis], reverse=True)
 
 
 def _places(shape: Sequence[int], steps: Sequence[int]) -> np.ndarray:

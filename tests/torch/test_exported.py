@@ -406,7 +406,11 @@ COMPUTED = {
             adaptive_avg_pool2d(x.contiguous(memory_format=torch.channels_last), 1) * 2,
             x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).as_strided((3, 4), (2, 5), 1) * 2,
             (x + 1)[1:].as_strided((2, 3), (1, 2)) * 2, (x + 1)[1:].as_strided((2, 3), (1, 2), 150) * 2,
+            (x + 1).as_strided((3, 1, 4, 5), (5, 7, 10, 1)) * 2, (x + 1).as_strided((5, 3, 4), (0, 4, 1), 2) * 2,
         ), IMAGE,
+    ),
+    "windows of many elements": (
+        lambda x: x.repeat(600, 64).as_strided((8, 3, 200, 64), (64, 102_400, 512, 1)).amax((2, 3)), X,
     ),
     "norms of instances": (
         Calls(
