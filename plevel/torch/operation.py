@@ -16,6 +16,7 @@ from plevel.torch.kernel import Kernel
 from plevel.torch.native import native
 from plevel.torch.node import DTYPES
 from strategy.compile import huge_page
+from strategy.compile.artefact import ALIGNMENT
 from strategy.signature import Argument, Role
 from strategy.types import TensorType
 
@@ -37,9 +38,12 @@ def load(kernel: Kernel) -> None:
 
 def pack(kernel: Kernel, argument: Argument, source: Any) -> Any:
     """A constant as the kernel takes it: packed by the kernel's own function where it has one."""
-    # A copy that is aligned, as code for vectors needs it.
-    given = _reserve(source.shape, source.dtype).copy_(source)
-    if argument.role is not Role.PREPARED:
+    is_packed = argument.role is Role.PREPARED
+    given = source
+    # A kernel reads a copy, of huge pages; its packing reads what is aligned, as code for vectors needs it.
+    if not (is_packed and source.is_contiguous() and source.data_ptr() % ALIGNMENT == 0):
+        given = _reserve(source.shape, source.dtype).copy_(source)
+    if not is_packed:
         return _collapsed(given)
     code, bits, dtype = _TYPES[argument.tensor.dtype]
     packed = _reserve(argument.tensor.concrete_shape, dtype)

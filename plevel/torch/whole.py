@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -30,7 +31,7 @@ from plevel.torch.exported import Order, find_weights, import_graph
 from plevel.torch.kernel import chosen_digest
 from plevel.torch.store import digest_of, folder, is_library, keeping, prune, touch
 from plevel.torch.verdict import Verdict, is_current
-from strategy.host import cpu_model
+from strategy.host import cpu_model, usable_cores
 from strategy.network.graph import NetworkError
 from strategy.network.library import Manifest, network_code
 from strategy.record import convert, to_json
@@ -280,7 +281,11 @@ def _weights(module: GraphModule) -> list[tuple[str, str]]:
 
 def _path(module: GraphModule, prefix: str) -> Path:
     """The library's path, which has the digest of the weights."""
-    digest = hashlib.sha256()
-    for _, tensor in sorted(find_weights(module).items()):
-        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return folder() / f"{prefix}-{digest.hexdigest()[:32]}.so"
+    weights = [tensor for _, tensor in sorted(find_weights(module).items())]
+    with ThreadPoolExecutor(usable_cores()) as threads:
+        digests = list(threads.map(_digest, weights))
+    return folder() / f"{prefix}-{digest_of(*digests)}.so"
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
