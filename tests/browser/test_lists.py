@@ -90,14 +90,15 @@ def test_records_of_some_days_are_found_at_once(seeded: Site) -> None:
 def test_a_heading_turns_the_order_around_and_keeps_the_filter(
     seeded: Site, path: str, name: str
 ) -> None:
-    page = _get(seeded, path, op="dense", since=_day(30))
+    since = _day(30)
+    page = _get(seeded, path, op="dense", since=since)
     newest = _ids(page, path)
     assert newest == sorted(newest, reverse=True)
     heading = re.search(rf'aria-sort="descending"><a href="({path}\?[^"]*sort={name}[^"]*)"', page)
     assert heading is not None
     address = heading[1].replace("&amp;", "&")
     assert "op=dense" in address
-    assert f"since={_day(30)}" in address
+    assert f"since={since}" in address
     oldest = _ids(_get(seeded, address), path)
     assert oldest == sorted(oldest)
     assert oldest[0] <= newest[-1]

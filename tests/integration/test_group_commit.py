@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -123,6 +124,21 @@ def test_a_late_report_of_a_batch_stores_nothing(store: Store) -> None:
     with store.read() as c:
         assert c.scalars(sa.select(record.c.lease_id)).all() == [good.id]
     assert sorted(scene.states()) == ["done", "queued"]
+
+
+def test_a_report_of_a_batch_with_another_token_stores_nothing_and_is_no_repetition(store: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(1))
+    (held,) = lease_each(scene, hosts(scene, 1))
+    strange = report_of(msgspec.structs.replace(held, token=held.token + 1))
+    for own, state in ((report_of(held), "leased"), (None, "done")):
+        with store.write() as c:
+            (refused,) = reporting.report_many(c, [strange], TERMS)
+        assert isinstance(refused, LeaseLostError)
+        assert scene.states() == [state]
+        if own is not None:
+            with store.write() as c:
+                reporting.report_many(c, [own], TERMS)
 
 
 def test_renewals_are_each_answered(store: Store) -> None:

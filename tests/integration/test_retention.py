@@ -57,9 +57,9 @@ def left(store: Store) -> set[str]:
 def test_a_dry_run_says_what_pruning_then_does(store: Store) -> None:
     aged(store)
     before, total = bests(store), count(store)
-    said = prune(store, 2, DAY_S * 10.5, dry=True)
+    said = prune(store, 2, DAY_S * 11, dry=True)  # the instant of one of them, which stays
     assert count(store) == total
-    done = prune(store, 2, DAY_S * 10.5, dry=False)
+    done = prune(store, 2, DAY_S * 11, dry=False)
     assert done == said
     assert done.records == total - count(store) > 0
     assert done.kept == count(store)
@@ -67,7 +67,7 @@ def test_a_dry_run_says_what_pruning_then_does(store: Store) -> None:
     # The two fastest of the search, the confirmed, the best of model B, and all that is young.
     kept = {made(i).config_digest for i in (0, 1, 7, 19, *range(10, 20))}
     assert left(store) == kept
-    assert prune(store, 2, DAY_S * 10.5, dry=False).records == 0
+    assert prune(store, 2, DAY_S * 11, dry=False).records == 0
 
 
 def test_what_a_worker_with_a_wrong_clock_measured_is_as_old_as_its_record(store: Store) -> None:
@@ -103,6 +103,13 @@ def test_pruning_needs_a_best_to_keep(store: Store) -> None:
 def test_what_has_no_date_is_as_old_as_its_import(store: Store) -> None:
     import_items(store, [made(i, (1.0 + i,), measured_at=0.0) for i in range(5)])
     assert prune(store, 1, DAY_S, dry=False).records == 0
+
+
+def test_a_purge_has_its_first_instant_and_not_its_last(store: Store) -> None:
+    aged(store)
+    with store.read() as c:
+        found = retention.count_doubtful(c, Doubtful(since=DAY_S * 5, until=DAY_S * 6))
+    assert found.records == 1
 
 
 def test_a_purge_derives_the_best_anew_and_outlives_an_import(store: Store) -> None:
