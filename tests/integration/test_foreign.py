@@ -31,7 +31,7 @@ from strategy.workload import Workload
 from tests.integration.conftest import admin
 from tests.integration.derived import assert_derived
 from tests.integration.process import Service
-from tests.postgres import create_database
+from tests.postgres import MIGRATED, create_database
 
 pytestmark = pytest.mark.in_turn("url")
 
@@ -189,12 +189,10 @@ LINES = (
 
 
 @pytest.fixture(scope="module")
-def on_postgres(
-    migrated_database: str, postgres_server: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Service]:
-    name = f"{migrated_database}_foreign"
+def on_postgres(postgres_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    name = f"{MIGRATED}_foreign"
     with admin(postgres_server) as connection:
-        create_database(connection, name, migrated_database)
+        create_database(connection, name, MIGRATED)
         one = Service(
             f"postgresql://plevel@/{name}?host={postgres_server}", tmp_path_factory.mktemp("foreign"),
             PLEVEL_AUTH="open",

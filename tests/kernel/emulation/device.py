@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import re
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from strategy.cuda.program import CudaArtefact, Launch, Pointer, Program, evaluate
+from tests.once import make_once
 
 HEADER = Path(__file__).with_name("cuda_emulation.h")
 WARPGROUP = Path(__file__).with_name("warpgroup.h")
@@ -272,11 +270,13 @@ def find_file(package: str, name: str) -> Path | None:
     return Path(str(found[0].locate())) if found else None
 
 
-@cache
 def headers() -> Path:
-    """A folder with the header, compiled once for this process: it is most of the work of a kernel."""
-    folder = Path(tempfile.mkdtemp(prefix="plevel-emulation-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    """A folder with the header, compiled once for all processes: it is most of the work of a kernel."""
+    return make_once("emulation", _compile_headers)
+
+
+def _compile_headers(folder: Path) -> None:
+    folder.mkdir()
     shutil.copy(HEADER, folder)
     shutil.copy(WARPGROUP, folder)
     shutil.copy(RACES, folder)
@@ -284,7 +284,6 @@ def headers() -> Path:
     subprocess.run(
         [str(find_cxx()), *_FLAGS, "-x", "c++-header", "-o", f"{copied}.gch", copied], check=True
     )
-    return folder
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> Any:
