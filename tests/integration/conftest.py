@@ -16,10 +16,13 @@ import pytest
 
 from service.store import migration
 from service.store.db import Store
+from tests import statement
 from tests.integration.process import Service, Start
-from tests.postgres import create_database
+from tests.once import make_once
+from tests.postgres import MIGRATED, create_database
 
 _numbers = itertools.count(1)
+statement.share()
 
 
 def admin(server: str) -> psycopg.Connection:
@@ -27,20 +30,8 @@ def admin(server: str) -> psycopg.Connection:
 
 
 @pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("migrated") / "plevel.db"
-    migration.upgrade(f"sqlite:///{path}")
-    return path
-
-
-@pytest.fixture(scope="session")
-def migrated_database(postgres_server: str) -> str:
-    """The name of a PostgreSQL database that tests copy."""
-    name = f"migrated_{os.getpid()}"
-    with admin(postgres_server) as server:
-        create_database(server, name)
-    migration.upgrade(f"postgresql://plevel@/{name}?host={postgres_server}")
-    return name
+def migrated_file() -> Path:
+    return make_once("migrated.db", lambda path: migration.upgrade(f"sqlite:///{path}"))
 
 
 @pytest.fixture
@@ -51,10 +42,10 @@ def sqlite_copy(migrated_file: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def postgres_copy(migrated_database: str, postgres_server: str) -> Iterator[str]:
+def postgres_copy(postgres_server: str) -> Iterator[str]:
     name = f"copy_{os.getpid()}_{next(_numbers)}"
     with admin(postgres_server) as server:
-        create_database(server, name, migrated_database)
+        create_database(server, name, MIGRATED)
         yield f"postgresql://plevel@/{name}?host={postgres_server}"
         server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.util import LRUCache
 
 from service.errors import LeaseLostError
 from service.predict import trainer
@@ -24,6 +25,7 @@ from service.tuning import run as runs
 from service.tuning.ownership import Ownership
 from service.tuning.tuner import Tuner
 from strategy.record import Phase, RunState
+from tests import statement
 from tests.integration.scene import (
     OTHER_TARGET,
     TARGET,
@@ -59,6 +61,7 @@ class Clock:
 
 @pytest.fixture
 def store(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr(statement, "compiled", LRUCache(500))  # of this clock
     specs = now._compiler_dispatcher.specs  # type: ignore[attr-defined]
     for dialect in ("sqlite", "postgresql"):
         real = specs[dialect]
