@@ -21,7 +21,7 @@ from strategy.signature import Role
 from strategy.target import Target
 from strategy.workload import Workload
 from workers.reference import epsilon
-from workers.sandbox import ForkServer
+from workers.sandbox import WORKER_IMPORTS, ForkServer
 
 GUARD = 1024  # numbers on each side of an output that nothing may touch
 _TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -35,7 +35,8 @@ def target() -> Target:
 @pytest.fixture(scope="module")
 def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One fork server for all that a module builds: each takes longer to load TVM than most libraries to build."""
-    with ForkServer(tmp_path_factory.mktemp("logs")) as server, pytest.MonkeyPatch.context() as patch:
+    imports = (*WORKER_IMPORTS, "workers.network_builder")
+    with ForkServer(tmp_path_factory.mktemp("logs"), imports) as server, pytest.MonkeyPatch.context() as patch:
         patch.setattr("workers.pool.ForkServer", lambda *_: nullcontext(server))
         yield
 

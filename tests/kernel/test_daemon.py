@@ -40,7 +40,7 @@ from tests.limit import HANG_S
 from workers.client import AnswerError, Client
 from workers.cpu import assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
-from workers.sandbox import ForkServer
+from workers.sandbox import WORKER_IMPORTS, ForkServer
 from workers.scratch import GOES_ON, ScratchError
 from workers.spool import Spool
 
@@ -187,7 +187,7 @@ def gate(_gate: Path) -> Path:
 def server(_gate: Path) -> Iterator[ForkServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(hostile.GATE, str(_gate))
-        with ForkServer(_gate.parent, ("numpy", "tvm", "hostile")) as found:
+        with ForkServer(_gate.parent, (*WORKER_IMPORTS, "hostile")) as found:
             yield found
 
 

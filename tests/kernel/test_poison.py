@@ -15,7 +15,7 @@ from tests.kernel.test_worker import CORES, hostile_job
 from tests.limit import HANG_S
 from workers.builder_pool import BuilderPool
 from workers.fork import Limits
-from workers.sandbox import Died, ForkServer
+from workers.sandbox import WORKER_IMPORTS, Died, ForkServer
 from workers.timing_runner import TimingRunner
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too
@@ -27,7 +27,7 @@ POISON = ("build_aborts", "aborts", "segfaults", "exits", "raises")
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ForkServer]:
-    with ForkServer(tmp_path, ("numpy", "tvm", "hostile")) as found:
+    with ForkServer(tmp_path, (*WORKER_IMPORTS, "hostile")) as found:
         yield found
 
 

@@ -24,7 +24,7 @@ from strategy.target import Target
 from strategy.workload import Workload
 from workers import verification
 from workers.reference import WrongAnswerError
-from workers.sandbox import ForkServer
+from workers.sandbox import WORKER_IMPORTS, ForkServer
 from workers.verification import SIZES, Parameter, Request, VerificationError, verify
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too
@@ -35,7 +35,7 @@ TARGET = Target.parse("llvm -num-cores=1")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    with ForkServer(tmp_path_factory.mktemp("logs"), ("numpy", "tvm", "hostile")) as found:
+    with ForkServer(tmp_path_factory.mktemp("logs"), (*WORKER_IMPORTS, "hostile")) as found:
         yield found
 
 

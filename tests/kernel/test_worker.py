@@ -50,7 +50,7 @@ from workers.guard import Placement
 from workers.kernel import Kernel
 from workers.reference import random_inputs, reference, tolerances
 from workers.runner import Runner, Session
-from workers.sandbox import Child, Died, ForkServer, Interrupted, Late, SandboxError
+from workers.sandbox import WORKER_IMPORTS, Child, Died, ForkServer, Interrupted, Late, SandboxError
 from workers.scratch import ScratchError
 from workers.timing_runner import Conditions, TimingRunner
 from workers.turn import Turn
@@ -72,7 +72,7 @@ LOST_CORE = 1000  # of no host that runs tests
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    with ForkServer(tmp_path_factory.mktemp("logs"), ("numpy", "tvm", "hostile")) as found:
+    with ForkServer(tmp_path_factory.mktemp("logs"), (*WORKER_IMPORTS, "hostile")) as found:
         yield found
 
 

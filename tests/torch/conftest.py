@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import migrated_file, service  # noqa: F401 - for the hooks
-from workers.sandbox import ForkServer
+from workers.sandbox import WORKER_IMPORTS, ForkServer
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,9 +52,7 @@ def builds(caches: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     if find_spec("torch") is None:
         yield
         return
-    with (
-        ForkServer(tmp_path_factory.mktemp("logs"), ("numpy", "tvm", "workers.builder")) as server,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    imports = (*WORKER_IMPORTS, "workers.network_builder", "plevel.torch.table_builder")
+    with ForkServer(tmp_path_factory.mktemp("logs"), imports) as server, pytest.MonkeyPatch.context() as patch:
         patch.setattr("workers.pool.ForkServer", lambda *_: nullcontext(server))
         yield
