@@ -70,7 +70,7 @@ def codes(case: tuple[Target, str, Workload], rows: Iterable[list[int]], path: P
     return made
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_idle_knobs_do_not_change_the_code(case: tuple[Target, str, Workload], tmp_path: Path) -> None:
     space = space_of(*case)

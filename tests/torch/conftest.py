@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def caches(full: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Folders of compiled code that no other run of these tests has filled."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("torch")
@@ -43,6 +43,8 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             # Else the compiler is asked for each kind of vectors, with a process that loads what it made.
             patch.setattr(torch._inductor.config.cpp, "vec_isa_ok", True)
             patch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # of processes that a test starts
+            if not full:  # Inductor's own vectors, which take its compiler twice as long, are larger samples
+                patch.setattr(torch._inductor.config.cpp, "simdlen", 1)
         yield
 
 

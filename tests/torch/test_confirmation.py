@@ -736,6 +736,7 @@ def test_a_verdict_is_recorded_where_selections_are_from(ratios, tmp_path: Path,
     assert len(sent) < 20_000  # no weights
 
 
+@pytest.mark.full
 def test_kernels_that_a_verdict_leaves_out_are_not_built_again(ratios, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Those of a machine that takes another's verdict, or whose folder of kernels was cleared."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
