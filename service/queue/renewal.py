@@ -109,7 +109,6 @@ def _beginning(dialect: str) -> sa.sql.dml.ReturningUpdate[Any]:
     )
 
 
-_TIMING = sa.select(lease.c.timing).where(among(lease.c.id))
 _RUN_STATES = (
     sa.select(lease.c.id, run.c.state)
     .join_from(lease, job, job.c.id == lease.c.job_id)
@@ -171,17 +170,12 @@ def renew(
         LeaseLostError: as `touch`.
         DeviceBusyError: another timing lease of the device is live.
     """
-    if timing:
-        with one_trip(connection) as ask:
-            known = ask(_TIMING, {"ids": [lease_id]})
-            due = retry.ask_due(ask, terms)
-        if not any(row.timing for row in known):
-            retry.end_due(connection, due, terms)
     row = touch(connection, lease_id, token, terms)
     begins = timing and not row.timing
     if begins:
-        # Lock the device before its worker, as renaming does.
+        # Lock the device before its worker, as renaming does, and tasks of expired jobs after the lease, as reports do.
         same = fleet.lock_device(connection, row.device_id)
+        retry.expire(connection, terms)
         busy = connection.scalar(
             sa.select(lease.c.id).where(
                 lease.c.device_id.in_(same), lease.c.ended_at.is_(None), lease.c.timing

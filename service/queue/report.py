@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from service.errors import InvalidError, LeaseLostError, ServiceError
 from service.queue import heartbeat, retry
 from service.queue.renewal import touch
-from service.records import log
+from service.records import best, log
 from service.store import event
 from service.store.sql import among, given_table, join_each, now, one_trip, values_of
 from service.store.tables import EntryState, job, job_entry, lease
@@ -43,7 +43,6 @@ def report(connection: sa.Connection, one: Report, terms: retry.Terms) -> Result
             cancelled=retry.is_cancelled(connection, ended.job_id),
         )  # fmt: skip
     held = ended or touch(connection, one.lease_id, sent.token, terms)
-    heartbeat.see(connection, [held.worker_id], terms.alive_s)
     entries = _entries(connection, held.job_id, sent)
     refused: Counter[int] = Counter()
     if ended is None:  # an ended lease has no open entries
@@ -52,6 +51,7 @@ def report(connection: sa.Connection, one: Report, terms: retry.Terms) -> Result
         refused = log.append(connection, [one], {held.id: held}, entries, about)
         if sent.done:
             _finish(connection, held, terms)
+    heartbeat.see(connection, [held.worker_id], terms.alive_s)
     return _accept(entries, retry.is_cancelled(connection, held.job_id), refused[held.job_id])
 
 
@@ -143,16 +143,20 @@ def _store_together(
     with one_trip(connection) as ask:
         # All leases, in one statement and a fixed order, and later their tasks: against deadlocks between services.
         locked = ask(_live(dialect), {"rows": values_of({(one.lease_id, one.results.token) for one in reports})})
-        rows = ask(_entries_of(dialect), {"ids": list(sent)})
+        rows = ask(_entries_of(dialect), {"ids": list(times)})
         about = log.ask_about(ask, sent)
     live = [held for held in locked if held.id in sent]
     jobs = {row.id: row for row in about}
-    entries: dict[int, dict[int, Any]] = {held.job_id: {} for held in live}
+    entries: dict[int, dict[int, Any]] = {held.job_id: {} for held in locked}
     for row in rows:
         if row.job_id in entries:
             entries[row.job_id][row.entry] = row
     taken = {held.id: held for held in live if _is_complete(entries[held.job_id], sent[held.id])}
+    # The others may be stored one by one, and wait for no task then.
+    left = {e.task_id for held in locked if held.id not in taken for e in entries[held.job_id].values()}
     if not taken:
+        if left:
+            best.lock(connection, left)
         return {}
     done = {i: held.job_id for i, held in taken.items() if sent[i].done}
 
@@ -160,10 +164,13 @@ def _store_together(
         connection.execute(_EXTEND, {"ids": taken.keys() - done.keys(), "lease_s": terms.lease_s})
         connection.execute(_END, {"ids": done})
         retry.close_done(connection, [jobs[job_id] for job_id in done.values()])
+
+    def see() -> None:  # not before: leases and heartbeats of all workers would wait for the tasks
         heartbeat.see(connection, {held.worker_id for held in taken.values()}, terms.alive_s)
 
     opened = [e for held in taken.values() for e in entries[held.job_id].values()]
-    refused = log.append(connection, [reports[places[i]] for i in taken], taken, opened, about, end)
+    sending = [reports[places[i]] for i in taken]
+    refused = log.append(connection, sending, taken, opened, about, end, see, left)
     return {
         places[i]: _accept(
             [entries[held.job_id][entry] for entry in dict.fromkeys(r.entry for r in sent[i].results)],

@@ -39,6 +39,8 @@ def append(
     entries: Iterable[Any],
     about: Sequence[Any],
     also: Callable[[], object] = lambda: None,
+    last: Callable[[], object] = lambda: None,
+    more: Iterable[int] = (),
 ) -> Counter[int]:
     """Store the results of open entries under live leases, and update the best; with the calibration kernel's times.
 
@@ -57,6 +59,8 @@ def append(
         entries: the entries of the leases' jobs that have no result yet.
         about: the rows of `ask_about` for the leases, and any others.
         also: called once to execute more statements without results, in a round trip with others.
+        last: the same, once the tasks are locked: no other transaction waits meanwhile for what they lock.
+        more: other tasks that this transaction will need, to be locked with those of the records.
     """
     pending = {(e.job_id, e.entry): e for e in entries if e.state == EntryState.PENDING}
     environments = recall(
@@ -89,7 +93,7 @@ def append(
     def prepare(ask: Ask) -> None:
         connection.execute(_DONE, {"ids": [e.id for e in stored]})
         also()
-        best.ask_lock(connection, ask, {e.task_id for e in stored})
+        best.ask_lock(connection, ask, {e.task_id for e in stored} | set(more))
 
     rows = [*added, *references]
     _identify(connection, owners, rows, {row.device_id: row.identity for row in about}, prepare)
@@ -97,6 +101,7 @@ def append(
         _put(connection, rows)
         current = best.ask_current(connection, ask, changes)
         lowest = tvm_history.ask_known(connection, ask, fastest)
+        last()
     best.settle(connection, changes, current, lambda: tvm_history.settle(connection, fastest, lowest))
     return Counter(
         row["job_id"] for row, result in zip(added, results, strict=True)

@@ -1,0 +1,138 @@
+"""The order in which the transactions of several services lock leases, tasks, devices and workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from service.queue import lease as leasing
+from service.queue import renewal
+from service.queue import report as reporting
+from service.records import best
+from service.store.db import Store
+from service.store.sql import now
+from service.store.tables import job, lease, worker
+from strategy.record import Lease, Renewed, Report, Results, ResultsAccepted
+from tests.integration.scene import FAST, LIBRARY, TERMS, Scene, configs, device, timed
+from tests.integration.test_group_commit import hosts, lease_each
+from tests.integration.test_races import await_waiting
+from tests.limit import HANG_S
+
+
+def partial(held: Lease, count: int, *, done: bool) -> Report:
+    """A report of the first results of a lease."""
+    results = tuple(timed(e) for e in held.job.entries[:count])
+    return Report(lease_id=held.id, results=Results(token=held.token, session="s", results=results, done=done))
+
+
+def test_a_renewal_that_ends_other_leases_waits_for_a_report_of_its_own(
+    postgres_copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The renewal locks the tasks of what it ends, and the report the lease: neither first what the other has."""
+    store, other = Store(postgres_copy), Store(postgres_copy)
+    scene = Scene.make(store)
+    for n in range(2):
+        scene.enqueue(configs(4)[2 * n : 2 * n + 2])
+    dead, held = (scene.leased(scene.register(device(name)), name) for name in ("a/cpu:0", "b/cpu:0"))
+    with store.write() as c:
+        c.execute(sa.update(job).where(job.c.id == dead.job.id).values(attempts=2))
+        c.execute(sa.update(lease).where(lease.c.id == dead.id).values(expires_at=now() - 1.0))
+    lock, touch, touching = best.ask_lock, renewal.touch, threading.Event()
+
+    def renew() -> Renewed:
+        with other.write() as c:
+            return renewal.renew(c, held.id, held.token, True, TERMS)
+
+    def touch_told(*given: Any) -> Any:
+        touching.set()
+        return touch(*given)
+
+    with ThreadPoolExecutor(1) as pool:
+        renewals: list[Future[Renewed]] = []
+
+        def lock_late(*given: Any) -> None:
+            if not renewals:
+                renewals.append(pool.submit(renew))
+                assert touching.wait(HANG_S)
+                await_waiting(store, 1)
+            lock(*given)
+
+        monkeypatch.setattr(renewal, "touch", touch_told)
+        monkeypatch.setattr(best, "ask_lock", lock_late)
+        with store.write() as c:
+            (answer,) = reporting.report_many(c, [partial(held, 1, done=False)], TERMS)
+        assert isinstance(answer, ResultsAccepted)
+        assert answer.accepted == 1
+        assert not renewals[0].result().cancelled
+    with store.read() as c:
+        assert c.scalars(sa.select(lease.c.id).where(lease.c.timing)).all() == [held.id]
+        assert c.scalar(sa.select(lease.c.end_reason).where(lease.c.id == dead.id)) == "expired"
+    store.close()
+    other.close()
+
+
+def test_a_report_that_waits_for_its_task_holds_up_no_worker(postgres_copy: str) -> None:
+    store, other, stranger = (Store(postgres_copy) for _ in range(3))
+    scene = Scene.make(store)
+    for n in range(4):
+        scene.enqueue(configs(4)[n : n + 1])
+    (ask,) = hosts(scene, 1)
+    (first, second) = lease_each(scene, [ask])
+    with store.write() as c:
+        c.execute(sa.update(worker).values(seen_at=now() - 30.0))  # the next request of it is a sign of life
+
+    def report() -> object:
+        with other.write() as c:
+            return reporting.report_many(c, [partial(first, 1, done=True)], TERMS)
+
+    with ThreadPoolExecutor(1) as pool:
+        with stranger.write() as c:
+            best.lock(c, scene.tasks.values())
+            reported = pool.submit(report)
+            await_waiting(store, 1)
+            with store.write() as leasing_one:
+                leasing_one.execute(sa.text("SET LOCAL lock_timeout = '5s'"))
+                (leases,) = leasing.lease_many(leasing_one, [ask], TERMS)
+                assert isinstance(leases, list)
+                assert renewal.renew_many(leasing_one, [(second.id, second.token, True)], TERMS) != [None]
+        reported.result()
+    for one in (store, other, stranger):
+        one.close()
+
+
+def test_a_batch_locks_all_of_its_tasks_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of reports that are stored one by one, too, as another service's batch may have them in another order."""
+    scene = Scene.make(store)
+    for task in (LIBRARY.implementation, FAST.implementation, FAST.implementation):
+        scene.enqueue(configs(2), task)
+    whole, ending, twice = lease_each(scene, hosts(scene, 3))[:3]
+    locked: list[set[int]] = []
+    lock = best.ask_lock
+
+    def note(connection: sa.Connection, ask: Any, tasks: Iterable[int]) -> None:
+        locked.append(set(tasks))
+        lock(connection, ask, locked[-1])
+
+    monkeypatch.setattr(best, "ask_lock", note)
+    sent = [
+        partial(whole, 2, done=True), partial(ending, 1, done=True), partial(twice, 1, done=False),
+        partial(twice, 2, done=True),
+    ]  # fmt: skip
+    with store.write() as c:
+        answers = reporting.report_many(c, sent, TERMS)
+    assert [a.accepted for a in answers if isinstance(a, ResultsAccepted)] == [2, 1, 1, 1]
+    assert len(locked) > 2
+    assert set().union(*locked) == locked[0]
+    locked.clear()
+    for task in (LIBRARY.implementation, FAST.implementation):
+        scene.enqueue(configs(2), task)
+    again = lease_each(scene, hosts(scene, 2))
+    with store.write() as c:
+        reporting.report_many(c, [partial(one, 1, done=False) for one in again] * 2, TERMS)
+    assert len(locked) > 2
+    assert set().union(*locked) == locked[0]
