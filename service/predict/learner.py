@@ -148,6 +148,8 @@ class _Training:
 
     def _update(self, base: Base, counted: Counted) -> dict[str, Any] | str:
         """Add trees to a model; the reason if that is not as good as training from nothing."""
+        if digest_of_trees(base.trees) != base.digest:  # XGBoost may read them for ever, or end the process
+            return f"the trees of version {base.version} are damaged"
         try:
             for each in (base.tested, base.trees):
                 load(each)
@@ -212,7 +214,7 @@ def _newest_record(connection: sa.Connection) -> int:
 def _find_base(connection: sa.Connection, op: str, target_id: int) -> Base | None:
     """The newest model, if it has what an update needs."""
     row = connection.execute(
-        sa.select(*cost_model.c["version", "columns", "trees", "tested", "lineage"])
+        sa.select(*cost_model.c["version", "columns", "trees", "tested", "digest", "lineage"])
         .where(cost_model.c.op == op, cost_model.c.target_id == target_id)
         .order_by(cost_model.c.version.desc())
         .limit(1)
@@ -221,7 +223,7 @@ def _find_base(connection: sa.Connection, op: str, target_id: int) -> Base | Non
         return None
     return Base(
         version=row.version, columns=tuple(json.loads(row.columns)), trees=row.trees, tested=row.tested,
-        lineage=convert(row.lineage, Lineage),
+        digest=row.digest, lineage=convert(row.lineage, Lineage),
     )  # fmt: skip
 
 

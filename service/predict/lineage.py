@@ -54,6 +54,7 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...]
     trees: bytes
     tested: bytes
+    digest: str  # of the trees, as stored with them
     lineage: Lineage
 
     @property

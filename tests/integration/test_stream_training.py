@@ -81,6 +81,17 @@ def test_a_model_is_brought_up_to_date_where_that_is_as_good(
     assert told.startswith("trained from nothing: an update of version 4 ranked")
 
 
+def test_a_damaged_model_is_trained_from_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineage, "LEAST_UPDATED", 0)
+    measure(store, SHAPES + OTHERS)
+    train(store)
+    measure(store, [(48, 200)])
+    with store.write() as c:
+        trees = c.scalar(sa.select(cost_model.c.trees))
+        c.execute(sa.update(cost_model).values(trees=trees[: len(trees) // 10]))
+    assert train(store).lineage == "trained from nothing: the trees of version 1 are damaged"
+
+
 @pytest.mark.full
 def test_a_full_disk_is_an_error_of_one_line(sqlite_copy: str, cache: Path) -> None:
     store = Store(sqlite_copy)
