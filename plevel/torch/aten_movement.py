@@ -74,17 +74,16 @@ def _as_strided(x: Expr, shape: Sequence[int], steps: Sequence[int], offset: int
     order, outward = _outward(own), sorted(where, key=lambda axis: axis[1])
     dense = all(step == math.prod(n for n, _ in outward[:i]) for i, (_, step) in enumerate(outward))
     reach = begin + sum((n - 1) * step for n, step in wanted)
-    if max(*extents(x), *shape, 0) >= PROBED or not dense or reach >= size:
+    if max((*extents(x), *shape), default=0) >= PROBED or not dense or reach >= size:
         raise NetworkError(f"memory by strides {tuple(steps)}: make a copy with .contiguous() or .reshape()")
     memory = layer.transpose(x, order)
     laid = _outward(steps)
     axes = [axis for axis in laid if shape[axis] != 1]
-    row = 1  # read as it lies, once for each of the axes that are left
-    while axes and steps[axes[-1]] == row:
-        row *= shape[axes.pop()]
-    if any(n % row for n in (size, begin, *(steps[axis] for axis in axes))):
-        row, axes = 1, [axis for axis in laid if shape[axis] != 1]
-    places = _places([shape[axis] for axis in axes], [steps[axis] // row for axis in axes]) + begin // row
+    run = 1  # read as it lies, once for each of the axes that are left
+    while axes and steps[axes[-1]] == run:
+        run *= shape[axes.pop()]
+    row = math.gcd(run, size, begin, *(steps[axis] for axis in axes))  # a run is one or several
+    places = _places([*(shape[a] for a in axes), run // row], [*(steps[a] // row for a in axes), 1]) + begin // row
     found = call("take", layer.reshape(memory, (size // row, row)), Constant(places), axis=0)
     return layer.transpose(layer.reshape(found, [shape[axis] for axis in laid]), np.argsort(laid).tolist())
 

@@ -407,6 +407,7 @@ COMPUTED = {
             x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).as_strided((3, 4), (2, 5), 1) * 2,
             (x + 1)[1:].as_strided((2, 3), (1, 2)) * 2, (x + 1)[1:].as_strided((2, 3), (1, 2), 150) * 2,
             (x + 1).as_strided((3, 1, 4, 5), (5, 7, 10, 1)) * 2, (x + 1).as_strided((5, 3, 4), (0, 4, 1), 2) * 2,
+            (x + 1).as_strided((5, 40), (16, 1), 8) * 2, (x + 1).as_strided((4, 2, 3), (9, 3, 1), 3) * 2,
         ), IMAGE,
     ),
     "windows of many elements": (
@@ -662,6 +663,15 @@ def test_attention_with_heads_of_a_symbolic_size_is_refused_in_one_line() -> Non
     program = torch.export.export(model, (IMAGE,), dynamic_shapes=((sizes,),))
     with pytest.raises(NetworkError, match=r"attention with heads of a symbolic size: export .* fixed$"):
         import_program(program)
+
+
+def test_windows_that_overlap_take_rows_as_long_as_divide_their_steps() -> None:
+    model = Calls(lambda x: x.as_strided((5, 40), (16, 1)) * 2)
+    network, _ = import_program(torch.export.export(model, (X.repeat(4, 2),)))
+    (take,) = (v for v in post_order(network.root) if isinstance(v, Call) and v.op.name == "take")
+    data, places = take.args
+    assert isinstance(places, Constant)
+    assert (data.tensor_type.concrete_shape, places.value.size) == ((32, 8), 25)
 
 
 def test_experts_compute_with_their_own_weights_only() -> None:
