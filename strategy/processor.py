@@ -29,6 +29,7 @@ _INSTRUCTIONS = {
     "avx512vl": _AVX512 - _FIRST_AVX512,
     "avx512bf16": _BF16,
     "avx512vnni": _BF16 | frozenset("cascadelake icelake-client icelake-server tigerlake rocketlake".split()),
+    "avx512fp16": _AMX,
     "bf16": frozenset("neoverse-v1 neoverse-n2 neoverse-v2".split()),
     "amx-tile": _AMX,
     "amx-bf16": _AMX,

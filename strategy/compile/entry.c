@@ -75,6 +75,17 @@ static int _plevel_refuse(const char *what) {
 static const char *_plevel_lacks(void) {
 #ifdef __x86_64__
 #define PLEVEL_NEED(name) if (!__builtin_cpu_supports(name)) return "this processor lacks " name ": compile for this one";
+/* Compilers refuse names that they do not know. */
+#if defined(__clang__) || __GNUC__ >= 11
+#define PLEVEL_NEED_BF16 PLEVEL_NEED
+#else
+#define PLEVEL_NEED_BF16(name)
+#endif
+#if defined(__clang__) ? __clang_major__ >= 14 : __GNUC__ >= 12
+#define PLEVEL_NEED_FP16 PLEVEL_NEED
+#else
+#define PLEVEL_NEED_FP16(name)
+#endif
   PLEVEL_INSTRUCTIONS
 #endif
   return NULL;

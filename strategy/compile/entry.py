@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -67,6 +67,8 @@ $declarations
 
 # Of a function for TVM.
 _TYPE = "(void *, const Any *, int32_t, Any *)"
+# Macros for instructions that compilers of today's systems may not know by name.
+_NEW = {"avx512bf16": "PLEVEL_NEED_BF16", "avx512fp16": "PLEVEL_NEED_FP16"}
 
 
 @cache
@@ -75,10 +77,12 @@ def common_code() -> str:
     return "".join(files(__package__).joinpath(name).read_text() for name in ("workspace.h", "entry.c"))
 
 
-def instructions_code(target: Target) -> str:
-    """The macro of the instructions without which a library refuses to run, in C."""
-    needed = " ".join(f'PLEVEL_NEED("{name}")' for name in target.vector_instructions)
-    return f"#define PLEVEL_INSTRUCTIONS {needed}"
+def instructions_code(target: Target, dtypes: Collection[str]) -> str:
+    """The macro of the instructions without which a library of kernels for these dtypes refuses to run, in C."""
+    # A virtual machine may hide those of float16, which other code has none of.
+    needed = [name for name in target.vector_instructions if name != "avx512fp16" or "float16" in dtypes]
+    asked = (f'{_NEW.get(name, "PLEVEL_NEED")}("{name}")' for name in needed)
+    return f"#define PLEVEL_INSTRUCTIONS {' '.join(asked)}"
 
 
 class Entry:
@@ -136,12 +140,13 @@ class Entry:
 
     def source(self) -> str:
         """The text of the source, the header included."""
+        dtypes = {argument.tensor.dtype for row in self.rows for argument in row.lowered.arguments}
         lines = [
             self.header(),
             f"#define PLEVEL_THREADS {self._threads}",
             f"#define PLEVEL_ALIGNMENT {ALIGNMENT}",
             *_library_threads(self.rows),
-            instructions_code(self.rows[0].lowered.target),
+            instructions_code(self.rows[0].lowered.target, dtypes),
             common_code(),
             *self.main(),
             *self._function(),

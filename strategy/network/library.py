@@ -267,7 +267,7 @@ def _source(plan: Plan, name: str, target: Target, tables: Sequence[str]) -> str
         f"#define PLEVEL_HUGE {HUGE_PAGE}ULL",
         f"#define PLEVEL_WEIGHT_BYTES {plan.weight_bytes}ULL",
         "#define PLEVEL_LIBRARY_THREADS",
-        instructions_code(target),
+        instructions_code(target, {buffer.type.dtype for step in plan.steps for buffer in step.buffers}),
         f"#define PLEVEL_SIZES {len(sizes_of(plan))}",
         f"#define PLEVEL_EXTENTS {max(1, len(extents))}",
         f"#define PLEVEL_PLACES {max(1, len(plan.places))}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import re
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 pytest.importorskip("tvm")
 
 from strategy.compile import compile as compile_graph
-from strategy.compile.entry import LibraryRow
+from strategy.compile.entry import LibraryRow, common_code, instructions_code
 from strategy.compile.export import (
     export_library,
     link,
@@ -411,6 +412,35 @@ def test_a_processor_without_its_instructions_is_refused(tmp_path: Path, monkeyp
     for name in ("librelu.so", "network.so"):
         with said:
             tvm.runtime.load_module(str(tmp_path / name))["main"](*tensors)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("gcc") is None, reason="of GCC for x86-64")
+@pytest.mark.parametrize(
+    ("lacking", "version", "dtype", "known"),
+    [
+        ("avx512bf16", 11, "float32", True), ("avx512bf16", 9, "float32", False), ("avx512fp16", 12, "float16", True),
+        ("avx512fp16", 11, "float16", False), ("avx512fp16", 12, "float32", False), ("avx512vnni", 9, "float32", True),
+    ],
+)  # fmt: skip
+def test_a_compiler_is_asked_for_instructions_that_it_knows_and_the_dtypes_need(
+    lacking: str, version: int, dtype: str, known: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "main.c").write_text(f"""
+#include <stdint.h>
+#include <string.h>
+#define PLEVEL_THREADS 1
+#define PLEVEL_ALIGNMENT 64
+#define PLEVEL_LIBRARY_THREADS
+{instructions_code(Target.parse("llvm -mcpu=sapphirerapids"), {dtype})}
+{common_code()}
+int main(void) {{ return puts(_plevel_lacks() ? _plevel_lacks() : "") < 0; }}
+""")
+    lacks = f'-D__builtin_cpu_supports(name)=strcmp(name, "{lacking}")'
+    asked = ["-U__GNUC__", f"-D__GNUC__={version}", lacks]
+    command = ["gcc", "-w", *asked, "main.c", "-o", "main", "-lpthread"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    done = subprocess.run(["./main"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == (f"this processor lacks {lacking}: compile for this one" if known else "")
 
 
 def test_no_extent_is_0_and_a_wrong_call_says_what_is_wrong(tmp_path: Path) -> None:

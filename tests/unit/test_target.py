@@ -209,7 +209,7 @@ def test_vector_registers(target: str, width: int, registers: int) -> None:
         ("llvm -mcpu=knl", "avx2 fma avx512f"),
         ("llvm -mcpu=skylake-avx512", "avx2 fma avx512f avx512bw avx512dq avx512vl"),
         ("llvm -mcpu=cascadelake", "avx2 fma avx512f avx512bw avx512dq avx512vl avx512vnni"),
-        ("llvm -mcpu=sapphirerapids", "avx2 fma avx512f avx512bw avx512dq avx512vl avx512bf16 avx512vnni"),
+        ("llvm -mcpu=sapphirerapids", "avx2 fma avx512f avx512bw avx512dq avx512vl avx512bf16 avx512vnni avx512fp16"),
     ],
 )  # fmt: skip
 def test_the_vector_instructions_of_a_target(target: str, instructions: str) -> None:
