@@ -219,6 +219,8 @@ def _load(
         failed = function(*(i.data_ptr() for i in inputs), *(r.data_ptr() for r in results))
         if failed == -1:
             raise MemoryError(f"plevel: no memory for {manifest.arena_bytes} bytes of intermediate values of {kept}")
+        if failed < 0:
+            raise RuntimeError(f"plevel: this processor lacks instructions of {kept}")
         if failed:
             raise RuntimeError(f"plevel: {manifest.steps[failed - 1].workload or 'a copy'} failed in {kept}")
         for place, axes in turned:

@@ -978,6 +978,17 @@ def test_a_library_gives_tensors_of_the_host_where_another_device_is_the_default
     assert found.equal(x.relu())
 
 
+@pytest.mark.skipif(not model_target().vector_instructions, reason="none are known of this processor")
+def test_a_library_for_another_processor_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CC", "cc '-D__builtin_cpu_supports(name)=0'")
+    target, x = model_target(), torch.ones(3, 16)
+    choose = make_chooser(target, NO_RECORDS)
+    made = draft_whole(torch.fx.symbolic_trace(torch.nn.ReLU()), (x,), target, choose, ask_all)()
+    with pytest.raises(RuntimeError, match="this processor lacks instructions of .*graph-"):
+        made.call(x)
+    made.sweep()
+
+
 def test_a_library_of_other_kernels_than_those_timed_is_stale(library):
     made, _ = library
     target = model_target()
