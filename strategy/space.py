@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import msgspec
@@ -46,12 +47,12 @@ class ConfigSpace:
         derived: expressions over knobs as features of a cost model (footprints, register use).
         fallback: the configuration used without tuning; default: the first valid one. A function is
             called at the first use.
-        idle: for a knob, the condition under which the code is the same for all of its values. It may read idle knobs
-            that come before; constraints read none. A search then tries the fallback's value alone.
+        idle: for a knob, the condition under which the code is the same for all of its values. It may read other idle
+            knobs, in any order but in no circle; constraints read none. A search then tries the fallback's value alone.
 
     Raises:
-        SpaceError: a duplicate name, a constraint or condition over unknown names or over idle ones, or an invalid
-            fallback (raised by `fallback` if it is from a function).
+        SpaceError: a duplicate name, a constraint or condition over unknown names, a constraint over idle ones,
+            conditions that read each other, or an invalid fallback (raised by `fallback` if it is from a function).
     """
 
     def __init__(
@@ -80,23 +81,29 @@ class ConfigSpace:
                 if name not in self._by_name:
                     raise SpaceError(f"'{what}': {name!r:.80} is no knob of this space")
                 self._by_name[name].check_use(what)
-        self._check_idle()
+        self.idle = self._settled_in_turn()
         self._given = fallback
         if fallback is not None and not callable(fallback):
             _ = self.fallback
 
-    def _check_idle(self) -> None:
-        """Raise `SpaceError` where the fallback's value of an idle knob could make another configuration invalid."""
-        settled: set[str] = set(self.idle)
+    def _settled_in_turn(self) -> dict[str, Clause]:
+        """The conditions of idle knobs, each behind those that it reads: a database may give them in another order.
+
+        Raises:
+            SpaceError: the fallback's value of an idle knob could make another configuration invalid.
+        """
         for what in self.constraints:
-            for name in sorted(what.variables() & settled):
+            for name in sorted(what.variables() & self.idle.keys()):
                 raise SpaceError(f"'{what}': {name!r:.80} is idle in some configurations: no constraint may read it")
-        for name, what in self.idle.items():
+        for name in self.idle:
             if name not in self._by_name:
                 raise SpaceError(f"idle: {name!r:.80} is no knob of this space")
-            for other in sorted(what.variables() & settled):
-                raise SpaceError(f"idle {name!r:.80}: '{what}' reads {other!r:.80}: list that before")
-            settled.discard(name)
+        reads = {name: sorted(what.variables() & self.idle.keys()) for name, what in self.idle.items()}
+        try:
+            return {name: self.idle[name] for name in TopologicalSorter(reads).static_order()}
+        except CycleError as error:
+            circle = " reads ".join(f"{name!r:.80}" for name in reversed(error.args[1]))
+            raise SpaceError(f"idle: the condition of {circle}: leave one of them out") from None
 
     @cached_property
     def _checks(self) -> list[list[Callable[[Mapping[str, Any]], Any]]]:
