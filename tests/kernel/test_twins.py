@@ -28,6 +28,7 @@ def dense(m: int | str, dtype: str = "float32") -> Workload:
     return Workload.make("dense", {"data": f"{dtype}[{m},96]", "weight": f"{dtype}[160,96]"}, constants=["weight"])
 
 
+PARTED = Workload.make("dense", {"data": "bfloat16[512,2048]", "weight": "bfloat16[96,2048]"}, constants=["weight"])
 CASES: list[tuple[Target, str, Workload]] = [
     (AVX512, "conv2d_nchw_spatial_pack.cpu", conv2d("1,32,14,14", "64,32,3,3")),
     (AVX512, "conv2d_nchw_spatial_pack.cpu", conv2d("1,32,14,14", "64,32,1,1", padding=0)),
@@ -81,6 +82,17 @@ def test_idle_knobs_do_not_change_the_code(case: tuple[Target, str, Workload], t
     changed = np.flatnonzero((rows != settled).any(axis=1))[:3]
     assert len(changed)
     assert codes(case, rows[changed].tolist(), tmp_path) == codes(case, settled[changed].tolist(), tmp_path)
+
+
+def test_the_order_of_blocks_of_parts_of_k_is_not_idle_where_tasks_copy() -> None:
+    space = space_of(AMX, "dense_amx.cpu", PARTED)
+    base = {**space.fallback, "rows": 32, "width": 32, "n_block": 1, "m_tasks": 16, "ahead": False}
+    pool = Candidates(space, np.random.default_rng(0))
+    for copied, parts, idle in ((1, 1, True), (1, 2, False), (2, 2, True)):
+        given = {**base, "copied": copied, "parts": parts}
+        both = [space.digits({**given, "inner": inner}) for inner in space["inner"].values]
+        settled = pool.settle(np.array(both, dtype=np.int32))
+        assert (len(np.unique(settled, axis=0)) == 1) == idle
 
 
 @pytest.mark.full

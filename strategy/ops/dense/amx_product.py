@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.condition import Clause, ceildiv, maximum
+from strategy.condition import Clause, ceildiv, maximum, minimum
 from strategy.cpu.amx import lines_ahead, use_tiles
 from strategy.cpu.amx_code import LANES, LINE_BYTES, REGISTERS, ROWS, WORD_BYTES, WORDS, Block
 from strategy.cpu.dot import Dot
@@ -140,9 +140,11 @@ def space_of(
     constraints = [fit_registers(), whole_blocks(columns, "width", "n_block")]
     if m.is_constant:
         constraints.append(whole_blocks(rows, "rows", "m_tasks"))
-        # Of one panel the order says where a task copies its data.
-        n_block = maximum(knob("n_block"), knob("copied") % 2 + 1)
-        idle = {"inner": one_order(n_block, ceildiv(rows, knob("rows")) // knob("m_tasks"), ahead=True)}
+        # Of one panel the order says where a task copies its data; of one block of rows, too, if that adds parts of k.
+        copies, row_tiles = knob("copied") % 2 + 1, ceildiv(rows, knob("rows")) // knob("m_tasks")
+        if len(parts) > 1:
+            row_tiles = maximum(row_tiles, minimum(knob("parts"), copies))
+        idle = {"inner": one_order(maximum(knob("n_block"), copies), row_tiles, ahead=True)}
     if in_place:
         constraints.append((rows % knob("rows") == 0) | (knob("copied") > _IN_PLACE))
     if len(parts) > 1 and in_place:
