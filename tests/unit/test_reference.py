@@ -204,6 +204,17 @@ def test_roundings_of_a_reduction_do_not_hide_its_last_term(
             compare(found(lambda x: x[..., :-1].sum(-1)), right, tolerance)
 
 
+def test_the_square_of_a_sum_is_finite() -> None:
+    square = EpilogueStep("multiply", (None, None))
+    workload = Workload.make("sum", {"data": "float16[64,4096]"}, {"axis": [1]}, epilogue=[square])
+    inputs = random_inputs(workload, 0)
+    (right,) = map(np.asarray, reference(workload, inputs))
+    (tolerance,) = tolerances(workload, inputs, [right])
+    with np.errstate(over="ignore"):
+        found = np.square(inputs["data"].astype("float32").sum(1)).astype("float16")
+    compare(found, right, tolerance)
+
+
 @pytest.mark.parametrize("keys", [40, 6000])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_roundings_of_an_attention_do_not_hide_a_key(dtype: str, keys: int) -> None:
