@@ -251,9 +251,11 @@ class ForkServer:
                     )
                     self._control.sendall(request)
                     answer = receive(self._control)
-                except (OSError, EOFError):
+                except (OSError, EOFError) as error:
                     ours.close()
-                    raise SandboxError("the fork server has died: restart the worker") from None
+                    status = self._process.poll()
+                    why = error if status is None else f"exit status {status}"
+                    raise SandboxError(f"the fork server has died ({why}): restart the worker") from None
         finally:
             os.close(memory)
         if "error" in answer:
