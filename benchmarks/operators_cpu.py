@@ -264,7 +264,7 @@ GROUPS = {
         for row, *extents in (
             (_dense, 128, 3072, 768), (_dense, 16, 4096, 4096), (_dense, 1, 4096, 4096),
             (_conv2d, 64, 56, 64, 3), (_conv2d, 256, 14, 256, 3), (_conv2d, 1024, 14, 256, 1),
-            (_conv2d, 3, 224, 64, 7, 2),
+            (_conv2d, 512, 7, 512, 3), (_conv2d, 128, 56, 128, 3, 2), (_conv2d, 3, 224, 64, 7, 2),
         )
         for dtype in ("float32", "bfloat16", "int8")
     ] + [
