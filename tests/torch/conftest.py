@@ -25,14 +25,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("ignore:Raw SymInt value"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def caches(full: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Folders of compiled code that no other run of these tests has filled."""
+@pytest.fixture(scope="session")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of compiled code that no other run of these tests has filled."""
+    return tmp_path_factory.mktemp("torch")
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """One fork server for all builds, as each takes longer to load TVM than most libraries to build."""
+    imports = (*WORKER_IMPORTS, "workers.network_builder", "plevel.torch.table_builder")
+    with ForkServer(tmp_path_factory.mktemp("logs"), imports) as server:
+        yield server
+
+
+# Of each module, as tests of other folders follow in the same process.
+@pytest.fixture(scope="module", autouse=True)
+def caches(full: bool, cache_folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("torch")
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        patch.setenv("XDG_DATA_HOME", str(folder))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache_folder / "inductor"))
+        patch.setenv("XDG_CACHE_HOME", str(cache_folder))
+        patch.setenv("XDG_DATA_HOME", str(cache_folder))
         for name in ("PLEVEL_DATABASE", "PLEVEL_URL"):
             patch.delenv(name, raising=False)
         if find_spec("torch") is not None:
@@ -48,13 +61,12 @@ def caches(full: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def builds(caches: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One fork server for all builds, as each takes longer to load TVM than most libraries to build."""
+@pytest.fixture(scope="module", autouse=True)
+def builds(caches: None, request: pytest.FixtureRequest) -> Iterator[None]:
     if find_spec("torch") is None:
         yield
         return
-    imports = (*WORKER_IMPORTS, "workers.network_builder", "plevel.torch.table_builder")
-    with ForkServer(tmp_path_factory.mktemp("logs"), imports) as server, pytest.MonkeyPatch.context() as patch:
+    server = request.getfixturevalue("fork_server")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("workers.pool.ForkServer", lambda *_: nullcontext(server))
         yield

@@ -109,7 +109,6 @@ def serve(channel):
 """
 
 
-@pytest.mark.full
 def test_a_pool_goes_on_after_an_error_with_new_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "unfit.py").write_text(_UNFIT)
