@@ -45,7 +45,7 @@ class Quotient:
 
 Product = tuple[Symbol | Quotient, ...]
 Numbers = tuple[int, ...]
-"""What an extent is at several sets of sizes."""
+"""The values of an extent at several sets of sizes."""
 
 
 @dataclass(frozen=True)

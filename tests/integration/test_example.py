@@ -7,7 +7,7 @@ from typing import Any
 from tests.integration.process import Service
 
 NO_LEASE = 1_000_000
-# What these name is not there: a device, a lease, records to learn from.
+# Statuses, and parts of the answer, of examples whose device, lease or records are not there.
 ABSENT = {
     "/v1/devices:": (404, ""), "/v1/leases": (404, ""), "/v1/leases/": (409, ""),
     "/v1/models": (422, "tune more shapes"),
