@@ -13,6 +13,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.util import LRUCache
 
 compiled: LRUCache[Any, Any] = LRUCache(2000)
+variant = ""  # of tests that have statements compiled in another way, which no others may get
 
 
 def share() -> None:
@@ -24,7 +25,7 @@ def share() -> None:
 
 
 def _traits(dialect: Any) -> tuple[Any, ...]:
-    return type(dialect), dialect._json_serializer, dialect._json_deserializer
+    return type(dialect), dialect._json_serializer, dialect._json_deserializer, variant
 
 
 def _look_there(connection: sa.Connection) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.util import LRUCache
 
 from service.errors import LeaseLostError
 from service.predict import trainer
@@ -61,7 +60,7 @@ class Clock:
 
 @pytest.fixture
 def store(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(statement, "compiled", LRUCache(500))  # of this clock
+    monkeypatch.setattr(statement, "variant", "clock")
     specs = now._compiler_dispatcher.specs  # type: ignore[attr-defined]
     for dialect in ("sqlite", "postgresql"):
         real = specs[dialect]
