@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
 # Of each module, as tests of other folders follow in the same process.
 @pytest.fixture(scope="module", autouse=True)
 def caches(full: bool, cache_folder: Path) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as config:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache_folder / "inductor"))
         patch.setenv("XDG_CACHE_HOME", str(cache_folder))
         patch.setenv("XDG_DATA_HOME", str(cache_folder))
@@ -51,13 +51,16 @@ def caches(full: bool, cache_folder: Path) -> Iterator[None]:
         if find_spec("torch") is not None:
             import torch._inductor.config
 
-            # A pool of processes that each import PyTorch takes longer than what these models compile.
-            patch.setattr(torch._inductor.config, "compile_threads", 1)
-            # Else the compiler is asked for each kind of vectors, with a process that loads what it made.
-            patch.setattr(torch._inductor.config.cpp, "vec_isa_ok", True)
-            patch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # of processes that a test starts
+            changes: dict[str, object] = {
+                # A pool of processes that each import PyTorch takes longer than what these models compile.
+                "compile_threads": 1,
+                # Else the compiler is asked for each kind of vectors, with a process that loads what it made.
+                "cpp.vec_isa_ok": True,
+            }
             if not full:  # Inductor's own vectors, which take its compiler twice as long, are larger samples
-                patch.setattr(torch._inductor.config.cpp, "simdlen", 1)
+                changes["cpp.simdlen"] = 1
+            config.enter_context(torch._inductor.config.patch(changes))
+            patch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # of processes that a test starts
         yield
 
 
