@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config
 from torch import nn
 
 from benchmarks.fixture import make_parser, natural
@@ -122,13 +123,18 @@ def compilers(
         yield label, partial(torch.compile, dynamic=False, backend=plevel, options=options)
 
 
+def freezing(label: str) -> Any:
+    """The context of a compiler's first call: Dynamo freezes graphs for Inductor by a setting of the process alone."""
+    return torch._inductor.config.patch(freezing=label == "Inductor")
+
+
 def start(name: str, label: str, database: str | None, threads: int, max_autotune: bool, again: bool) -> float:
     """Seconds of a model's first call by one of the compilers; `again` confirms whatever is on record."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
     compiler = dict(compilers(database, max_autotune, again=again))[label]
-    with torch.inference_mode():
+    with torch.inference_mode(), freezing(label):
         begin = time.perf_counter()
         compiler(model.eval())(*inputs)
         return time.perf_counter() - begin
@@ -244,7 +250,8 @@ def contenders(name: str, given: argparse.Namespace) -> dict[str, Callable[[], A
     torch._dynamo.reset()
     for label, compiler in compilers(given.database, given.max_autotune, given.like):
         function = compiler(model)
-        function(*inputs)
+        with freezing(label):
+            function(*inputs)
         calls[label] = partial(function, *inputs)
     calls |= peers(model, *inputs, given.threads)
     calls |= deployed(model, *inputs, given.database)
