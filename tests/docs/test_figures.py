@@ -64,6 +64,26 @@ def test_a_cell_is_shown_in_its_unit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert page.endswith("\n<!-- end -->\n\nMore.\n")
 
 
+def test_models_are_summed_up_by_the_range_of_their_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result, "FOLDER", tmp_path)
+    monkeypatch.setattr(figures, "FOLDER", tmp_path)
+    monkeypatch.setattr(figures, "read", lambda name: result.read(name, tmp_path))
+    monkeypatch.setattr("sys.argv", ["benchmarks/models.py"])
+    columns = {"model": "", **dict.fromkeys(figures._RATIOS, "×")}
+    for variant, note, rows in [
+        ("a", "untuned", [["net", 1.5, 0.996, 0.994, None, 2.0]]),
+        ("b", "untuned; others used 0.1 cores meanwhile", [["net", 11.0, 1.2, 1.1, None, 2.0]]),
+        ("c", "64 trials for each distinct workload", [["net", 3.0, 3.0, 3.0, 3.0, 3.0]]),
+        ("left-out", "untuned", [["net", 0.1, 0.1, 0.1, 0.1, 0.1]]),
+    ]:  # fmt: skip
+        result.save(columns, rows, variant=variant, note=note)
+    page = figures.render("<!-- models without models-left-out -->\nold\n<!-- end -->\n")
+    assert "| net | tuned | 1 | 3.00× | 3.00× | 3.00× | 3.00× | 3.00× |" in page
+    assert "| net | untuned | 2 | 1.50× to 11.00× | 1.00× to 1.20× | **0.99× to 1.10×** |  | 2.00× |" in page
+    assert page.startswith("<!-- models without models-left-out -->\n\n| model |")
+    assert "old" not in page
+
+
 def test_a_run_keeps_the_rows_of_an_earlier_one_that_it_has_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
