@@ -57,7 +57,7 @@ def _span(without: Collection[str]) -> str:
         for row in result.rows:
             runs[row[0], state].append(dict(zip(result.columns, row, strict=True)))
     rows = [
-        [str(model), state, str(len(found)), *(_range([run[ratio] for run in found]) for ratio in _RATIOS)]
+        [str(model), state, str(len(found)), *(_range([run.get(ratio) for run in found]) for ratio in _RATIOS)]
         for (model, state), found in sorted(runs.items())
     ]
     return _table(["model", "", "runs", *_RATIOS], rows)
