@@ -13,7 +13,7 @@ from service.context import Context, Ctx
 from service.errors import DeviceBusyError, ServiceError
 from service.queue import fleet, renewal
 from service.queue import lease as leasing
-from service.queue.place import Ask
+from service.queue.place import LeaseAsk
 from service.queue.worker_batches import Answers
 from strategy.record import (
     Lease,
@@ -49,7 +49,7 @@ _RESULTS = {
     ),
 )  # fmt: skip
 async def lease(context: Ctx, who: Who, request: Request, asked: Body[LeaseRequest]) -> Response:
-    ask = Ask(asked.worker_id, asked.device, asked.jobs, who.owner)
+    ask = LeaseAsk(asked.worker_id, asked.device, asked.jobs, who.owner)
     looked = False
     async for _ in context.moments(context.queued, asked.wait_s):
         # Poll read-only after the first attempt.

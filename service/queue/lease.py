@@ -16,11 +16,10 @@ import sqlalchemy as sa
 
 from service.errors import ServiceError
 from service.queue import claim, fleet, heartbeat, retry, wire_form
-from service.queue.place import Ask, Place, find_places
+from service.queue.place import LeaseAsk, Place, find_places
 from service.queue.renewal import touch
 from service.store import event
-from service.store.sql import Ask as Query
-from service.store.sql import among, given_table, now, one_trip, values_of
+from service.store.sql import Ask, among, given_table, now, one_trip, values_of
 from service.store.tables import LIVE, lease, run, worker_device
 from strategy.record import Lease
 
@@ -40,7 +39,7 @@ _LOCK_LIMITED = sa.select(sa.func.pg_advisory_xact_lock(_LIMITS + _LIMITED.c.tar
 
 
 def lease_many(
-    connection: sa.Connection, asks: Sequence[Ask], terms: retry.Terms
+    connection: sa.Connection, asks: Sequence[LeaseAsk], terms: retry.Terms
 ) -> list[list[Lease] | ServiceError]:
     """Lease the next jobs to each request, in order.
 
@@ -55,7 +54,7 @@ def lease_many(
     found = find_places(connection, asks)
     registered = [p for p in found if isinstance(p, Place)]
 
-    def look(ask: Query) -> tuple[claim.Needs, list[Any], list[Any]]:
+    def look(ask: Ask) -> tuple[claim.Needs, list[Any], list[Any]]:
         """The needs of the queued jobs, the number of jobs that devices have, and the devices that no rule refuses."""
         return (
             claim.Needs(connection, ask, {p.target_id for p in registered}),
@@ -151,7 +150,7 @@ def _make_leases(
         )
 
 
-def may_lease(connection: sa.Connection, asks: Sequence[Ask]) -> list[bool]:
+def may_lease(connection: sa.Connection, asks: Sequence[LeaseAsk]) -> list[bool]:
     """Return for each request whether a job may be available, without writing."""
     places = find_places(connection, asks)
     found = claim.with_jobs(connection, {p.target_id for p in places if isinstance(p, Place)})

@@ -20,7 +20,7 @@ Operators = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True)
-class Ask:
+class LeaseAsk:
     """A request for jobs for a worker's device, which then builds at most `most`.
 
     The owner is the name of the token, which must be that of the one that registered the worker; None: there is none.
@@ -48,7 +48,7 @@ class Place:
         return can_build(needs, self.operators)
 
 
-def find_places(connection: sa.Connection, asks: Sequence[Ask]) -> list[Place | ServiceError]:
+def find_places(connection: sa.Connection, asks: Sequence[LeaseAsk]) -> list[Place | ServiceError]:
     """The device and worker of each request, or its error.
 
     `NotFoundError` if the worker is another token's, `InvalidError` if the worker did not register the device.
@@ -58,7 +58,7 @@ def find_places(connection: sa.Connection, asks: Sequence[Ask]) -> list[Place | 
     return [_check(ask, known.get(key)) for ask, key in zip(asks, keys, strict=True)]
 
 
-def _check(ask: Ask, place: Place | None) -> Place | ServiceError:
+def _check(ask: LeaseAsk, place: Place | None) -> Place | ServiceError:
     if place is None:
         return InvalidError(f"device {ask.device!r:.100} was not registered by worker {ask.worker_id}: register again")
     return place if ask.owner in (None, place.owner) else fleet.unknown_worker(ask.worker_id)

@@ -10,7 +10,7 @@ from service.errors import ServiceError
 from service.queue import fleet, heartbeat, renewal
 from service.queue import lease as leasing
 from service.queue import report as reporting
-from service.queue.place import Ask
+from service.queue.place import LeaseAsk
 from service.queue.retry import Terms
 from service.store.batcher import Batcher
 from service.store.db import Store
@@ -34,7 +34,7 @@ class WorkerBatches:
     def __init__(self, store: Store, terms: Terms) -> None:
         self._store = store
         self._terms = terms
-        self._leases: Batcher[Ask, list[Lease]] = Batcher(self._lease, LEASED, lambda ask: ask.most)
+        self._leases: Batcher[LeaseAsk, list[Lease]] = Batcher(self._lease, LEASED, lambda ask: ask.most)
         self._looks = Batcher(self._look, WORKERS)
         self._reports: Batcher[Request, Answers] = Batcher(
             self._store_results, REPORTED, lambda request: len(request[0]), first=self._leases
@@ -42,11 +42,11 @@ class WorkerBatches:
         self._renewals = Batcher(self._renew, WORKERS)
         self._signs = Batcher(self._see, WORKERS)
 
-    async def lease(self, ask: Ask) -> list[Lease]:
+    async def lease(self, ask: LeaseAsk) -> list[Lease]:
         """Lease jobs, as `lease.lease_many`; empty if another service claimed them first."""
         return await self._leases.ask(ask)
 
-    async def may_lease(self, ask: Ask) -> bool:
+    async def may_lease(self, ask: LeaseAsk) -> bool:
         """Return whether a job may be available for the device, without writing."""
         return await self._looks.ask(ask)
 
@@ -67,7 +67,7 @@ class WorkerBatches:
         if not await self._signs.ask((worker_id, owner)):
             raise fleet.unknown_worker(worker_id)
 
-    def _lease(self, asks: Sequence[Ask]) -> Sequence[list[Lease] | ServiceError]:
+    def _lease(self, asks: Sequence[LeaseAsk]) -> Sequence[list[Lease] | ServiceError]:
         try:
             with self._store.write() as connection:
                 return leasing.lease_many(connection, asks, self._terms)
@@ -76,7 +76,7 @@ class WorkerBatches:
                 raise
             return [[]]
 
-    def _look(self, asks: Sequence[Ask]) -> Sequence[bool]:
+    def _look(self, asks: Sequence[LeaseAsk]) -> Sequence[bool]:
         with self._store.read() as connection:
             return leasing.may_lease(connection, asks)
 

@@ -17,7 +17,7 @@ from service.queue import fleet, retry
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
-from service.queue.place import Ask
+from service.queue.place import LeaseAsk
 from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import job, lease, record
@@ -98,7 +98,7 @@ def lease_jobs(
     terms: retry.Terms = TERMS,
 ) -> list[Lease]:  # fmt: skip
     """The leases of one worker that asks for jobs; raises its refusal."""
-    (answer,) = leasing.lease_many(connection, [Ask(worker_id, identity, most)], terms)
+    (answer,) = leasing.lease_many(connection, [LeaseAsk(worker_id, identity, most)], terms)
     if isinstance(answer, ServiceError):
         raise answer
     return answer

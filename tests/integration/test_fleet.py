@@ -14,7 +14,7 @@ from service.queue import explain, fleet, heartbeat, pause, renewal, retry, rule
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
-from service.queue.place import Ask
+from service.queue.place import LeaseAsk
 from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import RunState, job, run
@@ -157,7 +157,7 @@ def test_a_look_knows_whether_it_may_find_any(scene: Scene) -> None:
 
     def may(worker: int = worker_id, identity: str = HOST) -> bool:
         with scene.store.read() as c:
-            (found,) = leasing.may_lease(c, [Ask(worker, identity)])
+            (found,) = leasing.may_lease(c, [LeaseAsk(worker, identity)])
             return found
 
     assert not may()
@@ -219,7 +219,7 @@ def test_many_ask_at_once_and_are_served_in_their_order(scene: Scene) -> None:
     ids = [scene.enqueue(configs(1)) for _ in range(7)]
 
     def ask(*most: int) -> list[list[int]]:
-        asks = [Ask(w, name, n) for w, name, n in zip(workers, names, most, strict=True)]
+        asks = [LeaseAsk(w, name, n) for w, name, n in zip(workers, names, most, strict=True)]
         with scene.store.write() as c:
             return [[held.job.id for held in found] for found in leasing.lease_many(c, asks, TERMS)]
 
@@ -238,7 +238,7 @@ def test_what_needs_a_closer_look_gets_it_where_many_ask(scene: Scene) -> None:
     plain = [scene.enqueue(configs(1)) for _ in range(4)]
 
     def ask() -> list[list[int]]:
-        asks = [Ask(w, name, 2) for w, name in zip(workers, names, strict=True)]
+        asks = [LeaseAsk(w, name, 2) for w, name in zip(workers, names, strict=True)]
         with scene.store.write() as c:
             return [[held.job.id for held in found] for found in leasing.lease_many(c, asks, TERMS)]
 
@@ -329,7 +329,7 @@ def test_a_pause_holds_whatever_the_device_has_become(scene: Scene) -> None:
         scene.enqueue(configs(1))
     assert scene.lease(workers[0]) is None
     with scene.store.write() as c:  # together, in other statements
-        answers = leasing.lease_many(c, [Ask(w, HOST) for w in workers], TERMS)
+        answers = leasing.lease_many(c, [LeaseAsk(w, HOST) for w in workers], TERMS)
     assert answers == [[], [], []]
     assert "new fans" in reasons(scene, job_id)
 

@@ -15,7 +15,7 @@ from service.errors import LeaseLostError, ServiceError
 from service.queue import fleet, renewal
 from service.queue import lease as leasing
 from service.queue import report as reporting
-from service.queue.place import Ask
+from service.queue.place import LeaseAsk
 from service.records import best
 from service.store.db import Store
 from service.store.sql import now
@@ -40,13 +40,13 @@ from tests.integration.test_races import await_waiting
 pytestmark = pytest.mark.in_turn("url")
 
 
-def hosts(scene: Scene, number: int) -> list[Ask]:
+def hosts(scene: Scene, number: int) -> list[LeaseAsk]:
     """Requests of as many workers, each for two jobs."""
     names = [f"host-{n}/cpu:0" for n in range(number)]
-    return [Ask(scene.register(device(name)), name, 2) for name in names]
+    return [LeaseAsk(scene.register(device(name)), name, 2) for name in names]
 
 
-def lease_each(scene: Scene, asks: Sequence[Ask]) -> list[Lease]:
+def lease_each(scene: Scene, asks: Sequence[LeaseAsk]) -> list[Lease]:
     with scene.store.write() as c:
         return [one for found in leasing.lease_many(c, asks, TERMS) if isinstance(found, list) for one in found]
 
@@ -247,10 +247,10 @@ def test_a_run_with_a_maximum_holds_up_its_own_target_only(postgres_copy: str) -
     scene = Scene.make(stores[0], drawn(max_jobs=1))
     Scene.make(stores[0], drawn(target=OTHER_TARGET))
     scene.enqueue(configs(1))
-    first, second = (Ask(scene.register(device(name)), name) for name in ("a/cpu:0", "b/cpu:0"))
-    third = Ask(scene.register(device("c/cpu:0", OTHER_TARGET)), "c/cpu:0")
+    first, second = (LeaseAsk(scene.register(device(name)), name) for name in ("a/cpu:0", "b/cpu:0"))
+    third = LeaseAsk(scene.register(device("c/cpu:0", OTHER_TARGET)), "c/cpu:0")
 
-    def claim(store: Store, ask: Ask) -> int:
+    def claim(store: Store, ask: LeaseAsk) -> int:
         with store.write() as c:
             (found,) = leasing.lease_many(c, [ask], TERMS)
             assert isinstance(found, list)

@@ -31,7 +31,7 @@ from service.queue import fleet, heartbeat, pause, renewal, retry
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
-from service.queue.place import Ask
+from service.queue.place import LeaseAsk
 from service.records import retention
 from service.records.importer import import_items
 from service.settings import Settings
@@ -436,7 +436,7 @@ def test_jobs_are_leased_once(crowd: Crowd) -> None:
         for _ in range(2):
             scene.enqueue(configs(1))
         answers = crowd.at_once(*(
-            lambda c, w=w, p=p: leasing.lease_many(c, [Ask(w, p)], TERMS)[0]
+            lambda c, w=w, p=p: leasing.lease_many(c, [LeaseAsk(w, p)], TERMS)[0]
             for w, p in zip(workers, places, strict=True)
         ))  # fmt: skip
         leased = [one.job.id for found in answers for one in found]  # type: ignore[union-attr]
@@ -456,7 +456,7 @@ def test_a_worker_that_leaves_keeps_no_job(crowd: Crowd) -> None:
         scene.enqueue(configs(1))
         crowd.at_once(
             lambda c: leasing.leave(c, worker_id, TERMS),
-            lambda c: leasing.lease_many(c, [Ask(worker_id, place)], TERMS)[0],
+            lambda c: leasing.lease_many(c, [LeaseAsk(worker_id, place)], TERMS)[0],
         )
         with crowd.stores[0].write() as c:
             live = sa.select(lease.c.id).where(lease.c.ended_at.is_(None))
@@ -491,7 +491,7 @@ def test_services_together_keep_the_maximum_of_a_run(crowd: Crowd) -> None:
         scene = Scene.make(crowd.stores[0], drawn(seed=seed, max_jobs=1))
         for n in range(3):
             scene.enqueue(configs(3)[n : n + 1])
-        asks = [Ask(scene.register(device(f"host-{n}/cpu:0")), f"host-{n}/cpu:0") for n in range(3)]
+        asks = [LeaseAsk(scene.register(device(f"host-{n}/cpu:0")), f"host-{n}/cpu:0") for n in range(3)]
         answers = crowd.at_once(*(lambda c, a=a: leasing.lease_many(c, [a], TERMS)[0] for a in asks))
         assert sum(len(found) for found in answers if isinstance(found, list)) == 1
         with crowd.stores[0].write() as c:
