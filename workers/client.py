@@ -110,37 +110,36 @@ class Client:
     def register(self, info: WorkerInfo, patience_s: float | None = None) -> Registered:
         """Register; raise `UnreachableError` after `patience_s`, never if None."""
         return self._keep_trying(
-            lambda: self._call("POST", "/v1/workers", info, Registered), patience_s
+            lambda: self._ask("/v1/workers", info, Registered), patience_s
         )
 
     def heartbeat(self, worker_id: int) -> None:
         """Send one heartbeat; raise `UnknownWorkerError` if the service does not know this worker."""
-        self._call("POST", f"/v1/workers/{worker_id}/heartbeat", {}, None)
+        self._send("POST", f"/v1/workers/{worker_id}/heartbeat", {})
 
     def deregister(self, worker_id: int) -> None:
         """Unregister, in one attempt; the service releases the worker's leases."""
-        self._call("DELETE", f"/v1/workers/{worker_id}", None, None)
+        self._send("DELETE", f"/v1/workers/{worker_id}")
 
     def lease(self, request: LeaseRequest) -> tuple[Lease, ...]:
         """Wait up to `request.wait_s` for a job, and indefinitely for the service."""
         answer = self._keep_trying(
-            lambda: self._call("POST", "/v1/leases", request, Leases, request.wait_s + _ANSWER_S)
+            lambda: self._ask("/v1/leases", request, Leases, request.wait_s + _ANSWER_S)
         )
         return answer.leases
 
     def renew(self, lease: Lease, timing: bool = False) -> Renewed:
         """Renew a lease, in one attempt; raise `LeaseLostError`, or `DeviceBusyError` if `timing` must wait."""
         renewal = Renewal(token=lease.token, timing=timing)
-        return self._call("POST", f"/v1/leases/{lease.id}/renew", renewal, Renewed)
+        return self._ask(f"/v1/leases/{lease.id}/renew", renewal, Renewed)
 
     def release(self, lease: Lease) -> None:
         """Release a job, in one attempt."""
-        self._call("POST", f"/v1/leases/{lease.id}/release", Renewal(token=lease.token), None)
+        self._send("POST", f"/v1/leases/{lease.id}/release", Renewal(token=lease.token))
 
     def report(self, report: Report) -> ResultsAccepted:
         """Report results, in one attempt; raise `LeaseLostError`."""
-        path = f"/v1/leases/{report.lease_id}/results"
-        return self._call("POST", path, report.results, ResultsAccepted)
+        return self._ask(f"/v1/leases/{report.lease_id}/results", report.results, ResultsAccepted)
 
     def close(self) -> None:
         self._http.close()
@@ -163,18 +162,9 @@ class Client:
                 raise StoppedError
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def _call(
-        self, method: str, path: str, body: Any, kind: type[T] | None, timeout_s: float = _ANSWER_S
-    ) -> T:
-        content = None if body is None else encode(body)
-        sent = self._http.headers.get("authorization")
-        answer = self._send(method, path, content, timeout_s)
-        if answer.status_code == _UNAUTHORIZED and self._renew_token(sent):
-            answer = self._send(method, path, content, timeout_s)
-        if answer.status_code >= 400:
-            raise _refusal(self.shown, path, answer)
-        if kind is None:
-            return None  # type: ignore[return-value]
+    def _ask(self, path: str, body: Any, kind: type[T], timeout_s: float = _ANSWER_S) -> T:
+        """The service's answer to what is posted."""
+        answer = self._send("POST", path, body, timeout_s)
         try:
             return decode(answer.content, kind)
         except WireError as error:
@@ -184,7 +174,22 @@ class Client:
                 "is a plevel service of the same version"
             ) from error
 
-    def _send(self, method: str, path: str, content: bytes | None, timeout_s: float) -> httpx.Response:
+    def _send(self, method: str, path: str, body: Any = None, timeout_s: float = _ANSWER_S) -> httpx.Response:
+        """Send a request, once more by a new token where the service refuses the old one.
+
+        Raises:
+            ServiceError: its subclass for the status of the answer.
+        """
+        content = None if body is None else encode(body)
+        sent = self._http.headers.get("authorization")
+        answer = self._send_once(method, path, content, timeout_s)
+        if answer.status_code == _UNAUTHORIZED and self._renew_token(sent):
+            answer = self._send_once(method, path, content, timeout_s)
+        if answer.status_code >= 400:
+            raise _refusal(self.shown, path, answer)
+        return answer
+
+    def _send_once(self, method: str, path: str, content: bytes | None, timeout_s: float) -> httpx.Response:
         headers = {"content-type": "application/json"} if content is not None else None
         timeout = httpx.Timeout(timeout_s, connect=5.0)
         try:

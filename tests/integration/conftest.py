@@ -14,6 +14,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from service.records.reading import Readers
 from service.store import migration
 from service.store.db import Store
 from tests import statement
@@ -63,6 +64,13 @@ def store(url: str) -> Iterator[Store]:
     opened = Store(url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def readers() -> Iterator[Readers]:
+    found = Readers()
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="session")

@@ -86,26 +86,22 @@ def executed(store: Store) -> list[str]:
     return told
 
 
-def test_a_new_best_takes_no_further_query(store: Store) -> None:
-    readers = Readers()
+def test_a_new_best_takes_no_further_query(store: Store, readers: Readers) -> None:
     imports = SmallImports(store, readers)
     together(imports, upload_of([made(0, (9.0,), session="first"), made(1, (8.0,))]))
     told = executed(store)
     together(imports, upload_of([made(0, (1.0,), session="second"), made(1, (2.0,), session="second")]))
-    readers.close()
     insertions = [f"INSERT INTO {table}" for table in ("record", "audit", "history", "best")]
     assert [one for one in told if one.startswith("INSERT")] == insertions
     assert store.is_sqlite or told == insertions
 
 
-def test_a_group_commit_takes_few_trips(store: Store) -> None:
+def test_a_group_commit_takes_few_trips(store: Store, readers: Readers) -> None:
     """SQLAlchemy executes only the insertions, which share a trip on PostgreSQL with two of the queries."""
-    readers = Readers()
     imports = SmallImports(store, readers)
     together(imports, *(upload_of([made(i, session="first")]) for i in range(3)))
     told = executed(store)
     together(imports, *(upload_of([made(0, (9.0 + i,), session=f"s{i}")]) for i in range(3)))
-    readers.close()
     insertions = ["INSERT INTO record", "INSERT INTO audit"]
     assert [one for one in told if one.startswith("INSERT")] == insertions
     assert store.is_sqlite or told == insertions

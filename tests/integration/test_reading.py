@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,13 +39,6 @@ from tests.integration.test_import import DATA, FILES, made
 from tests.limit import HANG_S
 
 LOG = (DATA / "autotvm_0_2.log").read_bytes()
-
-
-@pytest.fixture
-def readers() -> Iterator[Readers]:
-    found = Readers()
-    yield found
-    found.close()
 
 
 def drained(readers: Readers, data: bytes, order: Order = Order()) -> list[Any]:  # noqa: B008

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -44,13 +44,6 @@ def together(imports: SmallImports, *uploads: Upload) -> list[Any]:
 
     with ThreadPoolExecutor(1) as thread:  # a browser's loop may run in this one
         return thread.submit(asyncio.run, put()).result()
-
-
-@pytest.fixture
-def readers() -> Iterator[Readers]:
-    found = Readers()
-    yield found
-    found.close()
 
 
 def noted(store: Store) -> list[Any]:

@@ -76,7 +76,7 @@ def run(artefact: Artefact, inputs: Mapping[str, Any], shape: Sequence[int]) -> 
     return out
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")  # hypothesis calls many tests with one
 def check(target: Target) -> Callable[..., None]:
     """Compile one implementation with one configuration and compare it with the reference."""
 

@@ -13,15 +13,12 @@ from hypothesis import strategies as st
 
 from strategy.compile.lower import lower
 from strategy.op_strategy import candidates
-from strategy.space import ConfigSpace
 from strategy.target import Target
 from strategy.workload import Workload
 
 from .conftest import aligned, run
 from .test_dense import extremes
-from .test_row import check_once
-
-__all__ = ["check_once"]
+from .test_row import space_of
 
 REDUCTIONS = ["sum", "mean", "max", "min", "prod"]
 SCANS = ["cumsum", "cumprod"]
@@ -30,12 +27,6 @@ extents = st.lists(st.integers(1, 40), min_size=1, max_size=2)
 
 def make(op: str, shape: list[int], dtype: str = "float32", **attrs: Any) -> Workload:
     return Workload.make(op, {"data": f"{dtype}[{','.join(map(str, shape))}]"}, attrs)
-
-
-def space_of(work: Workload, threads: int = 2) -> tuple[str, ConfigSpace]:
-    found = candidates(work, Target.parse("cpu").with_threads(threads))
-    ((name, space),) = [(c.implementation, c.space) for c in found if c.space is not None]
-    return name, space
 
 
 @pytest.mark.sample(2)
@@ -59,13 +50,13 @@ def test_the_ends_of_every_knob(check: Callable[..., None], work: Workload, full
     dtype=st.sampled_from(["float32", "float64", "float16"]), seed=st.integers(0, 2**32),
 )  # fmt: skip
 @example(op="sum", outer=[], rows=[384], inner=[768], keepdims=False, dtype="float32", seed=0)
-def test_any_reduction(op, outer, rows, inner, keepdims, dtype, seed, check_once) -> None:
+def test_any_reduction(op, outer, rows, inner, keepdims, dtype, seed, check) -> None:
     axes = list(range(len(outer), len(outer) + len(rows)))
     work = make(op, [*outer, *rows, *inner], dtype, axis=axes, keepdims=keepdims)
     name, space = space_of(work)
     assert name == "reduce_column.cpu"
     for config in space.sample(random.Random(seed), 1):
-        check_once(work, name, config)
+        check(work, name, config)
 
 
 @settings(max_examples=min(12, settings.default.max_examples // 2))
@@ -73,14 +64,14 @@ def test_any_reduction(op, outer, rows, inner, keepdims, dtype, seed, check_once
     op=st.sampled_from(SCANS), shape=st.lists(st.integers(1, 40), min_size=2, max_size=3), data=st.data(),
     exclusive=st.booleans(), dtype=st.sampled_from(["float32", "float64", "float16"]), seed=st.integers(0, 2**32),
 )  # fmt: skip
-def test_any_scan(op, shape, data, exclusive, dtype, seed, check_once) -> None:
+def test_any_scan(op, shape, data, exclusive, dtype, seed, check) -> None:
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     shape[(axis + 1) % len(shape)] += 1  # at least two scans
     work = make(op, shape, dtype, axis=axis, exclusive=exclusive)
     name, space = space_of(work)
     assert name == f"{op}_tile.cpu"
     for config in space.sample(random.Random(seed), 1):
-        check_once(work, name, config)
+        check(work, name, config)
 
 
 @settings(max_examples=6)
@@ -88,12 +79,12 @@ def test_any_scan(op, shape, data, exclusive, dtype, seed, check_once) -> None:
     shape=st.sampled_from([[1, 4096], [5000], [3, 1367], [8209]]), dtype=st.sampled_from(["float32", "float64"]),
     exclusive=st.booleans(), seed=st.integers(0, 2**32),
 )  # fmt: skip
-def test_any_long_row(shape, dtype, exclusive, seed, check_once) -> None:
+def test_any_long_row(shape, dtype, exclusive, seed, check) -> None:
     work = make("cumsum", shape, dtype, exclusive=exclusive)
     name, space = space_of(work)
     assert name == "cumsum_parts.cpu"
     for config in space.sample(random.Random(seed), 1):
-        check_once(work, name, config)
+        check(work, name, config)
 
 
 @pytest.mark.parametrize("op", SCANS)

@@ -95,7 +95,7 @@ def test_the_ends_of_every_knob(check: Callable[..., None], target: Target, name
     seed=st.integers(0, 2**32),
 )
 def test_any_configuration_of_any_shape(
-    m: int, n: int, k: int, constant: bool, name: str, seed: int, check_once: Callable[..., None]
+    m: int, n: int, k: int, constant: bool, name: str, seed: int, check: Callable[..., None]
 ) -> None:
     if name == "dense_gemv.cpu":
         m = 1
@@ -103,15 +103,7 @@ def test_any_configuration_of_any_shape(
         m += 16
     work = workload(m, n, k, constant)
     for config in space_of(work, Target.parse("cpu"), name).sample(random.Random(seed), 1):
-        check_once(work, name, config)
-
-
-@pytest.fixture(scope="module")
-def check_once(request: pytest.FixtureRequest) -> Any:
-    """`check` for tests that hypothesis calls many times in one set-up."""
-    from .conftest import check
-
-    return check.__wrapped__(Target.parse("cpu").with_threads(2))  # type: ignore[attr-defined]
+        check(work, name, config)
 
 
 @pytest.mark.sample(3)

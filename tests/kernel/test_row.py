@@ -35,14 +35,6 @@ def space_of(work: Workload, threads: int = 2) -> tuple[str, ConfigSpace]:
     return name, space
 
 
-@pytest.fixture(scope="module")
-def check_once() -> Any:
-    """`check` for tests that hypothesis calls many times in one set-up."""
-    from .conftest import check
-
-    return check.__wrapped__(Target.parse("cpu").with_threads(2))  # type: ignore[attr-defined]
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("op", [pytest.param("softmax", marks=pytest.mark.full), "layer_norm", "sum"])
 def test_the_ends_of_every_knob(check: Callable[..., None], op: str) -> None:
@@ -71,12 +63,12 @@ def test_a_group_of_channels_alone_may_leave_one_behind_its_vectors(
 @example(op="softmax", rows=[3], row=1, dtype="float32", seed=0)
 @example(op="log_softmax", rows=[2, 3], row=4099, dtype="float32", seed=1)
 def test_any_configuration_of_any_shape(
-    op: str, rows: list[int], row: int, dtype: str, seed: int, check_once: Callable[..., None]
+    op: str, rows: list[int], row: int, dtype: str, seed: int, check: Callable[..., None]
 ) -> None:
     work = workload(op, [*rows, row], dtype)
     name, space = space_of(work)
     for config in space.sample(random.Random(seed), 1):
-        check_once(work, name, config)
+        check(work, name, config)
 
 
 @pytest.mark.sample(2)

@@ -64,6 +64,16 @@ def caches(full: bool, cache_folder: Path) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """No graph that an earlier test compiled; none is left for a later one."""
+    import torch
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def builds(caches: None, request: pytest.FixtureRequest) -> Iterator[None]:
     if find_spec("torch") is None:

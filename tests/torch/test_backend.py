@@ -29,13 +29,7 @@ from workers import pool
 
 ROOT = Path(__file__).parents[2]
 ALL = {"confirm": False}
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def compiled(model, options=ALL):

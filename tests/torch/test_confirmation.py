@@ -44,12 +44,7 @@ from tests.limit import HANG_S
 from tests.torch import models
 from workers.pool import Pool, ask_all
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def refuse_below(kept: Path):
