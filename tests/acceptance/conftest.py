@@ -6,26 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from plevel.client import Client
-from tests.limit import HANG_S
+from tests import limit
 from tests.port import free_port
 
 ROOT = Path(__file__).parents[2]
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Looks again and again until the condition holds; fails the test when it never does."""
-    give_up = time.monotonic() + HANG_S
-    while not condition():
-        if time.monotonic() > give_up:
-            pytest.fail(f"{what} did not happen in {HANG_S:.0f} s")
-        time.sleep(0.1)  # each look is a request, which takes the service's time
+# Each look is a request, which takes the service's time.
+wait_until = partial(limit.wait_until, look_s=0.1)
 
 
 class Stage:
@@ -95,7 +90,7 @@ class Stage:
             capture_output=True,
             text=True,
             check=False,
-            timeout=HANG_S,
+            timeout=limit.HANG_S,
             env=self.environment,
         )
 

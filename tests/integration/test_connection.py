@@ -34,7 +34,7 @@ from strategy.record import LeaseRequest, Registered, RunState, RunStatus, decod
 from tests.integration.process import Service, Start
 from tests.integration.scene import FAST, OTHER_TARGET, TARGET, WORKLOAD, device, info, request
 from tests.integration.test_reading import readers_of
-from tests.limit import HANG_S
+from tests.limit import HANG_S, wait_until
 
 pytestmark = pytest.mark.in_turn("url")
 
@@ -121,13 +121,6 @@ def dial() -> Iterator[Dial]:
     yield connect
     for one in made:
         one.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
 
 
 def begin(length: Any, path: str = "/v1/runs", more: str = "") -> bytes:
@@ -258,10 +251,10 @@ def test_half_open_connections_are_closed_and_keep_nobody_out(
         if i % 2:
             client.send(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n")
     # Connections that were let in have two seconds for a request; then others are let in.
-    until(lambda: service_answers(service))
-    until(lambda: all(c.is_answered() for c in silent))
+    wait_until(lambda: service_answers(service))
+    wait_until(lambda: all(c.is_answered() for c in silent))
     assert {c.status() for c in silent} <= {0, 408, 503}
-    until(lambda: sockets(service) <= before)
+    wait_until(lambda: sockets(service) <= before)
     assert service.raw("GET", "/readyz").status_code == 200
 
 
@@ -278,7 +271,7 @@ def test_one_address_gets_its_share_of_connections(sqlite_copy: str, start: Star
     # They have been let in once they are answered.
     for client in held:
         client.send(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
-        until(client.is_answered)
+        wait_until(client.is_answered)
     refused = dial(service)
     assert refused.answer().startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
     other = socket.create_connection(
@@ -289,7 +282,7 @@ def test_one_address_gets_its_share_of_connections(sqlite_copy: str, start: Star
         other.sendall(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
         assert other.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
     held[0].close()
-    until(lambda: service_answers(service))
+    wait_until(lambda: service_answers(service))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
@@ -301,7 +294,7 @@ def test_a_proxy_is_not_limited_as_an_address(sqlite_copy: str, start: Start, di
     for _ in range(12):
         client = dial(service)
         client.send(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
-        until(client.is_answered)
+        wait_until(client.is_answered)
         assert client.socket.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
@@ -311,21 +304,21 @@ def test_connections_in_all_are_limited(sqlite_copy: str, start: Start, dial: Di
     held = [dial(service) for _ in range(4)]
     for client in held:
         client.send(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
-        until(client.is_answered)
+        wait_until(client.is_answered)
     refused = dial(service)
     refused.send(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
     head = refused.answer()
     assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
     assert b"retry-after: 1\r\n" in head
     held[0].close()
-    until(lambda: service_answers(service))
+    wait_until(lambda: service_answers(service))
 
 
 def test_a_head_that_comes_slowly_is_refused(url: str, start: Start, dial: Dial) -> None:
     service = start(url, **SHORT)
     first, second, silent = dial(service), dial(service), dial(service)
     second.send(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
-    until(second.is_answered)
+    wait_until(second.is_answered)
     assert second.socket.recv(65536).startswith(b"HTTP/1.1 200")
     for client in (first, second):
         client.send(b"GET /healthz HTTP/1.1\r\nx: ")
@@ -370,7 +363,7 @@ def test_a_stalled_body_does_not_keep_the_service(
     client = dial(service)
     client.send(begin(length, path) + b"\n" * (2 * CHUNK if length > 2 * CHUNK else 10))
     if length > CHUNK:
-        until(lambda: readers_of(service.process.pid))
+        wait_until(lambda: readers_of(service.process.pid))
     if stopped:  # the process that reads hangs as well
         for pid in readers_of(service.process.pid):
             os.kill(pid, signal.SIGSTOP)
@@ -433,7 +426,7 @@ def test_an_answer_that_nobody_takes_is_given_up(sqlite_copy: str, start: Start,
     for _ in range(100):
         client.send(ask * 2)
         time.sleep(0.01)
-    until(lambda: sockets(service) <= before)
+    wait_until(lambda: sockets(service) <= before)
 
 
 def test_a_body_that_says_it_is_too_large_is_not_read(

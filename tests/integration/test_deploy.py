@@ -7,8 +7,8 @@ import itertools
 import re
 import subprocess
 import sys
-import time
 import tomllib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from strategy.record import RunStatus
 from tests.integration.process import Service
 from tests.integration.scene import drawn
 from tests.integration.test_faults import TRIALS, Proxy, Worker, check, ends
-from tests.limit import HANG_S
+from tests.limit import HANG_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -165,18 +165,16 @@ def test_two_services_share_a_run_and_one_dies(
 
 def _holder(url: str, services: list[Service]) -> Service:
     """The service that tunes the run."""
-    store = Store(url)
-    give_up = time.monotonic() + HANG_S
-    try:
-        while time.monotonic() < give_up:
-            with store.read() as c:
-                name = c.scalar(sa.select(run.c.tuner))
-            if name is not None:
-                return next(s for s in services if f"/{s.process.pid}/" in name)
-            time.sleep(0.02)
-        pytest.fail("no service tunes the run")
-    finally:
-        store.close()
+
+    def find() -> str | None:
+        with store.read() as c:
+            name: str | None = c.scalar(sa.select(run.c.tuner))
+        return name
+
+    with closing(Store(url)) as store:
+        wait_until(find, "the tuning")
+        tuner = find() or ""
+    return next(s for s in services if f"/{s.process.pid}/" in tuner)
 
 
 def test_workers_of_one_host_share_its_timing_lock(compose: dict[str, Any]) -> None:

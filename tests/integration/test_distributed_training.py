@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from service.store.db import Store
 from tests.certificate import make_certificates
 from tests.integration.scene import TARGET
 from tests.integration.test_training import SHAPES, measure
-from tests.limit import HANG_S
+from tests.limit import wait_until
 
 TLS = ("--tls-ca", "--tls-cert", "--tls-key")
 
@@ -165,10 +164,7 @@ def test_a_training_ends_with_its_command(store: Store, farm: Any, monkeypatch: 
     with distributed.Client(farm, set_as_default=False) as client, pytest.raises(InvalidError):
         learner.train(store, "filter", TARGET.key, progress=told, cluster=Cluster(client, print))
     with distributed.Client(farm, set_as_default=False) as client:
-        give_up = time.monotonic() + HANG_S
-        while any(client.run(lambda: len(clusters.share._running)).values()):
-            assert time.monotonic() < give_up, "it trains on"
-            time.sleep(0.1)
+        wait_until(lambda: not any(client.run(lambda: len(clusters.share._running)).values()), "its end", 0.1)
 
 
 @pytest.mark.full

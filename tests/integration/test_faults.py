@@ -30,7 +30,7 @@ from service.store.tables import JobState, job, job_entry, lease, record, run, w
 from strategy.record import LeaseRequest, RunState, RunStatus
 from tests.integration.process import Service, Start
 from tests.integration.scene import Scene, device, drawn, info, timed
-from tests.limit import HANG_S
+from tests.limit import HANG_S, wait_until
 from tests.postgres import PostgresServer
 from workers.client import Client, ServiceError, StoppedError, UnknownWorkerError
 from workers.lease import Holdings
@@ -162,19 +162,9 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"workers.{module}.LONGEST_PAUSE_S", 1.0)
 
 
-def until(holds: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + HANG_S
-    while not holds():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
-
-
 def ends(service: Service, run_id: int) -> RunStatus:
-    give_up = time.monotonic() + HANG_S
-    while (status := service.status(run_id)).state in (RunState.RUNNING, RunState.CONFIRMING):
-        assert time.monotonic() < give_up, status
-        time.sleep(0.05)
-    return status
+    wait_until(lambda: service.status(run_id).state not in (RunState.RUNNING, RunState.CONFIRMING), "the end", 0.05)
+    return service.status(run_id)
 
 
 def check(url: str, status: RunStatus, trials: int = TRIALS) -> None:
@@ -257,12 +247,12 @@ def test_postgresql_is_killed_and_comes_back(start: Start, tmp_path: Path) -> No
         run_id = one.call("POST", "/v1/runs", drawn(trials=TRIALS), RunStatus).id
         workers = [Worker(one.url, tmp_path / str(i), f"host-{i}") for i in range(2)]
         try:
-            until(lambda: one.status(run_id).trials_done > 0)
+            wait_until(lambda: one.status(run_id).trials_done > 0)
             server.kill()
             assert one.raw("GET", "/readyz").status_code == 503
             assert one.raw("GET", "/healthz").status_code == 200
             server.start()
-            until(lambda: one.raw("GET", "/readyz").status_code == 200)
+            wait_until(lambda: one.raw("GET", "/readyz").status_code == 200)
             check(url, ends(one, run_id))
         finally:
             for worker in workers:
@@ -359,7 +349,7 @@ def test_postgresql_whose_disk_is_full_says_so_and_goes_on(start: Start, tmp_pat
         run_id = one.call("POST", "/v1/runs", drawn(trials=TRIALS), RunStatus).id
         worker = Worker(one.url, tmp_path / "w", "host-0")
         try:
-            until(lambda: one.status(run_id).trials_done > 0)
+            wait_until(lambda: one.status(run_id).trials_done > 0)
             ballast = small / "ballast"
             with ballast.open("wb") as out, contextlib.suppress(OSError):
                 while True:

@@ -7,7 +7,6 @@ Each race is run many times behind a barrier. docs/database.md lists them, with 
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +72,7 @@ from tests.integration.scene import (
     timed,
 )
 from tests.integration.test_import import made
-from tests.limit import HANG_S
+from tests.limit import wait_until
 
 T = TypeVar("T")
 ROUNDS = min(20, settings.default.max_examples * 2 // 3)
@@ -575,13 +574,12 @@ def await_waiting(store: Store, number: int) -> None:
     waiting = sa.text(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
-    give_up = time.monotonic() + HANG_S
-    while time.monotonic() < give_up:
+
+    def waits() -> bool:
         with store.read() as c:
-            if c.scalar(waiting) >= number:
-                return
-        time.sleep(0.01)
-    pytest.fail("nothing waits")
+            return c.scalar(waiting) >= number
+
+    wait_until(waits, "a wait for a lock")
 
 
 def test_two_take_the_same_free_name(crowd: Crowd) -> None:

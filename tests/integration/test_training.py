@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -39,7 +38,7 @@ from strategy.space import Config, ConfigSpace, Knob
 from strategy.workload import EpilogueStep, Input, Workload
 from tests.integration.process import Start
 from tests.integration.scene import OTHER_TARGET, TARGET, Scene, device, failed
-from tests.limit import HANG_S
+from tests.limit import wait_until
 
 pytestmark = pytest.mark.in_turn("url")
 
@@ -339,17 +338,13 @@ def test_a_service_trains_what_it_is_asked_for(store: Store, url: str, start: St
         assert asked == {
             "op": "filter", "target": TARGET.key, "workloads": 5, "records": 5 * 2 * len(list(SPACE)),
         }  # fmt: skip
-        give_up = time.monotonic() + HANG_S
-        while not (models := client.models()):
-            assert time.monotonic() < give_up
-            time.sleep(0.05)
+        wait_until(client.models, "the training", 0.05)
+        models = client.models()
         assert client.model(models[0]["id"]) == models[0]
         assert models[0]["records"] == asked["records"]
         # Nothing is new, and it is trained all the same.
         assert "when no run is live" in plevel("model", "train", "filter", *target, *place)
-        while len(client.models()) < 2:
-            assert time.monotonic() < give_up
-            time.sleep(0.05)
+        wait_until(lambda: len(client.models()) == 2, "the second training", 0.05)
         assert service.http.get("/v1/models", params={"op": "dense"}).json() == {"models": []}
         with pytest.raises(ServiceError, match="0 workloads on record"):
             client.train_model("dense", TARGET)

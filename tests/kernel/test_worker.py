@@ -59,7 +59,7 @@ from workers.workspace import build_allocator
 sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too
 import hostile
 
-from tests.limit import HANG_S
+from tests.limit import HANG_S, wait_until
 
 QUICK = TimingPolicy(budget_s=0.02, build_timeout_s=HANG_S, run_timeout_s=HANG_S)
 IMPATIENT = TimingPolicy(budget_s=0.02, build_timeout_s=4, run_timeout_s=4)
@@ -195,10 +195,7 @@ def test_a_child_reaches_itself(server: ForkServer) -> None:
 def test_a_late_child_is_told_from_a_dead_one(server: ForkServer) -> None:
     child = server.spawn(Limits(module="hostile"))
     child.send("hang")
-    give_up = time.monotonic() + HANG_S
-    while child.stage != 5:
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    wait_until(lambda: child.stage == 5, "its stage 5")
     os.kill(child.pid, signal.SIGTERM)  # a batch system signals every process of a job: the daemon decides
     with pytest.raises(Late):
         child.receive(0.3)
@@ -293,8 +290,7 @@ def test_requests_to_many_children_end_with_the_first_error(monkeypatch: pytest.
             child.kill()
             raise KeyboardInterrupt
         child.send(request)
-        while child.stage != 5:
-            time.sleep(0.01)
+        wait_until(lambda: child.stage == 5, "its stage 5")
         begun.set()
         answers.append(ask(child, request, timeout_s))
 
@@ -453,10 +449,8 @@ def test_a_pool_that_is_closed_leaves_what_it_builds(server: ForkServer, tmp_pat
     pool = BuilderPool(server, CORES.building, tmp_path, 2**30, children=1)
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(pool.build, hostile_job("build_hangs", "good"), NEVER)
-        give_up = time.monotonic() + HANG_S
-        while (child := pool._slots[0].child) is None or child.stage != 0:  # in the first
-            assert time.monotonic() < give_up
-            time.sleep(0.01)
+        slot = pool._slots[0]
+        wait_until(lambda: slot.child is not None and slot.child.stage == 0, "the first build")
         began = time.monotonic()
         pool.close()
         assert asked.result(HANG_S) == []
