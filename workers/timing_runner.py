@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -43,6 +43,23 @@ class Conditions:
 
     environment: dict[str, Any] = field(default_factory=dict)
     references: list[Reference] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The job of some sessions, and where their outcomes go.
+
+    Attributes:
+        checked: the seconds of the check of entries that need none; those that pass one are added.
+        timed: False for sessions that only check.
+    """
+
+    job: Job
+    interrupt: threading.Event
+    report: Callable[[Result], None]
+    checked: dict[int, float]
+    timed: bool = True
+    conditions: Conditions = field(default_factory=Conditions)
 
 
 @dataclass(eq=False)
@@ -92,7 +109,6 @@ class TimingRunner:
             ScratchError: the disk is full.
             SandboxError: nothing can be timed on this host.
         """
-        conditions = Conditions()
         self._find_libraries(job.target, built)
         twins = _by_code(built)
         timed: dict[int, Result] = {}
@@ -111,19 +127,21 @@ class TimingRunner:
             timed[result.entry] = result
 
         moved = 0.0
+        work = _Work(job, interrupt, keep, dict(checked))
+        references = work.conditions.references
         try:
-            self._run(job, [group[0] for group in twins.values()], interrupt, keep, conditions, dict(checked))
-            moved = drift(conditions.references)
+            self._run(work, [group[0] for group in twins.values()])
+            moved = drift(references)
             if moved > DRIFT and timed:
-                again, first = [twins[entry][0] for entry in timed], len(conditions.references)
+                first = len(references)
                 right = {entry: result.check_s for entry, result in timed.items()}
-                self._run(job, again, interrupt, keep, conditions, right)
-                moved = drift(conditions.references[first:])
+                self._run(replace(work, checked=right), [twins[entry][0] for entry in timed])
+                moved = drift(references[first:])
         finally:
             for result in timed.values():
                 noisy = moved if moved > DRIFT else None
                 report_all(msgspec.structs.replace(result, drift=noisy))
-        return conditions
+        return work.conditions
 
     def check(
         self,
@@ -154,7 +172,7 @@ class TimingRunner:
             with turn() as mine:
                 if not mine:
                     break
-                self._run(job, twins[:1], interrupt, failed.append, Conditions(), passed, timed=False)
+                self._run(_Work(job, interrupt, failed.append, passed, timed=False), twins[:1])
             for result in failed:
                 for twin in twins:
                     del found[twin.entry]
@@ -162,18 +180,8 @@ class TimingRunner:
             found.update(passed)
         return found
 
-    def _run(
-        self,
-        job: Job,
-        built: Sequence[Built],
-        interrupt: threading.Event,
-        report: Callable[[Result], None],
-        conditions: Conditions,
-        checked: dict[int, float],
-        *,
-        timed: bool = True,
-    ) -> None:
-        """Check each entry that is not in `checked`, and time it if `timed`, in as many sessions as it takes.
+    def _run(self, work: _Work, built: Sequence[Built]) -> None:
+        """Check each entry that is not checked, and time it if that is wanted, in as many sessions as it takes.
 
         An entry that kills the child is tried once more alone at the end, as memory corrupted by one kernel may
         kill another. One that hangs is not. All others continue in a new child.
@@ -184,17 +192,11 @@ class TimingRunner:
         while waiting or suspects:
             alone = not waiting
             entries = dict([suspects.popitem()]) if alone else waiting
-            threads = job.target.threads
-            session = Session(
-                job=job, built=tuple(entries.values()), cores=tuple(self.cores[-threads:]),
-                memory_bytes=self.memory_bytes, allocator=self._allocator, launcher=self._launcher,
-                checked=tuple(checked.items()), timed=timed,
-            )  # fmt: skip
-            blamed, error = self._session(session, entries, interrupt, report, conditions, checked)
+            blamed, error = self._session(work, entries)
             if error is None:
                 if entries:  # the child has skipped entries: a defect of the runner
                     raise RuntimeError(
-                        f"the runner left entries {sorted(entries)} of job {job.id} out"
+                        f"the runner left entries {sorted(entries)} of job {work.job.id} out"
                     )
                 continue
             if blamed < 0 and not (alone or is_again) and isinstance(error, Died) and error.signal == signal.SIGKILL:
@@ -207,32 +209,29 @@ class TimingRunner:
                 if _may_be_innocent(error) and not alone and len(guilty) == 1:
                     suspects[index] = one
                 else:
-                    report(_lost(one, error))
+                    work.report(_lost(one, error))
 
-    def _session(
-        self,
-        session: Session,
-        entries: dict[int, Built],
-        interrupt: threading.Event,
-        report: Callable[[Result], None],
-        conditions: Conditions,
-        checked: dict[int, float],
-    ) -> tuple[int, Died | Late | None]:
-        """Run one session in the child; remove finished entries from `entries`, and add passed ones to `checked`."""
-        job = session.job
-        child = self._ready_child(job.target.threads, job.target.pool, len(entries))
-        limit_s = job.policy.run_timeout_s
+    def _session(self, work: _Work, entries: dict[int, Built]) -> tuple[int, Died | Late | None]:
+        """Run one session in the child, and remove finished entries; return the entry to blame for an error, if any."""
+        job, conditions = work.job, work.conditions
+        threads, limit_s = job.target.threads, job.policy.run_timeout_s
+        child = self._ready_child(threads, job.target.pool, len(entries))
+        session = Session(
+            job=job, built=tuple(entries.values()), cores=tuple(self.cores[-threads:]),
+            memory_bytes=self.memory_bytes, allocator=self._allocator, launcher=self._launcher,
+            checked=tuple(work.checked.items()), timed=work.timed,
+        )  # fmt: skip
         try:
             child.send(to_json(session))
             while True:
-                message = child.receive(limit_s, interrupt, first_s=max(_REFERENCE_S, limit_s))
+                message = child.receive(limit_s, work.interrupt, first_s=max(_REFERENCE_S, limit_s))
                 if "end" in message:
                     conditions.environment.update(message["environment"])
                     return -1, None
                 if "checked" in message:
                     entry, seconds = message["checked"]
                     del entries[entry]
-                    checked[entry] = seconds
+                    work.checked[entry] = seconds
                     continue
                 if "absent" in message:
                     raise SandboxError(f"the device cannot be used any more: {message['absent']}")
@@ -244,7 +243,7 @@ class TimingRunner:
                     continue
                 result = convert(message["result"], Result)
                 entries.pop(result.entry, None)
-                report(result)
+                work.report(result)
         except Late as error:
             if child.stage < 0:
                 return child.stage, Late(f"nothing was run: NumPy's reference of {job.workload} {error}")

@@ -52,7 +52,7 @@ from workers.reference import random_inputs, reference, tolerances
 from workers.runner import Runner, Session
 from workers.sandbox import WORKER_IMPORTS, Child, Died, ForkServer, Interrupted, Late, SandboxError
 from workers.scratch import ScratchError
-from workers.timing_runner import Conditions, TimingRunner
+from workers.timing_runner import TimingRunner
 from workers.turn import Turn
 from workers.workspace import build_allocator
 
@@ -988,7 +988,7 @@ def test_threads_of_a_repeated_session_have_a_core_each(
     runner = TimingRunner(server, cores, 2**30)
     results: list[Result] = []
     try:
-        runner._run(job, builders.build(job, NEVER), NEVER, results.append, Conditions(), {0: 0.0})
+        runner.run(job, builders.build(job, NEVER), NEVER, results.append, {0: 0.0})
         assert runner._child is not None
         threads = Path(f"/proc/{runner._child.pid}/task").iterdir()
         assert sorted(os.sched_getaffinity(int(t.name)) for t in threads) == [{core} for core in cores]
