@@ -90,7 +90,8 @@ class ConfigSpace:
         """The conditions of idle knobs, each behind those that it reads: a database may give them in another order.
 
         Raises:
-            SpaceError: the fallback's value of an idle knob could make another configuration invalid.
+            SpaceError: a constraint reads an idle knob, whose value a search replaces by the fallback's, a condition is of
+                an unknown one, or conditions read each other.
         """
         for what in self.constraints:
             for name in sorted(what.variables() & self.idle.keys()):
