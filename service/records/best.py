@@ -283,7 +283,7 @@ def _telling_of(dialect: str, texts: bool) -> sa.Select[Any]:
 
 
 def telling(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    """The condition on records that affect a cost: successes, and wrong answers."""
+    """Select the records that affect a cost: successes, and wrong answers."""
     return sa.select(
         *record.c["id", "task_id", "config_digest", "device_id", "phase", "error", "median_s"],
         device.c.model,
