@@ -124,7 +124,7 @@ def narrow(found: Candidate) -> Candidate:
     knobs = []
     for k in found.space.knobs:
         usual = k.values.index(found.space.fallback[k.name])
-        near = sorted(range(len(k.values)), key=lambda place, usual=usual: abs(place - usual))[:3]  # type: ignore[misc]
+        near = sorted(range(len(k.values)), key=lambda place, usual=usual: abs(place - usual))[:3]
         knobs.append(Knob(k.name, [k.values[place] for place in sorted(near)], k.kind))
     space = ConfigSpace(knobs, found.space.constraints, found.space.derived, found.space.fallback)
     return replace(found, space=space)

@@ -465,7 +465,7 @@ def peer_of(workload: Workload, torch: Any) -> Callable[[dict[str, Any]], Any]:
         "grouped_dense": lambda x: functional.grouped_mm(x["data"], x["weight"].transpose(1, 2), offs=x["ends"]),
         "add": lambda x: torch.add(x["lhs"], x["rhs"]),
         "sum": lambda x: torch.sum(x["data"], attrs.axis),
-    }[workload.op]  # type: ignore[no-any-return]
+    }[workload.op]
 
 
 def _serve(pipe: Any, peer: bool) -> None:

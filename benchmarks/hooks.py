@@ -53,12 +53,12 @@ def triton_rows(url: str, folder: Path) -> Iterator[Row]:
         get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0
     )
     type(driver).active = property(lambda self: fake)
-    hook._place_of = lambda device: {  # type: ignore[assignment]
+    hook._place_of = lambda device: {
         "device_model": MODEL, "target": {"kind": "cuda", "arch": "sm_90", "model": MODEL},
     }  # fmt: skip
 
     @triton.jit
-    def kernel(x, n, B: triton.language.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+    def kernel(x, n, B: triton.language.constexpr):  # noqa: ANN001, ANN202
         pass
 
     def tuner(make: Any, first: int = 0) -> Callable[[int], object]:

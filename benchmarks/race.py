@@ -237,7 +237,7 @@ class Side:
 
     def close(self) -> None:
         self._child.send_signal(signal.SIGCONT)
-        self._child.stdin.close()  # type: ignore[union-attr]
+        self._child.stdin.close()
         self._child.wait(timeout=20)
 
 

@@ -93,7 +93,7 @@ HOUR_S = 3600.0
 def measure(held: Lease) -> Iterator[Result]:
     for entry in held.job.entries:
         x, y = entry.config["x"], entry.config["y"]
-        median_s = 1e-3 * (1 + ((x - 80) / 60) ** 2 + ((y - 30) / 60) ** 2)  # type: ignore[operator]
+        median_s = 1e-3 * (1 + ((x - 80) / 60) ** 2 + ((y - 30) / 60) ** 2)
         samples = tuple(median_s * (1 + 0.001 * i) for i in range(-4, 5))
         yield Result(entry=entry.index, samples_s=samples, run_s=sum(samples), measured_at=time.time())
 

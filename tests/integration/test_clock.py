@@ -61,7 +61,7 @@ class Clock:
 @pytest.fixture
 def store(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setattr(statement, "variant", "clock")
-    specs = now._compiler_dispatcher.specs  # type: ignore[attr-defined]
+    specs = now._compiler_dispatcher.specs
     for dialect in ("sqlite", "postgresql"):
         real = specs[dialect]
         monkeypatch.setitem(

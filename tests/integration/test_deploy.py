@@ -109,7 +109,7 @@ def test_every_command_is_one_that_there_is(compose: dict[str, Any], name: str) 
 @pytest.mark.parametrize("unit", ["plevel-service.service", "plevel-worker@.service"])
 def test_units_start_commands_that_there_are(unit: str) -> None:
     parser = configparser.ConfigParser(strict=False, interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.optionxform = str
     parser.read(ROOT / "deploy" / unit)
     words = parser["Service"]["ExecStart"].split()
     assert words[0].endswith("/plevel")

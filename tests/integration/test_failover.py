@@ -69,7 +69,7 @@ def test_the_statement_of_a_client_that_is_gone_is_ended(
     def execute() -> None:
         with gone.write() as c:
             c.execute(end)
-            numbers.append(c.connection.driver_connection.fileno())  # type: ignore[union-attr]
+            numbers.append(c.connection.driver_connection.fileno())
             begun.set()
             c.execute(sa.text("SELECT pg_sleep(600)"))
 

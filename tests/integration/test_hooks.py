@@ -101,7 +101,7 @@ def test_a_service_that_dies_in_mid_put_gets_everything_once(
     services = [start(url)]
     reporter = Reporter(services[0].url, folder=tmp_path / "spool")
     # The same service at another address.
-    reporter._client = lambda: Client(services[-1].url, patience_s=0.0)  # type: ignore[method-assign]
+    reporter._client = lambda: Client(services[-1].url, patience_s=0.0)
     put = Client.import_records
 
     def halved(data: bytes) -> Iterator[bytes]:

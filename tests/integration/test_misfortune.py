@@ -42,8 +42,8 @@ def test_a_full_disk_is_said_and_leaves_whole_batches(sqlite_copy: str) -> None:
     full = Store(sqlite_copy)
 
     def limit(connection: object, _record: object) -> None:
-        pages = connection.execute("PRAGMA page_count").fetchone()[0]  # type: ignore[attr-defined]
-        connection.execute(f"PRAGMA max_page_count = {pages + 4}").close()  # type: ignore[attr-defined]
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages + 4}").close()
 
     sa.event.listen(full.engine, "connect", limit)
     rows = [made(i % 30, (1.0 + i,) * 400, measured_at=float(i)) for i in range(60)]

@@ -228,7 +228,7 @@ def test_a_run_has_one_tuner(crowd: Crowd) -> None:
         scene = Scene.make(crowd.stores[0], drawn(seed=seed))
         names = [f"tuner {i}" for i in range(3)]
         held = crowd.each(*(lambda s, n=n: Ownership(60.0, n).hold(s) for n in names))
-        assert sum(scene.run_id in mine for mine in held) == 1  # type: ignore[operator]
+        assert sum(scene.run_id in mine for mine in held) == 1
 
 
 @pytest.mark.full
@@ -247,7 +247,7 @@ def test_lost_jobs_of_several_runs_do_not_stop_their_tuners(crowd: Crowd) -> Non
             lambda s: Ownership(60.0, f"{n} one").hold(s),
             expire,
             lambda s: Ownership(60.0, f"{n} other").hold(s),
-        )  # type: ignore[misc]
+        )
         with crowd.stores[0].write() as c:
             for scene in (first, second):
                 jobs.cancel(c, scene.run_id)
@@ -274,7 +274,7 @@ def test_a_lost_trial_counts_though_others_are_stored_meanwhile(
         c.execute(sa.update(job).where(job.c.id == lost.job.id).values(attempts=retry.MAX_ATTEMPTS - 1))
         c.execute(sa.update(lease).where(lease.c.id == lost.id).values(expires_at=now() - 1.0))
     with crowd.stores[0].read() as c:
-        tuning = tuning_run.load(c, scene.run_id, None)  # type: ignore[arg-type]
+        tuning = tuning_run.load(c, scene.run_id, None)
     written, reported = threading.Event(), threading.Event()
 
     def lose(store: Store) -> None:
@@ -438,7 +438,7 @@ def test_jobs_are_leased_once(crowd: Crowd) -> None:
             lambda c, w=w, p=p: leasing.lease_many(c, [LeaseAsk(w, p)], TERMS)[0]
             for w, p in zip(workers, places, strict=True)
         ))  # fmt: skip
-        leased = [one.job.id for found in answers for one in found]  # type: ignore[union-attr]
+        leased = [one.job.id for found in answers for one in found]
         assert len(leased) == len(set(leased))
         with crowd.stores[0].write() as c:
             for worker_id in workers:
@@ -479,7 +479,7 @@ def test_finals_are_looked_at_again_once(crowd: Crowd) -> None:
             of_run = sa.update(job).where(job.c.run_id == scene.run_id)
             c.execute(of_run.values(created_at=now() - 200.0))
         made = crowd.at_once(lambda c: remeasure.enqueue_due(c, 80.0, TERMS.alive_s))
-        assert sum(len(found) for found in made) == 1, made  # type: ignore[arg-type]
+        assert sum(len(found) for found in made) == 1, made
         with crowd.stores[0].write() as c:
             jobs.cancel(c, scene.run_id)
 
@@ -676,7 +676,7 @@ def test_a_purge_marks_once(crowd: Crowd) -> None:
         import_items(store, [made(i % 5, (1.0 + i,), measured_at=100.0 * n + i) for i in range(10)])
         which = retention.Doubtful(since=100.0 * n, until=100.0 * n + 50)
         counts = crowd.at_once(lambda c: retention.purge_doubtful(c, which, "hot").records)
-        assert sorted(counts) == [0, 0, 10]  # type: ignore[type-var]
+        assert sorted(counts) == [0, 0, 10]
     with store.read() as c:
         marked = c.scalars(sa.select(tombstone.c.record_id)).all()
         assert len(marked) == len(set(marked)) == 10 * (ROUNDS // 2)

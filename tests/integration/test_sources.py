@@ -41,8 +41,8 @@ def shape(*extents: int) -> Workload:
 
 
 def asked(workload: Workload, candidate: object = FAST, **values: object) -> RunRequest:
-    one = RunWorkload(workload=workload, candidates=(candidate,))  # type: ignore[arg-type]
-    return RunRequest(**({"workloads": (one,), "target": TARGET, "trials": 9} | values))  # type: ignore[arg-type]
+    one = RunWorkload(workload=workload, candidates=(candidate,))
+    return RunRequest(**({"workloads": (one,), "target": TARGET, "trials": 9} | values))
 
 
 def measured(

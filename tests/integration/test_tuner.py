@@ -1008,7 +1008,7 @@ def test_failed_configurations_cost_trials_and_are_not_finalists(store: Store, u
     status = farm.go(farm.ask(request(trials=60)).id)
     assert status.trials_done == 60
     assert sum(t.failed for t in status.tasks) > 0
-    assert all(e.config.get("x", 0) <= 6 for e in farm.jobs[-1])  # type: ignore[operator]
+    assert all(e.config.get("x", 0) <= 6 for e in farm.jobs[-1])
 
 
 def test_a_run_of_few_trials_has_tried_each_implementation(farm: Farm) -> None:
@@ -1112,7 +1112,7 @@ def test_random_search_needs_no_model(farm: Farm) -> None:
         def score(self, *_: object) -> None:
             raise AssertionError("the model was asked")
 
-    farm.tuner.model = NoModel()  # type: ignore[assignment]
+    farm.tuner.model = NoModel()
     status = farm.go(farm.ask(request(trials=40, tuner="random")).id)
     assert (status.state, status.trials_done) == (RunState.DONE, 40)
 

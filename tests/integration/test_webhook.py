@@ -241,7 +241,7 @@ def test_two_services_tell_it_once(store: Store, receiver: Receiver) -> None:
                 assert other.send()
             return store.write()
 
-    assert webhook.Postman(Slow(), settings()).send()  # type: ignore[arg-type]
+    assert webhook.Postman(Slow(), settings()).send()
     receiver.take()
     assert receiver.got.empty()
     assert rows(store)[0].attempts == 1

@@ -307,7 +307,7 @@ def plevel(*arguments: str) -> int:
     """A command in this process; its exit code."""
     with pytest.raises(SystemExit) as end:
         main(list(arguments))
-    return end.value.code  # type: ignore[return-value]
+    return end.value.code
 
 
 @compiled

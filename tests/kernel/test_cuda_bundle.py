@@ -105,7 +105,7 @@ def test_results_come_back_and_the_next_round_follows_them(
         job: Job, built: Sequence[Built], report: Callable[[Result], None]
     ) -> dict[str, Any]:
         channel = Channel()
-        runner = CudaRunner(channel, EmulatedDriver(tmp_path / "emulation"))  # type: ignore[arg-type]
+        runner = CudaRunner(channel, EmulatedDriver(tmp_path / "emulation"))
         runner.run(Session(job=job, built=tuple(built), cores=(0,)))
         for result in channel.results.values():
             report(result)

@@ -81,7 +81,7 @@ def run(
     )  # fmt: skip
     folder.mkdir(exist_ok=True)
     channel, driver = Channel(), EmulatedDriver(folder / "emulation", l2_bytes=20_000)
-    CudaRunner(channel, driver).run(session_of(workload, [artefact], folder))  # type: ignore[arg-type]
+    CudaRunner(channel, driver).run(session_of(workload, [artefact], folder))
     return channel.results[0]
 
 
@@ -173,7 +173,7 @@ def test_descriptors_go_with_what_uses_them(tmp_path: Path, vendor: Path) -> Non
 def test_the_environment_names_the_libraries_that_were_called(tmp_path: Path, vendor: Path) -> None:
     workload = Workload.make("dense", {"data": "float32[5,7]", "weight": "float32[3,7]"})
     artefact = compile_cuda(lower(workload, TARGET, "dense_cublas.cuda"))
-    runner = CudaRunner(Channel(), EmulatedDriver(tmp_path / "emulation"))  # type: ignore[arg-type]
+    runner = CudaRunner(Channel(), EmulatedDriver(tmp_path / "emulation"))
     runner.run(session_of(workload, [artefact], tmp_path))
     assert runner.toolchain() == {
         "cuda": {"driver": "emulation"}, "cublas": {"version": "13.12.11", "path": str(vendor)}
@@ -307,7 +307,7 @@ def test_a_bundle_carries_calls_of_libraries(tmp_path: Path) -> None:
     )  # fmt: skip
     bundle = unseal(seal(Bundle(parts=(part,), made_at=1.0), b"k" * 32), b"k" * 32)
     channel = Channel()
-    runner = CudaRunner(channel, EmulatedDriver(tmp_path / "emulation"))  # type: ignore[arg-type]
+    runner = CudaRunner(channel, EmulatedDriver(tmp_path / "emulation"))
 
     def time_job(job: Any, built: Any, report: Any) -> dict[str, Any]:
         runner.run(Session(job=job, built=tuple(built), cores=(0,)))

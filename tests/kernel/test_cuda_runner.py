@@ -95,7 +95,7 @@ def test_a_session_tells_right_from_wrong(tmp_path: Path) -> None:
     good = artefact_of(workload, "broadcast.cuda")
     made = [good, begin(good, "return;"), begin(good, "data_ptr[0] = 0.5f;")]
     channel, driver = Channel(), EmulatedDriver(tmp_path / "emulation", l2_bytes=10_000)
-    runner = CudaRunner(channel, driver)  # type: ignore[arg-type]
+    runner = CudaRunner(channel, driver)
     runner.run(session_of(workload, made, tmp_path))
     first, second, third = (channel.results[i] for i in range(3))
     assert first.error is None, first.message
@@ -115,7 +115,7 @@ def test_a_time_below_the_peak_of_the_device_is_a_failure(
     monkeypatch.setattr("workers.runner.least_seconds", lambda workload, target: 1000.0)
     channel, driver = Channel(), EmulatedDriver(tmp_path / "emulation")
     made = [artefact_of(workload, "broadcast.cuda")]
-    CudaRunner(channel, driver).run(session_of(workload, made, tmp_path))  # type: ignore[arg-type]
+    CudaRunner(channel, driver).run(session_of(workload, made, tmp_path))
     assert channel.results[0].error is ErrorKind.IMPLAUSIBLE
     assert channel.results[0].samples_s == ()
 
@@ -136,7 +136,7 @@ def test_constants_are_prepared_once_and_workspaces_are_made(tmp_path: Path) -> 
     channel, driver = Channel(), EmulatedDriver(tmp_path / "emulation")
     artefact = artefact_of(workload, "conv2d_nchw_winograd.cuda")
     assert len(artefact.programs["main"].workspaces) == 2
-    CudaRunner(channel, driver).run(session_of(workload, [artefact], tmp_path))  # type: ignore[arg-type]
+    CudaRunner(channel, driver).run(session_of(workload, [artefact], tmp_path))
     assert channel.results[0].error is None, channel.results[0].message
     assert channel.results[0].prepare_s is not None
 
@@ -146,7 +146,7 @@ def test_a_device_without_room_says_so(tmp_path: Path) -> None:
     workload = Workload.make("exp", {"data": "float32[40,20]"})
     channel, driver = Channel(), EmulatedDriver(tmp_path / "emulation", room_bytes=4000)
     artefact = artefact_of(workload, "broadcast.cuda")
-    CudaRunner(channel, driver).run(session_of(workload, [artefact], tmp_path))  # type: ignore[arg-type]
+    CudaRunner(channel, driver).run(session_of(workload, [artefact], tmp_path))
     assert channel.results[0].error is ErrorKind.OOM
     assert channel.results[0].message == "no 3200 bytes left"  # of the device, not of the runner
 
@@ -176,7 +176,7 @@ def test_entries_that_do_not_fit_the_device_together_are_timed_one_after_another
     for room_bytes, others_bytes in ((20_000, 0), (100_000, 80_000)):
         channel, driver = Channel(), Noting(tmp_path / "emulation", 5_000, room_bytes)
         driver.allocate(others_bytes)
-        CudaRunner(channel, driver).run(session_of(workload, made, tmp_path))  # type: ignore[arg-type]
+        CudaRunner(channel, driver).run(session_of(workload, made, tmp_path))
         assert [channel.results[i].error for i in range(3)] == [None] * 3, channel.results
         if not others_bytes:
             assert driver.allocated == 1 + 3 * 2 * 2  # no entry lacks a set, which would leave its data in L2
@@ -192,7 +192,7 @@ def test_a_copy_for_whose_workspace_there_is_no_room_is_left_out(tmp_path: Path)
 
     def most(l2_bytes: int, room_bytes: int = 1 << 30) -> int:
         channel, driver = Channel(), Noting(tmp_path / "emulation", l2_bytes, room_bytes)
-        CudaRunner(channel, driver).run(session_of(workload, [artefact], tmp_path))  # type: ignore[arg-type]
+        CudaRunner(channel, driver).run(session_of(workload, [artefact], tmp_path))
         assert channel.results[0].samples_s, channel.results[0].message
         return driver.most
 
@@ -222,7 +222,7 @@ def test_a_context_that_is_lost_ends_the_child(tmp_path: Path) -> None:
             raise CudaError("a kernel failed on the device: illegal address")
 
     workload = Workload.make("exp", {"data": "float32[40,20]"})
-    runner = CudaRunner(Channel(), Failing(tmp_path / "emulation"))  # type: ignore[arg-type]
+    runner = CudaRunner(Channel(), Failing(tmp_path / "emulation"))
     with pytest.raises(SystemExit, match="entry 0: a kernel failed"):
         runner.run(session_of(workload, [artefact_of(workload, "broadcast.cuda")], tmp_path))
 
@@ -247,7 +247,7 @@ def test_many_calls_are_replayed_in_whole_rounds_of_the_copies(tmp_path: Path) -
     workload = Workload.make("exp", {"data": "float32[40,20]"})
     driver, inputs = Counting(), random_inputs(workload, 0)
     (built,) = session_of(workload, [artefact_of(workload, "broadcast.cuda")], tmp_path).built
-    kernel = CudaKernel(built, Data(inputs, {}, (), ()), driver)  # type: ignore[arg-type]
+    kernel = CudaKernel(built, Data(inputs, {}, (), ()), driver)
     kernel.load()
     assert [kernel.measure(calls) for calls in (31, 100, 33)] == [31, 100, 33]
     assert driver.captured == [33]  # three copies of all buffers

@@ -537,7 +537,7 @@ def test_a_worker_that_cannot_read_a_job_ends_and_gives_it_back(serve: Callable[
         event, found = answer(method, path, content)
         return event, httpx.Response(200, json={"leases": [{"id": 1}]}) if event == "lease 1" else found
 
-    script._answer = answer_newer  # type: ignore[method-assign]
+    script._answer = answer_newer
     running = serve(script)
     running.thread.join(HANG_S)
     running.expected = running.error
@@ -584,7 +584,7 @@ def test_a_busy_device_is_waited_for(
             return "busy", busy
         return answer(method, path, content)
 
-    script._answer = answer_busy  # type: ignore[method-assign]
+    script._answer = answer_busy
     serve(script)
     script.wait_for(lambda: script.done == [1, 2])
     assert len(refused) == 6 and said[:4] == [0] * 4

@@ -29,7 +29,7 @@ def test_tvm_loads_the_exported_pair(tmp_path: Path) -> None:
             file.write(text)
     database = meta_schedule.database.JSONDatabase(work_dir=str(tmp_path), allow_missing=False)
     records = database.get_all_tuning_records()
-    expected = sorted(i.samples_s for i in imported[1:] if i.samples_s)  # type: ignore[union-attr]
+    expected = sorted(i.samples_s for i in imported[1:] if i.samples_s)
     loaded = sorted(tuple(float(t) for t in r.run_secs) for r in records)
     assert [times for times in loaded if times[0] < 1e9] == expected
     assert len(loaded) == len(imported) - 1

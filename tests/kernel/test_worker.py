@@ -946,7 +946,7 @@ def test_buffers_that_fill_pages_are_checked_by_one_run_and_packed_once(
     def checked(job: Job) -> Kernel:
         runs.clear(), packed.clear()
         (built,) = builders.build(job, NEVER)
-        kernel = Kernel(built, Runner._draw(None, job.workload, 0), allocator=allocator)  # type: ignore[arg-type]
+        kernel = Kernel(built, Runner._draw(None, job.workload, 0), allocator=allocator)
         kernel.load()
         kernel.check()
         kernel.bind()

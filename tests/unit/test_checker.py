@@ -49,7 +49,7 @@ def job_of(workload: Workload, target: Target) -> Job:
 def test_checks_are_taken_that_disturb_no_times(
     monkeypatch: pytest.MonkeyPatch, cores: Cores, target: Target, cache_mb: float, takes: bool
 ) -> None:
-    checker = Checker(None, cores, Turn(cores.timing), int(cache_mb * 2**20))  # type: ignore[arg-type]
+    checker = Checker(None, cores, Turn(cores.timing), int(cache_mb * 2**20))
     asked: list[Built] = []
 
     def check(job: Job, built: list[Built], *_: Any) -> dict[int, float | None]:
@@ -68,7 +68,7 @@ def test_checks_are_taken_that_disturb_no_times(
 def test_checks_end_where_nothing_is_timed_or_what_is_has_large_data(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: Job | None
 ) -> None:
-    checker = Checker(None, APART, Turn(APART.timing), 10 * 2**20)  # type: ignore[arg-type]
+    checker = Checker(None, APART, Turn(APART.timing), 10 * 2**20)
     monkeypatch.setattr("workers.timing_runner.find_or_build", lambda folder, build: "")
     done: list[str] = []
 
@@ -97,7 +97,7 @@ def test_checks_end_where_nothing_is_timed_or_what_is_has_large_data(
 
 
 def test_a_job_does_not_wait_for_anothers_check_once_it_may_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    checker = Checker(None, APART, Turn(APART.timing), 2**30)  # type: ignore[arg-type]
+    checker = Checker(None, APART, Turn(APART.timing), 2**30)
     built = [Built(entry=0, path="", build_s=0.1)]
     job, begun, idle = job_of(MEGABYTE, CPU), threading.Event(), threading.Event()
 

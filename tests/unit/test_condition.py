@@ -338,7 +338,7 @@ def test_a_condition_is_of_its_thread() -> None:
 def test_only_dimensions_may_appear_in_a_condition() -> None:
     for wrong in (True, 16, "m > 16", m, None):
         with pytest.raises(ExpressionError, match="comparisons over shape dimensions"):
-            SpecializedCondition(wrong)  # type: ignore[arg-type]
+            SpecializedCondition(wrong)
     for other in ("16", None, [16], object()):
         with pytest.raises(ExpressionError, match="cannot appear"):
             m > other  # noqa: B015

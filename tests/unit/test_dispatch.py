@@ -32,10 +32,10 @@ def workload(rows: int | str, columns: int | str = 64) -> Workload:
 def candidate(name: str, plevel: int, condition: object = None, **more: bool) -> Candidate:
     # Conditions arrive by place, as a strategy evaluated on a concrete shape sends them.
     if condition is not None:
-        condition = SpecializedCondition(condition).substitute(  # type: ignore[arg-type]
+        condition = SpecializedCondition(condition).substitute(
             {"m": Dim("var", ("data.shape[0]",)), "n": Dim("var", ("data.shape[1]",))}
         )
-    return Candidate(name, "1.0", plevel, condition, SPACE, **more)  # type: ignore[arg-type]
+    return Candidate(name, "1.0", plevel, condition, SPACE, **more)
 
 
 class Records:
@@ -51,7 +51,7 @@ class Records:
                 implementation=name, version="1.0", config=Config({"tile": 4}), level=Level.TARGET,
                 estimate=Estimate(s, s * 0.99, s * 1.01, 20),
             )
-            for name, s in self.medians.get(shape, {}).items()  # type: ignore[call-overload]
+            for name, s in self.medians.get(shape, {}).items()
         ]  # fmt: skip
 
     def instances(
@@ -436,7 +436,7 @@ def test_a_table_is_a_value() -> None:
     for value in (1, 2, 4, 12, 17, 20, 100_000):
         assert again(m=value) == table(m=value)
     with pytest.raises(AttributeError):
-        again.rows = ()  # type: ignore[misc]
+        again.rows = ()
 
 
 @pytest.mark.parametrize("dims", [{}, {"m": 0}, {"m": 1.5}, {"m": 4, "k": 2}])

@@ -23,7 +23,7 @@ def questions(source: str) -> list[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         text = ast.get_docstring(node) if isinstance(node, _DOCUMENTED) else None
         if text and _QUESTION.match(text):
-            found.append((node.body[0].lineno, text.partition("\n")[0]))  # type: ignore[attr-defined]
+            found.append((node.body[0].lineno, text.partition("\n")[0]))
     return found
 
 

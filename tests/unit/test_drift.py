@@ -104,7 +104,7 @@ def run(
         phase=Phase.SEARCH, entries=entries, policy=TimingPolicy(), seed=1,
     )  # fmt: skip
     results: list[Result] = []
-    runner = TimingRunner(Server(child), (0,), 2**30)  # type: ignore[arg-type]
+    runner = TimingRunner(Server(child), (0,), 2**30)
     conditions = runner.run(job, made, interrupt, results.append)
     assert len({r.entry for r in results}) == len(results)
     return {r.entry: r for r in results}, conditions
@@ -198,8 +198,8 @@ def test_what_was_timed_before_an_interruption_is_reported(tmp_path: Path) -> No
         send(message)
         child._messages[2:] = ["interrupt"]
 
-    child.send = send_once  # type: ignore[method-assign]
-    runner = TimingRunner(Server(child), (0,), 2**30)  # type: ignore[arg-type]
+    child.send = send_once
+    runner = TimingRunner(Server(child), (0,), 2**30)
     job = Job(
         id=1, run_id=1, workload=Workload("op", (Input("data", "float32[4]"),)), target=TARGET,
         phase=Phase.SEARCH, policy=TimingPolicy(), seed=1,

@@ -62,8 +62,8 @@ def test_a_second_interrupt_kills_what_is_not_stopped_yet() -> None:
             done.append(f"kill {self.name}")
 
     running = embedded.Embedded("sqlite://")
-    running._children = [Child("service"), Child("worker")]  # type: ignore[list-item]
-    running._loaded = Child("loaded")  # type: ignore[assignment]
+    running._children = [Child("service"), Child("worker")]
+    running._loaded = Child("loaded")
     with pytest.raises(KeyboardInterrupt):
         running.close()
     assert done == ["stop loaded", "stop worker", "kill worker", "kill service"]

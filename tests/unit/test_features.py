@@ -74,7 +74,7 @@ def test_columns_are_the_values_whatever_the_order(indices: list[int]) -> None:
     for config, row in zip(configs, rows, strict=True):
         a, b, order = config["a"], config["b"], config["o"]
         assert isinstance(order, tuple)
-        assert row.tolist() == [a, *order, b, a + b]  # type: ignore[operator]
+        assert row.tolist() == [a, *order, b, a + b]
 
 
 def test_no_knobs_no_columns() -> None:

@@ -86,7 +86,7 @@ def test_a_long_line_is_put_aside_and_the_next_one_is_read() -> None:
 def test_memory_is_bounded_whatever_the_length() -> None:
     tracemalloc.start()
     long_line = Source(Stream(b"x" * CHUNK, 400))
-    assert [i.reason for i in long_line.lines(1 << 20)] == [Reason.TOO_LONG]  # type: ignore[union-attr]
+    assert [i.reason for i in long_line.lines(1 << 20)] == [Reason.TOO_LONG]
     many = Source(Stream(LOG * 20, 20))
     count = sum(isinstance(i, ImportedRecord) for i in autotvm.read(many))
     _, peak = tracemalloc.get_traced_memory()
@@ -116,7 +116,7 @@ def test_gzip_that_ends_early_or_is_broken_gives_what_came_before() -> None:
     assert broken[-1].reason is Reason.GZIP
     good = [i for i in broken if isinstance(i, ImportedRecord)]
     assert good == whole[: len(good)]
-    assert [i.reason for i in Source(io.BytesIO(b"\x1f\x8b\x08 nonsense")).lines()] == [Reason.GZIP]  # type: ignore[union-attr]
+    assert [i.reason for i in Source(io.BytesIO(b"\x1f\x8b\x08 nonsense")).lines()] == [Reason.GZIP]
 
 
 def test_what_unpacks_without_end_is_stopped() -> None:
@@ -184,7 +184,7 @@ def test_what_is_none_of_them_is_said(data: bytes) -> None:
 def test_pickled_logs_are_known_and_never_unpickled() -> None:
     line = b"cuda -model=1080ti\tgASVDAAAAAAAAACMCGV4cGxvaXRz\tgASV\tgASV\n"
     items = list(read(Source(io.BytesIO(line * 2))))
-    assert [(i.line, i.reason) for i in items] == [(1, Reason.PICKLE), (2, Reason.PICKLE)]  # type: ignore[union-attr]
+    assert [(i.line, i.reason) for i in items] == [(1, Reason.PICKLE), (2, Reason.PICKLE)]
 
 
 @given(st.binary(max_size=3000))

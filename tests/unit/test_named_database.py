@@ -168,7 +168,7 @@ def test_a_service_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPat
 
     now = 0.0
     monkeypatch.setattr(database.time, "monotonic", lambda: now)
-    found = database._Cached(away)  # type: ignore[arg-type]
+    found = database._Cached(away)
     for rows in range(1, 4):
         workload = Workload.make("softmax", {"data": f"float32[{rows},64]"})
         with pytest.raises(UnreachableError):

@@ -38,7 +38,7 @@ class Wire:
 def test_writes_of_one_step_are_joined() -> None:
     async def scene() -> list[Any]:
         wire = Wire()
-        joined = JoinedTransport(wire, asyncio.get_running_loop())  # type: ignore[arg-type]
+        joined = JoinedTransport(wire, asyncio.get_running_loop())
         for data in (b"head", b"", b"body"):
             joined.write(data)
         assert wire.done == []
@@ -58,7 +58,7 @@ def test_much_is_written_at_once() -> None:
 
     async def scene() -> list[Any]:
         wire = Wire()
-        joined = JoinedTransport(wire, asyncio.get_running_loop())  # type: ignore[arg-type]
+        joined = JoinedTransport(wire, asyncio.get_running_loop())
         joined.write(b"head")
         joined.write(bytes(AT_ONCE))
         assert len(wire.done) == 1

@@ -30,7 +30,7 @@ HUGE = ConfigSpace([Knob(f"k{i}", range(32)) for i in range(9)], [knob("k0") <= 
 
 
 def bowl_s(config: Config) -> float | None:
-    a, b, c = (float(config[k]) for k in "abc")  # type: ignore[arg-type]
+    a, b, c = (float(config[k]) for k in "abc")
     if a == 3:
         return None
     slow = {"x": 1.0, "y": 1.3, "z": 0.9}[str(config["mode"])]
@@ -70,7 +70,7 @@ def test_every_configuration_once_and_then_no_more(model: ChildModel, guided: bo
     while configs := search.ask(7):
         seen += configs
         for config in configs:
-            search.tell(config, 1.0 + float(config["a"]))  # type: ignore[arg-type]
+            search.tell(config, 1.0 + float(config["a"]))
     assert len(seen) == len(set(seen)) == 36
     assert all(space.contains(c) for c in seen)
     assert search.exhausted
@@ -182,7 +182,7 @@ def test_of_configurations_with_the_same_code_one_is_proposed(
     while configs := search.ask(2):
         proposed += configs
         for config in configs:
-            search.tell(config, 1.0 + float(config["a"]))  # type: ignore[arg-type]
+            search.tell(config, 1.0 + float(config["a"]))
     every = {settled(c) for c in IDLE}
     assert IDLE.fallback == proposed[0]
     assert sorted(map(repr, map(settled, proposed))) == sorted(map(repr, every - {settled(twin)}))
@@ -277,7 +277,7 @@ def test_a_large_space_with_few_valid_configurations_is_searched() -> None:
         for config in search.ask(4):
             assert space.contains(config)
             found.add(config)
-            search.tell(config, 1.0 + abs(float(config["k0"]) - 7))  # type: ignore[arg-type]
+            search.tell(config, 1.0 + abs(float(config["k0"]) - 7))
     assert len(found) == 16
 
 
@@ -286,7 +286,7 @@ def test_split_knobs_are_searched(model: ChildModel) -> None:
     search = Search(space, 1, model)
     for _ in range(5):
         for config in search.ask(6):
-            inner = config["s"][2]  # type: ignore[index]
+            inner = config["s"][2]
             search.tell(config, 1.0 + abs(math.log2(inner) - 3))
     assert search.best_s == pytest.approx(1.0)
 
@@ -369,5 +369,5 @@ def test_listed_configurations_are_all_that_is_proposed() -> None:
     while configs := search.ask(16):
         for config in configs:
             seen.append(space.digits(config))
-            search.tell(config, 1.0 + float(config["a"]))  # type: ignore[arg-type]
+            search.tell(config, 1.0 + float(config["a"]))
     assert sorted(seen) == sorted(map(tuple, rows.tolist()))

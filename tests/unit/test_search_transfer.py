@@ -23,7 +23,7 @@ def workload(m: int) -> Workload:
 
 def seconds(m: int, config: Config) -> float:
     """The best tile goes eight times into the dimension: where it lies depends on the shape."""
-    tile, unroll = float(config["tile"]), float(config["unroll"])  # type: ignore[arg-type]
+    tile, unroll = float(config["tile"]), float(config["unroll"])
     return 1e-8 * m * (1 + 0.4 * abs(np.log2(m / tile) - 3)) * (1 + 0.05 * unroll)
 
 

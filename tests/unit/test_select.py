@@ -498,7 +498,7 @@ def test_an_undecidable_condition_does_not_hold() -> None:
     known = [plain("a", 10), plain("b", 15, condition=SpecializedCondition(ROWS > 16))]
     assert not holds(known[1], workload("m"))
     for policy in ("plevel", "tvm"):
-        answer = select(workload("m"), TARGET, Records(), offered=known, policy=policy)  # type: ignore[arg-type]
+        answer = select(workload("m"), TARGET, Records(), offered=known, policy=policy)
         assert answer.implementation == "a"
 
 
@@ -506,7 +506,7 @@ def test_nothing_valid_is_an_error_that_names_operator_and_target() -> None:
     known = [plain("a", 10, condition=SpecializedCondition(ROWS > 16))]
     for policy in ("plevel", "tvm"):
         with pytest.raises(SelectionError, match=r"made_up.*float32\[8,8\].*llvm/znver4.*1 exist"):
-            select(workload(8), TARGET, Records(), offered=known, policy=policy)  # type: ignore[arg-type]
+            select(workload(8), TARGET, Records(), offered=known, policy=policy)
     with pytest.raises(SelectionError, match="no implementation of made_up"):
         select(workload(8), TARGET, Records(), offered=[])
 
@@ -605,8 +605,8 @@ def test_what_tvm_tested() -> None:
     valid = {c: [x for x in candidates(conv(c), target) if holds(x, conv(c))] for c in (8, 16)}
     assert [len(v) for v in valid.values()] == [2, 3]
     for policy in ("tvm", "plevel"):
-        assert chosen(8, policy) == "conv2d_2"  # type: ignore[arg-type]
-        assert chosen(16, policy) == "conv2d_3"  # type: ignore[arg-type]
+        assert chosen(8, policy) == "conv2d_2"
+        assert chosen(16, policy) == "conv2d_3"
     log.add(conv(8), "conv2d_1", 0.5)
     log.add(conv(16), "conv2d_1", 1.0)
     assert chosen(8) == "conv2d_1"
@@ -741,7 +741,7 @@ def test_a_selector_keeps_answers_until_the_revision_changes() -> None:
         {"target": libs}, {"target": TARGET, "device": "x"}, {"target": TARGET, "policy": "tvm"},
     ):  # fmt: skip
         asked = records.asked
-        selector.select(conv(8), **question)  # type: ignore[arg-type]
+        selector.select(conv(8), **question)
         assert records.asked == asked + ("policy" not in question)
     assert selector.select(conv(8), TARGET, policy="tvm").implementation == "conv2d_2"
     assert selector.select(conv(16), TARGET).workload == conv(16)

@@ -205,7 +205,7 @@ def test_constraints_over_parts_of_splits() -> None:
         for y in space["y"].values
         for x in space["x"].values
         for v in (1, 4, 8)
-        if y[2] * x[1] <= 32 and x[1] % v == 0  # type: ignore[index, operator]
+        if y[2] * x[1] <= 32 and x[1] % v == 0
     ]
     assert [(c["y"], c["x"], c["vector"]) for c in space] == expected
     again = decode(encode(space), ConfigSpace)
@@ -379,8 +379,8 @@ def test_many_allowed_values_are_shown_in_short() -> None:
         (lambda: Knob("a", [(1, 2), [1, 2]]), "a value twice"),
         (lambda: Knob("", [1]), "1 to 64 characters"),
         (lambda: Knob("a" * 65, [1]), "1 to 64 characters"),
-        (lambda: Knob(5, [1]), "1 to 64 characters"),  # type: ignore[arg-type]
-        (lambda: Knob("a", [1], "other"), "kind is 'schedule' or 'layout'"),  # type: ignore[arg-type]
+        (lambda: Knob(5, [1]), "1 to 64 characters"),
+        (lambda: Knob("a", [1], "other"), "kind is 'schedule' or 'layout'"),
         (lambda: Knob("a", range(10_001)), "more than 10000 values"),
         (lambda: reorder("a", "abcdefghijklmnop"), "more than 10000 values"),
         (lambda: split("a", 2**40, 6), "more than 10000 values"),

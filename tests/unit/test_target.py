@@ -290,7 +290,7 @@ def test_a_target_is_immutable() -> None:
     with pytest.raises(AttributeError, match="immutable"):
         target.threads = 2
     with pytest.raises(TypeError):
-        target.capability["l2_bytes"] = 1  # type: ignore[index]
+        target.capability["l2_bytes"] = 1
     assert Target.parse(target) is target
     assert target != "llvm"
 

@@ -53,7 +53,7 @@ class Machine:
 def run(
     kernels: list[Callable[[int], float]], policy: TimingPolicy = SEARCH_POLICY, **options: object
 ) -> list[Timed]:
-    return time_kernels(kernels, policy, rng=random.Random(1), **options)  # type: ignore[arg-type]
+    return time_kernels(kernels, policy, rng=random.Random(1), **options)
 
 
 @pytest.mark.parametrize("per_call_s", [2e-8, 1e-6, 3.7e-5, 1e-3, 9e-3])
