@@ -58,7 +58,7 @@ class Field:
 
     @property
     def type_name(self) -> str:
-        return getattr(self.type, "__name__", None) if isinstance(self.type, type) else str(self.type)  # type: ignore[return-value]
+        return self.type.__name__ if isinstance(self.type, type) else str(self.type)
 
     def check(self, owner: str, value: Any) -> Any:
         """Return `value` in this field's normal form (lists become tuples); raise `AttrsError`."""

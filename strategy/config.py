@@ -28,10 +28,10 @@ def read_value(value: Any) -> Value:
     if isinstance(value, list | tuple):
         if len(value) > MAX_PARTS:
             raise SpaceError(f"a tuple-valued knob has at most {MAX_PARTS} parts, got {len(value)}")
-        parts = tuple([read_value(v) for v in value])
-        if any(type(v) is not int for v in parts):
+        parts = tuple([v for v in map(read_value, value) if type(v) is int])
+        if len(parts) < len(value):
             raise SpaceError(f"a tuple-valued knob holds integers only, got {value!r:.80}")
-        return parts  # type: ignore[return-value]
+        return parts
     kind = type(value)
     if kind is int:
         if -(2**63) <= value < 2**63:

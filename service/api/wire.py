@@ -22,7 +22,7 @@ from service.errors import InvalidError
 from strategy.record import WireError, decode, encode, json_schema
 from strategy.workload_text import EXAMPLE
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 Etag = Annotated[str | None, Header(alias="if-none-match", max_length=1000)]
 PROBLEM = "application/problem+json"
 _REF = "#/components/schemas/"
@@ -76,7 +76,7 @@ def body_of(kind: type[T]) -> Any:
     async def read(request: Request) -> T:
         data = await read_body(request)
         _check_text(data)
-        if kind.__struct_config__.forbid_unknown_fields:  # type: ignore[attr-defined]
+        if kind.__struct_config__.forbid_unknown_fields:
             check_keys(data)
         try:
             return decode(data, kind)

@@ -150,9 +150,10 @@ def key_of(values: Mapping[str, Any]) -> str:
 
 def value_of(value: Any) -> Value:
     """A value as a knob's."""
-    plain = isinstance(value, bool | int | float)
-    if plain or (isinstance(value, list) and all(type(v) is int for v in value) and len(value) < 64):
-        return value  # type: ignore[no-any-return]
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list) and all(type(v) is int for v in value) and len(value) < 64:
+        return tuple(value)
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), sort_keys=True)
     if len(text) <= MAX_TEXT:
         return text

@@ -220,8 +220,10 @@ def _activation(normal: _Normal, node: Call) -> Expr | None:
     while waiting:
         found = waiting.pop()
         for arg in found.args:
-            inner = isinstance(arg, Call) and arg.op.name == "multiply" and len(factors) < 3
-            (waiting if inner else factors).append(arg)  # type: ignore[arg-type]
+            if isinstance(arg, Call) and arg.op.name == "multiply" and len(factors) < 3:
+                waiting.append(arg)
+            else:
+                factors.append(arg)
     for place, x in enumerate(factors):
         others = factors[:place] + factors[place + 1 :]  # x may be a factor twice
         if len(others) == 1 and _is_of(others[0], "sigmoid", x):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ class CudaKernel(Kernel):
             given = self._allocate(source.nbytes)
             self._driver.upload(given, source)
             queue = self._launches(argument.preparation, {"source": given, "packed": buffer})
-            took = self._driver.time(lambda queue=queue: _run(queue))  # type: ignore[misc]
+            took = self._driver.time(partial(_run, queue))
             self.prepare_s = (self.prepare_s or 0.0) + took
         return found, total
 
