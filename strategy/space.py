@@ -90,8 +90,8 @@ class ConfigSpace:
         """The conditions of idle knobs, each behind those that it reads: a database may give them in another order.
 
         Raises:
-            SpaceError: a constraint reads an idle knob, whose value a search replaces by the fallback's, a condition is of
-                an unknown one, or conditions read each other.
+            SpaceError: a constraint reads an idle knob, whose value a search replaces by the fallback's; a condition is
+                of an unknown knob; conditions read each other.
         """
         for what in self.constraints:
             for name in sorted(what.variables() & self.idle.keys()):
