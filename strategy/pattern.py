@@ -38,9 +38,6 @@ schedule_broadcast = GenericFunc("schedule_broadcast")
 schedule_reduce = GenericFunc("schedule_reduce")
 schedule_extern = GenericFunc("schedule_extern")
 
-# By operator, the argument of `register_cpu_implementations`.
-_added: dict[str, list[Callable[..., None]]] = {}
-
 
 def register_schedule(
     name: str, schedule: GenericFunc | Callable[..., Any], level: int = 10, version: int = PLAIN_VERSION
@@ -97,18 +94,15 @@ def register_cpu_implementations(name: str, add: Callable[..., None]) -> None:
         name: the operator.
         add: `(strategy, attrs, inputs, out_type, target)`, adds implementations to the strategy.
     """
-    _added.setdefault(name, []).append(add)
-    if len(_added[name]) > 1:
-        return
-    generic = get_registered_op(name).get_attr("FTVMStrategy")
+    generic: GenericFunc = get_registered_op(name).get_attr("FTVMStrategy")
 
-    def with_more(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> OpStrategy:
-        strategy: OpStrategy = generic.default(attrs, inputs, out_type, target)
-        for more in _added[name]:
-            more(strategy, attrs, inputs, out_type, target)
-        return strategy
-
-    generic.register("cpu", with_more)
+    @generic.extend("cpu")
+    def strategy(
+        before: Callable[..., OpStrategy], attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    ) -> OpStrategy:
+        found = before(attrs, inputs, out_type, target)
+        add(found, attrs, inputs, out_type, target)
+        return found
 
 
 def register_injective_schedule(name: str, level: int = 10) -> None:

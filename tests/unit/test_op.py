@@ -283,6 +283,8 @@ def test_a_package_that_cannot_be_loaded_is_reported_once_and_left_out(tmp_path,
         "from strategy.op import get_op, register_op\nregister_op('half')\nget_op('dense').set_attr('x', 1)\n"
         "from strategy.ops.conv2d import conv2d_strategy\nconv2d_strategy.extend('cpu')("
         "lambda before, attrs, inputs, out_type, target: 1 / 0)\n"
+        "from strategy.pattern import register_cpu_implementations\n"
+        "register_cpu_implementations('relu', lambda strategy, attrs, inputs, out_type, target: 1 / 0)\n"
     )
     make_package(tmp_path, "broken", half + last_line)
     make_package(tmp_path, "sound", "from strategy.op import register_op\nregister_op('whole')\n")
@@ -294,9 +296,11 @@ def test_a_package_that_cannot_be_loaded_is_reported_once_and_left_out(tmp_path,
         "from strategy.workload import Workload\n"
         "w = Workload.make('conv2d', {'data': 'float32[1,1,3,3]', 'weight': 'float32[1,1,3,3]'})\n"
         "print(len(candidates(w, Target.parse('llvm'))) > 1)\n"
+        "w = Workload.make('relu', {'data': 'float32[4]'})\n"
+        "print(len(candidates(w, Target.parse('llvm'))) > 1)\n"
     )
     done = run_with_packages(tmp_path, "-c", program)
-    assert (done.returncode, done.stdout) == (0, "False True None\nTrue\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "False True None\nTrue\nTrue\n"), done.stderr
     assert done.stderr == (
         "plevel: the operators of package broken (broken = broken in plevel.ops) are left out: "
         f"{error}: correct or remove the package\n"
