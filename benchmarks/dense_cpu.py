@@ -33,10 +33,9 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from race import OVERRIDES, Call, Side, race, serve, tuning
-
 from benchmarks.fixture import dense, make_parser, need
 from benchmarks.metaschedule import NEEDED, tune_product
+from benchmarks.race import OVERRIDES, Call, Side, race, serve, tuning
 from benchmarks.result import Table
 
 if TYPE_CHECKING:

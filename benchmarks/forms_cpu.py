@@ -25,9 +25,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from race import Call, bind, burst
-
 from benchmarks.fixture import dense, make_parser, natural
+from benchmarks.race import Call, bind, burst
 from benchmarks.result import Table
 
 if TYPE_CHECKING:

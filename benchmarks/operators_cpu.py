@@ -43,7 +43,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from race import Call, benchmark, plevel_calls
+from benchmarks.race import Call, benchmark, plevel_calls
 
 if TYPE_CHECKING:
     from strategy.workload import EpilogueStep, Workload

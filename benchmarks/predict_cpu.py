@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from recording import DATA, Key, Log, Recording, Task, or_nan, pack, record, unpack
 
 from benchmarks.fixture import dense, make_parser
+from benchmarks.recording import DATA, Key, Log, Recording, Task, or_nan, pack, record, unpack
 from benchmarks.result import Table
 
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from race import burst
-
 from benchmarks.fixture import make_parser
+from benchmarks.race import burst
 from benchmarks.result import Table
 
 BURST_S = 0.003

@@ -39,10 +39,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peer_search import AutoTVM, Chance, MetaSchedule, Table, Tuner
-from recording import DATA, Digits, Key, Log, Recording, Task, or_nan, pack, record, unpack
 
 from benchmarks import fixture, result
+from benchmarks.peer_search import AutoTVM, Chance, MetaSchedule, Table, Tuner
+from benchmarks.recording import (
+    DATA,
+    Digits,
+    Key,
+    Log,
+    Recording,
+    Task,
+    or_nan,
+    pack,
+    record,
+    unpack,
+)
 
 FILE, THREADS_FILE = DATA / "search_cpu.json.gz", DATA / "search_cpu_threads.json.gz"
 NAMES = ("dense 37×64×512", "conv2d 32→64@28,3×3", "softmax 8×8192")

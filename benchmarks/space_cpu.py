@@ -24,10 +24,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from operators_cpu import GROUPS, Row
-from race import burst, plevel_call
-
 from benchmarks.fixture import make_parser
+from benchmarks.operators_cpu import GROUPS, Row
+from benchmarks.race import burst, plevel_call
 from benchmarks.result import Table
 
 if TYPE_CHECKING:

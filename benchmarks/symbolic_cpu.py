@@ -62,8 +62,7 @@ def main() -> int:
 
 def _times(op: str, arguments: argparse.Namespace) -> Any:
     """For each size: what is chosen, its median for all sizes and for this one, and that of the plain schedule."""
-    from race import burst
-
+    from benchmarks.race import burst
     from strategy.op_strategy import candidates
     from strategy.target import Target
     from strategy.workload import Workload

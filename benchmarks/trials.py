@@ -29,10 +29,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
-from race import OVERRIDES
 
 from benchmarks.fixture import dense, make_parser, natural, need, tau
 from benchmarks.metaschedule import NEEDED, tune_product
+from benchmarks.race import OVERRIDES
 from benchmarks.result import Table
 from strategy.op_strategy import candidates
 from strategy.record import (
