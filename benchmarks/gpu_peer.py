@@ -1,4 +1,4 @@
-"""What the GPU's figures stand beside: PyTorch's functions, and a copy of memory."""
+"""Peers of the GPU's figures: PyTorch's functions, and a copy of memory."""
 
 from __future__ import annotations
 

@@ -13,7 +13,10 @@ from benchmarks import figures, fixture, result
 from tests.docs.page import ROOT
 
 SHOWN = {page: figures.find_names(page.read_text()) for page in figures.PAGES}
-LIBRARIES = {"figures", "fixture", "metaschedule", "peer_search", "race", "recording", "result"}  # of the other scripts
+LIBRARIES = {  # of the other scripts
+    "figures", "fixture", "gpu_case", "gpu_child", "gpu_peer", "gpu_summary", "metaschedule", "peer_search", "race",
+    "recording", "result",
+}  # fmt: skip
 SOAK = {"soak"}  # it has no figure beside a peer: it counts faults, and fails
 
 

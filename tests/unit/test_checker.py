@@ -72,12 +72,12 @@ def test_checks_end_where_nothing_is_timed_or_what_is_has_large_data(
     monkeypatch.setattr("workers.timing_runner.find_or_build", lambda folder, build: "")
     done: list[str] = []
 
-    def run(job: Job, built: list[Built], interrupt: Any, report: Any, conditions: Any, checked: Any, **_: Any) -> None:
+    def run(work: Any, built: list[Built]) -> None:
         done.append(built[0].code_digest)
         if built[0].code_digest == "wrong":
-            report(Result(entry=built[0].entry, error=ErrorKind.WRONG_ANSWER, message="wrong"))
+            work.report(Result(entry=built[0].entry, error=ErrorKind.WRONG_ANSWER, message="wrong"))
         else:
-            checked[built[0].entry] = 0.5
+            work.checked[built[0].entry] = 0.5
 
     monkeypatch.setattr(checker._runner, "_run", run)
     codes = ["right", "wrong", "right", "wrong", "late"]
