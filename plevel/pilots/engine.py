@@ -140,9 +140,9 @@ class Engine:
 
         logging.getLogger("parsl").setLevel(logging.CRITICAL)  # its errors are raised as well
         provider, self._list = _KINDS[kind]
-        self._pods = kind == "kubernetes"
+        self._kind = kind
         try:
-            if self._pods:
+            if kind == "kubernetes":
                 name = re.sub("[^a-z0-9-]", "-", name.lower())  # of what a pod may be called
                 self._provider = make_provider(options, name)
             else:
@@ -163,7 +163,7 @@ class Engine:
         """Delete pods that have ended, whose logs become files, and the oldest scripts and logs."""
         with _told("what ended pilots have left was not deleted"):
             self._folder.mkdir(parents=True, exist_ok=True)
-            if self._pods:
+            if self._kind == "kubernetes":
                 bury_pods(self._provider, self._folder)
             keep_newest(self._folder, _KEPT_BYTES)
 
@@ -171,7 +171,7 @@ class Engine:
         """Submit a pilot; return its id. `$JOBNAME` is its name in the command."""
         with _told("no pilot was submitted"):
             self._folder.mkdir(parents=True, exist_ok=True)
-            if self._pods:  # without a shell that would keep the signal for itself
+            if self._kind != "local":  # else the shell, which a signal reaches too, would end before its worker
                 command = f"exec {command}"
             found = self._provider.submit(command, 1, self._name)
             if found is None:

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -292,11 +293,25 @@ def test_a_builder_is_made_anew_where_its_worker_is_not(
         async def close(self, **options: float) -> None: ...
 
     monkeypatch.setattr(builder, "Nanny", Idle)
+    monkeypatch.setattr(builder, "_reach", lambda *given: asyncio.sleep(0))
     for name, seconds in {"_LOOK_S": 0.01, "_RESTART_S": 0.05, "_FIRST_PAUSE_S": 0.0}.items():
         monkeypatch.setattr(builder, name, seconds)
     asyncio.run(builder.serve("tcp://127.0.0.1:9", distributed.Security(), 1))
     assert len(made) == 2
     assert "tcp://127.0.0.1:9: its Dask worker did not start again: trying again in 0 s" in caplog.text
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_builder_says_soon_that_there_is_no_scheduler(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program may take the connection, and never answer."""
+    monkeypatch.setattr(builder, "_CONNECT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = "tcp://{}:{}".format(*silent.getsockname())
+        if not listens:
+            silent.close()
+        words = "nothing answers as a Dask scheduler" if listens else "Connection refused"
+        with pytest.raises(builder.StartError, match=words):
+            asyncio.run(builder.serve(address, distributed.Security(), 1))
 
 
 @pytest.mark.full

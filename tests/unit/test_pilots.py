@@ -284,7 +284,7 @@ def test_jobs_of_pbs_are_listed_and_cancelled_by_any_process(
     listed = engine().pilots()
     assert [p.id for p in listed] == ids
     script = (tmp_path / "scripts" / listed[0].name).read_text()
-    assert f'JOBNAME="{listed[0].name}"' in script and "plevel worker" in script
+    assert f'JOBNAME="{listed[0].name}"' in script and "\nexec plevel worker" in script
     engine().cancel(ids[:1])
     assert [p.id for p in engine().pilots()] == ids[1:]
     with pytest.raises(EngineError, match="were not cancelled"):
