@@ -106,7 +106,9 @@ def scale(
     from strategy.target import Target
 
     target = Target.parse(profile.target).key
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "plevel/pilots"
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state").absolute() / "plevel/pilots"
+    if kind != "kubernetes" and re.search(r"[^\w./@+=:,-]", str(state)):
+        raise UsageError(f"{state}: Parsl's commands do not quote it: name a folder without spaces in XDG_STATE_HOME")
     digest = hashlib.sha256(f"{place.url} {target}".encode()).hexdigest()[:8]
     name = f"plevel-{re.sub('[^A-Za-z0-9_-]', '-', path.stem)[:40]}-{digest}"
     command = _command(profile, place.url, _GRACE[kind])
@@ -128,7 +130,7 @@ def scale(
 
     connect().close()  # a wrong URL or token is an error at once
     try:
-        engine = Engine(kind, profile.provider, name, state.absolute())
+        engine = Engine(kind, profile.provider, name, state)
         if dry_run:
             backlog, pilots = look(), engine.pilots()
             wanted = plan(backlog, pilots, bounds)

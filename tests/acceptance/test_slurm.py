@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,26 @@ def test_an_array_of_workers_that_are_killed_cancelled_and_requeued(stage: Stage
         assert not [r["error"] for r in all_records(client) if r["error"] == "crash"]
         assert not [w for w in client.workers() if w["alive"]]
     assert "ExitCode=0:0" in slurm.run("scontrol", "show", "job", first)
+
+
+@pytest.mark.full
+def test_a_pilot_that_is_cancelled_gives_its_job_back(stage: Stage, slurm: Slurm) -> None:
+    """The signal is its worker's, not a shell's that would end, and the worker with it."""
+    stage.start_service()
+    given = ("--slurm", str(profile(stage, walltime="00:10:00", exclusive=False)), "--max", "1")
+    with Client(stage.url) as client:
+        run = begin_run(client, TRIALS)
+        scaler = stage.start("fleet", "scale", *given, "--every", "1s")
+        wait_until(lambda: client.records()["records"], "a result of the first pilot")
+        (pilot,) = slurm.jobs()
+        slurm.run("scancel", pilot)
+        wait_until(lambda: client.run(run).state == RunState.DONE, "the end of the run")
+        wait_until(lambda: not slurm.jobs(), "the end of the idle pilot")
+        check(f"sqlite:///{stage.database}", client.run(run), TRIALS)
+        assert scaler.poll() is None
+    with closing(sqlite3.connect(stage.database)) as database:
+        reasons = {reason for (reason,) in database.execute("SELECT end_reason FROM lease")}
+    assert reasons <= {"done", "released"}, reasons
 
 
 def test_pilots_are_submitted_for_a_backlog_and_cancelled_without_one(stage: Stage, slurm: Slurm) -> None:

@@ -672,6 +672,17 @@ def test_a_scaler_prints_a_json_document_on_each_line(
     assert (json.loads(line)["queued"], json.loads(line)["submit"]) == (3, 2)
 
 
+def test_a_scaler_needs_a_folder_without_spaces(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = tmp_path / "a.toml"
+    profile.write_text('target = "llvm -mcpu=znver4 -num-cores=2"\n')
+    monkeypatch.setattr("plevel.embedded.require", lambda extra, *modules: None)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "my state"))
+    done = called("fleet", "scale", "--slurm", str(profile), "--url", "http://farm:8765", "--dry-run")
+    assert_one_line(done, 2, "my state/plevel/pilots", "without spaces in XDG_STATE_HOME")
+
+
 def test_a_scaler_reads_a_token_that_is_replaced(
     called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
