@@ -31,6 +31,8 @@ from strategy.folder import keep_newest
 
 _KEPT_BYTES = 64 * 2**20  # scripts and logs of pilots
 _PENDING = frozenset("PD CF RD RF RH RQ SE".split())  # states of SLURM's jobs that have not started, or have to again
+# Reasons for which SLURM, not a person, holds a job: its node's prolog failed, or it was requeued too often.
+_GIVEN_UP = frozenset({"launch failed requeued held", "JobHoldMaxRequeue"})
 
 
 class EngineError(Exception):
@@ -39,25 +41,31 @@ class EngineError(Exception):
 
 @dataclass(frozen=True)
 class Pilot:
-    """A pilot job that has not ended, nor is ending; `waits` if the batch system has not started it."""
+    """A pilot job that has not ended, nor is ending.
+
+    Attributes:
+        waits: the batch system has not started it.
+        given_up: why the batch system will not, though it keeps it.
+    """
 
     id: str
     name: str
     waits: bool
+    given_up: str = ""
 
 
 def _list_slurm(provider: Any) -> Iterator[Pilot]:
     clusters = f" --clusters={provider.clusters}" if provider.clusters else ""
-    command = f"squeue --me{clusters} --noheader --format='%i %t %j'"
+    command = f"squeue --me{clusters} --noheader --format='%i|%t|%r|%j'"
     status, out, error = provider.execute_wait(command)
     if status:
         raise EngineError(f"squeue failed: {error}")
     for line in out.splitlines():
-        words = line.split(maxsplit=2)
-        if len(words) == 3:  # another job of this user may have no name
-            number, state, name = words
-            if state != "CG":  # it takes no job any more, and may be so for hours
-                yield Pilot(number, name, waits=state in _PENDING)
+        words = line.split("|", maxsplit=3)
+        if len(words) == 4 and words[1] != "CG":  # it takes no job any more, and may be so for hours
+            number, state, reason, name = words
+            reason = reason.replace("_", " ")  # as some versions write it
+            yield Pilot(number, name, state in _PENDING, reason if reason in _GIVEN_UP else "")
 
 
 def _list_pbs(provider: Any) -> Iterator[Pilot]:
@@ -154,18 +162,26 @@ class Engine:
         self._provider.script_dir = str(folder)
 
     def pilots(self) -> tuple[Pilot, ...]:
-        """The pilots that have not ended, the oldest first."""
-        with _told("the pilots were not listed"):
-            found = [p for p in self._list(self._provider) if p.name.startswith(f"{self._name}.")]
-        return tuple(sorted(found, key=lambda p: p.name))
+        """The pilots that have not ended, nor were given up, the oldest first."""
+        return tuple(sorted((p for p in self._listed() if not p.given_up), key=lambda p: p.name))
 
-    def clean(self) -> None:
-        """Delete pods that have ended, whose logs become files, and the oldest scripts and logs."""
+    def _listed(self) -> list[Pilot]:
+        with _told("the pilots were not listed"):
+            return [p for p in self._list(self._provider) if p.name.startswith(f"{self._name}.")]
+
+    def clean(self) -> tuple[Pilot, ...]:
+        """Cancel pilots that the batch system has given up; return them.
+
+        Delete pods that have ended, whose logs become files, and the oldest scripts and logs.
+        """
+        given_up = tuple(p for p in self._listed() if p.given_up)
+        self.cancel(p.id for p in given_up)
         with _told("what ended pilots have left was not deleted"):
             self._folder.mkdir(parents=True, exist_ok=True)
             if self._kind == "kubernetes":
                 bury_pods(self._provider, self._folder)
             keep_newest(self._folder, _KEPT_BYTES)
+        return given_up
 
     def submit(self, command: str) -> str:
         """Submit a pilot; return its id. `$JOBNAME` is its name in the command."""

@@ -94,7 +94,8 @@ class Scaler:
         try:
             backlog = self.look()
             pilots = self.batch.pilots()
-            self.batch.clean()
+            for lost in self.batch.clean():
+                self.say(f"pilot {lost.id} was cancelled, as it could not be started: {lost.given_up}")
         except (EngineError, ServiceError, UnreachableError) as error:
             self.say(f"{error}; trying again in {self.every_s:g} s")
             return False

@@ -699,7 +699,7 @@ def test_a_scaler_reads_a_token_that_is_replaced(
             raise KeyboardInterrupt
         return {}
 
-    batch = SimpleNamespace(pilots=tuple, clean=lambda: None)
+    batch = SimpleNamespace(pilots=tuple, clean=tuple)
     monkeypatch.setattr("plevel.embedded.require", lambda extra, *modules: None)
     monkeypatch.setattr("plevel.pilots.engine.Engine", lambda *given: batch)
     monkeypatch.setattr("time.sleep", lambda seconds: None)

@@ -73,7 +73,7 @@ class Farm:
     def pilots(self) -> tuple[Pilot, ...]:
         if self.away is not None:
             raise self.away
-        return tuple(self.jobs.values())
+        return tuple(p for p in self.jobs.values() if not p.given_up)
 
     def submit(self, command: str) -> str:
         if self.fails is not None:
@@ -83,11 +83,13 @@ class Farm:
         self.jobs[name] = Pilot(name, name, waits=True)
         return name
 
-    def clean(self) -> None:
-        pass
+    def clean(self) -> tuple[Pilot, ...]:
+        given_up = tuple(p for p in self.jobs.values() if p.given_up)
+        self.cancel(p.id for p in given_up)
+        return given_up
 
     def cancel(self, ids: Iterable[str]) -> None:
-        for one in ids:
+        for one in tuple(ids):
             self.cancelled.append(one)
             del self.jobs[one]
 
@@ -221,11 +223,28 @@ def test_a_batch_system_that_is_away_for_days_is_asked_again() -> None:
 
 
 def test_a_job_without_a_name_is_no_pilot_nor_one_that_is_ending() -> None:
-    listed = "17 R plevel-x.1\n18 PD \n\nmaintenance\n19 CF plevel-x.2\n20 CG plevel-x.3\n21 RH plevel-x.4\n"
+    listed = (
+        "CLUSTER: a\n17|R|None|plevel-x.1\n18|PD|Resources|\n\nmaintenance\n19|CF|None|plevel-x.2\n20|CG|None|plevel-x.3\n"
+        "21|RH|JobHeldUser|plevel-x.4\n22|PD|launch failed requeued held|a|b\n"
+    )
     slurm = SimpleNamespace(clusters=None, execute_wait=lambda command: (0, listed, ""))
-    assert [(p.id, p.name, p.waits) for p in _list_slurm(slurm)] == [
-        ("17", "plevel-x.1", False), ("19", "plevel-x.2", True), ("21", "plevel-x.4", True),
+    assert list(_list_slurm(slurm)) == [
+        Pilot("17", "plevel-x.1", False), Pilot("18", "", True), Pilot("19", "plevel-x.2", True),
+        Pilot("21", "plevel-x.4", True), Pilot("22", "a|b", True, "launch failed requeued held"),
     ]  # fmt: skip
+
+
+def test_pilots_that_the_batch_system_has_given_up_are_cancelled_and_replaced_ever_less_often() -> None:
+    farm = Farm(queued=2)
+    scaler = farm.scaler()
+    scaler.step()
+    farm.jobs["1"] = Pilot("1", "1", waits=True, given_up="launch failed requeued held")
+    scaler.step()
+    assert farm.cancelled == ["1"] and farm.submitted == 1
+    assert "pilot 1 was cancelled" in farm.said[-2] and "backing off for 60 s" in farm.said[-1]
+    farm.now += 60.0
+    scaler.step()
+    assert farm.submitted == 2
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_batch_system(tmp_path: Path) -> None:
