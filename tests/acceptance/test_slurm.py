@@ -73,15 +73,17 @@ def test_an_array_of_workers_that_are_killed_cancelled_and_requeued(stage: Stage
 
 @pytest.mark.full
 def test_a_pilot_that_is_cancelled_gives_its_job_back(stage: Stage, slurm: Slurm) -> None:
-    """The signal is its worker's, not a shell's that would end, and the worker with it."""
+    """Its job lasts until its worker has drained: SLURM may kill what a shell leaves that ends at once."""
     stage.start_service()
     given = ("--slurm", str(profile(stage, walltime="00:10:00", exclusive=False)), "--max", "1")
     with Client(stage.url) as client:
         run = begin_run(client, TRIALS)
         scaler = stage.start("fleet", "scale", *given, "--every", "1s")
         wait_until(lambda: client.records()["records"], "a result of the first pilot")
-        (pilot,) = slurm.jobs()
+        ((pilot, _),), (worker,) = slurm.jobs().items(), client.workers()
         slurm.run("scancel", pilot)
+        wait_until(lambda: pilot not in slurm.jobs(), "the end of the cancelled pilot")
+        assert not Path(f"/proc/{worker['pid']}").exists()
         wait_until(lambda: client.run(run).state == RunState.DONE, "the end of the run")
         wait_until(lambda: not slurm.jobs(), "the end of the idle pilot")
         check(f"sqlite:///{stage.database}", client.run(run), TRIALS)
