@@ -271,6 +271,8 @@ def _explain(error: Exception) -> tuple[int, str]:
         return 1, unwritten("the output", error) if error.filename is None and error.errno in FULL else _line(error)
     if isinstance(error, RuntimeError) and "home directory" in str(error):  # of pathlib, and of platformdirs
         return 1, f"user {os.getuid()} has no home folder: set HOME to one that it may write to"
+    if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # of pathlib, before Python 3.13
+        return 2, f"{_line(error)}: name another file"
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:  # they stand for bytes of an argument
         return 2, f"an argument is not text in UTF-8: {error.object!r:.80}: write it anew"
     from strategy.fault import find_fault

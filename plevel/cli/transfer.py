@@ -295,3 +295,5 @@ def _write_pair(folder: Path, parts: Iterator[bytes]) -> None:
             *lines, rest = (rest + part).split(b"\n")
             for line in lines:
                 (workloads if line.startswith(b'["') else tuning).write(line + b"\n")
+        for file in (workloads, tuning):  # neither takes its place if the disk has no room for the end of the other
+            file.flush()

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import resource
 import shlex
 import signal
 import socket
@@ -36,6 +37,7 @@ from plevel.cli.location import Location
 from plevel.cli.main import _assemble, _explain, app, main
 from plevel.cli.plain_text import PlainStream
 from plevel.cli.select import _find_measured
+from plevel.cli.transfer import _write_pair
 from plevel.cli.tune_report import again_command, lock_command, target_text
 from plevel.cli.tune_run import connection, follow_run, missing_worker
 from plevel.client import Client, UnreachableError
@@ -1255,6 +1257,23 @@ def test_what_cannot_be_written_is_said_before_any_work(
         out = str(tmp_path / "x.svg")
         assert_one_line(called(*command, "-o", out), 2, f"--out {out}: cannot be written there", "may write")
     assert called("lock", str(model), "-o", "/dev/null").returncode == 0
+
+
+def test_a_pair_of_files_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    workload, tuned = b'["' + b"x" * 5000 + b'"]\n', b"[0, []]\n"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    try:
+        with pytest.raises(CommandError, match=r"database_workload\.json cannot be written: File too large"):
+            _write_pair(tmp_path, iter([workload, tuned]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_links_that_lead_to_each_other_are_no_defect() -> None:
+    code, line = _explain(RuntimeError("Symlink loop from '/tmp/x.json'"))
+    assert code == 2 and line == "Symlink loop from '/tmp/x.json': name another file"
 
 
 def test_the_error_of_a_read_only_disk_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
