@@ -113,9 +113,11 @@ def _connect(address: str, ca: Path | None, certificate: Path | None, key: Path 
     from plevel.embedded import require
 
     require("cluster", "distributed")
+    import asyncio
+
     from distributed import Client
 
-    from workers.cluster.client import SecurityError, secure
+    from workers.cluster.client import SecurityError, reach, secure
 
     try:
         security = secure(address, ca, certificate, key)
@@ -124,6 +126,7 @@ def _connect(address: str, ca: Path | None, certificate: Path | None, key: Path 
     for name in ("distributed", "distributed.client"):  # what matters is said here
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
+        asyncio.run(reach(address, security, _CONNECT_S))
         client = Client(address, security=security, set_as_default=False, timeout=_CONNECT_S)
     except (OSError, TimeoutError) as error:
         raise UsageError(f"--dask {address}: not reachable: {error}: start `dask scheduler` there") from error

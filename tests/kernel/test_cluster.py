@@ -37,7 +37,7 @@ from workers.builder import Build, Built
 from workers.builder_pool import BuilderPool, _Slot
 from workers.cluster import artefact, builder, site
 from workers.cluster.artefact import Artefact, Order, RefusedOrderError, Store
-from workers.cluster.client import Cluster, SecurityError, secure
+from workers.cluster.client import Cluster, SecurityError, reach, secure
 from workers.cpu import assign, parse_cores
 from workers.fork import Limits
 from workers.sandbox import ForkServer, Interrupt, SandboxError
@@ -293,7 +293,7 @@ def test_a_builder_is_made_anew_where_its_worker_is_not(
         async def close(self, **options: float) -> None: ...
 
     monkeypatch.setattr(builder, "Nanny", Idle)
-    monkeypatch.setattr(builder, "_reach", lambda *given: asyncio.sleep(0))
+    monkeypatch.setattr(builder, "reach", lambda *given: asyncio.sleep(0))
     for name, seconds in {"_LOOK_S": 0.01, "_RESTART_S": 0.05, "_FIRST_PAUSE_S": 0.0}.items():
         monkeypatch.setattr(builder, name, seconds)
     asyncio.run(builder.serve("tcp://127.0.0.1:9", distributed.Security(), 1))
@@ -302,9 +302,12 @@ def test_a_builder_is_made_anew_where_its_worker_is_not(
 
 
 @pytest.mark.parametrize("listens", [False, True])
-def test_a_builder_says_soon_that_there_is_no_scheduler(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_said_soon_that_there_is_no_scheduler(
+    listens: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Another program may take the connection, and never answer."""
-    monkeypatch.setattr(builder, "_CONNECT_S", 0.1)
+    monkeypatch.setattr("workers.cluster.client.reach", partial(reach, timeout_s=0.1))
+    monkeypatch.setattr(builder, "reach", partial(reach, timeout_s=0.1))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = "tcp://{}:{}".format(*silent.getsockname())
         if not listens:
@@ -312,6 +315,11 @@ def test_a_builder_says_soon_that_there_is_no_scheduler(listens: bool, monkeypat
         words = "nothing answers as a Dask scheduler" if listens else "Connection refused"
         with pytest.raises(builder.StartError, match=words):
             asyncio.run(builder.serve(address, distributed.Security(), 1))
+        cluster = Cluster(address, secure(address, None, None, None))
+        cluster.start(lambda: None)
+        wait_for(lambda: said(caplog))
+        cluster.close()
+    assert said(caplog)[0].startswith(f"{address} is not reachable: ")
 
 
 @pytest.mark.full

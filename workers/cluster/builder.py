@@ -9,13 +9,12 @@ from collections.abc import Coroutine
 from typing import Any
 
 from distributed import Nanny, Status
-from distributed.comm import connect
 from distributed.security import Security
 
 from strategy.ending import ending_signals
+from workers.cluster.client import reach
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-_CONNECT_S = 5.0
 _CLOSE_S = 10.0
 _LOOK_S, _RESTART_S = 5.0, 60.0  # between two looks at the Dask worker; for its restart
 log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ async def serve(scheduler: str, security: Security, threads: int, name: str | No
     while not ends.is_set():
         nanny, problem = None, "the connection has ended"
         try:
-            if not await _is_done(_reach(scheduler, security), ending):
+            if not await _is_done(reach(scheduler, security), ending):
                 break
             nanny = Nanny(
                 scheduler, nthreads=threads, name=name, security=security, dashboard=False,
@@ -68,16 +67,6 @@ async def serve(scheduler: str, security: Security, threads: int, name: str | No
             log.warning("%s: %s: trying again in %g s", scheduler, problem, pause_s)
             await asyncio.wait([ending], timeout=pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-async def _reach(scheduler: str, security: Security) -> None:
-    """Raise OSError if no scheduler answers: a nanny would try for half a minute, or wait for ever for a greeting."""
-    try:
-        async with asyncio.timeout(2 * _CONNECT_S):
-            found = await connect(scheduler, timeout=_CONNECT_S, **security.get_connection_args("worker"))
-    except TimeoutError as error:
-        raise OSError(f"nothing answers as a Dask scheduler within {2 * _CONNECT_S:g} s") from error
-    await found.close()
 
 
 async def _await_end(nanny: Nanny) -> None:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import dask
 from distributed import Client
+from distributed.comm import connect
 from distributed.security import Security
 
 from strategy.record import Job, JobEntry, encode
@@ -71,6 +72,16 @@ def secure(address: str, ca: Path | None, certificate: Path | None, key: Path | 
     if context is None:
         raise SecurityError(f"{address}: needs --tls-ca and --tls-cert, and --tls-key unless the certificate has it")
     return found
+
+
+async def reach(address: str, security: Security, timeout_s: float = _CONNECT_S) -> None:
+    """Raise OSError if no scheduler answers: Dask itself waits for ever for another program that listens there."""
+    try:
+        async with asyncio.timeout(2 * timeout_s):
+            found = await connect(address, timeout=timeout_s, **security.get_connection_args("client"))
+    except TimeoutError as error:
+        raise OSError(f"nothing answers as a Dask scheduler within {2 * timeout_s:g} s") from error
+    await found.close()
 
 
 class Cluster:
@@ -166,6 +177,7 @@ class Cluster:
         """Stay connected, and follow the number of the cluster's threads."""
         while True:
             try:
+                await reach(self._address, self._security)
                 async with Client(
                     self._address, security=self._security, asynchronous=True, set_as_default=False,
                     timeout=_CONNECT_S,
