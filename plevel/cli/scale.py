@@ -181,7 +181,6 @@ def _command(profile: _Profile, url: str, grace: str) -> str:
 def _look(client: Client, target: str) -> Backlog:
     from plevel.pilots.scaler import Backlog
 
-    busy = (
-        w["name"] for w in client.workers() if w["alive"] and any(d["leases"] for d in w["devices"])
-    )
-    return Backlog(client.backlog().get(target, 0), frozenset(busy))
+    live = [w for w in client.workers() if w["alive"]]
+    busy = (w["name"] for w in live if any(d["leases"] for d in w["devices"]))
+    return Backlog(client.backlog().get(target, 0), frozenset(w["name"] for w in live), frozenset(busy))

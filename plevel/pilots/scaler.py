@@ -16,6 +16,7 @@ from plevel.pilots.engine import Engine, EngineError, Pilot
 from strategy.table import show_number
 
 _LONGEST_S = 900.0
+_SILENT_S = 600.0  # longer than a started pilot takes to register its worker
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,10 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Backlog:
-    """The queued jobs of a target, and the names of the live workers that have a lease."""
+    """The queued jobs of a target, and the names of the live workers, of all and of those that have a lease."""
 
     queued: int
+    live: frozenset[str]
     busy: frozenset[str]
 
 
@@ -87,6 +89,7 @@ class Scaler:
         self._pause_s = self.every_s  # doubled by each failure
         self._resume_at = 0.0
         self._idle: set[str] = set()  # pilots that have not been seen with a job
+        self._silent: dict[str, float] = {}  # started pilots without a live worker, and since when
         self._excess: dict[str, float] = {}  # pending pilots that were too many at the last step, and since when
 
     def step(self) -> bool:
@@ -96,6 +99,7 @@ class Scaler:
             pilots = self.batch.pilots()
             for lost in self.batch.clean():
                 self.say(f"pilot {lost.id} was cancelled, as it could not be started: {lost.given_up}")
+            pilots = self._cancel_silent(backlog, pilots)
         except (EngineError, ServiceError, UnreachableError) as error:
             self.say(f"{error}; trying again in {self.every_s:g} s")
             return False
@@ -118,6 +122,16 @@ class Scaler:
             self._back_off(str(error))
             return False
         return True
+
+    def _cancel_silent(self, backlog: Backlog, pilots: tuple[Pilot, ...]) -> tuple[Pilot, ...]:
+        """Cancel pilots that are listed without a worker, as where a node has lost track of a job; return the others."""
+        now, known = self.clock(), self._silent
+        self._silent = {p.id: known.get(p.id, now) for p in pilots if not p.waits and p.name not in backlog.live}
+        stuck = [one for one, since in self._silent.items() if now - since >= _SILENT_S]
+        if stuck:
+            self.say(f"cancelling {', '.join(stuck)}: started, but without a worker for {_SILENT_S / 60:g} minutes")
+            self.batch.cancel(stuck)
+        return tuple(p for p in pilots if p.id not in stuck)
 
     def _judge(self, backlog: Backlog, pilots: tuple[Pilot, ...]) -> None:
         """Back off if pilots ended without a job although there are jobs, until another one gets its first."""

@@ -44,11 +44,11 @@ def test_pilots_are_as_many_as_the_backlog_asks_for(
     queued: int, there: tuple[int, int, int], expected: Plan
 ) -> None:
     busy = frozenset(f"busy.{i}" for i in range(there[0]))
-    assert plan(Backlog(queued, busy), pilots(*there), Bounds(0, 8, 2)) == expected
+    assert plan(Backlog(queued, busy, busy), pilots(*there), Bounds(0, 8, 2)) == expected
 
 
 def test_the_fewest_are_kept_without_a_backlog() -> None:
-    assert plan(Backlog(0, frozenset()), pilots(0, 1, 0), Bounds(3, 8, 2)) == Plan(submit=2)
+    assert plan(Backlog(0, frozenset(), frozenset()), pilots(0, 1, 0), Bounds(3, 8, 2)) == Plan(submit=2)
 
 
 class Farm:
@@ -58,6 +58,7 @@ class Farm:
         self.queued = queued
         self.jobs: dict[str, Pilot] = {}
         self.busy: set[str] = set()
+        self.idle: set[str] = set()
         self.submitted = 0
         self.cancelled: list[str] = []
         self.now = 0.0
@@ -68,7 +69,7 @@ class Farm:
     def look(self) -> Backlog:
         if isinstance(self.fails, UnreachableError):
             raise self.fails
-        return Backlog(self.queued, frozenset(self.busy))
+        return Backlog(self.queued, frozenset(self.busy | self.idle), frozenset(self.busy))
 
     def pilots(self) -> tuple[Pilot, ...]:
         if self.away is not None:
@@ -169,6 +170,21 @@ def test_a_pilot_that_works_does_not_hide_that_all_others_fail() -> None:
     farm.busy.add("good")
     scaler.step()
     assert farm.submitted > before
+
+
+def test_a_pilot_without_a_worker_is_cancelled_after_a_while() -> None:
+    """SLURM lists a job whose slurmstepd was killed until its time limit."""
+    farm = Farm(queued=4)
+    farm.jobs = {one: Pilot(one, one, waits=False) for one in ("lost", "idle")}
+    farm.idle = {"idle"}
+    scaler = farm.scaler()
+    for _ in range(20):
+        scaler.step()
+        farm.now += 30.0
+    assert (farm.submitted, farm.cancelled) == (0, [])
+    scaler.step()
+    assert (farm.submitted, farm.cancelled) == (1, ["lost"])
+    assert "cancelling lost: started, but without a worker for 10 minutes" in farm.said
 
 
 def test_pilots_that_had_a_job_are_replaced_at_once() -> None:
