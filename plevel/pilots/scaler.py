@@ -124,7 +124,7 @@ class Scaler:
         return True
 
     def _cancel_silent(self, backlog: Backlog, pilots: tuple[Pilot, ...]) -> tuple[Pilot, ...]:
-        """Cancel pilots that are listed without a worker, as where a node has lost track of a job; return the others."""
+        """Cancel pilots without a live worker, as where a node has lost track of a job; return the others."""
         now, known = self.clock(), self._silent
         self._silent = {p.id: known.get(p.id, now) for p in pilots if not p.waits and p.name not in backlog.live}
         stuck = [one for one, since in self._silent.items() if now - since >= _SILENT_S]

@@ -240,8 +240,8 @@ def test_a_batch_system_that_is_away_for_days_is_asked_again() -> None:
 
 def test_a_job_without_a_name_is_no_pilot_nor_one_that_is_ending() -> None:
     listed = (
-        "CLUSTER: a\n17|R|None|plevel-x.1\n18|PD|Resources|\n\nmaintenance\n19|CF|None|plevel-x.2\n20|CG|None|plevel-x.3\n"
-        "21|RH|JobHeldUser|plevel-x.4\n22|PD|launch failed requeued held|a|b\n"
+        "CLUSTER: a\n17|R|None|plevel-x.1\n18|PD|Resources|\n\nmaintenance\n19|CF|None|plevel-x.2\n"
+        "20|CG|None|plevel-x.3\n21|RH|JobHeldUser|plevel-x.4\n22|PD|launch failed requeued held|a|b\n"
     )
     slurm = SimpleNamespace(clusters=None, execute_wait=lambda command: (0, listed, ""))
     assert list(_list_slurm(slurm)) == [
