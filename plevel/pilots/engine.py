@@ -36,7 +36,10 @@ _GIVEN_UP = frozenset({"launch failed requeued held", "JobHoldMaxRequeue"})
 
 
 class EngineError(Exception):
-    """The batch system refused or did not answer; the message has its words."""
+    """The batch system refused or did not answer; the message has its words, in one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
 
 
 @dataclass(frozen=True)

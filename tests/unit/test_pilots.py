@@ -238,6 +238,12 @@ def test_a_batch_system_that_is_away_for_days_is_asked_again() -> None:
     assert scaler.step() and farm.submitted == 1
 
 
+def test_words_of_a_batch_system_are_one_line() -> None:
+    slurm = SimpleNamespace(clusters=None, execute_wait=lambda command: (1, "", "no controller\n\ntry later\n"))
+    with pytest.raises(EngineError, match="^squeue failed: no controller try later$"):
+        list(_list_slurm(slurm))
+
+
 def test_a_job_without_a_name_is_no_pilot_nor_one_that_is_ending() -> None:
     listed = (
         "CLUSTER: a\n17|R|None|plevel-x.1\n18|PD|Resources|\n\nmaintenance\n19|CF|None|plevel-x.2\n"
