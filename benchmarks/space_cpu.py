@@ -10,7 +10,7 @@ best the median is, and the fallback, which is used without tuning. The best is 
 the fallback, so that it is a lower bound. Each is timed for a few milliseconds in every round, all in turn:
 a moment in which something else ran counts against none of them alone.
 
-All groups take an hour.
+All groups take more than an hour.
 """
 
 from __future__ import annotations
@@ -21,20 +21,39 @@ import os
 import random
 import statistics
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.fixture import make_parser
-from benchmarks.operators_cpu import GROUPS, Row
-from benchmarks.race import burst, plevel_call
+from benchmarks.low_precision_cpu import SHAPES, product
+from benchmarks.operators_cpu import GROUPS
+from benchmarks.race import Layer, burst, plevel_call
 from benchmarks.result import Table
 
 if TYPE_CHECKING:
     from strategy.space import ConfigSpace
+    from strategy.workload import Workload
+
+
+class Bits(NamedTuple):
+    """A row by a weight of few bits; at accuracy level 4 its numbers are rounded to 8 bits."""
+
+    n: int
+    k: int
+    bits: int
+    level: int
+
+    @property
+    def name(self) -> str:
+        return f"1×{self.n}×{self.k},int{self.bits}" + ",int8 data" * (self.level == 4)
+
+    def workload(self) -> Workload:
+        return product(self.n, self.k, self.bits, self.level)
+
 
 BURST_S = 0.005
 ROUNDS = 5
-WORKLOADS: dict[str, list[Row]] = {
+WORKLOADS: dict[str, Sequence[Layer]] = {
     "conv2d": [
         row
         for group, names in {
@@ -53,6 +72,9 @@ WORKLOADS: dict[str, list[Row]] = {
     "chains": GROUPS["chains"],
     "attention": [row for row in GROUPS["attention"] if row.op == "attention"],
     "narrow": [row for row in GROUPS["narrow"] if row.dtype != "float32"],
+    "groups": [row for row in GROUPS["windows"] if ",g" in row.name],
+    "experts": GROUPS["experts"],
+    "bits": [Bits(*SHAPES[0], bits, level) for bits in (4, 8) for level in (0, 4)],
 }
 
 
@@ -79,7 +101,7 @@ def main() -> int:
     return 0
 
 
-def _rows(layer: Row, arguments: argparse.Namespace) -> Iterator[tuple[Any, ...]]:
+def _rows(layer: Layer, arguments: argparse.Namespace) -> Iterator[tuple[Any, ...]]:
     """Of each implementation the name, the size, the shares that are valid and near the best, and two ratios to it."""
     from strategy.op_strategy import candidates
     from strategy.target import Target
