@@ -92,6 +92,20 @@ def test_is_chosen_untuned_where_vectors_are_full(width: int, is_first: bool) ->
     assert (max(found, key=found.__getitem__) == BLOCKS) is is_first
 
 
+@pytest.mark.parametrize(
+    ("data", "weight", "expected"),
+    [
+        ("1,256,16,16", "256,128,4,4", "spatial_pack"),
+        ("1,64,64,64", "64,3,4,4", "im2col"),  # lanes of three output channels would be idle
+        ("1,4,16,16", "4,128,4,4", "im2col"),  # short sums
+        ("1,256,17,17", "256,128,4,4", "im2col"),  # tiles of the spatial pack would be single pixels
+    ],
+)
+def test_phases_are_unfolded_untuned_where_images_of_groups_are(data: str, weight: str, expected: str) -> None:
+    found = levels(make(data, weight, strides=2, padding=1), Target.parse("llvm -mcpu=skylake-avx512"))
+    assert max(found, key=found.__getitem__) == f"conv2d_transpose_{expected}.cpu"
+
+
 @pytest.mark.parametrize("mcpu", ["skylake-avx512", "haswell", "x86-64"])
 @pytest.mark.parametrize(("data", "weight"), [("1,128,64,64", "128,64,2,2"), ("1,512,16,16", "512,256,2,2")])
 def test_a_tenth_of_the_space_is_valid(mcpu: str, data: str, weight: str) -> None:

@@ -24,7 +24,6 @@ but winograd's and those with blocks, and an image of any size with conv2d_nchw_
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
@@ -72,7 +71,6 @@ _SPATIAL_PACK = "conv2d_nchw_spatial_pack.cpu"
 _BLOCKED = "conv2d_nchwc_spatial_pack.cpu"
 _MOST_IMAGES = 6  # along an axis, of those that winograd's divide a dilated one into
 _MANY = 512  # channels
-_LONG = 128  # terms of a sum from which a spatial pack is chosen untuned over copied columns
 
 conv2d_strategy: GenericFunc = get_native_generic_func("conv2d_strategy")
 
@@ -163,14 +161,8 @@ def _add_products(
 ) -> None:  # fmt: skip
     """Add im2col and what takes the place of it."""
     lanes = lanes_of(target, accumulator(data.dtype))
-    in_place = int(out_type.shape[3]) % lanes == 0  # im2col may read columns where they lie
-    # Over few channels sums are short, and turning the tiles of a spatial pack takes as long, as do winograd's
-    # transforms; and over few channels of a group its lanes are idle, of 8 fewer than columns take to copy. On a tie
-    # the first is taken.
-    few = int(weight.shape[1]) < 8 or (attrs.groups > 1 and int(weight.shape[0]) < 8 * attrs.groups)
-    # Over a large window they are long, and copying its columns takes as long as turning.
-    long = attrs.groups == 1 and math.prod(weight.concrete_shape[1:]) >= _LONG
-    unfolds = few and (in_place or not long)
+    # On a tie the first is taken.
+    unfolds = im2col.pays(weight, out_type, attrs.groups, lanes)
     strategy.add_implementation(
         im2col.compute, im2col.schedule, "conv2d_nchw_im2col.cpu", 11 if unfolds else 10, version=3,
         space=im2col.space, prepare=im2col.prepare,
@@ -207,6 +199,7 @@ def _add_products(
         # Many images, or of several sizes, take longer to divide and join than to convolve by taps.
         whole = all(int(n) % d == 0 and d <= _MOST_IMAGES for n, d in zip((height, width), attrs.dilation, strict=True))
         narrow = is_narrow(weight, out_type, target) and spatial_pack.fills_tiles(out_type)
+        few = im2col.has_few_channels(weight, attrs.groups)
         level = 10 if few or narrow or min(sides, default=4) < 3 else 11 if min(sides, default=4) < 4 else 13
         # Larger tiles are fewer, and fill no vectors of a small image; of one with less than 8 pixels they are idle in
         # part, which only many channels pay for.

@@ -8,6 +8,7 @@ every second column comes first where the stride is two.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,6 +49,24 @@ from strategy.target import Target
 from strategy.types import TensorType
 
 UNROLL = (1, 2, 4, 8)
+_LONG = 128  # terms of a sum from which a spatial pack is chosen untuned over copied columns
+
+
+def has_few_channels(weight: TensorType, groups: int) -> bool:
+    """Return whether sums are over few channels, or few output channels share a group.
+
+    Over few channels sums are short, and turning the tiles of a spatial pack takes as long, as do winograd's
+    transforms; and over few channels of a group its lanes are idle, of 8 fewer than columns take to copy.
+    """
+    return int(weight.shape[1]) < 8 or (groups > 1 and int(weight.shape[0]) < 8 * groups)
+
+
+def pays(weight: TensorType, out_type: TensorType, groups: int, lanes: int) -> bool:
+    """Return whether windows of a constant image are unfolded untuned, rather than read by a spatial pack."""
+    in_place = int(out_type.shape[3]) % lanes == 0  # columns may be read where they lie
+    # Over a large window sums are long, and copying its columns takes as long as turning.
+    is_long = groups == 1 and math.prod(weight.concrete_shape[1:]) >= _LONG
+    return has_few_channels(weight, groups) and (in_place or not is_long)
 
 
 def space(

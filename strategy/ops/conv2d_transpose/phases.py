@@ -17,7 +17,7 @@ from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d import Conv2DAttrs, im2col, spatial_pack
 from strategy.ops.conv2d_transpose.operator import Conv2DTransposeAttrs
 from strategy.pattern import register_cpu_implementations
-from strategy.schedule import Outs, stage
+from strategy.schedule import Outs, compute_stage, lanes_of
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import TensorType
@@ -103,10 +103,13 @@ class _Phases:
         return te.compute(shape, element, name="turned")
 
     def image(self, data: Any) -> Any:
-        """The convolution's image: the data of each phase, with the zeros around, and in between if it is only one."""
+        """The convolution's image: what each phase reads of the data with zeros around, and in between if it is alone.
+
+        All phases read the same copy, each from another row and column on.
+        """
         from tvm import te, tirx
 
-        shape, extents = self.types[0].concrete_shape, self.data.concrete_shape[2:]
+        shape, (batch, channels, *extents) = self.types[0].concrete_shape, self.data.concrete_shape
         each = shape[1] // self.groups
         attrs = self.attrs
         axes = list(zip(attrs.strides, self.steps, attrs.padding[:2], self.taps, attrs.dilation, strict=True))
@@ -115,22 +118,31 @@ class _Phases:
             _, step, before, count, dilation = axes[axis]
             return _divide(r, before, step)[0] - (count - 1) * dilation
 
+        first = [offset(axis, 0) for axis in range(2)]
+        last = [offset(axis, step - 1) for axis, step in enumerate(self.steps)]
+        gaps = [stride // step for stride, step in zip(attrs.strides, self.steps, strict=True)]
+        ends = [extent + high for extent, high in zip(shape[2:], last, strict=True)]
+
+        def number(n: Any, c: Any, *place: Any) -> Any:
+            at = [i + low for i, low in zip(place, first, strict=True)]
+            inside = [
+                test for i, gap, extent in zip(at, gaps, extents, strict=True)
+                for test in (i >= 0, i % gap == 0, i // gap < extent)
+            ]  # fmt: skip
+            value = data[n, c, *(i // gap for i, gap in zip(at, gaps, strict=True))]
+            return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, data.dtype))
+
+        zeros = max(gaps) > 1 or min(first) < 0 or any(end > extent for end, extent in zip(ends, extents, strict=True))
+        whole = (end - low for end, low in zip(ends, first, strict=True))
+        padded = compute_stage("padded", (batch, channels, *whole), number) if zeros else data
+
         def element(n: Any, c: Any, *place: Any) -> Any:
             group, phase = self.phase(c // each)
-            places, inside = [], []
-            for axis, (stride, step, *_) in enumerate(axes):
-                i, gap = place[axis] + offset(axis, phase[axis]), stride // step
-                inside += [i >= 0, i % gap == 0, i // gap < extents[axis]]
-                places.append(i // gap)
-            value = data[n, group * each + c % each, *places]
-            return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, data.dtype)) if zeros else value
+            begin = first if zeros else (0, 0)
+            places = [place[axis] + offset(axis, phase[axis]) - begin[axis] for axis in range(2)]
+            return padded[n, group * each + c % each, *places]
 
-        zeros = any(
-            stride > step or offset(axis, 0) < 0 or shape[2 + axis] + offset(axis, step - 1) > extents[axis]
-            for axis, (stride, step, *_) in enumerate(axes)
-        )
-        name = "padded" if zeros else "phases"
-        return te.compute(shape, element, name=name, attrs=stage(name) if zeros else None)
+        return te.compute(shape, element, name="phases")
 
     def together(self, made: Any) -> Any:
         """The result of the convolution's."""
@@ -169,8 +181,11 @@ def _add(
     known = all(d.is_constant and int(d) >= 1 for kind in inputs for d in kind.shape)
     if known and widened.serves(inputs, out_type):
         found, phases = OpStrategy(), _Phases.of(attrs, inputs, widened.wide_type(out_type))
-        _add_by_phases(found, im2col, phases, "conv2d_transpose_im2col.cpu", 12, 5)
-        _add_by_phases(found, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 8)
+        _, weight, made = phases.types
+        unfolds = im2col.pays(weight, made, phases.groups, lanes_of(target, made.dtype))
+        unfolds = unfolds or not spatial_pack.fills_tiles(made)
+        _add_by_phases(found, im2col, phases, "conv2d_transpose_im2col.cpu", 12 if unfolds else 10, 6)
+        _add_by_phases(found, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 9)
         strategy.extend(widened.for_types(found, inputs))
 
 
