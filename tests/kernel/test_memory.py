@@ -60,6 +60,16 @@ REGRESSIONS: list[tuple[Workload, str, dict[str, Any]]] = [
         {"ahead": True},
     ),
     (convolution("2,24,9,14", "40,3,3,3", groups=8, padding=1), "conv2d_nchw_spatial_pack.cpu", {}),  # padded in tasks
+    (
+        convolution("1,67,63,71", "19,67,3,3", strides=2, padding=[1, 2, 1, 1]),
+        "conv2d_nchw_spatial_pack.cpu",
+        {"by_task": True, "rows": 12, "p_block": 6, "width": 16},
+    ),
+    (
+        convolution("1,4,63,71,16", "48,64,3,3", True, strides=2, padding=[1, 2, 1, 1], data_layout="NCHW16c"),
+        "conv2d_nchwc_spatial_pack.cpu",
+        {"by_task": True, "rows": 12, "p_block": 6, "o_block": 1, "width": 16},
+    ),
     (convolution("2,6,9,21", "10,3,3,3", groups=2, strides=[1, 2]), "conv2d_nchw_lines.cpu", {}),  # two vectors
     # Taps that see padding alone, as of all lines but the middle ones, read nothing before the image or behind it.
     (convolution("2,32,9,14", "20,16,3,3", True, groups=2, padding=8, dilation=8), "conv2d_nchw_taps.cpu", {}),

@@ -269,6 +269,30 @@ def test_panels_of_a_pointwise_convolution_are_prefetched_copied_or_written_in_l
     assert {name: found.fallback[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("channels", "size", "out", "window", "expected"),
+    [
+        (128, 56, 128, 3, {"by_task": True, "o_block": 4, "p_block": 8}),  # of two lines, as seven of four are uneven
+        (64, 112, 64, 3, {"by_task": True, "o_block": 2, "p_block": 14}),
+        (128, 64, 256, 3, {"by_task": False, "o_block": 1}),  # the weight leaves no half of the second level
+        (64, 112, 64, 7, {"by_task": False, "o_block": 1}),  # tasks of few lines would pad most of them again
+    ],
+)
+def test_tasks_pad_the_lines_of_a_large_image(channels, size, out, window, expected):
+    shapes = {"data": f"float32[1,{channels},{size},{size}]", "weight": f"float32[{out},{channels},{window},{window}]"}
+    work = Workload.make("conv2d", shapes, {"strides": 2, "padding": window // 2}, ["weight"])
+    target = Target.parse({"kind": "llvm", "mcpu": "emeraldrapids", "num-cores": 2, "l2_bytes": 2 << 20})
+    (found,) = (c for c in candidates(work, target) if c.implementation == "conv2d_nchw_spatial_pack.cpu")
+    assert {name: found.fallback[name] for name in expected} == expected
+
+
+def test_small_images_are_padded_before_all_tasks():
+    shapes = {"data": "float32[1,64,56,56]", "weight": "float32[64,64,3,3]"}
+    work = Workload.make("conv2d", shapes, {"padding": 1}, ["weight"])
+    (found,) = (c for c in candidates(work, TARGET) if c.implementation == "conv2d_nchw_spatial_pack.cpu")
+    assert "by_task" not in found.fallback
+
+
 @pytest.mark.parametrize(("size", "rows"), [(7, 7), (14, 14)])
 def test_tiles_of_a_spatial_pack_cover_a_small_image(size, rows):
     shapes = {"data": f"float32[1,512,{size},{size}]", "weight": "float32[2048,512,1,1]"}

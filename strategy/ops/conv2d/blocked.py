@@ -31,6 +31,7 @@ from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros
 from strategy.ops.conv2d.pointwise import leaves_pixels
 from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, idle_window
+from strategy.ops.conv2d.task_padding import BY_TASK, have_lines, is_large, tiles_of_task
 from strategy.schedule import (
     Outs,
     accumulator,
@@ -59,9 +60,11 @@ def lanes_of_block(attrs: Conv2DAttrs, dtype: str, target: Target) -> int:
 def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
     """Tile of `rows` pixels × `width` channels, unrolling over the window and a block, and tiles per task.
 
-    With `ahead` the next panel of the weight is prefetched meanwhile.
+    With `ahead` the next panel of the weight is prefetched meanwhile. A large image is padded before all tasks, or
+    `by_task`: each then has whole lines, and pads those that it reads.
     """
-    geometry = Geometry.of(plain_inputs(attrs, inputs), plain_type(out_type, attrs.result_layout))
+    plain = plain_inputs(attrs, inputs)
+    geometry, pads = Geometry.of(plain, plain_type(out_type, attrs.result_layout)), is_large(attrs, plain[0])
     lanes, block, out_w = lanes_of_block(attrs, inputs[0].dtype, target), block_of(attrs.data_layout), geometry.out_w
     # A tile is a part of a row of the image, or whole rows; of windows of one pixel any pixels.
     fitting = [
@@ -80,15 +83,22 @@ def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
         panels, tiles = -(-geometry.out_channels // width), -(-geometry.pixels // rows)
         shared = panels < 2 * target.threads
         panel_bytes = geometry.depth * width * dtype_bytes(inputs[0].dtype)
+        o_block, p_block = 1, largest_divisor(BLOCKS, tiles, -(-tiles // target.threads) if shared else tiles)
+        alone = tiles_of_task(rows, attrs, plain[0], geometry, target) if pads and panels in BLOCKS else 0
+        # The whole weight is read for some lines after the other, and stays in the second level.
+        by_task = alone > 0 and panels * panel_bytes <= target.l2_bytes // 2
+        if by_task:
+            o_block, p_block = panels, alone
         return {
             "rows": rows,
             "width": width,
             "window": "loops",
             "unroll": min(block, 4),
-            "o_block": 1,
-            "p_block": largest_divisor(BLOCKS, tiles, -(-tiles // target.threads) if shared else tiles),
+            "o_block": o_block,
+            "p_block": p_block,
             "inner": "pixels",
             "ahead": panels * panel_bytes >= target.l2_bytes // 2 and fits_ahead(panel_bytes, target),
+            **({"by_task": by_task} if pads else {}),
         }
 
     return ConfigSpace(
@@ -101,11 +111,13 @@ def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
             block_knob("p_block", BLOCKS, geometry.pixels, high),
             INNER,
             _AHEAD,
+            *([BY_TASK] if pads else []),
         ],
         [
             register_constraint(target.vector_registers, lanes),
             whole_blocks(geometry.out_channels, "width", "o_block"),
             whole_blocks(geometry.pixels, "rows", "p_block"),
+            *([have_lines(geometry)] if pads else []),
         ],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
@@ -179,7 +191,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     transform_image(sch, output, layout, lambda n, o, h, w: (n, h * out_w + w, o))
     dtype = accumulator(str(outs.args[0].dtype))
     lanes = lanes_of_block(attrs, dtype, target)
-    if "padded" in stages:
+    if "padded" in stages and not config.get("by_task"):
         schedule_padding(sch, stages["padded"], lanes_of(target, dtype))
     if "weight_tiles" in stages:
         sch.parallel(sch.get_loops(stages["weight_tiles"])[0])
@@ -191,7 +203,13 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     inner = (panel, p_tile) if config["inner"] == "pixels" else (p_tile, panel)
     sch.reorder(n, o_task, p_task, *inner, rows, columns)
     sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
-    sch.parallel(sch.fuse(n, o_task, p_task))
+    task = sch.fuse(n, o_task, p_task)
+    sch.parallel(task)
+    if config.get("by_task"):
+        sch.compute_at(stages["padded"], task, preserve_unit_loops=True)
+        _, _, _, _, *row = sch.get_loops(stages["padded"])
+        _, vector = sch.split(sch.fuse(*row), [None, lanes_of(target, dtype)])
+        sch.vectorize(vector)
     *around, steps = schedule_blocks(
         sch, tiles, sch.get_loops(tiles)[-6:], lanes, integer(config, "unroll"), str(config["window"])
     )

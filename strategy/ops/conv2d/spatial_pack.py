@@ -47,6 +47,7 @@ from strategy.ops.conv2d.product import (
     pack_rows,
     split_groups,
 )
+from strategy.ops.conv2d.task_padding import BY_TASK, have_lines, is_large, tiles_of_task
 from strategy.schedule import (
     Outs,
     accumulator,
@@ -75,7 +76,8 @@ def space(
     """Tile of `rows` pixels × `width` channels, unrolling over the window, and tiles per task.
 
     With `ahead` the next panel of the weight is prefetched meanwhile, where the image's size is known. Windows of one
-    pixel with a stride read their pixels where they lie, or `picked` and put next to each other.
+    pixel with a stride read their pixels where they lie, or `picked` and put next to each other. A large image is
+    padded before all tasks, or `by_task`: each then has whole lines, and pads those that it reads.
     """
     geometry, any_size = Geometry.of(inputs, out_type), not _is_constant(out_type.shape[2:])
     lanes = lanes_of(target, inputs[0].dtype)
@@ -84,6 +86,7 @@ def space(
     high, wide = Knob("rows", fitting), width_knob(lanes, geometry.out_channels)
     picks = attrs.data_layout == DATA and attrs.strides != (1, 1) and not any_size
     picks = picks and geometry.kernel_h == geometry.kernel_w == 1
+    pads = attrs.data_layout == DATA and attrs.groups == 1 and not any_size and not picks and is_large(attrs, inputs[0])
 
     def fallback() -> dict[str, Any]:
         # The addresses of more pixels do not fit the general registers. LLVM broadcasts those that a step of a window
@@ -107,15 +110,22 @@ def space(
         shared = panels * geometry.groups < 2 * target.threads
         panel_bytes = geometry.depth * width * dtype_bytes(inputs[0].dtype)
         weight_bytes = panels * panel_bytes * geometry.groups
+        o_block, p_block = 1, largest_divisor(BLOCKS, tiles, -(-tiles // target.threads) if shared else tiles)
+        alone = tiles_of_task(rows, attrs, inputs[0], geometry, target) if pads and panels in BLOCKS else 0
+        # The whole weight is read for some lines after the other, and stays in the second level.
+        by_task = alone > 0 and weight_bytes <= target.l2_bytes // 2
+        if by_task:
+            o_block, p_block = panels, alone
         return {
             "rows": rows,
             "width": width,
             "window": "rows",
-            "o_block": 1,
-            "p_block": largest_divisor(BLOCKS, tiles, -(-tiles // target.threads) if shared else tiles),
+            "o_block": o_block,
+            "p_block": p_block,
             "inner": "pixels",
             "ahead": weight_bytes >= target.l2_bytes // 2 and not any_size and fits_ahead(panel_bytes, target),
             **({"picked": True} if picks else {}),
+            **({"by_task": by_task} if pads else {}),
         }
 
     return ConfigSpace(
@@ -128,11 +138,13 @@ def space(
             INNER,
             _AHEAD,
             *([_PICKED] if picks else []),
+            *([BY_TASK] if pads else []),
         ],
         [
             register_constraint(target.vector_registers, lanes),
             whole_blocks(geometry.out_channels, "width", "o_block"),
             *([] if any_size else [whole_blocks(pixels, "rows", "p_block")]),
+            *([have_lines(geometry)] if pads else []),
         ],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
@@ -232,9 +244,10 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     lanes = lanes_of(target, accumulator(str(outs.args[0].dtype)))
     padded = stages.get("padded")
     each = padded is not None and layout == DATA and not any_size and _are_tasks(outs, attrs, target)
+    by_task = each or bool(config.get("by_task"))
     if padded is not None:
         put_in_order(sch, padded, channels_last=layout != DATA)
-        if not each:
+        if not by_task:
             schedule_padding(sch, padded, lanes)
     if "weight_tiles" in stages:
         sch.parallel(sch.get_loops(stages["weight_tiles"])[0])
@@ -257,7 +270,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     # A group that is one task pads its own channels, which then are in the second level.
     task = sch.fuse(n, g) if each else sch.fuse(n, g, *line, o_task, p_task)
     sch.parallel(task)
-    if each:
+    if by_task:
         sch.compute_at(padded, task, preserve_unit_loops=True)
         copy_by_vectors(sch, padded, lanes)
     sch.set_scope(tiles, 0, "local")
