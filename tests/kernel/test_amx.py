@@ -256,6 +256,22 @@ def test_it_is_chosen_untuned_but_for_one_row_of_integers():
     assert chosen(product("uint8[1,64]", "int8[32,64]"), RAPIDS) == "qdense_dot.cpu"
 
 
+@pytest.mark.parametrize(
+    ("kind", "channels", "out", "window", "is_direct"),
+    [
+        ("bfloat16", 128, 128, 3, True), ("bfloat16", 128, 256, 3, False), ("bfloat16", 128, 256, 5, True),
+        ("uint8", 64, 64, 3, True), ("uint8", 128, 128, 3, False), ("uint8", 128, 128, 5, True),
+    ],
+)  # fmt: skip
+def test_many_output_channels_share_unfolded_windows_with_a_stride(kind, channels, out, window, is_direct):
+    weight = "bfloat16" if kind == "bfloat16" else "int8"
+    shapes = f"{kind}[1,{channels},56,56]", f"{weight}[{out},{channels},{window},{window}]"
+    workload = convolution(*shapes, strides=2, padding=window // 2)
+    valid = [c for c in candidates(workload, RAPIDS) if c.condition is None or c.condition.decide()]
+    chosen = max(valid, key=lambda c: c.plevel).implementation
+    assert chosen == name_of(workload, "amx_direct" if is_direct else "amx")
+
+
 @pytest.mark.parametrize(("m", "has_parts"), [(128, False), (512, True)])
 def test_data_that_leave_the_second_level_are_multiplied_in_parts(m, has_parts):
     workload = product(f"bfloat16[{m},4096]", "bfloat16[1024,4096]")

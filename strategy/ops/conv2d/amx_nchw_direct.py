@@ -7,132 +7,34 @@ lines, each line is dealt into phases, so that the pixels of a tile lie side by 
 channels, a tile is the words of all lines of the window: [n, h words, ..., w]. Short lines are joined, with their
 padding, into one that fills tiles: [n, words, h w]; what a tile has between two lines is not stored.
 """
-# Over 300 lines: one implementation, whose space, packing and schedule share its extents.
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from strategy.condition import Clause, ceildiv, minimum
 from strategy.cpu.amx import Window, use_tiles_of_image
-from strategy.cpu.amx_code import LANES, REGISTERS, ROWS, WORD_BYTES, WORDS, Block, Image
-from strategy.cpu.dot import Dot
-from strategy.cpu.tile import block_knob, largest_divisor, one_order, round_up, up_to, whole_blocks
+from strategy.cpu.amx_code import LANES, Block, Image
+from strategy.cpu.tile import round_up
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d.amx import amx_of
-from strategy.ops.conv2d.dot import count_words, word_of
-from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.ops.dense.amx_product import Depth
-from strategy.schedule import (
-    Outs,
-    compute_stage,
-    integer,
-    start_schedule,
-    vectorize,
-    zero_beyond,
+from strategy.ops.conv2d.amx_nchw_space import (
+    BEFORE,
+    BY_TASK,
+    Windows,
+    joined_lines,
+    pays,
+    space,
+    width_of,
 )
-from strategy.space import Config, ConfigSpace, Knob, divisors, knob
+from strategy.ops.conv2d.dot import word_of
+from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.schedule import Outs, compute_stage, integer, start_schedule, vectorize, zero_beyond
+from strategy.space import Config
 from strategy.target import Target
 from strategy.types import TensorType
-
-_ROWS = (2, 4, 8, 12, 16, 24, 32, 48)
-_LINES = (1, 2, 3, 4)
-_WIDTHS = (16, 32, 48, 64, 80, 96)
-_BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 28, 32, 48, 64)
-_LONG = 7  # words of a column of a window
-_INNER = Knob("inner", ["pixels", "channels"])
-# The image is put into words by each task, or before all of them.
-_BY_TASK, _BEFORE = range(2)
-_COPIED = Knob("copied", [_BY_TASK, _BEFORE])
-
-
-@dataclass(frozen=True)
-class Windows:
-    """The windows of one group's output pixels; `dot` has the weight on its left."""
-
-    dot: Dot
-    channels: int
-    window: Window
-
-    @property
-    def words(self) -> int:
-        """The words of a pixel."""
-        return count_words(self.dot, self.channels)
-
-    @property
-    def in_columns(self) -> bool:
-        """Return whether a place is a column of a window: where tiles divide it, as no line beyond may count."""
-        height = self.window.kernel_h
-        words = height * self.words
-        are_whole = Depth.of(self.dot, words * self.dot.group).total == words
-        return self.words * 2 <= WORDS and height > 1 and self.window.dilation[0] == 1 and are_whole
-
-    @property
-    def seen(self) -> Window:
-        """The window of places."""
-        return replace(self.window, kernel_h=1, pixel=self.words) if self.in_columns else self.window
-
-    @property
-    def places(self) -> int:
-        return self.seen.kernel_h * self.seen.kernel_w
-
-    @property
-    def depth(self) -> Depth:
-        """The tiles of one place."""
-        if not self.in_columns:
-            return Depth.of(self.dot, self.channels)
-        return Depth.of(self.dot, self.window.kernel_h * self.words * self.dot.group)
-
-    @property
-    def apart(self) -> int:
-        """The columns of the image from one that is read to the next."""
-        return math.gcd(self.window.strides[1], self.window.dilation[1] if self.window.kernel_w > 1 else 0)
-
-    @property
-    def phases(self) -> int:
-        """The parts that the columns of a line that are read are dealt into, in turns."""
-        return self.window.strides[1] // self.apart
-
-    @property
-    def dilation_w(self) -> int:
-        """The columns that are read from one place of a window to the next."""
-        return self.window.dilation[1] // self.apart
-
-    def extents(self, out_h: int, out_w: int) -> tuple[int, int]:
-        """The lines of the padded image, and the columns of a phase, that so many pixels read."""
-        down = (out_h - 1) * self.window.strides[0] + (self.window.kernel_h - 1) * self.window.dilation[0] + 1
-        return down, out_w + (self.window.kernel_w - 1) * self.dilation_w // self.phases
-
-    def joined(self, lines: int, out_w: int) -> int:
-        """The columns from the first pixel of `lines` that are joined to behind the last."""
-        return (lines - 1) * self.extents(1, out_w)[1] + out_w
-
-    def joins(self, out_h: int, out_w: int) -> list[int]:
-        """The numbers of lines, which divide the image, that take less loads together than each for itself."""
-
-        def pays(lines: int) -> bool:
-            tiles = -(-self.joined(lines, out_w) // LANES)
-            height = (REGISTERS - 1) // (tiles + 1)
-            # Per row of tiles, those of the image twice, as they cross lines of the cache; alone, 2×2 tiles a block.
-            return tiles * LANES <= _WIDTHS[-1] and 1 + 2 * tiles / height < 1.5 * lines * -(-out_w // LANES)
-
-        if self.in_columns or self.window.strides != (1, 1):
-            return []
-        return [lines for lines in divisors(out_h) if lines > 1 and pays(lines)]
-
-    def line(self, out_w: int) -> tuple[int, int]:
-        """The distance of a line's words, or of a phase's, of which it is a multiple.
-
-        Of whole lines of the cache, unless they are much more: then the first place of a window crosses none.
-        """
-        _, across = self.extents(1, out_w)
-        whole = round_up(across, LANES)
-        return (whole, LANES) if whole * 4 <= across * 5 else (across, 1)
 
 
 def add(
@@ -141,142 +43,21 @@ def add(
 ) -> None:  # fmt: skip
     """Add the implementation to a strategy, of types in NCHW and OIHW, as `amx_nchw.add`, of one group.
 
-    Windows read each phase of a line. It is chosen untuned where they have several places: for channels that fill tiles
-    by half, but with a stride along long lines, which take less time to unfold; and for so few that a place is a column
-    of the window.
+    Windows read each phase of a line. It is chosen untuned where it `pays`.
     """
     data, weight = inputs
     dot = amx_of(attrs, data, weight, out_type, target, weight_left=True)
     if dot is None:
         return
-    _, channels, kernel_h, kernel_w = weight.concrete_shape
+    out_channels, channels, kernel_h, kernel_w = weight.concrete_shape
     windows = Windows(dot, channels, Window(kernel_h, kernel_w, attrs.strides, attrs.dilation))
     if attrs.groups > 1 or windows.phases > kernel_w:
         return
-    is_long = int(out_type.shape[3]) * 2 > LANES
-    fills_tiles = channels * 2 >= WORDS * dot.group and not (is_long and attrs.strides[1] > 1)
-    # Short columns of 8-bit integers take longer to deal into phases than to unfold.
-    few_pay = windows.in_columns and is_long and (windows.phases == 1 or dot.group == 2 or windows.depth.words >= _LONG)
-    pays = windows.places > 1 and (fills_tiles or few_pay)
+    plevel = 19 if pays(windows, out_channels, int(out_type.shape[3])) else 12
     strategy.add_implementation(
-        partial(compute, windows), partial(schedule, windows), name, 19 if pays else 12,
+        partial(compute, windows), partial(schedule, windows), name, plevel,
         version=3, space=partial(space, windows), prepare=partial(prepare, windows),
     )  # fmt: skip
-
-
-def _fit_registers(windows: Windows, out_w: int, *, joins: bool) -> Clause:
-    """The constraint that sums, a column of the weight's tiles and a tile of the image fit the tile registers."""
-    height = ceildiv(knob("rows"), ROWS)
-    sums = height * knob("lines") * (knob("width") // LANES)
-    if joins:
-        # A line of joined ones has more tiles than `width` says.
-        joined, pitch = knob("joined"), windows.extents(1, out_w)[1]
-        sums = sums + height * minimum(joined - 1, 1) * (ceildiv((joined - 1) * pitch + out_w, LANES) - 1)
-    return sums + height + 1 <= REGISTERS
-
-
-def _joined(config: Config) -> int:
-    """The lines that are joined; one where none are."""
-    return integer(config, "joined") if "joined" in config else 1
-
-
-def _width(windows: Windows, config: Config, out_w: int) -> int:
-    """The columns of a block's line."""
-    joined = _joined(config)
-    return int(round_up(windows.joined(joined, out_w), LANES)) if joined > 1 else integer(config, "width")
-
-
-def _best_block(
-    channels: int, out_h: int, out_w: int, heights: Sequence[int], fits: Callable[[int], bool], least: int = 0
-) -> tuple[float, int, int, int]:
-    """The cost, rows, lines (that `fits` allows) and width of a fallback's block.
-
-    It wastes little, needs few loads, and is as wide as `least`.
-    """
-
-    def cost(rows: int, lines: int, width: int) -> float:
-        wide = lines * width // LANES
-        blocks = -(-channels // rows) * -(-out_h // lines) * -(-out_w // width)
-        # Half of the loads are hidden; those of the image cross lines of the cache.
-        return blocks * (rows * wide + (rows + 2 * ROWS * wide) / 2)
-
-    return min(
-        (
-            (cost(rows, lines, width), rows, lines, width)
-            for rows in heights for lines in _LINES for width in _WIDTHS
-            if rows <= max(channels, heights[0]) and fits(lines) and least <= width < out_w + LANES
-            and -(-rows // ROWS) * (lines * (width // LANES) + 1) < REGISTERS
-        ),
-        key=operator.itemgetter(0),
-    )  # fmt: skip
-
-
-def space(
-    windows: Windows, attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
-) -> ConfigSpace:
-    """The block, the parts of the image and of the output channels of a task, their order, and the copy.
-
-    Where short lines may be joined, `joined` is how many are, in place of several `lines` beside each other.
-    """
-    batch, channels, out_h, out_w = out_type.concrete_shape
-    joins = windows.joins(out_h, out_w)
-    weight_bytes = channels * windows.places * windows.depth.steps * windows.depth.words * WORD_BYTES
-
-    def fallback() -> dict[str, Any]:
-        # A weight that leaves the second level is read once for all lines, and the image by all tasks.
-        leaves = weight_bytes > target.l2_bytes
-
-        def tasks_of(lines: int) -> int:
-            return 1 if leaves else largest_divisor(_BLOCKS, -(-out_h // lines), 4 * target.threads)
-
-        # Nothing divides a prime number of lines among threads: the last of more than one may end beyond the image.
-        several = [lines for lines in _LINES if batch * tasks_of(lines) >= target.threads]
-        is_prime = 1 not in several and len(several) > 0
-        cost, rows, lines, width = _best_block(
-            channels, out_h, out_w, _ROWS,
-            lambda n: n == 1 if joins else leaves or (n in several if is_prime else out_h % n == 0),
-        )  # fmt: skip
-        joined = 1
-        for n in joins:
-            across = windows.joined(n, out_w)
-            other = _best_block(channels, out_h // n, across, _ROWS, lambda lines: lines == 1, across)
-            if other[0] < cost:
-                joined, (cost, rows, lines, _), width = n, other, LANES
-        tiles, h_tasks = -(-channels // rows), tasks_of(lines) if joined == 1 else 1
-        tasks = -(-target.threads // (batch * h_tasks))
-        return {
-            "rows": rows,
-            "lines": lines,
-            "width": width,
-            "o_block": largest_divisor(_BLOCKS, tiles, max(tiles // tasks, 1)),
-            "h_tasks": h_tasks,
-            "inner": "pixels" if leaves else "channels",
-            # Lines that tasks share are slow to deal into phases, and an image that they share is put into words once.
-            "copied": _BEFORE if leaves or joined > 1 or (windows.phases > 1 and not windows.in_columns) else _BY_TASK,
-            **({"joined": joined} if joins else {}),
-        }
-
-    high, deep = up_to("rows", _ROWS, channels), up_to("lines", (1,) if joins else _LINES, out_h)
-    constraints = [_fit_registers(windows, out_w, joins=bool(joins))]
-    if joins:
-        # Lines that are joined are one, of as many tiles as it takes, and a task has those of the whole image.
-        constraints.append((knob("joined") == 1) | (knob("width") * knob("h_tasks") == LANES))
-    turns = ceildiv(out_h, knob("lines") * knob("joined") if joins else knob("lines")) // knob("h_tasks")
-    return ConfigSpace(
-        [
-            high,
-            deep,
-            up_to("width", _WIDTHS, out_w + LANES - 1),
-            block_knob("o_block", _BLOCKS, channels, high),
-            block_knob("h_tasks", _BLOCKS, out_h, deep),
-            _INNER,
-            _COPIED,
-            *([Knob("joined", [1, *joins])] if joins else []),
-        ],
-        [*constraints, whole_blocks(channels, "rows", "o_block"), whole_blocks(out_h, "lines", "h_tasks")],
-        fallback=fallback,
-        idle={"inner": one_order(knob("o_block"), turns * ceildiv(out_w, knob("width")))},
-    )
 
 
 def prepare(
@@ -327,8 +108,8 @@ def compute(
     data, weight = inputs
     dot, depth, window, phases = windows.dot, windows.depth, windows.seen, windows.phases
     batch, channels, out_h, out_w = out_type.concrete_shape
-    rows, lines, joined = integer(config, "rows"), integer(config, "lines"), _joined(config)
-    width = _width(windows, config, out_w)
+    rows, lines, joined = integer(config, "rows"), integer(config, "lines"), joined_lines(config)
+    width = width_of(windows, config, out_w)
     height, across = round_up(out_h, lines), round_up(out_w, width)
     padded_h, padded_w = windows.extents(height, across)
     pitch = windows.extents(1, out_w)[1]
@@ -419,8 +200,8 @@ def schedule(windows: Windows, attrs: Conv2DAttrs, outs: Outs, target: Target, c
     dot, depth, window = windows.dot, windows.depth, windows.seen
     sch, stages, output = start_schedule(outs)
     out_w = int(outs.tensors[0].shape[3])
-    rows, lines, joined = integer(config, "rows"), integer(config, "lines"), _joined(config)
-    width, pitch = _width(windows, config, out_w), windows.extents(1, out_w)[1]
+    rows, lines, joined = integer(config, "rows"), integer(config, "lines"), joined_lines(config)
+    width, pitch = width_of(windows, config, out_w), windows.extents(1, out_w)[1]
     for name in ("weight_sums", "weight_tiles"):
         if name in stages:
             sch.parallel(sch.get_loops(stages[name])[0])
@@ -432,7 +213,7 @@ def schedule(windows: Windows, attrs: Conv2DAttrs, outs: Outs, target: Target, c
     else:
         task = _schedule_lines(sch, stages, output, (lines, width), reduced, config)
     vectorize(sch, sch.get_loops(output)[-1], LANES)
-    if config["copied"] == _BY_TASK:
+    if config["copied"] == BY_TASK:
         sch.compute_at(image, task, preserve_unit_loops=True)
     if "padded" in stages:
         sch.compute_at(stages["padded"], sch.get_loops(image)[-2 - (windows.phases > 1)], preserve_unit_loops=True)
@@ -445,7 +226,7 @@ def schedule(windows: Windows, attrs: Conv2DAttrs, outs: Outs, target: Target, c
     vectorize(sch, sch.get_loops(image)[-1], LANES)
     if multiple > 1:
         sch.storage_align(image, 0, len(sch.get(image).writes[0].source.shape) - 2, multiple, 0)
-    if config["copied"] == _BEFORE:
+    if config["copied"] == BEFORE:
         sch.parallel(sch.fuse(*sch.get_loops(image)[:2]))
     row_words = windows.phases * across
     line_words = pitch if joined > 1 else (window.pixel or depth.total) * row_words
