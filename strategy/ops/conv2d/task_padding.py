@@ -34,7 +34,7 @@ def _line_bytes(attrs: Conv2DAttrs, data: TensorType) -> int:
 
 def have_lines(geometry: Geometry) -> Clause:
     """The constraint that tasks have whole lines if they pad them."""
-    beyond = knob("p_block") * knob("rows") % geometry.out_w + geometry.pixels % knob("rows")
+    beyond = knob("p_block") * knob("rows") % geometry.out_w + int(geometry.pixels) % knob("rows")
     return knob("by_task") * beyond == 0
 
 
