@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import threading
 from collections import defaultdict
@@ -25,10 +26,14 @@ class Pool:
 
     Args:
         imports: as of `ForkServer`; children that build nothing need no TVM, which takes half a second.
+        left: the seconds that all requests may take still; what is not answered then fails as `Late`.
     """
 
-    def __init__(self, imports: tuple[str, ...] = WORKER_IMPORTS) -> None:
+    def __init__(
+        self, imports: tuple[str, ...] = WORKER_IMPORTS, left: Callable[[], float] = lambda: math.inf
+    ) -> None:
         self._imports = imports
+        self._left = left
         self._lock = threading.Lock()
         self._held = ExitStack()
         self._server: ForkServer | None = None
@@ -57,11 +62,14 @@ class Pool:
 
             def ask_idle(request: tuple[Limits, Any]) -> Any:
                 limits, message = request
+                left_s = self._left()
+                if left_s <= 0:
+                    return Late("no time was left for it")
                 try:
                     child = idle[limits.module].get_nowait()
                 except Empty:
                     child = server.spawn(limits)
-                answer = _ask(child, message, timeout_s)
+                answer = _ask(child, message, min(timeout_s, left_s))
                 if child.alive:
                     idle[limits.module].put(child)
                 return answer

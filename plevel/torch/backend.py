@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +23,7 @@ from torch._dynamo.exc import RestartAnalysis
 from torch.fx import GraphModule
 
 from plevel.kernel_selection import Choose, make_chooser, open_records, read_lock
+from plevel.torch.budget import Budget, Part
 from plevel.torch.confirmation import Kept, confirm
 from plevel.torch.explanation import Report, make_report, note, owned, report_whole
 from plevel.torch.form import hold, keep_frozen, make_form
@@ -37,6 +39,7 @@ from plevel.torch.freezing import (
 )
 from plevel.torch.frozen import WRITES, compile_frozen, constant_outputs, giving_copies
 from plevel.torch.plan import Plan, make_plan, model_target
+from plevel.torch.progress import Progress
 from plevel.torch.reporting import recorded, report
 from plevel.torch.verdict import Verdict, read_verdict, write_verdict
 from plevel.torch.whole import StaleError, Whole, draft_whole, find_whole, forget_whole
@@ -44,6 +47,7 @@ from strategy.network.graph import NetworkError
 from workers.pool import Pool
 
 logger = logging.getLogger("plevel.torch")
+_budget = Budget()
 
 
 class OptionError(TypeError):
@@ -57,7 +61,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         database: a service, a database or an SQLite file; this user's own where not given.
         lock: a lock file: what is locked is taken from it, the rest from `database` if that is named.
         confirm: whether kernels stay only where the timed graph is faster with them.
-        again: whether the graph is timed although a verdict on it is on disk or on record.
+        again: whether the graph is timed although a verdict on it is on disk or on record, for as long as it takes.
     """
 
     database: str | None = None
@@ -130,7 +134,12 @@ def plevel(
         return _alone(module, inputs, reason)
 
 
-plevel.reset = forget  # type: ignore[attr-defined]  # what `torch._dynamo.reset` calls
+def _reset() -> None:
+    forget()
+    _budget.reset()
+
+
+plevel.reset = _reset  # type: ignore[attr-defined]  # what `torch._dynamo.reset` calls
 freeze_for(plevel)
 
 
@@ -149,13 +158,21 @@ def _compile(
     """The compiled graph, and its parameters and buffers that are read at each call."""
     if options.confirm and not options.again and (found := find_whole(module, inputs, model_target(), choose)):
         return _run_whole(module, *found, options), []
-    with Pool() as pool, ThreadPoolExecutor(1) as ahead:
-        return _compile_frozen(module, inputs, options, choose, stamps, pool, ahead)
+    budget = _budget if options.confirm and not options.again else Budget(math.inf)
+
+    def left_s() -> float:
+        return budget.left_s
+
+    with (
+        budget.count(Part.CONFIRMATION), Progress(left_s) as progress, Pool(left=left_s) as pool,
+        ThreadPoolExecutor(1) as ahead,
+    ):  # fmt: skip
+        return _compile_frozen(module, inputs, options, choose, stamps, pool, ahead, budget, progress)
 
 
 def _compile_frozen(
     module: GraphModule, inputs: Sequence[Any], options: Options, choose: Choose, stamps: Stamps, pool: Pool,
-    ahead: ThreadPoolExecutor,
+    ahead: ThreadPoolExecutor, budget: Budget, progress: Progress,
 ) -> tuple[Callable[..., Any], list[torch.Tensor]]:  # fmt: skip
     """Inductor's compilation, with what `ahead` builds meanwhile."""
     plan: Plan | None = None
@@ -169,11 +186,18 @@ def _compile_frozen(
     autocast = torch.autocast("cpu", torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu"))
 
     def visit(frozen: GraphModule) -> None:
+        with budget.count(Part.CONFIRMATION):
+            plan_kernels(frozen)
+        progress.say("Inductor compiles it")
+
+    def plan_kernels(frozen: GraphModule) -> None:
         nonlocal plan, verdict, kept, frozen_once, tensors, state, constants, library
+        progress.say("its kernels are selected")
         tensors, changed = read_tensors(inputs)
         constants = constant_outputs(frozen)
         state = [tensors[place] for place in changed if place < len(tensors)]
         plan = make_plan(frozen, choose, pool.ask_all)
+        progress.say(f"kernels of {len(plan.selections)} workloads are built")
         if not options.confirm:
             kept = plan.preferred()
         elif not options.again and (verdict := _known(plan, choose, options)) and not verdict.whole:
@@ -183,13 +207,17 @@ def _compile_frozen(
             frozen_once = keep_frozen(frozen)
         if options.confirm and plan.has_products and (verdict is None or verdict.whole):
             ahead.submit(pool.start)
+            progress.say("its library is planned")
             with autocast:  # which is off while PyTorch traces
                 library = _build_ahead(ahead, module, inputs, plan, choose, bool(changed))
         plan.apply(frozen, kept)
 
     whole: Whole | None = None
+    before_s = budget.taken_s(Part.INDUCTOR)
     try:
-        found = compile_frozen(module, inputs, visit)
+        progress.say("Inductor compiles it")
+        with budget.count(Part.INDUCTOR):
+            found = compile_frozen(module, inputs, visit)
         if plan is None:
             raise RuntimeError(
                 "Inductor did not freeze the graph: it enables gradients, or this PyTorch has other passes than 2.13"
@@ -214,11 +242,15 @@ def _compile_frozen(
                 torch.utils._python_dispatch._disable_current_modes(),
                 torch.random.fork_rng(devices=()),
             ):
-                chosen, whole, verdict = confirm(planned, make, library.result, inputs, state)
-            write_verdict(verdict)
+                form_s = budget.taken_s(Part.INDUCTOR) - before_s
+                chosen, whole, verdict = confirm(planned, make, library.result, inputs, state, progress, form_s)
+            if verdict.is_final:
+                write_verdict(verdict)
             if options.again and whole is None:
                 forget_whole(module, inputs, planned.target)
             kept = frozenset(w for w in planned.selections if w.key in verdict.kept)
+            if verdict.ended:  # others need no kernel now
+                planned = replace(planned, wanted=kept)
             found = chosen
         if whole and verdict:
             require_same(stamps, left)  # later processes find it by the weights of before
@@ -232,7 +264,7 @@ def _compile_frozen(
         warnings.warn(f"plevel: {workload}{others} left to Inductor: {why}", stacklevel=4)
     made = make_report(planned, kept, verdict, module, inputs)
     note(made, module, inputs)
-    if verdict is not None and not verdict.whole:  # else its library could not be built again
+    if verdict is not None and verdict.is_final and not verdict.whole:  # else its library could not be built again
         _record(made, verdict, options)
     return giving_copies(found, constants), left
 

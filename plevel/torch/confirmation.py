@@ -4,6 +4,7 @@ A kernel that is faster alone may lose in a graph, by conversions of layouts, ca
 stay only where the graph is faster beyond the interval of its measurement: as one library, else family by family,
 then workload by workload.
 """
+# Over 300 lines: the search for a form, and the comparisons that it rests on.
 
 from __future__ import annotations
 
@@ -11,16 +12,17 @@ import errno
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 from plevel.torch.agreement import TOLERANCE, agree
-from plevel.torch.frozen import WRITES, Written, is_same, put_back
+from plevel.torch.frozen import WRITES, Written, copy_strided, is_same, put_back
 from plevel.torch.node import hint
-from plevel.torch.plan import SMALL, Plan
+from plevel.torch.plan import Plan
+from plevel.torch.progress import Progress
 from plevel.torch.verdict import Verdict
 from plevel.torch.whole import Whole
 from strategy.confirmation import Comparison
@@ -37,9 +39,11 @@ LEAST_ROUNDS = 7
 SURE = 0.8  # a ratio that the interval of the least rounds lies below ends a comparison
 BURST_S = 0.02
 LIMIT_S = 10.0  # of one comparison, once it has the least rounds
-WORKLOADS = 4  # tried by themselves
 SINGLES_S = 15.0  # the last of them begun within
 REST = 0.25  # of a library's time, in steps that Inductor would run itself
+CALLS = 2 * LEAST_ROUNDS + 5  # of either form, for one comparison
+
+OVER = "the time for confirmation was over"
 
 Compiled = Callable[..., Any]
 Kept = frozenset[Workload]
@@ -59,6 +63,8 @@ def confirm(
     make_whole: Callable[[], Whole],
     inputs: Sequence[Any],
     state: Sequence[torch.Tensor],
+    progress: Progress,
+    form_s: float,
 ) -> tuple[Compiled, Whole | None, Verdict]:
     """The fastest form of the graph that was found, its library if it is one, and why.
 
@@ -67,8 +73,10 @@ def confirm(
         make_whole: compiles the graph as one library; whatever it raises is why there is none.
         inputs: what the graph is called with; it is called with copies, and those that it changes are put back.
         state: the tensors of the model that the graph changes: they are put back after each call, whatever it raises.
+        progress: says what goes on; nothing is begun that is expected to take longer than is left there.
+        form_s: seconds that the first form is expected to take to compile.
     """
-    found = _Search(plan, make, inputs, state)
+    found = _Search(plan, make, inputs, state, progress, form_s)
     try:
         found.run(make_whole)
     except _RefusedError as error:
@@ -84,19 +92,21 @@ class _Search:
     """The best form of a graph so far, and the comparisons that said so."""
 
     def __init__(
-        self, plan: Plan, make: Callable[[Kept], Compiled], inputs: Sequence[Any], state: Sequence[torch.Tensor]
-    ) -> None:
-        self.plan, self.make = plan, make
+        self, plan: Plan, make: Callable[[Kept], Compiled], inputs: Sequence[Any], state: Sequence[torch.Tensor],
+        progress: Progress, form_s: float,
+    ) -> None:  # fmt: skip
+        self.plan, self.make, self.progress, self.form_s = plan, make, progress, form_s
         kinds = (i.tensor.dtype for found in plan.extraction.workloads for i in found.workload.inputs)
         self.tolerance = max(TOLERANCE, 4 * max(map(epsilon, kinds), default=0.0))
         self.inputs = inputs
-        self.given = [_copy(i) if isinstance(i, torch.Tensor) else hint(i) for i in inputs]
-        self.state: Written = [(tensor, _copy(tensor)) for tensor in state]
+        self.given = [copy_strided(i) if isinstance(i, torch.Tensor) else hint(i) for i in inputs]
+        self.state: Written = [(tensor, copy_strided(tensor)) for tensor in state]
         self.written: Written = []
         self.alone = self.best = make(frozenset())
         self.kept: Kept = frozenset()
         self.whole: Whole | None = None
-        self.apart = ""
+        self.apart = self.ended = ""
+        self.errors: Mapping[Workload, str] = {}
         self.library: dict[str, str] = {}
         self.steps: list[Comparison] = []
         self.won: list[Timed] = []
@@ -110,17 +120,24 @@ class _Search:
         changed = [(g, i) for g, i in pairs if isinstance(i, torch.Tensor) and not is_same(g, i)]
         put_back(changed)
         self.written = [*changed, *self.state]
+        begin = time.perf_counter()
         self.expected = self._outputs(self.alone)
+        self.call_s = time.perf_counter() - begin
         # Forms cost a compilation each, a library's kernels are built while Inductor compiles.
         if self._try_whole(make_whole):
-            if self._rest() > REST:
+            if self._rest() > REST and self._has_time(self.form_s):
                 self._exchange(self.plan.preferred())
             return
+        if not self._has_time(self.form_s):
+            self.ended = OVER
+            return
+        self._say(f"{len(self.plan.selections)} kernels are built")
         families = self.plan.families()
+        self.errors = self.plan.errors
         for exchanged in families:
             self._exchange(exchanged)
         end = time.perf_counter() + SINGLES_S
-        for exchanged in _singles(self.plan, families):
+        for exchanged in self.plan.singles(families):
             if time.perf_counter() > end:
                 break
             self._exchange(exchanged)
@@ -132,13 +149,15 @@ class _Search:
     def verdict(self) -> Verdict:
         # The first exchange was compared with Inductor alone; the sum of several was not.
         plan, won = self.plan, self.won
-        total = self._compare(self.alone, self.best) if len(won) > 1 else won[0] if won else None
-        before_s = total.old_s if total else self.steps[0].before_s if self.steps else None
+        before_s = self.steps[0].before_s if self.steps else None
+        after_s = won[-1].new_s if won else before_s
+        if len(won) > 1 and self._has_time(0.0):
+            _, before_s, after_s = self._compare(self.alone, self.best)
         return Verdict(
             plan.key, plan.graph, plan.extraction.flops, tuple(sorted(w.key for w in self.kept)), tuple(self.steps),
             pool=f"openmp, {show_number(torch.get_num_threads(), 'thread')}", before_s=before_s,
-            after_s=total.new_s if total else before_s, whole=self.whole is not None, apart=self.apart,
-            library=self.library,
+            after_s=after_s, whole=self.whole is not None, apart=self.apart, library=self.library, ended=self.ended,
+            errors={w.key: why for w, why in self.errors.items()},
         )  # fmt: skip
 
     def _outputs(self, function: Compiled) -> list[Any]:
@@ -148,13 +167,28 @@ class _Search:
             found = [o.clone() if isinstance(o, torch.Tensor) else o for o in function(*self.given)]
             return [*found, *(given.clone() for given, _ in self.written)]
 
+    def _say(self, stage: str) -> None:
+        self.progress.say(stage, is_timing=True)
+
+    def _has_time(self, compile_s: float) -> bool:
+        """Return whether what takes so long to compile can be compared in the time that is left."""
+        return self.progress.left_s >= compile_s + CALLS * self.call_s
+
     def _compare(self, old: Compiled, new: Compiled) -> Timed:
         return compare(old, new, self.given, self.written)
 
     def _exchange(self, exchanged: Kept) -> None:
         """Exchange the kernels of these workloads if that is faster."""
+        if not self._has_time(self.form_s):
+            self.ended = OVER
+            return
         wanted = self.kept ^ exchanged
+        names = ", ".join(sorted({w.op for w in exchanged}))
+        self._say(f"Inductor compiles it with other kernels of {names}")
+        begin = time.perf_counter()
         candidate = self.make(wanted)
+        self.form_s = time.perf_counter() - begin
+        self._say(f"it is timed with other kernels of {names}")
         if not agree(self._outputs(candidate), self.expected, self.tolerance):
             raise _RefusedError("its outputs differ from Inductor's")
         timed = self._compare(self.best, candidate)
@@ -171,9 +205,14 @@ class _Search:
         if self.apart:
             return False
         try:
+            self._say("its library is built")
             made = make_whole()
+            if not self._has_time(0.0):
+                self.apart = OVER
+                return False
+            self._say("it is timed as one library")
             for other in made.others:
-                if self._compare(other.call, made.call).ratio.high_s >= 1:
+                if self._has_time(0.0) and self._compare(other.call, made.call).ratio.high_s >= 1:
                     made = other
             self.library = made.kernels(self.plan.target)
             if not agree(self._outputs(made.call), self.expected, self.tolerance):
@@ -220,28 +259,6 @@ def _misfit(alone: Compiled, inputs: Sequence[Any]) -> str:
             return "an output shares memory with an input, another output or a weight"
         memory.add(output.untyped_storage().data_ptr())
     return ""
-
-
-def _singles(plan: Plan, families: Sequence[Kept]) -> list[Kept]:
-    """Workloads to try by themselves: the largest of families that have more than one."""
-    several = frozenset[Workload]().union(*(f for f in families if len(f) > 1))
-    large = [
-        frozenset([found.workload])
-        for found in sorted(plan.extraction.workloads, key=plan.extraction.share, reverse=True)
-        if found.workload in several and plan.extraction.share(found) >= SMALL
-    ]
-    return large[:WORKLOADS]
-
-
-def _copy(x: torch.Tensor) -> torch.Tensor:
-    """A copy with the strides of `x`, which compiled graphs check; an expanded axis stays one element."""
-    span = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    if 0 < span < x.numel():  # elements share memory, as those of windows do
-        return x.as_strided((span,), (1,)).clone().as_strided(x.size(), x.stride())
-    made = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device)
-    once = tuple(slice(1) if step == 0 else slice(None) for step in x.stride())
-    made[once].copy_(x[once])
-    return made
 
 
 @contextmanager

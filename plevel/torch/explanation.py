@@ -80,8 +80,8 @@ def make_report(
         config = None
         if not left:
             name, why = "", "each is merged with others of the same operand"
-        elif found.workload in plan.errors:
-            name, why = "", plan.errors[found.workload]
+        elif why := plan.errors.get(found.workload) or (verdict.errors.get(found.workload.key) if verdict else None):
+            name = ""
             failed.add(found.workload)
         elif found.workload in kept:
             kernel = plan.kernels[found.workload]
@@ -90,7 +90,9 @@ def make_report(
         else:
             unknown = "" if verdict else "its products are not measured to be slower apart"
             refused = verdict.refused if verdict else unknown
-            slower = "the whole graph is not faster with it" if found.workload.key in tried else "it was not timed"
+            ended = f": {verdict.ended}" if verdict and verdict.ended else ""
+            is_tried = found.workload.key in tried
+            slower = "the whole graph is not faster with it" if is_tried else f"it was not timed{ended}"
             name, why = "", refused or slower
         rows.append(
             Part(

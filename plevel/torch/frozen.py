@@ -83,6 +83,17 @@ def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
+def copy_strided(x: torch.Tensor) -> torch.Tensor:
+    """A copy with the strides of `x`, which compiled graphs check; an expanded axis stays one element."""
+    span = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    if 0 < span < x.numel():  # elements share memory, as those of windows do
+        return x.as_strided((span,), (1,)).clone().as_strided(x.size(), x.stride())
+    made = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device)
+    once = tuple(slice(1) if step == 0 else slice(None) for step in x.stride())
+    made[once].copy_(x[once])
+    return made
+
+
 def constant_outputs(frozen: GraphModule) -> list[int]:
     """The places of outputs that are constants of a frozen graph, from the end."""
     outputs = frozen.graph.output_node().args[0]

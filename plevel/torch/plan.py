@@ -25,6 +25,7 @@ from strategy.workload import Workload
 from workers.pool import Ask
 
 SMALL = 0.05  # of the arithmetic
+SINGLES = 4  # workloads that are tried by themselves
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,16 @@ class Plan:
         others = families.pop("", [])
         made = [*map(frozenset, families.values()), merged.intersection(self.kernels), frozenset(others)]
         return [family for family in made if family]
+
+    def singles(self, families: Collection[frozenset[Workload]]) -> list[frozenset[Workload]]:
+        """The workloads to try by themselves: the largest of families that have more than one."""
+        several = frozenset[Workload]().union(*(f for f in families if len(f) > 1))
+        large = [
+            frozenset([found.workload])
+            for found in sorted(self.extraction.workloads, key=self.extraction.share, reverse=True)
+            if found.workload in several and self.extraction.share(found) >= SMALL
+        ]
+        return large[:SINGLES]
 
     def preferred(self) -> frozenset[Workload]:
         """The workloads to replace where nothing is timed.
