@@ -29,7 +29,7 @@ class Budget:
     """
 
     def __init__(self, base_s: float = BASE_S) -> None:
-        self._base_s = base_s
+        self.base_s = base_s
         self.reset()
 
     def reset(self) -> None:
@@ -38,7 +38,7 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        return self._base_s + PER_SECOND * self.taken_s(Part.INDUCTOR) - self.taken_s(Part.CONFIRMATION)
+        return self.base_s + PER_SECOND * self.taken_s(Part.INDUCTOR) - self.taken_s(Part.CONFIRMATION)
 
     def taken_s(self, part: Part) -> float:
         return self._taken_s[part] + (time.perf_counter() - self._since if part is self._part else 0.0)

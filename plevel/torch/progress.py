@@ -51,11 +51,11 @@ class Progress:
     def _run(self) -> None:
         due_s = FIRST_S
         while not self._ended.wait(self._began + due_s - time.monotonic()):
-            logger.warning("plevel: the first call of a graph has taken %.0f s: %s%s", due_s, self._stage, self._rest())
+            logger.warning("plevel: a graph has been compiling for %.0f s: %s%s", due_s, self._stage, self._rest())
             due_s *= 2
 
     def _rest(self) -> str:
         left_s = self._left()
         if not self._is_timing or math.isinf(left_s):
             return ""
-        return f" (for at most {max(left_s, 0.0):.0f} s more; options={{\"confirm\": False}} leaves this out)"
+        return f' (some {max(left_s, 0.0):.0f} s are left for this; options={{"confirm": False}} leaves it out)'

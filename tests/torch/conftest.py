@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from importlib.util import find_spec
@@ -51,6 +52,9 @@ def caches(full: bool, cache_folder: Path) -> Iterator[None]:
         if find_spec("torch") is not None:
             import torch._inductor.config
 
+            from plevel.torch import backend
+
+            patch.setattr(backend._budget, "base_s", math.inf)  # however slow the machine
             changes: dict[str, object] = {
                 # A pool of processes that each import PyTorch takes longer than what these models compile.
                 "compile_threads": 1,

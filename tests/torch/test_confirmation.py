@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import socket
 import threading
@@ -28,8 +29,9 @@ from plevel.torch.agreement import agree
 from plevel.torch.backend import plevel
 from plevel.torch.explanation import make_report
 from plevel.torch.extraction import Extraction, extract
-from plevel.torch.frozen import compile_frozen
+from plevel.torch.frozen import compile_frozen, copy_strided
 from plevel.torch.plan import graph_digest, model_target
+from plevel.torch.progress import Progress
 from plevel.torch.store import folder
 from plevel.torch.verdict import Verdict, read_verdict, write_verdict
 from plevel.torch.whole import StaleError, _prefix, draft_whole
@@ -414,7 +416,7 @@ def test_an_input_whose_elements_share_memory_is_timed_with_its_strides(ratios, 
 def test_a_copy_has_the_strides_of_the_original():
     x = torch.arange(400.0).reshape(4, 100)
     for one in (x.t(), x[:, 3:5], x[:1].expand(7, 100), x.unfold(1, 10, 3), x[:0, :3]):
-        made = confirmation._copy(one)
+        made = copy_strided(one)
         assert made.stride() == one.stride() and torch.equal(made, one)
 
 
@@ -536,6 +538,53 @@ def test_products_of_one_operand_are_merged_where_that_wins(ratios):
     merged = "each is merged with others of the same operand"
     assert {(16, merged), (48, merged)} <= shown
     assert [len(s.workloads) for s in report.verdict.steps[:3]] == [5, 1, 2]
+
+
+def test_a_graph_that_no_time_is_left_for_stays_inductors_and_a_later_process_times_it(
+    ratios, monkeypatch: pytest.MonkeyPatch
+):
+    torch.manual_seed(0)
+    model, x = models.Block(40, 104).eval(), torch.randn(24, 40)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend._budget, "base_s", -math.inf)
+        report = run(model, (x,))
+    assert report.replaced == 0
+    assert {row.reason for row in report.rows} == {"it was not timed: the time for confirmation was over"}
+    ratios += [[0.8] * 9, *[[1.1] * 9] * 2]
+    assert run(model, (x,)).replaced == 2  # no verdict was kept
+
+
+def test_forms_that_no_time_is_left_for_are_not_tried_and_the_verdict_is_kept(ratios, monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    model, x = models.Block(40, 112).eval(), torch.randn(24, 40)
+    ratios += [[1.1] * 9]
+    compare = confirmation.compare
+
+    def compare_long(*given):
+        monkeypatch.setattr(backend._budget, "base_s", -math.inf)
+        return compare(*given)
+
+    monkeypatch.setattr(confirmation, "compare", compare_long)
+    report = run(model, (x,))
+    assert ratios == []
+    assert report.verdict.ended
+    assert run(model, (x,)).verdict == report.verdict
+
+
+def test_a_later_process_knows_why_a_kernel_could_not_be_built(ratios, monkeypatch: pytest.MonkeyPatch):
+    def build_short(missing, ask):
+        found = {k.selection.workload.inputs[0].tensor.concrete_shape[-1]: k for k in missing}
+        return [(found.pop(120), "LLVM ERROR: no such register"), *build_all(list(found.values()), ask)]
+
+    build_all = kernel._build_all
+    monkeypatch.setattr(kernel, "_build_all", build_short)
+    torch.manual_seed(0)
+    model, x = models.Block(40, 120).eval(), torch.randn(24, 40)
+    ratios += [[0.8] * 9]
+    with pytest.warns(UserWarning, match="left to Inductor: LLVM ERROR: no such register"):
+        rows = run(model, (x,)).rows
+    assert [row.reason for row in rows if not row.implementation] == ["LLVM ERROR: no such register"]
+    assert run(model, (x,)).rows == rows
 
 
 def test_what_does_not_win_beyond_its_interval_goes(ratios):
@@ -856,10 +905,14 @@ def test_a_graph_of_masked_scores_is_confirmed_though_an_input_has_nan(ratios):
     def apart():
         raise NetworkError("none in this test")
 
-    plan = SimpleNamespace(key="key", graph="graph", extraction=Extraction((), ()), families=lambda: [frozenset()])
+    plan = SimpleNamespace(
+        key="key", graph="graph", extraction=Extraction((), ()), selections={}, errors={}, families=lambda: [frozenset()],
+        singles=lambda families: [],
+    )  # fmt: skip
     ratios += [[0.8] * 9]
     x = torch.tensor([-1.0, 1.0, torch.nan])
-    _, _, verdict = confirmation.confirm(plan, lambda kept: masked, apart, [x], [])
+    with Progress(lambda: math.inf) as progress:
+        _, _, verdict = confirmation.confirm(plan, lambda kept: masked, apart, [x], [], progress, 0.0)
     assert verdict.refused == ""
     assert ratios == []
 

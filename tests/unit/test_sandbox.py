@@ -109,6 +109,13 @@ def serve(channel):
 """
 
 
+def test_a_pool_without_time_refuses_requests(tmp_path: Path) -> None:
+    with Pool(left=lambda: 0.0) as pool:
+        pool.start = lambda: None  # type: ignore[method-assign,assignment,return-value]
+        (answer,) = pool.ask_all([(Limits(module="unfit"), "build")], HANG_S)
+    assert isinstance(answer, Late)
+
+
 def test_a_pool_goes_on_after_an_error_with_new_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "unfit.py").write_text(_UNFIT)

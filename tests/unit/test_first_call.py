@@ -1,0 +1,77 @@
+"""What a user is told of, and waits for, in the first call of a graph."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from plevel.torch import budget, progress
+from plevel.torch.budget import BASE_S, PER_SECOND, Budget, Part
+from plevel.torch.progress import Progress
+from tests.limit import HANG_S
+
+
+def test_time_for_confirmation_grows_with_inductors_and_is_taken_by_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    left = Budget()
+    now_s += 1000  # the caller's
+    assert left.left_s == BASE_S
+    with left.count(Part.CONFIRMATION):
+        now_s += 5
+        with left.count(Part.INDUCTOR):
+            now_s += 20
+            with left.count(Part.CONFIRMATION):  # what it plans while Inductor compiles
+                now_s += 3
+            now_s += 10
+        now_s += 1
+        assert left.left_s == BASE_S + PER_SECOND * 30 - 9
+    now_s += 1000
+    assert left.left_s == BASE_S + PER_SECOND * 30 - 9
+    left.reset()
+    assert left.left_s == BASE_S
+
+
+@contextmanager
+def told() -> Iterator[threading.Event]:
+    """An event that is set by the first warning."""
+    came = threading.Event()
+
+    class Setting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno == logging.WARNING:
+                came.set()
+
+    handler = Setting()
+    progress.logger.addHandler(handler)
+    try:
+        yield came
+    finally:
+        progress.logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "rest"),
+    [(73.4, ' (some 73 s are left for this; options={"confirm": False} leaves it out)'), (math.inf, "")],
+)
+def test_a_stage_that_takes_long_is_told_with_what_is_left(
+    left_s: float, rest: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "FIRST_S", 0.001)
+    shown = Progress(lambda: left_s)
+    shown.say("it is timed as one library", is_timing=True)
+    with told() as came, shown:
+        assert came.wait(HANG_S)
+    assert f"plevel: a graph has been compiling for 0 s: it is timed as one library{rest}" in caplog.messages
+
+
+def test_a_graph_that_is_compiled_soon_is_told_of_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    with Progress(lambda: math.inf) as shown:
+        shown.say("Inductor compiles it")
+    assert not caplog.messages
