@@ -22,7 +22,7 @@ from tests.limit import HANG_S
 from workers import fork
 from workers.fork import Limits, without_torch
 from workers.pool import Pool
-from workers.sandbox import Died, ForkServer, SandboxError
+from workers.sandbox import Died, ForkServer, Late, SandboxError
 
 
 def trace(message: str) -> str:
