@@ -246,11 +246,11 @@ def _compile_frozen(
                 chosen, whole, verdict = confirm(planned, make, library.result, inputs, state, progress, form_s)
             if verdict.is_final:
                 write_verdict(verdict)
+            else:
+                logger.warning("plevel: a graph is left to Inductor in this process: %s", verdict.ended)
             if options.again and whole is None:
                 forget_whole(module, inputs, planned.target)
             kept = frozenset(w for w in planned.selections if w.key in verdict.kept)
-            if verdict.ended:  # others need no kernel now
-                planned = replace(planned, wanted=kept)
             found = chosen
         if whole and verdict:
             require_same(stamps, left)  # later processes find it by the weights of before

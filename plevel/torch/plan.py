@@ -65,8 +65,9 @@ class Plan:
 
     @property
     def errors(self) -> Mapping[Workload, str]:
-        """The reasons of workloads without a kernel; the kernels are built."""
-        return {**self.refused, **self._built[1]}
+        """The reasons of workloads without a kernel, of kernels that were built so far."""
+        built = vars(self).get("_built")  # of the cached property
+        return {**self.refused, **(built[1] if built else {})}
 
     def apply(self, module: GraphModule, kept: Collection[Workload]) -> None:
         """Puts the kernels of these workloads into a frozen form of the graph; a merged product before its parts."""

@@ -541,7 +541,7 @@ def test_products_of_one_operand_are_merged_where_that_wins(ratios):
 
 
 def test_a_graph_that_no_time_is_left_for_stays_inductors_and_a_later_process_times_it(
-    ratios, monkeypatch: pytest.MonkeyPatch
+    ratios, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     torch.manual_seed(0)
     model, x = models.Block(40, 104).eval(), torch.randn(24, 40)
@@ -549,6 +549,7 @@ def test_a_graph_that_no_time_is_left_for_stays_inductors_and_a_later_process_ti
         patch.setattr(backend._budget, "base_s", -math.inf)
         report = run(model, (x,))
     assert report.replaced == 0
+    assert "left to Inductor in this process: the time for confirmation was over" in caplog.text
     assert {row.reason for row in report.rows} == {"it was not timed: the time for confirmation was over"}
     ratios += [[0.8] * 9, *[[1.1] * 9] * 2]
     assert run(model, (x,)).replaced == 2  # no verdict was kept
