@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
+from threading import Lock
 
 import torch
 from torch.fx import GraphModule
@@ -48,6 +49,7 @@ class Plan:
     key: str
     ask: Ask
     wanted: frozenset[Workload] | None = None
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     @cached_property
     def _built(self) -> tuple[dict[Workload, Kernel], dict[Workload, str]]:
@@ -61,7 +63,8 @@ class Plan:
     @property
     def kernels(self) -> Mapping[Workload, Kernel]:
         """The kernels, built by the first who asks."""
-        return self._built[0]
+        with self._lock:  # `cached_property` has none since Python 3.12
+            return self._built[0]
 
     @property
     def errors(self) -> Mapping[Workload, str]:
