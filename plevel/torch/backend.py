@@ -12,7 +12,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,10 +198,9 @@ def _compile_frozen(
         plan = make_plan(frozen, choose, pool.ask_all)
         progress.say(f"kernels of {len(plan.selections)} workloads are built")
         if not options.confirm:
-            kept = plan.preferred()
+            kept = plan.build(plan.preferred())
         elif not options.again and (verdict := _known(plan, choose, options)) and not verdict.whole:
-            plan = replace(plan, wanted=frozenset(w for w in plan.selections if w.key in verdict.kept))
-            kept = frozenset(plan.kernels)
+            kept = plan.build(w for w in plan.selections if w.key in verdict.kept)
         if options.confirm and (verdict is None or verdict.whole):  # this is Inductor alone, to compare with
             frozen_once = keep_frozen(frozen)
         if options.confirm and plan.has_products and (verdict is None or verdict.whole):
@@ -291,7 +289,7 @@ def _build_ahead(
         why = error
 
     def build_kernels() -> Whole:
-        assert plan.kernels is not None
+        plan.build(plan.selections)
         raise why
 
     return ahead.submit(build_kernels)

@@ -126,7 +126,7 @@ class _Search:
         # Forms cost a compilation each, a library's kernels are built while Inductor compiles.
         if self._try_whole(make_whole):
             if self._rest() > REST and self._has_time(self.form_s):
-                self._exchange(self.plan.preferred())
+                self._exchange(self.plan.build(self.plan.preferred()))
             return
         if not self._has_time(self.form_s):
             self.ended = OVER

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from importlib.metadata import version
 from threading import Lock
 
@@ -38,7 +37,7 @@ class Plan:
         graph: digest of the graph.
         key: digest of the graph, the kernels, the machine, its threads, and the versions of PyTorch and plevel.
         ask: has children build kernels.
-        wanted: the workloads that kernels are built for; None: all that have a selection.
+        kernels: those that were built so far.
     """
 
     extraction: Extraction
@@ -48,12 +47,9 @@ class Plan:
     graph: str
     key: str
     ask: Ask
-    wanted: frozenset[Workload] | None = None
+    kernels: dict[Workload, Kernel] = field(default_factory=dict, init=False)
+    _failed: dict[Workload, str] = field(default_factory=dict, init=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
-
-    @cached_property
-    def _built(self) -> tuple[dict[Workload, Kernel], dict[Workload, str]]:
-        return build((s for w, s in self.selections.items() if self.wanted is None or w in self.wanted), self.ask)
 
     @property
     def has_products(self) -> bool:
@@ -61,16 +57,23 @@ class Plan:
         return bool(self.selections or self.extraction.missed)
 
     @property
-    def kernels(self) -> Mapping[Workload, Kernel]:
-        """The kernels, built by the first who asks."""
-        with self._lock:  # `cached_property` has none since Python 3.12
-            return self._built[0]
-
-    @property
     def errors(self) -> Mapping[Workload, str]:
-        """The reasons of workloads without a kernel, of kernels that were built so far."""
-        built = vars(self).get("_built")  # of the cached property
-        return {**self.refused, **(built[1] if built else {})}
+        """The reasons of workloads without a selection, and of those whose kernel could not be built so far."""
+        return {**self.refused, **self._failed}
+
+    def build(self, wanted: Iterable[Workload]) -> frozenset[Workload]:
+        """Those of the workloads, which have selections, that there is a kernel of; it is built by the first who asks.
+
+        Raises:
+            ScratchError: the disk is full.
+        """
+        asked = frozenset(wanted)
+        with self._lock:  # one thread builds ahead of the other
+            if missing := asked.difference(self.kernels, self._failed):
+                kernels, failed = build((s for w, s in self.selections.items() if w in missing), self.ask)
+                self.kernels.update(kernels)
+                self._failed.update(failed)
+        return asked.intersection(self.kernels)
 
     def apply(self, module: GraphModule, kept: Collection[Workload]) -> None:
         """Puts the kernels of these workloads into a frozen form of the graph; a merged product before its parts."""
@@ -87,13 +90,13 @@ class Plan:
     def families(self) -> list[frozenset[Workload]]:
         """The workloads by operator, the largest share first; those that merge products; those without arithmetic.
 
-        An operator with a small share goes with the first.
+        An operator with a small share goes with the first. Their kernels are built.
         """
-        merged = self.extraction.merged
+        built, merged = self.build(self.selections), self.extraction.merged
         by_op: dict[str, list[Workload]] = {}
         shares: dict[str, float] = {}
         for found in self.extraction.workloads:
-            if found.workload in self.kernels and found.workload not in merged:
+            if found.workload in built and found.workload not in merged:
                 op = found.workload.op
                 by_op.setdefault(op, []).append(found.workload)
                 shares[op] = shares.get(op, 0.0) + self.extraction.share(found)
@@ -104,7 +107,7 @@ class Plan:
             name = op if shares[op] >= SMALL else ops[0] if shares[op] else ""
             families.setdefault(name, []).extend(by_op[op])
         others = families.pop("", [])
-        made = [*map(frozenset, families.values()), merged.intersection(self.kernels), frozenset(others)]
+        made = [*map(frozenset, families.values()), merged & built, frozenset(others)]
         return [family for family in made if family]
 
     def singles(self, families: Collection[frozenset[Workload]]) -> list[frozenset[Workload]]:
@@ -123,7 +126,7 @@ class Plan:
         Products are merged where that was measured to be faster; softmax and norms, which Inductor fuses with
         their neighbours, are left to it.
         """
-        times = {w: measured_s(kernel.selection) for w, kernel in self.kernels.items()}
+        times = {w: measured_s(selection) for w, selection in self.selections.items()}
 
         def is_slower(found: Extracted) -> bool:
             apart = sum(n * times.get(part, math.nan) for part, n in found.parts.items())
@@ -131,7 +134,7 @@ class Plan:
 
         slower = {f.workload for f in self.extraction.workloads if f.parts and is_slower(f)}
         fused = {f.workload for f in self.extraction.workloads if not f.flops}
-        return frozenset(self.kernels) - slower - fused
+        return frozenset(self.selections) - slower - fused
 
 
 def model_target() -> Target:

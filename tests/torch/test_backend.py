@@ -187,7 +187,7 @@ class Merged(torch.nn.Module):
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch):
     """Kernels are in place of all that has one, products merged."""
-    monkeypatch.setattr(Plan, "preferred", lambda self: frozenset(self.kernels))
+    monkeypatch.setattr(Plan, "preferred", lambda self: frozenset(self.selections))
 
 
 def attend(heads):
