@@ -88,7 +88,8 @@ def make_report(
             name, why = kernel.implementation, kernel.explanation
             config = kernel.selection.config if isinstance(kernel.selection, Selection) else None
         else:
-            unknown = "" if verdict else "its products are not measured to be slower apart"
+            apart = "its products are not measured to be slower apart"
+            unknown = apart if found.parts else "Inductor fuses it with its neighbours, and it was not timed"
             refused = verdict.refused if verdict else unknown
             ended = f": {verdict.ended}" if verdict and verdict.ended else ""
             is_tried = found.workload.key in tried
