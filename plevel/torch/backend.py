@@ -12,10 +12,8 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch._inductor.config
 from torch._dynamo.exc import RestartAnalysis
@@ -37,6 +35,7 @@ from plevel.torch.freezing import (
     watch,
 )
 from plevel.torch.frozen import WRITES, compile_frozen, constant_outputs, giving_copies
+from plevel.torch.option import OptionError, Options
 from plevel.torch.plan import Plan, make_plan, model_target
 from plevel.torch.progress import Progress
 from plevel.torch.reporting import recorded, report
@@ -47,37 +46,6 @@ from workers.pool import Pool
 
 logger = logging.getLogger("plevel.torch")
 _budget = Budget()
-
-
-class OptionError(TypeError):
-    """An option that the backend does not have, or of the wrong type."""
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`options` of `torch.compile`.
-
-    Args:
-        database: a service, a database or an SQLite file; this user's own where not given.
-        lock: a lock file: what is locked is taken from it, the rest from `database` if that is named.
-        confirm: whether kernels stay only where the timed graph is faster with them.
-        again: whether the graph is timed although a verdict on it is on disk or on record, for as long as it takes.
-    """
-
-    database: str | None = None
-    lock: str | None = None
-    confirm: bool = True
-    again: bool = False
-
-    @classmethod
-    def read(cls, given: Mapping[str, Any] | None) -> Options:
-        """Raises `OptionError`, which names the option."""
-        plain = {k: str(v) if isinstance(v, Path) else v for k, v in (given or {}).items()}
-        try:
-            return msgspec.convert(plain, cls)
-        except msgspec.ValidationError as error:
-            raise OptionError(
-                f"options of backend 'plevel': {error}; they are database, lock, confirm and again"
-            ) from error
 
 
 def plevel(

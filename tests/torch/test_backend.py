@@ -18,8 +18,9 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 from torch._dynamo.exc import BackendCompilerFailed, RestartAnalysis
 
 from plevel.torch import backend, explain, freezing, frozen, kernel, operation, store
-from plevel.torch.backend import OptionError, plevel
+from plevel.torch.backend import plevel
 from plevel.torch.kernel import kernel_digest
+from plevel.torch.option import OptionError
 from plevel.torch.plan import Plan, model_target
 from strategy.select import NO_RECORDS, select
 from strategy.types import TensorType

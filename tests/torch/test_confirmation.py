@@ -907,8 +907,8 @@ def test_a_graph_of_masked_scores_is_confirmed_though_an_input_has_nan(ratios):
         raise NetworkError("none in this test")
 
     plan = SimpleNamespace(
-        key="key", graph="graph", extraction=Extraction((), ()), selections={}, errors={}, families=lambda: [frozenset()],
-        singles=lambda families: [],
+        key="key", graph="graph", extraction=Extraction((), ()), selections={}, errors={},
+        families=lambda: [frozenset()], singles=lambda families: [],
     )  # fmt: skip
     ratios += [[0.8] * 9]
     x = torch.tensor([-1.0, 1.0, torch.nan])
