@@ -1,4 +1,4 @@
-"""What a user is told of, and waits for, in the first call of a graph."""
+"""The first call of a graph: what its user is told of, and waits for."""
 
 from __future__ import annotations
 
