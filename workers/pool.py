@@ -21,12 +21,19 @@ from workers.sandbox import WORKER_IMPORTS, Child, Died, ForkServer, Late
 Ask = Callable[[Sequence[tuple[Limits, Any]], float], list[Any]]
 
 
+class Over(Late):
+    """The time of all requests was over, which is no fault of this one."""
+
+    def __init__(self) -> None:
+        super().__init__("no time was left for it")
+
+
 class Pool:
     """Children of one fork server, for all requests until the pool is closed, or one fails. Thread-safe.
 
     Args:
         imports: as of `ForkServer`; children that build nothing need no TVM, which takes half a second.
-        left: the seconds that all requests may take still; what is not answered then fails as `Late`.
+        left: the seconds that all requests may take still; what is not answered then fails as `Over`.
     """
 
     def __init__(
@@ -64,12 +71,14 @@ class Pool:
                 limits, message = request
                 left_s = self._left()
                 if left_s <= 0:
-                    return Late("no time was left for it")
+                    return Over()
                 try:
                     child = idle[limits.module].get_nowait()
                 except Empty:
                     child = server.spawn(limits)
                 answer = _ask(child, message, min(timeout_s, left_s))
+                if isinstance(answer, Late) and left_s < timeout_s:
+                    answer = Over()
                 if child.alive:
                     idle[limits.module].put(child)
                 return answer

@@ -13,7 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -126,13 +126,18 @@ class _Search:
         # Forms cost a compilation each, a library's kernels are built while Inductor compiles.
         if self._try_whole(make_whole):
             if self._rest() > REST and self._has_time(self.form_s):
-                self._exchange(self.plan.build(self.plan.preferred()))
+                with suppress(TimeoutError):
+                    self._exchange(self.plan.build(self.plan.preferred()))
             return
         if not self._has_time(self.form_s):
             self.ended = OVER
             return
         self._say(f"{len(self.plan.selections)} kernels are built")
-        families = self.plan.families()
+        try:
+            families = self.plan.families()
+        except TimeoutError:
+            self.ended = OVER
+            return
         self.errors = self.plan.errors
         for exchanged in families:
             self._exchange(exchanged)

@@ -23,7 +23,7 @@ from strategy.target import Target
 from strategy.workload import Workload
 from workers.builder import Build
 from workers.fork import Limits
-from workers.pool import Ask, ask_all
+from workers.pool import Ask, Over, ask_all
 from workers.scratch import check_room
 
 BUILD_TIMEOUT_S = 120.0
@@ -110,6 +110,7 @@ def build(
 
     Raises:
         ScratchError: the disk is full, which is no fault of a kernel.
+        TimeoutError: so was the time; the next who asks finds those that were built.
     """
     kept = folder()
     kernels = {s.workload: Kernel(s, kept / f"{kernel_digest(s)}.so") for s in selections}
@@ -132,7 +133,10 @@ def _build_all(missing: Sequence[Kernel], ask: Ask) -> list[tuple[Kernel, str | 
             for k, path in zip(missing, paths, strict=True)
         ]
         answers = ask(requests, BUILD_TIMEOUT_S)
-        return [(k, _keep(k, p, a)) for k, p, a in zip(missing, paths, answers, strict=True)]
+        found = [(k, _keep(k, p, a)) for k, p, a in zip(missing, paths, answers, strict=True)]
+    if any(isinstance(answer, Over) for answer in answers):
+        raise TimeoutError("no time was left to build its kernels")
+    return found
 
 
 def _keep(kernel: Kernel, path: Path, answer: Any) -> str | None:

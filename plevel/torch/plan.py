@@ -65,7 +65,7 @@ class Plan:
         """Those of the workloads, which have selections, that there is a kernel of; it is built by the first who asks.
 
         Raises:
-            ScratchError: the disk is full.
+            ScratchError, TimeoutError: the disk is full, or no time is left.
         """
         asked = frozenset(wanted)
         with self._lock:  # one thread builds ahead of the other

@@ -21,8 +21,8 @@ import pytest
 from tests.limit import HANG_S
 from workers import fork
 from workers.fork import Limits, without_torch
-from workers.pool import Pool
-from workers.sandbox import Died, ForkServer, Late, SandboxError
+from workers.pool import Over, Pool
+from workers.sandbox import Died, ForkServer, SandboxError
 
 
 def trace(message: str) -> str:
@@ -113,7 +113,7 @@ def test_a_pool_without_time_refuses_requests(tmp_path: Path) -> None:
     with Pool(left=lambda: 0.0) as pool:
         pool.start = lambda: None  # type: ignore[method-assign,assignment,return-value]
         (answer,) = pool.ask_all([(Limits(module="unfit"), "build")], HANG_S)
-    assert isinstance(answer, Late)
+    assert isinstance(answer, Over)
 
 
 def test_a_pool_goes_on_after_an_error_with_new_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
