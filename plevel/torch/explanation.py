@@ -80,8 +80,8 @@ def make_report(
         config = None
         if not left:
             name, why = "", "each is merged with others of the same operand"
-        elif why := plan.errors.get(found.workload) or (verdict.errors.get(found.workload.key) if verdict else None):
-            name = ""
+        elif error := plan.errors.get(found.workload) or (verdict.errors.get(found.workload.key) if verdict else None):
+            name, why = "", error
             failed.add(found.workload)
         elif found.workload in kept:
             kernel = plan.kernels[found.workload]
