@@ -87,11 +87,14 @@ class Draft:
         return write_all({path: self}, name=name, about=about)[0]
 
 
-def write_all(drafts: Mapping[Path, Draft], *, name: str, about: str, ask: Ask = ask_all) -> list[Deployed]:
+def write_all(
+    drafts: Mapping[Path, Draft], *, name: str, about: str, ask: Ask = ask_all, appended: bool = False
+) -> list[Deployed]:
     """Write libraries of one network in several layouts, each to its path; kernels that they share are built once.
 
     Args:
         ask: has children build kernels.
+        appended: as of `write_library`.
 
     Raises:
         NetworkError, CompileError, SandboxError, ScratchError: as `Draft.write`, for any of them.
@@ -101,12 +104,16 @@ def write_all(drafts: Mapping[Path, Draft], *, name: str, about: str, ask: Ask =
         for array in made.glob("*.npy"):  # which are packed now
             array.unlink()
         last = list(drafts)[-1:]
-        return [_write(one, kernels, path, name, about, made, keep=[path] != last) for path, one in drafts.items()]
+        return [
+            _write(one, kernels, path, name, about, made, keep=[path] != last, appended=appended)
+            for path, one in drafts.items()
+        ]
 
 
 def _write(
-    one: Draft, built: Mapping[Workload, BuiltKernel], path: Path, name: str, about: str, made: Path, *, keep: bool
-) -> Deployed:
+    one: Draft, built: Mapping[Workload, BuiltKernel], path: Path, name: str, about: str, made: Path, *, keep: bool,
+    appended: bool,
+) -> Deployed:  # fmt: skip
     """Write one library; files of packed weights are kept for the next, or deleted as soon as they are read."""
     kernels = {workload: built[workload] for workload in one.selections}
     plan = make_plan(one.network, one.groups, {w: k.signature for w, k in kernels.items() if k.signature})
@@ -116,7 +123,9 @@ def _write(
     tables = [k.source for k in kernels.values() if k.source]
     chosen = {w: kernels[w].table or s for w, s in one.selections.items()}
     description = describe_library(plan, name, about, one.target, chosen)
-    write_library(plan, path, description, one.target, objects=objects, weights=weights, tables=tables)
+    write_library(
+        plan, path, description, one.target, objects=objects, weights=weights, tables=tables, appended=appended
+    )
     return Deployed(path, path.with_suffix(".h"), path.with_suffix(".json"), description, plan)
 
 

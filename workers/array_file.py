@@ -24,7 +24,7 @@ def write_array(path: str | Path, array: Any) -> None:
         raise
 
 
-def read_array(path: str | Path, dtype: str) -> Any:
-    """The array of this dtype that `write_array` wrote."""
-    found = np.load(path)
+def read_array(path: str | Path, dtype: str, *, mapped: bool = False) -> Any:
+    """The array of this dtype that `write_array` wrote; `mapped`, it is read where it is used, and read-only."""
+    found = np.load(path, mmap_mode="r" if mapped else None)
     return found.view(numpy_dtype(dtype)) if dtype == _BFLOAT16 else found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import shutil
 import tempfile
 import time
@@ -175,7 +176,7 @@ def draft_whole(
             for place in places[1:]:
                 place.parent.mkdir()
             drafts = dict(zip(places, (found, *others), strict=True))
-            built = write_all(drafts, name=_FUNCTION, about="a graph of torch.compile", ask=ask)
+            built = write_all(drafts, name=_FUNCTION, about="a graph of torch.compile", ask=ask, appended=True)
             first, *rest = (_load(d.library, d.description, orders, path, inputs, d.library.parent) for d in built)
             return replace(first, others=tuple(rest))
         except BaseException:
@@ -205,6 +206,8 @@ def _load(
         link = Path(unique) / path.name
         link.symlink_to(path.absolute())
         library = ctypes.CDLL(str(link))
+    if manifest.weight_bytes and library[f"{manifest.function}_map"](os.fsencode(path)):
+        raise OSError(f"{path} cannot be read, or lacks a part")
     function, trace = library[manifest.function], library[f"{manifest.function}_trace"]
     function.argtypes = [ctypes.c_void_p] * (len(manifest.inputs) + len(manifest.outputs))
     outputs = [(o.shape, getattr(torch, o.dtype)) for o in manifest.outputs]

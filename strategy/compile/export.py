@@ -11,17 +11,19 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from strategy.compile.c_text import c_word
 from strategy.compile.entry import Entry, LibraryRow, identity
-from strategy.compile.huge_page import HUGE_PAGE
+from strategy.compile.huge_page import HUGE_PAGE, MOST_PAGE
 from strategy.compile.lower import Lowered, lower
 from strategy.draft import drafted
 from strategy.extern import find_library
@@ -226,12 +228,27 @@ def link(inputs: Sequence[str], folder: Path) -> Path:
     return made
 
 
-def place(source: Path, path: Path, beside: Mapping[str, str] | None = None) -> None:
-    """Copy a library, with texts `beside` it by their suffixes; raise `OSError` as `drafted` does."""
+def place(source: Path, path: Path, beside: Mapping[str, str] | None = None, appended: Path | None = None) -> None:
+    """Copy a library, with texts `beside` it by their suffixes; raise `OSError` as `drafted` does.
+
+    Args:
+        appended: a file for its end, to be mapped from where the last eight bytes say.
+    """
     with drafted(path, (*(beside or {}), path.suffix)) as draft:
-        # In large writes, after which file systems have it in huge pages: not by `shutil.copyfile`.
-        with source.open("rb") as whole, draft.open("wb") as copy:
-            shutil.copyfileobj(whole, copy, 4 * HUGE_PAGE)
+        with draft.open("wb") as copy:
+            _copy(source, copy)
+            if appended is not None:
+                page = HUGE_PAGE if appended.stat().st_size >= HUGE_PAGE else MOST_PAGE
+                begin = -(-copy.tell() // page) * page
+                copy.seek(begin)
+                _copy(appended, copy)
+                copy.write(struct.pack("=Q", begin))
         draft.chmod(0o755)
         for suffix, text in (beside or {}).items():
             draft.with_suffix(suffix).write_text(text)
+
+
+def _copy(source: Path, copy: BinaryIO) -> None:
+    # In large writes, after which file systems have it in huge pages: not by `shutil.copyfile`.
+    with source.open("rb") as whole:
+        shutil.copyfileobj(whole, copy, 4 * HUGE_PAGE)

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 
 HUGE_PAGE = 2 << 20  # bytes, on x86-64 and on AArch64 with pages of 4 KiB
+MOST_PAGE = 1 << 16  # of pages that are not huge, on any processor
 _COLLAPSE = 25  # MADV_COLLAPSE of Linux 6.1, which Python has no name for
 
 

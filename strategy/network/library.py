@@ -55,7 +55,7 @@ void ${name}_trace(void (*function)(int step, const void *output));
 #endif
 """)
 # Kernels of two networks in one process have the same names; TVM's runtime finds none of its hooks.
-_SYMBOLS = "{{ global: {name}; {name}_trace; __tvm_ffi_main; TVMFFIErrorSetRaisedFromCStrParts; local: *; }};\n"
+_SYMBOLS = "{{ global: {names}; __tvm_ffi_main; TVMFFIErrorSetRaisedFromCStrParts; local: *; }};\n"
 
 # A stretch of the weights; its name is in front of the first one.
 _STRETCH = Template("""\
@@ -69,6 +69,10 @@ $name$data
 .section .note.GNU-stack,"",%progbits
 """)
 _STRETCH_BYTES = 16 * HUGE_PAGE  # an assembler holds one in memory
+_LINKED = (
+    '__asm__(".section .data.rel.ro,\\"aw\\"\\n.balign 8\\n.globl _plevel_weights\\n.hidden _plevel_weights\\n"',
+    '        "_plevel_weights:\\n.quad _plevel_data\\n.previous\\n");',
+)
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -137,7 +141,7 @@ def network_code() -> str:
 
 def write_library(
     plan: Plan, path: Path, about: Manifest, target: Target, *, objects: Sequence[Path], weights: Path,
-    tables: Sequence[str] = (),
+    tables: Sequence[str] = (), appended: bool = False,
 ) -> None:  # fmt: skip
     """Link the shared library at `path`, with its header and its manifest beside it: all three, or none.
 
@@ -146,22 +150,26 @@ def write_library(
         objects: of the kernels, each with the function `symbol_of` its workload.
         weights: all constants, as the plan has them.
         tables: in C, the functions of workloads with symbolic dimensions.
+        appended: leave the weights to the function NAME_map, which is to be called first, with the library's path: they
+            follow the library in its file, which saves to assemble and to link them.
 
     Raises:
         CompileError: there is no C compiler, or it failed.
     """
-    name = about.function
+    name, appended = about.function, appended and plan.weight_bytes > 0
     header = _header(plan, name, about.model, target)
     manifest = msgspec.json.format(msgspec.json.encode(to_json(about))).decode() + "\n"
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
         made = Path(folder)
-        (made / "network.c").write_text(header + _source(plan, name, target, tables))
-        parts = _weight_parts(plan, weights.resolve())
+        (made / "network.c").write_text(header + _source(plan, name, target, tables, appended=appended))
+        parts = {} if appended else _weight_parts(plan, weights.resolve())
         for file, text in parts.items():
             (made / file).write_text(text)
-        (made / "symbols").write_text(_SYMBOLS.format(name=name))
+        names = [name, f"{name}_trace", *([f"{name}_map"] if appended else [])]
+        (made / "symbols").write_text(_SYMBOLS.format(names="; ".join(names)))
         sources = ["-fopenmp", "network.c", *parts, *map(str, objects), "-Wl,--version-script=symbols"]
-        place(link(sources, made), path, {".h": header, ".json": manifest})
+        beside = {".h": header, ".json": manifest}
+        place(link(sources, made), path, beside, appended=weights if appended else None)
 
 
 def describe(
@@ -239,7 +247,7 @@ def _weight_parts(plan: Plan, weights: Path) -> dict[str, str]:
     }
 
 
-def _source(plan: Plan, name: str, target: Target, tables: Sequence[str]) -> str:
+def _source(plan: Plan, name: str, target: Target, tables: Sequence[str], *, appended: bool) -> str:
     ports = (*plan.inputs, *plan.outputs)
     kernels = dict.fromkeys(symbol_of(s.workload) for s in plan.steps if s.workload is not None)
     types = [b.type for step in plan.steps for b in step.buffers] + [p.type for p in ports]
@@ -266,6 +274,7 @@ def _source(plan: Plan, name: str, target: Target, tables: Sequence[str]) -> str
         f"#define PLEVEL_ALIGNMENT {ALIGNMENT}",
         f"#define PLEVEL_HUGE {HUGE_PAGE}ULL",
         f"#define PLEVEL_WEIGHT_BYTES {plan.weight_bytes}ULL",
+        *(["#define PLEVEL_APPENDED"] if appended else []),
         "#define PLEVEL_LIBRARY_THREADS",
         instructions_code(target, {buffer.type.dtype for step in plan.steps for buffer in step.buffers}),
         f"#define PLEVEL_SIZES {len(sizes_of(plan))}",
@@ -288,8 +297,7 @@ def _source(plan: Plan, name: str, target: Target, tables: Sequence[str]) -> str
         "};\nstatic const Port _plevel_ports[PLEVEL_PORTS] = {",
         *(f"  {{{p.staged}, {tensor(p.type)}}}," for p in ports),
         "};",
-        '__asm__(".section .data.rel.ro,\\"aw\\"\\n.balign 8\\n.globl _plevel_weights\\n.hidden _plevel_weights\\n"',
-        '        "_plevel_weights:\\n.quad _plevel_data\\n.previous\\n");',
+        *([f"int {name}_map(const char *path) {{ return _plevel_map(path); }}"] if appended else _LINKED),
         f"int {name}({_parameters(plan)}) {{",
         f"  void *const _given[] = {{{', '.join(f'(void *){word}' for _, word, _ in _arguments(plan))}}};",
         f"  const int64_t _sizes[] = {{{', '.join([*(s.name for s in sizes_of(plan)), '0'])}}};",

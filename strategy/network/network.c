@@ -3,9 +3,12 @@
  * functions that `library.py` writes. In the shapes of those, -1 - i stands for the extent i that depends on the
  * symbolic sizes.
  */
+#include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum { ARENA, WEIGHTS, PORT };
 typedef int (*Function)(void *, const Any *, int32_t, Any *);
@@ -18,7 +21,11 @@ typedef struct { uint64_t staged; uint8_t code, bits; int32_t ndim; const int64_
 static const Step _plevel_steps[PLEVEL_STEPS];
 static const Port _plevel_ports[PLEVEL_PORTS];
 /* A pointer, as the weights may be farther away than code can address relative to itself. */
+#ifdef PLEVEL_APPENDED
+static const char *_plevel_weights;
+#else
 extern const char *const _plevel_weights __attribute__((visibility("hidden")));
+#endif
 /* Of tvm_ffi, where that calls. */
 extern __attribute__((weak)) void TVMFFIErrorMoveFromRaised(void **error), TVMFFIErrorSetRaised(void *error);
 extern __attribute__((weak)) int TVMFFIObjectDecRef(void *object);
@@ -90,8 +97,34 @@ __attribute__((destructor)) static void _plevel_unload(void) {
 static void _plevel_forked(void) { pthread_mutex_init(&_plevel_lock, NULL); }
 __attribute__((constructor)) static void _plevel_load(void) {
   pthread_atfork(NULL, NULL, _plevel_forked);
+#ifndef PLEVEL_APPENDED
   _plevel_ask(_plevel_weights, PLEVEL_WEIGHT_BYTES);
+#endif
 }
+#ifdef PLEVEL_APPENDED
+/* Map the weights behind the library in its file, whose last eight bytes have their place: 0, or -1 where the file cannot
+ * be read or lacks a part. */
+static int _plevel_map(const char *path) {
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  struct stat about;
+  uint64_t at = 0;
+  void *room = MAP_FAILED, *mapped = MAP_FAILED;
+  if (file < 0) return -1;
+  if (!fstat(file, &about) && pread(file, &at, sizeof at, about.st_size - sizeof at) == sizeof at &&
+      (uint64_t)about.st_size == at + PLEVEL_WEIGHT_BYTES + sizeof at)
+    room = mmap(NULL, PLEVEL_WEIGHT_BYTES + PLEVEL_HUGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room != MAP_FAILED) {
+    /* Pages of a file's mapping are huge only where both begin at multiples of one. */
+    void *begin = (void *)(((uintptr_t)room + PLEVEL_HUGE - 1) & -(uintptr_t)PLEVEL_HUGE);
+    mapped = mmap(begin, PLEVEL_WEIGHT_BYTES, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, (off_t)at);
+  }
+  close(file);
+  if (mapped == MAP_FAILED) return -1;
+  _plevel_weights = mapped;
+  _plevel_ask(_plevel_weights, PLEVEL_WEIGHT_BYTES);
+  return 0;
+}
+#endif
 
 static uint64_t _plevel_port_bytes(int i, const int64_t *extents) {
   return _plevel_bytes(_plevel_ports[i].bits, _plevel_ports[i].ndim, _plevel_ports[i].shape, extents);

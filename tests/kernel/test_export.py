@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import re
 import shutil
@@ -691,7 +692,10 @@ def test_an_empty_weight_behind_all_others_takes_no_place_in_their_file(tmp_path
 @pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this system has no transparent huge pages"
 )
-def test_large_weights_begin_at_a_huge_page_and_ask_for_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("appended", [False, True])
+def test_large_weights_begin_at_a_huge_page_and_ask_for_such(
+    appended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(library, "_STRETCH_BYTES", HUGE_PAGE)  # two, one behind the other
     numbers = np.arange(2 * HUGE_PAGE // 4, dtype="int32")
     (tmp_path / "weights").write_bytes(numbers.tobytes())
@@ -701,10 +705,33 @@ def test_large_weights_begin_at_a_huge_page_and_ask_for_such(tmp_path: Path, mon
     plan = Plan((), (Port("y", kind, 0),), (copy,), (weight,), (Place((numbers.nbytes,), 0),), None)
     out = tmp_path / "large.so"
     about = Manifest("weights", "large", "cpu", 1, (), (), 0, 0, ())
-    write_library(plan, out, about, cpu_target(), objects=[], weights=tmp_path / "weights")
+    given = {"objects": [], "weights": tmp_path / "weights"}
+    write_library(plan, out, about, cpu_target(), **given, appended=appended)
     y = np.empty_like(numbers)
-    assert ctypes.CDLL(str(out)).large(ctypes.c_void_p(y.ctypes.data)) == 0
+    found = ctypes.CDLL(str(out))
+    assert not appended or found.large_map(os.fsencode(out)) == 0
+    assert found.large(ctypes.c_void_p(y.ctypes.data)) == 0
     np.testing.assert_array_equal(y, numbers)
     mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(out) in line]
     begins = [int(line[0].split("-")[0], 16) for line in mapped]
     assert any(at % HUGE_PAGE == 0 and asks_for_huge_pages(at) for at in begins)
+
+
+@pytest.mark.parametrize("size", [12, 2 * HUGE_PAGE])
+def test_weights_that_follow_their_library_are_mapped_if_all_of_them_are_there(size: int, tmp_path: Path) -> None:
+    numbers = np.arange(size // 4, dtype="int32")
+    (tmp_path / "weights").write_bytes(numbers.tobytes())
+    kind = TensorType((numbers.size,), "int32")
+    copy = Step(None, (Buffer(Area.WEIGHTS, 0, kind), Buffer(Area.PORT, 0, kind)), 1, (None,))
+    plan = Plan((), (Port("y", kind, 0),), (copy,), (Weight(Constant(numbers), 0, size),), (Place((size,), 0),), None)
+    out, about = tmp_path / "apart.so", Manifest("weights", "apart", "cpu", 1, (), (), 0, 0, ())
+    write_library(plan, out, about, cpu_target(), objects=[], weights=tmp_path / "weights", appended=True)
+    found, y = ctypes.CDLL(str(out)), np.empty_like(numbers)
+    for damaged in (out.read_bytes()[:-4], b"", out.read_bytes() + bytes(8)):
+        (tmp_path / "damaged").write_bytes(damaged)
+        assert found.apart_map(os.fsencode(tmp_path / "damaged")) == -1
+    assert found.apart_map(os.fsencode(tmp_path / "none")) == -1
+    assert found.apart_map(os.fsencode(out)) == 0
+    out.unlink()  # of which the mapping stays
+    assert found.apart(ctypes.c_void_p(y.ctypes.data)) == 0
+    np.testing.assert_array_equal(y, numbers)
