@@ -39,6 +39,7 @@ from plevel.torch.option import OptionError, Options
 from plevel.torch.plan import Plan, make_plan, model_target
 from plevel.torch.progress import Progress
 from plevel.torch.reporting import recorded, report
+from plevel.torch.toolchain import ask_toolchain
 from plevel.torch.verdict import Verdict, read_verdict, write_verdict
 from plevel.torch.whole import StaleError, Whole, draft_whole, find_whole, forget_whole
 from strategy.network.graph import NetworkError
@@ -180,6 +181,7 @@ def _compile_frozen(
 
     whole: Whole | None = None
     before_s = budget.taken_s(Part.INDUCTOR)
+    ask_toolchain()
     try:
         progress.say("Inductor compiles it")
         with budget.count(Part.INDUCTOR):

@@ -16,12 +16,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from torch._dynamo.exc import BackendCompilerFailed, RestartAnalysis
+from torch._inductor import cpu_vec_isa
+from torch._inductor.codecache import CppPythonBindingsCodeCache
 
 from plevel.torch import backend, explain, freezing, frozen, kernel, operation, store
 from plevel.torch.backend import plevel
 from plevel.torch.kernel import kernel_digest
 from plevel.torch.option import OptionError
 from plevel.torch.plan import Plan, model_target
+from plevel.torch.toolchain import ask_toolchain
 from strategy.select import NO_RECORDS, select
 from strategy.types import TensorType
 from strategy.workload import Workload
@@ -867,3 +870,23 @@ def test_large_constants_ask_for_huge_pages(monkeypatch: pytest.MonkeyPatch):
     weight = model.weight.nbytes
     assert max(asked["advise"]) >= weight
     assert max(asked["collapse"]) >= weight
+
+
+def test_inductor_waits_for_the_thread_that_asks_its_compiler_with_its_settings(monkeypatch: pytest.MonkeyPatch):
+    def ask(argtypes: list[str], source: str):
+        cpu_vec_isa.valid_vec_isa_list()
+        order.append(torch._inductor.config.cpp.simdlen)
+        raise RuntimeError("no C++ compiler")  # as Inductor is told again
+
+    order: list[object] = []
+    monkeypatch.setattr(CppPythonBindingsCodeCache, "load_pybinding_async", ask)
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", lambda: order.append(threading.current_thread()))
+    ask_toolchain.cache_clear()
+    try:
+        with torch._inductor.config.patch({"cpp.simdlen": 512}):
+            thread = ask_toolchain()
+        cpu_vec_isa.valid_vec_isa_list()
+        assert order == [thread, 512, threading.current_thread()]
+        assert ask_toolchain() is thread
+    finally:
+        ask_toolchain.cache_clear()
