@@ -44,9 +44,10 @@ def register(connection: sa.Connection, info: WorkerInfo, token_id: int | None =
         )
         .returning(worker.c.id)
     ).scalar_one()  # fmt: skip
-    # In a fixed order, so that registrations cannot deadlock.
-    for described in sorted(info.devices, key=lambda d: (d.target.key, d.identity)):
-        target_id = catalogue.put_target(connection, described.target)
+    # Table by table, each in a fixed order, so that registrations and imports cannot deadlock.
+    ordered = sorted(info.devices, key=lambda d: (d.target.key, d.identity))
+    targets = [catalogue.put_target(connection, described.target) for described in ordered]
+    for described, target_id in zip(ordered, targets, strict=True):
         device_id = catalogue.put_device(
             connection, described.identity, described.slot,
             described.model or described.target.model, target_id, described.target.to_json(),

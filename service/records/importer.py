@@ -161,11 +161,13 @@ class Importer:
         self, connection: sa.Connection, pending: Batch, also: Callable[[sa.Connection, frozenset[bytes]], None] | None
     ) -> frozenset[bytes]:
         _put_attachments(connection, pending.attachments, pending.namespace)
-        where, rows = pending.namespace, self._fresh(connection, pending)
-        new = frozenset(rows)
+        rows = pending.rows
+        found = self._ids.put_places(connection, [item for item, _ in rows.values()], pending.namespace)
+        known = _find_known(connection, rows, {place.task_id for place in found}) if rows else set()
         whole, advised = [], []
-        found = self._ids.put_places(connection, [item for item, _ in rows.values()], where)
-        for (item, own), place in zip(rows.values(), found, strict=True):
+        for (identity, (item, own)), place in zip(rows.items(), found, strict=True):
+            if identity in known:
+                continue
             row = (*own, *place)
             if item.is_advice:
                 advised.append(_advised(row))
@@ -185,25 +187,22 @@ class Importer:
                 current = best.ask_current(connection, ask, places)
                 lowest = tvm_history.ask_known(connection, ask, fastest)
             if also is not None:
+        new = frozenset(rows) - known
                 also(connection, new)
         if whole:
             best.settle(connection, places, current, lambda: tvm_history.settle(connection, fastest, lowest))
         return new
 
-    def _fresh(self, connection: sa.Connection, pending: Batch) -> Mapping[bytes, Row]:
-        """The rows that are not in the database yet; their tasks are locked."""
-        rows = pending.rows
-        if not rows:
-            return rows
-        tasks = self._ids.put_tasks(connection, [item for item, _ in rows.values()], pending.namespace)
-        # The lock excludes other writers of these tasks, and an identity belongs to one task.
-        with one_trip(connection) as ask:
-            best.ask_lock(connection, ask, tasks)
-            known = [ask_known(connection, ask, record, rows.keys())]
-            if any(item.is_advice for item, _ in rows.values()):
-                known.append(ask_known(connection, ask, advice, rows.keys()))
-        found = {bytes(row[0]) for table in known for row in table}
-        return {identity: row for identity, row in rows.items() if identity not in found} if found else rows
+
+def _find_known(connection: sa.Connection, rows: Mapping[bytes, Row], tasks: Collection[int]) -> set[bytes]:
+    """The identities of the rows that are in the database; locks their tasks, until the transaction ends."""
+    # The lock excludes other writers of these tasks, and an identity belongs to one task.
+    with one_trip(connection) as ask:
+        best.ask_lock(connection, ask, tasks)
+        known = [ask_known(connection, ask, record, rows.keys())]
+        if any(item.is_advice for item, _ in rows.values()):
+            known.append(ask_known(connection, ask, advice, rows.keys()))
+    return {bytes(row[0]) for table in known for row in table}
 
 
 def _state(error: BaseException) -> str | None:

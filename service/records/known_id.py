@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
 from service.formats import ImportedRecord
-from service.formats.entry import Task, remembered
+from service.formats.entry import Task
 from service.store import catalogue
 from service.store.sql import given_table, one_trip, values_of
 from service.store.tables import task, workload
@@ -18,6 +18,19 @@ from strategy.target import Target
 
 MAX_KNOWN = 20_000  # ids of a kind
 
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Place(NamedTuple):
+    """The ids that a record refers to, in the order of its columns."""
+
+    task_id: int
+    variant_id: int
+    device_id: int | None
+    environment_id: int | None
+    policy_id: int | None
+
 
 class KnownIds:
     """Ids of tasks, targets, devices, environments and policies of one database."""
@@ -25,13 +38,15 @@ class KnownIds:
     def __init__(self) -> None:
         # By namespace and key: task, variant, target.
         self._tasks: dict[tuple[str, str], tuple[int, int, int]] = {}
-        self._targets: dict[str, tuple[int, int]] = {}  # by the digest of the JSON: target, variant
+        self._targets: dict[str, int] = {}  # by the digest of the JSON
+        self._variants: dict[str, int] = {}  # by the same
         self._devices: dict[bytes, int] = {}  # by the whole description: an identity may get another
         self._models: dict[str, int] = {}  # devices of which only the model is known
         self._environments: dict[bytes, int] = {}
         self._policies: dict[TimingPolicy, int] = {}
         self._all: tuple[dict[Any, Any], ...] = (
-            self._tasks, self._targets, self._devices, self._models, self._environments, self._policies,
+            self._tasks, self._targets, self._variants, self._devices, self._models, self._environments,
+            self._policies,
         )  # fmt: skip
 
     def forget(self, most: int = 0) -> None:
@@ -40,25 +55,65 @@ class KnownIds:
             if len(ids) > most:
                 ids.clear()
 
-    def put_tasks(
+    def put_places(
         self, connection: sa.Connection, items: Sequence[ImportedRecord], where: str
-    ) -> set[int]:
-        """The ids of the records' tasks, inserted in a fixed order, against deadlocks between imports."""
-        tasks = {i.task.key: i.task for i in items}
-        fresh = {key: t for key, t in tasks.items() if (where, key) not in self._tasks}
-        if fresh:
-            self._put_fresh(connection, fresh, where)
-        return {self._tasks[where, key][0] for key in tasks}
+    ) -> list[Place]:
+        """The place of each record, in their order.
 
-    def _put_fresh(self, connection: sa.Connection, tasks: Mapping[str, Task], where: str) -> None:
-        # Most records share a few targets.
-        written: dict[str, Target] = {}
-        digests: dict[str, str] = {}
-        for key, t in tasks.items():
-            digests[key] = catalogue.digest_of(t.target.to_json())
-            written[digests[key]] = t.target
-        self._put_targets(connection, written)
-        on = {key: self._targets[digests[key]][0] for key in tasks}
+        What is missing is inserted table by table, each in a fixed order, against deadlocks: with other imports, and
+        with reports, which insert environments first, too, and lock tasks last.
+        """
+        firsts: dict[Any, ImportedRecord] = {}  # by their identities, as readers give one object for equal parts
+        keys = []
+        for item in items:
+            environment = id(item.environment) if item.environment else None
+            key = id(item.task), id(item.device), item.device_model, environment, id(item.policy)
+            firsts.setdefault(key, item)
+            keys.append(key)
+        distinct = list(firsts.values())
+        devices = {id(i.device): i.device for i in distinct if i.device is not None}
+        environments = {id(i.environment): i.environment for i in distinct if i.environment}
+        texts = {key: encode(part) for key, part in (*devices.items(), *environments.items())}
+        fresh = _missing(self._environments, ((texts[key], part) for key, part in environments.items()))
+        self._environments |= catalogue.put_environments(connection, fresh)
+        described = _missing(self._devices, ((texts[key], part) for key, part in devices.items()))
+        self._put_tasks(connection, {i.task.key: i.task for i in distinct}, where, described.values())
+        policies = _missing(self._policies, ((i.policy, i.policy) for i in distinct if i.policy is not None))
+        for policy in sorted(policies, key=encode):
+            self._policies[policy] = catalogue.put_policy(connection, policy)
+        self._put_devices(connection, described)
+        self._put_models(connection, distinct, where)
+        places = {key: self._place(item, where, texts) for key, item in firsts.items()}
+        return [places[key] for key in keys]
+
+    def _place(self, item: ImportedRecord, where: str, texts: Mapping[int, bytes]) -> Place:
+        """The place of a record; `texts` are encoded parts by their identities."""
+        task_id, variant_id, _ = self._tasks[where, item.task.key]
+        device_id = None
+        if item.device is not None:
+            device_id = self._devices[texts[id(item.device)]]
+        elif item.device_model:
+            device_id = self._models[item.device_model]
+        environment_id = self._environments[texts[id(item.environment)]] if item.environment else None
+        policy_id = None if item.policy is None else self._policies[item.policy]
+        return Place(task_id, variant_id, device_id, environment_id, policy_id)
+
+    def _put_tasks(
+        self, connection: sa.Connection, tasks: Mapping[str, Task], where: str, devices: Iterable[Device]
+    ) -> None:
+        """Put tasks by their keys, with their targets and those of devices."""
+        tasks = {key: t for key, t in tasks.items() if (where, key) not in self._tasks}
+        digests = {key: catalogue.digest_of(t.target.to_json()) for key, t in tasks.items()}
+        written = {digests[key]: t.target for key, t in tasks.items()}  # most tasks share a few
+        self._put_targets(connection, written | {_digest(d): d.target for d in devices})
+        for digest in sorted(written.keys() - self._variants.keys()):
+            target = written[digest]
+            self._variants[digest] = catalogue.put_variant(
+                connection, self._targets[digest], target.keys, target.to_json()
+            )
+        if not tasks:
+            return
+        on = {key: self._targets[digest] for key, digest in digests.items()}
         identities = {key: _identity(on[key], t, where) for key, t in tasks.items()}
         known = _find_whole(connection, identities.values())
         ids = {key: known.get(identity) for key, identity in identities.items()}
@@ -69,76 +124,40 @@ class KnownIds:
             ids |= zip(left, catalogue.put_foreign_tasks(connection, values, where), strict=True)
         for key, task_id in ids.items():
             assert task_id is not None
-            target_id, variant_id = self._targets[digests[key]]
-            self._tasks[where, key] = task_id, variant_id, target_id
+            self._tasks[where, key] = task_id, self._variants[digests[key]], on[key]
 
-    def _put_targets(self, connection: sa.Connection, written: dict[str, Target]) -> None:
-        """The ids of rows by the digest of their JSON."""
-        fresh = written.keys() - self._targets.keys()
-        target_ids = {
-            d: catalogue.put_target(connection, written[d])
-            for d in sorted(fresh, key=lambda d: (written[d].key, d))
-        }
-        for d in sorted(fresh):
-            variant_id = catalogue.put_variant(
-                connection, target_ids[d], written[d].keys, written[d].to_json()
+    def _put_targets(self, connection: sa.Connection, targets: Mapping[str, Target]) -> None:
+        """Put targets by the digests of their JSON."""
+        for digest in sorted(targets.keys() - self._targets.keys(), key=lambda d: (targets[d].key, d)):
+            self._targets[digest] = catalogue.put_target(connection, targets[digest])
+
+    def _put_devices(self, connection: sa.Connection, devices: Mapping[bytes, Device]) -> None:
+        """Put devices by their descriptions; their targets are there. In the order of registrations."""
+        for described, d in sorted(devices.items(), key=lambda i: (i[1].target.key, i[1].identity, i[0])):
+            self._devices[described] = catalogue.put_device(
+                connection, d.identity, d.slot, d.model, self._targets[_digest(d)], d.target.to_json(), d.fingerprint
             )
-            self._targets[d] = target_ids[d], variant_id
 
-    def put_places(
-        self, connection: sa.Connection, items: Sequence[ImportedRecord], where: str
-    ) -> list[tuple[int | None, ...]]:
-        """The ids of each record's task, variant, device, environment and policy."""
-        known: dict[Any, tuple[int | None, ...]] = {}  # by their identities, as readers give one object for equal parts
-        found = []
-        for item in items:
-            environment = id(item.environment) if item.environment else None
-            key = id(item.task), id(item.device), item.device_model, environment, id(item.policy)
-            place = known.get(key)
-            if place is None:
-                place = known[key] = self._put_place(connection, item, where)
-            found.append(place)
-        return found
-
-    def _put_place(self, connection: sa.Connection, item: ImportedRecord, where: str) -> tuple[int | None, ...]:
-        task_id, variant_id, target_id = self._tasks[where, item.task.key]
-        environment_id = None
-        if item.environment:
-            environment_id = remembered(
-                self._environments, encode(item.environment),
-                lambda: catalogue.put_environment(connection, item.environment),
+    def _put_models(self, connection: sa.Connection, items: Sequence[ImportedRecord], where: str) -> None:
+        """Put one device for each model of which only the name is known, which stands for all such devices."""
+        first: dict[str, Task] = {}
+        for i in items:
+            if i.device is None and i.device_model:
+                first.setdefault(i.device_model, i.task)
+        for model in sorted(first.keys() - self._models.keys()):
+            t = first[model]
+            self._models[model] = catalogue.put_device(
+                connection, f"model:{catalogue.digest_of(model)}", "", model, self._tasks[where, t.key][2],
+                t.target.to_json(), {},
             )  # fmt: skip
-        policy_id, policy = None, item.policy
-        if policy is not None:
-            policy_id = remembered(
-                self._policies, policy, lambda: catalogue.put_policy(connection, policy)
-            )
-        device_id = self._device(connection, item, target_id)
-        return task_id, variant_id, device_id, environment_id, policy_id
-
-    def _device(self, connection: sa.Connection, item: ImportedRecord, target_id: int) -> int | None:
-        given = item.device
-        if given is not None:
-            return remembered(
-                self._devices, encode(given), lambda: _put_device(connection, given)
-            )
-        if not item.device_model:
-            return None
-        # Only the device model is known: one row stands for all such devices.
-        return remembered(
-            self._models, item.device_model,
-            lambda: catalogue.put_device(
-                connection, f"model:{catalogue.digest_of(item.device_model)}", "", item.device_model,
-                target_id, item.task.target.to_json(), {},
-            ),
-        )  # fmt: skip
 
 
-def _put_device(connection: sa.Connection, given: Device) -> int:
-    return catalogue.put_device(
-        connection, given.identity, given.slot, given.model,
-        catalogue.put_target(connection, given.target), given.target.to_json(), given.fingerprint,
-    )  # fmt: skip
+def _missing(known: Mapping[K, Any], found: Iterable[tuple[K, V]]) -> dict[K, V]:
+    return {key: value for key, value in found if key not in known}
+
+
+def _digest(of: Device) -> str:
+    return catalogue.digest_of(of.target.to_json())
 
 
 _WITHIN = ("target_id", "implementation", "version", "space_digest", "namespace")  # identify a task of a workload

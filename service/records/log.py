@@ -133,7 +133,7 @@ def _environment_key(sent: Results) -> bytes:
 
 
 def _put_environments(connection: sa.Connection, keys: Collection[bytes]) -> dict[bytes, int]:
-    return {k: catalogue.put_environment(connection, orjson.loads(k)) for k in sorted(keys)}
+    return catalogue.put_environments(connection, {k: orjson.loads(k) for k in keys})
 
 
 def _held_by(held: Any, sent: Results, environment_id: int) -> dict[str, Any]:

@@ -159,6 +159,12 @@ def put_environment(connection: sa.Connection, value: Mapping[str, Any]) -> int:
     return _one(connection, environment, {"digest": digest_of(body)}, values)
 
 
+def put_environments(connection: sa.Connection, values: Mapping[bytes, Mapping[str, Any]]) -> dict[bytes, int]:
+    """The environments' ids by the keys under which they are given, inserted in a fixed order."""
+    digests = {key: digest_of(dict(value)) for key, value in values.items()}
+    return {key: put_environment(connection, values[key]) for key in sorted(values, key=digests.__getitem__)}
+
+
 def put_task(
     connection: sa.Connection, workload_id: int, target_id: int, candidate: Candidate,
     space_size: int | None, namespace: str = DEFAULT,
@@ -262,7 +268,7 @@ def _fill_spaces(connection: sa.Connection, spaces: Mapping[int, Any]) -> None:
     known = [i for i, space in spaces.items() if space is not None]
     if not known:
         return
-    lost = sa.select(task.c.id).where(among(task.c.id), task.c.space.is_(sa.null()))
+    lost = sa.select(task.c.id).where(among(task.c.id), task.c.space.is_(sa.null())).order_by(task.c.id)
     for task_id in connection.scalars(lost, {"ids": sorted(known)}).all():
         connection.execute(
             sa.update(task).where(task.c.id == task_id).values(space=spaces[task_id])

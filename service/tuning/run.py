@@ -61,10 +61,12 @@ def create(
     joined = join(connection, request, digest, namespace)
     if joined is not None:
         return joined
-    target_id = catalogue.put_target(connection, request.target)
-    tasks = _put_tasks(connection, planned, target_id, namespace)
+    # In the order of imports, and before tasks as there, against deadlocks.
+    ordered = sorted({t.key: t for t in (request.target.host, request.target)}.items())
+    targets = {key: catalogue.put_target(connection, t) for key, t in ordered}
+    tasks = _put_tasks(connection, planned, targets[request.target.key], namespace)
     # Devices time in any way: the run and its jobs are queued for the target without one.
-    host_id = catalogue.put_target(connection, request.target.host)
+    host_id = targets[request.target.host.key]
     statement = (
         insert(connection, run)
         .values(

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from service.queue import lease as leasing
+from service.formats import ImportedRecord, Task
 from service.queue import renewal
+from service.queue import lease as leasing
 from service.queue import report as reporting
 from service.records import best
+from service.records.importer import Importer, import_items
+from service.store import catalogue
 from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import job, lease, worker
-from strategy.record import Lease, Renewed, Report, Results, ResultsAccepted
-from tests.integration.scene import FAST, LIBRARY, TERMS, Scene, configs, device, timed
+from strategy.record import Lease, Renewed, Report, Results, ResultsAccepted, TimingPolicy
+from tests.integration.scene import (
+    FAST,
+    LIBRARY,
+    OTHER_TARGET,
+    SPACE,
+    TARGET,
+    TERMS,
+    WORKLOAD,
+    Scene,
+    configs,
+    device,
+    timed,
+)
 from tests.integration.test_group_commit import hosts, lease_each
+from tests.integration.test_import import made
 from tests.integration.test_races import await_waiting
 from tests.limit import HANG_S
 
@@ -136,3 +152,80 @@ def test_a_batch_locks_all_of_its_tasks_at_once(store: Store, monkeypatch: pytes
         reporting.report_many(c, [partial(one, 1, done=False) for one in again] * 2, TERMS)
     assert len(locked) > 2
     assert set().union(*locked) == locked[0]
+
+
+def test_an_import_and_a_report_of_one_new_environment_wait_in_turn(
+    postgres_copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both insert environments before they lock tasks: neither has a task that the other waits for meanwhile."""
+    store, other = Store(postgres_copy), Store(postgres_copy)
+    scene = Scene.make(store)
+    worker_id = scene.register()
+    for n in range(2):
+        scene.enqueue(configs(2)[n : n + 1])
+    first = scene.leased(worker_id)
+    scene.report(first, [timed(e) for e in first.job.entries])  # inserts all else that both need
+    held = scene.leased(worker_id)
+    environment = {"python": "new"}
+    of = Task(
+        workload=WORKLOAD, target=TARGET, implementation=FAST.implementation, version=FAST.version,
+        space=SPACE.digest,
+    )  # fmt: skip
+    row = ImportedRecord(
+        source="plevel", task=of, config_key=configs(3)[2].key, samples_s=(1.0,), environment=environment
+    )
+    results = tuple(timed(e) for e in held.job.entries)
+    sent = Results(token=held.token, session="s", results=results, done=True, environment=environment)
+    lock, write, begun, tries = best.ask_lock, Importer._write, threading.Event(), []
+
+    def count(*given: Any) -> frozenset[bytes]:
+        tries.append(given)
+        return write(*given)
+
+    with ThreadPoolExecutor(1) as pool:
+        imports: list[Future[Any]] = []
+
+        def lock_late(*given: Any) -> None:
+            if not begun.is_set():  # it is the report's
+                begun.set()
+                imports.append(pool.submit(import_items, other, [row]))
+                await_waiting(store, 1)
+            lock(*given)
+
+        monkeypatch.setattr(Importer, "_write", count)
+        monkeypatch.setattr(best, "ask_lock", lock_late)
+        with store.write() as c:
+            (answer,) = reporting.report_many(c, [Report(lease_id=held.id, results=sent)], TERMS)
+        assert isinstance(answer, ResultsAccepted)
+        assert imports[0].result().new == 1
+    assert len(tries) == 1
+    assert {row.task_id for row in scene.records()} == {scene.tasks[FAST.implementation]}
+    store.close()
+    other.close()
+
+
+def test_imports_insert_what_they_share_in_one_order(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In that of tables, and of values, not in that of their records."""
+    of_host = device("z/cpu:0", OTHER_TARGET)
+    items = [
+        made(1, environment={"python": 1}, policy=TimingPolicy(min_repeats=3), device=device("b/cpu:0")),
+        made(2, environment={"python": 2}, policy=TimingPolicy(min_repeats=2), device=device("a/cpu:0")),
+        made(3, environment={"python": 3}, policy=TimingPolicy(min_repeats=1), device=of_host),
+        made(4, device_model="Model B"),
+        made(5, device_model="Model A"),
+    ]
+    one = catalogue._one
+    noted: list[tuple[str, list[Any]]] = []
+
+    def note(connection: sa.Connection, table: sa.Table, identity: Mapping[str, Any], values: Any) -> int:
+        noted.append((table.name, list(identity.values())))
+        return one(connection, table, identity, values)
+
+    monkeypatch.setattr(catalogue, "_one", note)
+    for given, where in ((items, "first"), (items[::-1], "second")):
+        import_items(store, given, namespace=where)
+    first, second = noted[: len(noted) // 2], noted[len(noted) // 2 :]
+    assert first == second
+    assert list(dict.fromkeys(name for name, _ in first)) == [
+        "environment", "target", "target_variant", "timing_policy", "device"
+    ]  # fmt: skip
