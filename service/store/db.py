@@ -107,6 +107,8 @@ class Store:
             options |= {
                 "pool_size": 16, "max_overflow": 32, "pool_timeout": 10.0, "connect_args": session.PATIENCE,
                 "pool_use_lifo": True,
+                # Whatever the server's default is: a conditional update waits for another's, and looks again.
+                "isolation_level": "READ COMMITTED",
             }  # fmt: skip
         # Last in, first out: the most recent connection has most statements prepared and rows cached.
         try:

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.formats import ImportedRecord, Task
-from service.queue import renewal
+from service.queue import heartbeat, renewal
 from service.queue import lease as leasing
 from service.queue import report as reporting
 from service.records import best
@@ -229,3 +229,23 @@ def test_imports_insert_what_they_share_in_one_order(store: Store, monkeypatch: 
     assert list(dict.fromkeys(name for name, _ in first)) == [
         "environment", "target", "target_variant", "timing_policy", "device"
     ]  # fmt: skip
+
+
+def test_a_transaction_sees_what_it_has_waited_for(postgres_copy: str) -> None:
+    """By the default of an administrator who wants transactions serializable, it would fail instead."""
+    option = "options=-c%20default_transaction_isolation%3Dserializable"
+    store, other = (Store(f"{postgres_copy}&{option}") for _ in range(2))
+    worker_id = Scene.make(store).register()
+
+    def beat() -> set[int]:
+        with other.write() as c:
+            return heartbeat.store(c, {worker_id}, TERMS.alive_s)
+
+    with ThreadPoolExecutor(1) as pool:
+        with store.write() as c:
+            c.execute(sa.update(worker).values(seen_at=now() - 30.0))
+            beats = pool.submit(beat)
+            await_waiting(store, 1)
+        assert beats.result() == {worker_id}
+    store.close()
+    other.close()
