@@ -32,6 +32,9 @@ from service.store.tables import (
 from service.store.text import read_json
 from strategy.record import REFUTING, Phase, estimate
 
+# The time from which imports and pruning end a transaction that locks tasks, in seconds: reports to these wait
+# meanwhile, and are refused after `app.LOCK_S`.
+LOCKED_S = 1.0
 Place = tuple[int, Scope, str]  # a task, and a scope of devices
 _IDENTITY = ("task_id", "scope", "scope_value")
 _COLUMNS = tuple(

@@ -10,6 +10,7 @@ import contextlib
 import operator
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -29,6 +30,7 @@ from service.store.tables import advice, attachment, record
 BATCH = 4000  # records at most
 ALONE = 8000  # by a process that only imports, into PostgreSQL: each batch reads and ranks its tasks' best once more
 BATCH_BYTES = 8 << 20  # approximate size in memory
+LEAST = 500  # records, below which no batch is cut
 SWITCH_S = 0.0005  # the interpreter's switch interval while a batch is read and another stored
 TRIES = 5  # of a batch that conflicts with another transaction
 _CROSSED = ("40P01", "40001", "23505")  # PostgreSQL: deadlock, serialization failure, a row that has come meanwhile
@@ -55,7 +57,8 @@ def import_items(
 ) -> Summary:
     """Store records and their attachments; return the summary.
 
-    Batches stored before a failure stay. `items` are iterated in the caller's thread.
+    Batches stored before a failure stay. `items` are iterated in the caller's thread. Batches become smaller while they
+    take longer than `best.LOCKED_S`.
 
     Args:
         store: the database.
@@ -73,7 +76,18 @@ def import_items(
     summary = Summary()
     importer = Importer(store)
     ahead = ahead and not store.is_sqlite  # which works in this process, so that reading ahead would not help
-    most = batch or (ALONE if ahead else BATCH)
+    largest = most = batch or (ALONE if ahead else BATCH)
+
+    def store_timed(pending: Batch) -> frozenset[bytes]:
+        nonlocal most
+        began = time.monotonic()
+        new = importer.store(pending)
+        took_s = time.monotonic() - began
+        if took_s > best.LOCKED_S:
+            most = max(most // 2, min(LEAST, largest))
+        elif took_s < best.LOCKED_S / 4:
+            most = min(2 * most, largest)
+        return new
 
     def batches() -> Iterator[Batch]:
         pending = Batch(namespace)
@@ -91,12 +105,12 @@ def import_items(
 
     if not ahead:
         for read in batches():
-            _count(summary, read, importer.store(read))
+            _count(summary, read, store_timed(read))
         return summary
     with _switching(), ThreadPoolExecutor(1, "import") as writer:
         storing: list[tuple[Batch, Future[frozenset[bytes]]]] = []
         for read in batches():
-            storing.append((read, writer.submit(importer.store, read)))
+            storing.append((read, writer.submit(store_timed, read)))
             if len(storing) > 1:
                 stored, new = storing.pop(0)
                 _count(summary, stored, new.result())
@@ -173,6 +187,7 @@ class Importer:
                 advised.append(_advised(row))
             else:
                 whole.append(row)
+        new = frozenset(rows) - known
         places = best.places_of(connection, [best.Change(*_changed(row)) for row in whole])
         fastest = tvm_history.fastest_of([_attempt(row) for row in whole if row[_MEAN] is not None])
         current: list[Any] = []
@@ -187,7 +202,6 @@ class Importer:
                 current = best.ask_current(connection, ask, places)
                 lowest = tvm_history.ask_known(connection, ask, fastest)
             if also is not None:
-        new = frozenset(rows) - known
                 also(connection, new)
         if whole:
             best.settle(connection, places, current, lambda: tvm_history.settle(connection, fastest, lowest))

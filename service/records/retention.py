@@ -6,6 +6,7 @@ networks, which are not imported, it deletes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -36,7 +37,7 @@ from service.store.tables import best as best_table
 from service.store.tables import history as history_table
 from strategy.record import Phase, RunState
 
-TASKS = 200  # in one transaction
+TASKS = 200  # in one transaction at most
 ROWS = 500  # ids in one statement
 
 
@@ -75,32 +76,45 @@ def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
     if keep_best < 1:
         raise InvalidError("keep_best: must be at least 1, to keep the best: raise it")
     total = {"records": 0, "configs": 0, "tasks": 0, "kept": 0, "advice": 0}
-    for tasks in _task_pages(store):
-        with store.read() if dry else store.write() as connection:
-            if not dry:
-                best.lock(connection, tasks)
-            stale = _stale(tasks, before)
-            total["advice"] += _count(connection, advice, stale)
-            if not dry:
-                ids = sa.select(advice.c.id).where(*stale)
-                marks = sa.delete(advice_tombstone).where(advice_tombstone.c.advice_id.in_(ids))
-                connection.execute(marks)
-                connection.execute(sa.delete(advice).where(*stale))
-            live = set(connection.scalars(_LIVE_TASKS, {"ids": tasks}))
-            for task_id in tasks:
-                old, kept = _old(connection, task_id, keep_best, before)
-                if task_id in live:
-                    kept += sum(old.values())
-                    old = {}
-                total["kept"] += kept
-                if not old:
-                    continue
-                total["tasks"] += 1
-                total["configs"] += len(old)
-                total["records"] += sum(old.values())
-                if not dry:
-                    _delete(connection, task_id, list(old))
+    for page in _task_pages(store):
+        tasks = page
+        while tasks:
+            with store.read() if dry else store.write() as connection:
+                tasks = _prune(connection, tasks, keep_best, before, total, dry=dry)
     return Pruned(**total)
+
+
+def _prune(
+    connection: sa.Connection, tasks: Sequence[int], keep_best: int, before: float, total: dict[str, int], *, dry: bool
+) -> Sequence[int]:
+    """Prune tasks, and add to the counts; return those that are left for another transaction."""
+    if not dry:
+        best.lock(connection, tasks)
+    until = time.monotonic() + best.LOCKED_S
+    stale = _stale(tasks, before)
+    total["advice"] += _count(connection, advice, stale)
+    if not dry:
+        ids = sa.select(advice.c.id).where(*stale)
+        marks = sa.delete(advice_tombstone).where(advice_tombstone.c.advice_id.in_(ids))
+        connection.execute(marks)
+        connection.execute(sa.delete(advice).where(*stale))
+    live = set(connection.scalars(_LIVE_TASKS, {"ids": tasks}))
+    for done, task_id in enumerate(tasks):
+        if done and not dry and time.monotonic() > until:
+            return tasks[done:]
+        old, kept = _old(connection, task_id, keep_best, before)
+        if task_id in live:
+            kept += sum(old.values())
+            old = {}
+        total["kept"] += kept
+        if not old:
+            continue
+        total["tasks"] += 1
+        total["configs"] += len(old)
+        total["records"] += sum(old.values())
+        if not dry:
+            _delete(connection, task_id, list(old))
+    return ()
 
 
 _LIVE_TASKS = (

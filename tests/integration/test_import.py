@@ -38,6 +38,7 @@ from service.formats import (
 )
 from service.formats.entry import RejectError, checked, config_key
 from service.queue import fleet
+from service.records import best as ranks
 from service.records import exporter, importer
 from service.records.batch import COLUMNS
 from service.records.filter import Wanted
@@ -118,6 +119,23 @@ def made(i: int, samples: tuple[float, ...] = (1.0,), **values: Any) -> Imported
     key = Config({"x": i % 12, "y": i // 12}).key
     given = {"samples_s": samples, "measured_at": float(i)} | values
     return ImportedRecord(**({"source": "plevel", "task": of, "config_key": key} | given))
+
+
+def test_batches_that_take_long_become_smaller(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports to their tasks wait meanwhile."""
+    sizes: list[int] = []
+    write = importer.Importer.store
+
+    def note(self: importer.Importer, pending: Any, also: Any = None) -> frozenset[bytes]:
+        sizes.append(pending.count)
+        monkeypatch.setattr(ranks, "LOCKED_S", 0.0 if len(sizes) < 5 else math.inf)
+        return write(self, pending, also)
+
+    monkeypatch.setattr(importer, "LEAST", 2)
+    monkeypatch.setattr(importer.Importer, "store", note)
+    import_items(store, [made(n) for n in range(34)], batch=8, ahead=False)
+    assert sizes == [8, 4, 2, 2, 2, 4, 8, 4]
+    assert count(store) == 34
 
 
 @pytest.mark.sample(3)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from service.errors import DatabaseError, InvalidError
 from service.formats import ImportedRecord, Source, read
-from service.records import coverage, exporter, foreign, log_page, network, retention
+from service.records import best, coverage, exporter, foreign, log_page, network, retention
 from service.records.filter import Tasks, Wanted
 from service.records.foreign_ranking import ForeignQuestion
 from service.records.importer import import_items
@@ -68,6 +68,19 @@ def test_a_dry_run_says_what_pruning_then_does(store: Store) -> None:
     kept = {made(i).config_digest for i in (0, 1, 7, 19, *range(10, 20))}
     assert left(store) == kept
     assert prune(store, 2, DAY_S * 11, dry=False).records == 0
+
+
+def test_pruning_holds_tasks_for_a_short_time_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports to them wait meanwhile."""
+    import_items(store, [made(i, (1.0 + i,), measured_at=DAY_S, space=f"{i % 3}") for i in range(12)])
+    said = prune(store, 1, DAY_S * 2, dry=True)
+    commits: list[object] = []
+    sa.event.listen(store.engine, "commit", commits.append)
+    monkeypatch.setattr(best, "LOCKED_S", 0.0)
+    assert prune(store, 1, DAY_S * 2, dry=False) == said
+    assert (said.tasks, said.records, count(store)) == (3, 9, 3)
+    writes = [c for c in commits if c.get_execution_options().get("plevel_write")]
+    assert len(writes) == 3
 
 
 def test_what_a_worker_with_a_wrong_clock_measured_is_as_old_as_its_record(store: Store) -> None:
