@@ -20,7 +20,7 @@ from service.records.batch import Batch
 from service.records.importer import Importer
 from service.records.reading import Readers, SilentError
 from service.records.reading_message import Order
-from service.store.batcher import Batcher
+from service.store.batcher import Batcher, answer_each
 from service.store.db import Store
 from service.store.namespace import DEFAULT
 
@@ -63,7 +63,7 @@ class _Opened:
 class SmallImports:
     """Batcher of imports of a few records each. Bound to one event loop.
 
-    If a transaction fails, its imports are stored one by one, so that only those at fault fail.
+    If a transaction fails, its imports are stored one by one (`answer_each`).
     """
 
     def __init__(self, store: Store, readers: Readers) -> None:
@@ -100,7 +100,11 @@ class SmallImports:
                 found = next(read)
                 opened.append(None if isinstance(found, SilentError) else _open(one, found))
         for same in _by_namespace(o for o in opened if o is not None and o.error is None):
-            self._write(same)
+            for stored, answer in zip(same, answer_each(self._store, same), strict=True):
+                if isinstance(answer, Exception):
+                    stored.error = answer
+                else:
+                    stored.summary = answer
         return [None if o is None else o.error or Arrived(o.summary, o.rejects) for o in opened]
 
     def _open_alone(self, upload: Upload) -> _Opened:
@@ -109,16 +113,8 @@ class SmallImports:
         except (FormatError, ServiceError) as error:
             return _open(upload, error)
 
-    def _write(self, opened: list[_Opened]) -> None:
-        try:
-            self._store(opened)
-        except Exception as error:
-            if len(opened) == 1:
-                opened[0].error = error
-            for one in opened if len(opened) > 1 else ():
-                self._write([one])
-
-    def _store(self, opened: list[_Opened]) -> None:
+    def _store(self, opened: Sequence[_Opened]) -> list[Summary]:
+        """Store the records of one namespace in a transaction; return the summary of each upload."""
         together = Batch(opened[0].upload.namespace)
         for one in opened:
             together.merge(one.batch)
@@ -136,8 +132,7 @@ class SmallImports:
             )  # fmt: skip
 
         self._importer.store(together, note)
-        for one, summary in zip(opened, summaries, strict=True):
-            one.summary = summary
+        return summaries
 
 
 def _open(upload: Upload, found: list[Item] | Exception) -> _Opened:
@@ -168,7 +163,7 @@ def _by_namespace(opened: Iterable[_Opened]) -> Iterable[list[_Opened]]:
     return groups.values()
 
 
-def _summaries(opened: list[_Opened], new: frozenset[bytes]) -> list[Summary]:
+def _summaries(opened: Sequence[_Opened], new: frozenset[bytes]) -> list[Summary]:
     """Count the outcome of each upload; a record in several is new for the first of them."""
     left = set(new)
     found = []

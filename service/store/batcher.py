@@ -24,8 +24,7 @@ AWAY = 2  # failures of the database in succession; one alone may be its request
 class Batcher(Generic[A, R]):
     """One queue of requests, served by one thread at a time; bound to one event loop.
 
-    If a batch fails, its requests are served one by one, so that only those at fault fail. Once the database has failed
-    two in succession, it is away, and those behind them fail with the same error.
+    If a batch fails, its requests are served one by one (`answer_each`).
 
     Args:
         serve: answers requests in one transaction, in their order; an exception as an answer is the request's error.
@@ -90,7 +89,7 @@ class Batcher(Generic[A, R]):
                 answers: Sequence[R | Exception]
                 try:
                     answers = await to_thread.run_sync(
-                        self._answer, requests, limiter=self._limiter
+                        answer_each, self._serve, requests, limiter=self._limiter
                     )
                 except Exception as error:  # no thread can be started
                     answers = [error] * len(taken)
@@ -135,18 +134,27 @@ class Batcher(Generic[A, R]):
             self._waiting.popleft()
         return taken
 
-    def _answer(self, requests: Sequence[A]) -> list[R | Exception]:
-        try:
-            return list(self._serve(requests))
-        except Exception as error:
-            if len(requests) == 1:
-                return [error]
-        found: list[R | Exception] = []
-        failures = 0  # of the database, in succession
-        for request in requests:
-            (last,) = self._answer([request])
-            found.append(last)
-            failures = failures + 1 if isinstance(last, DatabaseError) else 0
-            if failures == AWAY:
-                return found + [last] * (len(requests) - len(found))
-        return found
+
+def answer_each(serve: Callable[[Sequence[A]], Sequence[R | Exception]], requests: Sequence[A]) -> list[R | Exception]:
+    """Serve requests together; if that fails one by one, so that only those at fault fail.
+
+    Once the database has failed two in succession, it is away, and those behind them fail with the same error.
+
+    Args:
+        serve: as that of `Batcher`.
+        requests: at least one.
+    """
+    try:
+        return list(serve(requests))
+    except Exception as error:
+        if len(requests) == 1:
+            return [error]
+    found: list[R | Exception] = []
+    failures = 0  # of the database, in succession
+    for request in requests:
+        (last,) = answer_each(serve, [request])
+        found.append(last)
+        failures = failures + 1 if isinstance(last, DatabaseError) else 0
+        if failures == AWAY:
+            return found + [last] * (len(requests) - len(found))
+    return found

@@ -101,6 +101,23 @@ def test_nobody_pays_for_another_s_fault(store: Store, readers: Readers, monkeyp
         assert c.scalars(sa.select(record.c.phase)).all() == ["search", "search"]
 
 
+def test_a_database_that_is_away_fails_all_in_bounded_time(
+    store: Store, readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try may take as long as a connection or a lock is waited for."""
+    imports = SmallImports(store, readers)
+    tries: list[object] = []
+
+    def refuse(*given: Any) -> frozenset[bytes]:
+        tries.append(given)
+        raise DatabaseError("the database does not answer: gone")
+
+    monkeypatch.setattr(imports._importer, "store", refuse)
+    results = together(imports, *(upload_of([made(n)]) for n in range(6)))
+    assert [type(r) for r in results] == [DatabaseError] * 6
+    assert len(tries) == 3  # together, and twice alone
+
+
 def test_a_log_that_is_not_read_at_once_delays_no_other(
     store: Store, readers: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
