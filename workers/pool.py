@@ -69,19 +69,22 @@ class Pool:
 
             def ask_idle(request: tuple[Limits, Any]) -> Any:
                 limits, message = request
-                left_s = self._left()
-                if left_s <= 0:
-                    return Over()
-                try:
-                    child = idle[limits.module].get_nowait()
-                except Empty:
-                    child = server.spawn(limits)
-                answer = _ask(child, message, min(timeout_s, left_s))
-                if isinstance(answer, Late) and left_s < timeout_s:
-                    answer = Over()
-                if child.alive:
-                    idle[limits.module].put(child)
-                return answer
+                while True:
+                    left_s = self._left()
+                    if left_s <= 0:
+                        return Over()
+                    try:
+                        child, fresh = idle[limits.module].get_nowait(), False
+                    except Empty:
+                        child, fresh = server.spawn(limits), True
+                    answer = _ask(child, message, min(timeout_s, left_s))
+                    if isinstance(answer, Late) and left_s < timeout_s:
+                        answer = Over()
+                    if child.alive:
+                        idle[limits.module].put(child)
+                    # One that died before it began this request did so of an earlier one, or was killed while idle.
+                    if fresh or not isinstance(answer, Died) or child.stage >= 0:
+                        return answer
 
             try:
                 return list(threads.map(ask_idle, requests))

@@ -60,6 +60,7 @@ def test_pytorch_is_hidden_from_an_import_unless_it_is_loaded(tmp_path: Path, mo
     with without_torch():
         assert importlib.import_module("torch") is stand_in
     assert sys.modules["torch"] is stand_in
+    del sys.modules["torch"]  # which is restored only if there was one
 
 
 def test_a_host_that_cannot_start_a_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,3 +126,34 @@ def test_a_pool_goes_on_after_an_error_with_new_children(tmp_path: Path, monkeyp
             assert pool.ask_all([(limits, "build")], HANG_S) == ["done"]
             with pytest.raises(SandboxError, match="^this host has no linker$"):
                 pool.ask_all([(limits, "lack")], HANG_S)
+
+
+_FLEETING = """
+import os
+
+def serve(channel):
+    while True:
+        asked = channel.receive()
+        channel.mark(0)
+        if asked == "die":
+            os._exit(3)
+        channel.send(os.getpid())
+        if asked == "last":
+            os._exit(0)
+"""
+
+
+def test_a_child_that_dies_after_its_answer_fails_no_other_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fleeting.py").write_text(_FLEETING)
+    limits = Limits(module="fleeting")
+    with Pool(("fleeting",)) as pool:
+        (first,) = pool.ask_all([(limits, "last")], HANG_S)
+        (second,) = pool.ask_all([(limits, "again")], HANG_S)
+        assert isinstance(second, int)
+        assert second != first
+        (died,) = pool.ask_all([(limits, "die")], HANG_S)  # by its own fault
+        assert isinstance(died, Died)
+        assert died.code == 3
