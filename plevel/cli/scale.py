@@ -135,10 +135,11 @@ def scale(
             backlog, pilots = look(), engine.pilots()
             wanted = plan(backlog, pilots, bounds)
             options = ", ".join(f"{k}={v!r}" for k, v in profile.provider.items()) or "no options"
+            late = f"{len(wanted.cancel)} that have not started, if they are still too many in {profile.idle_exit}"
             tell(
                 f"{describe(backlog, pilots)}\n"
-                f"would cancel {len(wanted.cancel)} and submit {wanted.submit}, each with {options}, to run\n"
-                f"  {command}",
+                + (f"would cancel {late}\n" if wanted.cancel else "")
+                + f"would submit {wanted.submit}, each with {options}, to run\n  {command}",
                 {"target": target, "queued": backlog.queued, "pilots": [p.id for p in pilots],
                  "submit": wanted.submit, "cancel": wanted.cancel, "command": command},
             )  # fmt: skip

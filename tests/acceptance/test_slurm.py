@@ -101,13 +101,18 @@ def test_pilots_are_submitted_for_a_backlog_and_cancelled_without_one(stage: Sta
     with Client(stage.url) as client:
         run = begin_run(client, TRIALS)
         wait_until(client.backlog, "a backlog")
-        assert "would cancel 0 and submit 1" in scale(stage, *given, "--dry-run")
+        told = scale(stage, *given, "--dry-run")
+        assert "would submit 1, each with" in told
+        assert "cancel" not in told
         assert not slurm.jobs()
         assert "submitting 1" in scale(stage, *given, "--once")
         assert list(slurm.jobs().values()) == ["PD"]
         assert scale(stage, *given, "--once") == ""  # another process: what is pending is enough
         client.cancel(run)
         wait_until(lambda: not client.backlog(), "the end of the backlog")
+        told = scale(stage, *given, "--dry-run")
+        assert "would cancel 1 that have not started, if they are still too many in" in told
+        assert "would submit 0" in told
         scaler = stage.start("fleet", "scale", *given, "--every", "1s")
         wait_until(lambda: not slurm.jobs(), "the end of what has not started")
         assert scaler.poll() is None

@@ -685,6 +685,21 @@ def test_a_scaler_needs_a_folder_without_spaces(
     assert_one_line(done, 2, "my state/plevel/pilots", "without spaces in XDG_STATE_HOME")
 
 
+def test_a_scaler_s_dry_run_cancels_only_what_stays_too_many(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = tmp_path / "a.toml"
+    profile.write_text('target = "llvm -mcpu=znver4 -num-cores=2"\nidle_exit = "3m"\n')
+    waiting = tuple(SimpleNamespace(id=str(n), name=f"p.{n}", waits=True) for n in range(2))
+    monkeypatch.setattr("plevel.embedded.require", lambda extra, *modules: None)
+    monkeypatch.setattr("plevel.pilots.engine.Engine", lambda *given: SimpleNamespace(pilots=lambda: waiting))
+    monkeypatch.setattr(Client, "backlog", lambda self: {})
+    monkeypatch.setattr(Client, "workers", lambda self: [])
+    shown = called("fleet", "scale", "--local", str(profile), "--url", "http://farm:8765", "--dry-run").stdout
+    assert "would cancel 2 that have not started, if they are still too many in 3m\n" in shown
+    assert "would submit 0, each with no options" in shown
+
+
 def test_a_scaler_reads_a_token_that_is_replaced(
     called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
