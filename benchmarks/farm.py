@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -68,9 +68,20 @@ WARM_UP_S = 1.0
 SLEEP_S = 0.02
 
 
+# All of the simulated workers have one address.
+SETTINGS = {"PLEVEL_TUNE": "false", "PLEVEL_LEASE_S": "60", "PLEVEL_MAX_CONNECTIONS_PER_ADDRESS": "0"}
+
+
 @contextmanager
 def farm(database: str, jobs: int, entries: int = 1) -> Iterator[str]:
     """The address of a service over a database that holds as many jobs of one configuration as are asked for."""
+    fill(database, jobs, entries)
+    with serve(database, **SETTINGS) as (url, _):
+        yield url
+
+
+def fill(database: str, jobs: int, entries: int = 1) -> None:
+    """Queue as many jobs in a database as are asked for, in place of those of an earlier call."""
     migration.upgrade(database)
     store = Store(database)
     run = RunWorkload(workload=WORKLOAD, candidates=(CANDIDATE,))
@@ -84,10 +95,6 @@ def farm(database: str, jobs: int, entries: int = 1) -> Iterator[str]:
             like = queue.enqueue(c, run_id, *place, Phase.SEARCH, first, SEARCH_POLICY, seed=1)
             _multiply(c, like, jobs, entries)
     store.close()
-    # All of the simulated workers have one address.
-    settings = {"PLEVEL_TUNE": "false", "PLEVEL_LEASE_S": "60", "PLEVEL_MAX_CONNECTIONS_PER_ADDRESS": "0"}
-    with serve(database, **settings) as (url, _):
-        yield url
 
 
 def _multiply(c: sa.Connection, like: int, jobs: int, entries: int) -> None:
@@ -261,10 +268,11 @@ async def tune(wire: Wire, worker_id: int, name: str, batch: int, seen: Trips) -
         seen.add(began, leased, 1)
 
 
-async def round_trips(url: str, batch: int, seconds: float, work: Any = work) -> tuple[float, Trips]:
-    wires = [await Wire.open(url) for _ in range(WORKERS)]
+async def round_trips(urls: Sequence[str], batch: int, seconds: float, work: Any = work) -> tuple[float, Trips]:
+    """The jobs a second of workers that are spread over services, and their trips."""
+    wires = [await Wire.open(urls[i % len(urls)]) for i in range(WORKERS)]
     names = [f"{work.__name__}{batch}-{i}" for i in range(WORKERS)]
-    ids = [await register(wire, name) for wire, name in zip(wires, names, strict=True)]
+    ids = await asyncio.gather(*map(register, wires, names))
     since = time.perf_counter() + WARM_UP_S
     seen = Trips(since, since + seconds)
     await asyncio.gather(
@@ -329,12 +337,12 @@ def add_trips(table: Table, kind: str, database: str, seconds: float) -> None:
     goal = 1500 if kind == "SQLite" else 1000
     for batch in (8, 1):
         with farm(database, jobs=int((seconds + WARM_UP_S) * (5000 if batch == 8 else 2000))) as url:
-            rate, seen = uvloop.run(round_trips(url, batch, seconds))
+            rate, seen = uvloop.run(round_trips([url], batch, seconds))
         goals = f"≥ {goal:,} jobs/s; p99 ≤ 50 ms" if batch == 8 else None
         table.add(f"{kind}, batches of {batch}: leases", (round(rate), "jobs/s"), *spread(seen.leases_s), goals)
         table.add(f"{kind}, batches of {batch}: reports", None, *spread(seen.reports_s), None)
     with farm(database, jobs=int((seconds + WARM_UP_S) * 600), entries=4) as url:
-        rate, seen = uvloop.run(round_trips(url, 1, seconds, tune))
+        rate, seen = uvloop.run(round_trips([url], 1, seconds, tune))
     table.add(f"{kind}, all requests of a job: leases", (round(rate), "jobs/s"), *spread(seen.leases_s), None)
     table.add(f"{kind}, all requests of a job: timing and reports", None, *spread(seen.reports_s), None)
 
