@@ -34,8 +34,8 @@ def _line_bytes(attrs: Conv2DAttrs, data: TensorType) -> int:
 
 def have_lines(geometry: Geometry) -> Clause:
     """The constraint that tasks have whole lines if they pad them."""
-    beyond = knob("p_block") * knob("rows") % geometry.out_w + int(geometry.pixels) % knob("rows")
-    return knob("by_task") * beyond == 0
+    out_w, pixels = int(geometry.out_w), int(geometry.pixels)
+    return knob("by_task") * (knob("p_block") * knob("rows") % out_w + pixels % knob("rows")) == 0
 
 
 def tiles_of_task(rows: int, attrs: Conv2DAttrs, data: TensorType, geometry: Geometry, target: Target) -> int:
