@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from strategy.expr import Constant, Expr, Tuple, Var, call
+from strategy.expr import Constant, Expr, Var, call
 from strategy.network.graph import NetworkError
 from strategy.network.normal import extents
 from strategy.network.size import PROBED
+from strategy.ops.concatenate import concatenate as joined
 from strategy.ops.convolution import conv3d
 
 _OPEN = 2**31 - 1  # the end of a slice that has none
@@ -424,4 +425,4 @@ def padded(x: Expr, axis: int, extent: int, before: Expr, value: float) -> Expr:
 
 
 def concatenate(parts: Sequence[Expr], axis: int) -> Expr:
-    return parts[0] if len(parts) == 1 else call("concatenate", Tuple(list(parts)), axis=axis)
+    return parts[0] if len(parts) == 1 else joined(parts, axis)

@@ -16,6 +16,7 @@ from strategy.reference import widened
 from strategy.shape_func import concatenate_shape_func, register_shape_func
 from strategy.type_relation import normal_axis, require_shape, tuple_fields
 from strategy.types import Dim, TensorType, TupleType, Type
+from strategy.workload import MAX_INPUTS
 
 
 class ConcatenateAttrs(Attrs):
@@ -33,7 +34,9 @@ class StackAttrs(Attrs):
 class SplitAttrs(Attrs):
     """Attributes of split."""
 
-    indices: tuple[int, ...] = field(description="The first index of each part but the first", lower=0)
+    indices: tuple[int, ...] = field(
+        description="The first index of each part but the first: Relay's indices_or_sections", lower=0
+    )
     axis: int = field(0, "The axis along which the tensor is taken apart")
 
 
@@ -202,27 +205,42 @@ def stack_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [Tuple([take(grad, const(i, "int32"), orig.attrs.axis) for i in range(count)])]
 
 
-register_gradient("split", lambda orig, grad: [call("concatenate", grad, axis=orig.attrs.axis)])
+register_gradient("split", lambda orig, grad: [concatenate(grad, orig.attrs.axis)])
 
 
 def concatenate(data: Expr | Sequence[Expr], axis: int = 0) -> Expr:
-    """Join tensors along an axis.
+    """Join tensors along an axis; more than 64 by several calls, each of 64 at most.
 
     Args:
         data: the tensors, as a sequence or as one expression that is a tuple.
         axis: the axis along which they are joined.
     """
-    return call("concatenate", data if isinstance(data, Expr) else Tuple(list(data)), axis=axis)
+    whole = _whole(data)
+    if isinstance(whole, Tuple) and len(whole) > MAX_INPUTS:
+        return concatenate([concatenate(some, axis) for some in _batches(whole)], axis)
+    return call("concatenate", whole, axis=axis)
 
 
 def stack(data: Expr | Sequence[Expr], axis: int = 0) -> Expr:
-    """Join tensors of one type along a new axis.
+    """Join tensors of one type along a new axis; more than 64 by several calls, each of 64 at most.
 
     Args:
         data: the tensors, as a sequence or as one expression that is a tuple.
         axis: the new axis, counted in the result.
     """
-    return call("stack", data if isinstance(data, Expr) else Tuple(list(data)), axis=axis)
+    whole = _whole(data)
+    if isinstance(whole, Tuple) and len(whole) > MAX_INPUTS:
+        return concatenate([stack(some, axis) for some in _batches(whole)], axis)
+    return call("stack", whole, axis=axis)
+
+
+def _whole(data: Expr | Sequence[Expr]) -> Expr:
+    return data if isinstance(data, Expr) else Tuple(list(data))
+
+
+def _batches(whole: Tuple) -> list[tuple[Expr, ...]]:
+    """The tensors of a tuple, by as many as a call takes."""
+    return [whole.fields[i : i + MAX_INPUTS] for i in range(0, len(whole), MAX_INPUTS)]
 
 
 def concat(*args: Expr) -> Expr:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from strategy.expr import Expr, ExprError, Tuple, call
 from strategy.ops.conv2d import conv2d
 from strategy.ops.movement import pad
-from strategy.ops.reshape import reshape
+from strategy.ops.reshape import expand_dims, reshape, squeeze
 from strategy.ops.strided_slice import strided_slice
 from strategy.ops.transpose import transpose
 
@@ -31,16 +31,17 @@ def conv1d(
         groups: input and output channels are split into this many groups.
 
     Raises:
-        ExprError: an extent is symbolic, or the padding has another form.
+        ExprError: the data or the weight has not three dimensions, or the padding has another form.
     """
-    (n, c, width), (o, own, size) = (_extents(x, 3, "conv1d") for x in (data, weight))
+    for node in (data, weight):
+        if node.tensor_type.ndim != 3:
+            raise ExprError(f"conv1d: {node.tensor_type}: expected 3 dimensions")
     left, right = _sides("conv1d", padding, 1)
     (step,), (distance,) = _each("conv1d", strides, 1), _each("conv1d", dilation, 1)
     found = conv2d(
-        reshape(data, (n, c, 1, width)), reshape(weight, (o, own, 1, size)), (1, step), (0, left, 0, right),
-        (1, distance), groups,
+        expand_dims(data, 2), expand_dims(weight, 2), (1, step), (0, left, 0, right), (1, distance), groups
     )  # fmt: skip
-    return reshape(found, (n, o, _extents(found, 4, "conv1d")[3]))
+    return squeeze(found, 2)
 
 
 def conv3d(

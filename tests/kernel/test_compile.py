@@ -26,7 +26,7 @@ from strategy.op import TypeRelationError, get_op
 from strategy.op_strategy import OpStrategy, candidates
 from strategy.ops.batch_matmul import batch_matmul
 from strategy.ops.broadcast import add, greater, maximum, where
-from strategy.ops.concatenate import concat, concatenate, split
+from strategy.ops.concatenate import concat, concatenate, split, stack
 from strategy.ops.conv2d import conv2d
 from strategy.ops.dense import dense
 from strategy.ops.elemwise import exp, ones_like, relu, sigmoid, tanh, zeros_like
@@ -411,6 +411,15 @@ def test_tuples_in_and_out(engine):
     compare(function, graph, {"x": a})
     call = topk(x, k=3)[0].tuple_value
     compare(engine.compile(call, TARGET), call, {"x": a})
+
+
+@pytest.mark.full
+def test_more_tensors_are_joined_than_a_function_takes(engine):
+    parts = [Var(f"x{i}", "float32[3]") for i in range(66)]
+    values = [np.full(3, i, np.float32) for i in range(66)]
+    joined, stacked = engine.compile(Tuple([concatenate(parts), stack(parts, 1)]), TARGET)(*values)
+    np.testing.assert_array_equal(joined, np.concatenate(values))
+    np.testing.assert_array_equal(stacked, np.stack(values, 1))
 
 
 def test_a_small_network_and_its_gradient(engine):

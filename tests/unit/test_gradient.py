@@ -43,7 +43,7 @@ from strategy.ops.broadcast import (
     subtract,
     where,
 )
-from strategy.ops.concatenate import concat, concatenate, split
+from strategy.ops.concatenate import concat, concatenate, split, stack
 from strategy.ops.conv2d import conv2d
 from strategy.ops.convolution import conv1d, conv3d
 from strategy.ops.dense import dense
@@ -516,6 +516,16 @@ def test_concat_of_one_tensor_twice():
     check(lambda x: concat(x, x * x), [(3, 2)])
 
 
+def test_more_tensors_are_joined_than_a_workload_has_inputs():
+    values = [np.full((2, 1), float(i)) for i in range(70)]
+    for build, form in ((concatenate, np.concatenate), (stack, np.stack)):
+        graph = build([Constant(v) for v in values], -1)
+        np.testing.assert_array_equal(evaluate(graph, {}), form(values, -1))
+        calls = [node for node in post_order(graph) if isinstance(node, Call)]
+        assert max(len(node.args[0].inputs) for node in calls) <= 64
+    check(lambda x: concatenate(split(x, 66), 0) * x, [(66,)])
+
+
 def test_split_into_equal_parts():
     check(lambda x: concatenate(split(x, 3, axis=-1)[::-1], 0), [(2, 6)])
     with pytest.raises(ExprError, match=r"axis 1 of float64\[2,6\] has no 4 equal parts"):
@@ -730,6 +740,13 @@ def test_every_operator_has_a_gradient():
     without = {name for name, op in registry.all_ops().items() if op.get_attr("FPrimalGradient") is None}
     integers = {"qdense", "qconv2d", "quantize", "dequantize", "requantize", "matmul_nbits"}
     assert without == {"max_pool2d_backward", *integers}  # so that max pooling is differentiated once
+
+
+def test_a_convolution_of_one_dimension_may_be_of_symbolic_size():
+    x, w = Var("x", "float32[n,4,width]"), Var("w", "float32[6,4,3]")
+    assert str(conv1d(x, w, padding=1).checked_type) == "float32[n,6,((width - 1) // 1) + 1]"
+    with pytest.raises(ExprError, match=r"conv1d: float32\[6,4\]: expected 3 dimensions"):
+        conv1d(x, Var("v", "float32[6,4]"))
 
 
 def test_convolutions_of_one_and_three_dimensions_are_sums_over_their_windows():
