@@ -14,6 +14,10 @@ FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 SUMS = ("int32", "int64", *sorted(FLOATS))  # the dtypes of sums of products
 
 
+def require_any(reporter: TypeReporter, index: int, kind: TensorType) -> None:
+    """Accept every dtype of the argument at `index`."""
+
+
 def require_float(reporter: TypeReporter, index: int, kind: TensorType) -> None:
     """Raise `TypeRelationError` if the argument at `index` is not floating-point."""
     reporter.check(kind.dtype in FLOATS, index, "expected a floating-point tensor: cast it first")
@@ -101,7 +105,7 @@ Requirement = Callable[[TypeReporter, int, TensorType], None]
 # Each requirement in words.
 KINDS: dict[Requirement, str] = {
     require_number: "numbers", require_signed: "signed numbers", require_float: "floating-point numbers",
-    require_bool: "bools", require_integer: "integers",
+    require_bool: "bools", require_integer: "integers", require_any: "numbers or bools",
 }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from strategy.type_relation import (
     Requirement,
     broadcast_relation,
     broadcast_shape,
+    require_any,
     require_bool,
     require_dtype_of,
     require_float,
@@ -298,10 +299,13 @@ minimum = register_binary(
     "minimum", "The smaller of two tensors' elements; where they are equal, the gradient is rhs's.",
     numpy_function("minimum"), _choice_grad(lambda orig: less(*orig.args)), element=smaller,
 )  # fmt: skip
-equal = register_binary("equal", "True where elements are equal.", operator.eq, out_dtype="bool", real=_equals)
-not_equal = register_binary(
-    "not_equal", "True where elements differ, as NaN does from itself.", operator.ne, out_dtype="bool", real=_differ
+equal = register_binary(
+    "equal", "True where elements are equal.", operator.eq, require=require_any, out_dtype="bool", real=_equals
 )
+not_equal = register_binary(
+    "not_equal", "True where elements differ, as NaN does from itself.", operator.ne, require=require_any,
+    out_dtype="bool", real=_differ,
+)  # fmt: skip
 
 
 def _register_comparison(name: str, description: str, compare: Callable[[Any, Any], Any]) -> Binary:

@@ -134,7 +134,10 @@ class PadAttrs(Attrs):
 class TriluAttrs(Attrs):
     """Attributes of trilu."""
 
-    k: int = field(0, "The diagonal up to which, or from which, elements are kept; 0 is the main one")
+    k: int = field(
+        0, "The diagonal up to which, or from which, elements are kept; 0 is the main one",
+        lower=-(2**31), upper=2**31 - 1,
+    )  # fmt: skip
     upper: bool = field(True, "Keep the upper triangle; else the lower")
 
 

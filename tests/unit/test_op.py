@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from strategy import op as registry
+from strategy.document import NAMED_AFTER
 from strategy.generic_func import GenericFunc
 from strategy.op import (
     OpError,
@@ -399,6 +400,7 @@ def test_an_operator_has_one_strategy_per_level():
 def test_every_operator_is_complete():
     for name, op in all_ops().items():
         assert op.description, name
+        assert name in NAMED_AFTER, f"{name}: say whose name it is, Relay's or ONNX's, in strategy/document.py"
         assert len(op.arguments) == op.num_inputs, name
         assert all(a.description for a in op.arguments), name
         assert all(f.description for f in op.attrs_type.fields().values()), name

@@ -250,12 +250,13 @@ def cumprod(
     return call("cumprod", data, axis=axis, dtype=dtype, exclusive=exclusive)
 
 
-def cummax(data: Expr, axis: int | None = None, exclusive: bool = False) -> Expr:
+def cummax(data: Expr, axis: int | None = None, dtype: str | None = None, exclusive: bool = False) -> Expr:
     """The largest element so far along an axis; NaN from the first NaN on.
 
     Args:
         data: a tensor of numbers.
         axis: the axis along which the scan runs; default: the flattened input.
+        dtype: data type of the result, to which the elements are converted; default: that of data.
         exclusive: of the elements before each; the first is the smallest number of the dtype, or -infinity.
     """
-    return call("cummax", data, axis=axis, exclusive=exclusive)
+    return call("cummax", data, axis=axis, dtype=dtype, exclusive=exclusive)
