@@ -12,7 +12,8 @@ from strategy.expr import Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.reduce import ReduceAttrs, reduced_axes, reduced_shape
-from strategy.order import sort_key
+from strategy.ops.reduce.passes import Passes, register_passes
+from strategy.order import highest, sort_key
 from strategy.pattern import register_reduce_schedule
 from strategy.reference import widened
 from strategy.shape_func import reduce_shape_func, register_shape_func
@@ -88,14 +89,16 @@ def _register(name: str, which: str) -> Callable[..., Expr]:
     register_gradient(name, lambda orig, grad: [None])
 
     def function(
-        data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, dtype: str = "int32"
-    ) -> Expr:
-        return call(name, data, axis=axis, keepdims=keepdims, dtype=dtype)
+        data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, exclude: bool = False,
+        dtype: str = "int32",
+    ) -> Expr:  # fmt: skip
+        return call(name, data, axis=axis, keepdims=keepdims, exclude=exclude, dtype=dtype)
 
     arguments = {
         "data": "a tensor of numbers",
         "axis": "the axes to reduce; default: all. Several are counted as one, flattened",
         "keepdims": "keep the reduced axes, with extent 1",
+        "exclude": "reduce the axes that are not named instead",
         "dtype": "data type of the indices",
     }
     return documented(function, name, f"Index of the {which} element over axes; the first of equals.", arguments)
@@ -103,3 +106,27 @@ def _register(name: str, which: str) -> Callable[..., Expr]:
 
 argmax = _register("argmax", "largest")
 argmin = _register("argmin", "smallest")
+
+
+def _kind(dtype: str) -> str:
+    """The dtype of keys, and of places among them."""
+    return "int64" if dtype in ("float64", "int64", "uint64", "uint32") else "int32"
+
+
+def _place(key: Any, end: Any, place: Any) -> Any:
+    """The place of an element whose key is the largest, or the smallest, and of others a place behind all."""
+    from tvm import tirx
+
+    dtype = str(key.ty.dtype)
+    return tirx.Select(key == end, tirx.Cast(dtype, place), highest(dtype))
+
+
+def _passes(how: str, *, nan_first: bool) -> Passes:
+    return Passes(
+        _kind, lambda value, dtype: sort_key(value, nan_first=nan_first), how,
+        lambda attrs, place, end, count: place, second="min", term=_place,
+    )  # fmt: skip
+
+
+register_passes("argmax", _passes("max", nan_first=False))
+register_passes("argmin", _passes("min", nan_first=True))

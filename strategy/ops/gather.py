@@ -8,7 +8,14 @@ from typing import Any
 from strategy.attrs import Attrs, field
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
-from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.op import (
+    TOpPattern,
+    TypeReporter,
+    register_compute,
+    register_condition,
+    register_op,
+    register_reference,
+)
 from strategy.ops.elemwise import zeros_like
 from strategy.pattern import in_float32, register_injective_schedule, register_reduce_schedule
 from strategy.reference import widened
@@ -171,6 +178,15 @@ def reference_scatter_add(attrs: GatherAttrs, inputs: Sequence[Any]) -> Any:
     with np.errstate(all="ignore"):
         np.add.at(data, tuple(places), updates)
     return data
+
+
+@register_condition("scatter_add")
+def scatter_add_condition(attrs: GatherAttrs, inputs: Sequence[Any]) -> Any:
+    """Many updates may go to one element, and none to most."""
+    import numpy as np
+
+    data, indices, updates = inputs
+    return 1 + reference_scatter_add(attrs, [np.zeros(np.shape(data)), indices, np.ones(np.shape(updates))])
 
 
 register_injective_schedule("gather")

@@ -21,9 +21,11 @@ from strategy.op import (
 from strategy.ops.broadcast import equal, where
 from strategy.ops.reduce import kept, mean, reduced_axes, reduced_rows, shared_out, sum_peaks
 from strategy.ops.reduce.operator import ReduceAttrs, reduce_relation
+from strategy.ops.reduce.passes import Passes, converted, register_passes
 from strategy.order import is_infinite
 from strategy.pattern import in_float32, register_reduce_schedule
 from strategy.reference import Peaks, widened
+from strategy.schedule import accumulator
 from strategy.shape_func import reduce_shape_func, register_shape_func
 from strategy.type_relation import Requirement, require_bool, require_float
 from strategy.types import TensorType, Type
@@ -222,3 +224,55 @@ all = _register(
     "all", "True where all elements over axes are true.", _bools("min"),
     lambda x, attrs, axes: x.all(axes, keepdims=True), require=require_bool, nonempty=False,
 )  # fmt: skip
+
+
+def _quotient(attrs: VarianceAttrs, squares: Any, centre: Any, count: int) -> Any:
+    """The variance by the sum of squares; NaN of one element that is divided by 0."""
+    from tvm import tirx
+
+    divisor = count - attrs.unbiased
+    return squares * tirx.const(1 / divisor if divisor else math.nan, str(squares.ty.dtype))
+
+
+def _root(attrs: VarianceAttrs, squares: Any, centre: Any, count: int) -> Any:
+    from tvm import tirx
+
+    return tirx.sqrt(_quotient(attrs, squares, centre, count))
+
+
+def _centre(total: Any, count: int) -> Any:
+    from tvm import tirx
+
+    return total * tirx.const(1 / count, str(total.ty.dtype))
+
+
+def _square(number: Any, centre: Any, place: Any) -> Any:
+    return (number - centre) * (number - centre)
+
+
+def _finite(largest: Any, count: int) -> Any:
+    from tvm import tirx
+
+    return tirx.Select(is_infinite(largest), tirx.const(0, str(largest.ty.dtype)), largest)
+
+
+def _logarithm(attrs: ReduceAttrs, total: Any, least: Any, count: int) -> Any:
+    from tvm import tirx
+
+    return tirx.log(total) + least
+
+
+def _is_true(attrs: ReduceAttrs, total: Any, taken: Any, count: int) -> Any:
+    from tvm import tirx
+
+    return total > tirx.const(0, str(total.ty.dtype))
+
+
+for _name, _result in (("variance", _quotient), ("std", _root)):
+    register_passes(_name, Passes(accumulator, converted, "sum", _result, _centre, "sum", _square))
+register_passes("logsumexp", Passes(
+    accumulator, converted, "max_number", _logarithm, _finite, "sum",
+    lambda number, least, place: exp(number - least),
+))  # fmt: skip
+for _name, _how in (("any", "max"), ("all", "min")):
+    register_passes(_name, Passes(lambda dtype: "int8", converted, _how, _is_true))

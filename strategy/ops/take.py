@@ -9,7 +9,14 @@ from typing import Any, cast
 from strategy.attrs import Attrs, field
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
-from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.op import (
+    TOpPattern,
+    TypeReporter,
+    register_compute,
+    register_condition,
+    register_op,
+    register_reference,
+)
 from strategy.ops.gather import as_int64, int64_array
 from strategy.pattern import register_injective_schedule, register_reduce_schedule
 from strategy.reference import widened
@@ -104,7 +111,7 @@ def take_backward_rel(types: Sequence[Type], attrs: TakeAttrs, reporter: TypeRep
 )
 
 
-def _in_range(attrs: TakeAttrs, index: Any, extent: Any) -> Any:
+def place_in_range(attrs: TakeAttrs, index: Any, extent: Any) -> Any:
     """A TE index, brought into 0 … extent - 1 as the mode says."""
     from tvm import tirx
 
@@ -134,7 +141,7 @@ def compute_take(attrs: TakeAttrs, inputs: Sequence[Any], out_type: Type) -> lis
     rank = len(indices.shape) - batch
 
     def element(*i: Any) -> Any:
-        index = _in_range(attrs, indices(*i[:batch], *i[axis : axis + rank]), data.shape[axis])
+        index = place_in_range(attrs, indices(*i[:batch], *i[axis : axis + rank]), data.shape[axis])
         return data(*i[:axis], index, *i[axis + rank :])
 
     shape = _taken(attrs, [*inputs[0].shape], [*indices.shape])
@@ -154,7 +161,7 @@ def compute_take_backward(attrs: TakeAttrs, inputs: Sequence[Any], out_type: Typ
     places = [te.reduce_axis((0, n), name="r") for n in [*indices.shape][batch:]]
 
     def element(*i: Any) -> Any:
-        index = _in_range(attrs, indices(*i[:batch], *places), extents[axis])
+        index = place_in_range(attrs, indices(*i[:batch], *places), extents[axis])
         found = grad(*i[:axis], *places, *i[axis + 1 :])
         value = tirx.if_then_else(index == i[axis], found, tirx.const(0, grad.dtype))
         return te.sum(value, axis=places) if places else value
@@ -198,6 +205,15 @@ def reference_take_backward(attrs: TakeAttrs, inputs: Sequence[Any]) -> Any:
     sums = np.zeros(data.size, data.dtype)
     np.add.at(sums, places.ravel(), grad.ravel())
     return sums.reshape(data.shape)
+
+
+@register_condition("take_backward")
+def take_backward_condition(attrs: TakeAttrs, inputs: Sequence[Any]) -> Any:
+    """Many indices may name one element, and none most."""
+    import numpy as np
+
+    grad, indices, data = inputs
+    return 1 + reference_take_backward(attrs, [np.ones(np.shape(grad)), indices, np.zeros(np.shape(data))])
 
 
 register_shape_func("take", False, lambda attrs, inputs: [_taken(attrs, *inputs)])

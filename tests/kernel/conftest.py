@@ -45,7 +45,7 @@ def aligned(shape: Sequence[int], dtype: str, guard: int = 0) -> tuple[Any, Any]
     """An array at a multiple of 64 bytes, and the whole memory that holds it and its guards."""
     kind = np.dtype(dtype)
     count = int(np.prod(shape))
-    memory = np.full(count + 2 * guard + 64, -77, kind)
+    memory = np.full(count + 2 * guard + 64, np.asarray(-77).astype(kind))
     start = guard + (-(memory.ctypes.data + guard * kind.itemsize)) % 64 // kind.itemsize
     return memory[start : start + count].reshape(shape), memory
 
@@ -71,8 +71,9 @@ def run(artefact: Artefact, inputs: Mapping[str, Any], shape: Sequence[int]) -> 
     start = (out.ctypes.data - memory.ctypes.data) // out.itemsize
     tensors = [artefact.prepare(a, tensor(inputs[a.name])) for a in artefact.arguments[:-1]]
     artefact.main(*tensors, from_dlpack(out))
-    assert (memory[:start] == -77).all(), "wrote before its output"
-    assert (memory[start + out.size :] == -77).all(), "wrote after its output"
+    guard = np.asarray(-77).astype(out.dtype)
+    assert (memory[:start] == guard).all(), "wrote before its output"
+    assert (memory[start + out.size :] == guard).all(), "wrote after its output"
     return out
 
 

@@ -23,6 +23,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,10 @@ def versions() -> dict[str, tuple[int, str]]:
 def _modules_of(function: Any) -> Iterator[str]:
     """The source files of a function, of the functions that it wraps, and of those that it is given."""
     while isinstance(function, functools.partial):
-        for given in filter(callable, function.args):
-            yield from _modules_of(given)
+        for given in function.args:
+            parts = vars(given).values() if is_dataclass(given) else [given]
+            for part in filter(callable, parts):
+                yield from _modules_of(part)
         function = function.func
     yield function.__module__
     for cell in getattr(function, "__closure__", None) or ():
