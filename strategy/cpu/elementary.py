@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from strategy.cpu.binding import share
+from strategy.cpu.binding import is_cpu, share
 
 # exp(r) for |r| ≤ ln(2) / 2 is 1 + r + r² P(r); from Cephes (S. L. Moshier), expf.
 _EXP = (
@@ -64,6 +64,11 @@ _ATAN64 = (
 )  # fmt: skip
 _REST_OF_QUARTER = 6.123233995736765886130e-17  # what float64 lacks of π / 2
 _ROOT_OF_HALF = 0x3F3504F3  # the bits of √½
+# sin(r) is r + r³ P(r²), and cos(r) is 1 - r² / 2 + r⁴ Q(r²), for |r| ≤ π / 4; from Cephes (S. L. Moshier), sinf, cosf.
+_SIN = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
+_COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
+# The bits of 1 / (2 π) from that of 2⁻¹ on, behind 24 zeros.
+_TURN = (0x28BE60DB93, 0x91054A7F09D5F47D, 0x4D377036D8A5664F)
 
 
 def exp(x: Any) -> Any:
@@ -141,6 +146,74 @@ def atan(x: Any) -> Any:
         return turn + (_polynomial(_ATAN, square) * square * z + z)
 
     return _sign(x) * share(above / below, found)
+
+
+def sin(x: Any) -> Any:
+    """The sine of an expression, of any size, within three units in the last place of a number above 10⁻⁴."""
+    from tvm import tirx
+
+    return _turned(x, 0) if str(x.ty.dtype) == "float32" and is_cpu() else tirx.sin(x)
+
+
+def cos(x: Any) -> Any:
+    """The cosine of an expression, as `sin`."""
+    from tvm import tirx
+
+    return _turned(x, 1) if str(x.ty.dtype) == "float32" and is_cpu() else tirx.cos(x)
+
+
+def _turned(x: Any, quarters: int) -> Any:
+    """The sine of an expression, of so many quarters of a turn more where that is 1: the cosine.
+
+    The number of turns, m 2ᵏ / (2 π) of a number of the whole m, is needed without its whole part: the product of m
+    and as many bits of 1 / (2 π) from that of 2⁻ᵏ⁻¹ on as 64 bits hold, whose overflow is the whole part.
+    """
+    from tvm import tirx
+
+    size, bits = tirx.abs(x), tirx.reinterpret("int32", x)
+    near = size < _number(math.pi / 4)
+    eighth = tirx.const(1 << 61, "uint64")
+
+    def found(phase: Any) -> Any:
+        quarter = tirx.Cast("int32", phase >> tirx.const(62, "uint64")) + quarters
+        rest = tirx.Cast("int64", phase & tirx.const((1 << 62) - 1, "uint64")) - tirx.const(1 << 61, "int64")
+        angle = tirx.Cast("float32", rest) * _number(2 * math.pi / 2**64)
+        turned = tirx.Select(near, tirx.const(quarters, "int32"), quarter)
+        return share(tirx.Select(near, size, angle), lambda r: signed(r, turned))
+
+    def signed(r: Any, turned: Any) -> Any:
+        square = r * r
+        sine = r + r * square * _polynomial(_SIN, square)
+        cosine = square * square * _polynomial(_COS, square) - square * _number(0.5) + _number(1.0)
+        value = tirx.reinterpret("int32", tirx.Select((turned & 1) == 0, sine, cosine)) ^ ((turned & 2) << 30)
+        value = value if quarters else value ^ (bits & tirx.min_value("int32"))
+        number = tirx.reinterpret("float32", value)
+        return tirx.Select(size < _number(math.inf), number, _number(math.nan))
+
+    whole = tirx.Cast("uint64", (bits & 0x7FFFFF) | 0x800000)
+    return share(whole * _bits_of_turn(tirx.max(((bits >> 23) & 255) - 126, 0)) + eighth, found)
+
+
+def _bits_of_turn(first: Any) -> Any:
+    """64 of `_TURN`'s bits from one on, the 128th at most."""
+    from tvm import tirx
+
+    high, middle, low = (tirx.const(word, "uint64") for word in _TURN)
+    is_behind = first >= 64
+    left = tirx.Cast("uint64", tirx.Select(is_behind, first - 64, first))
+    right = tirx.const(64, "uint64") - left
+    one = tirx.const(1, "uint64")
+
+    def halves(count: Any) -> tuple[Any, Any]:
+        """Two shifts for one of 64 bits, which processors do not make."""
+        return count >> one, count - (count >> one)
+
+    ahead, behind = tirx.Select(is_behind, middle, high), tirx.Select(is_behind, low, middle)
+    for part in halves(left):
+        ahead = ahead << part
+    for part in halves(right):
+        behind = behind >> part
+    return ahead | behind
 
 
 def _sign(x: Any) -> Any:

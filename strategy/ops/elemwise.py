@@ -235,11 +235,11 @@ erf = register_unary(
 )  # fmt: skip
 sin = register_unary(
     "sin", "The sine of each element.", numpy_function("sin"),
-    lambda orig, grad: grad * cos(orig.args[0]), vector=_vector("sin"),
+    lambda orig, grad: grad * cos(orig.args[0]), vector=elementary.sin,
 )  # fmt: skip
 cos: Unary = register_unary(
     "cos", "The cosine of each element.", numpy_function("cos"),
-    lambda orig, grad: -(grad * sin(orig.args[0])), vector=_vector("cos"),
+    lambda orig, grad: -(grad * sin(orig.args[0])), vector=elementary.cos,
 )  # fmt: skip
 atan = register_unary(
     "atan", "The inverse tangent of each element.", numpy_function("arctan"),

@@ -430,6 +430,21 @@ def test_elementary_functions_over_their_whole_range(op):
         np.testing.assert_allclose(out.numpy(), expected.astype("float32"), rtol=5e-7, atol=absolute)
 
 
+@pytest.mark.parametrize("op", ["sin", "cos"])
+def test_angles_of_any_size(op):
+    import tvm
+
+    sizes = np.concatenate([np.linspace(0, 40, 4001), np.geomspace(1e-44, 3.4e38, 5000), [np.inf, np.nan]])
+    data = np.concatenate([sizes, -sizes]).astype("float32")
+    artefact = lower(make(op, {"data": f"float32[{data.size}]"}), TARGET, "broadcast.cpu").compile(checks=False)
+    out = tvm.runtime.tensor(np.full_like(data, 77))
+    artefact.main(tvm.runtime.tensor(data), out)
+    with np.errstate(invalid="ignore"):
+        expected = getattr(np, op)(data.astype("float64"))
+    np.testing.assert_allclose(out.numpy(), expected, rtol=2e-7, atol=2e-11)
+    assert np.signbit(out.numpy()[len(sizes)]) == (op == "sin")
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"])
 def test_bits_are_moved_beyond_all_and_by_less_than_none(dtype):
