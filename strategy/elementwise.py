@@ -1,7 +1,8 @@
 """`elementwise.cpu`: operators whose output elements depend on one element of each input, with a tunable schedule.
 
 The innermost axes of all tensors are one loop where they lie together in memory. That loop runs by several vectors a
-step; tasks are parts of the outer loops, or of that loop where there are few outer turns.
+step; tasks are parts of the outer loops, or of that loop where there are few outer turns. A result that the last-level
+cache cannot hold beside what it is of may be written past the caches.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cpu.streaming import can_stream, stream_stores
 from strategy.schedule import STAGE, Outs, dtype_bytes, integer, lanes_of, new_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -23,25 +25,28 @@ PARALLEL_FROM = 1 << 14
 
 
 def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
-    """Vector width, vectors of a step, and the number of parallel tasks."""
+    """Vector width, vectors of a step, the number of parallel tasks, and the kind of stores of a large result."""
     narrowest = min((t.dtype for t in (*inputs, out_type)), key=dtype_bytes)
     full = lanes_of(target, narrowest)
-    return _space(full, lanes_of(target, out_type.dtype), target.threads, out_type.size)
+    is_large = 2 * out_type.size * dtype_bytes(out_type.dtype) > target.l3_bytes
+    streams = is_large and can_stream(out_type.dtype, target)
+    return _space(full, lanes_of(target, out_type.dtype), target.threads, out_type.size, streams)
 
 
 @lru_cache(maxsize=1024)
-def _space(most: int, full: int, threads: int, size: int) -> ConfigSpace:
+def _space(most: int, full: int, threads: int, size: int, streams: bool) -> ConfigSpace:
     lanes = sorted({n for n in (full // 4, full // 2, full, most) if 1 <= n <= max(size, 1)} or {1})
     counts = sorted({1, *(t for t in (2, 4, 8, 16, 32, 64) if t < threads), threads, 4 * threads})
 
     def fallback() -> dict[str, Any]:
         return {
             "lanes": max(n for n in lanes if n <= full or n == lanes[0]), "vectors": 1,
-            "tasks": threads if size >= PARALLEL_FROM else 1,
+            "tasks": threads if size >= PARALLEL_FROM else 1, **({"stores": "streamed"} if streams else {}),
         }  # fmt: skip
 
+    stores = [Knob("stores", ("cached", "streamed"))] if streams else []
     return ConfigSpace(
-        [Knob("lanes", lanes), Knob("vectors", (1, 2, 4, 8)), Knob("tasks", counts)],
+        [Knob("lanes", lanes), Knob("vectors", (1, 2, 4, 8)), Knob("tasks", counts), *stores],
         [knob("lanes") * knob("vectors") <= max(size, lanes[-1])],
         derived={"width": knob("lanes") * knob("vectors")},
         fallback=fallback,
@@ -70,6 +75,9 @@ def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     sch.vectorize(lane)
     if tasks > 1:
         sch.parallel(task)
+    written = str(sch.get(block).writes[0].source.dtype)  # an epilogue may have another
+    if config.get("stores") == "streamed" and can_stream(written, target):
+        stream_stores(sch, steps if task is None else task, written, lanes)
     whole = columns // step
     if rows >= tasks and 0 < whole < int(sch.get(steps).extent):
         sch.loop_partition(steps, [whole, None])

@@ -35,10 +35,10 @@ def space_of(work: Workload, target: Target = TARGET) -> ConfigSpace:
     return space
 
 
-def check(work: Workload, config: Any) -> None:
+def check(work: Workload, config: Any, target: Target = TARGET) -> None:
     inputs = random_inputs(work, 7)
     expected = reference(work, inputs)
-    found = run(lower(work, TARGET, NAME, config).compile(checks=False), inputs, expected[0].shape)
+    found = run(lower(work, target, NAME, config).compile(checks=False), inputs, expected[0].shape)
     (tolerance,) = tolerances(work, inputs, expected)
     try:
         compare(np.asarray(found), np.asarray(expected[0]), tolerance)
@@ -219,3 +219,19 @@ def test_no_mean_of_lanes_beyond_the_windows_divides_by_0() -> None:
     )
     config = {"down_unroll": 1, "lanes": 4, "tasks": 1, "unroll": 4}
     lower(work, TARGET, "pool2d_row.cpu", config).compile()
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("shape", [[37, 1003], [300, 1024]])
+def test_a_large_result_may_pass_the_caches(shape: list[int]) -> None:
+    """Vectors that begin elsewhere than at a multiple of their size are stored as others."""
+    small = Target.parse({**TARGET.to_json(), "l3_bytes": 1 << 18})
+    inputs, relu = {"lhs": typed(shape), "rhs": typed(shape[-1:])}, EpilogueStep("relu", (None,))
+    work = Workload.make("add", inputs, epilogue=[relu])
+    space = space_of(work, small)
+    assert ("stores" in space.fallback) == small.has("avx2")
+    assert "stores" not in space_of(Workload.make("relu", {"data": typed([64])}), small).fallback
+    for config in space.sample(random.Random(0), 3):
+        check(work, config, small)
+    code = lower(work, small, NAME, space.fallback).compile(checks=False).executable.mod.inspect_source("s")
+    assert ("movntps" in code) == small.has("avx2")
