@@ -341,6 +341,17 @@ def test_winograd_is_only_where_it_can_be(attrs):
     assert not names.keys() & {F2, F4}
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", [F2, F4])
+def test_winograd_of_groups(name, full):
+    for attrs in ({"padding": 1, "groups": 2}, {"padding": [1, 2, 0, 3], "groups": 3, "dilation": [1, 2]}):
+        work = make("float32[2,48,14,17]", f"float32[36,{48 // attrs['groups']},3,3]", attrs)
+        space = space_of(work, name)
+        assert all(36 // attrs["groups"] % config["rows"] == 0 for config in space.sample(random.Random(0), 9))
+        for config in [space.fallback, *space.sample(random.Random(1), 4 if full else 1)]:
+            check(work, name, config)
+
+
 def test_a_symbolic_image_has_fewer_implementations_than_a_symbolic_batch():
     assert valid(make("float32[n,16,9,9]", "float32[4,16,3,3]", {})).keys() == FEW
     assert valid(make("float32[n,16,9,9]", "float32[4,16,1,1]", {})).keys() == {*GENERAL, POINTWISE}

@@ -12,7 +12,7 @@
     conv2d_nhwc_dot.cpu            the same of NHWC, nothing unfolded
     conv2d_nhwc_amx.cpu            the same of NHWC by AMX, windows unfolded
     conv2d_nhwc_amx_direct.cpu     the same, tiles read from the image
-    conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride
+    conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    3×3 without stride, of one group or of groups of several channels
     depthwise_conv2d_nchw.cpu      as many groups as channels
     depthwise_conv2d_nhwc.cpu      the same of NHWC, where each channel gives one
 
@@ -190,7 +190,9 @@ def _add_products(
             space=pointwise.space, prepare=pointwise.prepare,
         )  # fmt: skip
     # Winograd's tiles go over the images of a batch.
-    if attrs.groups == 1 and data.shape[0].is_constant and attrs.strides == (1, 1):
+    if not data.shape[0].is_constant or attrs.strides != (1, 1):
+        return
+    if attrs.groups == 1:
         square = (kernel_h == 3) & (kernel_w == 3)
         # Dilation divides the image into as many. Of less than 4 pixels a tile is idle in part: it is still faster
         # than columns, unless it is one tile alone, and slower than a spatial pack that fills its own.
@@ -215,6 +217,12 @@ def _add_products(
         # Few channels do not average out the rounding of its transforms; small images fill no tile.
         with SpecializedCondition(square & (channels >= 16) & (height >= least[0]) & (width >= least[1])):
             _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F4, four, version=2)
+    elif weight.concrete_shape[2:] == (3, 3) and min(int(weight.shape[1]), int(weight.shape[0]) // attrs.groups) >= 8:
+        # Untuned, what computes each group apart is faster, or not much slower.
+        _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F2, 8, version=2)
+        whole = all(int(n) >= 7 * d for n, d in zip((height, width), attrs.dilation, strict=True))
+        if int(weight.shape[1]) >= 16 and whole:
+            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F4, 8, version=2)
 
 
 def _add_spatial_pack(strategy: OpStrategy) -> None:

@@ -3,8 +3,9 @@
 F(m×m, 3×3) takes (m + 2)² multiplications for m² outputs where direct takes 9 m²: 4 and 2.25 for one
 output. After Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015). The weight's
 transform is a preparation, done once for a constant weight. Where the window is dilated by d, every d-th row
-and column is an image of its own.
+and column is an image of its own. Of several groups a tile's rows are output channels of one.
 """
+# Over 300 lines: one algorithm, with its space, compute and schedule.
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.condition import ceildiv
 from strategy.cpu.tile import (
     ROWS,
     accumulators,
@@ -41,7 +43,7 @@ from strategy.schedule import (
     vectorize,
     zero_beyond,
 )
-from strategy.space import Config, ConfigSpace, Knob
+from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType
 
@@ -78,12 +80,15 @@ def space(
     The `order` of tasks is by points of the transform, or by output channels.
     """
     geometry = Geometry.of(inputs, out_type)
+    out_channels = geometry.groups * geometry.out_channels
     lanes = lanes_of(target, inputs[0].dtype)
     tiles = _tiles(transform, attrs, out_type)
 
     def fallback() -> dict[str, Any]:
         rows, width = best_tile_of(geometry.out_channels, tiles, lanes, target.vector_registers, target.multiply_adds)
-        count = -(-geometry.out_channels // rows)
+        if geometry.groups > 1:
+            rows = largest_divisor(ROWS, geometry.out_channels, rows)
+        count = -(-out_channels // rows)
         return {
             "rows": rows,
             "width": width,
@@ -93,20 +98,24 @@ def space(
             "order": "points",
         }
 
+    whole = []
+    if geometry.groups > 1:
+        whole = [ceildiv(geometry.out_channels, knob("rows")) * knob("rows") == geometry.out_channels]
     high, wide = up_to("rows", ROWS, 2 * geometry.out_channels, "layout"), width_knob(lanes, tiles)
     return ConfigSpace(
         [
             high,
             wide,
             up_to("unroll", (1, 2, 4, 8), geometry.channels),
-            block_knob("o_block", BLOCKS, geometry.out_channels, high),
+            block_knob("o_block", BLOCKS, out_channels, high),
             block_knob("p_block", BLOCKS, tiles, wide),
             _ORDER,
         ],
         [
             register_constraint(target.vector_registers, lanes),
-            whole_blocks(geometry.out_channels, "rows", "o_block"),
+            whole_blocks(out_channels, "rows", "o_block"),
             whole_blocks(tiles, "width", "p_block"),
+            *whole,
         ],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
@@ -179,11 +188,13 @@ def compute(
             transform.data, j, [columns[n, c, y, i, x * tile + b] for b in range(alpha)]
         ),
     )  # fmt: skip
-    r = te.reduce_axis((0, channels), name="r")
+    own = int(weight.shape[3])
+    r = te.reduce_axis((0, own), name="r")
 
     def term(i: Any, j: Any, o: Any, t: Any) -> Any:
         n, y, x = t // (down * across), t // across % down, t % across
-        number = zero_beyond(data_transform[i, j, r, n, y, x], t, tiles, width)
+        c = r if attrs.groups == 1 else o // (out_channels // attrs.groups) * own + r
+        number = zero_beyond(data_transform[i, j, c, n, y, x], t, tiles, width)
         return te.sum(weight[i, j, o // rows, r, o % rows] * number, axis=r)
 
     sums = compute_stage("tiles", (alpha, alpha, round_up(out_channels, rows), round_up(tiles, width)), term)
