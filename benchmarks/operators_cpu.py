@@ -23,6 +23,7 @@ Groups of rows, float32, batch 1 (weights and biases are constant):
 - chains: elementwise operators with what follows them, softmax with scale and mask, pooling of [n, h, w, c].
 - images: transposed convolutions, resizing, adaptive pooling and pixel shuffle, at sizes of U-Net, FPN and ESPCN.
 - axes: softmax along other axes than the last, scans of one long row, sorts, and norms of groups.
+- glue: batch norms, activations, gated products, rotary embedding, movement of data, indices, triangles and statistics.
 - held-out: layers of networks that no other group has, by which selection is judged.
 
 Each implementation is tuned for `--trials` trials; what is selected and the best of each are then
@@ -76,7 +77,7 @@ class Row(NamedTuple):
             given = [Input(name, text, constant=True) for name, text in known.items()]
             step = EpilogueStep("requantize", (None, *given), {"out_dtype": "uint8"})
             return Workload.make(f"q{self.op}", types, self.attrs, self.constants, [step])
-        types = {n: _typed(s, "int32" if n == "ends" else self.dtype) for n, s in self.inputs.items()}
+        types = {n: _typed(s, _DTYPES.get(n, self.dtype)) for n, s in self.inputs.items()}
         return Workload.make(self.op, types, self.attrs, self.constants, [self._step(s) for s in self.after])
 
     def _step(self, what: str) -> EpilogueStep:
@@ -86,6 +87,9 @@ class Row(NamedTuple):
             return EpilogueStep(what, (None,))
         operand = Input(what, _typed(self.added[what]), constant=what == "bias")
         return EpilogueStep("add", (None, operand))
+
+
+_DTYPES = {"ends": "int32", "indices": "int32", "condition": "bool"}  # of inputs that are of no other
 
 
 def _typed(shape: Shape, dtype: str = "float32") -> str:
@@ -184,9 +188,13 @@ def _plain(op: str, *shapes: Shape, **attrs: Any) -> Row:
     where = "" if along is None else f"@{along}".replace(" ", "")
     name = f"{op}:{'x'.join(map(str, shapes[0]))}{where}"
     names = {
-        "layer_norm": ("data", "gamma", "beta"), "rms_norm": ("data", "gamma"), "add": ("lhs", "rhs"),
-        "softmax_bias": ("data", "bias"), "group_norm": ("data", "gamma", "beta"),
-        "instance_norm": ("data", "gamma", "beta"),
+        "layer_norm": ("data", "gamma", "beta"), "rms_norm": ("data", "gamma"), "softmax_bias": ("data", "bias"),
+        "group_norm": ("data", "gamma", "beta"), "instance_norm": ("data", "gamma", "beta"),
+        "batch_norm": ("data", "gamma", "beta", "moving_mean", "moving_var"),
+        "rotary_embedding": ("data", "cos", "sin"), "stack": ("data.0", "data.1"), "take": ("data", "indices"),
+        "gather": ("data", "indices"), "scatter_add": ("data", "indices", "updates"), "one_hot": ("indices",),
+        "where": ("condition", "x", "y"),
+        **dict.fromkeys(("add", "swiglu", "floor_mod"), ("lhs", "rhs")),
     }.get(op, ("data",))  # fmt: skip
     return Row(name, op, dict(zip(names, shapes, strict=True)), attrs)
 
@@ -246,7 +254,8 @@ GROUPS = {
     ],
     "attention": [
         _fused("bert", 12, 128, 128, 64), _fused("vit", 12, 197, 197, 64),
-        _fused("llama", 32, 128, 128, 128, is_causal=True), _fused("llama", 32, 1, 2048, 128),
+        _fused("llama", 32, 128, 128, 128, is_causal=True), _fused("llama", 32, 2048, 2048, 128, is_causal=True),
+        _fused("llama", 32, 1, 2048, 128),
         _fused("llama", 32, 1, 2048, 128, groups=8),
         _plain("rms_norm", (1, 4096), (4096,)), _plain("rms_norm", (128, 4096), (4096,)),
         _plain("silu", (128, 11008)),
@@ -329,6 +338,27 @@ GROUPS = {
         _plain("instance_norm", (1, 64, 128, 128), (64,), (64,)),
         _plain("instance_norm", (1, 256, 32, 32), (256,), (256,)),
     ],
+    "glue": [
+        _plain("batch_norm", (1, 64, 112, 112), *((64,),) * 4),
+        *(_plain(op, (128, 8192)) for op in ("hardswish", "leaky_relu", "softplus", "mish", "sin")),
+        _plain("swiglu", (128, 8192), (128, 8192)), _plain("floor_mod", (384, 768), (768,)),
+        _plain("rotary_embedding", (1, 32, 128, 128), (128, 64), (128, 64)),
+        _plain("pad", (1, 64, 56, 56), pad_width=((0, 0), (0, 0), (1, 1), (1, 1))),
+        _plain("pad", (1, 64, 56, 56), pad_width=((0, 0), (0, 0), (3, 3), (3, 3)), pad_mode="reflect")._replace(
+            name="pad:1x64x56x56,reflect"
+        ),
+        _plain("stack", (384, 768), (384, 768), axis=1), _plain("repeat", (1, 8, 512, 128), repeats=4, axis=1),
+        _plain("tile", (1, 1, 512, 512), reps=(1, 12, 1, 1)), _plain("reverse", (384, 768), axis=1),
+        _plain("take", (30522, 768), (128,), axis=0), _plain("gather", (512, 1024), (512, 1024), axis=1),
+        _plain("scatter_add", (512, 1024), (512, 1024), (512, 1024), axis=1),
+        _plain("scatter_add", (4096, 64), (16384, 64), (16384, 64), axis=0),
+        _plain("one_hot", (128,), depth=30522, dtype="int64"), _plain("trilu", (12, 512, 512), k=1),
+        _plain("where", (12, 384, 384), (12, 384, 384), (1,)),
+        _plain("argmax", (64, 32000), axis=1), _plain("argmax", (1, 21, 128, 128), axis=1),
+        _plain("logsumexp", (64, 32000), axis=1), _plain("logsumexp", (1, 21, 128, 128), axis=1),
+        _plain("variance", (384, 768), axis=1), _plain("variance", (384, 768), axis=0),
+        _plain("cummax", (128, 1000), axis=1), _plain("unique", (100_000,)),
+    ],
     "held-out": [
         _conv2d(128, 56, 256, 3), _conv2d(512, 14, 512, 3), _conv2d(128, 28, 32, 3), _conv2d(64, 96, 64, 3),
         _conv2d(64, 55, 16, 1), _conv2d(40, 28, 240, 1), _conv2d(480, 14, 80, 1), _conv2d(116, 28, 116, 1),
@@ -393,6 +423,50 @@ def _anchors(torch: Any) -> dict[str, Callable[..., Any]]:
         "cumsum": lambda a, x: x.cumsum(a["axis"]),
         "topk": lambda a, x: x.topk(a["k"]),
         "add": lambda a, x, y: x + y,
+        **_glue(torch),
+    }
+
+
+def _glue(torch: Any) -> dict[str, Callable[..., Any]]:
+    """`_anchors` of the group `glue`."""
+    functional = torch.nn.functional
+    modes = {"edge": "replicate"}
+
+    def turned(a: Any, x: Any, cos: Any, sin: Any) -> Any:
+        one, other = x.chunk(2, -1)
+        return torch.cat((one * cos - other * sin, other * cos + one * sin), -1)
+
+    def padded(a: Any, x: Any) -> Any:
+        sides = [n for pair in reversed(a["pad_width"][2:]) for n in pair]
+        mode = a.get("pad_mode", "constant")
+        return functional.pad(x, sides, modes.get(mode, mode))
+
+    return {
+        "batch_norm": lambda a, x, weight, bias, mean, variance: functional.batch_norm(x, mean, variance, weight, bias),
+        "hardswish": lambda a, x: functional.hardswish(x),
+        "leaky_relu": lambda a, x: functional.leaky_relu(x),
+        "softplus": lambda a, x: functional.softplus(x),
+        "mish": lambda a, x: functional.mish(x),
+        "sin": lambda a, x: x.sin(),
+        "swiglu": lambda a, x, y: functional.silu(x) * y,
+        "floor_mod": lambda a, x, y: x.remainder(y),
+        "rotary_embedding": turned,
+        "pad": padded,
+        "stack": lambda a, x, y: torch.stack((x, y), a["axis"]),
+        "repeat": lambda a, x: x.repeat_interleave(a["repeats"], a["axis"]),
+        "tile": lambda a, x: x.tile(a["reps"]),
+        "reverse": lambda a, x: x.flip(a["axis"]),
+        "take": lambda a, x, indices: functional.embedding(indices, x),
+        "gather": lambda a, x, indices: x.gather(a["axis"], indices),
+        "scatter_add": lambda a, x, indices, updates: x.scatter_add(a["axis"], indices, updates),
+        "one_hot": lambda a, indices: functional.one_hot(indices, a["depth"]),
+        "trilu": lambda a, x: x.triu(a["k"]),
+        "where": lambda a, condition, x, y: torch.where(condition, x, y),
+        "argmax": lambda a, x: x.argmax(a["axis"]),
+        "logsumexp": lambda a, x: x.logsumexp(a["axis"]),
+        "variance": lambda a, x: x.var(a["axis"], correction=0),
+        "cummax": lambda a, x: x.cummax(a["axis"]).values,
+        "unique": lambda a, x: x.unique(return_inverse=True, return_counts=True),
     }
 
 
@@ -410,10 +484,13 @@ def _torch_calls(row: Row, threads: int, _best: dict[str, Any]) -> dict[str, Cal
     if row.dtype == "int8":
         return _quantized_calls(torch, row, tensors["data"], tensors["weight"])
     tensors = {n: t.to(getattr(torch, row.dtype)) for n, t in tensors.items()}
-    if "ends" in tensors:
+    if own := _DTYPES.keys() & tensors.keys():
         from workers.reference import random_inputs
 
-        tensors["ends"] = torch.from_numpy(random_inputs(row.workload(), 0)["ends"])
+        given = random_inputs(row.workload(), 0)
+        tensors |= {name: torch.from_numpy(given[name]) for name in own}
+    if "indices" in tensors:  # PyTorch has none below 0
+        tensors["indices"] = tensors["indices"].abs().long()
     attrs = {name: tuple(v) if isinstance(v, list) else v for name, v in row.attrs.items()}
     anchor = _anchors(torch)[row.op]
     constant = {*row.constants, *({"bias"} & row.added.keys())}

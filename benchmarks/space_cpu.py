@@ -70,6 +70,7 @@ WORKLOADS: dict[str, Sequence[Layer]] = {
     "images": GROUPS["images"],
     "axes": GROUPS["axes"],
     "chains": GROUPS["chains"],
+    "glue": GROUPS["glue"],
     "attention": [row for row in GROUPS["attention"] if row.op == "attention"],
     "narrow": [row for row in GROUPS["narrow"] if row.dtype != "float32"],
     "groups": [row for row in GROUPS["windows"] if ",g" in row.name],
