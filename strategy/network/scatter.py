@@ -1,6 +1,6 @@
 """Values written into places that indices name, by operators that move and choose, as importers of models share it.
 
-Indices count from the front. Each place looks at all that may go there.
+Indices count from the front. For products and extremes each place looks at all that may go there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ def _within(function: Scatter) -> Scatter:
             if other != axis and extent < extents(x)[other]:
                 inner, beyond = layer.take_slice(x, other, 0, extent), layer.take_slice(x, other, extent, None)
                 return layer.concatenate([whole(inner, axis, indices, source, *more), beyond], other)
-        _require_few(indices, extents(x)[axis])
         return function(x, axis, indices, source, *more)
 
     return whole
@@ -61,7 +60,10 @@ def add_elements(x: Expr, axis: int, indices: Expr, source: Expr) -> Expr:
 @_within
 def write_elements(x: Expr, axis: int, indices: Expr, source: Expr) -> Expr:
     """Each element, or the last of those that indices of its row along the axis send there."""
-    return call("gather", layer.concatenate([x, source], axis), _writers(indices, extents(x), axis), axis=axis)
+    if x.tensor_type.dtype == "bool":
+        x, source = (call("cast", v, dtype="uint8") for v in (x, source))
+        return call("cast", call("scatter", x, indices, source, axis=axis), dtype="bool")
+    return call("scatter", x, indices, source, axis=axis)
 
 
 @_within
@@ -74,26 +76,37 @@ def reduce_elements(x: Expr, axis: int, indices: Expr, source: Expr, name: str, 
     if x.tensor_type.dtype == "bool":  # as 0 and 1
         x, source = (call("cast", v, dtype="int64") for v in (x, source))
         return call("cast", reduce_elements(x, axis, indices, source, name, own), dtype="bool")
+    if name in ("sum", "mean"):
+        return _sum_elements(x, axis, indices, source, own, is_mean=name == "mean")
+    _require_few(indices, extents(x)[axis])
     kind = x.tensor_type.dtype
     hits, shape = _hits(indices, extents(x)[axis], axis), extents(source)
     beside = layer.reshape(source, (*shape[:axis], 1, *shape[axis:]))
     least, greatest = (-math.inf, math.inf) if "float" in kind else (int(np.iinfo(kind).min), int(np.iinfo(kind).max))
-    reduced, combine, none = {
-        "sum": ("sum", "add", 0), "mean": ("sum", "add", 0), "prod": ("prod", "multiply", 1),
-        "max": ("max", "maximum", least), "min": ("min", "minimum", greatest),
-    }[name]  # fmt: skip
+    combine, none = {"prod": ("multiply", 1), "max": ("maximum", least), "min": ("minimum", greatest)}[name]
 
     def over(values: Expr, how: str) -> Expr:
         found: Expr = call(how, values, axis=(axis + 1,), keepdims=False)
         return found
 
-    found = over(call("where", hits, beside, number(none, x)), reduced)
-    found = call(combine, x, found) if own else found
-    if name == "mean":
-        count = over(call("cast", hits, dtype="int64"), "sum")
-        count = call("cast", layer.clip(call("add", count, number(own, count)), 1, None), dtype=kind)
-        found = call("divide" if "float" in kind else "floor_divide", found, count)
-    return found if own else call("where", over(hits, "any"), found, x)
+    found = over(call("where", hits, beside, number(none, x)), name)
+    return call(combine, x, found) if own else call("where", over(hits, "any"), found, x)
+
+
+def _sum_elements(x: Expr, axis: int, indices: Expr, source: Expr, own: bool, *, is_mean: bool) -> Expr:
+    """The sum or mean as of `reduce_elements`, of numbers."""
+    found = add_elements(x if own else call("zeros_like", x), axis, indices, source)
+    if own and not is_mean:
+        return found
+    kind = x.tensor_type.dtype
+    counted = kind if kind in ("float32", "float64") else "int64"
+    none, one = (v if counted == kind else call("cast", v, dtype=counted) for v in (x, source))
+    count = call("scatter_add", call("zeros_like", none), indices, call("ones_like", one), axis=axis)
+    if is_mean:
+        terms = layer.clip(call("add", count, number(own, count)), 1, None)
+        terms = terms if counted == kind else call("cast", terms, dtype=kind)
+        found = call("divide" if "float" in kind else "floor_divide", found, terms)
+    return found if own else call("where", call("greater", count, number(0, count)), found, x)
 
 
 def write_rows(x: Expr, places: Expr, source: Expr, accumulate: bool) -> Expr:
@@ -104,9 +117,9 @@ def write_rows(x: Expr, places: Expr, source: Expr, accumulate: bool) -> Expr:
     """
     if accumulate:
         return add_elements(x, 0, layer.broadcast(places, extents(source)), source)
-    rows = extents(x)[0]
-    _require_few(places, rows)
-    chosen = layer.reshape(_writers(places, (rows, 1), 0), (rows,))
+    rows, written = extents(x)[0], extents(source)[0]
+    own, turns = layer.steps(0, rows, 1, "int64"), layer.steps(rows, rows + written, 1, "int64")
+    chosen = call("scatter", own, layer.reshape(places, (written,)), turns, axis=0)
     return call("take", layer.concatenate([x, source], 0), chosen, axis=0)
 
 
@@ -138,15 +151,3 @@ def _hits(indices: Expr, extent: int, axis: int) -> Expr:
     beside = layer.reshape(indices, (*shape[:axis], 1, *shape[axis:]))
     own = layer.steps(0, extent, 1, indices.tensor_type.dtype)
     return call("equal", beside, layer.reshape(own, (extent, *(1,) * (len(shape) - axis))))
-
-
-def _writers(indices: Expr, shape: Sequence[int], axis: int) -> Expr:
-    """The place of each element, in the tensor with what is written behind it along the axis; the last one wins."""
-    extent, written = shape[axis], extents(indices)[axis]
-    tail = (1,) * (len(shape) - 1 - axis)
-    turn = layer.reshape(layer.steps(0, written, 1, "int64"), (written, *tail))
-    last = call("where", _hits(indices, extent, axis), turn, number(-1, turn))
-    last = call("max", last, axis=(axis + 1,), keepdims=False)
-    own = layer.reshape(layer.steps(0, extent, 1, "int64"), (extent, *tail))
-    behind = call("add", last, layer.count(extent, last))
-    return call("where", call("less", last, number(0, last)), own, behind)

@@ -90,6 +90,7 @@ def scatter_add_rel(types: Sequence[Type], attrs: GatherAttrs, reporter: TypeRep
     .add_type_rel("ScatterAdd", scatter_add_rel)
     .set_attr("TOpPattern", TOpPattern.kCommReduce)
     .example({"data": "float32[5,19]", "indices": "int32[5,7]", "updates": "float32[5,7]"}, {"axis": 1})
+    .example({"data": "float32[5,19]", "indices": "int64[7,19]", "updates": "float32[7,19]"})
 )
 
 

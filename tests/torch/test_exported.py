@@ -570,6 +570,12 @@ COMPILED = {
     ),
     **{name: COMPUTED[name] for name in ("small numbers", "small numbers of 64 bits", "signs of zeros")},
     "no variance": (lambda x: (x.var(0), x.var(0, correction=0)), torch.ones(1, 6)),
+    "what a graph's edges send": (
+        lambda x, i: (
+            x[:1] + 1, torch.ones(5000, 64).index_add(0, i, x), torch.zeros(5000, 64).half().index_add(0, i, x.half()),
+            torch.ones(5000, 64).scatter_reduce(0, i[:, None].expand(x.shape), x, "mean", include_self=False),
+        ), (torch.arange(20_000 * 64) % 7).float().view(20_000, 64), torch.arange(20_000) ** 2 % 4999,
+    ),
 }
 
 
@@ -618,7 +624,7 @@ REFUSED = {
     "memory by strides": (lambda x: x[:, 1:].as_strided((2, 2), (1, 1)), X),
     "memory before its tensor's": (lambda x: (x + 1)[1:].as_strided((3, 8), (8, 1), 0), X),
     "640000 elements written into an axis of 10000": (
-        lambda x, i: x.index_add(0, i, x), torch.zeros(10_000, 64), torch.zeros(10_000, dtype=torch.int64),
+        lambda x, i: x.index_reduce(0, i, x, "amax"), torch.zeros(10_000, 64), torch.zeros(10_000, dtype=torch.int64),
     ),
     "it returns no tensor": (lambda x: 3, X),
     "item.*depends on values: keep it a tensor": (lambda x, n: x * n.item(), X, torch.tensor(2.5)),
