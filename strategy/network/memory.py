@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,14 +22,14 @@ class Life:
 def place(lives: Sequence[Life], alignment: int) -> tuple[list[int], int]:
     """The offset of each buffer, and the arena's size: the largest first, at the lowest offset that is free."""
     offsets = [0] * len(lives)
-    placed: list[int] = []
+    placed: list[int] = []  # by their offsets
     for index in sorted(range(len(lives)), key=lambda i: -lives[i].bytes):
         offset = 0
-        for other in sorted(placed, key=lambda i: offsets[i]):
+        for other in placed:
             if lives[index].overlaps(lives[other]) and offset + lives[index].bytes > offsets[other]:
                 offset = max(offset, -(-(offsets[other] + lives[other].bytes) // alignment) * alignment)
         offsets[index] = offset
-        placed.append(index)
+        insort(placed, index, key=offsets.__getitem__)
     end = max((offsets[i] + life.bytes for i, life in enumerate(lives)), default=0)
     return offsets, -(-end // alignment) * alignment
 
