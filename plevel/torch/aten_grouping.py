@@ -13,7 +13,7 @@ from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
-from strategy.network.scatter import require_few
+from strategy.network.scatter import add_elements, require_few
 
 
 @register("histc.default")
@@ -31,6 +31,17 @@ def _histogram(x: Expr, bins: int = 100, low: float = 0, high: float = 0) -> Exp
     inside = call("logical_and", call("less_equal", least, flat), call("less_equal", flat, most))
     found = call("logical_and", inside, call("equal", place, Constant(np.arange(bins, dtype=dtype)[None])))
     return call("sum", cast(found, dtype), axis=(0,), keepdims=False)
+
+
+@register("bincount.default")
+def _bincount(x: Expr, weights: Expr | None = None, minlength: int = 0) -> Expr:
+    """The numbers of elements of each value, or the sums of their weights.
+
+    There are as many values as `minlength` says, which the program has to claim: else their number depends on them.
+    """
+    kind = "int64" if weights is None else "float32" if weights.tensor_type.dtype == "float32" else "float64"
+    each = layer.filled(1, extents(x), kind) if weights is None else cast(weights, kind)
+    return add_elements(layer.filled(0, (minlength,), kind), 0, x, each)
 
 
 def _grouped_matmul(x: Expr, weight: Expr, ends: Expr) -> Expr:

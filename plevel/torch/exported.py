@@ -428,7 +428,7 @@ def run_program(
     class Keeper(torch.fx.Interpreter):  # type: ignore[misc]
         def run_node(self, node: Any) -> Any:
             found = super().run_node(node)
-            if node.name in names:
+            if node.name in names and node.op != "output":  # of which a library's only output may have the name
                 values[node.name] = _array(found)
             return found
 

@@ -94,6 +94,32 @@ def quantised(x, weight):
     return nn.functional.linear(x, of.dequantize_per_channel(of.quantize_per_channel(weight, *rows), *rows))
 
 
+def quantised_anew(x, weight):
+    """Linear layers whose data have the scale of their values at the call: of the tensor, or of each of its rows."""
+    define_quantized()
+    of, kind, found = torch.ops.quantized_decomposed, torch.int8, []
+    rows = torch.linspace(0.01, 0.02, 4), torch.arange(4) - 4, 0, -127, 127, kind
+    weight = of.dequantize_per_channel(of.quantize_per_channel(weight, *rows), *rows)
+    for choose, low, high, own in (
+        (of.choose_qparams, -128, 127, kind), (of.choose_qparams, 0, 255, torch.uint8),
+        (of.choose_qparams_symmetric, -127, 127, kind), (of.choose_qparams_symmetric, 0, 255, torch.uint8),
+    ):  # fmt: skip
+        numbers = *choose(x, low, high, 1e-5, own), low, high, own
+        found.append(of.dequantize_per_tensor(of.quantize_per_tensor(x, *numbers), *numbers))
+    for choose in (of.choose_qparams_per_token, of.choose_qparams_per_token_asymmetric):
+        numbers = *choose(x, kind), -128, 127, kind
+        found.append(of.dequantize_per_token(of.quantize_per_token(x, *numbers), *numbers, torch.float32))
+    return [nn.functional.linear(values, weight) for values in found]
+
+
+def numbered(i, x):
+    """Counts of numbers, and sums of weights, of which the program says how many there are."""
+    found = [torch.bincount(i, minlength=5), *(torch.bincount(i, w, minlength=4) for w in (x, i))]
+    for counts, length in zip(found, (5, 4, 4), strict=True):
+        torch._check(counts.shape[0] == length)
+    return [counts + 1 for counts in found]
+
+
 def put(x, places, values):
     found = x.clone()
     found[places] = values
@@ -526,6 +552,8 @@ COMPUTED = {
         Calls(mixed, nn.Linear(8, 32).bfloat16()), X.bfloat16(), torch.tensor([3, 0, 3, 1])
     ),
     "integers for real numbers": (quantised, X, X.cos()),
+    "integers of scales that values give": (quantised_anew, X.sin() + 0.2, X.cos()),
+    "counts of numbers": (numbered, COUNTS.flatten(), X.flatten()),
     "histograms": (lambda x: (x.histc(5, -3, 2.5), x.sin().histc(7, -1, 1), x.round().histc(9, -4, 4)), X),
     "buckets of distances": (
         lambda x: x + torch.where(COUNTS < 1, COUNTS, torch.arange(32).view(4, 8).log().long() * COUNTS), X
@@ -589,6 +617,12 @@ def test_a_compiled_program_computes_what_pytorch_does(name: str) -> None:
     for found, wanted in zip(map(np.asarray, outputs), expected, strict=True):
         epsilon = {"float32": 1e-6, "float16": 1e-3}.get(found.dtype.name, 1e-2)
         np.testing.assert_allclose(found.astype("float32"), wanted, rtol=epsilon, atol=0)
+
+
+def test_an_output_is_no_value_of_the_graph_whose_name_it_has() -> None:
+    program = torch.export.export(Calls(lambda x: x.view(8, 4)), (X,))
+    _, plain = import_program(program)
+    assert run_program(program, plain, ["output", "view"]).values.keys() == {"view"}
 
 
 @pytest.mark.full

@@ -80,6 +80,7 @@ COMPILED = {
         lambda x: (
             torch.fft.fft2(x).real, torch.fft.rfft(x, dim=0, norm="ortho").imag, torch.fft.ifft(x.T).imag,
             torch.fft.irfft(torch.fft.rfft(x.T), x.shape[0]),
+            torch.stft(x.T, 4, 2, window=torch.hann_window(4), return_complex=True).abs(),
         ), X, {0: torch.export.Dim.DYNAMIC(min=4, max=70)},
     ),
     "larger images": (
