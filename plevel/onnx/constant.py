@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,20 @@ from strategy.network.size import PROBED, Sizes
 
 FOLDED = 1 << 28  # elements of a constant that is computed
 _SHOWN = 1024  # elements of a constant that may say how large an output is
+_MOST_PARTS = 64  # of a number that a size is multiplied by, so that no float is rounded
+WIDE = (np.float32, np.float64)  # dtypes that have all sizes below 2²⁴
 # Equal, smaller and greater than each other, below most numbers, and with different rests.
 _TRIED = ((1, 1, 1), (2, 3, 5), (7, 5, 3), (4, 8, 6), (13, 12, 10))
 
 Given = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Part:
+    """An extent divided by a number."""
+
+    extent: Extent
+    divisor: int
 
 
 class FailedError(NetworkError):
@@ -63,6 +75,44 @@ def quotients(node: Any, given: Given, sizes: Sizes) -> list[Extent]:
         return []
     pairs = [(_encode(int(x), sizes), int(y)) for x, y in np.broadcast(*(given[n] for n in node.input)) if x > 0]
     return [extent // by for extent, by in pairs if isinstance(extent, Extent) and 0 < by < PROBED]
+
+
+def parts_of(node: Any, given: Given, sizes: Sizes) -> np.ndarray | None:
+    """The parts of sizes that a product or quotient of floats has, such as half of one; None for another node.
+
+    A quotient of integers below 2²⁴ is rounded to no integer that it is not.
+    """
+    if node.op_type not in ("Div", "Mul") or any(a.dtype not in WIDE or a.size > _SHOWN for a in given.values()):
+        return None
+    pairs = np.broadcast(*(given[name] for name in node.input))
+    found = np.empty(pairs.shape, object)
+    for i, (x, y) in enumerate(pairs):
+        one, other = _part(x, sizes), _part(y, sizes)
+        if one is None or other is None or (node.op_type == "Div" and other.extent.variables):
+            return None
+        extent, divisor = one.extent * other.extent, one.divisor * other.divisor
+        if node.op_type == "Div":
+            extent, divisor = one.extent * other.divisor, one.divisor * other.extent.at(())
+        found.reshape(-1)[i] = Part(extent, divisor)
+    return found
+
+
+def _part(value: Any, sizes: Sizes) -> Part | None:
+    """A size, or a number above 0 of few parts; None for another number."""
+    if not (math.isfinite(value) and value > 0):
+        return None
+    ratio = Fraction(float(value))
+    if isinstance(extent := _encode(float(value), sizes), Extent):
+        return Part(extent, 1)
+    return Part(Extent.number(ratio.numerator), ratio.denominator) if ratio.denominator <= _MOST_PARTS else None
+
+
+def rounded(node: Any, parts: np.ndarray) -> list[Extent] | None:
+    """The extents that a node rounds parts of sizes to, up or down; None for a node that does not."""
+    if node.op_type not in ("Cast", "Ceil", "Floor"):
+        return None
+    up = node.op_type == "Ceil"
+    return [(part.extent + up * (part.divisor - 1)) // part.divisor for part in parts.reshape(-1)]
 
 
 def compute_at_call(array: np.ndarray, sizes: Sizes) -> Expr:

@@ -26,20 +26,25 @@ from plevel.onnx import (  # noqa: F401  (they register their operators)
     quantized,
     recurrent,
     resize,
+    sequence,
     signal,
 )
 from plevel.onnx.constant import (
+    WIDE,
     FailedError,
     SizeError,
     compute,
     compute_at_call,
     is_symbolic,
     large_numbers,
+    parts_of,
     quotients,
+    rounded,
 )
 from plevel.onnx.control import CONTROL
 from plevel.onnx.file import Symbols
 from plevel.onnx.node import OPERATORS, Node
+from plevel.onnx.sequence import SEQUENCES
 from plevel.onnx.types import known_types, nested, own_graphs, read_type, within
 from strategy.expr import Constant, Expr, Tuple, Var, post_order
 from strategy.network.derivation import derive_all
@@ -141,6 +146,7 @@ class _Importer:
         self.values: dict[str, Expr] = {}
         self.unsized: set[str] = set()
         self.numbers: set[str] = set()  # made of sizes alone at the call, and thus no extents
+        self.parts: dict[str, np.ndarray] = {}  # of sizes, among these
         self.inferred = None if inferred is None else known_types(inferred.graph)
         self.learned: set[Expr] = set()  # whose extents are known
         self.unrolled = 0
@@ -166,6 +172,11 @@ class _Importer:
         if not self.graph.output:
             raise NetworkError("it has no outputs: export it with some")
         outputs = {o.name: self._value(o.name, "the model's outputs") for o in self.graph.output}
+        if len(outputs) < len(self.graph.output):
+            raise NetworkError("it lists an output twice: list it once")
+        for name, value in outputs.items():
+            if isinstance(value, Tuple):
+                raise NetworkError(f"output {name!r:.80} is a sequence: give its tensors as outputs of their own")
         names = {value: name for name, value in self.values.items() if not isinstance(value, Tuple)}
         try:
             sizes = self.sizes
@@ -280,6 +291,10 @@ class _Importer:
                 return [Constant(extents.prod(dtype=np.int64))]
             about = {a.name: a.i for a in node.attribute}
             return [Constant(extents[about.get("start", 0) : about.get("end", len(extents))])]
+        for name in node.output:
+            self.parts.pop(name, None)  # of an earlier step of a loop
+        if node.input and node.input[0] in self.parts:
+            return self._rounded(node, self.values[node.input[0]].tensor_type.dtype)
         if any(a is not None and x is None for a, x in zip(args, arrays, strict=True)):
             return None
         if not _is_computable(node):
@@ -293,14 +308,33 @@ class _Importer:
         try:
             left = iter(compute(node, given, self.opsets, self.sizes))
         except SizeError:
-            if node.op_type in _OF_VALUES:
-                return None
-            raise
+            if node.op_type not in _OF_VALUES:
+                raise
+            assert self.sizes is not None
+            if (parts := parts_of(node, given, self.sizes)) is not None:
+                self.parts[node.output[0]] = parts
+            return None
         except FailedError:
             if _name(node) in OPERATORS:
                 return None  # ONNX's reference refuses some of what ONNX has
             raise
         return [_constant(next(left), name) if name else None for name in node.output]
+
+    def _rounded(self, node: Any, dtype: str) -> list[Expr | None] | None:
+        """A constant for what a node makes of parts of sizes, of a dtype, where it rounds them; None for another."""
+        assert self.sizes is not None
+        parts = self.parts[node.input[0]]
+        named = (onnx.helper.tensor_dtype_to_np_dtype(a.i) for a in node.attribute if a.name == "to")
+        to = next(named, np.dtype(dtype))
+        if node.op_type == "Cast" and to in WIDE:
+            self.parts[node.output[0]] = parts
+            return None
+        found = rounded(node, parts)
+        if found is None or not (to.kind in "iu" or to in WIDE):
+            return None
+        self.sizes = self.sizes.knowing(found)
+        numbers = np.asarray([extent.at(self.sizes.probes) for extent in found]).reshape(parts.shape)
+        return [_constant(numbers.astype(to), node.output[0])]
 
     def _at_call(self, value: Expr | None) -> Expr | None:
         """A value; computed at the call where numbers of it stand for sizes."""
@@ -321,7 +355,12 @@ class _Importer:
         # The values that it reads are computed for it, those that graphs within it read included.
         inner = (n for graph in within(node) for each in graph.node for n in each.input)
         names = (*node.input, *inner, *(o.name for graph in within(node) for o in graph.output))
-        self.read.update({name: self.values[name] for name in names if name in self.values})
+        for name in names:
+            value = self.values.get(name)
+            if isinstance(value, Tuple):
+                self.read.update({f"{name}.{i}": part for i, part in enumerate(value.fields)})
+            elif value is not None:
+                self.read[name] = value
         types = []
         for name in node.output:
             if not name:
@@ -400,7 +439,7 @@ def _is_standard(node: Any) -> bool:
 def _is_computable(node: Any) -> bool:
     """Return whether ONNX's reference computes a node of constants at compile time."""
     graphs = any(a.HasField("g") or a.graphs for a in node.attribute)
-    return _is_standard(node) and node.op_type not in _RANDOM | _MISCOMPUTED and not graphs
+    return _is_standard(node) and node.op_type not in _RANDOM | _MISCOMPUTED | SEQUENCES and not graphs
 
 
 def _initial(tensor: Any) -> Constant:

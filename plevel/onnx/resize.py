@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from plevel.onnx.node import Node, constant, register
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
+from strategy.network.extent import Extent
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.normal import extents
@@ -19,6 +21,7 @@ from strategy.network.resize import is_ratio, resize
 from strategy.network.size import PROBED
 
 _MOST_WEIGHTS = 1 << 24
+_MOST_PARTS = 64  # of a symbolic size, in what it is resized to
 
 
 @register("Resize", "Upsample")
@@ -37,6 +40,10 @@ def _resize(
                 raise NetworkError(f"scales: {f:g} of axis {axis}: write a finite number above 0")
             extent = wanted[axis] if wanted[axis] >= PROBED else np.float32(wanted[axis])  # which has no larger ones
             factors[axis], wanted[axis] = float(f), math.floor(extent * np.float32(f).item())
+            ratio = Fraction(float(f))
+            symbolic = node.sizes.encode(extents(x)[axis]) if node.sizes else None
+            if isinstance(symbolic, Extent) and 1 < ratio.denominator <= _MOST_PARTS:
+                node.known.append(symbolic * ratio.numerator // ratio.denominator)
     else:
         given = [(a, int(n)) for a, n in _for_each(axes, "sizes", constant(sizes, "sizes"))]
         policy = node.get("keep_aspect_ratio_policy", "stretch")
@@ -105,7 +112,9 @@ class _Kernel:
 def _is_image(kernel: _Kernel, x: Expr, wanted: Sequence[int], factors: Sequence[float | None]) -> bool:
     """Return whether plevel's operators of images resize so."""
     shape = extents(x)
-    exact = (f is None or is_ratio(f, n, w) for n, w, f in zip(shape, wanted, factors, strict=True))
+    exact = (
+        f is None or is_ratio(f, n, w) or max(n, w) >= PROBED for n, w, f in zip(shape, wanted, factors, strict=True)
+    )
     return (
         3 <= len(shape) <= 5 and tuple(wanted[:2]) == shape[:2] and kernel.mode != "tf_crop_and_resize"
         and not kernel.antialias and not kernel.exclude_outside and all(exact)

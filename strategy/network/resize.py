@@ -68,14 +68,17 @@ def _ratio(
     scale: float, extent: int, wanted: int, *, method: str, coordinate_transformation_mode: str = "half_pixel", **_: Any
 ) -> Fraction | None:  # fmt: skip
     """A scale that pixels' places depend on; None for the ratio of sizes, which a symbolic one may leave at a call."""
+    if coordinate_transformation_mode == "align_corners":  # of the sizes alone
+        return None
     found = Fraction(scale).limit_denominator(_MOST_PARTS)
-    is_smooth = method != "nearest_neighbor" and coordinate_transformation_mode != "align_corners"
     may_differ = max(extent, wanted) >= PROBED and found.denominator > 1
-    if is_ratio(scale, extent, wanted) and not (may_differ and is_smooth):
+    if is_ratio(scale, extent, wanted) and not may_differ:
         return None
-    if is_smooth and extent == wanted and method == "linear":
+    if extent == wanted and method == "linear":
         return None
-    if not is_smooth or not math.isclose(found, scale, rel_tol=1e-6):
+    # By a power of two floats divide without rounding, so that they find the nearest pixel where it is.
+    is_exact = found == scale and found.numerator & (found.numerator - 1) == 0
+    if not math.isclose(found, scale, rel_tol=1e-6) or (method == "nearest_neighbor" and not is_exact):
         raise NetworkError(f"a scale of {scale:g} for {extent} to {wanted} pixels: give sizes, or a whole ratio")
     return found
 

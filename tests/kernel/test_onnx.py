@@ -429,6 +429,54 @@ def test_an_image_of_a_symbolic_size_is_resized(mode: str, tmp_path: Path, capsy
     assert "agree at sizes 1, 3, 8, 64 within" in capsys.readouterr().out
 
 
+# Roundings of half of a size, and the rows that they leave of n.
+HALVED: dict[str, tuple[list[str], str]] = {
+    "cut off": (["Mul"], "n//2"), "down": (["Div", "Floor"], "n//2"), "up": (["Mul", "Ceil"], "(n + 1)//2"),
+    "down, and again": (["Mul", "Floor", "Div", "Floor"], "n//4"), "a third": (["Third", "Ceil"], "(n + 2)//3"),
+}  # fmt: skip
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", HALVED)
+def test_an_image_is_resized_to_half_of_a_symbolic_size(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As exporters write the sizes of pyramids, which they compute in floats."""
+    operands = {"Mul": ("Mul", "half"), "Div": ("Div", "two"), "Third": ("Div", "three")}
+    rounding, rows = HALVED[name]
+    nodes = [
+        helper.make_node("Shape", ["x"], ["v"], start=2, end=3), helper.make_node("Cast", ["v"], ["v0"], to=1)
+    ]  # fmt: skip
+    for i, word in enumerate(rounding):
+        kind, *more = operands.get(word, (word,))
+        nodes.append(helper.make_node(kind, [f"v{i}", *more], [f"v{i + 1}"]))
+    path = of_sizes(
+        tmp_path, *nodes, helper.make_node("Cast", [f"v{len(rounding)}"], ["rows"], to=TensorProto.INT64),
+        helper.make_node("Concat", ["one", "rows", "four"], ["size"], axis=0),
+        helper.make_node("Resize", ["x", "", "", "size"], ["a"], mode="linear"),
+        helper.make_node("Reshape", ["a", "last"], ["y"]),
+        half=np.float32(0.5), two=np.float32([2]), three=np.float32(3), one=np.array([1, 1]), four=np.array([4]),
+        last=np.array([-1, 4]), extents=(1, 1, "n", 4),
+    )  # fmt: skip
+    assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0, capsys.readouterr()
+    assert "agree at sizes" in capsys.readouterr().out
+    assert json.loads((tmp_path / "sizes.json").read_text())["outputs"][0]["shape"] == [rows, 4]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+def test_an_image_is_resized_by_a_part_of_a_symbolic_size(
+    mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = of_sizes(
+        tmp_path, helper.make_node("Resize", ["x", "", "s"], ["a"], mode=mode),
+        helper.make_node("Reshape", ["a", "last"], ["y"]),
+        s=np.float32([1, 1, 0.5, 2]), last=np.array([-1, 8]), extents=(1, 1, "n", 4),
+    )  # fmt: skip
+    assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0, capsys.readouterr()
+    assert "agree at sizes 2, 3, 4, 8, 39, 64 within" in capsys.readouterr().out
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "nodes",
@@ -443,11 +491,15 @@ def test_an_image_of_a_symbolic_size_is_resized(mode: str, tmp_path: Path, capsy
             helper.make_node("DFT", ["a", "n"], ["b"], inverse=1, onesided=1),
             helper.make_node("Flatten", ["b"], ["y"], axis=2),
         ],
+        [
+            helper.make_node("STFT", ["x", "step", "window"], ["a"]), helper.make_node("Flatten", ["a"], ["y"], axis=2)
+        ],
     ],
-    ids=["one side", "there and back", "one side and back"],
+    ids=["one side", "there and back", "one side and back", "frames"],
 )
 def test_a_symbolic_axis_is_transformed(nodes: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = of_sizes(tmp_path, *nodes, extents=(1, "n", 1))
+    given = {"step": np.array(3), "window": np.hanning(8).astype("float32")} if nodes[0].op_type == "STFT" else {}
+    path = of_sizes(tmp_path, *nodes, extents=(1, "n", 1), **given)
     assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0, capsys.readouterr()
     assert "agree at sizes" in capsys.readouterr().out
 
@@ -546,6 +598,12 @@ def calling() -> Any:
     return model
 
 
+def with_output_twice() -> Any:
+    model = small(PRODUCT)
+    model.graph.output.append(model.graph.output[0])
+    return model
+
+
 def without_outputs() -> Any:
     model = small(PRODUCT)
     model.graph.ClearField("output")
@@ -564,6 +622,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "bomb": (growing, "a constant of more than"),
     "functions of functions": (calling, "its functions have more than"),
     "no outputs": (without_outputs, "it has no outputs"),
+    "an output twice": (with_output_twice, "it lists an output twice"),
     "a huge extent": (lambda: small(PRODUCT, size=2**62), "input 'x': dimension 4611686018427387904 is out|disagree"),
     "no dtype": (
         lambda: small(PRODUCT, weight=[TensorProto(name="w", data_type=99, dims=[4, 4], raw_data=bytes(64))]),
