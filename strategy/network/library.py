@@ -1,4 +1,5 @@
 """The shared library of a plan, in C: tables of its steps, its weights, its header and its manifest."""
+# Over 300 lines: the library's texts in C and assembly, its header and its manifest, from one plan.
 
 from __future__ import annotations
 
