@@ -16,7 +16,7 @@ from typing import Any, Self
 from strategy.host import usable_cores
 from strategy.record import to_json
 from workers.fork import Limits
-from workers.sandbox import WORKER_IMPORTS, Child, Died, ForkServer, Late
+from workers.sandbox import WORKER_IMPORTS, Child, Died, ForkServer, Interrupt, Interrupted, Late
 
 Ask = Callable[[Sequence[tuple[Limits, Any]], float], list[Any]]
 
@@ -26,6 +26,16 @@ class Over(Late):
 
     def __init__(self) -> None:
         super().__init__("no time was left for it")
+
+
+class _Deadline:
+    """The end of the time of all requests, which may move while one is waited for."""
+
+    def __init__(self, left: Callable[[], float]) -> None:
+        self._left = left
+
+    def is_set(self) -> bool:
+        return self._left() <= 0
 
 
 class Pool:
@@ -40,7 +50,7 @@ class Pool:
         self, imports: tuple[str, ...] = WORKER_IMPORTS, left: Callable[[], float] = lambda: math.inf
     ) -> None:
         self._imports = imports
-        self._left = left
+        self._deadline = _Deadline(left)
         self._lock = threading.Lock()
         self._held = ExitStack()
         self._server: ForkServer | None = None
@@ -70,16 +80,13 @@ class Pool:
             def ask_idle(request: tuple[Limits, Any]) -> Any:
                 limits, message = request
                 while True:
-                    left_s = self._left()
-                    if left_s <= 0:
+                    if self._deadline.is_set():
                         return Over()
                     try:
                         child, fresh = idle[limits.module].get_nowait(), False
                     except Empty:
                         child, fresh = server.spawn(limits), True
-                    answer = _ask(child, message, min(timeout_s, left_s))
-                    if isinstance(answer, Late) and left_s < timeout_s:
-                        answer = Over()
+                    answer = _ask(child, message, timeout_s, self._deadline)
                     if child.alive:
                         idle[limits.module].put(child)
                     # One that died before it began this request did so of an earlier one, or was killed while idle.
@@ -114,9 +121,11 @@ def ask_all(
         return pool.ask_all(requests, timeout_s)
 
 
-def _ask(child: Child, request: Any, timeout_s: float) -> Any:
+def _ask(child: Child, request: Any, timeout_s: float, deadline: Interrupt) -> Any:
     try:
         child.send(to_json(request))
-        return child.receive(timeout_s)
+        return child.receive(timeout_s, deadline)
+    except Interrupted:
+        return Over()
     except (Died, Late) as error:
         return error

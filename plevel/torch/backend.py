@@ -131,8 +131,12 @@ def _compile(
     def left_s() -> float:
         return budget.left_s
 
+    def build_left_s() -> float:
+        # What is built while Inductor compiles delays nothing, and the time that is left grows meanwhile.
+        return math.inf if budget.is_within(Part.INDUCTOR) else budget.left_s
+
     with (
-        budget.count(Part.CONFIRMATION), Progress(left_s) as progress, Pool(left=left_s) as pool,
+        budget.count(Part.CONFIRMATION), Progress(left_s) as progress, Pool(left=build_left_s) as pool,
         ThreadPoolExecutor(1) as ahead,
     ):  # fmt: skip
         return _compile_frozen(module, inputs, options, choose, stamps, pool, ahead, budget, progress)

@@ -32,6 +32,7 @@ class Budget:
     def __init__(self, base_s: float = BASE_S) -> None:
         self.base_s = base_s
         self._lock = RLock()
+        self._counted: list[Part] = []  # the last is within the others
         self.reset()
 
     def reset(self) -> None:
@@ -51,10 +52,16 @@ class Budget:
     def count(self, part: Part) -> Iterator[None]:
         """Count the time until then to a part, but for what is counted within to another."""
         before = self._switch(part)
+        self._counted.append(part)
         try:
             yield
         finally:
+            self._counted.pop()
             self._switch(before)
+
+    def is_within(self, part: Part) -> bool:
+        """Return whether a part is being counted, or what is counted within it to another."""
+        return part in self._counted
 
     def _switch(self, part: Part) -> Part:
         """Begin a part; the one before it."""

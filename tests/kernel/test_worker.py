@@ -284,7 +284,7 @@ def test_requests_to_many_children_end_with_the_first_error(monkeypatch: pytest.
     answers: list[Any] = []
     begun, ask = threading.Event(), pool._ask
 
-    def watched(child: Child, request: Any, timeout_s: float) -> Any:
+    def watched(child: Child, request: Any, *until: Any) -> Any:
         if request == "interrupt":
             begun.wait(HANG_S)
             child.kill()
@@ -292,7 +292,7 @@ def test_requests_to_many_children_end_with_the_first_error(monkeypatch: pytest.
         child.send(request)
         wait_until(lambda: child.stage == 5, "its stage 5")
         begun.set()
-        answers.append(ask(child, request, timeout_s))
+        answers.append(ask(child, request, *until))
 
     monkeypatch.setattr(pool, "_ask", watched)
     monkeypatch.setattr(pool, "usable_cores", lambda: 2)

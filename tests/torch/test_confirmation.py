@@ -10,7 +10,7 @@ import socket
 import threading
 import warnings
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -553,6 +553,32 @@ def test_a_graph_that_no_time_is_left_for_stays_inductors_and_a_later_process_ti
     assert {row.reason for row in report.rows} == {"it was not timed: the time for confirmation was over"}
     ratios += [[0.8] * 9, *[[1.1] * 9] * 2]
     assert run(model, (x,)).replaced == 2  # no verdict was kept
+
+
+def test_a_library_is_built_while_inductor_compiles_whatever_time_was_left_before(
+    whole, monkeypatch: pytest.MonkeyPatch
+):
+    begun: list[Future] = []
+    build_ahead = backend._build_ahead
+
+    def begin(*given):
+        begun.append(build_ahead(*given))
+        return begun[0]
+
+    def compile_long(*given):
+        found = compile_frozen(*given)
+        wait(begun, HANG_S)
+        monkeypatch.setattr(backend._budget, "base_s", math.inf)  # as Inductor's own time gives more
+        return found
+
+    monkeypatch.setattr(backend, "_build_ahead", begin)
+    monkeypatch.setattr(backend, "compile_frozen", compile_long)
+    monkeypatch.setattr(backend._budget, "base_s", -math.inf)  # as after earlier graphs
+    torch.manual_seed(0)
+    model, x = models.Block(40, 88).eval(), torch.randn(24, 40)
+    whole += [[0.6] * 9]
+    report = run(model, (x,))
+    assert report.verdict.whole, str(report)
 
 
 def test_forms_that_no_time_is_left_for_are_not_tried_and_the_verdict_is_kept(ratios, monkeypatch: pytest.MonkeyPatch):

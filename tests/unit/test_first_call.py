@@ -29,8 +29,10 @@ def test_time_for_confirmation_grows_with_inductors_and_is_taken_by_its_own(monk
             now_s += 20
             with left.count(Part.CONFIRMATION):  # what it plans while Inductor compiles
                 now_s += 3
+                assert left.is_within(Part.INDUCTOR)
             now_s += 10
         now_s += 1
+        assert not left.is_within(Part.INDUCTOR)
         assert left.left_s == BASE_S + PER_SECOND * 30 - 9
     now_s += 1000
     assert left.left_s == BASE_S + PER_SECOND * 30 - 9

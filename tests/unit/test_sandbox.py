@@ -117,6 +117,30 @@ def test_a_pool_without_time_refuses_requests(tmp_path: Path) -> None:
     assert isinstance(answer, Over)
 
 
+_SLOW = """
+import time
+
+def serve(channel):
+    while True:
+        time.sleep(channel.receive())
+        channel.send("done")
+"""
+
+
+def test_the_time_of_a_pool_may_grow_and_end_while_a_child_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "slow.py").write_text(_SLOW)
+    limits, left_s = Limits(module="slow"), [0.0, 1.0, 1.0, 1.0]  # from the end
+
+    with Pool(("slow",), lambda: left_s.pop() if len(left_s) > 1 else left_s[0]) as pool:
+        (answer,) = pool.ask_all([(limits, 2 * HANG_S)], HANG_S)
+    assert isinstance(answer, Over)
+    with Pool(("slow",), lambda: 0.001) as pool:  # there is always more than there was
+        assert pool.ask_all([(limits, 0.1)], HANG_S) == ["done"]
+
+
 def test_a_pool_goes_on_after_an_error_with_new_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "unfit.py").write_text(_UNFIT)
