@@ -196,6 +196,7 @@ def _compile_frozen(
             )
         planned, left = plan, [t for t in tensors if t is not None]
         if verdict is not None and verdict.whole:
+            progress.say("its library is built")
             try:
                 whole = library.result().chosen(verdict.library, planned.target)
                 found = whole.call
