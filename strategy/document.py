@@ -38,7 +38,8 @@ NAMED_AFTER: dict[str, str | None] = {
     "attention": "ONNX's Attention", "gelu": "ONNX's Gelu",
     "hardsigmoid": "ONNX's HardSigmoid", "hardswish": "ONNX's HardSwish", "mish": "ONNX's Mish",
     "rms_norm": "ONNX's RMSNormalization", "rotary_embedding": "ONNX's RotaryEmbedding", "round": "ONNX's Round",
-    "silu": "ONNX's Swish", "softplus": "ONNX's Softplus", "matmul_nbits": "ONNX Runtime's MatMulNBits",
+    "scatter": "ONNX's ScatterElements", "silu": "ONNX's Swish", "softplus": "ONNX's Softplus",
+    "matmul_nbits": "ONNX Runtime's MatMulNBits",
     "cummax": "PyTorch's cummax", "grouped_dense": "PyTorch's grouped_mm", "dynamic_slice": "XLA's DynamicSlice",
     **dict.fromkeys((
         "attention_bias", "conv2d_backward_data", "depthwise_separable_conv2d", "dynamic_slice_backward", "geglu",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import strategy.ops.scatter  # noqa: F401  # the operator of one of them
 from strategy.cpu.loop import allocate, written
 from strategy.cpu.row import PARALLEL_BYTES, constant_size
 from strategy.cpu.widened import NARROW

@@ -45,7 +45,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(url, database)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while Playwright runs, its thread has an event loop, which tests of other files start
 def chromium() -> Iterator[Any]:
     found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome", "chrome"))
     program = next(filter(None, found), None)

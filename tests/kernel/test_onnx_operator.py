@@ -132,22 +132,6 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
             N("Concat", ["a", "d"], ["y"], axis=0),
         ], {"x": normal(3, 4)}, {"p": [1, 0], "v": np.float32(2.5), "o": [0], "r": [1, 0, 1, 0]},
     ),
-    "sequences of parts": (
-        [
-            N("SplitToSequence", ["x", "three"], ["s"]), N("ConcatFromSequence", ["s"], ["a"], axis=0),
-            N("SplitToSequence", ["x"], ["t"], axis=1, keepdims=0), N("SequenceAt", ["t", "last"], ["l"]),
-            N("SequenceInsert", ["t", "l", "one"], ["u"]), N("SequenceErase", ["u", "last"], ["v"]),
-            N("ConcatFromSequence", ["v"], ["b"], axis=-1, new_axis=1), N("SequenceLength", ["s"], ["n"]),
-            N("Cast", ["n"], ["m"], to=1), N("Add", ["a", "b"], ["c"]), N("Mul", ["c", "m"], ["y"]),
-        ], {"x": normal(4, 4)}, {"three": np.int64(3), "last": np.int64(-1), "one": np.int64(1)},
-    ),
-    "a sequence of constants": (
-        [
-            N("SequenceConstruct", ["c", "d"], ["s"]), N("SequenceAt", ["s", "one"], ["a"]),
-            N("SequenceEmpty", [], ["e"]), N("SequenceInsert", ["e", "x"], ["f"]),
-            N("SequenceInsert", ["f", "a"], ["g"]), N("ConcatFromSequence", ["g"], ["y"], axis=0),
-        ], {"x": normal(3)}, {"c": normal(2), "d": normal(4), "one": np.int64(1)},
-    ),
     "elements at coordinates": (
         [N("GatherND", ["x", "i"], ["a"]), N("GatherND", ["x", "j"], ["b"], batch_dims=1), N("Add", ["a", "b"], ["y"])],
         {"x": normal(2, 3, 4)}, {"i": [[0, 2], [-1, -3]], "j": [[1], [-1]]},
@@ -642,6 +626,22 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     ),
     "dropout of no training": (
         [N("Dropout", ["x", "r", "t"], ["y"])], {"x": normal(4)}, {"r": np.float32(0.5), "t": False}
+    ),
+    "sequences of parts": (
+        [
+            N("SplitToSequence", ["x", "three"], ["s"]), N("ConcatFromSequence", ["s"], ["a"], axis=0),
+            N("SplitToSequence", ["x"], ["t"], axis=1, keepdims=0), N("SequenceAt", ["t", "last"], ["l"]),
+            N("SequenceInsert", ["t", "l", "one"], ["u"]), N("SequenceErase", ["u", "last"], ["v"]),
+            N("ConcatFromSequence", ["v"], ["b"], axis=-1, new_axis=1), N("SequenceLength", ["s"], ["n"]),
+            N("Cast", ["n"], ["m"], to=1), N("Add", ["a", "b"], ["c"]), N("Mul", ["c", "m"], ["y"]),
+        ], {"x": normal(4, 4)}, {"three": np.int64(3), "last": np.int64(-1), "one": np.int64(1)},
+    ),
+    "a sequence of constants": (
+        [
+            N("SequenceConstruct", ["c", "d"], ["s"]), N("SequenceAt", ["s", "one"], ["a"]),
+            N("SequenceEmpty", [], ["e"]), N("SequenceInsert", ["e", "x"], ["f"]),
+            N("SequenceInsert", ["f", "a"], ["g"]), N("ConcatFromSequence", ["g"], ["y"], axis=0),
+        ], {"x": normal(3)}, {"c": normal(2), "d": normal(4), "one": np.int64(1)},
     ),
 }  # fmt: skip
 
