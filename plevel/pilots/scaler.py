@@ -101,6 +101,8 @@ class Scaler:
                 self.say(f"pilot {lost.id} was cancelled, as it could not be started: {lost.given_up}")
             pilots = self._cancel_silent(backlog, pilots)
         except (EngineError, ServiceError, UnreachableError) as error:
+            if not isinstance(error, EngineError):
+                self._silent.clear()  # workers could not register either
             self.say(f"{error}; trying again in {self.every_s:g} s")
             return False
         self._judge(backlog, pilots)

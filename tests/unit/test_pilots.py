@@ -187,6 +187,21 @@ def test_a_pilot_without_a_worker_is_cancelled_after_a_while() -> None:
     assert "cancelling lost: started, but without a worker for 10 minutes" in farm.said
 
 
+def test_pilots_have_time_to_register_once_the_service_is_back() -> None:
+    farm = Farm(queued=2)
+    farm.jobs = {"new": Pilot("new", "new", waits=False)}
+    scaler = farm.scaler()
+    assert scaler.step()
+    farm.fails = UnreachableError("gone")
+    for _ in range(30):
+        farm.now += 30.0
+        assert not scaler.step()
+    farm.fails = None
+    assert scaler.step() and farm.cancelled == []
+    farm.now += 600.0
+    assert scaler.step() and farm.cancelled == ["new"]
+
+
 def test_pilots_that_had_a_job_are_replaced_at_once() -> None:
     farm = Farm(queued=2)
     scaler = farm.scaler()
