@@ -24,7 +24,7 @@ from service.records.known_id import MAX_KNOWN, KnownIds
 from service.records.origin import ask_known
 from service.store.db import Store
 from service.store.namespace import DEFAULT, key_within
-from service.store.sql import COPIED, add_rows, insert, one_trip, put_rows
+from service.store.sql import COPIED, Ask, add_rows, insert, one_trip, put_rows
 from service.store.tables import advice, attachment, record
 
 BATCH = 4000  # records at most
@@ -175,7 +175,13 @@ class Importer:
         self, connection: sa.Connection, pending: Batch, also: Callable[[sa.Connection, frozenset[bytes]], None] | None
     ) -> frozenset[bytes]:
         _put_attachments(connection, pending.attachments, pending.namespace)
-        rows = pending.rows
+        rows: Mapping[bytes, Row] = pending.rows
+        if self._ids.lacks_device(item for item, _ in rows.values()):
+            # What is known inserts none: its device may have been renamed since.
+            with one_trip(connection) as ask:
+                stored = _ask_known(connection, ask, rows)
+            before = {bytes(row[0]) for table in stored for row in table}
+            rows = {identity: row for identity, row in rows.items() if identity not in before}
         found = self._ids.put_places(connection, [item for item, _ in rows.values()], pending.namespace)
         known = _find_known(connection, rows, {place.task_id for place in found}) if rows else set()
         whole, advised = [], []
@@ -213,10 +219,16 @@ def _find_known(connection: sa.Connection, rows: Mapping[bytes, Row], tasks: Col
     # The lock excludes other writers of these tasks, and an identity belongs to one task.
     with one_trip(connection) as ask:
         best.ask_lock(connection, ask, tasks)
-        known = [ask_known(connection, ask, record, rows.keys())]
-        if any(item.is_advice for item, _ in rows.values()):
-            known.append(ask_known(connection, ask, advice, rows.keys()))
+        known = _ask_known(connection, ask, rows)
     return {bytes(row[0]) for table in known for row in table}
+
+
+def _ask_known(connection: sa.Connection, ask: Ask, rows: Mapping[bytes, Row]) -> list[Sequence[Any]]:
+    """The rows of `record`, and of `advice` if there is any, that have the identities."""
+    known = [ask_known(connection, ask, record, rows.keys())]
+    if any(item.is_advice for item, _ in rows.values()):
+        known.append(ask_known(connection, ask, advice, rows.keys()))
+    return known
 
 
 def _state(error: BaseException) -> str | None:

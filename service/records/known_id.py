@@ -55,6 +55,11 @@ class KnownIds:
             if len(ids) > most:
                 ids.clear()
 
+    def lacks_device(self, items: Iterable[ImportedRecord]) -> bool:
+        """Return whether one of the records' devices is not known yet."""
+        devices = {id(i.device): i.device for i in items if i.device is not None}
+        return any(encode(d) not in self._devices for d in devices.values())
+
     def put_places(
         self, connection: sa.Connection, items: Sequence[ImportedRecord], where: str
     ) -> list[Place]:

@@ -521,6 +521,15 @@ def test_what_a_renamed_device_measured_is_known_when_it_comes_back(store: Store
     assert import_items(store, measured).known == len(measured) == 4
 
 
+def test_a_log_that_is_imported_again_brings_no_device_back(store: Store) -> None:
+    items = [made(i, device=describe(f"{host}/cpu:0")) for i, host in enumerate("ab")]
+    assert import_items(store, items).new == 2
+    with store.write() as c:
+        fleet.rename(c, "a/cpu:0", "c/cpu:0")
+    assert import_items(store, [*items, made(2, device=describe("b/cpu:0"))]).known == 2
+    assert {d.identity for d in table(store, device)} == {"b/cpu:0", "c/cpu:0"}
+
+
 @pytest.mark.parametrize("count", [3, 150], ids=["few", "many"])
 def test_texts_are_encoded_as_the_connection_is(url: str, count: int) -> None:
     store = Store(url if url.startswith("sqlite") else f"{url}&client_encoding=LATIN1")
