@@ -77,7 +77,8 @@ def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
         sch.parallel(task)
     written = str(sch.get(block).writes[0].source.dtype)  # an epilogue may have another
     if config.get("stores") == "streamed" and can_stream(written, target):
-        stream_stores(sch, steps if task is None else task, written, lanes)
+        # A loop with an annotation is not divided into parts, as `steps` may be below.
+        stream_stores(sch, sch.add_unit_loop(steps) if task is None else task, written, lanes)
     whole = columns // step
     if rows >= tasks and 0 < whole < int(sch.get(steps).extent):
         sch.loop_partition(steps, [whole, None])

@@ -235,3 +235,14 @@ def test_a_large_result_may_pass_the_caches(shape: list[int]) -> None:
         check(work, config, small)
     code = lower(work, small, NAME, space.fallback).compile(checks=False).executable.mod.inspect_source("s")
     assert ("movntps" in code) == small.has("avx2")
+
+
+def test_a_large_result_passes_the_caches_on_one_thread() -> None:
+    """All axes are one loop then, whose last turn is a part of its own."""
+    small = Target.parse({**TARGET.to_json(), "l3_bytes": 1 << 18}).with_threads(1)
+    work = Workload.make("add", {"lhs": typed([100_003]), "rhs": typed([100_003])})
+    config = space_of(work, small).fallback
+    assert config["tasks"] == 1
+    check(work, config, small)
+    code = lower(work, small, NAME, config).compile(checks=False).executable.mod.inspect_source("s")
+    assert ("movntps" in code) == small.has("avx2")
