@@ -788,11 +788,11 @@ def test_an_error_falls_back_with_one_warning(monkeypatch: pytest.MonkeyPatch):
 def test_a_kernel_that_cannot_be_built_leaves_its_workload_to_inductor(monkeypatch: pytest.MonkeyPatch):
     ask, asked = pool._ask, []
 
-    def fail_first(child, wanted, timeout_s):
+    def fail_first(child, wanted, *limits):
         asked.append(wanted)
         if "gelu" in wanted.workload.key:
             os.kill(child.pid, signal.SIGKILL)
-        return ask(child, wanted, timeout_s)
+        return ask(child, wanted, *limits)
 
     monkeypatch.setattr(pool, "_ask", fail_first)
     torch.manual_seed(2)
