@@ -10,6 +10,7 @@
 #ifndef __x86_64__
 #include <ucontext.h>
 #endif
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <array>
