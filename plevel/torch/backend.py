@@ -132,7 +132,7 @@ def _compile(
         return budget.left_s
 
     def build_left_s() -> float:
-        # What is built while Inductor compiles delays nothing, and the time that is left grows meanwhile.
+        # Building while Inductor compiles delays nothing, and the time that is left grows meanwhile.
         return math.inf if budget.is_within(Part.INDUCTOR) else budget.left_s
 
     with (

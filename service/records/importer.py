@@ -177,7 +177,7 @@ class Importer:
         _put_attachments(connection, pending.attachments, pending.namespace)
         rows: Mapping[bytes, Row] = pending.rows
         if self._ids.lacks_device(item for item, _ in rows.values()):
-            # What is known inserts none: its device may have been renamed since.
+            # Known records insert none: their device may have been renamed since.
             with one_trip(connection) as ask:
                 stored = _ask_known(connection, ask, rows)
             before = {bytes(row[0]) for table in stored for row in table}

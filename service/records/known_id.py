@@ -65,7 +65,7 @@ class KnownIds:
     ) -> list[Place]:
         """The place of each record, in their order.
 
-        What is missing is inserted table by table, each in a fixed order, against deadlocks: with other imports, and
+        Missing rows are inserted table by table, each in a fixed order, against deadlocks: with other imports, and
         with reports, which insert environments first, too, and lock tasks last.
         """
         firsts: dict[Any, ImportedRecord] = {}  # by their identities, as readers give one object for equal parts

@@ -183,7 +183,7 @@ def space(
 ) -> ConfigSpace:
     """The block, the parts of the image and of the output channels of a task, their order, and the copy.
 
-    Where short lines may be joined, `joined` is how many are, in place of several `lines` beside each other.
+    `joined` is the number of short lines that are joined, in place of several `lines` beside each other.
     """
     batch, channels, out_h, out_w = out_type.concrete_shape
     joins = windows.joins(out_h, out_w)
