@@ -202,12 +202,13 @@ def _load(
         raise NetworkError("the inputs of the kept library differ from the graph's")
     # By a name of its own: one that this process has loaded by its path, and that was replaced since, would be called.
     # Not beside it: the folder of kernels may be read-only.
-    with tempfile.TemporaryDirectory(prefix="plevel-") as unique:
+    # Of one open file, as another process may put code and weights of other kernels in its place meanwhile.
+    with path.open("rb") as file, tempfile.TemporaryDirectory(prefix="plevel-") as unique:
         link = Path(unique) / path.name
-        link.symlink_to(path.absolute())
+        link.symlink_to(f"/proc/self/fd/{file.fileno()}")
         library = ctypes.CDLL(str(link))
-    if manifest.weight_bytes and library[f"{manifest.function}_map"](os.fsencode(path)):
-        raise OSError(f"{path} cannot be read, or lacks a part")
+        if manifest.weight_bytes and library[f"{manifest.function}_map"](os.fsencode(link)):
+            raise OSError(f"{path} cannot be read, or lacks a part")
     function, trace = library[manifest.function], library[f"{manifest.function}_trace"]
     function.argtypes = [ctypes.c_void_p] * (len(manifest.inputs) + len(manifest.outputs))
     outputs = [(o.shape, getattr(torch, o.dtype)) for o in manifest.outputs]
