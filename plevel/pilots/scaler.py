@@ -97,14 +97,13 @@ class Scaler:
         try:
             backlog = self.look()
             pilots = self.batch.pilots()
-            for lost in self.batch.clean():
-                self.say(f"pilot {lost.id} was cancelled, as it could not be started: {lost.given_up}")
-            pilots = self._cancel_silent(backlog, pilots)
         except (EngineError, ServiceError, UnreachableError) as error:
             if not isinstance(error, EngineError):
                 self._silent.clear()  # workers could not register either
             self.say(f"{error}; trying again in {self.every_s:g} s")
             return False
+        self._clean()
+        pilots = self._cancel_silent(backlog, pilots)
         self._judge(backlog, pilots)
         wanted = plan(backlog, pilots, self.bounds)
         try:
@@ -125,14 +124,28 @@ class Scaler:
             return False
         return True
 
+    def _clean(self) -> None:
+        """Cancel pilots that the batch system has given up. One that it keeps holds up no other."""
+        try:
+            for lost in self.batch.clean():
+                self.say(f"pilot {lost.id} was cancelled, as it could not be started: {lost.given_up}")
+        except EngineError as error:
+            self.say(f"{error}; trying again in {self.every_s:g} s")
+
     def _cancel_silent(self, backlog: Backlog, pilots: tuple[Pilot, ...]) -> tuple[Pilot, ...]:
-        """Cancel pilots without a live worker, as where a node has lost track of a job; return the others."""
+        """Cancel pilots without a live worker, as where a node has lost track of a job; return the others.
+
+        One that the batch system keeps holds up no other: it counts no more, and is cancelled again at the next step.
+        """
         now, known = self.clock(), self._silent
         self._silent = {p.id: known.get(p.id, now) for p in pilots if not p.waits and p.name not in backlog.live}
         stuck = [one for one, since in self._silent.items() if now - since >= _SILENT_S]
         if stuck:
             self.say(f"cancelling {', '.join(stuck)}: started, but without a worker for {_SILENT_S / 60:g} minutes")
-            self.batch.cancel(stuck)
+            try:
+                self.batch.cancel(stuck)
+            except EngineError as error:
+                self.say(f"{error}; trying again in {self.every_s:g} s")
         return tuple(p for p in pilots if p.id not in stuck)
 
     def _judge(self, backlog: Backlog, pilots: tuple[Pilot, ...]) -> None:

@@ -65,6 +65,7 @@ class Farm:
         self.said: list[str] = []
         self.fails: Exception | None = None
         self.away: EngineError | None = None
+        self.kept: set[str] = set()
 
     def look(self) -> Backlog:
         if isinstance(self.fails, UnreachableError):
@@ -91,6 +92,8 @@ class Farm:
 
     def cancel(self, ids: Iterable[str]) -> None:
         for one in tuple(ids):
+            if one in self.kept:
+                raise EngineError(f"pilots {one} were not cancelled: the batch system refused")
             self.cancelled.append(one)
             del self.jobs[one]
 
@@ -185,6 +188,19 @@ def test_a_pilot_without_a_worker_is_cancelled_after_a_while() -> None:
     scaler.step()
     assert (farm.submitted, farm.cancelled) == (1, ["lost"])
     assert "cancelling lost: started, but without a worker for 10 minutes" in farm.said
+
+
+@pytest.mark.parametrize("given_up", ["", "launch failed requeued held"])
+def test_a_pilot_that_cannot_be_cancelled_holds_no_other_up(given_up: str) -> None:
+    farm = Farm(queued=4)
+    farm.jobs = {"lost": Pilot("lost", "lost", waits=False, given_up=given_up)}
+    farm.kept = {"lost"}
+    scaler = farm.scaler()
+    for _ in range(40):
+        assert scaler.step()
+        farm.now += 30.0
+    assert (farm.submitted, farm.cancelled) == (2, [])
+    assert "pilots lost were not cancelled: the batch system refused; trying again in 30 s" in farm.said
 
 
 def test_pilots_have_time_to_register_once_the_service_is_back() -> None:
