@@ -106,7 +106,7 @@ def one_job(found: Candidate, target: Target, configs: Sequence[Config]) -> Job:
     return Job(
         id=0, run_id=0, workload=WORKLOAD, target=target, phase=Phase.SEARCH, seed=0, entries=tuple(entries),
         policy=TimingPolicy(),
-    )  # fmt: skip
+    )
 
 
 def spread(implementation: str, target: Target, count: int) -> Job:

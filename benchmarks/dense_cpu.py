@@ -47,7 +47,7 @@ _PROJECTIONS = [(768, 768), (3072, 768), (768, 3072), (1024, 1024), (4096, 1024)
 SHAPES: list[Shape] = [
     *((m, n, k) for m in (1, 16, 128, 384) for n, k in _PROJECTIONS),
     (512, 512, 512), (768, 768, 768), (1000, 1000, 1000), (37, 1003, 531),
-]  # fmt: skip
+]
 
 
 def goal(shape: Shape) -> float:
@@ -74,7 +74,7 @@ def main() -> int:
     table = Table({
         "m×n×k": "", "threads": "", "plevel": "s", "GFLOP/s": "", "OpenBLAS": "s", "ratio": "×", "goal": "×",
         "unpacked": "×", "MetaSchedule": "×", "select": "×",
-    })  # fmt: skip
+    })
     with (
         tempfile.TemporaryDirectory(prefix="plevel-bench-") as folder,
         table.saved(keep=not arguments.only, peer="OpenBLAS", runs=arguments.rounds),
@@ -92,7 +92,7 @@ def main() -> int:
                         r["shape"].replace("x", "×"), threads, r["own_s"], round(r["flops"] / r["own_s"] * 1e-9),
                         r["openblas_s"], r["ratio"], r["goal"], r["unpacked_ratio"], r["metaschedule_ratio"],
                         r["selection_ratio"],
-                    )  # fmt: skip
+                    )
                     if arguments.json:
                         Path(arguments.json).write_text(json.dumps(rows, indent=1))
     _print_summary(rows)
@@ -109,7 +109,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--unpacked", action=argparse.BooleanOptionalAction, default=True,
         help="also with weights that are packed inside of the timed function",
-    )  # fmt: skip
+    )
     parser.add_argument("--database", help="where plevel's records go; dropped at the end if not given")
     parser.add_argument("--json", help="write the rows, and by which implementation they are, to this file too")
     parser.add_argument("--side", help=argparse.SUPPRESS)
@@ -290,12 +290,12 @@ def _openblas_call(shape: Shape, routine_name: str, *, by_rows: bool) -> Call:
         arguments = (
             101, 111 if by_rows else 112, rows, columns, one, pointer[1], columns,
             pointer[0], 1, zero, pointer[2], 1,
-        )  # fmt: skip
+        )
     else:
         arguments = (
             101, 111, 112 if by_rows else 111, m, n, k, one, pointer[0], k,
             pointer[1], weight.shape[1], zero, pointer[2], n,
-        )  # fmt: skip
+        )
     routine = load_library("cblas").function(f"cblas_{routine_name}")
     routine(*arguments)
     _check(out, expected)
@@ -304,7 +304,7 @@ def _openblas_call(shape: Shape, routine_name: str, *, by_rows: bool) -> Call:
 
 SIDES = {
     "plevel": _pinned(_plevel_calls), "openblas": _pinned(_openblas_calls), "metaschedule": _pinned(_library_call),
-}  # fmt: skip
+}
 
 
 def _print_summary(rows: list[dict[str, Any]]) -> None:

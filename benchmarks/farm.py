@@ -112,7 +112,7 @@ def _multiply(c: sa.Connection, like: int, jobs: int, entries: int) -> None:
             several.append({
                 **entry, "job_id": job_id, "entry": k, "config": config.to_json(),
                 "config_digest": config.digest,
-            })  # fmt: skip
+            })
     c.execute(sa.insert(job_entry), several)
 
 
@@ -203,7 +203,7 @@ def report_of(leases: list[Held]) -> bytes:
             }
             for held in leases
         ]
-    })  # fmt: skip
+    })
 
 
 class Trips:
@@ -260,7 +260,7 @@ async def tune(wire: Wire, worker_id: int, name: str, batch: int, seen: Trips) -
             sent = {
                 "token": held.token, "session": f"s{held.id}", "results": results, "references": references,
                 "done": results is times,
-            }  # fmt: skip
+            }
             body = write({"reports": [{"lease_id": held.id, "results": sent}]})
             (answer,) = read_answers(await wire.post("/v1/leases:report", body)).answers
             if answer.problem:

@@ -22,7 +22,7 @@ _MODELS = re.compile(r"^<!-- models without ([^\n]+) -->\n.*?^<!-- end -->$", re
 _RATIOS = (
     "Inductor / confirmed", "ONNX Runtime / confirmed", "OpenVINO / confirmed",
     "ONNX Runtime / model.so", "OpenVINO / model.so",
-)  # fmt: skip
+)
 
 
 def render(page: str) -> str:
@@ -82,7 +82,7 @@ def _caption(result: Result) -> str:
         result.peer and f"beside {result.peer}",
         result.runs and f"medians of {result.runs}",
         result.note,
-    ]  # fmt: skip
+    ]
     return "; ".join(part for part in parts if part) + "."
 
 

@@ -42,11 +42,11 @@ PAIRS = (
     (32, 112, 1, 16, 1), (96, 112, 2, 24, 1), (144, 56, 1, 24, 1), (144, 56, 2, 32, 1), (192, 28, 1, 32, 2),
     (192, 28, 2, 64, 1), (384, 14, 1, 64, 3), (384, 14, 1, 96, 1), (576, 14, 1, 96, 2), (576, 14, 2, 160, 1),
     (960, 7, 1, 160, 2), (960, 7, 1, 320, 1),
-)  # fmt: skip
+)
 PRODUCTS = (
     (16, 768, 768), (64, 768, 768), (128, 768, 768), (16, 768, 2048), (64, 768, 2048), (128, 3072, 768),
     (37, 1003, 531), (64, 4096, 1024), (200, 384, 1024), (64, 384, 4096),
-)  # fmt: skip
+)
 
 
 def main() -> int:
@@ -63,13 +63,13 @@ def main() -> int:
     for name in arguments.only:
         made, what, forms = {
             "pairs": (_pairs, "pair", ("two kernels", "one")), "ahead": (_products, "product", ("not ahead", "ahead")),
-        }[name]  # fmt: skip
+        }[name]
         table = Table({what: "", forms[0]: "s", forms[1]: "s", "of the time": "×"})
         with table.saved(
             variant=f"{name}{'-drawn' * bool(arguments.samples)}-{arguments.threads}-threads",
             peer=forms[0], runs=ROUNDS,
             note=f"the fastest of {arguments.samples} drawn and the fallback" if arguments.samples else "fallbacks",
-        ):  # fmt: skip
+        ):
             for label, (first, second) in made(target, arguments.samples):
                 table.add(label, first, second, second / first)
     return 0
@@ -121,7 +121,7 @@ def _pair(channels: int, size: int, stride: int, out: int) -> tuple[Workload, Wo
             {"padding": 1, "strides": stride, "activation": "relu6", "out_layout": f"NCHW{out_block}c", **layouts},
             ["depthwise_weight", "depthwise_bias", "pointwise_weight"], [bias(out, out_block)],
         ),
-    )  # fmt: skip
+    )
 
 
 def _products(target: Target, samples: int) -> Iterator[tuple[str, list[float]]]:

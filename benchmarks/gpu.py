@@ -84,7 +84,7 @@ def build(
         id=0, run_id=0, workload=workload, target=target, phase=Phase.SEARCH,
         entries=draw(workload, target, options.trials, options.seed, database),
         policy=SEARCH_POLICY, seed=options.seed,
-    )  # fmt: skip
+    )
     late = threading.Event()
     timer = threading.Timer(seconds, late.set)
     timer.start()
@@ -148,7 +148,7 @@ def report(
         written = {
             "date": dt.datetime.now(dt.UTC).isoformat(), "device": device.model,
             "fingerprint": device.fingerprint, "copy_bytes_per_s": copied, "cases": results,
-        }  # fmt: skip
+        }
         aside = options.out.with_suffix(".part")
         aside.write_text(json.dumps(written, indent=1))
         aside.replace(options.out)
@@ -161,7 +161,7 @@ def report(
         rows = [
             (r["goal"], f"`{r['workload']}`", r["selected"], r["best_s"], own(r), r.get("peer_s"), r.get("ratio"))
             for r in results if "best_s" in r
-        ]  # fmt: skip
+        ]
         variant = "" if database is None else "tuned"
         columns = {"goal": "", "workload": "", "selected": ""} | times
         save(columns, rows, variant=variant, peer=None if options.no_peer else "PyTorch", device=device.model)

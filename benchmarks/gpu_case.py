@@ -19,13 +19,13 @@ LLAMA = ((4096, 4096), (11008, 4096), (4096, 11008))
 ATTENTION = (  # batch, heads, groups of them, queries, keys, depth, causal
     (8, 12, 12, 512, 512, 64, False), (16, 12, 12, 197, 197, 64, False), (1, 32, 32, 2048, 2048, 128, True),
     (1, 32, 8, 1, 4096, 128, False), (16, 32, 8, 1, 2048, 128, False),
-)  # fmt: skip
+)
 EXPERTS = ((64, 1024, 2048, (64, 512, 8192)), (8, 4096, 4096, (16, 512, 4096)))  # groups, n, k, and numbers of rows
 RESNET = (  # data, out channels, window, stride, padding
     ((3, 224, 224), 64, 7, 2, 3), ((64, 56, 56), 64, 1, 1, 0), ((64, 56, 56), 64, 3, 1, 1),
     ((256, 56, 56), 128, 1, 2, 0), ((128, 28, 28), 128, 3, 1, 1), ((512, 28, 28), 256, 1, 2, 0),
     ((256, 14, 14), 256, 3, 1, 1), ((1024, 14, 14), 512, 1, 2, 0), ((512, 7, 7), 512, 3, 1, 1),
-)  # fmt: skip
+)
 SMALL = 24  # extents of `--small` at most
 
 
@@ -111,7 +111,7 @@ def draw(
             version=candidate.version, config=config,
         )
         for index, (number, candidate, config) in enumerate(drawn)
-    )  # fmt: skip
+    )
 
 
 def _best_of(workload: Workload, target: Target, database: Path) -> dict[str, Config]:

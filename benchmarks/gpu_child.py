@@ -160,7 +160,7 @@ def _measure(
         "shares": shares, "failures": failures,
         "overhead_s": statistics.median(overheads) if overheads else None,
         "state": driver.describe(),
-    }  # fmt: skip
+    }
     if best:
         result |= _finals({n: CudaKernel(b, data, driver) for n, (_, b) in best.items()})
         for name, (_, built) in best.items():
@@ -189,7 +189,7 @@ def _finals(kernels: dict[str, CudaKernel]) -> dict[str, Any]:
         found[name] = {
             "median_s": statistics.fmean(medians[1:]), "first_s": medians[0],
             "spread": (max(medians) - min(medians)) / middle,
-        }  # fmt: skip
+        }
     for kernel in kernels.values():
         kernel.release()
     selected = min(found, key=lambda n: found[n]["first_s"])

@@ -81,7 +81,7 @@ def repeat(connection: sa.Connection, copy: int, tasks: int) -> None:
     for table, changed in (
         (record, {"id": record.c.id + offset * PER_TASK, "identity": sa.func.randomblob(16)}),
         (best, {}), (history, {}),
-    ):  # fmt: skip
+    ):
         moved = {"task_id": table.c.task_id + offset, **changed}
         query = sa.select(*(moved.get(c.name, c) for c in table.c)).where(
             table.c.task_id <= rows[-1]["id"]
@@ -98,7 +98,7 @@ def main() -> None:
     first: tuple[float, float] | None = None
     table = Table({
         "records": "", "select": "s", "over the first": "×", "record": "s", "over the first record": "×", "goal": "",
-    })  # fmt: skip
+    })
     size = FIRST
     with table.saved(peer=f"a database of {FIRST:,} records"):
         while size <= given.most:

@@ -55,7 +55,7 @@ def triton_rows(url: str, folder: Path) -> Iterator[Row]:
     type(driver).active = property(lambda self: fake)
     hook._place_of = lambda device: {
         "device_model": MODEL, "target": {"kind": "cuda", "arch": "sm_90", "model": MODEL},
-    }  # fmt: skip
+    }
 
     @triton.jit
     def kernel(x, n, B: triton.language.constexpr):  # noqa: ANN001, ANN202
@@ -110,7 +110,7 @@ def helion_row(url: str, folder: Path) -> Row:
         "key": {"type": "LooseAutotuneCacheKey", "fields": {
             "hardware": MODEL, "kernel_source_hash": "ab" * 32, "specialization_key": "((),)",
         }},
-    })  # fmt: skip
+    })
     local = folder / "local.best_config"
     local.write_text(entry)
     reporter = Reporter(url, folder=folder / "spool")
@@ -141,7 +141,7 @@ def import_row(folder: Path) -> tuple[float, float]:
                     [0.1 + j * 0.01, 0.09 + j * 0.01, 0.11 + j * 0.01],
                 ]
                 for j in range(CANDIDATES)
-            ]  # fmt: skip
+            ]
             file.write(json.dumps({"key": [i, "torch.float16"], "configs_timings": timings}) + "\n")
     start = time.perf_counter()
     found = subprocess.run(
@@ -150,7 +150,7 @@ def import_row(folder: Path) -> tuple[float, float]:
             "--database", str(folder / "import.db"), "--json",
         ],
         check=True, capture_output=True, text=True,
-    )  # fmt: skip
+    )
     took = time.perf_counter() - start
     assert json.loads(found.stdout)["new"] == LINES * CANDIDATES
     start = time.perf_counter()
@@ -182,7 +182,7 @@ def main() -> None:
         peer="the tool's own work for a key, its own file, and parsing the JSON", runs=KEYS,
         note="stand-ins for the GPU and the benchmark; the difference to the tool without the hook; a key "
         "is looked up in the process's memory, into which the kernel's problems were read before",
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

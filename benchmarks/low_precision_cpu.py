@@ -34,7 +34,7 @@ def product(n: int, k: int, bits: int, level: int) -> Workload:
     inputs = {
         "data": f"float32[1,{k}]", "weight": f"uint8[{n},{k // BLOCK},{BLOCK * bits // 8}]",
         "scales": f"float32[{n},{k // BLOCK}]",
-    }  # fmt: skip
+    }
     attrs = {"bits": bits, "block_size": BLOCK, "accuracy_level": level}
     return Workload.make("matmul_nbits", inputs, attrs, ["weight", "scales"])
 

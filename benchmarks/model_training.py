@@ -56,7 +56,7 @@ COLUMNS = (
     "identity", "source", "task_id", "variant_id", "phase", "session", "config", "config_digest",
     "message", "samples_s", "median_s", "mean_s", "build_s", "check_s", "run_s", "code_digest",
     "measured_at", "recorded_at",
-)  # fmt: skip
+)
 
 
 def draw_shapes(count: int) -> list[tuple[int, int, int]]:
@@ -106,7 +106,7 @@ def fill(
                 rows.append(
                     (number.to_bytes(16, "big"), "benchmark", task_id, variant_id, "search", "s", json.dumps(config),
                      "", "", json.dumps([time_s]), time_s, time_s, 0.1, 0.0, time_s, "", 0.0, 0.0)
-                )  # fmt: skip
+                )
             database.executemany(sql, rows)
         done = upto
         database.commit()

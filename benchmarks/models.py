@@ -151,7 +151,7 @@ def starts(name: str, label: str, given: argparse.Namespace) -> tuple[float, flo
                 [sys.executable, "-c", f"from benchmarks.models import start; print({call})"],
                 env={**os.environ, **folders, "PYTHONPATH": os.pathsep.join(sys.path)},
                 stdout=subprocess.PIPE, text=True, check=True,
-            )  # fmt: skip
+            )
             found.append(float(done.stdout.split()[-1]))
     return found[0], found[1]
 
@@ -175,7 +175,7 @@ def peers(model: nn.Module, x: torch.Tensor, threads: int) -> Iterator[tuple[str
             settings = {
                 "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads,
                 "PERFORMANCE_HINT": "LATENCY",
-            }  # fmt: skip
+            }
             compiled = openvino.Core().compile_model(path, "CPU", settings)
             request = compiled.create_infer_request()
 
@@ -323,7 +323,7 @@ def main() -> None:
         **{f"{p} / model.so": "×" for p in LIBRARIES},
         "Inductor's first start": "s", "plevel's first start": "s", "Inductor's second": "s", "plevel's second": "s",
         "tunes in": "s",
-    }  # fmt: skip
+    }
     kinds = {"tuned": given.database, "max-autotune": given.max_autotune, **dict.fromkeys(asked, True)}
     kind = "".join(f"-{label.lower()}" for label, there in kinds.items() if there)
     note = f"{given.trials} trials for each distinct workload" if given.trials else None

@@ -100,11 +100,11 @@ def job_of(number: int, workload: Workload) -> Job:
     entry = JobEntry(
         index=0, task_id=number, implementation=found.implementation, version=found.version,
         config=config,
-    )  # fmt: skip
+    )
     return Job(
         id=number, run_id=1, workload=workload, target=TARGET, phase=Phase.SEARCH, entries=(entry,),
         policy=TimingPolicy(min_repeats=REPEATS, max_repeats=REPEATS, budget_s=2.0), seed=1,
-    )  # fmt: skip
+    )
 
 
 class Bench:
@@ -289,7 +289,7 @@ def show_path(path: Bench, sessions: int) -> None:
     bare = subprocess.Popen(
         [sys.executable, "-c", _BARE, built.path, str(core)], stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, text=True, env={**os.environ, "TVM_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert bare.stdin is not None
     assert bare.stdout is not None
     bare.stdout.readline()  # it is ready: what it loads takes the core from what is timed
@@ -360,7 +360,7 @@ def show_neighbour(path: Bench, server: ForkServer) -> None:
 
     beside: dict[str, Callable[[], AbstractContextManager[None]]] = {
         "idle": nullcontext, "compiles": lambda: compiling(path.cores.building), "checks": checking,
-    }  # fmt: skip
+    }
     table = Table({"": "", "beside an idle core": "s", "one that compiles": "%", "one that checks": "%", "goal": ""})
     for what, job in (("bound by the core", job_of(1, kernel(256))), ("that is checked, too", drawn)):
         found: dict[str, list[float]] = {name: [] for name in beside}

@@ -195,7 +195,7 @@ def _plain(op: str, *shapes: Shape, **attrs: Any) -> Row:
         "gather": ("data", "indices"), "scatter_add": ("data", "indices", "updates"), "one_hot": ("indices",),
         "where": ("condition", "x", "y"),
         **dict.fromkeys(("add", "swiglu", "floor_mod"), ("lhs", "rhs")),
-    }.get(op, ("data",))  # fmt: skip
+    }.get(op, ("data",))
     return Row(name, op, dict(zip(names, shapes, strict=True)), attrs)
 
 
@@ -369,7 +369,7 @@ GROUPS = {
             (64, 1000, 1280), (24, 640, 2560),
         )),
     ],
-}  # fmt: skip
+}
 
 
 # Operators that PyTorch may run faster on images in channels-last.
@@ -601,7 +601,7 @@ def _mkldnn_call(torch: Any, row: Row, attrs: dict[str, Any], tensors: dict[str,
     module = torch.nn.Conv2d(
         per_group * attrs["groups"], out, window, attrs["strides"], attrs["padding"], attrs["dilation"],
         groups=attrs["groups"], bias=False,
-    ).eval()  # fmt: skip
+    ).eval()
     prepacked = mkldnn.to_mkldnn(module)
     return lambda: prepacked(image.to_mkldnn()).to_dense()
 

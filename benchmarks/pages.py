@@ -98,13 +98,13 @@ def _ask(store: Store, shapes: int) -> tuple[list[Any], dict[str, Any]]:
     device = Device(
         identity="3f2a9c11e07b4d52/cpu:0-1", slot="cpu:0-1", model="AMD EPYC 9B45", target=TARGET,
         fingerprint={"cores": 2},
-    )  # fmt: skip
+    )
     asked = [
         RunWorkload(
             workload=Workload("filter", (Input("data", f"float32[{i + 1},64]"),)), candidates=OFFERED
         )
         for i in range(shapes)
-    ]  # fmt: skip
+    ]
     with store.write() as c:
         worker = fleet.register(
             c, WorkerInfo(name="farm-1", host="farm-1", pid=1, devices=(device,), version="0.1")
@@ -122,7 +122,7 @@ def _ask(store: Store, shapes: int) -> tuple[list[Any], dict[str, Any]]:
             "reference": catalogue.put_task(
                 c, catalogue.put_workload(c, REFERENCE), target_id, REFERENCE_KERNEL, None
             ),
-        }  # fmt: skip
+        }
         tasks = list(
             c.execute(
                 sa.select(task.c.id, task.c.workload_id, task.c.target_id, run_task.c.run_id)
@@ -139,7 +139,7 @@ def _ask(store: Store, shapes: int) -> tuple[list[Any], dict[str, Any]]:
                  "reason": "", "available_at": 1.0, "created_at": 1.0}
                 for t in tasks
             ],
-        )  # fmt: skip
+        )
     return tasks, common
 
 
@@ -179,7 +179,7 @@ def _rows(
             "compile" if failed else None, "error: no registers are left\n" * 20 if failed else "",
             "[]" if failed else json.dumps([median_s] * 6), median_s, median_s, 0.03, 0.001, 0.05,
             "", at, at,
-        )  # fmt: skip
+        )
 
 
 def _derive(store: Store, tasks: Sequence[Any]) -> None:
@@ -191,12 +191,12 @@ def _derive(store: Store, tasks: Sequence[Any]) -> None:
                 record.c.config_digest, sa.literal("confirm"), sa.func.min(record.c.median_s),
                 record.c.median_s * 0.99, record.c.median_s * 1.01, sa.literal(3),
                 record.c.recorded_at,
-            ).where(record.c.error.is_(None)).group_by(record.c.task_id)  # fmt: skip
+            ).where(record.c.error.is_(None)).group_by(record.c.task_id)
             c.execute(sa.insert(best).from_select([x.name for x in best.c], lowest))
         c.execute(
             sa.update(run).where(run.c.id < tasks[-1].run_id)
             .values(state=RunState.DONE, finished_at=now())
-        )  # fmt: skip
+        )
         points = [[1e-5 * (1 + i / 100), 1e-5 * (1 + (i % 37) / 50)] for i in range(600)]
         c.execute(
             sa.insert(cost_model).values(
@@ -205,7 +205,7 @@ def _derive(store: Store, tasks: Sequence[Any]) -> None:
                 columns="[]", trees=b"", digest="0",
                 evaluation={"points": points, "importance": [["knob tile_x", 0.5]]},
             )
-        )  # fmt: skip
+        )
         c.exec_driver_sql("ANALYZE")
 
 
@@ -220,7 +220,7 @@ def pages(ids: dict[str, int]) -> list[str]:
         "/devices", "/devices/1", "/models", "/models/1", "/records", "/records?error=compile",
         "/records?op=filter&error=crash", f"/records?task={ids['big']}&error=any",
         f"/records?run={ids['done']}&phase=confirm", "/records/17", "/import",
-    ]  # fmt: skip
+    ]
 
 
 def ask(url: str, path: str, visits: int) -> tuple[float, int]:

@@ -127,7 +127,7 @@ class AutoTVM(_Planned):
     PARAMETERS: ClassVar[dict[str, Any]] = {
         "max_depth": 3, "gamma": 0.0001, "min_child_weight": 1, "subsample": 1.0, "eta": 0.3,
         "lambda": 1.0, "alpha": 0,
-    }  # fmt: skip
+    }
     TREES = 200
     POINTS, STEPS, EARLY_STOP = 128, 500, 50
     GREEDY = 0.95
@@ -168,7 +168,7 @@ class MetaSchedule(_Planned):
 
     PARAMETERS: ClassVar[dict[str, Any]] = {
         "max_depth": 10, "gamma": 0.001, "min_child_weight": 0, "eta": 0.2,
-    }  # fmt: skip
+    }
     TREES = 100
     POPULATION, MEASURED, GENERATIONS, MUTATED, RANDOM = 512, 0.2, 4, 0.85, 0.05
     WARM = 100  # trials before the model has a say

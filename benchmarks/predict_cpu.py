@@ -48,7 +48,7 @@ TRAIN: list[Shape] = [
     (40, 192, 960), (48, 768, 192), (49, 128, 256), (64, 64, 1024), (64, 512, 128), (64, 320, 320),
     (77, 640, 160), (96, 96, 96), (100, 200, 400), (128, 128, 512), (128, 384, 256), (160, 80, 320),
     (196, 256, 128), (197, 64, 768), (256, 256, 256), (384, 128, 128),
-]  # fmt: skip
+]
 TEST: list[Shape] = [
     (3, 512, 512), (4, 768, 384), (6, 1024, 256), (8, 256, 768), (10, 640, 320), (12, 192, 1024),
     (14, 448, 448), (16, 384, 768), (16, 1000, 512), (18, 96, 512), (20, 512, 384), (24, 256, 640),
@@ -56,7 +56,7 @@ TEST: list[Shape] = [
     (50, 640, 128), (56, 160, 480), (64, 256, 256), (64, 128, 768), (72, 384, 192), (80, 320, 320),
     (96, 512, 96), (98, 64, 512), (112, 224, 224), (128, 256, 384), (144, 144, 144), (150, 100, 300),
     (192, 192, 256), (197, 192, 192), (224, 96, 448), (256, 128, 192), (320, 64, 256),
-]  # fmt: skip
+]
 RECORDS = {"dense_pack.cpu": 40, "dense_large_m.cpu": 40, "dense_nopack.cpu": 20}
 SEARCHED = 24  # further trials around what is known, for the best known of a shape of TEST
 
@@ -118,7 +118,7 @@ def trials_of(found: dict[str, Recording], shapes: Sequence[Shape]) -> list[Tria
         )
         for r in found.values()
         if r.task.workload.key in wanted and r.worked
-    ]  # fmt: skip
+    ]
 
 
 def pick(model: Predictor, offered: dict[str, Task]) -> tuple[str, Key]:
@@ -257,7 +257,7 @@ def _fit_ranks(trials: Sequence[Trials]) -> Predictor:
     booster = xgboost.train(
         parameters | {"objective": "rank:pairwise", "lambdarank_pair_method": "mean",
                       "lambdarank_num_pair_per_sample": 8}, data, ROUNDS,
-    )  # fmt: skip
+    )
 
     class Ranks(Predictor):
         def predict(self, *asked: Any) -> Any:

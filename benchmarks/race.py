@@ -83,7 +83,7 @@ def benchmark(
         table = Table({
             "workload": "", "selected": "", "plevel": "s", "GFLOP/s": "", "PyTorch": "s", "ratio": "×",
             "fastest / selected": "×", "the others": "",
-        })  # fmt: skip
+        })
         asked = arguments.layers or ()
         known = set(asked) <= groups.keys()
         with table.saved(keep=known, variant="-".join(asked), peer="PyTorch", runs=arguments.rounds):
@@ -221,7 +221,7 @@ class Side:
         self._child = subprocess.Popen(
             [sys.executable, script, "--side", kind, "--threads", str(threads)],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        )
 
     def ask(self, **what: Any) -> Any:
         assert self._child.stdin is not None
@@ -330,7 +330,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[Cell, ...]:
         round(row["flops"] / row["selected_s"] * 1e-9) if row["flops"] else None, row["torch_s"], row["ratio"],
         min(row["times_s"].values()) / row["selected_s"],
         ", ".join(f"{_short(name)} {seconds * 1e6:.0f} µs" for name, seconds in others),
-    )  # fmt: skip
+    )
 
 
 def _short(name: str) -> str:

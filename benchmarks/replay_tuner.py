@@ -168,7 +168,7 @@ def main() -> None:
     with table.saved(
         keep=not given.spaces, variant=f"{'misleading' if given.misleading else 'warm'}-{given.batch}",
         peer="random search (0) and the optimum at once (1)", runs=given.seeds,
-    ):  # fmt: skip
+    ):
         for target, sources in cases:
             found = replay(harness, target, sources, given.batch, given.seeds)
             scores.setdefault(target.name, []).append(found["score"])

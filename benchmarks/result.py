@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parent / "results"
 PACKAGES = {
     "apache-tvm", "numpy", "sqlalchemy", "psycopg", "xgboost", "xgboost-cpu", "torch", "torchvision", "transformers",
     "onnxruntime", "openvino", "scipy-openblas32", "optuna", "distributed",
-}  # fmt: skip
+}
 # A text, a number in its column's unit, or a number with a unit of its own. None where there is none.
 Cell = str | int | float | tuple[int | float, str] | None
 NOISY = 0.03  # of a core, used by other programs: figures taken beside more are said to be
@@ -107,7 +107,7 @@ def save(
         versions={"python": python_version(), **dict(sorted(packages.items()))}, commit=_commit(),
         command=shlex.join(["python", f"benchmarks/{script}.py", *given]),
         peer=peer, runs=runs, note=note, columns=dict(columns), rows=tuple(map(tuple, rows)),
-    )  # fmt: skip
+    )
     write(_merge(result, _read_earlier(result.name)) if merge else result)
 
 

@@ -322,11 +322,11 @@ def main() -> int:
     table = result.Table({
         "space": "", "start" if given.warm else "search": "", **{f"to {ratio - 1:.0%}": "" for ratio in WITHIN},
         **{f"best after {n}": "×" for n in AT},
-    })  # fmt: skip
+    })
     with table.saved(
         keep=not given.only, variant="warm" if given.warm else "", runs=given.seeds,
         peer="a cold start" if given.warm else "the strategies of AutoTVM and MetaSchedule, and chance",
-    ):  # fmt: skip
+    ):
         (compare_warm if given.warm else compare)(table, unpack(FILE), given.seeds, given.only)
     return 0
 

@@ -95,7 +95,7 @@ def main() -> None:
     print(f"{WORKLOADS} workloads of dense on record; {len(ask(on_record[0]).rivals)} implementations each\n")
     table = Table({
         "": "", "median": "s", "goal": "s", "over a bare dict": "×", "over the rule without a Selector": "×",
-    })  # fmt: skip
+    })
     for name, found, goal in rows:
         table.add(name, found, goal, found / bare, found / plain)
     table.save(peer="a bare dict, and the rule without a Selector")

@@ -81,7 +81,7 @@ def measure(table: Table, database: str, services: int, batch: int, seconds: flo
     store.close()
     jobs = all_done - done
     took_s = [sum(now.values()) - sum(before.get(pid, 0.0) for pid in now)
-              for now, before in ((served_now, served), (server_now, server))]  # fmt: skip
+              for now, before in ((served_now, served), (server_now, server))]
     name = f"{services} service{'s' if services > 1 else ''}, batches of {batch}"
     shares = [time_s / jobs for time_s in took_s]
     table.add(name, (round(rate), "jobs/s"), *spread(trips.leases_s), *shares, seen["Lock"] / max(1, seen.total()))
@@ -99,7 +99,7 @@ def main() -> None:
     table = Table({
         "": "", "leases": "", "p50": "s", "p99": "s", "services, a job": "s", "PostgreSQL, a job": "s",
         "waits for locks": "%",
-    })  # fmt: skip
+    })
     with table.saved():
         for batch in (8, 1):
             for services in (1, 2):

@@ -108,7 +108,7 @@ def work(url: str, name: str, spool: Path, firmware: int) -> None:
     device = Device(
         identity=f"{name}/cpu:0", slot="cpu:0", model=f"formula {firmware % 2}", target=TARGET,
         fingerprint={"firmware": firmware},
-    )  # fmt: skip
+    )
     info = WorkerInfo(name=name, host=name, pid=os.getpid(), devices=(device,))
     with contextlib.suppress(StoppedError):
         registered = client.register(info)
@@ -258,14 +258,14 @@ class Farm:
         return self._spawn(
             f"service-{i}", *command, "--ready-file", str(self._folder / f"ready-{i}"),
             PLEVEL_LEASE_S=str(LEASE_S), PLEVEL_HEARTBEAT_S="1", PLEVEL_POLL_S="0.2",
-        )  # fmt: skip
+        )
 
     def _spawn(self, name: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
         with (self._folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, *arguments], env={**os.environ, **environment},
                 stdout=subprocess.DEVNULL, stderr=log,
-            )  # fmt: skip
+            )
 
     def _find_services(self) -> None:
         found = []
@@ -285,14 +285,14 @@ class Farm:
         return self._spawn(
             f"worker-{i}", __file__, "--worker", self.weather.url, "--name", f"host-{i % DEVICES}",
             "--firmware", str(self._firmware[i % DEVICES]), "--spool", str(self._folder / f"spool-{i}"),
-        )  # fmt: skip
+        )
 
     def misfortune(self) -> None:
         """One of the things that happen, at random."""
         what = self._rng.choice([
             "worker killed", "worker killed", "worker stopped", "device changed", "service killed",
             "service stopped", "clock set", "run cancelled",
-        ])  # fmt: skip
+        ])
         self.did[what] += 1
         i = self._rng.randrange(WORKERS)
         match what:
@@ -338,7 +338,7 @@ class Farm:
             asked = encode(RunRequest(
                 workloads=(RunWorkload(workload=WORKLOAD, candidates=(CANDIDATE,)),), target=TARGET,
                 trials=trials, seed=seed, tuner="random", force=True,
-            ))  # fmt: skip
+            ))
             with ThreadPoolExecutor(ASKED) as pool:
                 list(pool.map(lambda _: ask(self.weather.url, "/v1/runs", asked), range(ASKED)))
 
@@ -423,7 +423,7 @@ WRONG = {
     "leases that are live": "SELECT id FROM lease WHERE ended_at IS NULL",
     "devices that are there twice": """
         SELECT identity, digest FROM device GROUP BY identity, digest HAVING count(*) > 1""",
-}  # fmt: skip
+}
 
 
 def check(database: str, folder: Path) -> str:

@@ -89,7 +89,7 @@ def main() -> int:
     os.environ["TVM_NUM_THREADS"] = str(arguments.threads)
     table = Table({
         "": "", "workload": "", "size": "", "valid": "%", "within 10 %": "%", "median": "×", "fallback": "×",
-    })  # fmt: skip
+    })
     fallbacks: dict[str, list[float]] = {}
     variant = "" if arguments.only == list(WORKLOADS) else "-".join(arguments.only)
     with table.saved(keep=not arguments.implementations, variant=variant, peer="the best of those drawn", runs=ROUNDS):

@@ -81,7 +81,7 @@ def records(count: int, tasks: int, seed: int = 0) -> Iterator[ImportedRecord]:
             implementation=f"bench:{i % IMPLEMENTATIONS}.cuda", version="1.0",
         )
         for i in range(tasks)
-    ]  # fmt: skip
+    ]
     for n in itertools.count():
         task = known[rng.randrange(tasks)]
         for k in range(8):
@@ -93,7 +93,7 @@ def records(count: int, tasks: int, seed: int = 0) -> Iterator[ImportedRecord]:
                 config_key=Config({"x": rng.randrange(4096), "y": [8, k], "z": "a"}).key,
                 samples_s=tuple(median_s * rng.uniform(0.99, 1.02) for _ in range(6)),
                 measured_at=1.7e9 + 8 * n + k,
-            )  # fmt: skip
+            )
 
 
 def autotvm_lines(count: int, tasks: int) -> Iterator[bytes]:
@@ -107,7 +107,7 @@ def autotvm_lines(count: int, tasks: int) -> Iterator[bytes]:
             "config": {"index": n, "code_hash": None, "entity": entity},
             "result": [[rng.lognormvariate(-8, 0.5)], 0, 1.0, 1.7e9 + n],
             "version": 0.2, "tvm_version": "0.7",
-        }).encode() + b"\n"  # fmt: skip
+        }).encode() + b"\n"
 
 
 def write(path: Path, lines: Iterator[bytes]) -> Path:
@@ -329,7 +329,7 @@ def metaschedule_rate(folder: Path) -> tuple[float, float] | None:
     done = subprocess.run(
         [sys.executable, "-c", code, str(workloads), str(tuning)], capture_output=True, text=True,
         check=True,
-    )  # fmt: skip
+    )
     rate, memory = map(float, done.stdout.split()[-2:])
     return rate, memory
 

@@ -50,7 +50,7 @@ def main() -> int:
     table = Table({
         "operator": "", "m": "", "implementation": "", "any m": "s", "this m": "s", "ratio": "×",
         "plain schedule, any m": "s",
-    })  # fmt: skip
+    })
     with table.saved(peer="the same implementation lowered for the size", runs=arguments.rounds):
         for op in CASES:
             for size, name, (for_all, for_one, plain) in _times(op, arguments):

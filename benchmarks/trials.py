@@ -161,7 +161,7 @@ def order_agreement(workload: Workload, target: Target, count: int, seed: int) -
                 job = Job(
                     id=0, run_id=0, workload=workload, target=target, phase=phase,
                     entries=tuple(batch), policy=policy, seed=seed,
-                )  # fmt: skip
+                )
                 found: list[Result] = []
                 built = [b for b in pool.build(job, never) if b.error is None]
                 runner.run(job, built, never, found.append)

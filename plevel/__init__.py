@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Client", "Embedded", "EmbeddedError", "NoWorkerError", "ServiceError", "UnreachableError", "__version__",
     "plevel_database",
-]  # fmt: skip
+]
 
 _HOMES = {
     "Client": "plevel.client",

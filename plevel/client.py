@@ -122,7 +122,7 @@ class Client:
             self._http = open_http(
                 self.url, transport, timeout=timeout_s, headers=headers,
                 params={} if namespace is None else {"namespace": namespace},
-            )  # fmt: skip
+            )
         except ConnectionSettingError as error:
             raise UnreachableError(str(error)) from error
         self._jitter = random.Random()
@@ -222,7 +222,7 @@ class Client:
         body = _given({
             "workload": workload, "target": target, "policy": policy, "device": device, "foreign": foreign or None,
             "candidates": candidates and list(candidates),
-        })  # fmt: skip
+        })
         try:
             return self._ask("POST", "/v1/select", Selection, json=to_json(body))
         except UnreachableError:
@@ -271,7 +271,7 @@ class Client:
             "op": op, "implementation": implementation, "source": source, "run_id": run_id,
             "task_id": task_id, "phase": phase, "error": error, "limit": limit, "cursor": cursor,
             "newest": newest or None,
-        })  # fmt: skip
+        })
         page = self._ask("GET", "/v1/records", _Page, params=params)
         return {"records": page.records, "next": page.next}
 
@@ -314,7 +314,7 @@ class Client:
         params = _given({
             "workload": str(workload), "device_model": device_model or None, "architecture": architecture or None,
             "version": version or None, "limit": limit, "failures": failures,
-        })  # fmt: skip
+        })
         return self._ask("GET", f"/v1/foreign/{tool}/best", dict[str, Any], params=params)
 
     def foreign_best_many(
@@ -416,7 +416,7 @@ class Client:
         summary = self._ask(
             "POST", "/v1/records:import", dict[str, Any], again=False, content=parts, params=_given(given),
             timeout=timeout,
-        )  # fmt: skip
+        )
         for found in summary.pop("rejects", ()):
             if put_aside is not None:
                 put_aside(found)
@@ -521,7 +521,7 @@ class Client:
         """Create a token for one namespace or for all; return its `id` and `secret`, which is not shown again."""
         body = {
             "name": name, "scopes": scopes, "expires_in_s": expires_in_s, "namespace": namespace,
-        }  # fmt: skip
+        }
         return self._ask("POST", "/v1/tokens", dict[str, Any], json=body, again=False)
 
     def tokens(self) -> list[dict[str, Any]]:

@@ -93,7 +93,7 @@ def compare(deployed: Deployed, reference: Reference, sizes: Sequence[int] = ())
             library=str(deployed.library.resolve()), function=deployed.description.function,
             inputs=tuple(inputs), outputs=tuple(outputs),
             steps=tuple(steps.get(i) for i in range(len(plan.steps))), sizes=tuple(sizes),
-        )  # fmt: skip
+        )
         (answer,) = ask_all([(Limits(module=_RUNNER), request)], RUN_TIMEOUT_S, (_RUNNER,))
         if answer != 0:
             raise ComparisonError(f"the library fails: {answer}")

@@ -113,7 +113,7 @@ def write_all(
 def _write(
     one: Draft, built: Mapping[Workload, BuiltKernel], path: Path, name: str, about: str, made: Path, *, keep: bool,
     appended: bool,
-) -> Deployed:  # fmt: skip
+) -> Deployed:
     """Write one library; files of packed weights are kept for the next, or deleted as soon as they are read."""
     kernels = {workload: built[workload] for workload in one.selections}
     plan = make_plan(one.network, one.groups, {w: k.signature for w, k in kernels.items() if k.signature})
@@ -219,7 +219,7 @@ def _build_all(drafts: Iterable[Draft], made: Path, ask: Ask) -> dict[Workload, 
             request = BuildKernel(
                 workload=workload, target=s.target, implementation=s.implementation, config=s.config,
                 path=path, symbol=symbol_of(workload), packings=needed,
-            )  # fmt: skip
+            )
         requests.append((_BUILDER, request))
     kernels, errors = {}, {}
     for workload, answer in zip(selections, ask(requests, BUILD_TIMEOUT_S), strict=True):

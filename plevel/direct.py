@@ -112,11 +112,11 @@ class Direct:
             known = candidate.gather(
                 database, asked, target, candidates, foreign=foreign or policy == "tvm",
                 field="workload",
-            )  # fmt: skip
+            )
             return rule.select(
                 asked, target, database, device=device, ranker=database.ranker, policy=policy,
                 offered=known,
-            )  # fmt: skip
+            )
 
     def dispatch(
         self, workload: Workload, target: Target, *, device: str | None = None
@@ -239,7 +239,7 @@ class Direct:
                 put_aside(
                     {"line": found.line, "reason": found.reason.value, "detail": found.detail,
                      "text": text}
-                )  # fmt: skip
+                )
 
         on = None if target is None else Target.parse(target)
         try:
@@ -313,7 +313,7 @@ class Direct:
     def train_on(
         self, client: Any, op: str, target: Target, *, afresh: bool, progress: Callable[[str], None],
         warn: Callable[[str], None],
-    ) -> Row:  # fmt: skip
+    ) -> Row:
         """Train a cost model on a Dask cluster.
 
         Args:

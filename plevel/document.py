@@ -140,7 +140,7 @@ def _endpoint(title: str, operation: Mapping[str, Any]) -> str:
         (f"`{p['name']}`", _kind(p["schema"]),
          "required" if p["required"] else _json(p["schema"].get("default")))
         for p in operation.get("parameters", ())
-    ]  # fmt: skip
+    ]
     if rows:
         lines.append(_table(("parameter", "type", "default"), rows))
     return "\n\n".join(lines)

@@ -101,7 +101,7 @@ class Embedded:
     def __init__(
         self, database: str, *, slot: str = "cpu", threads: int | None = None, early: bool = False,
         logs: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.database = database
         self.slot = slot
         self.url = ""
@@ -133,14 +133,14 @@ class Embedded:
                 child = self._spawn(
                     "service", "--host", "127.0.0.1", "--fd", str(number), "--ready-file", str(ready), "--auth", "open",
                     database=self.database, inherited=(number,),
-                )  # fmt: skip
+                )
                 self._children.append(child)
             if self._early:
                 self._loaded = self._spawn_worker()  # its requests wait for the service's answers
             child.wait_for(
                 ready.exists, "to start, as where another process holds the database locked, or a large one has an "
                 "older schema (run 'plevel db upgrade' first)",
-            )  # fmt: skip
+            )
 
     def start_worker(self) -> None:
         """Start the worker, unless it is loaded, and wait until it has registered.

@@ -94,7 +94,7 @@ def _time(plain: Deployed, chosen: Deployed) -> Estimate:
     request = TimeNetworks(
         libraries=(str(plain.library.resolve()), str(chosen.library.resolve())), function=plain.description.function,
         inputs=_arrays(plain.plan.inputs), outputs=_arrays(plain.plan.outputs),
-    )  # fmt: skip
+    )
     (answer,) = ask_all([(Limits(module=_TIMER), request)], TIME_TIMEOUT_S, (_TIMER,))
     if isinstance(answer, Exception):
         raise answer

@@ -151,7 +151,7 @@ def serve(settings: Settings, listening: socket.socket, ready_file: Path | None)
         # Malformed requests are not logged, as anybody could fill the log.
         app, log_level="error", access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE_S,
         ws="none", http="httptools", forwarded_allow_ips=settings.proxies,
-    )  # fmt: skip
+    )
     certificate = None
     if settings.tls_cert is not None and settings.tls_key is not None:
         certificate = Certificate(settings.tls_cert, settings.tls_key)
@@ -210,7 +210,7 @@ class _Server(uvicorn.Server):
     def __init__(
         self, config: uvicorn.Config, context: Context, url: str, ready_file: Path | None,
         certificate: Certificate | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(config)
         self._context = context
         self._url = url

@@ -100,7 +100,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = FastAPI(
         title="plevel", version=_version(), description=DESCRIPTION, lifespan=lifespan,
         docs_url=None, redoc_url=None, dependencies=[Depends(check_query)],
-    )  # fmt: skip
+    )
     app.state.context = context
     for part in (
         run, selection, transfer, coverage, foreign, record, model, network, worker, lease, fleet, token,

@@ -97,7 +97,7 @@ class _Standing(Collector):
                 "plevel_model_accuracy": "Share of pairs ranked as measured",
                 "plevel_model_age_seconds": "Age of the model",
             }),
-        )  # fmt: skip
+        )
         with self._store.read() as connection:
             found = [(connection.execute(query).all(), labels, names) for query, labels, names in gauges]
         for rows, labels, names in found:

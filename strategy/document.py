@@ -45,7 +45,7 @@ NAMED_AFTER: dict[str, str | None] = {
         "attention_bias", "conv2d_backward_data", "depthwise_separable_conv2d", "dynamic_slice_backward", "geglu",
         "max_pool2d_backward", "softmax_bias", "strided_slice_backward", "swiglu", "take_backward",
     )),
-}  # fmt: skip
+}
 F = TypeVar("F", bound=Callable[..., Any])
 
 

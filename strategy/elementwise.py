@@ -42,7 +42,7 @@ def _space(most: int, full: int, threads: int, size: int, streams: bool) -> Conf
         return {
             "lanes": max(n for n in lanes if n <= full or n == lanes[0]), "vectors": 1,
             "tasks": threads if size >= PARALLEL_FROM else 1, **({"stores": "streamed"} if streams else {}),
-        }  # fmt: skip
+        }
 
     stores = [Knob("stores", ("cached", "streamed"))] if streams else []
     return ConfigSpace(

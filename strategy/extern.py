@@ -172,7 +172,7 @@ def _probe(loaded: LoadedLibrary) -> None:
     one, two = ctypes.c_int(1), ctypes.c_int(2)
     loaded.function("cblas_sgemm")(
         101, 111, 112, one, one, two, ctypes.c_float(1), x, two, w, two, ctypes.c_float(0), out, one
-    )  # fmt: skip
+    )
     if out[0] != 11.0:
         raise ExternError(
             f"{loaded.library.path} computes 1·3 + 2·4 = {out[0]}, so it is no 32-bit CBLAS: install another"

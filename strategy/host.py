@@ -28,7 +28,7 @@ _X86: dict[tuple[str, int], list[tuple[Container[int], str]]] = {
         ((0xB7, 0xBA, 0xBF), "raptorlake"), ((0x8F,), "sapphirerapids"),
         ((0xCF,), "emeraldrapids"), ((0xAD, 0xAE), "graniterapids"),
     ],
-}  # fmt: skip
+}
 _AMX = frozenset("amx_bf16 amx_int8 amx_tile".split())
 # A system call of Linux, arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA): a process may use the registers of AMX
 # once it has asked, in all of its threads.
@@ -36,7 +36,7 @@ TILE_REQUEST = (158, 0x1023, 18)
 _ARM_PARTS = {
     0xD0C: "neoverse-n1", 0xD40: "neoverse-v1", 0xD49: "neoverse-n2", 0xD4F: "neoverse-v2",
     0xD08: "cortex-a72", 0xD0B: "cortex-a76", 0xD41: "cortex-a78",
-}  # fmt: skip
+}
 
 
 @cache

@@ -300,7 +300,7 @@ def _load_installed() -> None:
                 "plevel: the operators of package %s (%s = %s in plevel.ops) are left out: %s: %s: "
                 "correct or remove the package",
                 package, entry.name, entry.value, type(error).__name__, " ".join(str(error).split()),
-            )  # fmt: skip
+            )
 
 
 def find_op(name: str) -> Op | None:

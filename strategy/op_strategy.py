@@ -241,7 +241,7 @@ def candidates(
                 implementation.name, f"{implementation.version}.{digest}", implementation.plevel,
                 condition, space, implementation.library, implementation.symbolic,
             )
-        )  # fmt: skip
+        )
     return found
 
 

@@ -18,7 +18,7 @@ from typing import Any
 _INFINITIES = {
     "float16": (16, 0x7C00), "bfloat16": (16, 0x7F80), "float32": (32, 0x7F800000),
     "float64": (64, 0x7FF0000000000000),
-}  # fmt: skip
+}
 FLOATS = frozenset(_INFINITIES)
 
 

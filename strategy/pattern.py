@@ -131,7 +131,7 @@ def add_elementwise(
     strategy.add_implementation(
         lambda attrs, inputs, out_type, config: compute(attrs, inputs, out_type), elementwise.schedule,
         "elementwise.cpu", 12, space=elementwise.space, symbolic=False,
-    )  # fmt: skip
+    )
 
 
 @schedule_injective.register("cpu")

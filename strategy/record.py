@@ -425,7 +425,7 @@ class RunState(StrEnum):
 
 _TASK_COLUMNS = (
     "workload", "device model", "implementation", "plevel", "median", "95 %", "trials", "failed",
-)  # fmt: skip
+)
 
 
 class ModelBest(msgspec.Struct, frozen=True, kw_only=True):
@@ -467,7 +467,7 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
         return (
             self.workload, self.device_model, self.implementation, str(self.plevel),
             *time_cells(self.best), str(self.trials), str(self.failed),
-        )  # fmt: skip
+        )
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):

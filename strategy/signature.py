@@ -14,7 +14,7 @@ from strategy.types import Dim, TensorType, TypeSyntaxError
 
 _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-}  # fmt: skip
+}
 PREPARE = "prepare_"  # name prefix of functions that pack a constant
 
 

@@ -26,7 +26,7 @@ from strategy.suggestion import suggest
 __all__ = [
     "Config", "ConfigError", "ConfigSpace", "Knob", "KnobKind", "SpaceError", "Value",
     "divisors", "knob", "reorder", "split",
-]  # fmt: skip
+]
 
 MAX_KNOBS = 100
 MAX_CONSTRAINTS = 200

@@ -110,7 +110,7 @@ class Target:
             kind=kind, keys=keys, arch=arch, features=features, threads=threads, pool=pool,
             constants=constants, libs=libs, model=model, triple=triple,
             capability=MappingProxyType(dict(capability or {})),
-        )  # fmt: skip
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"Target is immutable: parse another instead of setting {name}")
@@ -410,4 +410,4 @@ def cpu_target() -> Target:
     return Target(
         "llvm", ("cpu",), host.cpu_arch(), host.cpu_features(), threads=host.usable_cores(), model=host.cpu_model(),
         libs=("cblas",) if find_library("cblas") else (), capability=host.cache_sizes(),
-    )  # fmt: skip
+    )

@@ -106,7 +106,7 @@ Requirement = Callable[[TypeReporter, int, TensorType], None]
 KINDS: dict[Requirement, str] = {
     require_number: "numbers", require_signed: "signed numbers", require_float: "floating-point numbers",
     require_bool: "bools", require_integer: "integers", require_any: "numbers or bools",
-}  # fmt: skip
+}
 
 
 def identity_relation(

@@ -306,7 +306,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
             mine, theirs = own.tensor, other.tensor
             if (own.name, own.constant, mine.dtype, mine.ndim) != (
                 other.name, other.constant, theirs.dtype, theirs.ndim
-            ):  # fmt: skip
+            ):
                 return None
             for a, b in zip(mine.shape, theirs.shape, strict=True):
                 if not b.is_constant:

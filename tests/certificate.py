@@ -17,5 +17,5 @@ def make_certificates(folder: Path) -> dict[str, Path]:
     run(
         "x509", "-req", "-in", asked, "-CA", made["ca"], "-CAkey", made["ca_key"], "-CAcreateserial",
         "-out", made["certificate"], "-days", 2,
-    )  # fmt: skip
+    )
     return made

@@ -35,7 +35,7 @@ class Pods:
             "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {}}],
             "clusters": [{"name": "k", "cluster": {"server": f"http://127.0.0.1:{self._server.server_port}"}}],
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        }))  # fmt: skip
+        }))
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         """The status and the body of an answer; text is a log."""
@@ -70,7 +70,7 @@ class Pods:
         self._processes[name] = subprocess.Popen(
             [*container["command"], *container["args"]], env=os.environ | self.environment | given, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        )
 
     def _stop(self, name: str) -> None:
         del self.specs[name]

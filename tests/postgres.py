@@ -91,7 +91,7 @@ class PostgresServer:
              "--no-sync"],
             cwd=self.home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=HANG_S,
             **self._as_nobody,
-        )  # fmt: skip
+        )
         if done.returncode:
             pytest.fail(f"initdb failed:\n{done.stdout.decode(errors='replace')}")
         self.start()
@@ -115,7 +115,7 @@ class PostgresServer:
                  "-c", "listen_addresses=", "-c", "fsync=off", "-c", "full_page_writes=off"],
                 cwd=self.home, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                 **self._as_nobody,
-            )  # fmt: skip
+            )
         give_up = time.monotonic() + 60
         while True:
             try:

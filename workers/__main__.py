@@ -118,7 +118,7 @@ def serve(options: Options, slot: str) -> int:
         client, spool, describe_worker(options.name, device), assigned, stop,
         hottest_c=options.hottest_c, lifetime_s=options.lifetime_s,
         idle_exit_s=options.idle_exit_s, grace_s=options.grace_s, cluster=cluster,
-    )  # fmt: skip
+    )
     draining = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:

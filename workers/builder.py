@@ -60,7 +60,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
         return Result(
             entry=self.entry, error=self.error, message=self.message, build_s=self.build_s,
             code_digest=self.code_digest, measured_at=time.time(),
-        )  # fmt: skip
+        )
 
 
 class RefusedError(ValueError):
@@ -118,7 +118,7 @@ def build(request: Build) -> Built:
     return Built(
         entry=request.entry.index, path="" if kind else str(path), code_digest=digest, error=kind,
         message=shorten(message), build_s=time.perf_counter() - began,
-    )  # fmt: skip
+    )
 
 
 def check(workload: Workload, target: Target, entry: JobEntry) -> None:

@@ -376,7 +376,7 @@ class BuilderPool:
         return Built(
             entry=request.entry.index, error=kind, message=shorten(message),
             build_s=time.perf_counter() - began,
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         """End the children, and leave the cluster."""
@@ -401,5 +401,5 @@ def library_name(job: Job, entry: JobEntry) -> str:
     what = (
         job.workload.key, job.target.to_json(), entry.implementation, entry.version,
         entry.config.to_json(),
-    )  # fmt: skip
+    )
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:32] + ".so"

@@ -196,4 +196,4 @@ def _record(
         "kind": "record", "source": "plevel", "task": task, "config": entry.config.to_json(),
         "phase": job.phase.value, "seed": job.seed, "device_model": device.model,
         "device": to_json(device), "policy": to_json(job.policy), "environment": environment, **kept,
-    }  # fmt: skip
+    }

@@ -28,7 +28,7 @@ _NUMBERS = {
         "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240, "fcntl": 25, "ptrace": 117,
         "process_vm_readv": 270, "process_vm_writev": 271, "prlimit64": 261,
     },
-}  # fmt: skip
+}
 _BOTH = {"pidfd_send_signal": 424, "io_uring_setup": 425, "clone3": 435}
 _X32 = 0x40000000  # the bit of system calls of x86-64's interface with short pointers
 # BPF opcodes, and actions of filters.

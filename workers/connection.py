@@ -31,7 +31,7 @@ def open_http(url: str, transport: httpx.BaseTransport | None = None, **options:
         return httpx.Client(
             base_url=address, transport=transport, verify=trusted, trust_env=not is_loopback(address.host),
             headers=headers, **options,
-        )  # fmt: skip
+        )
     # Of the environment: a proxy by SOCKS, whose package is missing, or of an unknown scheme, or no address.
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         why = str(error).partition(". ")[0].rstrip(".")

@@ -181,7 +181,7 @@ def describe_device(cores: Cores, threads: int) -> Device:
     return Device(
         identity=f"{machine_id()}/{cores.slot}", slot=cores.slot, model=target.model, target=target,
         fingerprint=fingerprint,
-    )  # fmt: skip
+    )
 
 
 def governor() -> str:
@@ -318,7 +318,7 @@ def _acquire(locks: Sequence[Callable[[], object]], stop: Callable[[], bool]) ->
                     log.warning(
                         "%s, for %g s so far: another process holds %s: 'fuser -v %s' names it; continue or end it if "
                         "it is stopped", AWAITS_TURN, _LONG_WAIT_S, path, path,
-                    )  # fmt: skip
+                    )
                 time.sleep(0.02)
     return True
 

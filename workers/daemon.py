@@ -137,13 +137,13 @@ class Daemon:
                     log.warning(
                         "another worker of this host times on cores %s, too, and they take turns: end one of them, or "
                         "give each cores of its own by --device", timed_on,
-                    )  # fmt: skip
+                    )
                 self._registered = self.client.register(self.info, patience_s)
                 log.info(
                     "%s registered with %s: %s, timing on cores %s, building on %s",
                     self.info.name, self.client.shown, self._device.target,
                     self.cores.timing, self.cores.building,
-                )  # fmt: skip
+                )
                 self._serve(server, folder)
         finally:
             if self._failure is not None:
@@ -165,7 +165,7 @@ class Daemon:
         pool = BuilderPool(
             server, self.cores.building, folder, forks=on_cuda,
             shared=self.cores.timing, turn=self._turn, cluster=self.cluster,
-        )  # fmt: skip
+        )
         runner = runner_on(server, self.cores.timing, self._device.slot)
         checker = Checker(server, self.cores, self._turn)
         leasing = threading.Thread(target=self._guard, args=(self._lease_and_build, pool, checker), name="build")
@@ -296,7 +296,7 @@ class Daemon:
             found = checker.check(
                 held.lease.job, good, held.ended, lambda result: self._holdings.report(held, result),
                 lambda: None if self.stop.is_set() else self._timed,
-            )  # fmt: skip
+            )
         except ScratchError as error:
             self._await_room(held, error)
             return
@@ -309,7 +309,7 @@ class Daemon:
         batch = _Batch(
             held, leased_at, tuple(b for b in good if b.entry in found),
             {entry: seconds for entry, seconds in found.items() if seconds is not None}, threading.Event(),
-        )  # fmt: skip
+        )
         self._batches.put(batch)
         # It is ahead until it is timed.
         while not batch.taken.wait(0.5) and not self.stop.is_set():
@@ -372,7 +372,7 @@ class Daemon:
                 log.warning(
                     "%s is waiting: a sensor is above %g °C (--max-temperature)",
                     held, self.hottest_c, extra=held.ids,
-                )  # fmt: skip
+                )
                 said = True
             if held.ended.wait(_COOLING_S):
                 return
@@ -404,13 +404,13 @@ class Daemon:
                     log.warning(
                         "another worker times on device %s, and they take turns: end one of them; or two machines have "
                         "the same /etc/machine-id: give each its own", self._device.identity,
-                    )  # fmt: skip
+                    )
                 held.ended.wait(_BUSY_S)
             except ServiceError as error:
                 log.warning(
                     "%s: %s; timing continues, results are sent once it answers",
                     held, error, extra=held.ids,
-                )  # fmt: skip
+                )
                 break
         return not held.ended.is_set()
 
@@ -459,4 +459,4 @@ def describe_worker(name: str, device: Device) -> WorkerInfo:
     return WorkerInfo(
         name=name, host=socket.gethostname(), pid=os.getpid(), devices=(device,),
         version=installed_version("plevel"), operators=installed(),
-    )  # fmt: skip
+    )

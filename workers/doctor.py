@@ -75,7 +75,7 @@ def _settings(root: Path) -> Iterator[Finding]:
     yield Finding(
         what="governor", found=chosen or "unknown (a virtual machine)",
         remedy="" if chosen in ("", "performance") else "cpupower frequency-set -g performance",
-    )  # fmt: skip
+    )
     off, boost = read(system / "cpu/intel_pstate/no_turbo"), read(system / "cpu/cpufreq/boost")
     turbo = {"0": "on", "1": "off"}.get(off) or {"1": "on", "0": "off"}.get(boost)
     path = "intel_pstate/no_turbo (1)" if off else "cpufreq/boost (0)"
@@ -83,20 +83,20 @@ def _settings(root: Path) -> Iterator[Finding]:
         what="turbo", found=turbo or "unknown",
         remedy=f"the frequency depends on the other cores: set {path} in /sys/devices/system/cpu"
         if turbo == "on" else "",
-    )  # fmt: skip
+    )
     clock = read(system / "clocksource/clocksource0/current_clocksource")
     slow = clock and clock not in _GOOD_CLOCKS
     yield Finding(
         what="clock source", found=clock or "unknown",
         remedy=f"reading it is slow: boot with clocksource={_GOOD_CLOCKS[0]}" if slow else "",
-    )  # fmt: skip
+    )
     quotas = (limit.partition(" ")[0] for limit in group_limits("cpu", "cpu.max", root))
     quota = next((quota for quota in quotas if quota != "max"), "")
     yield Finding(
         what="quota", found=f"{quota} µs a period" if quota else "none",
         remedy="processes are throttled when it is spent: assign whole cores (cpuset) instead"
         if quota else "",
-    )  # fmt: skip
+    )
 
 
 def _room() -> Iterator[Finding]:
@@ -104,14 +104,14 @@ def _room() -> Iterator[Finding]:
     yield Finding(
         what="memory", found=f"{memory / 2**30:.1f} GiB",
         remedy="" if memory >= _MEMORY else "too little: compilers and operands need at least 2 GiB",
-    )  # fmt: skip
+    )
     scratch = Path(tempfile.gettempdir())
     free = shutil.disk_usage(scratch).free
     little = "" if free >= _DISK else "too little: at least 1 GiB is needed: name another folder in TMPDIR"
     yield Finding(
         what="disk", found=f"{free / 2**30:.1f} GiB free in {scratch}",
         remedy=little if is_executable(scratch) else f"{scratch} {NOT_EXECUTABLE}",
-    )  # fmt: skip
+    )
 
 
 def _noise(cores: Cores) -> Iterator[Finding]:
@@ -120,7 +120,7 @@ def _noise(cores: Cores) -> Iterator[Finding]:
     yield Finding(
         what="load", found=f"{load:.2f}",
         remedy="" if load <= _BUSY else "other programs are running: stop or move them",
-    )  # fmt: skip
+    )
     before = state(cores.timing).get("stolen_s")
     began = time.monotonic()
     medians = _watch(cores.timing)
@@ -131,17 +131,17 @@ def _noise(cores: Cores) -> Iterator[Finding]:
         yield Finding(
             what="stolen time", found=f"{share:.1%}",
             remedy="" if share <= _STOLEN else "other virtual machines share these cores: use dedicated ones",
-        )  # fmt: skip
+        )
     spread = max(medians) / min(medians) - 1
     yield Finding(
         what="spread", found=f"{spread:.1%} over {len(medians)} batches of the calibration kernel",
         remedy="" if spread <= DRIFT else "identical work takes different times: see the lines above",
-    )  # fmt: skip
+    )
     if cores.overlap:
         yield Finding(
             what="cores", found=f"{len(cores.all)}: building waits while a kernel is timed",
             remedy="",
-        )  # fmt: skip
+        )
 
 
 def _watch(timing: Sequence[int]) -> list[float]:

@@ -50,7 +50,7 @@ def store_faults(slot: int) -> None:
         code = libc.mmap(
             None, ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_EXEC,
             mmap.MAP_PRIVATE, file, ctypes.c_long(0),
-        )  # fmt: skip
+        )
     finally:
         os.close(file)
     if code == _FAILED:

@@ -149,7 +149,7 @@ class Region:
         span = Span(
             name, self._start + begin, self._start + end, self._start - _GUARD,
             self._start + self.capacity + _GUARD,
-        )  # fmt: skip
+        )
         array: NDArray[Any] = np.ndarray(shape, kind, self._memory, _GUARD + begin)
         return Buffer(name, array, dtype, span, self, before, behind, canaries)
 

@@ -190,7 +190,7 @@ class Runner:
             allocator=None if session.allocator is None else Path(session.allocator),
             launcher=None if session.launcher is None else Path(session.launcher),
             cold_constants=session.job.target.constants == "cold",
-        )  # fmt: skip
+        )
 
     def _memory_bytes(self, session: Session) -> int:
         """The memory that kernels' buffers are in."""
@@ -277,4 +277,4 @@ def _of(kernel: Kernel, timed: Timed, **outcome: Any) -> Result:
         entry=kernel.entry, prepare_s=kernel.prepare_s, build_s=kernel.built.build_s,
         check_s=kernel.check_s, run_s=timed.run_s, code_digest=kernel.built.code_digest,
         measured_at=time.time(), **outcome,
-    )  # fmt: skip
+    )

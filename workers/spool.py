@@ -146,7 +146,7 @@ def _join(one: Report, other: Report) -> Report:
         token=second.token, session=first.session, results=first.results + second.results,
         environment={**first.environment, **second.environment},
         references=first.references + second.references, done=first.done or second.done,
-    )  # fmt: skip
+    )
     return Report(lease_id=one.lease_id, results=joined)
 
 

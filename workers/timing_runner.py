@@ -220,7 +220,7 @@ class TimingRunner:
             job=job, built=tuple(entries.values()), cores=tuple(self.cores[-threads:]),
             memory_bytes=self.memory_bytes, allocator=self._allocator, launcher=self._launcher,
             checked=tuple(work.checked.items()), timed=work.timed,
-        )  # fmt: skip
+        )
         try:
             child.send(to_json(session))
             while True:
@@ -261,7 +261,7 @@ class TimingRunner:
         if (
             self._child is not None and self._child.alive
             and self._pool == (threads, pool) and self._loaded <= _MOST_LOADED
-        ):  # fmt: skip
+        ):
             return self._child
         self.close()
         self._pool, self._loaded = (threads, pool), libraries
@@ -271,7 +271,7 @@ class TimingRunner:
                 module=self.module, cores=tuple(self.cores[-threads:]), memory_bytes=self.memory_bytes,
                 environment={name: str(threads) for name in counts} | _SHORT_SPIN | self.environment,
             )
-        )  # fmt: skip
+        )
         return self._child
 
     def _find_libraries(self, target: Target, built: Sequence[Built]) -> None:
@@ -315,7 +315,7 @@ def _copy(result: Result, twin: Built) -> Result:
     return msgspec.structs.replace(
         result, entry=twin.entry, build_s=twin.build_s, check_s=0.0, run_s=0.0,
         message=f"{result.message}; {note}" if result.message else note,
-    )  # fmt: skip
+    )
 
 
 def _may_be_innocent(error: Died | Late) -> bool:

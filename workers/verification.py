@@ -61,7 +61,7 @@ def verify(
         request = Request(
             path=str(path.resolve()), allocator=str(build_allocator(Path(folder))), workload=workload,
             parameters=tuple(parameters), sizes=sizes,
-        )  # fmt: skip
+        )
         child = server.spawn(Limits(module="workers.verification"))
         try:
             child.send(to_json(request))

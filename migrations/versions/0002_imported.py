@@ -32,7 +32,7 @@ Json = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgr
 NEW_COLUMNS = ("identity", "source", "variant_id", "origin_run", "origin_worker", "extra")
 OPTIONAL = {
     "run_id": Id, "job_id": Id, "policy_id": Id, "entry": sa.Integer(), "seed": sa.BigInteger(),
-}  # fmt: skip
+}
 FILLED = 2000  # records in one step
 
 
@@ -154,7 +154,7 @@ def _fill(connection: sa.Connection) -> None:
             )
             .outerjoin(t["device"], t["device"].c.id == record.c.device_id)
             .where(record.c.id > last).order_by(record.c.id).limit(FILLED)
-        ).all()  # fmt: skip
+        ).all()
         if not rows:
             return
         values = []
@@ -205,11 +205,11 @@ def _task_key(connection: sa.Connection, t: Any, task_id: int, target: Any) -> s
         )
         .join(t["workload"], t["workload"].c.id == t["task"].c.workload_id)
         .where(t["task"].c.id == task_id)
-    ).one()  # fmt: skip
+    ).one()
     parts = (
         task.key, json.dumps(target, sort_keys=True), task.implementation, task.version,
         task.space_digest,
-    )  # fmt: skip
+    )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 

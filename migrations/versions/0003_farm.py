@@ -135,7 +135,7 @@ def upgrade() -> None:
             name=op.f("fk_history_variant_id_target_variant"),
         ),
         sa.PrimaryKeyConstraint("task_id", "variant_id", "model", name=op.f("pk_history")),
-    )  # fmt: skip
+    )
     op.execute(FILL_HISTORY)
 
 

@@ -17,7 +17,7 @@ CANNOT = {f"errors of kind {kind}": f"record WHERE error = '{kind}'" for kind in
 BEFORE = (
     "invalid", "instantiation", "compile", "runtime", "crash", "oom", "wrong_answer",
     "build_timeout", "run_timeout", "lost", "cancelled",
-)  # fmt: skip
+)
 AFTER = (*BEFORE[:7], *NEW, *BEFORE[7:])
 
 

@@ -78,7 +78,7 @@ def upgrade() -> None:
     op.create_index(
         "uq_run_live", "run", ["namespace", "digest", "forced"], unique=True,
         sqlite_where=where, postgresql_where=where,
-    )  # fmt: skip
+    )
 
 
 def _join_runs(connection: sa.Connection, t: Any) -> None:
@@ -87,7 +87,7 @@ def _join_runs(connection: sa.Connection, t: Any) -> None:
     live = connection.execute(
         sa.select(*run.c["id", "namespace", "digest"], _json(run.c.request))
         .where(run.c.state.in_(LIVE)).order_by(run.c.id)
-    ).all()  # fmt: skip
+    ).all()
     first: dict[tuple[str, str, bool], int] = {}
     for row in live:
         forced = bool(_read(row.request).get("force", False))
@@ -100,7 +100,7 @@ def _join_runs(connection: sa.Connection, t: Any) -> None:
             connection.execute(
                 sa.update(job).where(job.c.run_id == row.id, job.c.state == "queued")
                 .values(state="cancelled", reason=message, finished_at=ended_at)
-            )  # fmt: skip
+            )
         connection.execute(sa.update(run).where(run.c.id == row.id).values(**values))
 
 
@@ -110,7 +110,7 @@ def _describe_devices(connection: sa.Connection, t: Any) -> None:
         sa.select(*device.c["id", "identity", "slot", "model"], _json(device.c.fingerprint),
                   t["target"].c.key)
         .join(t["target"], t["target"].c.id == device.c.target_id)
-    ).all()  # fmt: skip
+    ).all()
     for row in rows:
         # Some rows know only the model.
         of_device = [row.slot, row.model, row.key if row.slot else "", _read(row.fingerprint)]
@@ -118,7 +118,7 @@ def _describe_devices(connection: sa.Connection, t: Any) -> None:
         connection.execute(
             sa.update(device).where(device.c.id == row.id)
             .values(digest=hashlib.sha256(text).hexdigest()[:32])
-        )  # fmt: skip
+        )
         if row.slot:
             newest = connection.scalar(
                 sa.select(t["token"].c.name)
@@ -126,7 +126,7 @@ def _describe_devices(connection: sa.Connection, t: Any) -> None:
                 .join(t["worker_device"], t["worker_device"].c.worker_id == t["worker"].c.id)
                 .where(t["worker_device"].c.device_id == row.id)
                 .order_by(t["worker"].c.id.desc()).limit(1)
-            )  # fmt: skip
+            )
             connection.execute(sa.insert(owner).values(identity=row.identity, owner=newest))
 
 
@@ -167,7 +167,7 @@ def _lowest(connection: sa.Connection, t: Any, task_id: int, model: str) -> dict
             record.c.id.not_in(sa.select(tombstone.c.record_id)),
         )
         .order_by(record.c.id)
-    ).all()  # fmt: skip
+    ).all()
     refuted = {r.config_digest for r in rows if r.error is not None}
     for phase in ("confirm", "search"):
         pools = defaultdict(list)
@@ -185,7 +185,7 @@ def _lowest(connection: sa.Connection, t: Any, task_id: int, model: str) -> dict
             "config": _read(pools[digest][0].config), "config_digest": digest, "phase": phase,
             "median_s": median_s, "low_s": ordered[rank], "high_s": ordered[-1 - rank],
             "samples": len(ordered), "updated_at": max(r.recorded_at for r in pools[digest]),
-        }  # fmt: skip
+        }
     return None
 
 

@@ -42,7 +42,7 @@ device = _table("device", "id", "identity", "slot", "model")
 record = _table(
     "record", "id", "identity", "task_id", "variant_id", "device_id", "phase", "error", "session",
     "CONFIG", "SAMPLES_S", "measured_at",
-)  # fmt: skip
+)
 
 
 def upgrade() -> None:
@@ -51,7 +51,7 @@ def upgrade() -> None:
         sa.select(task.c.namespace, workload)
         .join_from(task, workload, workload.c.id == task.c.workload_id)
         .where(workload.c.op == OP).distinct().order_by(workload.c.id, task.c.namespace)
-    ).all()  # fmt: skip
+    ).all()
     old = connection.scalars(sa.select(attachment.c.key).where(attachment.c.what == "module")).all()
     for row in rows:
         hashed = row.body.get("attrs", {}).get("structural_hash")
@@ -130,7 +130,7 @@ def _move(connection: sa.Connection, old: Any, new: Any) -> None:
             sa.update(record).where(record.c.id == sa.bindparam("of"))
             .values(identity=sa.bindparam("now")),
             [{"of": r.id, "now": _identity(r, new.key, old.namespace)} for r in page],
-        )  # fmt: skip
+        )
 
 
 def _pages(connection: sa.Connection, tasks: Any) -> Iterator[Any]:
@@ -147,7 +147,7 @@ def _pages(connection: sa.Connection, tasks: Any) -> Iterator[Any]:
             .outerjoin(device, device.c.id == record.c.device_id)
             .where(record.c.task_id.in_(tasks), record.c.id > last)
             .order_by(record.c.id).limit(PAGE)
-        ).all()  # fmt: skip
+        ).all()
         if not page:
             return
         yield page

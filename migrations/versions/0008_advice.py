@@ -47,7 +47,7 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_advice")),
         sa.UniqueConstraint("identity", name=op.f("uq_advice_identity")),
-    )  # fmt: skip
+    )
     op.create_index(op.f("ix_advice_task_id"), "advice", ["task_id"])
 
 

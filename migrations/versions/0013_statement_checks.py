@@ -18,7 +18,7 @@ depends_on = None
 PARENTS = {
     "task_id": "task", "variant_id": "target_variant", "device_id": "device", "environment_id": "environment",
     "policy_id": "timing_policy",
-}  # fmt: skip
+}
 
 # A transaction that does not see what others commit does not see deletions: it locks rows, which fails if one is gone.
 # A query for each column that has ids: starting one takes most of its time, where a statement stores few rows.

@@ -93,7 +93,7 @@ def build(
     for flag, given in (
         ("--implementation", implementation), ("--config", config), ("--url", url), ("--database", database),
         ("--namespace", namespace),
-    ):  # fmt: skip
+    ):
         if locked is not None and given:
             raise UsageError(f"--lock names what is built: leave {flag} out")
     if name is not None and not is_free(name):
@@ -113,7 +113,7 @@ def build(
     for flag, given in (
         ("OP", op), ("--input", inputs), ("--attr", attr), ("--name", name),
         ("--implementation", implementation), ("--config", config),
-    ):  # fmt: skip
+    ):
         if given:
             raise UsageError(f"{'--lock' if model is None else '--file'} builds several workloads: leave {flag} out")
     if model is None and (target or threads):
@@ -185,7 +185,7 @@ def _report(built: Mapping[str, Any], as_json: bool) -> None:
         print(f"wrote {last}: the library to call, and its arguments")
     if built.get("needs"):
         print(f"needs      {', '.join(built['needs'])} at that path; --bundle-libs puts a copy beside the library, "
-        "for other hosts")  # fmt: skip
+        "for other hosts")
 
 
 class _Plan(NamedTuple):

@@ -49,7 +49,7 @@ def key(
     tell(
         f"wrote {path}: keep it secret, whoever has it can run code on the device",
         {"key": str(path)}, as_json=as_json,
-    )  # fmt: skip
+    )
 
 
 @app.command()
@@ -104,20 +104,20 @@ def make(
     job = Job(
         id=0, run_id=0, workload=workload, target=where, phase=Phase.SEARCH, entries=entries,
         policy=CONFIRM_POLICY, seed=seed,
-    )  # fmt: skip
+    )
     built, artefacts = _build(job.entries, workload, where)
     used = {e.implementation for e in entries}
     part = Part(
         job=job, candidates=tuple(c for c in offered if c.implementation in used),
         built=built, artefacts=artefacts,
-    )  # fmt: skip
+    )
     with whole(out) as file:
         file.write(seal(Bundle(parts=(part,), made_at=time.time()), secret))
     good = sum(b.error is None for b in built)
     tell(
         f"wrote {out}: {show_number(good, 'configuration')}; {len(built) - good} could not be built",
         {"bundle": str(out), "built": good, "failed": len(built) - good}, as_json=as_json,
-    )  # fmt: skip
+    )
 
 
 def _propose(
@@ -150,7 +150,7 @@ def _propose(
                         index=len(entries), task_id=list(versions).index(name),
                         implementation=name, version=versions[name], config=configs[turn],
                     )
-                )  # fmt: skip
+                )
     if not entries:
         raise CommandError(f"no untried configuration is left for {workload} on {target}: 'plevel select' answers")
     return tuple(entries)
@@ -259,4 +259,4 @@ def run(
     tell(
         f"wrote {out}: {show_number(count, 'record')}; read it with 'plevel import {out}'",
         {"log": str(out), "records": count}, as_json=as_json,
-    )  # fmt: skip
+    )

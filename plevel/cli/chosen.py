@@ -23,7 +23,7 @@ Implementation = Annotated[
         help="Build this one, with --config or its fallback; default: the selected one.",
         autocompletion=option.complete_implementation,
     ),
-]  # fmt: skip
+]
 Knobs = Annotated[
     list[str] | None,
     typer.Option("--config", "-c", metavar="KNOB=VALUE", help="A knob's value, in JSON; repeatable."),
@@ -59,7 +59,7 @@ def require_known(target: Target) -> None:
 def described(chosen: Chosen) -> dict[str, Any]:
     return {
         "implementation": chosen.implementation, "config": chosen.config, "because": chosen.because,
-    }  # fmt: skip
+    }
 
 
 def lower_chosen(

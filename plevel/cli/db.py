@@ -38,7 +38,7 @@ def upgrade(database: option.Database = None, as_json: option.AsJson = False) ->
     tell(
         f"{_shown(where)} is at schema {revision}",
         {"database": _shown(where), "schema": revision}, as_json=as_json,
-    )  # fmt: skip
+    )
 
 
 @app.command()
@@ -67,7 +67,7 @@ def downgrade(
         else f"{_shown(where)} would go back to schema {schema}, which deletes {what}; --yes does it",
         {"done": yes, "schema": schema, "cannot": dict(found.cannot), "lost": dict(found.lost)},
         as_json=as_json,
-    )  # fmt: skip
+    )
 
 
 @app.command()
@@ -102,7 +102,7 @@ def check(database: option.Database = None, as_json: option.AsJson = False) -> N
     tell(
         f"{_shown(where)} is at schema {migration.head()}, which this plevel uses",
         {"database": _shown(where), "schema": migration.head()}, as_json=as_json,
-    )  # fmt: skip
+    )
 
 
 @app.command()
@@ -125,7 +125,7 @@ def backup(
     tell(
         f"wrote {file}: a copy of {_shown(where)}, {size} bytes",
         {"database": _shown(where), "copy": str(file), "bytes": size}, as_json=as_json,
-    )  # fmt: skip
+    )
 
 
 @app.command()
@@ -166,7 +166,7 @@ def prune(
         + (f"; outdated advice: {found.advice}" if found.advice else "")
         + ("" if yes or not (found.records or found.advice) else "; --yes does it"),
         {"done": yes, **asdict(found)}, as_json=as_json,
-    )  # fmt: skip
+    )
 
 
 @app.command()
@@ -213,12 +213,12 @@ def purge(
     what = (
         show_number(found.records, "record") + (f"; advice: {found.advice}" if found.advice else "")
         + (f"; networks' verdicts: {found.networks}" if found.networks else "")
-    )  # fmt: skip
+    )
     tell(
         f"purged {what}" if yes
         else f"would purge {what}; --yes does it" if any(counts.values()) else "no record matches",
         {"done": yes, **counts}, as_json=as_json,
-    )  # fmt: skip
+    )
 
 
 @contextmanager

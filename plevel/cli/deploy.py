@@ -57,7 +57,7 @@ def compile_model(
     database: option.Database = None,
     namespace: option.Namespace = None,
     as_json: option.AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Compile a model into one shared library with its weights.
 
     Each part of the model runs by the implementation that the database selects, by times as in a network

@@ -26,7 +26,7 @@ def extract(
     out: Annotated[Path, option.out("Where to write the model file.")] = Path("model.toml"),
     dim: option.Dims = None,
     as_json: option.AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write a PyTorch or ONNX model's workloads to a file that `tune` and `lock` read.
 
     The function is imported from the current folder or from what is installed, and is run.

@@ -102,7 +102,7 @@ def pauses(
         (str(p["id"]), p["device"] or p["target"], _shown(p["starts_at"]), _shown(p["ends_at"]),
          p["reason"])
         for p in found
-    )  # fmt: skip
+    )
     columns = ("pause", "of", "from", "until", "reason")
     print_rows(found, columns, rows, as_json=as_json, right=("pause",), none="no pauses")
 

@@ -47,7 +47,7 @@ def runs(
         (str(r.id), _state(r), f"{r.trials_done}/{r.trials}", _title(r), r.target.key,
          show_ago(r.created_at), "" if r.interrupted else r.message)
         for r in found
-    ]  # fmt: skip
+    ]
     columns = ("run", "state", "trials", "workload", "target", "asked", "message")
     console = make_console()
     print_table(console, columns, rows, right=("run", "trials"), none="no runs yet")
@@ -121,7 +121,7 @@ def records(
         wanted: dict[str, Any] = {
             "op": op, "run_id": run, "task_id": task, "phase": phase, "error": error, "limit": limit,
             "newest": newest,
-        }  # fmt: skip
+        }
         page = source.records(**wanted, cursor=after)
         while not page["records"] and page["next"] is not None:  # a page may be empty if matches are rare
             page = source.records(**wanted, cursor=page["next"])
@@ -136,7 +136,7 @@ def records(
          f"imported, {r['source']}" if r.get("imported") else "",
          " ".join(r["message"].split())[:_MESSAGE])
         for r in page["records"]
-    ]  # fmt: skip
+    ]
     columns = ("record", "task", "implementation", "phase", "median", "95 %", "config", "measured", "where", "message")
     console = make_console()
     right, aside = ("record", "task", "median", "95 %"), ("config", "measured", "where", "message")
@@ -182,11 +182,11 @@ def coverage(
                 show_seconds(best.median_s) if best else "—", best.show_spread() if best else "",
                 "stale" if t["stale"] else "confirmed" if of["confirmed"] else "",
                 "" if t["measured_at"] is None else show_ago(t["measured_at"]),
-            ))  # fmt: skip
+            ))
     columns = (
         "task", "workload", "target", "implementation", "trials", "imported", "failed", "device model",
         "best", "95 %", "state", "measured",
-    )  # fmt: skip
+    )
     right = ("task", "trials", "imported", "failed", "best", "95 %")
     above, aside = ("workload", "target", "device model"), ("imported", "measured")
     print_table(make_console(), columns, rows, right=right, above=above, aside=aside, none="no task matches")
@@ -207,7 +207,7 @@ def workers(
         (str(w["id"]), w["name"], "alive" if w["alive"] else "gone", d["slot"], d["model"],
          d["target"], show_ago(w["seen_at"]))
         for w in found for d in w["devices"]
-    )  # fmt: skip
+    )
     columns = ("worker", "name", "state", "device", "model", "target", "seen")
     print_rows(found, columns, rows, as_json=as_json, right=("worker",), none="no workers yet")
 
@@ -232,7 +232,7 @@ def status(
         print_json({
             "url": place.url and place.shown, "database": place.database and place.shown,
             "running": [r.id for r in going], "runs": [r.id for r in latest], "workers_alive": len(alive),
-        })  # fmt: skip
+        })
         return
     console = make_console()
     console.print(f"records    {place.shown}", markup=False, soft_wrap=True)
@@ -243,7 +243,7 @@ def status(
             f"  run {r.id} of {_title(r)}: {_state(r)}, {r.trials_done}/{show_number(r.trials, 'trial')}"
             + ("" if r.interrupted or not r.message else f"; {r.message}"),
             markup=False, soft_wrap=True,
-        )  # fmt: skip
+        )
     _say_what_continues(console, going, place)
 
 

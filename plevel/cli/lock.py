@@ -37,7 +37,7 @@ def lock(
     database: option.Database = None,
     namespace: option.Namespace = None,
     as_json: option.AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write a model's selections to a lock file, or compare one with current selections.
 
     Example: plevel lock model.toml -o plevel.lock
@@ -129,7 +129,7 @@ def _report(locked: Lock, place: location.Location, as_json: bool) -> list[dict[
             if (change := _compare(
                 entry, records.select(entry.workload, entry.target, device=entry.device)
             )) is not None
-        ]  # fmt: skip
+        ]
     if as_json:
         print_json({"selections": len(locked.selections), "changed": changes})
     elif not changes:
@@ -154,10 +154,10 @@ def _compare(before: Locked, now: Selection) -> dict[str, Any] | None:
     alike = own is not None and locked is not None and (
         locked.target in ("", own.target) and (own.level in near) == (locked.level in near)
         and (own.level in near or not locked.target or own.model == locked.model)
-    )  # fmt: skip
+    )
     same = (before.implementation, before.version, before.config, before.estimate) == (
         now.implementation, now.version, now.config, after,
-    )  # fmt: skip
+    )
     if same:
         return None
     return {
@@ -168,7 +168,7 @@ def _compare(before: Locked, now: Selection) -> dict[str, Any] | None:
         # A selection without an earlier time cannot have become worse.
         "ratio": 0.0 if before.estimate is None
         else None if after is None else after.median_s / before.estimate.median_s if alike else 0.0,
-    }  # fmt: skip
+    }
 
 
 def _shown(of: Locked | Selection) -> str:

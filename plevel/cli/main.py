@@ -86,7 +86,7 @@ _PANELS: dict[str, dict[str, Any]] = {
         "workers": listing.workers, "status": listing.status, "cancel": listing.cancel, "why": fleet.why,
         "doctor": doctor.doctor, "fleet": fleet.app, "token": token.app, "bundle": bundle.app,
     },
-}  # fmt: skip
+}
 _NAMES = tuple(name for commands in _PANELS.values() for name in commands)
 
 
@@ -254,7 +254,7 @@ def _explain(error: Exception) -> tuple[int, str]:
     complete = (
         BundleError, DeviceError, EmbeddedError, OpError, SandboxError, SelectionError, ToolError, UnreachableError,
         errors.ServiceError,
-    )  # fmt: skip
+    )
     if isinstance(error, complete):
         return 1, _line(error)
     if isinstance(error, ServiceError):

@@ -68,7 +68,7 @@ def measure(
             policy=msgspec.structs.replace(CONFIRM_POLICY, cache_flush=cache_flush), seed=seed,
         ),
         device,
-    )  # fmt: skip
+    )
     if as_json:
         print_json(result)
     if result.error is not None:

@@ -34,10 +34,10 @@ def list_models(
         (str(m["id"]), m["op"], m["target"], str(m["version"]), str(m["records"]), str(m["workloads"]),
          f"{m['accuracy']:.3f}", "yes" if m["answers"] else "no", show_ago(m["created_at"]))
         for m in found
-    )  # fmt: skip
+    )
     columns = (
         "model", "op", "target", "version", "records", "workloads", "accuracy", "answers", "trained",
-    )  # fmt: skip
+    )
     right = ("model", "version", "records", "workloads", "accuracy")
     none = "no cost models yet: train one with 'plevel model train'"
     print_rows(found, columns, rows, as_json=as_json, right=right, none=none)
@@ -89,7 +89,7 @@ def train(
                 found = service.train_on(
                     client, op, where, afresh=afresh, progress=show,
                     warn=lambda text: console.print(text, markup=False, highlight=False),
-                )  # fmt: skip
+                )
         else:
             for name, given in {"--afresh": afresh, "--dask": dask}.items():
                 if given:

@@ -69,7 +69,7 @@ def tabulate(
         row = Row(
             config=best["config"], origin=origin, device_model=best["device_model"],
             median_s=best["median_s"],
-        )  # fmt: skip
+        )
         rows = shapes.setdefault(name, {})
         if m not in rows or _rank(row) < _rank(rows[m]):
             rows[m] = row

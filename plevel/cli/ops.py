@@ -36,7 +36,7 @@ def ops(
         ),
     ] = None,
     as_json: option.AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """List operators; for one, its inputs, attributes, implementations, and a command to copy.
 
     Example: plevel ops conv2d
@@ -79,7 +79,7 @@ def _described(op: Op) -> dict[str, Any]:
              "description": f.description}
             for f in fields
         ],
-    }  # fmt: skip
+    }
 
 
 def _signature(op: Op) -> str:
@@ -114,7 +114,7 @@ def _implementations(workload: Workload, target: Target) -> list[dict[str, Any]]
          "condition": None if c.condition is None else str(c.condition),
          "knobs": [] if c.space is None else [knob.name for knob in c.space.knobs]}
         for c in candidates(workload, target)
-    ]  # fmt: skip
+    ]
 
 
 def _print_all(found: list[Op]) -> None:
@@ -148,6 +148,6 @@ def _print(found: dict[str, Any]) -> None:
             (target, c["name"], str(c["plevel"]), ", ".join(c["knobs"]) or c["library"] or "",
              c["condition"] or "")
             for target, offered in example["implementations"].items() for c in offered
-        ]  # fmt: skip
+        ]
         columns = ("target", "implementation", "plevel", "knobs, or library", "valid where")
         print_table(console, columns, rows, right=("plevel",), above=("target",))

@@ -90,7 +90,7 @@ def choice(name: str, choices: Sequence[str], text: str) -> Any:
     return typer.Option(
         name, metavar="|".join(choices), help=text, callback=check,
         autocompletion=lambda incomplete: [c for c in choices if c.startswith(incomplete)],
-    )  # fmt: skip
+    )
 
 
 def check_choice(option: str, text: str, choices: Sequence[str]) -> None:
@@ -118,7 +118,7 @@ OfTask = Annotated[
 _INPUT = typer.Option(
     "--input", "-i", metavar="NAME=TYPE[:const]", show_default=False,
     help="An input and its type, as data=float32[128,768]; append :const if it never changes.",
-)  # fmt: skip
+)
 Inputs = Annotated[list[str], _INPUT]
 SomeInputs = Annotated[list[str] | None, _INPUT]  # a model file may replace it
 Attributes = Annotated[
@@ -129,14 +129,14 @@ TargetSpec = Annotated[
     str,
     typer.Option("--target", "-t", metavar="TARGET", help="cpu (this host), cuda:0 (its GPU), 'llvm -mcpu=…', or JSON.",
                  autocompletion=complete_target),
-]  # fmt: skip
+]
 ModelTarget = Annotated[
     str | None,
     typer.Option(
         "--target", "-t", metavar="TARGET", show_default=False, autocompletion=complete_target,
         help="cpu (this host), cuda:0 (its GPU), 'llvm -mcpu=…', or JSON; default: the model file's, or cpu.",
     ),
-]  # fmt: skip
+]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", metavar="N", min=1, help="Threads of a kernel; default: all of the target."),
@@ -150,21 +150,21 @@ Url = Annotated[
     typer.Option(
         "--url", metavar="URL", callback=check_given, help="A service, as http://host:8765 [PLEVEL_URL].",
     ),
-]  # fmt: skip
+]
 Database = Annotated[
     str | None,
     typer.Option(
         "--database", metavar="URL|FILE", callback=check_given,
         help="A database, used directly [PLEVEL_DATABASE; default: a file in your data directory].",
     ),
-]  # fmt: skip
+]
 Namespace = Annotated[
     str | None,
     typer.Option(
         "--namespace", metavar="NAME", callback=check_given, show_default=False,
         help="The namespace to use [PLEVEL_NAMESPACE; default: default].",
     ),
-]  # fmt: skip
+]
 CacheFlush = Annotated[
     bool,
     typer.Option("--cache-flush", help="Time with cold caches; only the first input is cached."),
@@ -338,7 +338,7 @@ Dims = Annotated[
         "--dim", metavar="NAME=SIZE|NAME=FACTOR*SYMBOL", show_default=False,
         help="The value of a symbolic size of an ONNX model's inputs, or of what it is a multiple of; repeatable.",
     ),
-]  # fmt: skip
+]
 
 
 def read_dims(given: Sequence[str] | None) -> dict[str, int | tuple[int, str]]:

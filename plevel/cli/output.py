@@ -61,7 +61,7 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: 
         table.add_column(
             column, justify="right" if number else "left", no_wrap=number,
             overflow="ellipsis" if number else "fold",
-        )  # fmt: skip
+        )
     for row in rows:
         table.add_row(*(Text(plain(cell)) for cell in row))
     return table
@@ -83,7 +83,7 @@ def fits(console: Console, table: Table) -> bool:
 def print_table(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (),
     aside: Sequence[str] = (), above: Sequence[str] = (), none: str = "",
-) -> None:  # fmt: skip
+) -> None:
     """Print a table; on a terminal that is too narrow without its empty columns, or a line for each cell.
 
     Args:
@@ -183,7 +183,7 @@ def task_cells(
             f"{task.gflops:.1f}" if task.gflops is not None else "",
             str(task.trials),
             failures or (str(task.failed) if task.failed else ""),
-        ))  # fmt: skip
+        ))
     named = ("device model",) if len(on_models) > 1 else ()
     return ("  implementation", *named, *_TASK_NUMBERS), rows
 
@@ -215,7 +215,7 @@ def by_model(tasks: Iterable[TaskStatus]) -> list[list[TaskStatus]]:
             for t in tasks for m in t.models if m.device_model == model
         ]
         for model in models
-    ]  # fmt: skip
+    ]
     return [*found, [t for t in tasks if not t.models]]
 
 
@@ -231,7 +231,7 @@ def workload_table(tasks: Sequence[TaskStatus]) -> Table:
             best.show_spread() if best else "",
             str(sum(t.trials for t in of)),
             str(sum(t.failed for t in of) or ""),
-        ))  # fmt: skip
+        ))
     columns = ("workload", "best so far", "median", "95 %", "trials", "failed")
     return make_table(columns, rows, right=columns[2:])
 
@@ -292,6 +292,6 @@ def print_rivals(console: Console, selection: Selection) -> None:
             else f"~{show_seconds(rival.predicted_s)}" if rival.predicted_s is not None else "",
             rival.estimate.show_spread() if rival.estimate else "",
             state,
-        ))  # fmt: skip
+        ))
     columns = ("  implementation", "plevel", "median", "95 %", "state")
     print_table(console, columns, rows, right=("plevel", "median", "95 %"))

@@ -94,7 +94,7 @@ def plot(
     database: option.Database = None,
     namespace: option.Namespace = None,
     as_json: option.AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Draw a task's tuning curve, or the fastest implementation at each shape.
 
     Example: plevel plot 12 -o curve.svg
@@ -173,7 +173,7 @@ def arrange(
     return HeatMap(
         op, chosen, model, tuple(s.removeprefix(op) for s in shapes), tuple(names),
         tuple(tuple(of_target.get((s, n)) for n in names) for s in shapes),
-    )  # fmt: skip
+    )
 
 
 def _numbers(text: str) -> tuple[Any, ...]:
@@ -222,7 +222,7 @@ def _print(found: Curve | HeatMap) -> None:
         rows.append((
             shape,
             *("" if s is None else f"→ {show_seconds(s)}" if s == lowest else f"{s / lowest:.2f}×" for s in row),
-        ))  # fmt: skip
+        ))
     say(f"{found.title}: the lowest median, and the others relative to it")
     names = found.implementations
     table = make_table(("shape", *names), rows, right=names)
@@ -290,11 +290,11 @@ def _draw_heat(figure: Any, axes: Any, heat: Any) -> None:
     for y, row in enumerate(heat.seconds):
         for x, s in enumerate(row):
             axes.text(x, y, "" if s is None else show_seconds(s), ha="center", va="center", fontsize=7,
-                      fontweight="bold" if ratios[y][x] == 1 else "normal")  # fmt: skip
+                      fontweight="bold" if ratios[y][x] == 1 else "normal")
     axes.set_xticks(
         range(len(heat.implementations)), heat.implementations, fontsize=8, parse_math=False,
         rotation=30, ha="right", rotation_mode="anchor",
-    )  # fmt: skip
+    )
     axes.set_yticks(range(len(heat.shapes)), heat.shapes, fontsize=7, parse_math=False)
     axes.set_title(heat.title, fontsize=9, parse_math=False)
     figure.colorbar(image, label="time, relative to the fastest")

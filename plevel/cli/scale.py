@@ -142,7 +142,7 @@ def scale(
                 + f"would submit {wanted.submit}, each with {options}, to run\n  {command}",
                 {"target": target, "queued": backlog.queued, "pilots": [p.id for p in pilots],
                  "submit": wanted.submit, "cancel": wanted.cancel, "command": command},
-            )  # fmt: skip
+            )
             return
     except EngineError as error:
         raise CommandError(f"{path}: {error}") from error
@@ -175,7 +175,7 @@ def _command(profile: _Profile, url: str, grace: str) -> str:
     words = [
         "plevel", "worker", "--url", url, "--lifetime", profile.lifetime, "--idle-exit", profile.idle_exit,
         "--grace", grace, "--log", "json", *profile.worker, "--name",
-    ]  # fmt: skip
+    ]
     return f'{shlex.join(words)} "$JOBNAME"'
 
 

@@ -52,5 +52,5 @@ def serve(
     options = {
         "database": where, "host": host, "port": port, "auth": auth, "tls_cert": tls_cert, "tls_key": tls_key,
         "log": "json" if as_json else log,
-    }  # fmt: skip
+    }
     raise typer.Exit(run(options))

@@ -30,7 +30,7 @@ def create(
     ] = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Create a token and print its secret, which is not shown again.
 
     Example: plevel token create lab-7 --scope worker --expires 90d
@@ -61,7 +61,7 @@ def list_tokens(
         (str(t["id"]), t["name"], ", ".join(t["scopes"]), t.get("namespace") or "all", show_ago(t["created_at"]),
          _state(t["revoked_at"], t["expires_at"]))
         for t in found
-    )  # fmt: skip
+    )
     columns = ("token", "name", "scopes", "namespace", "made", "state")
     print_rows(found, columns, rows, as_json=as_json, right=("token",), none="no tokens yet")
 

@@ -98,7 +98,7 @@ def import_files(
                     summary = records.import_records(
                         _pieces(group, advance), name=name, target=on, device_model=device_model,
                         put_aside=partial(_note, aside, group, rejected),
-                    )  # fmt: skip
+                    )
             except ServiceError as error:
                 if len(groups) == 1 or error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
                     raise
@@ -217,7 +217,7 @@ def export(
         raise UsageError(
             "--format vllm-moe: name the device model with --device" if device is None
             else "--device: only --format vllm-moe is for one device model: leave it out"
-        )  # fmt: skip
+        )
     if form in ("metaschedule", "vllm-moe") and out is None:
         raise UsageError(f"--format {form}: writes several files: name a folder with --out")
     if device is not None:
@@ -242,7 +242,7 @@ def export(
 
     wanted = {
         "op": op, "implementation": implementation, "source": source, "run_id": run, "task_id": task,
-    }  # fmt: skip
+    }
     with place.connect() as records:
         parts = _begin(records, form, wanted)
         if form == "metaschedule":

@@ -118,7 +118,7 @@ def tune(
             tuner=cast("Tuner", tuner), force=force, webhook=webhook,
             implementations=tuple(implementation) if implementation else None,
             search_policy=search, confirm_policy=confirm,
-        )  # fmt: skip
+        )
         _check_implementations(request)
     # `plevel select` takes no epilogue, and cannot repeat such an answer.
     several = model is not None or len(request.workloads) > 1 or bool(request.workloads[0].workload.epilogue)
@@ -180,7 +180,7 @@ def _request_of(ctx: typer.Context, run_id: int, place: location.Location) -> Ru
 def _read_asked(
     op: str | None, inputs: list[str] | None, attr: list[str] | None, model: Path | None,
     target: str | None, threads: int | None, *, far: bool,
-) -> tuple[tuple[RunWorkload, ...], Target, str]:  # fmt: skip
+) -> tuple[tuple[RunWorkload, ...], Target, str]:
     """Return the workloads to tune, the one of the options or those of a model file, their target, and its name."""
     from plevel.cli.model_file import read_model
     from strategy.record import RunWorkload

@@ -97,7 +97,7 @@ def report_model(
          show_seconds(b.median_s) if b else "—",
          "" if s is None else "<1%" if s < total / 100 else f"{s / total:.0%}")
         for one, a, b, s in zip(workloads, answers, best, spent, strict=True)
-    ]  # fmt: skip
+    ]
     columns = ("workload", "weight", "selected", "reason", "median", "share")
     print_table(console, columns, rows, right=("weight", "median", "share"))
     part = "" if None not in spent else " without unmeasured workloads"

@@ -110,7 +110,7 @@ def missing_worker(client: Client, target: Target) -> str:
         device["target"]
         for worker in client.workers() if worker["alive"]
         for device in worker["devices"]
-    }  # fmt: skip
+    }
     if target.host.key in offered:
         return ""
     found = f"alive are: {', '.join(sorted(offered))}" if offered else "no worker is alive"
@@ -252,7 +252,7 @@ def say_what_else_runs(console: Console, client: Client, run: RunStatus, place: 
                 f"Run {other.id}, at {other.trials_done} of {show_number(other.trials, 'trial')}, goes on beside "
                 f"this one; 'plevel cancel {other.id}{place.address}' stops it, and keeps its measurements.",
                 markup=False, soft_wrap=True,
-            )  # fmt: skip
+            )
 
 
 def _say_how_to_go_on(console: Console, run: RunStatus, place: location.Location) -> None:

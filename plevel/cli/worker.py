@@ -94,5 +94,5 @@ def worker(
         name=name or socket.gethostname(), hottest_c=hottest, lifetime_s=seconds.get("--lifetime", math.inf),
         idle_exit_s=seconds.get("--idle-exit", math.inf), grace_s=seconds["--grace"], build_on=build_on,
         tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, log="json" if as_json or log == "json" else "text",
-    )  # fmt: skip
+    )
     raise typer.Exit(main(options))

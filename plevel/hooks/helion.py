@@ -47,7 +47,7 @@ class Backend(RemoteCacheBackend):  # type: ignore[misc]
                     "device_model": fields.get("hardware", "")[:200], "measured_at": time.time(),
                     "environment": {k: fields[k] for k in _ENVIRONMENT if k in fields},
                     "candidates": [{"config": json.loads(entry["config"]), "extra": entry}],
-                })  # fmt: skip
+                })
 
     def list(self, max_results: int | None = None) -> Iterator[str]:
         """Yield the newest entries of this device model, with which Helion warms its search."""

@@ -152,7 +152,7 @@ def _lines(timings: dict[Any, float], name: str) -> Iterator[dict[str, Any]]:
             "tool": "inductor", "kernel": _op(problem), "attrs": {"key": problem},
             "device_model": model, "target": targets[model], "measured_at": time.time(), "candidates": candidates,
             "version": _VERSION, "environment": {"torch": _VERSION},
-        }  # fmt: skip
+        }
 
 
 def _op(problem: str) -> str:

@@ -80,7 +80,7 @@ class _Listener:
                 "measured_at": 0.0 if cache_hit else time.time(),
                 "environment": {"triton": triton.__version__},
                 "candidates": [_candidate(c, t) for c, t in configs_timings.items()],
-            })  # fmt: skip
+            })
 
 
 def _candidate(config: Config, times: Any) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _known_or_new(
     found = reporter.likest(
         "triton", asked, device_model=where["device_model"], version=_source(fn),
         architecture=where["target"].get("arch", ""), limit=1000, failures=True,
-    )  # fmt: skip
+    )
     if not found or not found["answers"]:
         return configs
     by_text = {_text(c.all_kwargs()): c for c in configs}

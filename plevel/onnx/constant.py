@@ -167,7 +167,7 @@ def _run(node: Any, given: Given, opsets: Mapping[str, int]) -> list[np.ndarray]
         [node], "constant",
         [_info(n, onnx.helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for n, x in given.items()],
         [_info(n, 0) for n in node.output if n],
-    )  # fmt: skip
+    )
     imports = [onnx.helper.make_opsetid("" if d == "ai.onnx" else d, v) for d, v in opsets.items()]
     model = onnx.helper.make_model(graph, opset_imports=imports)
     model.graph.initializer.extend(onnx.numpy_helper.from_array(x, n) for n, x in given.items() if x.size <= _SHOWN)

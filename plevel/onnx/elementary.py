@@ -14,7 +14,7 @@ from strategy.network.layer import number
 for _name, _function in {
     "Tan": elementary.tan, "Asin": elementary.asin, "Acos": elementary.acos, "Sinh": elementary.sinh,
     "Cosh": elementary.cosh, "Asinh": elementary.asinh, "Acosh": elementary.acosh, "Atanh": elementary.atanh,
-}.items():  # fmt: skip
+}.items():
     OPERATORS[_name] = lambda node, x, _function=_function: _function(x)
 for _name in ("and", "or", "xor"):
     OPERATORS[f"Bitwise{_name.capitalize()}"] = lambda node, x, y, _own=f"bitwise_{_name}": call(_own, x, y)

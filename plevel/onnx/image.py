@@ -93,7 +93,7 @@ def _conv_transpose(node: Node, x: Expr, weight: Expr, bias: Expr | None = None)
     return layer.transposed_convolution(
         x, weight, bias, strides=strides, padding=padding, dilation=dilation, output_padding=added,
         groups=node.get("group", 1),
-    )  # fmt: skip
+    )
 
 
 @register("Col2Im")
@@ -113,7 +113,7 @@ def _columns_to_image(node: Node, x: Expr, shape: Expr, window: Expr) -> Expr:
         layer.reshape(x, (batch, channels, *counts)), Constant(np.tile(each, (channels // places, *(1,) * (rank + 1)))),
         None, strides=strides, padding=padding, dilation=dilation, groups=channels // places,
         output_padding=[n - (c - 1) * s for n, c, s in zip(reach, counts, strides, strict=True)],
-    )  # fmt: skip
+    )
 
 
 @register("LpPool")
@@ -136,7 +136,7 @@ def _grid_sample(node: Node, x: Expr, grid: Expr) -> Expr:
     return call(
         "grid_sample", x, grid, method=methods.get(mode, mode), padding_mode=node.get("padding_mode", "zeros"),
         align_corners=bool(node.get("align_corners", 0)),
-    )  # fmt: skip
+    )
 
 
 @register("RoiAlign")
@@ -150,7 +150,7 @@ def _roi_align(node: Node, x: Expr, boxes: Expr, of: Expr) -> Expr:
     return roi_align(
         x, boxes, of, size=(node.get("output_height", 1), node.get("output_width", 1)), samples=samples,
         scale=node.get("spatial_scale", 1.0), aligned=start == "half_pixel",
-    )  # fmt: skip
+    )
 
 
 @register("DeformConv")
@@ -162,7 +162,7 @@ def _deformable_convolution(
     return deformable_convolution(
         x, weight, offsets, mask, bias, strides=node.get("strides", [1, 1]), padding=node.get("pads", [0] * 4)[:2],
         dilation=node.get("dilations", [1, 1]), groups=node.get("group", 1), offset_groups=node.get("offset_group", 1),
-    )  # fmt: skip
+    )
 
 
 @register("LRN")
@@ -232,7 +232,7 @@ def _pooled(node: Node, x: Expr, mean: bool) -> dict[str, Any]:
         or (mean and any((-(-n // s) - 1) * s + k <= n - 2 for n, s, k in zip(
             extents(x)[2:], strides, size, strict=True
         )))
-    ):  # fmt: skip
+    ):
         raise NetworkError(
             "auto_pad of dilated windows, or of an average of windows that leave gaps, which ONNX Runtime pads "
             "otherwise than ONNX says: export it with pads"
@@ -241,7 +241,7 @@ def _pooled(node: Node, x: Expr, mean: bool) -> dict[str, Any]:
     return {
         "size": size, "strides": strides, "padding": padding, "dilation": dilation,
         "ceil_mode": bool(node.get("ceil_mode", 0)),
-    }  # fmt: skip
+    }
 
 
 def _global_pool(name: str) -> Operator:

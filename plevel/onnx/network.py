@@ -60,7 +60,7 @@ _OF_TYPES = frozenset({"Shape", "Size"})  # constant, whatever their input is
 # Drawn anew at each call; a Dropout is left to its operator.
 _RANDOM = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
-})  # fmt: skip
+})
 _MISCOMPUTED = frozenset({"LRN", "LpNormalization"})  # by ONNX's own reference
 _OF_SIZES = frozenset({"ConstantOfShape", "Expand", "Range", "Slice", "Tile"})
 # Operands of these are values, which may be computed at the call, and no extents.
@@ -68,7 +68,7 @@ _OF_VALUES = frozenset({
     "Abs", "Add", "Cast", "Ceil", "Concat", "Cos", "Div", "Equal", "Erf", "Exp", "Floor", "Greater", "GreaterOrEqual",
     "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Pow", "Reciprocal",
     "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sqrt", "Sub", "Sum", "Tanh", "Where",
-})  # fmt: skip
+})
 _PARTS = "plevel.parts"  # the domain of functions that are the parts of a node
 _UNROLLED = 1 << 14  # times that a graph within a node is read, or a node of one
 

@@ -21,13 +21,13 @@ for _name, _own in {
     "Erf": "erf", "Neg": "negative", "HardSwish": "hardswish", "Mish": "mish", "Floor": "floor", "Round": "round",
     "Ceil": "ceil", "Sin": "sin", "Cos": "cos", "Not": "logical_not", "IsNaN": "isnan", "Sign": "sign",
     "Softplus": "softplus",
-}.items():  # fmt: skip
+}.items():
     OPERATORS[_name] = lambda node, x, _own=_own: call(_own, x)
 for _name, _own in {
     "Add": "add", "Sub": "subtract", "Mul": "multiply", "Equal": "equal", "Less": "less",
     "LessOrEqual": "less_equal", "Greater": "greater", "GreaterOrEqual": "greater_equal", "And": "logical_and",
     "Or": "logical_or", "Xor": "logical_xor",
-}.items():  # fmt: skip
+}.items():
     OPERATORS[_name] = lambda node, x, y, _own=_own: call(_own, x, y)
 
 
@@ -177,7 +177,7 @@ def _layer_norm(node: Node, x: Expr, scale: Expr, shift: Expr | None = None) -> 
     found: Expr = call(
         "layer_norm", layer.reshape(x, (*extents(x)[:axis], size)), layer.reshape(scale, (size,)), beta,
         axis=-1, epsilon=float(node.get("epsilon", 1e-5)),
-    )  # fmt: skip
+    )
     found = layer.reshape(found, extents(x))
     if node.count == 1:
         return found
@@ -237,7 +237,7 @@ for _name, _parts in {
     "ReduceMean": ("mean",), "ReduceSum": ("sum",), "ReduceMax": ("max",), "ReduceMin": ("min",),
     "ReduceProd": ("prod",), "ReduceL1": ("sum", "abs"), "ReduceL2": ("sum", "square", "sqrt"),
     "ReduceSumSquare": ("sum", "square"), "ReduceLogSum": ("sum", "", "log"), "ReduceLogSumExp": ("logsumexp",),
-}.items():  # fmt: skip
+}.items():
     OPERATORS[_name] = _reduce(*_parts)
 
 

@@ -192,7 +192,7 @@ def _less(x: Expr, by: int | None) -> Expr:
 def _qlinear_conv(
     node: Node, x: Expr, x_scale: Expr, x_zero_point: Expr, weight: Expr, w_scale: Expr, w_zero_point: Expr,
     y_scale: Expr, y_zero_point: Expr, bias: Expr | None = None,
-) -> Expr:  # fmt: skip
+) -> Expr:
     found = _conv_integer(node, x, weight, x_zero_point, w_zero_point)
     found = found if bias is None else layer.add_bias(found, bias)
     return _requantized(found, (x_scale, w_scale), y_scale, y_zero_point, axis=1)
@@ -202,7 +202,7 @@ def _qlinear_conv(
 def _qlinear_matmul(
     node: Node, x: Expr, x_scale: Expr, x_zero_point: Expr, y: Expr, y_scale: Expr, y_zero_point: Expr,
     out_scale: Expr, out_zero_point: Expr,
-) -> Expr:  # fmt: skip
+) -> Expr:
     if any(constant(scale, "a scale").size > 1 for scale in (x_scale, out_scale)):
         raise NetworkError("scales of rows: plevel takes one of the data, one of the output, one of each column of b")
     sums, shape = _sums(x, y, x_zero_point, y_zero_point)
@@ -265,7 +265,7 @@ def _qlinear_pool(node: Node, x: Expr, x_scale: Expr, x_zero_point: Expr | None,
 def _qgemm(
     node: Node, x: Expr, x_scale: Expr, x_zero_point: Expr, y: Expr, y_scale: Expr, y_zero_point: Expr,
     bias: Expr | None = None, out_scale: Expr | None = None, out_zero_point: Expr | None = None,
-) -> Expr:  # fmt: skip
+) -> Expr:
     if node.get("alpha", 1.0) != 1:
         raise NetworkError(f"alpha = {node.get('alpha'):g}: plevel has 1")
     x, y = (layer.swap(v) if node.get(f"trans{n}", 0) else v for v, n in ((x, "A"), (y, "B")))
@@ -311,7 +311,7 @@ def _matmul_nbits(
         sums = call(
             "matmul_nbits", layer.reshape(whole, (-1, size)), Constant(ones), Constant(np.ones((1, 1), np.float32)),
             **attrs,
-        )  # fmt: skip
+        )
         found = call("matmul_nbits", rows, weight, Constant(factors), **attrs)
         found = call("subtract", found, call("dense", layer.reshape(sums, (-1, blocks)), Constant(share)))
         found = found if dtype == "float32" else call("cast", found, dtype=dtype)

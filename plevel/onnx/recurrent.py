@@ -54,7 +54,7 @@ _FUNCTIONS = {
         {"alpha": None, "beta": None},
     ),
     "Affine": _Function(_affine, {"alpha": None, "beta": None}),
-}  # fmt: skip
+}
 
 
 class _Direction(NamedTuple):
@@ -145,7 +145,7 @@ def _recurrent(gates: int, cell: Cell, activations: tuple[str, ...]) -> Callable
     def make(
         node: Node, x: Expr, weight: Expr, recurrent: Expr, bias: Expr | None = None, lengths: Expr | None = None,
         *more: Expr | None,
-    ) -> tuple[Expr, ...]:  # fmt: skip
+    ) -> tuple[Expr, ...]:
         states, rows = 1 + (cell is _lstm), node.get("layout", 0)  # rows: the batch comes first
         initial = (*more[:states], *(None for _ in range(states - len(more))))
         direction = node.get("direction", "forward")

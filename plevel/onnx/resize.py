@@ -59,7 +59,7 @@ def _resize(
     kernel = _Kernel(
         node.get("mode", "nearest"), mode, node.get("nearest_mode", start), float(node.get("cubic_coeff_a", -0.75)),
         bool(node.get("antialias", 0)), bool(node.get("exclude_outside", 0)),
-    )  # fmt: skip
+    )
     if _is_image(kernel, x, wanted, factors):
         return _image(node, x, wanted, factors, kernel)
     if kernel.method != "nearest" and "float" not in x.tensor_type.dtype:
@@ -84,7 +84,7 @@ class _Kernel:
         found: np.ndarray = {
             "floor": down, "ceil": up, "round_prefer_floor": np.ceil(places - np.float32(0.5)),
             "round_prefer_ceil": np.floor(places + np.float32(0.5)),
-        }[self.rounding]  # fmt: skip
+        }[self.rounding]
         return found
 
     def weights(self, places: np.ndarray, extent: int, scale: float) -> np.ndarray:
@@ -118,7 +118,7 @@ def _is_image(kernel: _Kernel, x: Expr, wanted: Sequence[int], factors: Sequence
     return (
         3 <= len(shape) <= 5 and tuple(wanted[:2]) == shape[:2] and kernel.mode != "tf_crop_and_resize"
         and not kernel.antialias and not kernel.exclude_outside and all(exact)
-    )  # fmt: skip
+    )
 
 
 def _image(node: Node, x: Expr, wanted: list[int], factors: list[float | None], kernel: _Kernel) -> Expr:
@@ -137,7 +137,7 @@ def _image(node: Node, x: Expr, wanted: list[int], factors: list[float | None], 
         return resize(
             x, size[2:], scale[2:], method=method, coordinate_transformation_mode=mode, rounding_method=rounding,
             cubic_alpha=kernel.alpha,
-        )  # fmt: skip
+        )
 
     older = node.version < 11 and method == "nearest_neighbor"
     fewer = {i for i in range(2, rank) if older and wanted[i] < extents(x)[i]}
@@ -151,7 +151,7 @@ def _image(node: Node, x: Expr, wanted: list[int], factors: list[float | None], 
 def _by_weights(
     node: Node, x: Expr, roi: Expr | None, axes: Sequence[int], wanted: Sequence[int], factors: Sequence[float | None],
     kernel: _Kernel,
-) -> Expr:  # fmt: skip
+) -> Expr:
     """Resize one axis at a time: elements by their places, or products with the weights of all.
 
     As in ONNX Runtime, what keeps its shape is as it was, whatever the scales, and so is such an axis with `antialias`.

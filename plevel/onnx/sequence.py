@@ -16,7 +16,7 @@ from strategy.network.size import PROBED
 SEQUENCES = frozenset({
     "ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
     "SequenceLength", "SplitToSequence",
-})  # fmt: skip
+})
 _MOST = 4096  # tensors of a sequence
 
 

@@ -54,6 +54,6 @@ def _stft(node: Node, x: Expr, step: Expr, window: Expr | None = None, length: E
     found = layer.convolution(
         layer.transpose(x, (0, 2, 1)), kernel, None, strides=(int(constant(step, "frame_step").item()),),
         padding=(0, 0), dilation=(1,), groups=1,
-    )  # fmt: skip
+    )
     frames = extents(found)[2]
     return layer.transpose(layer.reshape(found, (batch, outputs, wide, frames)), (0, 3, 2, 1))

@@ -215,7 +215,7 @@ def _told(problem: str) -> Iterator[None]:
     # A command's words may be no text: names of jobs, of other users, too.
     expected: tuple[type[Exception], ...] = (
         ParslError, OSError, UnicodeDecodeError, subprocess.SubprocessError, *api_errors(),
-    )  # fmt: skip
+    )
     try:
         yield
     except expected as error:

@@ -64,7 +64,7 @@ def _cone(node: Node) -> list[Node]:
             if user not in found and user.op == "call_function" and not user.kwargs
             and isinstance(user.meta.get("val"), torch.Tensor) and extents(user) == extents(node)
             and set(user.all_input_nodes) <= set(found)
-        ]  # fmt: skip
+        ]
         if len(found) > MOST:
             break
     return found[1:]

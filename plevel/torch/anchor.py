@@ -178,7 +178,7 @@ def _convolution(reader: Reader, node: Node) -> tuple[Call, ...] | None:
         "conv2d", *(reader.read_as(v, _image(extents(v))) for v in (data, weight)),
         strides=(1,) * lifted + tuple(strides), padding=((0,) * lifted + tuple(padding)) * 2,
         dilation=(1,) * lifted + tuple(dilation), groups=groups,
-    )  # fmt: skip
+    )
     if bias is None:
         return (found,)
     return _biased(reader, (found,), bias, shape_of(node)) if is_plain(bias) else None

@@ -148,7 +148,7 @@ OPERATORS |= dict.fromkeys(("aten.neg.default", "aten._neg_view.default"), _unar
 for _name, _own in {
     "add": "add", "sub": "subtract", "mul": "multiply", "pow": "power", "eq": "equal", "ne": "not_equal",
     "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "remainder": "floor_mod",
-}.items():  # fmt: skip
+}.items():
     for _overload in ("Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar"):
         OPERATORS[f"aten.{_name}.{_overload}"] = _binary(_own)
 OPERATORS["aten.maximum.default"] = _binary("maximum")

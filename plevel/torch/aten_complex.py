@@ -38,7 +38,7 @@ _PARTS = frozenset(
         "squeeze.default", "squeeze.dim", "squeeze.dims", "sum.dim_IntList", "unfold.default", "unsqueeze.default",
         "view.default",
     )
-)  # fmt: skip
+)
 """Operators of each part alone."""
 
 
@@ -311,7 +311,7 @@ def _spectrogram(
     x: Expr, size: int, step: int | None = None, length: int | None = None, window: Expr | None = None,
     normalized: bool = False, onesided: bool | None = None, return_complex: bool | None = None,
     align: bool | None = None,
-) -> Complex | Expr:  # fmt: skip
+) -> Complex | Expr:
     """Transforms of frames of a signal [batch, time], by a convolution with their factors times the window."""
     if isinstance(x, Complex):
         raise NetworkError("a spectrogram of complex numbers: take those of their parts")
@@ -330,7 +330,7 @@ def _spectrogram(
     found = layer.convolution(
         batch, call("multiply", kernel, window), None, strides=(size // 4 if step is None else step,), padding=(0, 0),
         dilation=(1,), groups=1,
-    )  # fmt: skip
+    )
     shape = (*extents(x)[:-1], wide, extents(found)[2])
     real, imaginary = (layer.reshape(layer.take_slice(found, 1, i * wide, (i + 1) * wide), shape) for i in (0, 1))
     return Complex(real, imaginary) if return_complex else _view_as_real(Complex(real, imaginary))

@@ -24,7 +24,7 @@ from strategy.ops.matmul import einsum
 def _trilinear(
     x: Expr, y: Expr, z: Expr, no_x: Sequence[int], no_y: Sequence[int], no_z: Sequence[int], summed: Sequence[int],
     unrolled: int = 1,
-) -> Expr:  # fmt: skip
+) -> Expr:
     """Sums of products of three tensors, each without some of the axes."""
     axes = "abcdefgh"[: len(extents(x)) + len(no_x)]
     terms = ("".join(a for i, a in enumerate(axes) if i not in gone) for gone in (no_x, no_y, no_z, summed))
@@ -42,7 +42,7 @@ def _addmm(bias: Expr, x: Expr, y: Expr, beta: float = 1, alpha: float = 1) -> E
 def _attention(
     q: Expr, k: Expr, v: Expr, attn_mask: Expr | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Expr:  # fmt: skip
+) -> Expr:
     if dropout_p:
         raise NetworkError(f"dropout_p {dropout_p}: export the model in eval mode, with 0")
     if extents(q)[-1] >= PROBED:
@@ -78,12 +78,12 @@ def _attention_of_any_rank(
 def _convolution(
     x: Expr, weight: Expr, bias: Expr | None, strides: Any, padding: Any, dilation: Any,
     transposed: bool, output_padding: Any, groups: int,
-) -> Expr:  # fmt: skip
+) -> Expr:
     if transposed:
         return layer.transposed_convolution(
             x, weight, bias, strides=strides, padding=(*padding, *padding), output_padding=output_padding,
             dilation=dilation, groups=groups,
-        )  # fmt: skip
+        )
     return layer.convolution(
         x, weight, bias, strides=strides, padding=(*padding, *padding), dilation=dilation, groups=groups
     )
@@ -179,7 +179,7 @@ def _group_norm(
 def _embedding_bag(
     weight: Expr, indices: Expr, offsets: Expr, scale_grad: bool = False, mode: int = 0, sparse: bool = False,
     per_sample_weights: Expr | None = None, include_last_offset: bool = False, padding_idx: int = -1,
-) -> tuple[Expr]:  # fmt: skip
+) -> tuple[Expr]:
     """Sums, means or maxima of rows, of bags that begin at offsets.
 
     Unless all bags have as many rows, each looks at all of them, by a product or a choice.
@@ -205,7 +205,7 @@ def _embedding_bag(
     within = call(
         "logical_and", call("less_equal", layer.reshape(begin, (bags, 1)), place),
         call("less", place, layer.reshape(end, (bags, 1))),
-    )  # fmt: skip
+    )
     if padding_idx >= 0:
         within = call("logical_and", within, call("not_equal", indices, number(padding_idx, indices)))
     if mode == 2:

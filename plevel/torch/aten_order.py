@@ -139,7 +139,7 @@ def _bucketize(x: Any, bounds: Expr, *, out_int32: bool = False, right: bool = F
 def _searchsorted(
     bounds: Expr, x: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
     sorter: Expr | None = None,
-) -> Expr:  # fmt: skip
+) -> Expr:
     if sorter is not None:
         bounds = call("gather", bounds, sorter, axis=len(extents(bounds)) - 1)
     return _search(bounds, x, out_int32, right or side == "right")

@@ -55,7 +55,7 @@ def _avg_pool(rank: int) -> Operator:
     def make(
         x: Expr, size: Any, strides: Any = (), padding: Any = 0, ceil_mode: bool = False,
         count_include_pad: bool = True, divisor_override: int | None = None,
-    ) -> Expr:  # fmt: skip
+    ) -> Expr:
         about = _windows(rank, size, strides, padding) | {"ceil_mode": ceil_mode}
         batch = _batched(x, rank)
         if divisor_override is None:

@@ -40,7 +40,7 @@ def _reduce(name: str, **attrs: Any) -> Operator:
 for _name, _own in {
     "mean.dim": "mean", "mean.default": "mean", "sum.dim_IntList": "sum", "amax.default": "max",
     "amin.default": "min", "max.default": "max", "min.default": "min", "prod.default": "prod", "prod.dim_int": "prod",
-}.items():  # fmt: skip
+}.items():
     OPERATORS[f"aten.{_name}"] = _reduce(_own)
 
 

@@ -52,7 +52,7 @@ def _nearest(x: Expr, size: Any, scales: Any) -> Expr:
         return resize(
             x, sizes, [None] * len(image), method="nearest_neighbor", rounding_method="floor",
             coordinate_transformation_mode="asymmetric",
-        )  # fmt: skip
+        )
     for axis, taken in enumerate(places, 2):
         x = call("take", x, Constant(taken), axis=axis)
     return x
@@ -79,7 +79,7 @@ def _sample(x: Expr, grid: Expr, interpolation: int, padding: int, align_corners
     return call(
         "grid_sample", x, grid, method=("linear", "nearest_neighbor", "cubic")[interpolation],
         padding_mode=("zeros", "border", "reflection")[padding], align_corners=align_corners,
-    )  # fmt: skip
+    )
 
 
 def _roi_align(
@@ -96,7 +96,7 @@ def _roi_align(
 def _deform_conv(
     x: Expr, weight: Expr, offsets: Expr, mask: Expr, bias: Expr, down: int, across: int, above: int, before: int,
     row_gap: int, column_gap: int, groups: int, offset_groups: int, use_mask: bool,
-) -> Expr:  # fmt: skip
+) -> Expr:
     return deformable_convolution(
         x, weight, offsets, mask if use_mask else None, bias, strides=(down, across), padding=(above, before),
         dilation=(row_gap, column_gap), groups=groups, offset_groups=offset_groups,
@@ -143,7 +143,7 @@ def _antialiased(
 
 def _weights_at_call(
     kernel: Callable[[Expr], Expr], extent: int, wanted: int, factor: float | None, dtype: str
-) -> Expr:  # fmt: skip
+) -> Expr:
     """The weights of the pixels of an axis for each of those wanted; one of both extents is symbolic."""
     own, new = (layer.steps(0, n, 1, "float64") for n in (extent, wanted))
     half, one = number(0.5, own), number(1, own)

@@ -138,14 +138,14 @@ def _compile(
     with (
         budget.count(Part.CONFIRMATION), Progress(left_s) as progress, Pool(left=build_left_s) as pool,
         ThreadPoolExecutor(1) as ahead,
-    ):  # fmt: skip
+    ):
         return _compile_frozen(module, inputs, options, choose, stamps, pool, ahead, budget, progress)
 
 
 def _compile_frozen(
     module: GraphModule, inputs: Sequence[Any], options: Options, choose: Choose, stamps: Stamps, pool: Pool,
     ahead: ThreadPoolExecutor, budget: Budget, progress: Progress,
-) -> tuple[Callable[..., Any], list[torch.Tensor]]:  # fmt: skip
+) -> tuple[Callable[..., Any], list[torch.Tensor]]:
     """Inductor's compilation, with what `ahead` builds meanwhile."""
     plan: Plan | None = None
     verdict: Verdict | None = None

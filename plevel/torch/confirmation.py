@@ -94,7 +94,7 @@ class _Search:
     def __init__(
         self, plan: Plan, make: Callable[[Kept], Compiled], inputs: Sequence[Any], state: Sequence[torch.Tensor],
         progress: Progress, form_s: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.plan, self.make, self.progress, self.form_s = plan, make, progress, form_s
         kinds = (i.tensor.dtype for found in plan.extraction.workloads for i in found.workload.inputs)
         self.tolerance = max(TOLERANCE, 4 * max(map(epsilon, kinds), default=0.0))
@@ -163,7 +163,7 @@ class _Search:
             pool=f"openmp, {show_number(torch.get_num_threads(), 'thread')}", before_s=before_s,
             after_s=after_s, whole=self.whole is not None, apart=self.apart, library=self.library, ended=self.ended,
             errors={w.key: why for w, why in self.errors.items()},
-        )  # fmt: skip
+        )
 
     def _outputs(self, function: Compiled) -> list[Any]:
         """The outputs of a call as they are at once, and the inputs and buffers as it leaves them."""
@@ -250,7 +250,7 @@ def _step(timed: Timed, workloads: Iterable[str], *, added: bool = True, whole: 
     return Comparison(
         workloads=tuple(sorted(set(workloads))), added=added, ratio=timed.ratio, before_s=timed.old_s,
         after_s=timed.new_s, kept=timed.ratio.high_s < 1, whole=whole,
-    )  # fmt: skip
+    )
 
 
 def _misfit(alone: Compiled, inputs: Sequence[Any]) -> str:

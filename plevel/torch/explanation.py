@@ -100,7 +100,7 @@ def make_report(
                 workload=found.workload, occurrences=left or found.occurrences, share=plan.extraction.share(found),
                 implementation=name, reason=why, config=config,
             )
-        )  # fmt: skip
+        )
     missed = {m.name: m.flops / total for m in plan.extraction.missed}
     return Report(tuple(rows), missed, verdict, parameters=owned(model, inputs), failed=frozenset(failed))
 
@@ -118,7 +118,7 @@ def report_whole(whole: Whole, verdict: Verdict, model: Any) -> Report:
                 workload=workload, occurrences=count[key], share=share, implementation=step.implementation or "",
                 reason=step.because or step.reason or "", config=step.config,
             )
-        )  # fmt: skip
+        )
     ordered = tuple(sorted(rows, key=lambda row: -row.share))
     return Report(ordered, {}, verdict, parameters=owned(model))
 

@@ -59,14 +59,14 @@ _WHOLE = (
     aten.linear.default, aten.matmul.default, aten.scaled_dot_product_attention.default, aten.silu.default,
     aten.hardswish.default, aten.hardsigmoid.default, aten.mish.default, aten.relu6.default,
     aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec, aten.stft.default,
-)  # fmt: skip
+)
 # PyTorch has parts of these, but does not take them by default.
 _BY_PARTS = (aten.addmv.default, aten.diagonal_scatter.default, aten.dist.default, aten.ldexp.Tensor)
 # Of a dtype and a device, which types fix, and of values that PyTorch would refuse.
 _CLAIMS = (
     aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default,
     aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default,
-)  # fmt: skip
+)
 _REFUSED = (ValueError, ArithmeticError, IndexError, TypeError, MemoryError)
 
 
@@ -86,7 +86,7 @@ def import_graph(module: GraphModule, inputs: Sequence[Any]) -> tuple[Network, t
     exported = _Autocast(module, torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else module
     with (
         torch._guards.tracing(None), torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings()
-    ):  # fmt: skip
+    ):
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, of itself
         try:
             program = torch.export.export(exported, tuple(inputs), strict=False)

@@ -24,7 +24,7 @@ from strategy.types import TensorType
 _TYPES = {
     "float32": (2, 32, torch.float32), "float16": (2, 16, torch.float16), "bfloat16": (4, 16, torch.bfloat16),
     "uint16": (1, 16, torch.int16), "int32": (0, 32, torch.int32),
-}  # fmt: skip
+}
 _loaded: set[str] = set()
 
 
@@ -50,7 +50,7 @@ def pack(kernel: Kernel, argument: Argument, source: Any) -> Any:
     native().prepare(
         kernel.digest, f"__tvm_ffi_{argument.preparation}",
         given, (*_TYPES[DTYPES[given.dtype]][:2], tuple(given.shape)), packed, (code, bits, tuple(packed.shape)),
-    )  # fmt: skip
+    )
     return _collapsed(packed)
 
 
@@ -124,6 +124,6 @@ def _register_lowering(overload: Any) -> None:
                 layout=layout, inputs=given, constant_args=(kernel, *dims),
                 python_kernel_name="extern_kernels.plevel_run", op_overload=overload,
             )
-        )  # fmt: skip
+        )
 
     register_lowering(overload, type_promotion_kind=None)(lowering)

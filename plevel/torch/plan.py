@@ -157,7 +157,7 @@ def make_plan(module: GraphModule, choose: Choose, ask: Ask) -> Plan:
     key = digest_of(
         graph, sorted(map(kernel_digest, selections.values())), cpu_model(), target.threads, str(torch.__version__),
         version("plevel"),
-    )  # fmt: skip
+    )
     return Plan(extraction, selections, refused, target, graph, key, ask)
 
 

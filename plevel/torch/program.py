@@ -93,7 +93,7 @@ def _stand_in(name: str) -> None:
         kind, lambda values: (list(values), None), lambda values, _: kind(values), serialized_type_name=name,
         to_dumpable_context=lambda _: "", from_dumpable_context=lambda _: None,
         flatten_with_keys_fn=lambda values: ([(_pytree.SequenceKey(i), v) for i, v in enumerate(values)], None),
-    )  # fmt: skip
+    )
 
 
 def _define_grouped() -> None:

@@ -72,7 +72,7 @@ def _verdict(plan: Plan, told: Confirmation, choose: Choose) -> Verdict | None:
         plan.key, plan.graph, plan.extraction.flops, () if whole else tuple(sorted(w.key for w in chosen)), told.steps,
         told.refused, f"openmp, {show_number(plan.target.threads, 'thread')}", told.before_s, told.after_s, whole,
         library={w.key: kernel_digest(now) for w, now in chosen.items()} if whole else {},
-    )  # fmt: skip
+    )
 
 
 def _ask(database: str | None, ask: Callable[[Any], Any], failed: str) -> Any:
@@ -101,4 +101,4 @@ def _confirmation(made: Report, verdict: Verdict, target: Target) -> Confirmatio
         target=target, parts=tuple(replace(p, reason=r) for p, r in zip(made.rows, reasons, strict=True)),
         missed=dict(made.missed), steps=verdict.steps, refused=verdict.refused,
         before_s=verdict.before_s, after_s=verdict.after_s,
-    )  # fmt: skip
+    )

@@ -30,7 +30,7 @@ _OF_FLOATS = {"FloatPow": "power", "FloatTrueDiv": "divide", "IntTrueDiv": "divi
 _FUNCTIONS = _OF_FLOATS | {
     "Add": "add", "CleanDiv": "floor_divide", "FloorDiv": "floor_divide", "Max": "maximum", "Min": "minimum",
     "Mod": "floor_mod", "Mul": "multiply", "PythonMod": "floor_mod",
-}  # fmt: skip
+}
 """Functions of SymPy and of PyTorch's shapes as plevel's; those of `_OF_FLOATS` are computed in float64."""
 _DIVISIONS = ("CleanDiv", "FloatTrueDiv", "FloorDiv", "IntTrueDiv", "Mod", "PythonMod")
 _RANKED = ("aten.topk.default", "aten.kthvalue.default")

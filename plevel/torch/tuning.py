@@ -63,7 +63,7 @@ def tune(
     request = RunRequest(
         workloads=tuple(RunWorkload(workload=w.workload, weight=w.occurrences) for w in found),
         target=model_target(), trials=trials, force=force,
-    )  # fmt: skip
+    )
     where = None if database is None else str(database)
     is_service = where is not None and where.startswith(("http://", "https://"))
     try:

@@ -197,7 +197,7 @@ def _beside(path: Path) -> Path:
 def _load(
     path: Path, manifest: Manifest, orders: tuple[Order, ...], kept: Path, inputs: Sequence[torch.Tensor],
     made: Path | None = None,
-) -> Whole:  # fmt: skip
+) -> Whole:
     if [(t.shape, getattr(torch, t.dtype)) for t in manifest.inputs] != [(tuple(i.shape), i.dtype) for i in inputs]:
         raise NetworkError("the inputs of the kept library differ from the graph's")
     # By a name of its own: one that this process has loaded by its path, and that was replaced since, would be called.
@@ -262,7 +262,7 @@ def _prefix(module: GraphModule, inputs: Sequence[Any], target: Target) -> str:
         cpu_model(), str(torch.get_default_dtype()), torch.is_autocast_enabled("cpu"),
         str(torch.get_autocast_dtype("cpu")), str(torch.__version__), version("plevel"),
         network_code(),
-    )  # fmt: skip
+    )
     return f"graph-{digest}"
 
 

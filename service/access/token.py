@@ -79,7 +79,7 @@ def create(
             expires_at=None if expires_in_s is None else now() + expires_in_s,
         )
         .returning(token.c.id)
-    ).scalar_one()  # fmt: skip
+    ).scalar_one()
     return NewToken(id=int(token_id), secret=secret)
 
 
@@ -129,4 +129,4 @@ def _info(row: Any) -> TokenInfo:
         id=row.id, name=row.name, scopes=tuple(TokenScope(s) for s in row.scopes),
         namespace=row.namespace,
         created_at=row.created_at, expires_at=row.expires_at, revoked_at=row.revoked_at,
-    )  # fmt: skip
+    )

@@ -58,7 +58,7 @@ class Connection(HttpToolsProtocol):
     def __init__(
         self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any],
         settings: Settings, count: Callable[[str], None], lost: asyncio.Future[None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(config, server_state, app_state)
         self._settings = settings
         self._count = count

@@ -32,7 +32,7 @@ def tasks_of(
     return Tasks(
         namespace=within, op=op, implementation=implementation, target=target, workload=digest,
         limit=limit, cursor=cursor,
-    )  # fmt: skip
+    )
 
 
 OfTasks = Annotated[Tasks, Depends(tasks_of)]
@@ -55,7 +55,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
         note="By `scope`: device, device model, or target; all three if none is named. "
         "`target` is a target's key.",
     ),
-)  # fmt: skip
+)
 def list_best(context: Ctx, which: OfTasks, scope: Scope | None = None) -> Response:
     with context.store.read() as connection:
         page = coverage.list_best(connection, which, scope)
@@ -68,7 +68,7 @@ def list_best(context: Ctx, which: OfTasks, scope: Scope | None = None) -> Respo
         "The tuning curve of a task", gives=Curve, errors=(404,),
         note="Of `device_model`, by default the one by which the task is ranked: times of several do not compare.",
     ),
-)  # fmt: skip
+)
 def show_curve(
     context: Ctx, who: Who, task_id: int, run_id: int | None = None, device_model: str | None = None
 ) -> Response:
@@ -86,7 +86,7 @@ def show_curve(
         note="For each task: its trials, the tuner and budget of its newest run, the size of its space, "
         "its best, the time of its last measurement, and `stale`. `target` is a target's key.",
     ),
-)  # fmt: skip
+)
 def show_coverage(context: Ctx, which: OfTasks) -> Response:
     with context.store.read() as connection:
         found = coverage.cover(connection, which)

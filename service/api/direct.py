@@ -85,7 +85,7 @@ def _plan_of(needed: Dependant) -> _Plan | None:
         )
         or any(field.field_info.is_required() for field in parameters)
         or inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call)
-    ):  # fmt: skip
+    ):
         return None
     parts = []
     for part in needed.dependencies:
@@ -97,4 +97,4 @@ def _plan_of(needed: Dependant) -> _Plan | None:
     return _Plan(
         call, inspect.iscoroutinefunction(call), {field.name: field.get_default() for field in parameters},
         needed.request_param_name, tuple(parts), frozenset(headers.union(*(plan.headers for _, plan in parts))),
-    )  # fmt: skip
+    )

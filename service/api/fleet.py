@@ -54,7 +54,7 @@ def explain(context: Ctx, who: Who, job_id: int) -> Response:
         errors=(404,), note="It gets no jobs from `starts_at` (default: now) to `ends_at` (default: no end); "
         "running jobs finish.",
     ),
-)  # fmt: skip
+)
 def create_pause(context: Ctx, who: Who, body: Body[pause.PauseRequest]) -> Response:
     with context.store.write() as connection:
         made = pause.create(connection, body)
@@ -85,7 +85,7 @@ def end_pause(context: Ctx, who: Who, pause_id: int) -> Response:
         note="For a machine that was reinstalled, or a board replaced by an identical one: records "
         "of `old` then belong to `new`. If `new` exists, the two are exchanged.",
     ),
-)  # fmt: skip
+)
 def rename(context: Ctx, who: Who, body: Body[Renaming]) -> Response:
     with context.store.write() as connection:
         fleet.rename(connection, body.old, body.new)
@@ -101,7 +101,7 @@ def rename(context: Ctx, who: Who, body: Body[Renaming]) -> Response:
         note="A device belongs to the token that registered it first, and to others of the same name. Workers "
         "with other tokens are refused when they register again. Its history is kept.",
     ),
-)  # fmt: skip
+)
 def move(context: Ctx, who: Who, body: Body[Moving]) -> Response:
     with context.store.write() as connection:
         fleet.move(connection, body.device, body.token)

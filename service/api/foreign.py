@@ -73,7 +73,7 @@ class ForeignAnswers(msgspec.Struct, frozen=True, kw_only=True):
         "The best configurations of a tool's kernel", gives=ForeignBest, errors=(422,),
         note=f'`workload` is the text of the problem: `triton.matmul(){{"key": […]}}`. {_RANKING}',
     ),
-)  # fmt: skip
+)
 def find_best(
     context: Ctx,
     within: Within,
@@ -95,7 +95,7 @@ def find_best(
         note="As `best`, for each problem on record, the newest first, so that a tool asks once for a kernel. The "
         "answers of a problem are those of the likest device that has any; `page` is the number of problems.",
     ),
-)  # fmt: skip
+)
 def find_problems(
     context: Ctx,
     within: Within,
@@ -121,7 +121,7 @@ def find_problems(
         note="All are answered from the records of one moment. The limits of all questions sum up to at most "
         f"{MAX_ANSWERS}. {_RANKING}",
     ),
-)  # fmt: skip
+)
 def find_many(
     context: Ctx, within: Within, tool: Tool, body: Body[ForeignQuestions], known: Etag = None
 ) -> Response:
@@ -136,7 +136,7 @@ def find_many(
         "The kernels of a tool", gives=ForeignList, errors=(422,),
         note="The newest first, each problem and device model with its best and the spread of its candidates.",
     ),
-)  # fmt: skip
+)
 def list_kernels(
     context: Ctx,
     within: Within,
@@ -151,5 +151,5 @@ def list_kernels(
         found = foreign.list_kernels(
             connection, tool, within, kernel=kernel, device_model=device_model, limit=limit,
             cursor=cursor,
-        )  # fmt: skip
+        )
     return reply_tagged(found, known)

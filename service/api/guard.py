@@ -29,7 +29,7 @@ _NAMESPACED = (
     "/v1/runs", "/v1/select", "/v1/dispatch", "/v1/evidence", "/v1/records", "/v1/tasks/",
     "/v1/coverage", "/v1/foreign/", "/v1/networks", "/v1/jobs/", "/v1/workers", "/v1/pauses",
     "/openapi.json", "/docs",
-)  # fmt: skip
+)
 
 
 def needed(method: str, path: str) -> TokenScope | None:

@@ -21,7 +21,7 @@ async def healthz() -> Response:
 _METRICS = describe(
     "Metrics for Prometheus", errors=(503,),
     note="Counters of this process and gauges of the database, in Prometheus's text format.",
-)  # fmt: skip
+)
 _METRICS["responses"][200]["content"] = {"text/plain": {"schema": {"type": "string"}}}
 
 

@@ -36,7 +36,7 @@ _RESULTS = {
         {"entry": 0, "samples_s": [0.00162, 0.00161, 0.00162, 0.00163, 0.00162, 0.00162], "run_s": 0.05},
         {"entry": 1, "error": "compile", "message": "no register is left"},
     ],
-}  # fmt: skip
+}
 
 
 @router.post(
@@ -47,7 +47,7 @@ _RESULTS = {
         note="Waits up to `wait_s` for a job that the device can run; the list is empty if there is none. "
         "The device then holds at most `jobs` leases, besides the one that it times.",
     ),
-)  # fmt: skip
+)
 async def lease(context: Ctx, who: Who, request: Request, asked: Body[LeaseRequest]) -> Response:
     ask = LeaseAsk(asked.worker_id, asked.device, asked.jobs, who.owner)
     looked = False
@@ -82,7 +82,7 @@ def _give_back(context: Context, leases: Sequence[Lease]) -> None:
         example={"reports": [{"lease_id": 1, "results": _RESULTS}]},
         note="As for the results of one lease; each answer says if its lease is lost.",
     ),
-)  # fmt: skip
+)
 async def report_many(context: Ctx, who: Who, body: Body[Reports]) -> Response:
     found = await _deliver(context, who, body.reports)
     answers = [
@@ -112,7 +112,7 @@ async def _deliver(context: Context, who: Actor, reports: Sequence[Report]) -> A
         note="409 `urn:plevel:lease-lost`: the lease has expired or ended. 409 `urn:plevel:device-busy`: "
         "`timing` was requested while another lease of the device is timing; the lease is kept.",
     ),
-)  # fmt: skip
+)
 async def renew(context: Ctx, who: Who, lease_id: int, body: Body[Renewal]) -> Response:
     kept = await context.worker_batches.renew(lease_id, body, who.owner)
     if kept is None:
@@ -144,7 +144,7 @@ def _renew(context: Context, who: Actor, lease_id: int, body: Renewal) -> Renewe
         note="Several at once or one by one; repeated results change nothing. `done` "
         "with the last ends the lease. 409: the lease is lost, and nothing is stored.",
     ),
-)  # fmt: skip
+)
 async def report(context: Ctx, who: Who, lease_id: int, body: Body[Results]) -> Response:
     (answer,) = await _deliver(context, who, [Report(lease_id=lease_id, results=body)])
     if isinstance(answer, ServiceError):
@@ -158,7 +158,7 @@ async def report(context: Ctx, who: Who, lease_id: int, body: Body[Results]) -> 
         "Release a job", takes=Renewal, example={"token": 1}, status=204, errors=(409,),
         note="Its entries without results return to the queue, and this does not count as a loss.",
     ),
-)  # fmt: skip
+)
 def release(context: Ctx, who: Who, lease_id: int, body: Body[Renewal]) -> Response:
     with context.store.write() as connection:
         fleet.check_leases(connection, [lease_id], who.owner)

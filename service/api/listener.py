@@ -149,5 +149,5 @@ def _allow_files(most: int) -> int:
         log.warning(
             "the process may open %d files, enough for %d connections instead of %d: raise the limit of open files",
             allowed, allowed // 2, most,
-        )  # fmt: skip
+        )
     return allowed // 2

@@ -39,7 +39,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         "an operator and target answers selections as `predicted` if that is at least `bar`. `target` "
         "is a target's key.",
     ),
-)  # fmt: skip
+)
 def list_models(context: Ctx, op: str | None = None, target: str | None = None) -> Response:
     with context.store.read() as connection:
         found = training.find(connection, op=op, target_key=target)
@@ -63,7 +63,7 @@ def show_model(context: Ctx, model_id: int) -> Response:
         note="From all records of the operator on the target, in a separate process, once no run is "
         "live. It is listed when it is trained; the answer has the amount of training data.",
     ),
-)  # fmt: skip
+)
 def train(context: Ctx, who: Who, body: Body[TrainingRequest]) -> Response:
     if context.trainer is None:
         raise InvalidError("this service does not train (PLEVEL_TUNE is off): use one that tunes")

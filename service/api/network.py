@@ -38,7 +38,7 @@ class NetworkRecorded(msgspec.Struct, frozen=True, kw_only=True):
         note="What a framework's backend has timed in the whole graph of a model: its workloads, their kernels "
         "and why, and the times of a call before and after. A later one of the same key replaces it.",
     ),
-)  # fmt: skip
+)
 def record_network(context: Ctx, within: Within, body: Body[Confirmation]) -> Response:
     with context.store.write() as connection:
         return reply(NetworkRecorded(id=network.put(connection, body, within)))
@@ -51,7 +51,7 @@ def record_network(context: Ctx, within: Within, body: Body[Confirmation]) -> Re
         note="The latest reported first; a verdict that is reported again keeps its place. `graph` is the digest of a "
         "graph, which several machines may have timed.",
     ),
-)  # fmt: skip
+)
 def list_networks(
     context: Ctx,
     within: Within,

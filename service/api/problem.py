@@ -98,7 +98,7 @@ def describe_error(error: Exception) -> Problem:
         return Problem(
             type="about:blank", title=phrase, status=error.status_code,
             detail=f"{error.detail or phrase}: see /docs for the API",
-        )  # fmt: skip
+        )
     return _problem(ServiceError(), "an unexpected error of the service: report it with the traceback of its log")
 
 
@@ -136,4 +136,4 @@ def _problem(error: ServiceError, detail: str, faults: tuple[FieldFault, ...] = 
     return Problem(
         type=f"urn:plevel:{error.kind}", title=error.title, status=error.status,
         detail=" ".join(detail.split()), errors=faults,
-    )  # fmt: skip
+    )

@@ -44,7 +44,7 @@ def wanted(
         namespace=within, op=op, implementation=implementation, target=target, workload=digest,
         source=source, run_id=run_id, task_id=task_id, device=device, worker=worker, phase=phase,
         error=None if error is None else str(error), since=since, until=until,
-    )  # fmt: skip
+    )
 
 
 Filter = Annotated[Wanted, Depends(wanted)]
@@ -53,7 +53,7 @@ Filter = Annotated[Wanted, Depends(wanted)]
 _MEDIA = {
     "kernel_tuner": "application/json", "csv": "text/csv",
     "parquet": "application/vnd.apache.parquet",
-}  # fmt: skip
+}
 _NDJSON = "application/x-ndjson"
 _STREAMS: dict[str, Any] = {
     media: {"schema": {"type": "object" if media == "application/json" else "string"}}
@@ -67,7 +67,7 @@ _LIST = describe(
     "kind of failure, `any` for all failures, or `none` for successes; `target` is a target's key, "
     "`since` and `until` are Unix times. `format=ndjson` (plevel's own, see docs/formats.md), `csv` "
     "and `parquet` give all matching records as a stream, without pages: `limit`, `cursor` and `newest` are refused.",
-)  # fmt: skip
+)
 _LIST["responses"][200]["content"] = _STREAMS | _LIST["responses"][200]["content"]
 
 
@@ -97,7 +97,7 @@ _EXPORT = describe(
     "formats omit what they cannot express. MetaSchedule's two files come in "
     "one stream, the workloads first. A Kernel Tuner file holds one task: if several match, 422 names them. "
     "404 if no record matches.",
-)  # fmt: skip
+)
 _EXPORT["responses"][200]["content"] = _STREAMS
 
 

@@ -46,7 +46,7 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
         "own host sends that target as an object. The end of the run is POSTed to the URL `webhook` "
         "(docs/operations.md).",
     ),
-)  # fmt: skip
+)
 def create(context: Ctx, who: Who, within: Within, body: Body[RunRequest]) -> Response:
     if body.webhook is not None:
         webhook.check(body.webhook, context.settings.webhook_hosts)
@@ -99,7 +99,7 @@ def show(context: Ctx, who: Who, run_id: int) -> Response:
         "Follow a run", gives=RunStatus, media="text/event-stream", errors=(404,),
         note="Server-sent events: `status` with a RunStatus at each change, and `end` with the last.",
     ),
-)  # fmt: skip
+)
 async def events(context: Ctx, who: Who, run_id: int) -> Response:
     def look() -> Seen:
         status = _status(context, who, run_id)

@@ -67,7 +67,7 @@ class SelectRequest(DispatchRequest, frozen=True, kw_only=True, forbid_unknown_f
         "If-None-Match an unchanged answer is 304. The header Location names the run that "
         "`tune_on_miss` created or found.",
     ),
-)  # fmt: skip
+)
 def choose(context: Ctx, who: Who, within: Within, body: Body[SelectRequest], known: Etag = None) -> Response:
     asked = candidate.normal(body.workload)
     with context.store.read() as connection:
@@ -100,11 +100,11 @@ def _select(
     known = candidate.gather(
         database, asked, body.target, body.candidates,
         foreign=body.foreign or body.policy == "tvm", field=field,
-    )  # fmt: skip
+    )
     return select(
         asked, body.target, database, device=body.device, policy=body.policy, offered=known,
         ranker=database.ranker,
-    )  # fmt: skip
+    )
 
 
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,7 +134,7 @@ class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
         note="All are answered from the records of one moment. A request that fails has its problem document "
         "in its place, and does not affect the others. None creates a run.",
     ),
-)  # fmt: skip
+)
 def choose_many(context: Ctx, within: Within, body: Body[BatchRequest]) -> Response:
     workloads: list[Workload | Problem] = []
     for i, question in enumerate(body.requests):
@@ -175,7 +175,7 @@ def choose_many(context: Ctx, within: Within, body: Body[BatchRequest]) -> Respo
         note="A table with a row for each satisfiable combination of the strategy's conditions; "
         "each row's choice is derived from the concrete shapes on record in its range, and names them.",
     ),
-)  # fmt: skip
+)
 def tabulate(context: Ctx, within: Within, body: Body[DispatchRequest]) -> Response:
     workload, known = candidate.known_candidates(
         body.workload, body.target, body.candidates, "workload"
@@ -196,7 +196,7 @@ def tabulate(context: Ctx, within: Within, body: Body[DispatchRequest]) -> Respo
         note="The best of each implementation at each level, the lowest means for the policy `tvm`, and, of "
         "a symbolic workload, those of the shapes on record: for clients that apply the rule themselves.",
     ),
-)  # fmt: skip
+)
 def show_evidence(context: Ctx, within: Within, body: Body[EvidenceRequest]) -> Response:
     asked = candidate.normal(body.workload)
     with context.store.read() as connection:

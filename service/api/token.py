@@ -50,7 +50,7 @@ class AuditLog(msgspec.Struct, frozen=True, kw_only=True):
         example={"name": "lab-7", "scopes": ["worker"], "expires_in_s": 90 * 86400},
         note="Only this answer has the secret. Once a token exists, every request needs one.",
     ),
-)  # fmt: skip
+)
 def create(context: Ctx, who: Who, body: Body[TokenRequest]) -> Response:
     with context.store.write() as connection:
         made = token.create(
@@ -75,7 +75,7 @@ def list_tokens(context: Ctx) -> Response:
         "Revoke a token", status=204, errors=(404,),
         note="All services refuse it within two seconds.",
     ),
-)  # fmt: skip
+)
 def revoke(context: Ctx, who: Who, token_id: int) -> Response:
     with context.store.write() as connection:
         token.revoke(connection, token_id)

@@ -68,7 +68,7 @@ _DESCRIBED = (
         "sent in one body, the workloads first.",
     )
     | {"openapi_extra": {"requestBody": {"required": True, "content": _BODY}}}
-)  # fmt: skip
+)
 
 
 @router.post("/records:import", **_DESCRIBED)
@@ -94,7 +94,7 @@ async def import_records(
         arrived = await to_thread.run_sync(
             _store, context, io.BytesIO(data) if small else _uploaded(request), who, order, within, rejects,
             limiter=context.imports,
-        )  # fmt: skip
+        )
     context.metrics.imported.inc(arrived.summary.new)
     imported = Imported(
         **arrived.summary.to_json(),
@@ -105,7 +105,7 @@ async def import_records(
             )
             for found in arrived.rejects
         ),
-    )  # fmt: skip
+    )
     return reply(imported)
 
 

@@ -175,7 +175,7 @@ def describe(
     return {
         "summary": summary, "description": note or summary, "status_code": status,
         "response_class": Response, "responses": responses, "openapi_extra": extra,
-    }  # fmt: skip
+    }
 
 
 def _refusal(status: int) -> dict[str, Any]:

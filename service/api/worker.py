@@ -32,7 +32,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
         },
         note="A device belongs to the token that registers it first; 403 if it belongs to another.",
     ),
-)  # fmt: skip
+)
 def register(context: Ctx, who: Who, info: Body[WorkerInfo]) -> Response:
     with context.store.write() as connection:
         worker_id = fleet.register(connection, info, who.token_id)
@@ -56,7 +56,7 @@ def list_workers(context: Ctx) -> Response:
         "Send a worker's heartbeat", status=204, errors=(404,),
         note="404: the service does not know the worker, which must register again.",
     ),
-)  # fmt: skip
+)
 async def heartbeat(context: Ctx, who: Who, worker_id: int) -> Response:
     await context.worker_batches.see(worker_id, who.owner)
     return Response(status_code=204)

@@ -40,7 +40,7 @@ def show(
         "devices.html", devices=devices[: query.PAGE], more=len(devices) > query.PAGE, page=page,
         workers=workers[:MAX_WORKERS], unshown=max(len(workers) - MAX_WORKERS, 0), noisy=NOISY,
         hour_s=HOUR_S, sort=by, filters={"since": since, "until": until, "sort": sort}, **values,
-    )  # fmt: skip
+    )
 
 
 @router.get("/devices/{device_id}")

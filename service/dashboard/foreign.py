@@ -32,11 +32,11 @@ def show(
         found = foreign.list_kernels(
             connection, tool or None, None, kernel=kernel or None, device_model=device or None,
             limit=LATEST if latest else PAGE, cursor=before,
-        )  # fmt: skip
+        )
         instant = connection.execute(sa.select(now())).scalar_one()
     # A task may be of several devices.
     kernels = found.kernels[:LATEST] if latest else found.kernels
     return render(
         "foreign_table.html" if latest else "foreign.html", kernels=kernels, next=found.next,
         now=instant, latest=latest, filters={"tool": tool, "kernel": kernel, "device": device},
-    )  # fmt: skip
+    )

@@ -28,7 +28,7 @@ def list_models(context: Ctx, page: Annotated[int, Query(ge=1, le=10_000)] = 1) 
     return render(
         "models.html", models=found[: query.PAGE], more=len(found) > query.PAGE, page=page,
         bar=LEAST_ACCURACY, least=LEAST_WORKLOADS,
-    )  # fmt: skip
+    )
 
 
 @router.get("/{model_id}")
@@ -41,7 +41,7 @@ def show(context: Ctx, model_id: Annotated[int, Path(ge=1, le=MAX_ID)]) -> Respo
         "model.html", model=row, versions=versions, bar=LEAST_ACCURACY,
         importance=found.importance if found else (),
         picture=_draw(found.points) if found and found.points else None,
-    )  # fmt: skip
+    )
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,4 +68,4 @@ def _draw(points: Sequence[tuple[float, float]]) -> Picture:
         places=[(place(m), SIDE - place(p)) for m, p in points],
         ticks=[(t, place(t)) for t in ticks],
         off=math.exp(sum(abs(math.log(p / m)) for m, p in points) / len(points)),
-    )  # fmt: skip
+    )

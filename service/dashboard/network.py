@@ -31,12 +31,12 @@ def list_networks(
         found = network.page(
             connection, None, graph=graph or None, device_model=device or None,
             limit=LATEST if latest else PAGE, cursor=before,
-        )  # fmt: skip
+        )
         instant = connection.execute(sa.select(now())).scalar_one()
     return render(
         "networks_table.html" if latest else "networks.html", networks=found.networks,
         next=found.next, now=instant, latest=latest, filters={"graph": graph, "device": device},
-    )  # fmt: skip
+    )
 
 
 @router.get("/{network_id}")
@@ -49,4 +49,4 @@ def show(context: Ctx, network_id: Annotated[int, Path(ge=1, le=MAX_ID)]) -> Res
     return render(
         "network.html", network=found, of=of, now=instant, latest=False,
         networks=[o for o in others if o.id != found.id],
-    )  # fmt: skip
+    )

@@ -48,10 +48,10 @@ def show(
             "summary": summary[: query.MAX_IMPLEMENTATIONS], "implementations": len(summary),
             "cost": query.plevel_cost(judged), "judged": len(judged),
             "mistakes": query.find_mistakes(connection, judged), "cells": cells,
-        }  # fmt: skip
+        }
     return render(
         "op.html", op=op, path=op_url(op), targets=targets, target=chosen, models=models,
         model=of_model, value=value, page=page,
         shapes=shapes[: query.PAGE], more=len(shapes) > query.PAGE,
         filters={"target": target, "model": model, "value": value}, **values,
-    )  # fmt: skip
+    )

@@ -26,12 +26,12 @@ _MEDIA = {"native": "application/x-ndjson", "csv": "text/csv"}
 async def read_filters(
     op: str = "", implementation: str = "", phase: str = "", error: str = "", run: str = "", task: str = "",
     device: str = "",
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """The dependency of both routes: the fields by which they filter, as they are given."""
     return {
         "op": op, "implementation": implementation, "phase": phase, "error": error, "run": run, "task": task,
         "device": device,
-    }  # fmt: skip
+    }
 
 
 Given = Annotated[dict[str, str], Depends(read_filters)]
@@ -44,7 +44,7 @@ def _wanted(given: Given, message: str = "", *, calibration: bool = False) -> qu
         implementation=given["implementation"] or None,
         phase=Phase(phase) if (phase := _one_of("phase", given["phase"], _PHASES)) else None,
         error=_one_of("error", given["error"], _ERRORS), message=message or None, calibration=calibration,
-    )  # fmt: skip
+    )
 
 
 @router.get("")
@@ -67,13 +67,13 @@ def list_records(
     filters = {
         **given, "message": message, "since": since, "until": until,
         "calibration": 1 if calibration else None, "sort": sort,
-    }  # fmt: skip
+    }
     return render(
         "records.html", page=page, filters=filters, cursor=cursor, errors=_ERRORS, phases=_PHASES,
         sort=by, filtered=any(v for k, v in filters.items() if k != "sort"), oldest_first=by == "record",
         # An export searches no messages, and no days of recording.
         exported=None if message or since or until else given,
-    )  # fmt: skip
+    )
 
 
 @router.get("/export")

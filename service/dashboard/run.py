@@ -40,7 +40,7 @@ _PAUSE_S = 0.5  # least time between two events, as a page redraws for each
 def list_runs(
     context: Ctx, state: str = "", op: str = "", since: str = "", until: str = "", sort: str = "",
     page: PageNumber = 1,
-) -> Response:  # fmt: skip
+) -> Response:
     span, by = read_span(since, until), read_sort(sort, run_list.SORTS, run_list.NEWEST)
     with context.store.read() as connection:
         found = run_list.page(
@@ -55,14 +55,14 @@ def list_runs(
         interrupted=interrupted,
         filters={"state": state, "op": op, "since": since, "until": until, "sort": sort},
         states=["live", *(s.value for s in RunState)],
-    )  # fmt: skip
+    )
 
 
 @router.get("/{run_id}")
 def show(
     context: Ctx, request: Request, run_id: RunId, workload: OptionalId = None,
     page: Annotated[int, Query(ge=1, le=1000)] = 1,
-) -> Response:  # fmt: skip
+) -> Response:
     """The page; for htmx, which requests it at each event, only the live part."""
     with context.store.read() as connection:
         values = _values(connection, context, run_id, workload)
@@ -78,7 +78,7 @@ def show(
     return render(
         "run.html", **values, workloads=shown, page=page, more=len(found) > query.WORKLOADS,
         portions=portions, model=model, selected=selected, workload_count=max(len(portions), 1),
-    )  # fmt: skip
+    )
 
 
 def _values(
@@ -103,7 +103,7 @@ def _values(
         "left_s": time_left_s(elapsed_s - idle_s, progress["own"], asked.trials - progress["trials"]),
         "flops": run_status.flops_of(leaders[0].workload) if leaders else None,
         "several_models": len({row.model for row in leaders if row.model}) > 1,
-    }  # fmt: skip
+    }
 
 
 def time_left_s(elapsed_s: float, own: int, left: int) -> float | None:

@@ -40,7 +40,7 @@ class Answer(msgspec.Struct, frozen=True):
 def show(
     context: Ctx, request: Request, workload: str = "", target: str = "cpu", device: str = "",
     policy: Literal["plevel", "tvm"] = "plevel",
-) -> Response:  # fmt: skip
+) -> Response:
     filters = {"workload": workload, "target": target, "device": device, "policy": policy}
     answer: Answer | DispatchTable | None = None
     fault = None
@@ -89,7 +89,7 @@ def _offered(
 def _answer(
     connection: sa.Connection, text: str, target_text: str, device: str | None,
     policy: Literal["plevel", "tvm"],
-) -> Answer | DispatchTable:  # fmt: skip
+) -> Answer | DispatchTable:
     workload = candidate.normal(read_workload(text))
     target = query.find_target(connection, target_text) or Target.parse(target_text)
     if device is not None and not query.has_device(connection, device):
@@ -105,7 +105,7 @@ def _answer(
     found = select(
         workload, target, database, device=device, policy=policy, offered=known,
         ranker=database.ranker,
-    )  # fmt: skip
+    )
     by_level = current([c for c in known if is_valid(c, workload)], measured)
     levels = [level for level in Level if by_level[level]]
     at = {
@@ -114,6 +114,6 @@ def _answer(
             if c.implementation in by_level[level]
         }
         for c in known
-    }  # fmt: skip
+    }
     return Answer(found, levels, at)
 

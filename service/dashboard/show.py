@@ -115,4 +115,4 @@ FILTERS = {
     "share": show_share, "factor": show_factor, "config": show_config, "signature": show_signature,
     "device": show_device, "heat": heat_class, "pretty": show_json,
     "spec": show_spec, "shell": shlex.quote,
-}  # fmt: skip
+}

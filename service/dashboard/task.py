@@ -34,30 +34,30 @@ Name = Annotated[str, Query(max_length=300)]
 def list_tasks(
     context: Ctx, op: str = "", implementation: str = "", target: str = "", since: str = "",
     until: str = "", sort: str = "", calibration: bool = False, page: PageNumber = 1,
-) -> Response:  # fmt: skip
+) -> Response:
     span, by = read_span(since, until), read_sort(sort, query.SORTS, query.NEWEST)
     with context.store.read() as connection:
         found = query.page(
             connection, op, implementation, target, span=span, sort=by, calibration=calibration,
             offset=(page - 1) * query.PAGE,
-        )  # fmt: skip
+        )
         if not found:
             check_names(connection, op=op, implementation=implementation)
     filters = {
         "op": op, "implementation": implementation, "target": target, "since": since, "until": until,
         "calibration": 1 if calibration else None, "sort": sort,
-    }  # fmt: skip
+    }
     return render(
         "tasks.html", tasks=found[: query.PAGE], more=len(found) > query.PAGE, page=page, sort=by,
         filters=filters, filtered=any(v for k, v in filters.items() if k != "sort"),
-    )  # fmt: skip
+    )
 
 
 @router.get("/{task_id}")
 def show(
     context: Ctx, task_id: TaskId, by: By = "all", x: Literal["trials", "time"] = "trials",
     first: Name = "", second: Name = "", knob: Name = "", colour: Name = "",
-) -> Response:  # fmt: skip
+) -> Response:
     """The page, with curves `by` run, device or version; `first` and `second` are compared.
 
     Times are drawn against one `knob`, with the `colour` of another.
@@ -75,7 +75,7 @@ def show(
         others=[s for s in siblings if s.implementation != row.implementation],
         versions=[s for s in siblings if s.implementation == row.implementation],
         knobs=_knobs(row.space, row.config), **values,
-    )  # fmt: skip
+    )
 
 
 @router.get("/{task_id}/spread")
@@ -104,7 +104,7 @@ def show_importance(context: Ctx, request: Request, task_id: TaskId) -> Response
     return render(
         "task_importance.html" if fragment else "importance.html", found=found, n=len(digits),
         least=LEAST, task=row,
-    )  # fmt: skip
+    )
 
 
 @router.get("/{task_id}/failures")
@@ -140,7 +140,7 @@ def _knobs(space: Any, config: Mapping[str, Any] | None) -> list[dict[str, Any]]
             "at": _place(k.values, best.get(k.name)),
         }
         for k in ConfigSpace.from_json(space).knobs
-    ]  # fmt: skip
+    ]
 
 
 def _place(values: Any, value: Any) -> float | None:

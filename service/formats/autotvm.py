@@ -58,17 +58,17 @@ ERRORS = {
     1: ErrorKind.INSTANTIATION, 2: ErrorKind.COMPILE, 3: ErrorKind.COMPILE, 4: ErrorKind.RUNTIME,
     5: ErrorKind.WRONG_ANSWER, 6: ErrorKind.BUILD_TIMEOUT, 7: ErrorKind.RUN_TIMEOUT,
     8: ErrorKind.RUNTIME,
-}  # fmt: skip
+}
 _MESSAGES = {
     1: "instantiation error", 2: "compile error on the host", 3: "compile error on the device",
     4: "runtime error on the device", 5: "wrong answer", 6: "build timeout", 7: "run timeout",
     8: "unknown error",
-}  # fmt: skip
+}
 _NUMBERS = {
     ErrorKind.INVALID: 1, ErrorKind.INSTANTIATION: 1, ErrorKind.COMPILE: 2, ErrorKind.RUNTIME: 4,
     ErrorKind.OOM: 4, ErrorKind.WRONG_ANSWER: 5, ErrorKind.BUILD_TIMEOUT: 6,
     ErrorKind.RUN_TIMEOUT: 7, ErrorKind.OUT_OF_BOUNDS: 4,
-}  # fmt: skip
+}
 
 
 class _Config(msgspec.Struct, forbid_unknown_fields=True):
@@ -134,7 +134,7 @@ def _record(line: bytes, tasks: dict[bytes, tuple[Task, str]]) -> ImportedRecord
     extra = _Extra(
         target, [], parsed.config.index, parsed.config.code_hash, version=parsed.version,
         tvm_version=parsed.tvm_version, more=more,
-    )  # fmt: skip
+    )
     return _built(task, parsed.config.entity, parsed.result, extra)
 
 
@@ -157,7 +157,7 @@ def _closely(data: dict[str, Any]) -> tuple[_Line, dict[str, Any]]:
             Reason.VERSION if "input" in data else Reason.FIELD,
             f"version {shown!r:.40} is unknown: expected 0.1 or 0.2" if "input" in data
             else "'input' is missing: not a line of an AutoTVM log",
-        )  # fmt: skip
+        )
     more = {k: v for k, v in data.items() if k not in _Line.__struct_fields__}
     known = {k: v for k, v in data.items() if k not in more}
     _check_costs(known.get("result"))
@@ -215,7 +215,7 @@ def _built(task: Task, entity: Knobs, result: _Result, extra: _Extra) -> Importe
         samples_s=() if error else tuple(costs), error=error,
         message=f"AutoTVM: {_MESSAGES[number]}" if error else "", measured_at=measured_at,
         device_model=task.target.model, extra=_encode(extra),
-    )  # fmt: skip
+    )
 
 
 def _as_text(value: Any) -> str:
@@ -243,7 +243,7 @@ def _task(data: Any, template: str | None = None) -> tuple[Task, str]:
     task = Task(
         workload=workload_of(name, args, kwargs), target=foreign_target(spec),
         implementation=f"autotvm:{full}", version="1.0",
-    )  # fmt: skip
+    )
     return checked(task), spec
 
 
@@ -268,7 +268,7 @@ def _record_0_1(data: dict[str, Any], tasks: dict[bytes, tuple[Task, str]]) -> I
     extra = _Extra(
         target, [], parsed.index, parsed.code_hash, version=0.1, template=template,
         workload=msgspec.Raw(_finite(entries[4])),
-    )  # fmt: skip
+    )
     return _built(task, parsed.entity, msgspec.convert(result, _Result), extra)
 
 
@@ -303,7 +303,7 @@ def _document(item: ImportedRecord) -> dict[str, Any]:
         [name, "ot" if kind == "nil" else kind,
          json.loads(values[name]) if kind in {"an", "nil"} else values[name]]
         for name, kind in extra.knobs
-    ]  # fmt: skip
+    ]
     costs = list(item.samples_s) if item.error is None else [MAX_COST_S]
     result = [costs, extra.error_no, extra.all_cost, item.measured_at]
     if extra.version == 0.1:
@@ -320,7 +320,7 @@ def _document(item: ImportedRecord) -> dict[str, Any]:
     document = {
         "input": [extra.target, task, args, kwargs], "config": config, "result": result,
         "version": extra.version,
-    }  # fmt: skip
+    }
     if extra.tvm_version is not None:
         document["tvm_version"] = extra.tvm_version
     return document | more

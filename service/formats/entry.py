@@ -196,7 +196,7 @@ class ImportedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return identity(
             self.task.key, self.config_key, self.phase, self.error, self.measured_at, self.session,
             where, self.samples_s,
-        )  # fmt: skip
+        )
 
 
 def identity(
@@ -287,4 +287,4 @@ class Summary:
         return {
             "read": self.read, "new": self.new, "known": self.known, "rejected": self.rejected,
             "reasons": dict(sorted(self.reasons.items())),
-        }  # fmt: skip
+        }

@@ -42,6 +42,6 @@ def _entries(data: dict[str, Any], target: Target | None, device_model: str) -> 
             source="flashinfer", task=make_task("flashinfer", op, {"problem": problem}, place.target),
             config_key=key_of({"runner": value[0], "tactic": value[1]}), device_model=place.model,
             environment=environment,
-        )  # fmt: skip
+        )
 
     return each(((k, v) for k, v in data.items() if not k.startswith("_")), record)

@@ -104,7 +104,7 @@ def _record(line: _Line, task: Task, model: str, one: _Candidate) -> ImportedRec
         source=line.tool, task=task, config_key=key_of(one.config), samples_s=one.samples_s,
         error=one.error, message=one.message, measured_at=line.measured_at, device_model=model,
         environment=line.environment, worker=line.worker, extra=bytes(one.extra),
-    )  # fmt: skip
+    )
 
 
 class Place:

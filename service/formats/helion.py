@@ -54,4 +54,4 @@ def _record(
         source="helion", task=task, config_key=key_of(config), device_model=place.model,
         environment={k: fields[k] for k in _ENVIRONMENT if isinstance(fields.get(k), str)},
         extra=encode(data),
-    )  # fmt: skip
+    )

@@ -51,12 +51,12 @@ _FAILURES = {
 _INVALIDITY = {
     "constraints": ErrorKind.INVALID, "compile": ErrorKind.COMPILE, "runtime": ErrorKind.RUNTIME,
     "timeout": ErrorKind.RUN_TIMEOUT, "correctness": ErrorKind.WRONG_ANSWER,
-}  # fmt: skip
+}
 # T4 writes "miliseconds".
 _UNITS = {
     "": 1e-3, "ms": 1e-3, "miliseconds": 1e-3, "milliseconds": 1e-3, "s": 1.0, "seconds": 1.0,
     "us": 1e-6, "microseconds": 1e-6, "ns": 1e-9, "nanoseconds": 1e-9,
-}  # fmt: skip
+}
 _NOT_PARAMETERS = frozenset(
     "time times timestamp compile_time verification_time benchmark_time strategy_time "
     "framework_time __error__".split()
@@ -218,7 +218,7 @@ class _Reader(ABC):
             workload=Workload(f"kernel_tuner.{clean}", (), attrs),
             target=self._target or target_of(device), implementation=f"kernel_tuner:{clean}",
             version=f"1.{digest or 0}", space=digest,
-        )  # fmt: skip
+        )
         self._task = checked(task)
         if space is not None:
             yield Attachment(what="space", key=digest, text=json.dumps(space.to_json()))
@@ -289,7 +289,7 @@ class _Cache(_Reader):
             build_s=duration(entry.get("compile_time")),
             check_s=duration(entry.get("verification_time")),
             run_s=duration(entry.get("benchmark_time")), extra=_extra({"metrics": rest}),
-        )  # fmt: skip
+        )
 
 
 class _Results(_Reader):
@@ -349,7 +349,7 @@ class _Results(_Reader):
             build_s=duration(_either(times, "compilation"), self._unit),
             check_s=duration(_either(times, "validation"), self._unit),
             run_s=duration(_either(times, "benchmark"), self._unit), extra=_extra(rest),
-        )  # fmt: skip
+        )
 
     def _measured(self, entry: dict[str, Any]) -> tuple[float, ...]:
         for found in entry.get("measurements", ()):
@@ -474,7 +474,7 @@ def _opening(first: ImportedRecord | None = None) -> bytes:
 
 _NAMES = {kind: name for name, kind in _INVALIDITY.items()} | {
     ErrorKind.INSTANTIATION: "compile", ErrorKind.BUILD_TIMEOUT: "timeout",
-}  # fmt: skip
+}
 
 
 def _result(item: ImportedRecord) -> dict[str, Any]:
@@ -487,7 +487,7 @@ def _result(item: ImportedRecord) -> dict[str, Any]:
     times: dict[str, Any] = {
         "compilation": item.build_s * 1e3, "benchmark": item.run_s * 1e3, "framework": 0,
         "search_algorithm": 0, "validation": item.check_s * 1e3,
-    }  # fmt: skip
+    }
     if runs:
         times["runtimes"] = runs
     return {
@@ -497,4 +497,4 @@ def _result(item: ImportedRecord) -> dict[str, Any]:
             "measurements", [{"name": "time", "value": mean, "unit": "ms"}, *metrics]
         ),
         "objectives": extra.get("objectives", ["time"]),
-    }  # fmt: skip
+    }

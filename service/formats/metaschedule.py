@@ -125,7 +125,7 @@ class _Reader:
             error=ErrorKind.RUNTIME if failed else None,
             message="MetaSchedule: it did not run" if failed else "",
             device_model=task.target.model, extra=body,
-        )  # fmt: skip
+        )
 
 
 def check_workload(line: bytes | str) -> tuple[str, str]:
@@ -184,7 +184,7 @@ def _task(hashed: str, module: str, target: Any, arguments: Any) -> Task:
     task = Task(
         workload=Workload("metaschedule.module", tuple(inputs), attrs),
         target=foreign_target(target), implementation="metaschedule:trace", version="1.0",
-    )  # fmt: skip
+    )
     return checked(task)
 
 

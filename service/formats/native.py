@@ -78,7 +78,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="plevel-records", ta
 class _Record(
     msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True,
     tag="record", tag_field="kind",
-):  # fmt: skip
+):
     source: Text
     task: msgspec.Raw
     config: dict[Text, Value]
@@ -220,7 +220,7 @@ class _Reader:
             prepare_s=line.prepare_s, build_s=line.build_s, check_s=line.check_s,
             run_s=line.run_s, code_digest=line.code_digest,
             extra=bytes(line.extra),
-        )  # fmt: skip
+        )
         if made.extra:
             try:
                 read = OWN_FIELDS.get(made.source)
@@ -260,7 +260,7 @@ def _line(item: ImportedRecord, task: msgspec.Raw) -> _Record:
         environment=_raw(item.environment) if item.environment else NONE,
         prepare_s=item.prepare_s, build_s=item.build_s, check_s=item.check_s, run_s=item.run_s,
         code_digest=item.code_digest, extra=msgspec.Raw(item.extra) if item.extra else NONE,
-    )  # fmt: skip
+    )
 
 
 def _raw(value: Any) -> msgspec.Raw:

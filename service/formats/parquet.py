@@ -25,7 +25,7 @@ COLUMNS = {
     "device_model": "string", "device": "string", "environment": "string", "worker": "string",
     "run": "int64", "seed": "int64", "session": "string", "source": "string",
     "code_digest": "string",
-}  # fmt: skip
+}
 
 
 def is_installed() -> bool:
@@ -41,7 +41,7 @@ def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[bytes]:
     kinds = {
         "string": pa.string(), "double": pa.float64(), "int64": pa.int64(),
         "list": pa.list_(pa.float64()),
-    }  # fmt: skip
+    }
     schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
     out = io.BytesIO()
     with ParquetWriter(out, schema, compression="zstd") as writer:
@@ -84,4 +84,4 @@ def _row(item: ImportedRecord) -> tuple[Any, ...]:
         orjson.dumps(item.environment).decode() if item.environment else None,
         item.worker or None, item.run, item.seed, item.session or None, item.source,
         item.code_digest or None,
-    )  # fmt: skip
+    )

@@ -59,7 +59,7 @@ def read(source: Source, target: Target | None = None, device_model: str = "") -
             source="aiter", task=make_task("aiter", kernel, attrs, place.target),
             config_key=key_of({k: _number(v) for k, v in row.items() if k in _WINNER}),
             samples_s=() if took == "" else seconds([took], 1e-6), device_model=place.model,
-        )  # fmt: skip
+        )
 
     return source.read_lines(line)
 

@@ -15,7 +15,7 @@ from service.formats.entry import Attachment, ImportedRecord
 COLUMNS = (
     "workload", "target", "implementation", "version", "config", "phase", "error", "median_s",
     "samples", "measured_at", "device_model", "device", "worker", "run", "session", "source",
-)  # fmt: skip
+)
 _PIECE = 1 << 16
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -43,7 +43,7 @@ def _row(item: ImportedRecord) -> list[object]:
         median(item.samples_s) if item.samples_s else "", len(item.samples_s), item.measured_at,
         device.model if device else item.device_model, device.identity if device else "",
         item.worker, "" if item.run is None else item.run, item.session, item.source,
-    ]  # fmt: skip
+    ]
 
 
 def _safe(cell: object) -> object:

@@ -40,7 +40,7 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
     "topi_nn_depthwise_conv2d_nchw": ("data weight strides padding out_dtype", _CONV),
     "dense": ("data weight bias out_dtype",),
     "batch_matmul": ("a b", "a b out_shape", "a b out_shape out_dtype transpose_a transpose_b"),
-}  # fmt: skip
+}
 _BAD_IN_NAMES = re.compile(r"[\s()\[\]{},=+:\"]")
 
 

@@ -52,7 +52,7 @@ def read(source: Source, target: Target | None = None, device_model: str = "") -
                 source="triton", task=task, config_key=config, samples_s=samples[:1],
                 error=ErrorKind.COMPILE if failed else None, message=_FAILED if failed else "",
                 device_model=place.model, extra=extra,
-            )  # fmt: skip
+            )
 
         return list(each(data["configs_timings"], record))
 

@@ -42,7 +42,7 @@ def read(source: Source, target: Target | None = None, device_model: str = "") -
             source="tunableop", task=make_task("tunableop", op, _attrs(fields[0]), place.target),
             config_key=key_of({"solution": fields[1]}), samples_s=seconds(times, 1e-3),
             device_model=place.model, environment=dict(environment),
-        )  # fmt: skip
+        )
 
     return source.read_lines(line)
 

@@ -54,7 +54,7 @@ def _rows(
         return ImportedRecord(
             source="vllm", task=make_task("vllm", "fused_moe", {**attrs, "M": int(m)}, place.target),
             config_key=key_of(config), device_model=place.model, environment=environment,
-        )  # fmt: skip
+        )
 
     return each(((k, v) for k, v in data.items() if k not in _NOT_ROWS), record)
 
@@ -63,7 +63,7 @@ def file_name(attrs: dict[str, Any], device_model: str) -> str:
     """The name under which vLLM looks for a kernel's configurations on a device."""
     rest = "".join(
         f",{k}={attrs[k]}" for k in _ORDER if k in attrs
-    ) + "".join(f",{k}={v}" for k, v in attrs.items() if k not in {"E", "N", "M", *_ORDER})  # fmt: skip
+    ) + "".join(f",{k}={v}" for k, v in attrs.items() if k not in {"E", "N", "M", *_ORDER})
     device = device_model.replace(" ", "_")
     return f"E={attrs['E']},N={attrs['N']},device_name={device}{rest}.json"
 

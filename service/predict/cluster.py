@@ -135,7 +135,7 @@ class ClusterForest:
                 first=i == 0, host=str(urlsplit(worker).hostname), name=str(i), threads=1,
             )
             for i, worker in enumerate(sorted(have))
-        }  # fmt: skip
+        }
 
     def _distribute(self) -> None:
         """Give each part to a worker, unless a living one has it."""

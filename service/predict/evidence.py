@@ -223,7 +223,7 @@ def _digits(
     seconds, doubts = np.array(times, dtype=np.float64).reshape(len(times), 2).T
     return (
         np.array(digits, dtype=np.int32).reshape(len(digits), len(knobs)), np.log(seconds), doubts,
-    )  # fmt: skip
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -58,13 +58,13 @@ class LocalForest:
 
         return grow_trees(
             self._folder, pages, rows, self._names, start=start, rounds=rounds, after_round=after_round
-        )  # fmt: skip
+        )
 
 
 def grow_trees(
     folder: Path, pages: Sequence[Page], rows: int, names: Sequence[str], *, start: bytes | None,
     **options: Any,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """As `booster.grow`, from and to XGBoost's own format, with the binned form of many rows in a folder.
 
     Raises:
@@ -77,7 +77,7 @@ def grow_trees(
         grown = booster.grow(
             pages, rows, names, cache=Path(cache) if needed > IN_MEMORY else None,
             start=None if start is None else load(start), **options,
-        )  # fmt: skip
+        )
         trees = bytes(grown.save_raw("ubj"))
         del grown  # and with it XGBoost's files
     return trees

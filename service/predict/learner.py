@@ -86,7 +86,7 @@ def train(
     values |= {
         "op": op, "target_id": target_id, "created_at": now(), "train_s": time.monotonic() - began,
         "digest": digest_of_trees(values["trees"]),
-    }  # fmt: skip
+    }
     with store.write() as connection:
         return show(connection, put(connection, values))
 
@@ -97,7 +97,7 @@ class _Training:
     def __init__(
         self, store: Store, op: str, target_key: str, target_id: int, folder: Path, progress: Progress,
         cluster: Cluster | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store = store
         self._records = op, target_id
         with store.read() as connection:
@@ -140,11 +140,11 @@ class _Training:
             held_below=held_below, newest=newest, records=spool.rows, full_records=spool.rows,
             full_accuracy=evaluated["accuracy"], updates=0, said=said + self._said_of,
             versions=versions, device_model=self._device_model.name,
-        )  # fmt: skip
+        )
         return {
             "records": spool.rows, "workloads": len(places), "columns": columns, "trees": trees,
             "tested": tested, "lineage": to_json(lineage), **evaluated,
-        }  # fmt: skip
+        }
 
     def _update(self, base: Base, counted: Counted) -> dict[str, Any] | str:
         """Add trees to a model; the reason if that is not as good as training from nothing."""
@@ -180,11 +180,11 @@ class _Training:
             known, newest=newest, records=total, updates=known.updates + 1,
             said=f"version {base.version}, updated with {counted.after:,} new records{self._said_of}",
             versions=versions,
-        )  # fmt: skip
+        )
         return {
             "records": total, "workloads": counted.workloads, "columns": columns, "trees": trees,
             "tested": tested, "lineage": to_json(lineage), **evaluated,
-        }  # fmt: skip
+        }
 
     @property
     def _said_of(self) -> str:
@@ -224,7 +224,7 @@ def _find_base(connection: sa.Connection, op: str, target_id: int) -> Base | Non
     return Base(
         version=row.version, columns=tuple(json.loads(row.columns)), trees=row.trees, tested=row.tested,
         digest=row.digest, lineage=convert(row.lineage, Lineage),
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager
@@ -245,7 +245,7 @@ def _ranked(ranking: Ranking) -> dict[str, Any]:
     return {
         "held_out": ranking.workloads, "pairs": ranking.pairs, "accuracy": ranking.accuracy,
         "sigma_log": ranking.sigma_log,
-    }  # fmt: skip
+    }
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -261,7 +261,7 @@ def main(arguments: Sequence[str]) -> int:
             model = train(
                 store, op, target_key, afresh="--afresh" in options,
                 progress=lambda text: print(PROGRESS_MARK + text, flush=True),
-            )  # fmt: skip
+            )
         print(json.dumps(msgspec.to_builtins(model)))
     except ServiceError as error:
         print(error, file=sys.stderr)

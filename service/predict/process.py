@@ -28,7 +28,7 @@ def start(
         [sys.executable, "-P", "-m", "service.predict.learner", op, target_key, *(["--afresh"] if afresh else [])],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE if errors else subprocess.DEVNULL, stderr=errors,
         text=True,
-    )  # fmt: skip
+    )
     assert child.stdin is not None
     with child.stdin:
         child.stdin.write(store.url.render_as_string(hide_password=False))

@@ -70,7 +70,7 @@ class ModelRanker:
                     implementation=c.implementation, config=config, median_s=math.exp(log_s),
                     sigma_log=row.sigma_log,
                 )
-            )  # fmt: skip
+            )
         return sorted(found, key=lambda p: p.median_s)
 
     def _find(self, op: str, target_key: str) -> Any:

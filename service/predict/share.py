@@ -86,7 +86,7 @@ def grow(training: str, topic: str, order: Order, start: bytes | None) -> bytes 
         child = _running[training] = subprocess.Popen(
             [sys.executable, "-P", "-m", "service.predict.share", str(folder)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-        )  # fmt: skip
+        )
         assert child.stdin is not None
         assert child.stdout is not None
         with child.stdin:
@@ -163,7 +163,7 @@ def main(folder: Path) -> None:
         trees = grow_trees(
             folder, pages, rows, safe(order.columns), start=start, rounds=order.rounds,
             threads=order.threads, after_round=after_round,
-        )  # fmt: skip
+        )
         if order.first:
             (folder / "trees").write_bytes(trees)
 

@@ -82,7 +82,7 @@ class Spool:
                 None if space is None else self._spaces.setdefault(space, len(self._spaces)),
                 trials.digits.tobytes(), trials.log_s.tobytes(),
             )
-        )  # fmt: skip
+        )
         self._pending += rows
         if self._pending >= PART_ROWS:
             self.flush()

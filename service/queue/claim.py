@@ -112,7 +112,7 @@ def _take(
     given = {
         "asking": place.worker_id, "device": place.device_id, "target": place.target_id,
         "alive_s": alive_s, "known_needs": sorted(needs or ()), "most": 1,
-    }  # fmt: skip
+    }
     named = needs is not None
     claimed = list(connection.execute(_claim(named=named, several=False), given))
     if most > 1 and claimed and not claimed[0].attempts:

@@ -37,7 +37,7 @@ def explain(
         .join(run, run.c.id == job.c.run_id)
         .join(target, target.c.id == job.c.target_id)
         .where(job.c.id == job_id, is_given(run.c.namespace, namespace))
-    )  # fmt: skip
+    )
     row = connection.execute(query).one_or_none()
     if row is None:
         raise NotFoundError(
@@ -150,7 +150,7 @@ def _places(connection: sa.Connection, row: Any, alive_s: float) -> list[_Place]
             tuple(one.refusal for one, allows in zip(rules, r[4:], strict=True) if not allows),
         )
         for r in rows
-    ]  # fmt: skip
+    ]
 
 
 def _explain_turn(connection: sa.Connection, row: Any, free: list[_Place]) -> list[str]:
@@ -160,7 +160,7 @@ def _explain_turn(connection: sa.Connection, row: Any, free: list[_Place]) -> li
             sa.tuple_(job.c.priority, job.c.turn, job.c.id)
             < sa.tuple_(sa.literal(row.priority), sa.literal(row.turn), sa.literal(row.id)),
         )
-    ).scalar_one()  # fmt: skip
+    ).scalar_one()
     devices = {p.device_id for p in free}
     building = connection.execute(
         sa.select(sa.func.count(lease.c.device_id.distinct())).where(

@@ -43,7 +43,7 @@ def register(connection: sa.Connection, info: WorkerInfo, token_id: int | None =
             operators=info.operators, token_id=token_id, created_at=now(), seen_at=now(),
         )
         .returning(worker.c.id)
-    ).scalar_one()  # fmt: skip
+    ).scalar_one()
     # Table by table, each in a fixed order, so that registrations and imports cannot deadlock.
     ordered = sorted(info.devices, key=lambda d: (d.target.key, d.identity))
     targets = [catalogue.put_target(connection, described.target) for described in ordered]
@@ -52,7 +52,7 @@ def register(connection: sa.Connection, info: WorkerInfo, token_id: int | None =
             connection, described.identity, described.slot,
             described.model or described.target.model, target_id, described.target.to_json(),
             described.fingerprint,
-        )  # fmt: skip
+        )
         connection.execute(sa.update(device).where(device.c.id == device_id).values(seen_at=now()))
         connection.execute(
             sa.insert(worker_device).values(

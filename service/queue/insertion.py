@@ -28,7 +28,7 @@ def insert_job(
         "state": JobState.QUEUED, "turn": 0.0, "attempts": 0, "available_at": now(), "created_at": now(),
         # Random: after a restore, ids of jobs and leases come again, and a lease of before would be taken for another.
         "fence": secrets.randbits(52),
-    }  # fmt: skip
+    }
     job_id: int = connection.execute(
         sa.insert(job).values(**{**fresh, **values}).returning(job.c.id)
     ).scalar_one()

@@ -80,7 +80,7 @@ def enqueue(
             "needs": orjson.dumps(needs, option=orjson.OPT_SORT_KEYS).decode(),
         },
         "enqueued", phase=phase, entries=len(entries),
-    )  # fmt: skip
+    )
     insertion.insert_entries(
         connection, job_id,
         (
@@ -90,7 +90,7 @@ def enqueue(
             }
             for i, e in enumerate(entries)
         ),
-    )  # fmt: skip
+    )
     return job_id
 
 

@@ -140,7 +140,7 @@ def _make_leases(
              "detail": {"lease": ids[row.id], "device": place.identity}}
             for _, place, row in taken
         ],
-    )  # fmt: skip
+    )
     jobs = wire_form.wire_jobs(connection, [(row, place.model) for _, place, row in taken], entries)
     for i, _, row in taken:
         answer = answers[i]

@@ -72,7 +72,7 @@ def create(connection: sa.Connection, asked: PauseRequest) -> Pause:
             starts_at=now() if asked.starts_at is None else asked.starts_at,
         )
         .returning(pause.c.id)
-    ).scalar_one()  # fmt: skip
+    ).scalar_one()
     event.note(connection, "paused", pause=pause_id, place=name, reason=asked.reason)
     return next(p for p in _read(connection, pause.c.id == pause_id))
 

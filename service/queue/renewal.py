@@ -150,7 +150,7 @@ def renew_many(
         event.note_all(
             connection, "timing",
             [{"run_id": None, "job_id": jobs[r.id], "worker_id": r.worker_id, "detail": {}} for r in begun],
-        )  # fmt: skip
+        )
         heartbeat.see(connection, {row.worker_id for row in (*rows, *begun)}, terms.alive_s)
     cancelled = {row.id for row in states if row.state in retry.ABANDONED}
     held = {(row.id, row.token, timing) for row in (*rows, *begun) for timing in {False, bool(row.timing)}}

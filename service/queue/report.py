@@ -36,12 +36,12 @@ def report(connection: sa.Connection, one: Report, terms: retry.Terms) -> Result
             lease.c.id == one.lease_id, lease.c.token == sent.token,
             lease.c.end_reason.in_(("done", "unfinished") if sent.done else ("done",)),
         )
-    ).one_or_none()  # fmt: skip
+    ).one_or_none()
     if ended is not None and ended.end_reason == "unfinished":  # its open entries are another lease's now
         return ResultsAccepted(
             accepted=0, known=len({r.entry for r in sent.results}),
             cancelled=retry.is_cancelled(connection, ended.job_id),
-        )  # fmt: skip
+        )
     held = ended or touch(connection, one.lease_id, sent.token, terms)
     entries = _entries(connection, held.job_id, sent)
     refused: Counter[int] = Counter()
@@ -98,7 +98,7 @@ def _note_late(connection: sa.Connection, late: Report) -> None:
         event.note(
             connection, "late", run_id=held.run_id, job_id=held.job_id, worker_id=held.worker_id,
             lease=late.lease_id, results=found,
-        )  # fmt: skip
+        )
 
 
 def _median(result: Result) -> float | None:
@@ -177,7 +177,7 @@ def _store_together(
             jobs[held.job_id].run_state in retry.ABANDONED, refused[held.job_id],
         )
         for i, held in taken.items()
-    }  # fmt: skip
+    }
 
 
 def _is_complete(entries: Mapping[int, Any], sent: Results) -> bool:

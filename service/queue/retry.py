@@ -164,7 +164,7 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
         "reason": blame or row.reason,
         # An equal request may have raised it meanwhile (`tuning.join`). Repeated finals stay behind all.
         "priority": jobs.raised(row.priority, run_priority or 0) if state in LIVE else row.priority,
-    }  # fmt: skip
+    }
     if attempts >= SPLIT_ATTEMPTS and len(pending) > 1:
         for entry in pending:
             _split_off(connection, row, entry, values)
@@ -174,7 +174,7 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
     event.note(
         connection, "requeued", run_id=row.run_id, job_id=job_id, attempts=attempts,
         entries=len(pending), reason=blame or "released",
-    )  # fmt: skip
+    )
 
 
 def _split_off(connection: sa.Connection, row: Any, entry: Any, values: Mapping[str, Any]) -> None:
@@ -182,7 +182,7 @@ def _split_off(connection: sa.Connection, row: Any, entry: Any, values: Mapping[
     job_id = insertion.insert_job(
         connection, {**copied, "parent_id": row.id, **values}, "split",
         parent=row.id, entry=entry.entry,
-    )  # fmt: skip
+    )
     connection.execute(sa.update(job_entry).where(job_entry.c.id == entry.id).values(job_id=job_id))
 
 
@@ -237,7 +237,7 @@ def close_done(connection: sa.Connection, jobs: Sequence[Any]) -> None:
     event.note_all(
         connection, JobState.DONE.value,
         [{"run_id": row.run_id, "job_id": row.id, "worker_id": None, "detail": {}} for row in jobs],
-    )  # fmt: skip
+    )
 
 
 def _close(connection: sa.Connection, row: Any, state: JobState, reason: str) -> None:

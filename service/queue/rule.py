@@ -96,7 +96,7 @@ def job_rules(claimant: Claimant) -> tuple[Rule, ...]:
         )
         .correlate_except(lease, final)
         .exists()
-    )  # fmt: skip
+    )
     return (
         Rule(
             sa.or_(job.c.attempts == 0, ~holds_any),
@@ -124,7 +124,7 @@ def job_rules(claimant: Claimant) -> tuple[Rule, ...]:
             "run {run_id} has {at_work} leased, its maximum (max_jobs = {max_jobs})",
             limit.is_not(None),
         ),
-    )  # fmt: skip
+    )
 
 
 def leased_of_run() -> sa.ScalarSelect[int]:

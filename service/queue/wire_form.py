@@ -50,7 +50,7 @@ _TIMED = (
         among(record.c.task_id), record.c.phase == Phase.SEARCH.value,
         record.c.median_s.in_(sa.bindparam("times_s", expanding=True)),
     )
-)  # fmt: skip
+)
 
 
 def ask_entries(connection: sa.Connection, ask: Ask, jobs: Sequence[int]) -> list[Any]:
@@ -81,7 +81,7 @@ def wire_jobs(
                 index=r.entry, task_id=r.task_id, implementation=implementation, version=version,
                 config=Config(r.config), best_s=to_beat_s.get((r.task_id, models[r.job_id], r.best_s)),
             )
-        )  # fmt: skip
+        )
     return {
         c.id: Job(
             id=c.id, run_id=c.run_id, workload=workloads[c.workload_id], target=targets[c.run_id],
@@ -89,7 +89,7 @@ def wire_jobs(
             entries=tuple(entries.get(c.id, ())),
         )
         for c in claimed
-    }  # fmt: skip
+    }
 
 
 _Asked = tuple[int, str, float]  # a task, the device model that is to time it, and the best time of the task's run

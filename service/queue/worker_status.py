@@ -65,7 +65,7 @@ def statuses(connection: sa.Connection, alive_s: float) -> list[WorkerStatus]:
                                  live.c.device_id == worker_device.c.device_id))
         .where(worker_device.c.worker_id.in_([r.id for r in rows]))
         .order_by(device.c.id)
-    ):  # fmt: skip
+    ):
         devices.setdefault(d.worker_id, []).append(
             WorkerDevice(
                 identity=d.identity, slot=d.slot, model=d.model, target=d.key, leases=d.leases
@@ -77,4 +77,4 @@ def statuses(connection: sa.Connection, alive_s: float) -> list[WorkerStatus]:
             registered_at=r.created_at, seen_at=r.seen_at, devices=tuple(devices.get(r.id, ())),
         )
         for r in rows
-    ]  # fmt: skip
+    ]

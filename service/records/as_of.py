@@ -41,7 +41,7 @@ def best_at(
         .join(given, given.c.digest == workload.c.digest)
         .where(task.c.created_at <= when, task.c.namespace == namespace)
         .order_by(task.c.id)
-    ).all()  # fmt: skip
+    ).all()
     for of in tasks:
         query = best.telling(*best.stood(when), record.c.task_id == of.id).add_columns(
             *record.c["config", "samples_s"], device.c.slot
@@ -49,7 +49,7 @@ def best_at(
         rows = connection.execute(
             query.outerjoin_from(record, device, device.c.id == record.c.device_id)
             .order_by(record.c.id)
-        ).all()  # fmt: skip
+        ).all()
         samples = {row.id: row.samples_s for row in rows}
         places: dict[tuple[Scope, str], list[Any]] = {}
         for row in rows:
@@ -65,4 +65,4 @@ def best_at(
                 yield Best(
                     of.digest, of.target_id, of.implementation, of.version, scope, value,
                     pool[0].config, pool[0].config_digest, cost.median_s, cost.low_s, cost.high_s, cost.samples,
-                )  # fmt: skip
+                )

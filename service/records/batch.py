@@ -19,7 +19,7 @@ COLUMNS = tuple(
         "check_s", "run_s", "code_digest", "extra", "measured_at",
         "task_id", "variant_id", "device_id", "environment_id", "policy_id",
     ]
-)  # fmt: skip
+)
 
 
 Row = tuple[ImportedRecord, tuple[Any, ...]]  # a record, with the first columns of its row
@@ -77,4 +77,4 @@ def _own_values(item: ImportedRecord) -> tuple[Any, ...]:
         positional(item.config_key), item.config_digest, None if error is None else error.value, item.message,
         orjson.dumps(samples).decode(), median_s, mean_s, item.prepare_s, item.build_s,
         item.check_s, item.run_s, item.code_digest, item.extra.decode() or None, item.measured_at,
-    )  # fmt: skip
+    )

@@ -134,7 +134,7 @@ def refresh(connection: sa.Connection, changed: Iterable[Change]) -> None:
 def settle(
     connection: sa.Connection, changes: Mapping[Place, list[Change]], rows: Iterable[Any],
     also: Callable[[], object] = lambda: None,
-) -> None:  # fmt: skip
+) -> None:
     """As `refresh`, of places whose current rows (`ask_current`) have come.
 
     `also` is called once to insert more by `put_rows`, in a round trip with a query of this function.
@@ -195,7 +195,7 @@ def _rows(
         new = (
             *place, rows[0].config_digest, rows[0].phase, cost.median_s, cost.low_s, cost.high_s,
             cost.samples,
-        )  # fmt: skip
+        )
         old = current.get(place)
         if old is None or new != tuple(old):
             found.append((*new, read[rows[0].id].config))
@@ -251,7 +251,7 @@ def _contenders(changes: Iterable[Change], old: Any) -> set[str]:
             and ((c.median_s, c.config_digest) < (median_s, digest) if c.phase == phase
                  else confirms and c.phase == Phase.CONFIRM)
         )
-    }  # fmt: skip
+    }
 
 
 def ask_current(connection: sa.Connection, ask: Ask, places: Iterable[Place]) -> list[Any]:
@@ -273,7 +273,7 @@ def _telling_of(dialect: str, texts: bool) -> sa.Select[Any]:
         record.c.task_id == asked.c.task_id, record.c.config_digest == asked.c.config_digest,
         # All phases, so that the index is used.
         record.c.phase.in_(_written(Phase)),
-    )  # fmt: skip
+    )
     there = (device, device.c.id == record.c.device_id)
     told = telling(standing()).add_columns(*_TEXTS if texts else ())
     if dialect == "sqlite":
@@ -293,7 +293,7 @@ def telling(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
     ).where(
         sa.or_(record.c.error.is_(None), record.c.error.in_(_written(REFUTING))),
         *conditions,
-    )  # fmt: skip
+    )
 
 
 def _written(values: Iterable[StrEnum]) -> list[sa.ColumnElement[str]]:
@@ -315,7 +315,7 @@ def _derive(
     rows = [
         row for digest in looked for row in attempts.get((task_id, digest), ())
         if _covers(scope, value, row)
-    ]  # fmt: skip
+    ]
     there = {row.phase for row in rows}
     for phase in (Phase.CONFIRM, Phase.SEARCH):
         ranked = rank(rows, phase, samples) if phase in there else ()

@@ -101,7 +101,7 @@ def list_best(connection: sa.Connection, which: Tasks, scope: str | None = None)
                                    sa.cast(device.c.id, sa.Text()) == best.c.scope_value))
         .where(best.c.task_id.in_(ids), is_given(best.c.scope, scope))
         .order_by(best.c.task_id, best.c.scope, best.c.scope_value)
-    )  # fmt: skip
+    )
     rows = tuple(
         BestRow(
             task_id=r.task_id, workload=r.workload, target=r.target,
@@ -111,7 +111,7 @@ def list_best(connection: sa.Connection, which: Tasks, scope: str | None = None)
             confirmed=r.phase == Phase.CONFIRM.value, updated_at=r.updated_at,
         )
         for r in connection.execute(query)
-    )  # fmt: skip
+    )
     return BestPage(best=rows, next=following)
 
 
@@ -124,7 +124,7 @@ def cover(connection: sa.Connection, which: Tasks) -> Coverage:
         .join(workload, workload.c.id == task.c.workload_id)
         .join(target, target.c.id == task.c.target_id)
         .where(task.c.id.in_(ids)).order_by(task.c.id)
-    ).all()  # fmt: skip
+    ).all()
     counts = _counts(connection, ids)
     runs = _newest_runs(connection, ids)
     ranked = ranking.rank(connection, ids)
@@ -142,7 +142,7 @@ def cover(connection: sa.Connection, which: Tasks) -> Coverage:
                 budget=newest.budget if newest else None, measured_at=n.measured_at if n else None,
                 imported=n.imported if n else 0, **vars(ranked.get(r.id, Ranked())),
             )
-        )  # fmt: skip
+        )
     return Coverage(tasks=tuple(covered), next=following)
 
 
@@ -176,7 +176,7 @@ def _newest_runs(connection: sa.Connection, ids: list[int]) -> dict[int, Any]:
     asked = sa.select(
         run.c.id, run.c.request["tuner"].as_string().label("tuner"),
         run.c.request["trials"].as_integer().label("budget"),
-    ).where(among(run.c.id))  # fmt: skip
+    ).where(among(run.c.id))
     runs = {r.id: r for r in connection.execute(asked, {"ids": sorted(set(of.values()))})}
     return {task_id: runs[run_id] for task_id, run_id in of.items()}
 

@@ -131,7 +131,7 @@ def _export(store: Store, form: Writable, wanted: Wanted) -> Iterator[bytes]:
     writers: dict[str, Callable[[Items], Iterator[bytes]]] = {
         "native": native.write, "autotvm": autotvm.write, "kernel_tuner": kernel_tuner.write,
         "csv": table.write, "parquet": parquet.write,
-    }  # fmt: skip
+    }
     yield from writers[form](items)
 
 
@@ -171,7 +171,7 @@ def _advice_of(r: Any, known: Task) -> ImportedRecord:
         source=r.source, task=known, config_key=Config(r.config).key, measured_at=r.measured_at,
         device_model=r.model or "", worker=r.origin_worker or "", environment=r.environment or {},
         extra=(r.extra or "").encode(),
-    )  # fmt: skip
+    )
 
 
 def _page(wanted: Wanted, cursor: int, last: int) -> sa.Select[Any]:
@@ -190,7 +190,7 @@ def _page(wanted: Wanted, cursor: int, last: int) -> sa.Select[Any]:
         .where(record.c.id > cursor, record.c.id <= last, standing(), *wanted.conditions)
         .order_by(record.c.id)
         .limit(PAGE)
-    )  # fmt: skip
+    )
 
 
 class _Exporter:
@@ -241,7 +241,7 @@ class _Exporter:
             implementation=r.implementation, version=r.version, space=r.space_digest,
             plevel=r.plevel, library=r.library,
             condition=None if condition is None else convert(condition, SpecializedCondition),
-        )  # fmt: skip
+        )
         if len(self._tasks) >= MAX_CACHED:
             self._tasks.clear()
         self._tasks[row.task_id, row.variant_id] = made
@@ -272,7 +272,7 @@ def _record(r: Any, known: Task) -> ImportedRecord:
         described = Device(
             identity=r.device, slot=r.slot, model=r.model, target=Target.parse(r.device_target),
             fingerprint=r.fingerprint,
-        )  # fmt: skip
+        )
     return ImportedRecord(
         source=r.source, task=known, config_key=Config(r.config).key,
         samples_s=tuple(r.samples_s), error=None if r.error is None else ErrorKind(r.error),
@@ -284,4 +284,4 @@ def _record(r: Any, known: Task) -> ImportedRecord:
         environment=r.environment or {}, prepare_s=r.prepare_s, build_s=r.build_s,
         check_s=r.check_s, run_s=r.run_s, code_digest=r.code_digest,
         extra=(r.extra or "").encode(),
-    )  # fmt: skip
+    )

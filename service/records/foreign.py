@@ -72,7 +72,7 @@ def find_best(
     tasks = [
         t for t in tasks_of_problem(connection, asked.workload.digest, namespace)
         if t.implementation.startswith(f"{tool}:") and (asked.version is None or t.version in (asked.version, UNKNOWN))
-    ]  # fmt: skip
+    ]
     (found,) = read_best(connection, [rank(read_groups(connection, tasks), asked)])
     return found
 
@@ -159,7 +159,7 @@ def list_kernels(
             slowest_s=max((t for t, _ in m.rows if t is not None), default=None),
         )
         for m in measured
-    )  # fmt: skip
+    )
     return ForeignList(kernels=kernels, next=shown[-1].id if len(shown) < len(tasks) else None)
 
 

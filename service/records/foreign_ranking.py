@@ -118,7 +118,7 @@ def rank(groups: list[Group], asked: ForeignTerms) -> Ranking:
         key=lambda r: (
             models.index((r.likeness, r.group.model)), other[id(r.group)], r.took is None, r.took or 0.0,
         )
-    )  # fmt: skip
+    )
     own = [g for g in groups if asked.failures and likeness[id(g)] is Likeness.MODEL]
     failed = [r for g in own for r in g.failed.values()][: asked.limit]
     return Ranking(found[: asked.limit], failed)
@@ -180,4 +180,4 @@ def _answer(ranked: Ranked, body: Any) -> ForeignAnswer:
         target=of.task.target, source=body.source, worker=body.origin_worker or "",
         measured_at=body.measured_at, recorded_at=ranked.row.recorded_at,
         extra=_read_extra(body.extra) if body.extra else None,
-    )  # fmt: skip
+    )

@@ -78,7 +78,7 @@ _TASKS = (
     )
     .join(workload, workload.c.id == task.c.workload_id)
     .join(target, target.c.id == task.c.target_id)
-)  # fmt: skip
+)
 # Made once, as are those below: making a statement takes longer than executing it.
 _OF_PROBLEM = _TASKS.where(
     workload.c.digest == sa.bindparam("digest"), task.c.namespace == sa.bindparam("namespace")
@@ -95,11 +95,11 @@ def select_tasks(tool: str | None, namespace: str | None, version: str | None = 
     of_tool = (
         task.c.implementation.contains(":") if tool is None
         else task.c.implementation.startswith(f"{tool}:", autoescape=True)
-    )  # fmt: skip
+    )
     return _TASKS.where(
         of_tool, is_given(task.c.namespace, namespace),
         sa.true() if version is None else task.c.version.in_((version, UNKNOWN)),
-    )  # fmt: skip
+    )
 
 
 def _standing(table: sa.Table, *columns: Any) -> sa.Select[Any]:
@@ -194,7 +194,7 @@ BODIES = {
         *table.c["id", "config", "source", "origin_worker", "measured_at", "extra"]
     ).where(among(table.c.id))
     for table in (record, advice)
-}  # fmt: skip
+}
 SIZES = {
     table: sa.select(
         table.c.id,

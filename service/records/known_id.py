@@ -47,7 +47,7 @@ class KnownIds:
         self._all: tuple[dict[Any, Any], ...] = (
             self._tasks, self._targets, self._variants, self._devices, self._models, self._environments,
             self._policies,
-        )  # fmt: skip
+        )
 
     def forget(self, most: int = 0) -> None:
         """Discard each kind of which there are more than `most`: all, after a rollback."""
@@ -154,7 +154,7 @@ class KnownIds:
             self._models[model] = catalogue.put_device(
                 connection, f"model:{catalogue.digest_of(model)}", "", model, self._tasks[where, t.key][2],
                 t.target.to_json(), {},
-            )  # fmt: skip
+            )
 
 
 def _missing(known: Mapping[K, Any], found: Iterable[tuple[K, V]]) -> dict[K, V]:

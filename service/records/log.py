@@ -81,14 +81,14 @@ def append(
     added = _make_rows(connection, owners, stored, results, held_by)
     references = _make_references(
         connection, owners, [(leases[r.lease_id], r.results) for r in reports if r.results.done], environments,
-    )  # fmt: skip
+    )
     names = best.Change._fields
     changes = best.places_of(connection, [best.Change(*(r[name] for name in names)) for r in added])
     fastest = tvm_history.fastest_of(
         (r["task_id"], r["variant_id"], r["device_id"], r["mean_s"], r["config_digest"],
          positional(config_key(r["config"])))
         for r in added if r["mean_s"] is not None
-    )  # fmt: skip
+    )
 
     def prepare(ask: Ask) -> None:
         connection.execute(_DONE, {"ids": [e.id for e in stored]})
@@ -106,7 +106,7 @@ def append(
     return Counter(
         row["job_id"] for row, result in zip(added, results, strict=True)
         if row["error"] is not None and result.error is None
-    )  # fmt: skip
+    )
 
 
 def ask_about(ask: Ask, leases: Collection[int]) -> list[Any]:
@@ -125,7 +125,7 @@ _ABOUT = (
     .join(run, run.c.id == job.c.run_id)
     .join(device, device.c.id == lease.c.device_id)
     .where(among(lease.c.id))
-)  # fmt: skip
+)
 
 
 def _environment_key(sent: Results) -> bytes:
@@ -141,7 +141,7 @@ def _held_by(held: Any, sent: Results, environment_id: int) -> dict[str, Any]:
     return {
         "lease_id": held.id, "worker_id": held.worker_id, "device_id": held.device_id,
         "environment_id": environment_id, "session": sent.session,
-    }  # fmt: skip
+    }
 
 
 def append_lost(connection: sa.Connection, owner: Any, entries: Sequence[Any], reason: str) -> None:
@@ -209,7 +209,7 @@ def _make_references(
                 "build_s": 0.0, "check_s": 0.0, "run_s": sum(one.samples_s), "code_digest": "",
                 "measured_at": one.measured_at, "extra": json_bytes(one.state).decode() if one.state else None,
                 "variant_id": origin.variant_id, **_held_by(held, sent, environments[_environment_key(sent)]),
-            })  # fmt: skip
+            })
     return rows
 
 
@@ -260,7 +260,7 @@ def _believed(result: Result, least_s: float) -> Result:
         result, error=ErrorKind.IMPLAUSIBLE, samples_s=(),
         message=f"{fastest_s:.3g} s a call is implausible, the target needs {least_s:.3g} s at its peak: "
         "check the worker's clock with `plevel doctor` on its host",
-    )  # fmt: skip
+    )
 
 
 _DONE = sa.update(job_entry).where(among(job_entry.c.id)).values(state=EntryState.DONE)
@@ -273,7 +273,7 @@ _COLUMNS = tuple(
         "run_s", "code_digest", "measured_at", "extra", "lease_id", "worker_id", "device_id", "environment_id",
         "session", "variant_id",
     ]
-)  # fmt: skip
+)
 
 
 def _values(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -295,4 +295,4 @@ def _described(owner: Any, entry: Any, result: Result) -> dict[str, Any]:
         "run_s": result.run_s, "code_digest": result.code_digest[:128],
         "measured_at": result.measured_at or owner.now,
         "extra": None if result.drift is None else orjson.dumps({"drift": result.drift}).decode(),
-    }  # fmt: skip
+    }

@@ -109,7 +109,7 @@ def page(
         .where(record.c.id > begin, record.c.id <= end, best.standing(), *wanted.conditions)
         .order_by(record.c.id.desc() if newest else record.c.id)
         .limit(limit + 1)
-    )  # fmt: skip
+    )
     rows = connection.execute(query).all()
     shown = tuple(_row(r) for r in rows[:limit])
     if not shown and following is None:
@@ -127,7 +127,7 @@ def _row(r: Any) -> RecordRow:
         check_s=r.check_s, run_s=r.run_s, code_digest=r.code_digest, measured_at=r.measured_at,
         device=r.device if r.slot else None, device_model=r.device_model, worker=r.worker,
         environment=r.environment or {}, seed=r.seed, drift=_drift(r), imported=r.job_id is None,
-    )  # fmt: skip
+    )
 
 
 def _drift(r: Any) -> float | None:
@@ -170,7 +170,7 @@ def curve(
     searched = [
         record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, best.standing(),
         is_given(record.c.run_id, run_id),
-    ]  # fmt: skip
+    ]
     if device_model is None:
         device_model = _curve_model(connection, task_id, searched)
     query = improvements(record.c.task_id, *searched, ranking.measured_on(device_model))
@@ -194,7 +194,7 @@ def improvements(group: sa.ColumnElement[Any], *conditions: sa.ColumnElement[boo
         )
         .where(*conditions)
         .subquery()
-    )  # fmt: skip
+    )
     improved = sa.or_(trials.c.before_s.is_(None), trials.c.median_s < trials.c.before_s)
     return sa.select(trials).where(trials.c.median_s.is_not(None), improved).order_by(trials.c.trial)
 

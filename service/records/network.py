@@ -34,7 +34,7 @@ def put(connection: sa.Connection, confirmation: Confirmation, namespace: str) -
     values = {
         "graph": confirmation.graph, "device_model": confirmation.target.model,
         "body": to_json(confirmation), "recorded_at": now(),
-    }  # fmt: skip
+    }
     query = insert(connection, network).values(namespace=namespace, key=confirmation.key, **values)
     query = query.on_conflict_do_update(index_elements=["namespace", "key"], set_=values)
     return int(connection.execute(query.returning(network.c.id)).scalar_one())

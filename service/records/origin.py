@@ -62,7 +62,7 @@ def _find_origins(connection: sa.Connection, runs: Collection[int]) -> dict[int,
             ),
         )
         for r in rows
-    }  # fmt: skip
+    }
 
 
 def identify(
@@ -86,7 +86,7 @@ def identify(
         happened = identity(
             keys[found], config_key(row["config"]), row["phase"], row["error"],
             row["measured_at"], row["session"], device_name, row["samples_s"],
-        )  # fmt: skip
+        )
         row["identity"] = within(t.namespace, happened)
     with one_trip(connection) as ask:
         before(ask)
@@ -121,4 +121,4 @@ _find_tasks = by_id(
     lambda row: row,
     sa.select(*task.c["id", "namespace", "implementation", "version", "space_digest"], workload_table.c.key)
     .join(workload_table, workload_table.c.id == task.c.workload_id),
-)  # fmt: skip
+)

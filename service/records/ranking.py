@@ -101,4 +101,4 @@ def _best(r: Any) -> ModelBest:
         device_model=r.scope_value if r.scope == "model" else "",
         best=Estimate(r.median_s, r.low_s, r.high_s, r.samples), best_config=Config(r.config),
         confirmed=r.phase == Phase.CONFIRM.value,
-    )  # fmt: skip
+    )

@@ -167,7 +167,7 @@ class _Child:
             [sys.executable, "-P", "-m", "service.records.reading_child"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
             start_new_session=True,  # Ctrl-C goes to the parent, which ends it
-        )  # fmt: skip
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()

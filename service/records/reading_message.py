@@ -63,13 +63,13 @@ class End(Reply, frozen=True, tag="end"):
 
 KINDS: dict[str, Any] = {
     "task": Task, "device": Device, "policy": TimingPolicy, "environment": dict[str, Any],
-}  # fmt: skip
+}
 _NUMBERS: dict[str, Any] = dict.fromkeys(KINDS, int | None) | {"task": int}
 # The fields of an `ImportedRecord` in order, with shared values as numbers.
 Row: Any = msgspec.defstruct(
     "Row", [(f.name, _NUMBERS.get(f.name, f.type)) for f in msgspec.structs.fields(ImportedRecord)],
     bases=(Reply,), frozen=True, tag="row",
-)  # fmt: skip
+)
 AnyReply = Shared | Forget | Row | Attached | Aside | More | End
 FIELDS = ImportedRecord.__struct_fields__
 pack = msgspec.msgpack.Encoder().encode

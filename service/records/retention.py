@@ -282,7 +282,7 @@ _UNTUNE = (
         run.c.id.in_(sa.select(run_task.c.run_id).where(among(run_task.c.task_id))),
     )
     .values(complete=False)
-)  # fmt: skip
+)
 
 
 def _mark(

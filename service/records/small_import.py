@@ -129,7 +129,7 @@ class SmallImports:
                                       "namespace": o.upload.namespace})
                     for o, summary in zip(opened, summaries, strict=True)
                 ],
-            )  # fmt: skip
+            )
 
         self._importer.store(together, note)
         return summaries

@@ -70,7 +70,7 @@ def _known_of(dialect: str) -> sa.Select[Any]:
     same = sa.and_(
         history.c.task_id == given.c.task_id, history.c.variant_id == given.c.variant_id,
         history.c.model == model,
-    )  # fmt: skip
+    )
     return (
         sa.select(*given.c, model.label("model"), history.c.mean_s)
         .outerjoin_from(given, device, device.c.id == given.c.device_id)
@@ -122,12 +122,12 @@ def read(
         .join(target_variant, target_variant.c.id == found.c.variant_id)
         .where(wanted)
         .order_by(found.c.task_id, found.c.model, found.c.variant_id)
-    )  # fmt: skip
+    )
     return [
         (r.digest, History(implementation=r.implementation, config=Config(r.config),
                            mean_s=r.mean_s, model=r.model, keys=tuple(r.target_keys)))
         for r in rows
-    ]  # fmt: skip
+    ]
 
 
 def _ranked(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
@@ -142,4 +142,4 @@ def _ranked(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
                   *record.c["mean_s", "config_digest", "config"], place.label("place"))
         .outerjoin(device, device.c.id == record.c.device_id)
         .where(record.c.error.is_(None), *conditions)
-    )  # fmt: skip
+    )

@@ -19,7 +19,7 @@ PARAMETERS: Mapping[str, Any] = {
     "objective": "reg:squarederror", "tree_method": "hist", "max_depth": 6, "eta": 0.12,
     "subsample": 0.8, "colsample_bynode": 0.6, "min_child_weight": 3, "max_bin": 128,
     "base_score": 0.0, "seed": 0,
-}  # fmt: skip
+}
 MANY = 50_000  # rows from which one more thread pays
 
 # Loads the features and the labels of some rows.
@@ -54,7 +54,7 @@ def grow(
     return xgboost.train(
         {**PARAMETERS, "nthread": threads}, data, rounds, xgb_model=start,
         callbacks=[_AfterRound(after_round)] if after_round else None,
-    )  # fmt: skip
+    )
 
 
 class _Rows(xgboost.DataIter):  # type: ignore[misc]

@@ -124,7 +124,7 @@ class ChildModel:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 start_new_session=True,  # Ctrl-C goes to the parent, which ends it
-            )  # fmt: skip
+            )
         return self._child
 
     def _stop(self) -> None:

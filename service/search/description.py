@@ -46,7 +46,7 @@ class Description:
             **{f"knob {n}": None for n in knobs},
             **{f"{what} {space.knobs[i].name} {j}": j for i in self._tables if space is not None
                for j in extents for what in ("into", "waste")},
-        }  # fmt: skip
+        }
         self.names = tuple(self.owners)
 
     def matrix(self, digits: Digits) -> Matrix:

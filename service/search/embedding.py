@@ -92,7 +92,7 @@ def _nearest_value(knob: Knob, value: Any) -> int | None:
     if (
         numbers is None or len(wanted) != numbers.shape[1]
         or not all(isinstance(v, int | float) for v in wanted)
-    ):  # fmt: skip
+    ):
         return None
     parts = np.concatenate([numbers, wanted[None].astype(np.float64)])
     if parts.min() > 0:

@@ -35,7 +35,7 @@ class SpaceFeatures:
         self._operands = [(k.name, i, array_of(k)) for i, k in enumerate(space.knobs) if k.name in used]
         names = [f"{knob.name}.{i}" if table.shape[1] > 1 else knob.name
                  for knob, table in zip(space.knobs, self._tables, strict=True)
-                 for i in range(table.shape[1])]  # fmt: skip
+                 for i in range(table.shape[1])]
         self.names = (*names, *(name for name, _ in self._derived))
 
     def matrix(self, digits: Digits) -> Matrix:

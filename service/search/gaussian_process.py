@@ -40,7 +40,7 @@ class GaussianProcess:
     def __init__(
         self, groups: NDArray[np.intp], reach: Floats, *, reach_sd: float = 0.8, noise: float = -5.8,
         scale: tuple[float, float] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._groups = groups
         self._expected = np.append(reach, noise)
         self._deviation = np.append(np.full(len(reach), reach_sd), _NOISE_SD)

@@ -223,7 +223,7 @@ def _validity(request: Request, theta: Floats) -> Floats:
 def _fit(
     process: GaussianProcess, theta: Floats, view: int, places: Places, values: Floats, trend: Floats,
     few: NDArray[np.intp] | None,
-) -> None:  # fmt: skip
+) -> None:
     """Fit the process of a view, from its hyper-parameters in `theta`; first these to a few of the rows, if given."""
     if np.isfinite(theta[view]).all():
         process.theta = theta[view].copy()

@@ -223,7 +223,7 @@ class Search:
             prior=prior, risk=risk,
             pending=place(pending), pending_prior=self._prior_at(priors, pending)[0],
             pool=place(pool), pool_prior=pool_prior, pool_risk=pool_risk,
-        )  # fmt: skip
+        )
 
     def _learn(self, model: CostModel) -> Priors:
         """Learn the priors of the sources, once."""

@@ -62,7 +62,7 @@ class Priors:
     def __init__(
         self, space: ConfigSpace, embedding: Embedding, workload: Workload | None, target: str,
         sources: Sequence[Source], model: CostModel,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._space, self._embedding = space, embedding
         self._shapes: _Shapes | None = None
         shapes = []
@@ -116,7 +116,7 @@ class _Shapes:
     def __init__(
         self, workload: Workload, target: str, space: ConfigSpace, trials: Sequence[Trials],
         model: CostModel,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._asked = workload, target, space
         columns, features, values = learnable(trials)
         failed = np.isnan(values)
@@ -147,7 +147,7 @@ def _trials(source: Source) -> Trials | None:
     return Trials(
         # All are of one implementation, whose feature serves to distinguish targets.
         source.workload, source.target, source.space, np.array(digits, dtype=np.int32), np.array(log_s),
-    )  # fmt: skip
+    )
 
 
 def lower(known: float, seconds: float | None) -> float:

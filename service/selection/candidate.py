@@ -21,7 +21,7 @@ from strategy.workload import Workload, WorkloadError
 FAULTS = (
     AttrsError, ConfigError, ExpressionError, OpError, SelectionError, SpaceError, TargetError,
     TypeRelationError, TypeSyntaxError, WorkloadError,
-)  # fmt: skip
+)
 
 
 def normal(asked: Workload) -> Workload:

@@ -43,7 +43,7 @@ class RecordDatabase:
     def __init__(
         self, connection: sa.Connection, together: Iterable[Workload] = (),
         as_of: float | None = None, namespace: str = DEFAULT,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.connection = connection
         self._together = {one.digest for w in together for one in (w, *w.shorter)}
         self._as_of = as_of
@@ -132,7 +132,7 @@ class RecordDatabase:
                     implementation=r.implementation, version=r.version, config=Config(r.config),
                     level=level, source=r.source, target=key, model=r.model or "",
                 ),
-            )  # fmt: skip
+            )
         return list(found.values())
 
     def _read_advice(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
@@ -174,7 +174,7 @@ class RecordDatabase:
             (
                 _, target_id, implementation, version, scope, value, config, digest, median_s, low_s,
                 high_s, samples,
-            ) = row  # fmt: skip
+            ) = row
             key, keys = self._targets.get(target_id) or self._target(target_id)
             alike = key == own or asked.is_like(key)
             if scope == Scope.DEVICE:
@@ -262,7 +262,7 @@ class RecordDatabase:
 # The statements of current rows by kind, and the kinds that every selection reads.
 _STATEMENTS: Mapping[str, Callable[[str], sa.Select[Any]]] = {
     "best": best_of_given, "advice": standing_advice_of_given, "foreign": foreign_of_given,
-}  # fmt: skip
+}
 _NEXT = ("best", "advice")
 
 

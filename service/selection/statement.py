@@ -82,4 +82,4 @@ def advice_of_given(dialect: str) -> sa.Select[Any]:
         .outerjoin(device, device.c.id == advice.c.device_id)
         .where(_OF_NAMESPACE)
         .order_by(advice.c.measured_at.desc(), advice.c.id.desc())
-    )  # fmt: skip
+    )

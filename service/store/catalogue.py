@@ -95,7 +95,7 @@ def put_workloads(connection: sa.Connection, values: Iterable[Workload]) -> dict
     """The workloads' ids by their digests."""
     rows = [
         {"digest": w.digest, "key": w.key, "op": w.op, "body": to_json(w)} for w in values
-    ]  # fmt: skip
+    ]
     found = _many(connection, workload, ("digest",), rows)
     return {digest: row_id for (digest,), row_id in found.items()}
 
@@ -168,7 +168,7 @@ def put_environments(connection: sa.Connection, values: Mapping[bytes, Mapping[s
 def put_task(
     connection: sa.Connection, workload_id: int, target_id: int, candidate: Candidate,
     space_size: int | None, namespace: str = DEFAULT,
-) -> int:  # fmt: skip
+) -> int:
     """The task of a candidate, whose version is part of its identity."""
     condition, space = candidate.condition, candidate.space
     identity = {
@@ -203,7 +203,7 @@ def put_task(
 def put_device(
     connection: sa.Connection, identity: str, slot: str, model: str, target_id: int,
     body: Mapping[str, Any], fingerprint: Mapping[str, Any],
-) -> int:  # fmt: skip
+) -> int:
     """The row of a device with exactly this description.
 
     If only the device model is known, the slot is empty, and one row stands for all such devices.
@@ -213,7 +213,7 @@ def put_device(
     values = {
         "slot": slot, "model": model, "target_id": target_id, "target": dict(body),
         "fingerprint": dict(fingerprint), "created_at": now(), "seen_at": now(),
-    }  # fmt: skip
+    }
     return _one(connection, device, {"identity": identity, "digest": digest_of(described)}, values)
 
 
@@ -244,7 +244,7 @@ def put_foreign_tasks(
             "space": spaces.get(t.space), "space_size": None, "namespace": namespace,
         }
         for workload_id, target_id, t in values
-    ]  # fmt: skip
+    ]
     found = _many(connection, task, _TASK, rows)
     ids = [found[tuple(row[name] for name in _TASK)] for row in rows]
     _fill_spaces(connection, {i: row["space"] for i, row in zip(ids, rows, strict=True)})

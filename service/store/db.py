@@ -109,7 +109,7 @@ class Store:
                 "pool_use_lifo": True,
                 # Whatever the server's default is: a conditional update waits for another's, and looks again.
                 "isolation_level": "READ COMMITTED",
-            }  # fmt: skip
+            }
         # Last in, first out: the most recent connection has most statements prepared and rows cached.
         try:
             self.engine = sa.create_engine(source, **options)

@@ -28,7 +28,7 @@ def note(
     note_all(
         connection, kind,
         [{"run_id": run_id, "job_id": job_id, "worker_id": worker_id, "detail": detail}],
-    )  # fmt: skip
+    )
 
 
 _COLUMNS = tuple(event.c["kind", "run_id", "job_id", "worker_id", "detail"])

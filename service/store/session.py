@@ -11,7 +11,7 @@ import sqlalchemy as sa
 PATIENCE = {
     "connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
-}  # fmt: skip
+}
 FRESH_S = 1.0  # time for which a connection is assumed to work after use
 # Time limit of idle transactions, so that a hanging service releases its locks, in seconds.
 HANGING_S = 60

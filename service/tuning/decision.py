@@ -74,7 +74,7 @@ def explain_end(tuning: TuningRun, *, timed_out: bool) -> str:
     """The reason why a run's search ends, with the implementations that it has dropped: of one workload by name."""
     trials = tuning.spent
     dropped = [f"{t.implementation}: {t.message}" for t in tuning.tasks
-               if t.state is TaskState.DROPPED]  # fmt: skip
+               if t.state is TaskState.DROPPED]
     tunable = [t for t in tuning.tasks if t.search is not None]
     if timed_out:
         why = f"the time limit of {tuning.request.timeout_s:g} s was reached after {show_number(trials, 'trial')}"

@@ -49,7 +49,7 @@ def count(connection: sa.Connection, run_id: int, workload_id: int) -> int:
     query = sa.select(sa.func.count()).where(
         job.c.run_id == run_id, job.c.workload_id == workload_id,
         job.c.phase == Phase.CONFIRM.value, job.c.parent_id.is_(None),
-    )  # fmt: skip
+    )
     return int(connection.execute(query).scalar_one())
 
 
@@ -64,7 +64,7 @@ def find_models(connection: sa.Connection, task_id: int, run_id: int | None = No
             is_given(record.c.run_id, run_id),
         )
         .order_by(device.c.model)
-    )  # fmt: skip
+    )
     return list(connection.scalars(query))
 
 
@@ -86,7 +86,7 @@ def find_estimates(
         .join(task, task.c.id == best.c.task_id)
         .where(task.c.id.in_(tasks), best.c.scope == Scope.MODEL.value,
                best.c.phase == Phase.CONFIRM.value, best.c.scope_value.in_(models))
-    ):  # fmt: skip
+    ):
         found = Estimate(row.median_s, row.low_s, row.high_s, row.samples)
         of_model.setdefault(row.scope_value, {})[row.implementation] = found
     return of_model.values()

@@ -52,7 +52,7 @@ _UNDER_WAY = (
         job.c.run_id == sa.bindparam("run_id"), job.c.phase == Phase.SEARCH.value,
         job.c.state.in_((JobState.QUEUED, JobState.LEASED)), job_entry.c.state == EntryState.PENDING,
     )
-)  # fmt: skip
+)
 
 
 def _take_new(connection: sa.Connection, tuning: TuningRun) -> set[other_run.Entry]:

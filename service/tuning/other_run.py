@@ -43,7 +43,7 @@ def find_awaited(
             among(job_entry.c.task_id), job_entry.c.state == EntryState.PENDING,
         ),
         {"ids": sorted(tasks)},
-    )  # fmt: skip
+    )
     found: dict[int, dict[Entry, Config]] = defaultdict(dict)
     for r in rows:
         found[r.task_id][r.job_id, r.entry] = Config(r.config)
@@ -67,7 +67,7 @@ def find_ahead(connection: sa.Connection, run_id: int, request: RunRequest) -> d
     own = sa.select(*job.c["id", "priority"]).where(
         job.c.run_id == run_id, job.c.state == JobState.QUEUED, job.c.phase == Phase.SEARCH.value,
         job.c.priority < jobs.URGENT - jobs.RUN_PRIORITY * request.priority,
-    )  # fmt: skip
+    )
     raised = {r.id: r.priority for r in connection.execute(own)}
     if not raised:
         return {}
@@ -80,7 +80,7 @@ def find_ahead(connection: sa.Connection, run_id: int, request: RunRequest) -> d
             run.c.id != run_id, run.c.state == RunState.RUNNING, ~run.c.forced,
         ),
         {"ids": sorted(raised)},
-    )  # fmt: skip
+    )
     highest = dict.fromkeys(raised, request.priority)
     for r in needed:
         if convert(r.search_policy or {}, TimingPolicy) == request.search_policy:

@@ -95,7 +95,7 @@ def find_interrupted(connection: sa.Connection, ids: Collection[int]) -> set[int
     rows = connection.execute(
         sa.select(run.c.id, run.c.tuner, (run.c.tuner_until < now()).label("over"))
         .where(run.c.id.in_(ids), run.c.state.in_(LIVE), run.c.tuner_until.is_not(None))
-    )  # fmt: skip
+    )
     return {r.id for r in rows if r.tuner is None or r.over or is_gone(r.tuner)}
 
 

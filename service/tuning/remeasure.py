@@ -67,7 +67,7 @@ def _enqueue(connection: sa.Connection, due: Any, alive_s: float) -> list[int]:
             ~sa.exists().where(child.c.run_id == job.c.run_id, child.c.parent_id == job.c.id),
         )
         .order_by(job.c.id)
-    )  # fmt: skip
+    )
     # The first final has all finalists; later ones may have only the uncertain ones.
     first: dict[int, Any] = {}
     for final in finals:
@@ -104,7 +104,7 @@ def _due(after_s: float, alive_s: float) -> sa.Select[Any]:
         )
         .order_by(run.c.finished_at.desc())
         .limit(1)
-    )  # fmt: skip
+    )
 
 
 def _busy_targets() -> sa.CompoundSelect[Any]:
@@ -125,7 +125,7 @@ def _repeat(connection: sa.Connection, final: Any) -> int:
     job_id = insertion.insert_job(
         connection, {**copied, "priority": AFTER_ALL, "seed": (final.seed + OTHER_INPUTS) % 2**31},
         "remeasured", like=final.id,
-    )  # fmt: skip
+    )
     kept = job_entry.c["entry", "task_id", "config", "config_digest", "best_s"]
     entries = connection.execute(sa.select(*kept).where(job_entry.c.job_id == final.id))
     insertion.insert_entries(connection, job_id, (row._asdict() for row in entries))

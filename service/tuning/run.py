@@ -40,13 +40,13 @@ def _digest(request: RunRequest, planned: Sequence[Planned]) -> str:
             request.seed,
             to_json(request.search_policy), to_json(request.confirm_policy),
         ]
-    )  # fmt: skip
+    )
 
 
 def create(
     connection: sa.Connection, request: RunRequest, planned: Sequence[Planned],
     namespace: str = DEFAULT,
-) -> int:  # fmt: skip
+) -> int:
     """Create a run in a namespace; return its id.
 
     An equal request joins the live run (`join`). If all tasks are tuned
@@ -76,7 +76,7 @@ def create(
         )
         .on_conflict_do_nothing()
         .returning(run.c.id)
-    )  # fmt: skip
+    )
     while (run_id := connection.scalar(statement)) is None:
         # A concurrent request was faster; if its run has ended by now, try again.
         joined = join(connection, request, digest, namespace)
@@ -149,7 +149,7 @@ def newest(
 def _finish_if_tuned(
     connection: sa.Connection, run_id: int, request: RunRequest, planned: Sequence[Planned],
     tasks: Sequence[Sequence[int]],
-) -> None:  # fmt: skip
+) -> None:
     weights = sum(p.weight for p in planned)
     earlier: list[int] = []
     for p, ids in zip(planned, tasks, strict=True):
@@ -162,7 +162,7 @@ def _finish_if_tuned(
         connection, run_id, RunState.DONE,
         f"tuned enough already, in run {named}: the same versions, target and policies, with at "
         "least this budget or stopped by its own rule: `force` (--force) tunes again",
-    )  # fmt: skip
+    )
 
 
 def _tuned_by(
@@ -185,7 +185,7 @@ def _tuned_by(
         theirs = convert(row.request, RunRequest)
         if (theirs.search_policy, theirs.confirm_policy) != (
             request.search_policy, request.confirm_policy,
-        ):  # fmt: skip
+        ):
             continue
         if theirs.until_gain is not None and theirs.until_gain > (request.until_gain or 0.0):
             continue  # it may have stopped earlier than this one would

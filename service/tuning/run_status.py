@@ -87,7 +87,7 @@ def _status(connection: sa.Connection, row: Any, alive_s: float, idle: float) ->
         trials_done=min(done, asked.trials), created_at=row.created_at,
         finished_at=row.finished_at, timing_s=float(sum(t.run_s for t in told)),
         idle_s=idle, workers=workers, interrupted=interrupted, message=message, tasks=tuple(tasks),
-    )  # fmt: skip
+    )
 
 
 def _count_charged(
@@ -153,7 +153,7 @@ def _task_statuses(
     rows = connection.execute(
         _tasks().join(run_task, run_task.c.task_id == task.c.id)
         .where(run_task.c.run_id == run_id).order_by(run_task.c.id)
-    ).all()  # fmt: skip
+    ).all()
     ranked = ranking.rank(connection, [r.id for r in rows])
     bodies = {r.workload_id: r.workload_body for r in rows}
     flops = {workload_id: flops_of(body) for workload_id, body in bodies.items()}
@@ -196,7 +196,7 @@ def _task_status(r: Any, ranked: Ranked, counts: Mapping[str | None, int], flops
         trials=sum(counts.values()), failed=sum(n for e, n in counts.items() if e is not None),
         gflops=None if cost is None or flops is None else flops / cost.median_s / 1e9,
         failures={e: n for e, n in counts.items() if e is not None and n}, **vars(ranked),
-    )  # fmt: skip
+    )
 
 
 def flops_of(body: Any) -> int | None:

@@ -57,7 +57,7 @@ def find_sources(
         .where(sa.exists().where(record.c.task_id == task.c.id))
         .order_by(task.c.id.desc())
         .limit(MOST_TASKS)
-    ).all()  # fmt: skip
+    ).all()
     here: list[Source] = []
     shapes: list[list[Source]] = []
     theirs = {r.id: convert(r.body, Workload) for r in related}
@@ -182,7 +182,7 @@ def _read(
         )
         .order_by(record.c.id.desc())
         .limit(most)
-    )  # fmt: skip
+    )
     if counted is not None:
         # Imported records have neither policy nor run, and do not count as trials.
         query = query.where(sa.not_(sa.func.coalesce(counted, sa.false())))

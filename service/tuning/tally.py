@@ -30,7 +30,7 @@ def tally(connection: sa.Connection, run_id: int) -> list[Any]:
         )
         .where(record.c.run_id == run_id)
         .group_by(record.c.task_id, record.c.phase, record.c.error)
-    )  # fmt: skip
+    )
     return list(connection.execute(query))
 
 

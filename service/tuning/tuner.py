@@ -163,7 +163,7 @@ class Tuner(Background):
     def _write(
         self, tuning: TuningRun, proposals: Sequence[Proposal], behind: Sequence[int],
         ahead: Mapping[int, int], *, timed_out: bool, waiting: bool, idle: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not (proposals or behind or ahead or tuning.changed or timed_out or idle):
             return
         by_id = {t.id: t for t in tuning.tasks}
@@ -210,7 +210,7 @@ class Tuner(Background):
             connection, tuning.id, p.workload_id, tuning.target_id, phase, p.entries, policy,
             seed=(request.seed * 1_000_003 + number) % 2**31,
             priority=p.priority - jobs.RUN_PRIORITY * request.priority,
-        )  # fmt: skip
+        )
         if phase is Phase.SEARCH and tuning.policy_id is None:
             tuning.policy_id = catalogue.put_policy(connection, policy)
 
@@ -242,7 +242,7 @@ class Tuner(Background):
         failed = [
             w for w, group in tuning.by_workload().items()
             if not best.is_measured(connection, [t.id for t in group])
-        ]  # fmt: skip
+        ]
         if len(failed) == len(tuning.by_workload()):
             why = f"{row.message}; nothing ran: {_first_failure(connection, tuning)}"
             runs.finish(connection, tuning.id, RunState.FAILED, why)
@@ -256,7 +256,7 @@ class Tuner(Background):
             runs.finish(
                 connection, tuning.id, RunState.DONE, message,
                 complete=bool(row.complete) and not failed,
-            )  # fmt: skip
+            )
 
     def _settle(
         self, connection: Connection, tuning: TuningRun, *, out_of_time: bool
@@ -284,7 +284,7 @@ class Tuner(Background):
             event.note(
                 connection, "measuring again", run_id=tuning.id, workload_id=workload_id,
                 implementations=sorted(names),
-            )  # fmt: skip
+            )
         return again, doubt
 
 

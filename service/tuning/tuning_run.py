@@ -58,7 +58,7 @@ class TuningTask:
             gain=None if lead_s is None else search.expected_gain(lead_s),
             exhausted=(search.exhausted and not self.awaited) or self.state is TaskState.EXHAUSTED,
             dropped=self.state is TaskState.DROPPED, waiting=search.exhausted and bool(self.awaited),
-        )  # fmt: skip
+        )
 
     @property
     def is_unmeasured(self) -> bool:
@@ -180,7 +180,7 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
                 search = Search(
                     space, seed, model, sources, first=champions,
                     workload=convert(r.body, Workload), target=relative.place_name(r.target_id, device_model),
-                )  # fmt: skip
+                )
             else:
                 search = Search(space, seed, first=champions)
         tasks.append(

@@ -150,7 +150,7 @@ class Postman(Background):
                     "POST", there, content=body, headers=headers,
                     extensions={"sni_hostname": asked.host, "trace": trace},
                 ) as response,
-            ):  # fmt: skip
+            ):
                 return "" if response.is_success else f"the receiver answered {response.status_code}"
         except (InvalidError, OSError, ValueError, httpx.InvalidURL, httpx.HTTPError) as error:
             return f"{error}"[:500] or type(error).__name__

@@ -12,7 +12,7 @@ from strategy.types import TensorType
 _C_TYPES = {
     "float64": "double", "float32": "float", "float16": "uint16_t", "bfloat16": "uint16_t",
     "bool": "uint8_t",
-}  # fmt: skip
+}
 # Names reserved by C and by the entry; names with a leading underscore are the entry's.
 _TAKEN = frozenset(
     "auto break case char const continue default do double else enum extern float for goto if inline "
@@ -32,7 +32,7 @@ _DTYPE_CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
 _C_CALLS = {
     "//": "floor_div", "%": "floor_mod", "ceildiv": "ceil_div", "min": "MIN", "max": "MAX",
     "log2": "log2",
-}  # fmt: skip
+}
 _C_INFIX = {"and": "&&", "or": "||", "/": "/ (double)"} | {
     op: op for op in ("+", "-", "*", "<", "<=", ">", ">=", "==", "!=")
 }

@@ -55,7 +55,7 @@ def compile_cuda(
         return CudaArtefact(
             signature=lowered.signature, programs=source.programs, source="", arch=arch,
             compiler="", cubin=b"", usage={},
-        )  # fmt: skip
+        )
     compiler = compiler or find_compiler()
     compiled = compile_cached(source.code, arch, compiler, folder)
     for program in source.programs.values():
@@ -69,4 +69,4 @@ def compile_cuda(
     return CudaArtefact(
         signature=lowered.signature, programs=source.programs, source=source.code, arch=arch,
         compiler=compiler.identity, cubin=compiled.cubin, usage=compiled.usage,
-    )  # fmt: skip
+    )

@@ -148,7 +148,7 @@ class CompileEngine:
                     workload=workload, target=target, implementation=row.implementation,
                     version=row.version, config=row.config, reason=row.reason, level=None,
                     explanation=f"its row of the dispatch table: {table.explain_row(row)}",
-                )  # fmt: skip
+                )
                 _tell(selection)
                 return selection, artefact
         selection = _select(workload, target, records)

@@ -136,7 +136,7 @@ class Entry:
             functions="".join(lines), alignment=ALIGNMENT, guard=f"PLEVEL_{self.name}_H",
             threads=f"Parallel loops use {show_number(self._threads, 'thread')}.",
             declarations="\n".join(declarations),
-        )  # fmt: skip
+        )
 
     def source(self) -> str:
         """The text of the source, the header included."""

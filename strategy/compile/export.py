@@ -80,7 +80,7 @@ def pack_once(table: DispatchTable) -> DispatchTable:
     common = Row(
         holds=(), example={}, valid=(), implementation=first.implementation, version=first.version,
         config=first.fallback, reason=Reason.PLEVEL,
-    )  # fmt: skip
+    )
     common = next((row for row in table.rows if row.implementation in names), common)
     wanted = _packings(lower(table.workload, table.target, common.implementation, common.config))
 

@@ -60,7 +60,7 @@ class Kernel:
         return Explanation(
             calls=self.calls, workload=s.workload.key, implementation=s.implementation,
             version=s.version, config=s.config, reason=s.reason, explanation=s.explanation,
-        )  # fmt: skip
+        )
 
 
 class CompiledFunction:
@@ -230,4 +230,4 @@ def _use_threads(target: Target) -> None:
         logger.warning(
             "%s is for %d threads, but the runtime has %d: set TVM_NUM_THREADS before TVM starts",
             target, target.threads, threads(),
-        )  # fmt: skip
+        )

@@ -171,7 +171,7 @@ def _instantiate(
 def _compute(
     workload: Workload, target: Target, implementation: OpImplementation, tensors: Sequence[Any],
     tunable: tuple[Config, ...],
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """The implementation's outputs, as its epilogue reads them.
 
     An epilogue reads narrow floats of a processor before they are rounded: those that loops write, too.

@@ -30,7 +30,7 @@ PART = "plevel.amx_part"  # of a loop over parts of k
 _OPERANDS = {
     ("bfloat16", "bfloat16"): "bf16ps", ("int8", "int8"): "bssd", ("int8", "uint8"): "bsud",
     ("uint8", "int8"): "busd", ("uint8", "uint8"): "buud",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def use_tiles_of_image(sch: Any, sums: Any, block: Block, window: Window, task: 
 
 def _replace(
     sch: Any, sums: Any, rows: Any, block: Block, task: Any, intrinsic: str, part: Any = None
-) -> None:  # fmt: skip
+) -> None:
     """Replace the loops of the block of sums from `rows` on by the registered code."""
     zeros = sch.decompose_reduction(sums, rows if part is None else part)
     sch.tensorize(sch.get_loops(zeros)[-sum(extent > 1 for extent in _shape_of_sums(block))], _no_zeros(block))

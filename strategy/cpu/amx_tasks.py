@@ -30,7 +30,7 @@ def _aligned(allocation: Any) -> Any:
     vectors = tirx.decl_buffer([int(extent) // LANES], dtype, f"{buffer.name}_vectors", scope="local")
     return tirx.SeqStmt([
         tirx.AllocBuffer(vectors, allocation.annotations), tirx.DeclBuffer(buffer, data=tirx.buffer_data(vectors))
-    ])  # fmt: skip
+    ])
 
 
 def _rounded(cast: Any) -> Any:

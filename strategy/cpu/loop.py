@@ -20,7 +20,7 @@ def written(
             [extents_of(out_type, inputs)], list(inputs), lambda ins, outs: loops(ins, outs[0]),
             dtype=out_type.dtype, name=name,
         )
-    ]  # fmt: skip
+    ]
 
 
 def allocate(count: int, dtype: str, scope: str = "local") -> Any:

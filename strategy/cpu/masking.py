@@ -276,7 +276,7 @@ class _Lanes:
             tirx.Add | tirx.Sub | tirx.Mul | tirx.Div | tirx.Max | tirx.Min
             | tirx.LShift | tirx.RShift | tirx.BitwiseAnd | tirx.BitwiseOr | tirx.BitwiseXor
             | tirx.LT | tirx.LE | tirx.GT | tirx.GE
-        )  # fmt: skip
+        )
         if isinstance(expression, pairs):
             return type(expression)(again(expression.a), again(expression.b))
         if isinstance(expression, tirx.Let):

@@ -60,7 +60,7 @@ def _space(images: int, full: int, threads: int) -> ConfigSpace:
             "lanes": full, "down_unroll": 2, "unroll": 1,
             "tasks": next((t for t in tasks if t % threads == 0), 1),
         },
-    )  # fmt: skip
+    )
 
 
 def compute(
@@ -164,7 +164,7 @@ def _channels_space(rows: int, channels: int, full: int, threads: int) -> Config
             "lanes": full, "vectors": max(v for v in vectors if v == 1 or (v <= 2 and v * full <= channels)),
             "tasks": next((t for t in tasks if t % threads == 0), next((t for t in tasks if t >= threads), 1)),
         },
-    )  # fmt: skip
+    )
 
 
 def compute_channels(mean: bool, attrs: Any, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:

@@ -150,7 +150,7 @@ def _row_space(
             "lanes": full, "chains": max(c for c in (1, 2, 4) if c <= vectors), "unroll": 1,
             "out_lanes": full, "out_unroll": max(u for u in (1, 2, 4) if u <= vectors),
             "tasks": shared[0] if parallel else 1,
-        }  # fmt: skip
+        }
 
     return ConfigSpace(
         [
@@ -192,7 +192,7 @@ def task_counts(leading: Sequence[int] | None, parts: int = 1) -> tuple[int, ...
     return tuple(
         d for d in divisors(rows * parts)
         if d <= MOST_TASKS and (d % rows == 0 or (rows % d == 0 and whole(rows // d)))
-    )  # fmt: skip
+    )
 
 
 def rowwise(axis: int, inputs: Sequence[TensorType]) -> bool:

@@ -85,7 +85,7 @@ def panels(width: int, depth: int | None = None) -> Callable[[Any], Any]:
         return compute_stage(
             "panels", (-(-k // depth), count, depth, width),
             lambda block, panel, step, lane: read(panel, block * depth + step, lane),
-        )  # fmt: skip
+        )
 
     return pack
 

@@ -53,7 +53,7 @@ def _space(columns: int, lanes: int, high: int, along: str, parallel: bool) -> C
     fallback = {
         "rows": min(high, lanes), "columns": max(w for w in widths if w <= max(lanes, 4)),
         "block": 4, "along": along, "parallel": parallel,
-    }  # fmt: skip
+    }
     return ConfigSpace(
         [
             Knob("rows", _TILES),

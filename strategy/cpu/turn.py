@@ -58,7 +58,7 @@ def _turn_part(first: int, rows: int, lanes: int, kind: str) -> list[str]:
         code += [
             f"{name}.o = mul i64 %s, {row}", f"{name}.p = getelementptr {kind}, ptr %a, i64 {name}.o",
             f"{name} = load {vector}, ptr {name}.p, align {_BYTES[kind]}",
-        ]  # fmt: skip
+        ]
     names += ["poison"] * (high - rows)
     for step in range(lanes.bit_length() - 1 if high > 1 else 0):
         before, names = names, []
@@ -77,7 +77,7 @@ def _turn_part(first: int, rows: int, lanes: int, kind: str) -> list[str]:
             f"{name}.o = mul i64 %t, {lane}", f"{name}.b = add i64 {name}.o, {first}",
             f"{name}.p = getelementptr {kind}, ptr %b, i64 {name}.b",
             f"store <{high} x {kind}> {name}, ptr {name}.p, align {_BYTES[kind]}",
-        ]  # fmt: skip
+        ]
     return code
 
 

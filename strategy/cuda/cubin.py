@@ -64,7 +64,7 @@ def read_usage(cubin: bytes) -> dict[str, Usage]:
             stack_bytes=sizes[_FRAME].get(index, 0), parameters=parameters[names[index]],
         )
         for index, count in sizes[_REGISTERS].items()
-    }  # fmt: skip
+    }
 
 
 def _sections(cubin: bytes) -> list[_Section]:

@@ -59,7 +59,7 @@ def call_in_place(
     return te.extern(
         tuple(shape), list(inputs), body, name=name, dtype=dtype, attrs=stage("step"),
         in_buffers=[whole(t.shape, t.dtype) for t in inputs], out_buffers=[whole(shape, dtype)],
-    )  # fmt: skip
+    )
 
 
 def read_step(text: str, names: Sequence[str]) -> Step:
@@ -125,4 +125,4 @@ def row_major_gemm(
         lda=k if transpose_right else n, ldb=m if transpose_left else k, ldc=n,
         batch=batch, stride_a=0 if one_right else times(n, k),
         stride_b=0 if one_left else times(m, k), stride_c=times(m, n),
-    )  # fmt: skip
+    )

@@ -170,7 +170,7 @@ def mma_space(
             "reuse": block_m * block_n / (block_m + block_n),
         },
         fallback=lambda: _fallback(rows, n, limits, gathered=gathered),
-    )  # fmt: skip
+    )
 
 
 def _fallback(m: int, n: int, limits: DeviceLimits, *, gathered: bool) -> dict[str, int]:
@@ -189,7 +189,7 @@ def _fallback(m: int, n: int, limits: DeviceLimits, *, gathered: bool) -> dict[s
         "block_m": high, "block_n": wide, "block_k": block_k, "warp_m": max(16, high // 2),
         "warp_n": max(16, wide // (4 if gathered else 2)),
         "stages": max((s for s in _STAGES if s <= room), default=_STAGES[0]), "group": 8,
-    }  # fmt: skip
+    }
 
 
 def mma_product(of: ByHand, config: Config) -> Handwritten:
@@ -201,4 +201,4 @@ def mma_product(of: ByHand, config: Config) -> Handwritten:
     return product_by_hand(
         "product_mma", _SOURCE.replace("KIND", PTX_TYPES[of.dtype]), of, knobs, warps * 32,
         (block_m + block_n) * knobs["BLOCK_K"] * 2 * knobs["STAGES"],
-    )  # fmt: skip
+    )

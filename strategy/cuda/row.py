@@ -45,7 +45,7 @@ def row_space(
         if length % (threads * vector) == 0
         and vector * dtype_bytes(loaded) <= 16
         and length <= threads * _KEPT_ELEMENTS
-    ]  # fmt: skip
+    ]
     most = 2 * (length or 1 << 20)
     sizes = [t for t in _SIZES if t == 32 or t < most]
     threads, vector, unroll, side, keep, registers = (
@@ -96,7 +96,7 @@ def _fallback(
     return {
         "threads": threads, "vector": vector, "unroll": 0, "keep": False, "registers": True,
         "rows": side,
-    }  # fmt: skip
+    }
 
 
 def schedule_rows(outs: Outs, axis: int, config: Config) -> Any:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _OPERATIONS = {
     "Add": "+", "Sub": "-", "Mul": "*", "FloorDiv": "//", "FloorMod": "%", "Div": "//", "Mod": "%",
     "Min": "min", "Max": "max",
-}  # fmt: skip
+}
 _DYNAMIC = "tirx.use_dyn_shared_memory"
 
 

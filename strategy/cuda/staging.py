@@ -226,11 +226,11 @@ def product_by_hand(
         **knobs, **of.operands.macros, "THREADS": threads,
         "TYPE": C_TYPES[of.dtype], "OUT": C_TYPES[of.out_dtype], "CHUNK": _CHUNK, "COLUMNS": of.n,
         "DEPTH": of.k, "ONE_LEFT": int(of.one_left), "ONE_RIGHT": int(of.one_right),
-    }  # fmt: skip
+    }
     arguments = (Pointer(LEFT), Pointer(RIGHT), Pointer(OUTPUT), Scalar("int32", of.m))
     launch = Launch(
         kernel, (*arguments, Pointer(THIRD)) if of.operands.third else arguments,
         (times(of.tiles(knobs["BLOCK_M"]), -(-of.n // knobs["BLOCK_N"])), 1, of.batch), (threads, 1, 1), shared_bytes,
-    )  # fmt: skip
+    )
     text = _COPIES + of.operands.source + of.operands.insert(source)
     return Handwritten(Template(text, macros, (), (launch,)).code, launch)

@@ -22,7 +22,7 @@ C_TYPES = {
     "int64": "long long", "int32": "int", "int16": "short", "int8": "signed char",
     "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int",
     "uint64": "unsigned long long", "bool": "bool",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

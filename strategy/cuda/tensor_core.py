@@ -67,7 +67,7 @@ def _tensor_fallback(m: int, n: int, k: int, limits: DeviceLimits) -> dict[str, 
     return {
         "block_m": high, "block_n": wide, "block_k": 32, "warp_m": max(16, high // 2),
         "warp_n": max(16, wide // 2), "vector": vector, "stages": 1,
-    }  # fmt: skip
+    }
 
 
 def schedule_tensor_core(
@@ -129,7 +129,7 @@ def schedule_tensor_core(
     # A strip's rows lie apart from the next one's: one is loaded at a time, the columns all at once.
     for block, fragment, at, along_k, role in (
         (stages["a"], left, fi2, a_along_k, "a"), (stages["b"], right, middle, b_along_k, "b")
-    ):  # fmt: skip
+    ):
         sch.compute_at(fragment, at, preserve_unit_loops=True)
         r, s = sch.get_loops(fragment)[-2:]
         r_outer, r16 = sch.split(r, [None, TILE])

@@ -127,7 +127,7 @@ def _tiled_fallback(
     return {
         "block_m": high, "block_n": wide, "block_k": block_k, "thread_m": thread_m,
         "thread_n": thread_n, "vector": vector, "stages": 2 if k > block_k else 1, "split_k": parts,
-    }  # fmt: skip
+    }
 
 
 def loops_of_parts(sch: Any) -> Loops | None:

@@ -134,7 +134,7 @@ def wgmma_space(
             "reuse": block_m * block_n / (block_m + block_n),
         },
         fallback=lambda: _fallback(rows, n, limits, gathered=gathered),
-    )  # fmt: skip
+    )
 
 
 def _sizes(sizes: tuple[int, ...], extent: int) -> list[int]:
@@ -164,7 +164,7 @@ def wgmma_product(of: ByHand, config: Config) -> Handwritten:
         "product_wgmma", source.replace("SETTLE", _settle(block_n)), of, knobs,
         knobs["GROUPS"] * _GROUP,
         (block_m + block_n) * BLOCK_K * 2 * knobs["STAGES"] + _ATOM_BYTES,
-    )  # fmt: skip
+    )
 
 
 def _multiply(n: int, kind: str) -> str:

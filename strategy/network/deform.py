@@ -17,7 +17,7 @@ from strategy.network.size import PROBED
 def deformable_convolution(
     x: Expr, weight: Expr, offsets: Expr, mask: Expr | None, bias: Expr | None, *, strides: Sequence[int],
     padding: Sequence[int], dilation: Sequence[int], groups: int, offset_groups: int,
-) -> Expr:  # fmt: skip
+) -> Expr:
     """A product of the weight with samples between pixels, which are 0 beyond the image.
 
     Args:

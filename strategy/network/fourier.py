@@ -22,7 +22,7 @@ _MOST = 4096  # elements of a transform, whose product takes their square
 def transform(
     parts: Sequence[Expr], axis: int, size: int, *, scale: float | Expr = 1, inverse: bool = False,
     onesided: bool = False,
-) -> list[Expr]:  # fmt: skip
+) -> list[Expr]:
     """The real and imaginary parts of a transform along an axis; only the real one of an inverse that is `onesided`.
 
     Args:

@@ -21,7 +21,7 @@ from strategy.workload import Workload
 PRODUCTS = frozenset({
     "dense", "batch_matmul", "conv2d", "conv2d_transpose", "matmul_nbits", "qdense", "qconv2d",
     "depthwise_separable_conv2d", "grouped_dense",
-})  # fmt: skip
+})
 # The epilogues that products of PyTorch models are tuned with (`plevel/torch/epilogue.py`).
 _UNARY = frozenset(
     "relu sigmoid tanh gelu clip silu mish hardswish hardsigmoid leaky_relu".split()

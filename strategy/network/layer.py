@@ -178,12 +178,12 @@ def convolution(
         found = convolution(
             reshape(x, lifted[0]), reshape(weight, lifted[1]), bias, strides=(1, *strides),
             padding=(0, begin, 0, end), dilation=(1, *dilation), groups=groups,
-        )  # fmt: skip
+        )
         n, c, _, width = extents(found)
         return reshape(found, (n, c, width))
     given: dict[str, Any] = {
         "strides": tuple(strides), "padding": tuple(padding), "dilation": tuple(dilation), "groups": groups
-    }  # fmt: skip
+    }
     if len(extents(x)) == 5:
         found = conv3d(x, weight, **given)
     elif len(extents(x)) == 4:
@@ -211,7 +211,7 @@ def transposed_convolution(
         found = transposed_convolution(
             lifted[0], lifted[1], bias, strides=(1, *strides), padding=(0, begin, 0, end),
             output_padding=(0, *output_padding), dilation=(1, *dilation), groups=groups,
-        )  # fmt: skip
+        )
         n, c, _, width = extents(found)
         return reshape(found, (n, c, width))
     if len(extents(x)) == 5:
@@ -223,14 +223,14 @@ def transposed_convolution(
         found = transposed_convolution(
             x, weight, None, strides=strides, dilation=dilation, groups=groups, output_padding=(0, 0),
             padding=(*padding[:2], *(max(p - o, 0) for p, o in zip(padding[2:], output_padding, strict=True))),
-        )  # fmt: skip
+        )
         zeros = [(0, max(o - p, 0)) for p, o in zip(padding[2:], output_padding, strict=True)]
         found = call("pad", found, pad_width=((0, 0), (0, 0), *zeros))
         return found if bias is None else add_bias(found, bias)
     found = call(
         "conv2d_transpose", x, weight, strides=tuple(strides), padding=tuple(padding),
         output_padding=tuple(output_padding), dilation=tuple(dilation), groups=groups,
-    )  # fmt: skip
+    )
     extents(found)  # type errors name the weight that was given, not that of the phases
     if isinstance(weight, Constant) and strides[0] == strides[1] > 1 and tuple(dilation) == (1, 1):
         by_phases = _by_phases(x, weight.value, bias, strides[0], padding, output_padding, groups)
@@ -242,7 +242,7 @@ def transposed_convolution(
 def _by_planes(
     x: Expr, weight: Expr, bias: Expr | None, strides: Sequence[int], padding: Sequence[int],
     output_padding: Sequence[int], dilation: Sequence[int], groups: int,
-) -> Expr:  # fmt: skip
+) -> Expr:
     """A transposed convolution of three dimensions as one of the planes that reach each of the result's, side by side.
 
     Between the planes of the data are as many of zeros as the stride says.
@@ -272,14 +272,14 @@ def _by_planes(
         Constant(turned.value.reshape(shape)) if isinstance(turned, Constant) else reshape(turned, shape),
         bias, strides=steps, padding=(top, left, bottom, right), output_padding=output_padding[1:],
         dilation=distances, groups=groups,
-    )  # fmt: skip
+    )
     return transpose(reshape(found, (n, count, *extents(found)[1:])), (0, 2, 1, 3, 4))
 
 
 def _by_phases(
     x: Expr, weight: Any, bias: Expr | None, step: int, padding: Sequence[int], output_padding: Sequence[int],
     groups: int,
-) -> Expr | None:  # fmt: skip
+) -> Expr | None:
     """A transposed convolution as one convolution for all step × step phases of the result, then put together.
 
     Row r of a block of `step` reads the data by those rows of the window that are r + padding modulo `step`. None where

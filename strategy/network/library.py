@@ -143,7 +143,7 @@ def network_code() -> str:
 def write_library(
     plan: Plan, path: Path, about: Manifest, target: Target, *, objects: Sequence[Path], weights: Path,
     tables: Sequence[str] = (), appended: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Link the shared library at `path`, with its header and its manifest beside it: all three, or none.
 
     Args:
@@ -198,7 +198,7 @@ def describe(
     return Manifest(
         about, name, str(target), target.threads, ports(plan.inputs), ports(plan.outputs), plan.weight_bytes,
         plan.arena_bytes, tuple(map(kernel, plan.steps)), {s.name: Range(s.low, s.high) for s in sizes_of(plan)},
-    )  # fmt: skip
+    )
 
 
 def _header(plan: Plan, name: str, about: str, target: Target) -> str:
@@ -212,7 +212,7 @@ def _header(plan: Plan, name: str, about: str, target: Target) -> str:
         arguments=_parameters(plan), least=" at the least sizes" if plan.sizes else "",
         wrong="a size out of range or " if plan.sizes else "",
         sizes="".join(f" *   {s.name}: a symbolic size, from {s.low} to {s.high}\n" for s in sizes_of(plan)),
-    )  # fmt: skip
+    )
 
 
 def _arguments(plan: Plan) -> list[tuple[str, str, Port]]:
@@ -306,4 +306,4 @@ def _source(plan: Plan, name: str, target: Target, tables: Sequence[str], *, app
         "}",
         f"void {name}_trace(void (*function)(int step, const void *output)) {{ _plevel_trace = function; }}",
         "",
-    ])  # fmt: skip
+    ])

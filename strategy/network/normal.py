@@ -455,4 +455,4 @@ def _swapped(normal: _Normal, node: Expr) -> Expr | None:
 _RULES: tuple[Rule, ...] = (
     _compute, _reshape, _by_number, _activation, _softmax, _unmasked, _sink_unary, _sink_binary, _add_bias,
     _scale_weight, _transpose, _turn_operand,
-)  # fmt: skip
+)

@@ -24,13 +24,13 @@ from strategy.ops.window import sides_to_end
 def pool(
     name: str, x: Expr, *, size: Sequence[int], strides: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], **attrs: Any,
-) -> Expr:  # fmt: skip
+) -> Expr:
     rank = len(size)
     if attrs.get("ceil_mode") and max(extents(x)[2:]) >= PROBED:
         return pool(
             name, x, size=size, strides=strides, padding=_to_any_end(padding, size, strides, dilation),
             dilation=dilation, **attrs | _without_end(attrs, padding),
-        )  # fmt: skip
+        )
     if rank == 2:
         given = {"strides": strides, "padding": padding, "dilation": dilation}
         return call(name, x, pool_size=tuple(size), **{n: tuple(v) for n, v in given.items()}, **attrs)
@@ -39,7 +39,7 @@ def pool(
         found = pool(
             name, lifted, size=(1, *size), strides=(1, *strides), padding=(0, begin, 0, end), dilation=(1, *dilation),
             **attrs,
-        )  # fmt: skip
+        )
         return layer.reshape(found, (*extents(found)[:2], extents(found)[3]))
     if rank != 3:
         raise NetworkError(f"a pool of {rank} dimensions: plevel has one, two and three")
@@ -48,12 +48,12 @@ def pool(
     planes = pool(
         name, layer.reshape(x, (n, channels * depth, *image)), size=size[1:], strides=strides[1:],
         padding=(top, left, bottom, right), dilation=dilation[1:], **attrs,
-    )  # fmt: skip
+    )
     image = list(extents(planes)[2:])
     found = pool(
         name, layer.reshape(planes, (n, channels, depth, math.prod(image))), size=(size[0], 1), strides=(strides[0], 1),
         padding=(front, 0, back, 0), dilation=(dilation[0], 1), **attrs,
-    )  # fmt: skip
+    )
     return layer.reshape(found, (n, channels, extents(found)[2], *image))
 
 
@@ -78,7 +78,7 @@ def _without_end(attrs: Mapping[str, Any], padding: Sequence[int]) -> dict[str, 
 def sum_pool(
     x: Expr, *, size: Sequence[int], strides: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
     ceil_mode: bool,
-) -> Expr:  # fmt: skip
+) -> Expr:
     """The sum of each window, which has zeros beyond the image."""
     if ceil_mode:
         image = extents(x)[2:]
@@ -95,7 +95,7 @@ def sum_pool(
 def largest_places(
     x: Expr, *, size: Sequence[int], strides: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
     ceil_mode: bool, by_columns: bool = False,
-) -> Expr:  # fmt: skip
+) -> Expr:
     """The place of each window's largest element in its image, whose places count row by row, as int64.
 
     It is the first of equals, and the last NaN, as in PyTorch. A step compares one place of all windows.

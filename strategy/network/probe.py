@@ -14,7 +14,7 @@ from strategy.network.size import NAMES, PROBED, Size, Sizes
 PROBES = (
     (300_007, 400_009, 500_009), (300_017, 400_031, 500_029), (311_123, 411_113, 511_123), (322_229, 422_231, 522_227),
     (333_337, 433_337, 533_353), (344_453, 444_449, 544_451),
-)  # fmt: skip
+)
 # Rests of numbers that stand for sizes of which there are quotients: these first, then others where they are needed.
 _RESTS = (1, 2, 3, 5)
 _TRIED_RESTS = 64

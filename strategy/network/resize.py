@@ -66,7 +66,7 @@ def resize(x: Expr, size: Sequence[int], scales: Sequence[float | None], **attrs
 
 def _ratio(
     scale: float, extent: int, wanted: int, *, method: str, coordinate_transformation_mode: str = "half_pixel", **_: Any
-) -> Fraction | None:  # fmt: skip
+) -> Fraction | None:
     """A scale that pixels' places depend on; None for the ratio of sizes, which a symbolic one may leave at a call."""
     if coordinate_transformation_mode == "align_corners":  # of the sizes alone
         return None
@@ -87,7 +87,7 @@ def _along(
     x: Expr, axis: int, wanted: int, ratio: Fraction | None, *, method: str,
     coordinate_transformation_mode: str = "half_pixel", rounding_method: str = "round_prefer_floor",
     cubic_alpha: float = -0.75,
-) -> Expr:  # fmt: skip
+) -> Expr:
     """One axis at another size; elements beyond its ends are those at the ends.
 
     Args:
@@ -122,7 +122,7 @@ def _along(
             layer.reshape(weight, (wanted, *behind)),
         )
         for i, weight in enumerate(weights)
-    ]  # fmt: skip
+    ]
     return reduce(lambda a, b: call("add", a, b), parts)
 
 

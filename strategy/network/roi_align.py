@@ -45,7 +45,7 @@ def roi_align(
     pair = []
     for coordinate, beside in (
         (_coordinate(near[1], width), (regions, 1, columns)), (_coordinate(row, batch * height), (regions, rows, 1)),
-    ):  # fmt: skip
+    ):
         wide = layer.broadcast(layer.reshape(coordinate, beside), (regions, rows, columns))
         pair.append(layer.reshape(wide, (1, regions * rows, columns, 1)))
     tall = layer.reshape(layer.transpose(x, (1, 0, 2, 3)), (1, channels, batch * height, width))

@@ -40,7 +40,7 @@ class Pair:
             JOINED, data, weights[0], self.bias, weights[1], strides=window.strides, padding=window.padding,
             dilation=window.dilation, activation=self.activation, data_layout=window.data_layout,
             out_layout=product.result_layout,
-        )  # fmt: skip
+        )
 
 
 def join(network: Network, wanted: Callable[[Pair], bool] = lambda pair: True) -> Network:

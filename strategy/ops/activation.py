@@ -178,37 +178,37 @@ def _mish_grad(orig: Call, grad: Expr) -> Expr:
 gelu = register_unary(
     "gelu", "x Φ(x) of each element, with the normal distribution Φ: the exact form, by erf, or by tanh.",
     _reference_gelu, _gelu_grad, vector=_gelu, attrs=GeluAttrs, examples=({}, {"approximate": "tanh"}),
-)  # fmt: skip
+)
 silu = register_unary(
     "silu", "x / (1 + exp(-x)) of each element x: swish.", lambda x: x * reference_sigmoid(x), _silu_grad,
     vector=_silu,
-)  # fmt: skip
+)
 hardswish = register_unary(
     "hardswish", "x clip(x / 6 + 1/2, 0, 1) of each element x, as ONNX's HardSwish.",
     lambda x: x * (x / 6 + 0.5).clip(0, 1), _hardswish_grad, vector=_hardswish,
-)  # fmt: skip
+)
 hardsigmoid = register_unary(
     "hardsigmoid", "clip(alpha x + beta, 0, 1) of each element x, as ONNX's HardSigmoid.",
     lambda x, attrs: (attrs.alpha * x + attrs.beta).clip(0, 1), _hardsigmoid_grad, vector=_hardsigmoid,
     attrs=HardSigmoidAttrs,
-)  # fmt: skip
+)
 leaky_relu = register_unary(
     "leaky_relu", "Each element x where it is positive, and elsewhere alpha x.", _reference_leaky_relu,
     _leaky_relu_grad, vector=_leaky_relu, attrs=LeakyReluAttrs,
-)  # fmt: skip
+)
 softplus = register_unary(
     "softplus", "log(1 + exp(x)) of each element x.", _reference_softplus,
     lambda orig, grad: grad * sigmoid(orig.args[0]), vector=elementary.log1p_of_power,
-)  # fmt: skip
+)
 mish = register_unary(
     "mish", "x tanh(log(1 + exp(x))) of each element x.", _reference_mish, _mish_grad, vector=_mish
 )
 swiglu = register_binary(
     "swiglu", "silu(lhs) rhs, element by element: a gated product.", lambda x, y: x * reference_sigmoid(x) * y,
     _gate_grad(silu), require=require_float, element=lambda x, y: _silu(x) * y,
-)  # fmt: skip
+)
 geglu = register_binary(
     "geglu", "gelu(lhs) rhs, element by element, with the exact gelu: a gated product.",
     lambda x, y: _reference_gelu(x, GeluAttrs(approximate="none")) * y, _gate_grad(gelu), require=require_float,
     element=lambda x, y: _gelu(x, GeluAttrs(approximate="none")) * y,
-)  # fmt: skip
+)

@@ -64,7 +64,7 @@ def _register(name: str, which: str) -> Callable[..., Expr]:
         keys = te.compute(
             data.shape, lambda *i: sort_key(data(*i), nan_first=name == "argmin"), name="keys",
             tag=topi.tag.ELEMWISE,
-        )  # fmt: skip
+        )
         axis = None if attrs.axis is None else list(reduced_axes(attrs, len(data.shape)))
         found = getattr(topi, name)(keys, axis, attrs.keepdims)
         if str(data.dtype) in _FULL:
@@ -91,7 +91,7 @@ def _register(name: str, which: str) -> Callable[..., Expr]:
     def function(
         data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, exclude: bool = False,
         dtype: str = "int32",
-    ) -> Expr:  # fmt: skip
+    ) -> Expr:
         return call(name, data, axis=axis, keepdims=keepdims, exclude=exclude, dtype=dtype)
 
     arguments = {
@@ -125,7 +125,7 @@ def _passes(how: str, *, nan_first: bool) -> Passes:
     return Passes(
         _kind, lambda value, dtype: sort_key(value, nan_first=nan_first), how,
         lambda attrs, place, end, count: place, second="min", term=_place,
-    )  # fmt: skip
+    )
 
 
 register_passes("argmax", _passes("max", nan_first=False))

@@ -107,7 +107,7 @@ def compute_avg_pool2d(attrs: AvgPool2DAttrs, inputs: Sequence[Any], out_type: T
     found = topi.nn.pool2d(
         data, list(attrs.pool_size), list(attrs.strides), list(attrs.dilation),
         list(attrs.sides(data.shape)), "avg", count_include_pad=attrs.count_include_pad,
-    )  # fmt: skip
+    )
     if not attrs.ceil_mode or not attrs.count_include_pad:
         return [found]
     whole = tirx.const(math.prod(attrs.pool_size), found.dtype)
@@ -232,7 +232,7 @@ def avg_pool2d(
     return call(
         "avg_pool2d", data, pool_size=pool_size, strides=strides, dilation=dilation,
         padding=padding, count_include_pad=count_include_pad, ceil_mode=ceil_mode, layout=layout,
-    )  # fmt: skip
+    )
 
 
 def global_avg_pool2d(data: Expr, layout: str = PLAIN) -> Expr:

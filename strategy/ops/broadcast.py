@@ -266,46 +266,46 @@ def _choice_grad(chosen: Callable[[Call], Expr]) -> Callable[[Call, Expr], list[
 add = register_binary(
     "add", "The sum of two tensors, element by element.", lambda x, y: x + y,
     lambda orig, grad: [grad, grad],
-)  # fmt: skip
+)
 subtract = register_binary(
     "subtract", "The difference of two tensors, element by element.", lambda x, y: x - y,
     lambda orig, grad: [grad, -grad], real=_minus,
-)  # fmt: skip
+)
 multiply = register_binary(
     "multiply", "The product of two tensors, element by element.", lambda x, y: x * y,
     lambda orig, grad: [grad * orig.args[1], grad * orig.args[0]],
-)  # fmt: skip
+)
 divide = register_binary(
     "divide", "The quotient of two tensors, element by element.", lambda x, y: x / y, _divide_grad,
     require=require_float,
-)  # fmt: skip
+)
 floor_divide = register_binary(
     "floor_divide", "The quotient of two tensors, element by element, rounded down; 0 of integers divided by 0.",
     lambda x, y: x // y, element=_floor_divide,
-)  # fmt: skip
+)
 floor_mod = register_binary(
     "floor_mod", "The remainder of floor_divide, with the sign of rhs; 0 of integers divided by 0.",
     lambda x, y: x % y, lambda orig, grad: [grad, -(grad * floor_divide(*orig.args))], element=_floor_mod,
-)  # fmt: skip
+)
 power = register_binary(
     "power", "Elements of lhs to the power of those of rhs.", _numpy_power, _power_grad,
     require=require_float, element=_power,
-)  # fmt: skip
+)
 maximum = register_binary(
     "maximum", "The larger of two tensors' elements; where they are equal, the gradient is rhs's.",
     numpy_function("maximum"), _choice_grad(lambda orig: greater(*orig.args)), element=larger,
-)  # fmt: skip
+)
 minimum = register_binary(
     "minimum", "The smaller of two tensors' elements; where they are equal, the gradient is rhs's.",
     numpy_function("minimum"), _choice_grad(lambda orig: less(*orig.args)), element=smaller,
-)  # fmt: skip
+)
 equal = register_binary(
     "equal", "True where elements are equal.", operator.eq, require=require_any, out_dtype="bool", real=_equals
 )
 not_equal = register_binary(
     "not_equal", "True where elements differ, as NaN does from itself.", operator.ne, require=require_any,
     out_dtype="bool", real=_differ,
-)  # fmt: skip
+)
 
 
 def _register_comparison(name: str, description: str, compare: Callable[[Any, Any], Any]) -> Binary:
@@ -379,12 +379,12 @@ bitwise_xor = _register_bitwise(
 left_shift = _register_bitwise(
     "left_shift", "Elements of lhs moved by as many bits as rhs says towards higher ones; 0 beyond the last one, or of "
     "less than none.", _numpy_shift("left_shift"), _shifted(lambda x, y: x << y, lambda x: x - x),
-)  # fmt: skip
+)
 right_shift = _register_bitwise(
     "right_shift", "Elements of lhs moved by as many bits as rhs says towards lower ones, with the sign behind; "
     "the sign alone beyond the last one, or of less than none.", _numpy_shift("right_shift"),
     _shifted(lambda x, y: x >> y, _sign_bits),
-)  # fmt: skip
+)
 
 
 def where_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:

@@ -40,7 +40,7 @@ def conv1d(
     (step,), (distance,) = _each("conv1d", strides, 1), _each("conv1d", dilation, 1)
     found = conv2d(
         expand_dims(data, 2), expand_dims(weight, 2), (1, step), (0, left, 0, right), (1, distance), groups
-    )  # fmt: skip
+    )
     return squeeze(found, 2)
 
 
@@ -86,7 +86,7 @@ def conv3d(
     found = conv2d(
         images, reshape(weight, (o, own * size, *window)), (steps[0], steps[1]), (top, left, bottom, right),
         (distances[0], distances[1]), groups,
-    )  # fmt: skip
+    )
     out = _extents(found, 4, "conv3d")[2:]
     return transpose(reshape(found, (n, count, o, *out)), (0, 2, 1, 3, 4))
 

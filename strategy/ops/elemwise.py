@@ -208,43 +208,43 @@ negative = register_unary(
 exp = register_unary(
     "exp", "The exponential of each element.", numpy_function("exp"),
     lambda orig, grad: grad * orig, vector=elementary.exp,
-)  # fmt: skip
+)
 log = register_unary(
     "log", "The natural logarithm of each element.", numpy_function("log"),
     lambda orig, grad: grad / orig.args[0],
-)  # fmt: skip
+)
 sqrt = register_unary(
     "sqrt", "The square root of each element.", numpy_function("sqrt"),
     lambda orig, grad: grad / (orig + orig),
-)  # fmt: skip
+)
 rsqrt = register_unary(
     "rsqrt", "1 / sqrt(x) of each element.", lambda x: 1 / x**0.5,
     lambda orig, grad: -(grad * orig / (orig.args[0] + orig.args[0])),
-)  # fmt: skip
+)
 sigmoid = register_unary(
     "sigmoid", "The logistic function of each element: 1 / (1 + exp(-x)).", reference_sigmoid,
     lambda orig, grad: grad * orig * (ones_like(orig) - orig), vector=elementary.sigmoid,
-)  # fmt: skip
+)
 tanh = register_unary(
     "tanh", "The hyperbolic tangent of each element.", numpy_function("tanh"),
     lambda orig, grad: grad * (ones_like(orig) - orig * orig), vector=elementary.tanh,
-)  # fmt: skip
+)
 erf = register_unary(
     "erf", "The error function of each element.", reference_erf, _erf_grad,
     vector=elementary.erf,
-)  # fmt: skip
+)
 sin = register_unary(
     "sin", "The sine of each element.", numpy_function("sin"),
     lambda orig, grad: grad * cos(orig.args[0]), vector=elementary.sin,
-)  # fmt: skip
+)
 cos: Unary = register_unary(
     "cos", "The cosine of each element.", numpy_function("cos"),
     lambda orig, grad: -(grad * sin(orig.args[0])), vector=elementary.cos,
-)  # fmt: skip
+)
 atan = register_unary(
     "atan", "The inverse tangent of each element.", numpy_function("arctan"),
     lambda orig, grad: grad / (like(orig, 1) + orig.args[0] * orig.args[0]), vector=elementary.atan,
-)  # fmt: skip
+)
 floor = register_unary(
     "floor", "The largest integer that is not above each element.", numpy_function("floor"), vector=_vector("floor")
 )
@@ -254,11 +254,11 @@ ceil = register_unary(
 round = register_unary(
     "round", "The integer that is nearest to each element; the even one of two, as ONNX's.", numpy_function("rint"),
     vector=_vector("nearbyint"),
-)  # fmt: skip
+)
 sign = register_unary(
     "sign", "-1, 0 or 1 as each element is negative, zero or positive; NaN of NaN.", numpy_function("sign"),
     require=require_signed, vector=_sign,
-)  # fmt: skip
+)
 for _name in ("floor", "ceil", "round", "sign", "floor_divide", "floor_mod"):
     register_op_attr(_name, "TJumps", True)
 isnan: Unary = register_unary(
@@ -270,7 +270,7 @@ isinf: Unary = register_unary(
 logical_not: Unary = register_unary(
     "logical_not", "True where an element is false.", numpy_function("logical_not"), require=require_bool,
     vector=_vector("Not"),
-)  # fmt: skip
+)
 relu = register_unary(
     "relu", "Each element, zero where it is negative.", lambda x: x.clip(0), _relu_grad,
     require=require_number, vector=_relu,

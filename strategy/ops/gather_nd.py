@@ -115,7 +115,7 @@ def gather_nd_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     taken = call(
         "take_backward", reshape(grad, (entries, -1, rest)), flat,
         reshape(data, (entries, math.prod(indexed), rest)), axis=1, batch_dims=1,
-    )  # fmt: skip
+    )
     return [reshape_like(taken, data), None]
 
 

@@ -54,11 +54,11 @@ class GridSampleAttrs(Attrs):
     method: str = field(
         "linear", "The interpolation between the pixels around a place",
         choices=("nearest_neighbor", "linear", "cubic"),
-    )  # fmt: skip
+    )
     padding_mode: str = field(
         "zeros", "Pixels beyond the edges: zeros, the pixels at the edges, or the image mirrored there",
         choices=("zeros", "border", "reflection"),
-    )  # fmt: skip
+    )
     align_corners: bool = field(False, "-1 and 1 are the centres of the outermost pixels, not their edges")
 
 
@@ -105,7 +105,7 @@ def grid_sample_rel(types: Sequence[Type], attrs: GridSampleAttrs, reporter: Typ
         {"data": "float32[2,1,3,5,7]", "grid": "float32[2,3,2,9,3]"},
         {"method": "nearest_neighbor", "padding_mode": "border", "align_corners": True},
     )
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def compute_grid_sample(attrs: GridSampleAttrs, inputs: Sequence[Any], out_type:
     kind = _Kind(
         tirx.floor, tirx.nearbyint, tirx.abs, tirx.max, tirx.min, operator.le, tirx.Select,
         lambda value: tirx.const(value, data.dtype),
-    )  # fmt: skip
+    )
     image = tuple(tirx.Cast(data.dtype, tirx.convert(n)) for n in data.shape[2:])
 
     rank = len(image)
@@ -251,7 +251,7 @@ def reference_grid_sample(attrs: GridSampleAttrs, inputs: Sequence[Any]) -> Any:
     kind = _Kind(
         np.floor, np.rint, np.abs, lambda a, b: np.where(a > b, a, b), np.minimum, operator.le, np.where,
         grid.dtype.type,
-    )  # fmt: skip
+    )
 
     def read(*places: Any) -> Any:
         return images[batch, *(place[..., 0].astype(np.int64) for place in places)]

@@ -242,7 +242,7 @@ def _add_row(
         strategy.add_implementation(
             compute_group_norm_row, schedule_group_norm_row, "group_norm_row.cpu", 12, version=2,
             space=group_norm_row_space,
-        )  # fmt: skip
+        )
 
 
 register_cpu_implementations("group_norm", _add_row)

@@ -109,7 +109,7 @@ def _add_row(
         strategy.add_implementation(
             _as_groups(compute_group_norm_row), _as_groups(schedule_group_norm_row), "instance_norm_row.cpu", 12,
             space=_as_groups(group_norm_row_space),
-        )  # fmt: skip
+        )
 
 
 register_cpu_implementations("instance_norm", _add_row)

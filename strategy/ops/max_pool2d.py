@@ -11,7 +11,7 @@ from strategy.cpu.pool2d import register_pool2d_rows
 from strategy.cuda.schedule import register_plain_schedule
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
-from strategy.layout import (  # fmt: skip
+from strategy.layout import (
     LAYOUTS,
     PLAIN,
     in_layouts,
@@ -207,7 +207,7 @@ def compute_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any], ou
         inside = tirx.all(
             row >= 0, row % stride_h == 0, row // stride_h < grad.shape[2],
             column >= 0, column % stride_w == 0, column // stride_w < grad.shape[3],
-        )  # fmt: skip
+        )
         share = tirx.Select(keys(n, c, h, w) == pooled(*place), grad(*place) / count(*place), zero)
         return te.sum(tirx.if_then_else(inside, share, zero), axis=third)
 
@@ -292,4 +292,4 @@ def max_pool2d(
     return call(
         "max_pool2d", data, pool_size=pool_size, strides=strides, dilation=dilation, padding=padding,
         ceil_mode=ceil_mode, layout=layout,
-    )  # fmt: skip
+    )

@@ -137,7 +137,7 @@ class TriluAttrs(Attrs):
     k: int = field(
         0, "The diagonal up to which, or from which, elements are kept; 0 is the main one",
         lower=-(2**31), upper=2**31 - 1,
-    )  # fmt: skip
+    )
     upper: bool = field(True, "Keep the upper triangle; else the lower")
 
 
@@ -148,7 +148,7 @@ class BlockAttrs(Attrs):
     mode: str = field(
         "DCR", "Order of the depth's parts: block then channel, or channel then block (CRD), as pixel_shuffle",
         choices=("DCR", "CRD"),
-    )  # fmt: skip
+    )
 
 
 def _check_axis(attrs: Any, reporter: TypeReporter, data: TensorType) -> None:
@@ -333,19 +333,19 @@ broadcast_to = _register(
     "broadcast_to", "The input, broadcast to a shape.", BroadcastToAttrs, [{"shape": [3, 5, -1]}],
     check=_check_broadcast, shape=_broadcast, place=lambda attrs, index, shape: (broadcast_place(shape, index), None),
     reference=_reference_broadcast, gradient=lambda attrs, x, grad: collapse_sum_like(grad, x),
-)  # fmt: skip
+)
 repeat = _register(
     "repeat", "Each element several times along an axis.", RepeatAttrs,
     [{"repeats": 3}, {"repeats": 2, "axis": 0}], check=_check_axis,
     shape=lambda attrs, shape: _along(attrs, shape, lambda n: n * attrs.repeats),
     place=lambda attrs, index, shape: (_along(attrs, index, lambda i: i // attrs.repeats), None),
     reference=lambda x, attrs: x.repeat(attrs.repeats, attrs.axis), gradient=_repeat_grad,
-)  # fmt: skip
+)
 tile = _register(
     "tile", "The whole input several times along axes.", TileAttrs, [{"reps": [2, 1, 3]}],
     check=lambda attrs, reporter, data: None, shape=_tile, place=_place_of_tile,
     reference=lambda x, attrs: numpy_function("tile")(x, attrs.reps), gradient=_tile_grad,
-)  # fmt: skip
+)
 reverse: Callable[..., Expr] = _register(
     "reverse", "The elements along an axis in reverse order: flip.", ReverseAttrs, [{"axis": 1}, {}],
     check=_check_axis, shape=lambda attrs, shape: shape,
@@ -355,7 +355,7 @@ reverse: Callable[..., Expr] = _register(
     ),
     reference=lambda x, attrs: numpy_function("flip")(x, attrs.axis),
     gradient=lambda attrs, x, grad: reverse(grad, axis=attrs.axis),
-)  # fmt: skip
+)
 pad = _register(
     "pad", "The input with further elements at the ends of its axes, as Relay's nn.pad.", PadAttrs,
     [
@@ -363,13 +363,13 @@ pad = _register(
         {"pad_width": [[2, 1], [0, 3]], "pad_mode": "reflect"},
     ],
     check=_check_pad, shape=_pad, place=_place_of_pad, reference=_reference_pad, gradient=_pad_grad,
-)  # fmt: skip
+)
 trilu: Callable[..., Expr] = _register(
     "trilu", "The upper or the lower triangle of each matrix, zeros elsewhere.", TriluAttrs,
     [{"k": 1}, {"upper": False}], check=_check_trilu, shape=lambda attrs, shape: shape, place=_place_of_trilu,
     reference=lambda x, attrs: numpy_function("triu" if attrs.upper else "tril")(x, attrs.k),
     gradient=lambda attrs, x, grad: trilu(grad, k=attrs.k, upper=attrs.upper),
-)  # fmt: skip
+)
 
 depth_to_space: Callable[..., Expr] = _register(
     "depth_to_space", "Blocks of pixels from the parts of the channels, as Relay's nn.depth_to_space.", BlockAttrs,
@@ -379,7 +379,7 @@ depth_to_space: Callable[..., Expr] = _register(
     ],
     place=_place_in_depth, reference=_depth_to_space,
     gradient=lambda attrs, x, grad: space_to_depth(grad, block_size=attrs.block_size, mode=attrs.mode),
-)  # fmt: skip
+)
 space_to_depth: Callable[..., Expr] = _register(
     "space_to_depth", "Parts of the channels from blocks of pixels, as Relay's nn.space_to_depth.", BlockAttrs,
     [{"block_size": 2}, {"block_size": 2, "mode": "CRD"}], data="float32[2,3,6,10]", check=_check_space,
@@ -388,7 +388,7 @@ space_to_depth: Callable[..., Expr] = _register(
     ],
     place=_place_in_space, reference=_space_to_depth,
     gradient=lambda attrs, x, grad: depth_to_space(grad, block_size=attrs.block_size, mode=attrs.mode),
-)  # fmt: skip
+)
 
 
 def full(shape: Sequence[int], fill_value: float, dtype: str = "float32") -> Expr:

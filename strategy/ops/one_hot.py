@@ -63,7 +63,7 @@ def compute_one_hot(attrs: OneHotAttrs, inputs: Sequence[Any], out_type: Type) -
     indices = inputs[0]
     axis = attrs.axis % (len(indices.shape) + 1)
     on, off = (tirx.const(v if attrs.dtype.startswith(("float", "bfloat")) else int(v), attrs.dtype)
-               for v in (attrs.on_value, attrs.off_value))  # fmt: skip
+               for v in (attrs.on_value, attrs.off_value))
 
     def element(*i: Any) -> Any:
         index = tirx.Cast("int64", indices(*i[:axis], *i[axis + 1 :]))

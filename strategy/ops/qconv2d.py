@@ -195,4 +195,4 @@ def qconv2d(
         "qconv2d", data, weight, strides=strides, padding=padding, dilation=dilation, groups=groups,
         input_zero_point=input_zero_point, kernel_zero_point=kernel_zero_point, channels=channels,
         kernel_size=kernel_size, data_layout=data_layout, kernel_layout=kernel_layout,
-    )  # fmt: skip
+    )

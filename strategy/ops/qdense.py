@@ -135,4 +135,4 @@ def qdense(
     return call(
         "qdense", data, weight,
         input_zero_point=input_zero_point, kernel_zero_point=kernel_zero_point, units=units,
-    )  # fmt: skip
+    )

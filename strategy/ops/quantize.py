@@ -147,13 +147,13 @@ quantize = _register(
     ("float32",), ("output",), QuantizeAttrs,
     lambda to_integer, x, scale, zero_point: to_integer(x / scale, zero_point),
     ({"data": "float32[5,19]", "output_scale": "float32[]", "output_zero_point": "int32[]"}, {}),
-)  # fmt: skip
+)
 dequantize = _register(
     "dequantize", "The real numbers of integers: (data - zero point) · scale.",
     _WHOLE, ("input",), DequantizeAttrs,
     lambda to_integer, q, scale, zero_point: _real(q, scale, zero_point),
     ({"data": "int8[5,19]", "input_scale": "float32[19]", "input_zero_point": "int32[]"}, {}),
-)  # fmt: skip
+)
 requantize = _register(
     "requantize", "Integers of one scale and zero point as those of another, halves to even, clipped.",
     _WHOLE, ("input", "output"), QuantizeAttrs,
@@ -167,4 +167,4 @@ requantize = _register(
         },
         {"out_dtype": "uint8"},
     ),
-)  # fmt: skip
+)

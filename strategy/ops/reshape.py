@@ -24,7 +24,7 @@ class ReshapeAttrs(Attrs):
     newshape: tuple[int, ...] = field(
         description="The new shape; one -1 is what is left, 0 the input's next extent, -2 all of its further ones, -3 "
         "the product of the next two, and -4 splits the next into the two entries that follow it", lower=-4,
-    )  # fmt: skip
+    )
 
     def given(self) -> list[int]:
         """The entries that are not of a split."""

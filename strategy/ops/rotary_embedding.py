@@ -85,7 +85,7 @@ def reference_rotary_embedding(attrs: RotaryEmbeddingAttrs, inputs: Sequence[Any
     data, cos, sin = map(widened, inputs)
     first, second = (slice(0, None, 2), slice(1, None, 2)) if attrs.interleaved else (
         slice(0, data.shape[3] // 2), slice(data.shape[3] // 2, None)
-    )  # fmt: skip
+    )
     x, y = data[..., first], data[..., second]
     out = np.empty_like(data)
     with np.errstate(all="ignore"):

@@ -39,7 +39,7 @@ def space(attrs: GatherAttrs, inputs: Sequence[TensorType], out_type: TensorType
         fallback={
             "columns": max(shared, default=columns[0]), "parallel": target.threads > 1 and bool(shared) and is_large,
         },
-    )  # fmt: skip
+    )
 
 
 def compute_sum(attrs: GatherAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
@@ -102,7 +102,7 @@ def _loops(attrs: GatherAttrs, config: Config, is_sum: bool, ins: Sequence[Any],
 def _add(
     strategy: OpStrategy, attrs: GatherAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target, *,
     name: str, compute: Any,
-) -> None:  # fmt: skip
+) -> None:
     data, indices, _ = inputs
     if any(d.is_constant and int(d) < 1 for d in (*data.shape, *indices.shape)):
         return

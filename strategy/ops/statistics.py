@@ -204,26 +204,26 @@ def _bools(name: str) -> Callable[[Any, Any], Any]:
 variance = _register(
     "variance", "The variance over axes.", _variance, _reference_variance,
     lambda orig, grad: _flow(orig, grad * const(2, orig.tensor_type.dtype)), attrs=VarianceAttrs,
-)  # fmt: skip
+)
 std = _register(
     "std", "The standard deviation over axes.", _std, lambda *given: _reference_variance(*given) ** 0.5,
     _std_grad, attrs=VarianceAttrs,
-)  # fmt: skip
+)
 logsumexp = _register(
     "logsumexp", "log(sum(exp(x))) over axes, computed without overflow.", _logsumexp, _reference_logsumexp,
     lambda orig, grad: grad * call("exp", orig.args[0] - kept(orig, orig)),
-)  # fmt: skip
+)
 register_peaks("variance", sum_peaks)
 register_peaks("std", sum_peaks)
 register_peaks("logsumexp", _logsumexp_peaks)
 any = _register(
     "any", "True where any element over axes is true.", _bools("max"),
     lambda x, attrs, axes: x.any(axes, keepdims=True), require=require_bool, nonempty=False,
-)  # fmt: skip
+)
 all = _register(
     "all", "True where all elements over axes are true.", _bools("min"),
     lambda x, attrs, axes: x.all(axes, keepdims=True), require=require_bool, nonempty=False,
-)  # fmt: skip
+)
 
 
 def _quotient(attrs: VarianceAttrs, squares: Any, centre: Any, count: int) -> Any:
@@ -273,6 +273,6 @@ for _name, _result in (("variance", _quotient), ("std", _root)):
 register_passes("logsumexp", Passes(
     accumulator, converted, "max_number", _logarithm, _finite, "sum",
     lambda number, least, place: exp(number - least),
-))  # fmt: skip
+))
 for _name, _how in (("any", "max"), ("all", "min")):
     register_passes(_name, Passes(lambda dtype: "int8", converted, _how, _is_true))

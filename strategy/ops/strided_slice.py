@@ -243,4 +243,4 @@ def strided_slice(
     return call(
         "strided_slice", data, begin=tuple(begin), end=tuple(end), slice_mode=slice_mode,
         **{name: tuple(value) for name, value in optional.items() if value is not None},
-    )  # fmt: skip
+    )

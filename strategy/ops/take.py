@@ -32,7 +32,7 @@ class TakeAttrs(Attrs):
     mode: str = field(
         "clip", "Indices out of range: the nearest that is in range, or modulo the extent",
         choices=("clip", "wrap"),
-    )  # fmt: skip
+    )
     batch_dims: int = field(0, "The first axes of both tensors that are gone along together", lower=0)
 
 

@@ -30,4 +30,4 @@ __all__ = [
     "Policy", "Prediction", "Ranker", "Reason", "RevisedDatabase", "Rival", "Selection",
     "SelectionError", "Selector",
     "choose", "choose_as_tvm", "current", "doubtful", "holds", "require_some", "select", "unsettled",
-]  # fmt: skip
+]

@@ -242,7 +242,7 @@ def _row(
         return Row(
             holds=holds, example=example, valid=names, implementation=winner.implementation,
             version=winner.version, config=winner.fallback, reason=Reason.PLEVEL,
-        )  # fmt: skip
+        )
     counts = Counter(name for best in medians for name in best)
     most = max(counts.values())
     compared = [c for c in valid if counts[c.implementation] == most]
@@ -259,7 +259,7 @@ def _row(
         reason=Reason.TRANSFERRED if levels == {Level.TRANSFERRED} else Reason.MEASURED,
         ratio={name: span.median_s for name, span in spans.items()}, shapes=tuple(shapes),
         timed=_timed(medians),
-    )  # fmt: skip
+    )
 
 
 def _timed(found: Sequence[Mapping[str, Measured]]) -> tuple[str, ...]:
@@ -292,7 +292,7 @@ def _concrete_row(
         valid=tuple(c.implementation for c in own if is_valid(c, shape)),
         implementation=answer.implementation, version=answer.version, config=answer.config,
         reason=answer.reason, ratio=ratio, shapes=shapes, timed=_timed(best_of),
-    )  # fmt: skip
+    )
 
 
 def _ratio(name: str, medians: Sequence[Mapping[str, Measured]]) -> Estimate:

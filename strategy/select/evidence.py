@@ -159,7 +159,7 @@ def current(
     fitting = [
         m for m in measured
         if (c := by_name.get(m.implementation)) is not None and _is_current(c, m)
-    ]  # fmt: skip
+    ]
     ways: dict[str, set[str]] = {}
     for m in fitting:
         if m.level is not Level.TRANSFERRED:
@@ -168,7 +168,7 @@ def current(
     best: dict[Level, dict[str, Measured]] = {level: {} for level in Level}
     others: dict[Level, dict[tuple[str, str], dict[str, Measured]]] = {
         Level.TARGET: {}, Level.TRANSFERRED: {}
-    }  # fmt: skip
+    }
     for m in fitting:
         if m.level is not Level.TRANSFERRED and m.timed != way:
             continue
@@ -196,7 +196,7 @@ def advice_of(valid: Sequence[Candidate], advised: Sequence[Advised]) -> Advised
     fitting = [
         a for a in advised
         if (c := by_name.get(a.implementation)) is not None and _is_current(c, a)
-    ]  # fmt: skip
+    ]
     return min(fitting, key=lambda a: list(Level).index(a.level), default=None)
 
 
@@ -206,7 +206,7 @@ def doubtful(estimates: Mapping[str, Estimate]) -> list[str]:
     return [
         name for name, e in estimates.items()
         if lowest is not None and not e.is_bounded and e.low_s <= lowest.high_s
-    ]  # fmt: skip
+    ]
 
 
 def unsettled(estimates: Mapping[str, Estimate]) -> set[str]:

@@ -69,7 +69,7 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             )
             for r in self.rivals
             if r.config is not None and r.level is not None and r.estimate is not None
-        ]  # fmt: skip
+        ]
 
     def selection(self, target: Target | None = None) -> Selection:
         """The selection when the lock was written, without unmeasured rivals.
@@ -81,7 +81,7 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             workload=self.workload, target=target or self.target, implementation=self.implementation,
             version=self.version, config=self.config, reason=self.reason, level=self.level,
             explanation=explanation, partial=bool(self.unmeasured), unmeasured=self.unmeasured, rivals=self.rivals,
-        )  # fmt: skip
+        )
 
     def _named_for(self, target: Target) -> str:
         """Name this entry in the answer for a target: its target, device, and how its time was taken if otherwise."""
@@ -232,7 +232,7 @@ def _locked(selection: Selection, device: str | None) -> Locked:
         config=selection.config, reason=selection.reason, level=selection.level,
         explanation=selection.explanation, unmeasured=selection.unmeasured,
         rivals=tuple(r for r in selection.rivals if r.estimate is not None),
-    )  # fmt: skip
+    )
 
 
 def _key(workload: Workload, target: Target) -> tuple[str, str]:

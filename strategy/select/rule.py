@@ -85,12 +85,12 @@ def choose(
     def answer(
         taken: Candidate | Advised, config: Config, reason: Reason, why: str, level: Level | None = None,
         best: Mapping[str, Measured] = {}, predicted: Mapping[str, float] = {}, unmeasured: tuple[str, ...] = (),
-    ) -> Selection:  # fmt: skip
+    ) -> Selection:
         return Selection(
             workload=workload, target=target, implementation=taken.implementation, version=taken.version,
             config=config, reason=reason, level=level, explanation=why, partial=bool(unmeasured),
             unmeasured=unmeasured, rivals=rank_rivals(known, valid, best, predicted),
-        )  # fmt: skip
+        )
 
     level, best = _of_one_level(valid, measured)
     if best:
@@ -154,7 +154,7 @@ def _fastest(
         c for c in valid
         if c.implementation in best
         and best[c.implementation].estimate.judged.low_s <= lowest.estimate.judged.high_s
-    ]  # fmt: skip
+    ]
     return max(close, key=lambda c: c.plevel), lowest, len(close)
 
 
@@ -193,7 +193,7 @@ def choose_as_tvm(
         workload=workload, target=target, implementation=winner.implementation, version=winner.version,
         config=config, reason=reason, level=None, explanation=why,
         rivals=rank_rivals(known, valid, {}),
-    )  # fmt: skip
+    )
 
 
 def _explain_measured(

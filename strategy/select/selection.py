@@ -89,7 +89,7 @@ def rank_rivals(
                 level=m.level if m else None, target=m.target if m else "", model=m.model if m else "",
                 predicted_s=(predicted or {}).get(c.implementation),
             )
-        )  # fmt: skip
+        )
     # Then by plevel; sorted() keeps the order of registration on a tie.
     return tuple(
         sorted(
@@ -97,4 +97,4 @@ def rank_rivals(
             key=lambda r: (not r.valid, r.estimate is None,
                            r.estimate.median_s if r.estimate else r.predicted_s or math.inf, -r.plevel),
         )
-    )  # fmt: skip
+    )

@@ -13,7 +13,7 @@ from tests.acceptance.conftest import Stage
 
 DENSE = (
     "dense", "--input", "data=float32[8,8]", "--input", "weight=float32[8,8]:const", "--threads", "1",
-)  # fmt: skip
+)
 
 
 def assert_fails(stage: Stage, arguments: tuple[str, ...], *words: str) -> None:

@@ -66,7 +66,7 @@ def test_a_cuda_worker_tunes_for_a_service_and_measures_by_itself(stage: Stage) 
     request = RunRequest(
         workloads=(RunWorkload(workload=DENSE),), target=TARGET, trials=3, implementations=names,
         search_policy=QUICK, confirm_policy=QUICK,
-    )  # fmt: skip
+    )
     with Client(stage.url) as client:
         wait_until(lambda: worker.poll() is not None or client.workers(), "the registration")
         assert worker.poll() is None, stage.logs()

@@ -41,7 +41,7 @@ def begin_run(client: Client, trials: int) -> int:
     asked = RunRequest(
         workloads=(RunWorkload(workload=WORKLOAD),), target=TARGET, trials=trials, tuner="random",
         implementations=("dense_nopack.cpu",), confirm_policy=FINALS,
-    )  # fmt: skip
+    )
     return client.create_run(asked).id
 
 

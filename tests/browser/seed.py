@@ -59,7 +59,7 @@ SHAPES = [
     (1, 768, 768), (16, 768, 768), (16, 3072, 768), (128, 768, 768), (128, 768, 3072),
     (128, 3072, 768), (384, 3072, 768), (384, 1024, 4096), (512, 512, 512), (768, 768, 768),
     (1000, 1000, 1000), (37, 1003, 531),
-]  # fmt: skip
+]
 
 
 def dense(m: int | str, n: int, k: int) -> Workload:
@@ -103,7 +103,7 @@ def result(workload: Workload, entry: JobEntry, rng: random.Random) -> Result:
     hostile = workload.op == HOSTILE_OP
     if entry.config and (roll < 0.08 or (hostile and entry.index % 9 == 4)):
         kind = rng.choice([ErrorKind.COMPILE, ErrorKind.WRONG_ANSWER, ErrorKind.RUN_TIMEOUT,
-                           ErrorKind.CRASH, ErrorKind.INSTANTIATION])  # fmt: skip
+                           ErrorKind.CRASH, ErrorKind.INSTANTIATION])
         message = HOSTILE_MESSAGE if hostile else f"{kind.value}: a message of several lines\n  at 1"
         return Result(entry=entry.index, error=kind, message=message, build_s=0.03)
     median_s = seconds(workload, entry)
@@ -128,7 +128,7 @@ class Farm:
                 for name, host, d in (
                     ("farm-1", "farm-1.example", self.devices[0]), (SCRIPT, IMAGE, self.devices[1]),
                 )
-            ]  # fmt: skip
+            ]
         self.dispatched = 0
 
     def _device(self, identity: str, model: str) -> Device:
@@ -201,7 +201,7 @@ class Farm:
             token=held.token, session=f"s{held.id}", results=results,
             environment={"compiler": "clang 19", "governor": IMAGE}, done=True,
             references=(self._reference(),),
-        )  # fmt: skip
+        )
         with self.store.write() as c:
             reporting.report(c, Report(lease_id=held.id, results=sent), TERMS)
 
@@ -230,12 +230,12 @@ def _add_models(c: sa.Connection) -> int:
     for op, version, accuracy, evaluation in (
         ("dense", 1, 0.61, None), ("dense", 2, 0.73, kept), ("dense", 3, 0.84, kept),
         (HOSTILE_OP, 1, 0.95, {"points": [[1e-6, 1e-6]], "importance": []}),
-    ):  # fmt: skip
+    ):
         row = sa.insert(cost_model).values(
             op=op, target_id=1, version=version, created_at=now() - 3600.0 / version, train_s=2.5,
             records=5000 * version, workloads=24, held_out=5, pairs=90_000, accuracy=accuracy,
             sigma_log=0.2, columns="[]", trees=b"", digest=f"{op}{version}"[:64], evaluation=evaluation,
-        )  # fmt: skip
+        )
         ids.append(c.execute(row.returning(cost_model.c.id)).scalar_one())
     return ids[2]
 
@@ -247,18 +247,18 @@ def confirmation(*, hostile: bool = False) -> Confirmation:
     kept = Part(
         workload=layers[0], occurrences=12, share=0.5, implementation=HOSTILE_IMPLEMENTATION if hostile
         else "dense_pack.cpu", config=Config({"rows": 8, "width": 32}), reason=text,
-    )  # fmt: skip
+    )
     why = "the whole graph is not faster with it"
     left = [Part(workload=w, occurrences=1, share=0.25, reason=why) for w in layers[1:]]
     step = Comparison(
         workloads=(layers[0].key,), added=True, ratio=Estimate(0.625, 0.61, 0.64, 15), before_s=0.04,
         after_s=0.025, kept=True,
-    )  # fmt: skip
+    )
     return Confirmation(
         key=("b" if hostile else "a") * 32, graph="c" * 32, framework=SCRIPT if hostile else "torch 2.13.0",
         target=TARGET.in_network(), parts=(kept, *left), missed={IMAGE if hostile else "aten.bmm": 0.25},
         steps=(step,), refused=text if hostile else "", before_s=0.04, after_s=0.025,
-    )  # fmt: skip
+    )
 
 
 def fill(store: Store, trials: int = 24) -> dict[str, int]:
@@ -280,16 +280,16 @@ def fill(store: Store, trials: int = 24) -> dict[str, int]:
         c.execute(
             sa.update(record).where(record.c.run_id == first)
             .values(recorded_at=record.c.recorded_at - 8 * 86_400.0 + record.c.id)
-        )  # fmt: skip
+        )
         c.execute(
             sa.update(run).where(run.c.id == first)
             .values(created_at=now() - 8 * 86_400.0, finished_at=now() - 8 * 86_400.0 + 900.0)
-        )  # fmt: skip
+        )
         newest = c.scalar(sa.select(sa.func.max(record.c.id)))
         c.execute(
             sa.update(record).where(record.c.run_id != first)
             .values(recorded_at=now() - 3.0 * (newest - record.c.id))
-        )  # fmt: skip
+        )
         c.execute(sa.update(run).where(run.c.id == live).values(created_at=now() - 120.0))
         # A version that the code has left behind.
         stale = c.scalar(sa.select(sa.func.min(task.c.id)).where(task.c.plevel == 5))
@@ -313,9 +313,9 @@ def fill(store: Store, trials: int = 24) -> dict[str, int]:
         failed = c.scalar(
             sa.select(sa.func.max(record.c.id))
             .where(record.c.run_id == hostile, record.c.error.is_not(None))
-        )  # fmt: skip
+        )
     return {
         "done": first, "hostile": hostile, "live": live, "task": tunable or 0, "stale": stale or 0,
         "hostile_task": hostile_task or 0, "failed_record": failed or 0, "device": first_device or 0,
         "model": model, "network": networks[1], "hostile_network": networks[0],
-    }  # fmt: skip
+    }

@@ -190,7 +190,7 @@ def test_a_long_number_is_no_id(seeded: Site, digits: int) -> None:
     ("seconds", "shown"),
     [(9.94, "9.9 s"), (9.96, "10 s"), (119.4, "119 s"), (119.6, "2 min 00 s"), (179.7, "3 min 00 s"),
      (7199.7, "2 h 00 min"), (10_799.0, "3 h 00 min"), (172_799.0, "2 days"), (259_200.0, "3 days"), (-1.0, "0.0 s")],
-)  # fmt: skip
+)
 def test_a_duration_is_rounded_once(seconds: float, shown: str) -> None:
     assert show_duration(seconds) == shown
 

@@ -14,7 +14,7 @@ MAX_PAGE_BYTES = 300_000
 SYMBOLIC = "dense(data=float32[m,768],weight=float32[3072,768]:const)"
 CONCRETE = SYMBOLIC.replace("[m,", "[128,")
 EMPTY = ["/", "/runs", "/ops", "/select", "/devices", "/foreign", "/networks", "/models", "/records",
-         "/tasks"]  # fmt: skip
+         "/tasks"]
 
 
 def _select(workload: str, **more: str) -> str:
@@ -31,14 +31,14 @@ def _pages(ids: dict[str, int]) -> list[str]:
         _select(seed.HOSTILE.key), "/records?op=dense&error=any", f"/records/{ids['failed_record']}",
         f"/networks/{ids['network']}", f"/networks/{ids['hostile_network']}",
         f"/devices/{ids['device']}", *(f"/models/{ids['model'] + i}" for i in (-2, 0, 1)),
-    ]  # fmt: skip
+    ]
 
 
 # Each width and each scheme, and in each every other page; all four pairs, and all of their pages, with `--full`.
 LOOKS = [
     (WIDTHS[0], "light"), (WIDTHS[1], "dark"),
     *(pytest.param(*p, marks=pytest.mark.full) for p in ((WIDTHS[0], "dark"), (WIDTHS[1], "light"))),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
@@ -73,7 +73,7 @@ def test_commands_to_copy_name_this_service(visit, empty: Site) -> None:
     for path, command in (
         ("/", "--url {}"), ("/runs", "--url {}"), ("/devices", "plevel worker --url {}"),
         ("/networks", '"database": "{}"'),
-    ):  # fmt: skip
+    ):
         visitor.open(path)
         text = visitor.page.locator("main").inner_text()
         assert command.format(empty.url) in text, path
@@ -86,7 +86,7 @@ def test_an_error_is_a_page_that_leads_on(visit, seeded: Site) -> None:
         ("/tasks/999999", 404), ("/runs/999999", 404), ("/devices/999999", 404), ("/models/999999", 404),
         ("/networks/999999", 404),
         ("/ops/nothing", 404), ("/nowhere", 404), ("/records?run=x", 422),
-    ):  # fmt: skip
+    ):
         assert visitor.page.goto(seeded.url + path).status == status, path
         assert visitor.page.locator(".notice").inner_text(), path
     assert visitor.violations() == []

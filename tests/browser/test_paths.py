@@ -35,7 +35,7 @@ def fresh_run(seeded: Site):
         c.execute(
             sa.update(run_table).where(run_table.c.state == RunState.RUNNING)
             .where(run_table.c.id > seeded.ids["live"]).values(state=RunState.CANCELLED)
-        )  # fmt: skip
+        )
     store.close()
 
 

@@ -72,7 +72,7 @@ def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]
         c.execute(
             sa.update(best).where(best.c.task_id.in_(noisy))
             .values(low_s=best.c.median_s / 9, high_s=best.c.median_s * 9)
-        )  # fmt: skip
+        )
     with store.read() as c:
         _check_winners(c)
         _check_curve(c, ids["task"])
@@ -94,7 +94,7 @@ def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]
           for path, of in (("/runs", run_list), ("/records", record_query), ("/devices", device_query),
                            ("/tasks", task_query))
           for n, name in enumerate(of.SORTS) for sign in (("", "-") if full else "-"[n % 2 :])),
-    ]  # fmt: skip
+    ]
     with serve(url) as site:
         for path in paths:
             response = httpx.get(site + path, headers={"accept": "text/html"}, timeout=HANG_S)
@@ -146,7 +146,7 @@ def _check_points(c: sa.Connection, task_id: int) -> None:
     lowest = c.scalar(
         sa.select(sa.func.min(record.c.median_s))
         .where(record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value)
-    )  # fmt: skip
+    )
     row = task_query.head(c, task_id)
     points = task_query.points(c, row)
     assert min(p.median_s for p in points) == lowest
@@ -163,7 +163,7 @@ def _check_filters(c: sa.Connection, ids: dict[str, int]) -> None:
         sa.select(record.c.id)
         .where(record.c.run_id == ids["hostile"], record.c.error.is_not(None))
         .order_by(record.c.id.desc())
-    ).all()  # fmt: skip
+    ).all()
     assert expected
     assert [r.id for r in page.rows] == expected[: record_query.PAGE]
     assert page.further is None
@@ -180,11 +180,11 @@ def _check_progress(c: sa.Connection, ids: dict[str, int]) -> None:
         policy_id = catalogue.find_policy(c, asked.search_policy)
         tunable = sa.select(task.c.id).join(run_task, run_task.c.task_id == task.c.id).where(
             run_task.c.run_id == ids["live"], task.c.space.is_not(None)
-        )  # fmt: skip
+        )
         wanted = c.scalar(
             sa.select(sa.func.count()).select_from(record)
             .where(runs.trials_of(ids["live"], asked.force, policy_id), record.c.task_id.in_(tunable))
-        )  # fmt: skip
+        )
         progress = run_query.progress(c, ids["live"], asked, told)
         found[force] = progress["trials"]
         assert found[force] == wanted
@@ -225,7 +225,7 @@ def test_calibration_kernels_are_no_trials_and_the_newest_are_of_this_minute(
         trials, failed = c.execute(
             sa.select(sa.func.count(), sa.func.count(record.c.error))
             .where(own, record.c.phase != Phase.REFERENCE.value)
-        ).one()  # fmt: skip
+        ).one()
         assert 0 < failed < trials < every
         pulse = overview_query.pulse(c)
         assert (pulse.trials_hour, pulse.per_minute[-1], pulse.failed_hour) == (trials, trials, failed)
@@ -258,14 +258,14 @@ def test_a_list_that_is_cut_says_so(
     told = {
         "/": ["all live runs</a>", "targets have the most jobs"], "/devices": ["These are the newest 1;"],
         "/ops": ['rel="next"'], "/ops/dense": ["implementations that win most"],
-    }  # fmt: skip
+    }
     with serve(url) as site:
         shown = {path: httpx.get(site + path, timeout=HANG_S).text for path in told}
         assert not [text for path, texts in told.items() for text in texts if text in shown[path]]
         for module, name in (
             (overview_query, "RUNNING"), (overview_query, "QUEUE"), (device_query, "QUARANTINED"),
             (op_query, "OPS"), (op_query, "MAX_IMPLEMENTATIONS"),
-        ):  # fmt: skip
+        ):
             monkeypatch.setattr(module, name, 1)
         shown = {path: httpx.get(site + path, timeout=HANG_S).text for path in told}
         assert [text for path, texts in told.items() for text in texts if text not in shown[path]] == []
@@ -357,7 +357,7 @@ def test_an_operators_page_sums_up_its_newest_shapes(
         every = c.scalars(
             sa.select(task.c.workload_id).distinct().join(workload)
             .where(workload.c.op == "dense", task.c.target_id == target_id)
-        ).all()  # fmt: skip
+        ).all()
         assert sorted(op_query.newest_shapes(c, "dense", target_id)) == sorted(every)
         monkeypatch.setattr(op_query, "JUDGED", 2)
         assert list(op_query.newest_shapes(c, "dense", target_id)) == sorted(every, reverse=True)[:2]
@@ -369,7 +369,7 @@ def test_targets_and_namespaces_are_kept_apart(filled: tuple[Store, str, dict[st
         timed = c.execute(
             sa.select(task, best.c.scope_value).join(best, best.c.task_id == task.c.id)
             .where(best.c.scope == "model", task.c.namespace == "default").limit(1)
-        ).one()  # fmt: skip
+        ).one()
         op = c.scalars(sa.select(workload.c.op).where(workload.c.id == timed.workload_id)).one()
         before = task_query.head(c, timed.id)
         siblings = task_query.siblings(c, before)

@@ -98,7 +98,7 @@ def test_each_fault_stands_beside_its_field(visit, own: Site, width: int) -> Non
         ("dense(data=float32[m,2],weight=float32[3,2])", "symbolic"),
         ("", "one per line"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_workload_says_what_is_meant(seeded: Site, text: str, told: str) -> None:
     fields = {"workload": text, "target": seed.TARGET.key, "trials": "8", "namespace": "default"}
     answer = httpx.post(f"{seeded.url}/runs/new", data=fields)

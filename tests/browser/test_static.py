@@ -57,7 +57,7 @@ def test_a_workload_is_read_as_it_is_written() -> None:
     assert found.op == "dense"
     assert found.inputs == (
         Input("data", "float32[128,768]"), Input("weight", "float32[3072,768]", constant=True)
-    )  # fmt: skip
+    )
     assert found.attrs == {"a": [1, 2]}
     assert read_workload(found.key) == found
     assert read_workload(seed.HOSTILE.key) == seed.HOSTILE
@@ -67,7 +67,7 @@ def test_a_workload_is_read_as_it_is_written() -> None:
     "text",
     ["dense", "dense(", "(a=float32[1])", "dense(data)", "dense(a=float32[1]){",
      "dense(a=float32[1])[1]", "{", '{"op": 3}', '{"op":' * 100_000, "x" * 30_000],
-)  # fmt: skip
+)
 def test_what_is_no_workload_is_shown_beside_the_form(text: str) -> None:
     with pytest.raises(FAULTS):
         read_workload(text)

@@ -68,7 +68,7 @@ def make_model() -> onnx.ModelProto:
         [helper.make_tensor_value_info("picture", TensorProto.FLOAT, ["batch", 3, 16, 16])],
         [helper.make_tensor_value_info("classes", TensorProto.FLOAT, ["batch", 5])],
         weights,
-    )  # fmt: skip
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 

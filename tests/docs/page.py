@@ -47,7 +47,7 @@ def read_blocks(text: str) -> list[Block]:
                 language=match["info"].split(" ")[0], body=body, why_not=match["why"],
                 line=text.count("\n", 0, match.start("info")) + 1, file=title and title[1],
             )
-        )  # fmt: skip
+        )
     return found
 
 

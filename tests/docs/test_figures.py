@@ -16,7 +16,7 @@ SHOWN = {page: figures.find_names(page.read_text()) for page in figures.PAGES}
 LIBRARIES = {  # of the other scripts
     "figures", "fixture", "gpu_case", "gpu_child", "gpu_peer", "gpu_summary", "metaschedule", "peer_search", "race",
     "recording", "result",
-}  # fmt: skip
+}
 SOAK = {"soak"}  # it has no figure beside a peer: it counts faults, and fails
 
 
@@ -78,7 +78,7 @@ def test_models_are_summed_up_by_the_range_of_their_runs(tmp_path: Path, monkeyp
         ("b", "untuned; others used 0.1 cores meanwhile", [["net", 11.0, 1.2, 1.1, None, 2.0]]),
         ("c", "64 trials for each distinct workload", [["net", 3.0, 3.0, 3.0, 3.0, 3.0]]),
         ("left-out", "untuned", [["net", 0.1, 0.1, 0.1, 0.1, 0.1]]),
-    ]:  # fmt: skip
+    ]:
         result.save(columns, rows, variant=variant, note=note)
     page = figures.render("<!-- models without models-left-out -->\nold\n<!-- end -->\n")
     assert "| net | tuned | 1 | 3.00× | 3.00× | 3.00× | 3.00× | 3.00× |" in page

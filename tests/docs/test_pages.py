@@ -44,12 +44,12 @@ def run_page(page: Path, folder: Path, port: int, timeout_s: float = 2 * HANG_S)
     environment = clean | {
         "HOME": str(home), "PYTHONPATH": f"{ROOT}{os.pathsep}{work}", "NO_COLOR": "1",
         "PATH": os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]),
-    }  # fmt: skip
+    }
     with (folder / "output").open("w+") as output:
         shell = subprocess.Popen(
             [*one_core(), "bash", "-c", script], cwd=work, env=environment, stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             code = shell.wait(timeout_s)
         finally:
@@ -77,7 +77,7 @@ def runs(
     asked = [
         i.callspec.params["page"] for i in request.session.items
         if getattr(i, "originalname", "") == "test_the_blocks_of_a_page_run"
-    ]  # fmt: skip
+    ]
     asked.sort(key=lambda p: p.name not in LONGEST)
     with ThreadPoolExecutor(2) as pool:
         yield {
@@ -146,7 +146,7 @@ def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
         capture_output=True, text=True, check=False, timeout=HANG_S, cwd=ROOT,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     for page in ("cli", "rest", "settings", "python"):
         assert (tmp_path / "reference" / f"{page}.html").is_file()

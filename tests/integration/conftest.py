@@ -81,7 +81,7 @@ def service(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     one = Service(
         f"sqlite:///{folder / 'plevel.db'}", folder, PLEVEL_AUTH="open", PLEVEL_MAX_REQUEST_BYTES="200000",
         PLEVEL_POLL_S="1",  # it lives as long as the tests: looking ten times a second took a tenth of all they compute
-    )  # fmt: skip
+    )
     yield one
     one.close()
 

@@ -22,7 +22,7 @@ class Forked:
     def __init__(
         self, arguments: Sequence[str], environment: Mapping[str, str], out: Path, err: Path,
         files: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         given = (tuple(arguments), dict(environment), out, err, files)
         self._process = _CONTEXT.Process(target=_serve, args=given, daemon=True)
         self._process.start()

@@ -55,7 +55,7 @@ class Service:
         self.process = Forked(
             ["--database", database, "--port", "0", "--ready-file", str(self.ready)],
             {**clean, **QUICK, **environment}, self._out, self._err, files,
-        )  # fmt: skip
+        )
         give_up = time.monotonic() + HANG_S
         while not self.ready.exists():
             if self.process.poll() is not None or time.monotonic() > give_up:

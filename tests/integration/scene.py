@@ -96,7 +96,7 @@ def failed(entry: int, error: ErrorKind = ErrorKind.COMPILE) -> Result:
 def lease_jobs(
     connection: sa.Connection, worker_id: int, identity: str, most: int = 1,
     terms: retry.Terms = TERMS,
-) -> list[Lease]:  # fmt: skip
+) -> list[Lease]:
     """The leases of one worker that asks for jobs; raises its refusal."""
     (answer,) = leasing.lease_many(connection, [LeaseAsk(worker_id, identity, most)], terms)
     if isinstance(answer, ServiceError):
@@ -141,7 +141,7 @@ class Scene:
                 c, self.run_id, self.workload_id, self.target_id, phase,
                 [jobs.NewEntry(self.tasks[task], config) for config in configs], SEARCH_POLICY,
                 seed=1, **values,
-            )  # fmt: skip
+            )
 
     def register(self, *devices: Device, **values: Any) -> int:
         with self.store.write() as c:

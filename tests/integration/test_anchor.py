@@ -40,7 +40,7 @@ def measure(store: Store, workload: Workload, place: int) -> Config:
     of = Task(
         workload=workload, target=TARGET, implementation=known.implementation,
         version=known.version, plevel=known.plevel,
-    )  # fmt: skip
+    )
     samples = tuple(1e-3 * (1 + i / 1000) for i in range(-3, 4))
     one = ImportedRecord(source="plevel", task=of, config_key=config.key, samples_s=samples)
     import_items(store, [one])

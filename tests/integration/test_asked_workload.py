@@ -17,7 +17,7 @@ DENSE = parse_workload(EXAMPLE)
 FUSED = Workload.make(
     "conv2d", {"data": "float32[1,8,9,9]", "weight": "float32[4,8,3,3]"}, {"padding": [1, 1, 1, 1]},
     ["weight"], [EpilogueStep("relu", (None,))],
-)  # fmt: skip
+)
 SMALLER = parse_workload("filter(data=float32[32,32])")
 SYMBOLIC = parse_workload("softmax(data=float32[m,128])")
 
@@ -40,7 +40,7 @@ BODIES: list[tuple[str, Workload, Any]] = [
     ("/v1/select:batch", FUSED, lambda w: {"requests": [{"workload": w, "target": ON}]}),
     ("/v1/evidence", WORKLOAD, lambda w: {"workload": w, "target": ON}),
     ("/v1/dispatch", SYMBOLIC, lambda w: {"workload": w, "target": ON}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("path", "workload", "body"), BODIES)

@@ -48,7 +48,7 @@ def measured(m: int, place: int, median_s: float, at: float = 1.0) -> ImportedRe
     task = Task(
         workload=dense(m), target=TARGET, implementation=found.implementation,
         version=found.version, plevel=found.plevel,
-    )  # fmt: skip
+    )
     samples = tuple(median_s * (1 + 0.001 * i) for i in range(-3, 4))
     return ImportedRecord(
         source="plevel", task=task, config_key=found.fallback.key, samples_s=samples, measured_at=at
@@ -244,7 +244,7 @@ def test_a_lock_is_sorted_and_whole(lock: Path) -> None:
     for bad, message in (
         (json.dumps(changed), "write it again"), ("[]", "not a lock file"), ("{", "not a lock file"),
         ('{"digest":"","selections":[],"version":2}', "update plevel"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(LockError, match=message):
             Lock.read(bad)
 

@@ -73,27 +73,27 @@ WORKER = {
     ("POST", "/v1/workers"), ("POST", "/v1/workers/1/heartbeat"), ("DELETE", "/v1/workers/1"),
     ("POST", "/v1/leases"), ("POST", "/v1/leases/1/renew"), ("POST", "/v1/leases/1/results"),
     ("POST", "/v1/leases/1/release"), ("POST", "/v1/leases:report"),
-}  # fmt: skip
+}
 SUBMIT = {
     ("POST", "/v1/runs"), ("POST", "/v1/runs/1/cancel"), ("POST", "/v1/records:import"),
     ("POST", "/v1/networks"),
     ("POST", "/runs/1/cancel"), ("POST", "/runs/1/again"), ("POST", "/runs/new"),
-}  # fmt: skip
+}
 READ_BY_POST = {
     ("POST", "/v1/select"), ("POST", "/v1/select:batch"), ("POST", "/v1/dispatch"),
     ("POST", "/v1/evidence"), ("POST", "/v1/foreign/1/best:batch"),
-}  # fmt: skip
+}
 ADMIN = {
     ("GET", "/v1/tokens"), ("POST", "/v1/tokens"), ("DELETE", "/v1/tokens/1"), ("GET", "/v1/audit"),
     ("POST", "/v1/pauses"), ("DELETE", "/v1/pauses/1"), ("POST", "/v1/devices:rename"),
     ("POST", "/v1/devices:move"),
     ("POST", "/v1/models"),
-}  # fmt: skip
+}
 
 
 def expected(method: str, path: str) -> TokenScope | None:
     for scope, listed in ((None, OPEN), (TokenScope.WORKER, WORKER), (TokenScope.SUBMIT, SUBMIT),
-                          (TokenScope.READ, READ_BY_POST), (TokenScope.ADMIN, ADMIN)):  # fmt: skip
+                          (TokenScope.READ, READ_BY_POST), (TokenScope.ADMIN, ADMIN)):
         if (method, path) in listed:
             return scope
     assert method in ("GET", "HEAD"), f"{method} {path}: say in this test which scope it needs"
@@ -126,7 +126,7 @@ def test_there_are_routes() -> None:
 def test_what_no_route_serves_needs_no_other_scope(secrets: dict[str, str], http: httpx.Client) -> None:
     for method, path, status in (
         ("POST", "/v1/selekt", 404), ("PUT", "/v1/runs", 405), ("DELETE", "/v1/coverage", 405),
-    ):  # fmt: skip
+    ):
         assert http.request(method, path).status_code == 401
         assert http.request(method, path, headers=bearer(secrets[TokenScope.READ])).status_code == status, path
 
@@ -263,7 +263,7 @@ def test_without_a_token_only_this_host_is_answered(store: Store) -> None:
             authority.identify(None, peer, host)
     assert [is_loopback(h) for h in ("::1", "[::1]", "127.9.9.9", "localhost", "10.1.1.1", "a", "")] == [
         True, True, True, True, False, False, False,
-    ]  # fmt: skip
+    ]
     with pytest.raises(auth.UnauthorizedError, match="--token-file"):
         Authority(lambda: store, "token", 100).identify(None, "127.0.0.1", "localhost")
 
@@ -389,7 +389,7 @@ def test_who_did_what_is_on_record(secrets: dict[str, str], http: httpx.Client) 
     assert [(e["actor"], e["action"]) for e in reversed(log) if e["action"] != "import"] == [
         ("a submit", "run.create"), ("a submit", "run.cancel"),
         ("a admin", "token.create"), ("a admin", "token.revoke"),
-    ]  # fmt: skip
+    ]
     assert made.json()["secret"] not in str(log)
     listed = http.get("/v1/tokens", headers=admin)
     assert "secret" not in listed.text and len(listed.json()["tokens"]) == 5
@@ -477,7 +477,7 @@ def plevel(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
         mock.patch.dict(os.environ, clean | environment, clear=True),
         contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
         pytest.raises(SystemExit) as ended,
-    ):  # fmt: skip
+    ):
         main(list(arguments))
     assert isinstance(ended.value.code, int)
     return subprocess.CompletedProcess(arguments, ended.value.code, out.getvalue(), err.getvalue())
@@ -491,7 +491,7 @@ def test_off_this_host_a_service_needs_a_token(
     assert "auth open" in refused(*off, "--auth", "open")
     assert "only one is given" in refused(*off, "--tls-cert", "x.pem")
     made = plevel("token", "create", "ops", "--scope", "read", "--scope", "admin", "--expires", "1d",
-                  "--database", sqlite_copy)  # fmt: skip
+                  "--database", sqlite_copy)
     assert made.returncode == 0, made.stderr
     secret = tmp_path / "secret"
     secret.write_text(made.stdout)
@@ -531,7 +531,7 @@ def test_off_this_host_a_service_that_wants_tokens_waits_for_the_first(
         [sys.executable, "-m", "plevel", "worker", "--url", service.url, "--threads", "1"],
         env={**os.environ, "PLEVEL_TOKEN": made.stdout.strip(), "XDG_STATE_HOME": str(tmp_path)},
         capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    )
     assert (worker.returncode, "has scope read, this request needs worker" in worker.stderr) == (1, True), worker.stderr
 
 
@@ -544,7 +544,7 @@ def test_a_certificate_makes_it_https(start: Start, sqlite_copy: str, tmp_path: 
          "-nodes", "-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj",
          "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
         check=True, capture_output=True,
-    )  # fmt: skip
+    )
     bad = ("--database", sqlite_copy, "--port", "0", "--tls-cert", str(key), "--tls-key", str(key))
     assert "not a certificate" in refused(*bad)
     service = start(sqlite_copy, PLEVEL_TLS_CERT=str(certificate), PLEVEL_TLS_KEY=str(key))

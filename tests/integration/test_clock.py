@@ -69,7 +69,7 @@ def store(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
             lambda element, compiler, real=real, **kw: (
                 f"({real(element, compiler, **kw)} + (SELECT ahead_s FROM clock))"
             ),
-        )  # fmt: skip
+        )
     opened = Store(url)
     yield opened
     opened.close()

@@ -144,7 +144,7 @@ def begin(length: Any, path: str = "/v1/runs", more: str = "") -> bytes:
         (b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\n1;", b"a" * 65536, 431),
     ],
     ids=["value", "headers", "name", "url", "blank lines", "trailers", "trailer", "chunk extension"],
-)  # fmt: skip
+)
 def test_a_head_without_end_is_refused_and_takes_no_memory(
     sqlite_copy: str, start: Start, dial: Dial, head: bytes, piece: bytes, status: int
 ) -> None:
@@ -290,7 +290,7 @@ def test_a_proxy_is_not_limited_as_an_address(sqlite_copy: str, start: Start, di
     service = start(
         sqlite_copy, PLEVEL_HOST=address, PLEVEL_MAX_CONNECTIONS_PER_ADDRESS="4",
         PLEVEL_PROXIES=f"10.0.0.0/8, {address}",
-    )  # fmt: skip
+    )
     for _ in range(12):
         client = dial(service)
         client.send(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
@@ -466,11 +466,11 @@ def test_handshakes_that_do_not_end_are_closed(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate,
          "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
         check=True, capture_output=True,
-    )  # fmt: skip
+    )
     service = start(
         sqlite_copy, PLEVEL_TLS_KEY=str(key), PLEVEL_TLS_CERT=str(certificate),
         PLEVEL_MAX_CONNECTIONS="8", **SHORT,
-    )  # fmt: skip
+    )
     silent = [dial(service) for _ in range(20)]
     assert {c.answer() for c in silent} == {b""}
     context = ssl.create_default_context(cafile=str(certificate))
@@ -493,7 +493,7 @@ def test_a_body_cut_off_is_one_line_of_log(url: str, start: Start, dial: Dial) -
     _, _, err = service.close()
     assert sorted(line.split()[2:4] for line in err.splitlines()) == [
         ["POST", "/v1/leases:"], ["POST", "/v1/runs:"], ["POST", "/v1/select:"], ["POST", "/v1/workers:"],
-    ]  # fmt: skip
+    ]
 
 
 def test_a_revoked_token_ends_what_is_being_answered(url: str, start: Start) -> None:

@@ -131,7 +131,7 @@ def test_two_services_share_a_run_and_one_dies(
         [sys.executable, "-m", "plevel", "token", "create", "t", "--scope", "admin", "--scope",
          "worker", "--database", postgres_copy],
         capture_output=True, text=True, check=True, timeout=HANG_S,
-    )  # fmt: skip
+    )
     secret = made.stdout.strip()
     auth = flags[flags.index("--auth") + 1]
     folders = [tmp_path / str(i) for i in range(2)]

@@ -83,5 +83,5 @@ def test_what_needs_the_framework_is_left_to_it() -> None:
         direct.matches(scope | more)[0].name
         for more in ({}, {"query_string": b"a=b"}, {"headers": [(b"if-none-match", b"x")]}, {"root_path": "/plevel"},
                      {"headers": [(b"accept", b"*/*")]}, {"method": "HEAD"}, {"type": "websocket"})
-    ]  # fmt: skip
+    ]
     assert found == ["FULL", "NONE", "NONE", "NONE", "FULL", "NONE", "NONE"]

@@ -45,11 +45,11 @@ def farm(certificates: dict[str, Path]) -> Iterator[Any]:
         tls_ca_file=str(certificates["ca"]), require_encryption=True,
         tls_client_cert=name, tls_client_key=key, tls_scheduler_cert=name, tls_scheduler_key=key,
         tls_worker_cert=name, tls_worker_key=key,
-    )  # fmt: skip
+    )
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, protocol="tls://", security=security, dashboard_address=":0",
         host="127.0.0.1", silence_logs=False,
-    ) as cluster:  # fmt: skip
+    ) as cluster:
         yield cluster
 
 
@@ -78,7 +78,7 @@ def test_the_command_trains_on_a_cluster_as_well_as_on_this_host(
         app,
         ["model", "train", "filter", "--target", "llvm -mcpu=znver4 -num-cores=2", "--dask",
          farm.scheduler_address, *options, "--database", sqlite_copy],
-    )  # fmt: skip
+    )
     assert done.exit_code == 0, done.output
     with store.read() as c:
         together = training.find(c)[0]

@@ -11,11 +11,11 @@ NO_LEASE = 1_000_000
 ABSENT = {
     "/v1/devices:": (404, ""), "/v1/leases": (404, ""), "/v1/leases/": (409, ""),
     "/v1/models": (422, "tune more shapes"),
-}  # fmt: skip
+}
 UNDONE = {
     "/v1/runs": ("POST", "/cancel"), "/v1/tokens": ("DELETE", ""), "/v1/pauses": ("DELETE", ""),
     "/v1/workers": ("DELETE", ""),
-}  # fmt: skip
+}
 
 
 def test_each_body_has_an_example_that_is_taken(service: Service) -> None:

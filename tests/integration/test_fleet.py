@@ -143,7 +143,7 @@ def test_several_jobs_in_one_lease_and_one_report(scene: Scene) -> None:
             ),
         )
         for held in leases
-    ]  # fmt: skip
+    ]
     with scene.store.write() as c:
         answers = reporting.report_many(c, reports, TERMS)
     assert [isinstance(a, ResultsAccepted) for a in answers] == [True, False, True]
@@ -184,7 +184,7 @@ def test_one_lease_reported_twice_at_once_counts_once(scene: Scene) -> None:
     results = Results(
         token=held.token, session="s", done=True,
         results=tuple(timed(e) for e in held.job.entries),
-    )  # fmt: skip
+    )
     report = Report(lease_id=held.id, results=results)
     with scene.store.write() as c:
         answers = reporting.report_many(c, [report, report], TERMS)
@@ -205,7 +205,7 @@ def test_a_part_and_a_whole_in_one_report(scene: Scene) -> None:
         for held, entries, done in (
             (one, one.job.entries[:1], False), (other, other.job.entries, True)
         )
-    ]  # fmt: skip
+    ]
     with scene.store.write() as c:
         answers = reporting.report_many(c, reports, TERMS)
     assert [a.accepted for a in accepted(answers)] == [1, 2]

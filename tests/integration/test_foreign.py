@@ -105,7 +105,7 @@ def test_nothing_is_imported_twice_and_an_export_carries_all(full: Store) -> Non
         ({"source": "vllm"}, 3), ({"implementation": "helion:kernel"}, 1), ({"error": "any"}, 0),
         ({"op": "vllm.fused_moe", "since": 1.0}, 0), ({"target": "cuda/sm_100"}, 2),
     ],
-)  # fmt: skip
+)
 def test_filters_hold_for_advice(full: Store, wanted: dict[str, Any], found: int) -> None:
     assert len(list(exporter.export_advice(full, Wanted(**wanted)))) == found
 
@@ -136,7 +136,7 @@ def test_a_time_outranks_advice_and_newer_advice_the_older(full: Store) -> None:
         "kind": "foreign", "tool": "vllm", "kernel": "fused_moe", "attrs": ROW.attrs,
         "device_model": "NVIDIA H100",
         "candidates": [{"config": {"BLOCK_SIZE_M": 16}, "samples_s": [1e-4]}],
-    }  # fmt: skip
+    }
     put(full, "x.ndjson", json.dumps(line).encode())
     found = asked(full, H20)
     assert (found.reason, found.level) == (Why.MEASURED, Level.TARGET)
@@ -174,7 +174,7 @@ def line(model: str, *candidates: Any, **more: Any) -> bytes:
             )
             for b, took in candidates
         ],
-    }  # fmt: skip
+    }
     return json.dumps(base | more).encode() + b"\n"
 
 
@@ -226,7 +226,7 @@ def test_devices_of_the_same_model_come_first_then_of_the_same_architecture(clie
         ("model", 1, 5e-3), ("model", 2, 5e-3), ("model", 9, None),
         ("architecture", 2, 1e-3), ("architecture", 1, 2e-3), ("architecture", 3, None),
         ("other", 4, 1e-4),
-    ]  # fmt: skip
+    ]
     first = found["answers"][0]
     assert (first["worker"], first["source"], first["version"]) == ("host7", "triton", "aa")
     assert first["recorded_at"] > 1.7e9
@@ -250,7 +250,7 @@ def test_all_problems_of_a_kernel_are_read_page_by_page(client: Client) -> None:
         found = list(client.iter_foreign_problems("triton", "matmul", page=page, **asked))
         assert [p["workload"] for p in found] == [
             *(f'triton.matmul(){{"key":[{i}]}}' for i in reversed(range(5))), str(MATMUL),
-        ]  # fmt: skip
+        ]
         assert [a["config"]["B"] for a in found[0]["answers"]] == [4]
         whole = client.foreign_best("triton", MATMUL, **asked)
         own = [a for a in whole["answers"] if a["likeness"] == "model"]  # of the likest device only
@@ -325,7 +325,7 @@ def test_kernels_are_listed_the_newest_first_page_by_page(client: Client) -> Non
     found = list(client.iter_foreign("triton", limit=1))
     assert [(k["best"]["device_model"], k["best"]["config"]["B"]) for k in found] == [
         ("NVIDIA H100", 7), ("NVIDIA A100-SXM4-80GB", 4), ("NVIDIA H100", 1), ("NVIDIA H200", 2),
-    ]  # fmt: skip
+    ]
     own = next(k for k in found if k["best"]["device_model"] == "NVIDIA H200")
     assert (own["candidates"], own["failures"], own["slowest_s"]) == (3, 0, 2e-3)
     wanted = {"kernel": "matmul", "device_model": "NVIDIA A100-SXM4-80GB"}
@@ -426,7 +426,7 @@ def test_the_fastest_of_one_model_comes_first_whatever_its_source(store: Store) 
         ("NVIDIA H100", "aa", (1, 1e-3), (2, 4e-3)), ("NVIDIA H100", "unknown", (3, 2e-3), (4, None)),
         ("NVIDIA H200", "aa", (5, 3e-3)), ("NVIDIA H200", "unknown", (6, 1e-6)),
         ("NVIDIA H20", "unknown", (7, 1e-7)),
-    ):  # fmt: skip
+    ):
         put(store, "x.ndjson", line(model, *candidates, version=version))
 
     def order(model: str, version: str | None) -> list[int]:

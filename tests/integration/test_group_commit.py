@@ -154,7 +154,7 @@ def test_renewals_are_each_answered(store: Store) -> None:
         asked = [
             (first.id, first.token, True), (second.id, second.token, False), (second.id, second.token, True),
             (third.id, third.token + 1, False), (fourth.id, fourth.token, False),
-        ]  # fmt: skip
+        ]
         answers = renewal.renew_many(c, asked, TERMS)
     kept = Renewed(expires_in_s=TERMS.lease_s), False
     assert answers == [kept, kept, None, None, None]
@@ -233,7 +233,7 @@ def test_leases_belong_to_the_tokens_of_their_workers(store: Store) -> None:
     asked = [
         ({first}, "mine"), ({second}, "other"), ({first, second}, "mine"), ({third}, "mine"), ({first, 4711}, "mine"),
         ({first, second, third}, None), (set(), "mine"),
-    ]  # fmt: skip
+    ]
     with store.read() as c:
         errors = fleet.find_strange(c, asked)
         with pytest.raises(LeaseLostError, match=f"lease {first} belongs to a worker of another token"):

@@ -39,7 +39,7 @@ def line(i: int, kernel: str = "k") -> dict:
     return {
         "tool": "triton", "kernel": kernel, "attrs": {"key": [i]}, "device_model": "NVIDIA H100",
         "candidates": candidates,
-    }  # fmt: skip
+    }
 
 
 def encoded(i: int) -> bytes:

@@ -21,7 +21,7 @@ VALUES = (
     b"5e-324", b"NaN", b"-Infinity", b'""', b'"a\\u0000b"', b'"\\ud800"', b'"\xff"', b'"\xed\xa0\x80"',
     b'"%s"' % (b"x" * 20_001), b'"\\u001b[31m\\r\\n"', b"[]", b"{}", b'{"":null}', b'{"\\ud800":1}', b'{"a\\u0000":1}',
     b"[" * 100_000 + b"]" * 100_000, b"[" * 900 + b"]" * 900, b'{"a":' * 200 + b"1" + b"}" * 200,
-)  # fmt: skip
+)
 HERE = "@here@"
 
 
@@ -30,11 +30,11 @@ def bodies() -> dict[str, Any]:
     entry = {
         "entry": 0, "samples_s": [1.0, 2.0], "message": "", "build_s": 1.0, "code_digest": "a", "measured_at": 1.0,
         "drift": 0.1,
-    }  # fmt: skip
+    }
     results = {
         "token": 1, "session": "s", "results": [entry], "environment": {"a": 1},
         "references": [{"samples_s": [1.0], "measured_at": 1.0, "state": {"load": 1.0}}],
-    }  # fmt: skip
+    }
     return {
         "/v1/runs": to_json(request(timeout_s=10.0, until_gain=0.1, tuner="random")),
         "/v1/select": {**asked, "device": "d", "as_of": 1e9},
@@ -51,7 +51,7 @@ def bodies() -> dict[str, Any]:
         "/v1/devices:rename": {"old": "a", "new": "b"},
         "/v1/devices:move": {"device": "a", "token": "b"},
         "/v1/tokens": {"name": "n", "scopes": ["read"], "expires_in_s": 10.0},
-    }  # fmt: skip
+    }
 
 
 def variants(body: Any) -> Iterator[Any]:
@@ -71,7 +71,7 @@ def test_no_value_of_a_field_is_the_service_s_failure(start: Start, url: str, fu
     cases = [
         (path, json.dumps(body).encode().replace(b'"%s"' % HERE.encode(), value))
         for path, whole in bodies().items() for body in variants(whole) for value in VALUES
-    ]  # fmt: skip
+    ]
     for path, body in cases if full else random.Random(0).sample(cases, 300):
         response = service.raw("POST", path, body)
         assert response.status_code < 500, (path, body[:500], response.text)

@@ -97,7 +97,7 @@ def bests(store: Store) -> dict[tuple[Any, ...], tuple[Any, ...]]:
         (tasks[r.task_id], r.scope, names[r.scope_value] if r.scope == "device" else r.scope_value):
         (r.config_digest, r.phase, r.median_s, r.low_s, r.high_s, r.samples)
         for r in rows
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def made(i: int, samples: tuple[float, ...] = (1.0,), **values: Any) -> Imported
     of = Task(
         workload=WORKLOAD, target=TARGET, implementation=FAST.implementation, version="1.0",
         space=values.pop("space", ""),
-    )  # fmt: skip
+    )
     key = Config({"x": i % 12, "y": i // 12}).key
     given = {"samples_s": samples, "measured_at": float(i)} | values
     return ImportedRecord(**({"source": "plevel", "task": of, "config_key": key} | given))
@@ -150,7 +150,7 @@ def test_a_file_is_read_once(store: Store, name: str) -> None:
     assert summary.to_json() == {
         "read": len(records) + bad, "new": len(identities), "known": len(records) - len(identities),
         "rejected": bad, "reasons": summary.to_json()["reasons"],
-    }  # fmt: skip
+    }
     assert len(aside) == bad
     assert count(store) == len(identities) > 0
     before = bests(store)
@@ -237,7 +237,7 @@ def test_the_best_is_kept_however_records_come(store: Store, batch: int, seed: i
                 phase=rng.choice((Phase.SEARCH, Phase.SEARCH, Phase.CONFIRM)),
                 device_model=rng.choice(("", "Model A", "Model B")), measured_at=float(i),
             )
-        )  # fmt: skip
+        )
     import_items(store, rows, batch=batch)
     found = {k[1:]: v[:3] for k, v in bests(store).items()}
     assert found == expected_best(rows)
@@ -252,7 +252,7 @@ def test_devices_are_told_apart_and_models_are_shared(store: Store) -> None:
     )
     assert {k[1:]: v[2] for k, v in bests(store).items()} == {
         ("device", "m/cuda:0"): 3.0, ("model", "Model A"): 2.0, ("target", ""): 2.0,
-    }  # fmt: skip
+    }
     out = records_of(list(exporter.export_items(store)))
     assert [(r.device, r.device_model) for r in out] == [(place, ""), (None, "Model A")]
 
@@ -297,7 +297,7 @@ def test_the_last_of_concurrent_imports_restores_the_switch_interval() -> None:
         (first.__enter__, importer.SWITCH_S), (second.__enter__, importer.SWITCH_S),
         (lambda: first.__exit__(None, None, None), importer.SWITCH_S),
         (lambda: second.__exit__(None, None, None), usual),
-    ):  # fmt: skip
+    ):
         step()
         assert sys.getswitchinterval() == pytest.approx(expected)
 
@@ -353,7 +353,7 @@ def test_texts_come_back_whatever_they_hold(store: Store, count: int) -> None:
     texts = [
         "", "\t", "\\", r"\N", r"\.", "a\nb\r\n", r"\x00 \t", "é\u2028🙂", '"quoted" {json}', "\x7f\x1b[0m",
         r"\u0000", r"\ud800", r"\\ud83d\ude00", "\b\f\x01", r"\n", '\\"\\', "a\n\\.\n", "null", ", ,",
-    ]  # fmt: skip
+    ]
     rows = [
         made(i, (), error=ErrorKind.RUNTIME, message=f"{texts[i % len(texts)]}{i}", worker=texts[i % len(texts)])
         for i in range(count)
@@ -414,7 +414,7 @@ def test_what_a_database_cannot_keep_is_put_aside(store: Store) -> None:
     assert [a.reason for a in aside] == [
         Reason.SPACE, Reason.TARGET, Reason.FIELD, Reason.FIELD, Reason.SPACE, Reason.FIELD,
         Reason.FIELD,
-    ]  # fmt: skip
+    ]
     assert all(a.text for a in aside)
 
 
@@ -637,7 +637,7 @@ def test_targets_of_one_key_keep_their_models(store: Store) -> None:
             x for x in (DATA / "autotvm_0_2.log").read_bytes().splitlines()
             if x.startswith(b"{") and json.loads(x)["result"][1] == 0
         )
-    )  # fmt: skip
+    )
     lines = []
     for model, unroll, cost in (("titanx", 0, 3e-4), ("1080ti", 512, 2e-4), ("", 1500, 1e-4)):
         line["input"][0] = f"cuda -model={model}" if model else "cuda"
@@ -671,12 +671,12 @@ def test_a_selection_among_imported_records_is_within_one_device_model(store: St
         (mali, "spatial_pack.mali", 117e-3),
         (gtx, "direct", 480e-6), (gtx, "winograd", 500e-6), (gtx, "spatial_pack.mali", 700e-6),
         ("cuda -model=1080ti", "direct.cuda", 300e-6),
-    ):  # fmt: skip
+    ):
         of = Task(workload=workload, target=Target.parse(spec), implementation=f"autotvm:{template}", version="1.0")
         import_items(store, [ImportedRecord(
             source="autotvm", task=of, config_key="{}", samples_s=(cost_s,),
             device_model=of.target.model,
-        )])  # fmt: skip
+        )])
 
     def ask(spec: str) -> Selection:
         with store.read() as c:
@@ -719,7 +719,7 @@ def test_keys_of_all_that_share_a_target_count(store: Store) -> None:
         found = database.history(workload)
         assert sorted((h.implementation, h.keys) for h in found) == [
             ("autotvm:x.0", ("cpu",)), ("autotvm:x.1", ("arm_cpu", "cpu")),
-        ]  # fmt: skip
+        ]
         answer = select(workload, arm, database, policy="tvm", offered=database.foreign(workload, arm))
     assert answer.implementation == "autotvm:x.1"
 

@@ -19,7 +19,7 @@ PAGES = ("/records", "/tasks")
 MISTYPED = {
     "op=dens": "dense", "op=filtr": "filter", "implementation=dense_pak.cpu": "dense_pack.cpu",
     "implementation=filter_tild.cpu": "filter_tiled.cpu",
-}  # fmt: skip
+}
 PERHAPS = ("op=filter", "op=dense", "op=xyzzy", "implementation=dense_pack.cpu", "namespace=vision-2")
 
 

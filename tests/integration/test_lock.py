@@ -59,7 +59,7 @@ def test_requests_are_refused_and_can_be_sent_again(
     with (
         serve(postgres_copy) as url, httpx.Client(base_url=url, timeout=HANG_S) as client,
         ThreadPoolExecutor(4) as pool,
-    ):  # fmt: skip
+    ):
 
         def send() -> Sequence[httpx.Response]:
             sent = [pool.submit(client.post, path, content=body) for path, body in posts]

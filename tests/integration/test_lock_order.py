@@ -138,7 +138,7 @@ def test_a_batch_locks_all_of_its_tasks_at_once(store: Store, monkeypatch: pytes
     sent = [
         partial(whole, 2, done=True), partial(ending, 1, done=True), partial(twice, 1, done=False),
         partial(twice, 2, done=True),
-    ]  # fmt: skip
+    ]
     with store.write() as c:
         answers = reporting.report_many(c, sent, TERMS)
     assert [a.accepted for a in answers if isinstance(a, ResultsAccepted)] == [2, 1, 1, 1]
@@ -170,7 +170,7 @@ def test_an_import_and_a_report_of_one_new_environment_wait_in_turn(
     of = Task(
         workload=WORKLOAD, target=TARGET, implementation=FAST.implementation, version=FAST.version,
         space=SPACE.digest,
-    )  # fmt: skip
+    )
     row = ImportedRecord(
         source="plevel", task=of, config_key=configs(3)[2].key, samples_s=(1.0,), environment=environment
     )
@@ -228,7 +228,7 @@ def test_imports_insert_what_they_share_in_one_order(store: Store, monkeypatch: 
     assert first == second
     assert list(dict.fromkeys(name for name, _ in first)) == [
         "environment", "target", "target_variant", "timing_policy", "device"
-    ]  # fmt: skip
+    ]
 
 
 def test_a_transaction_sees_what_it_has_waited_for(postgres_copy: str) -> None:

@@ -11,10 +11,10 @@ from tests.integration.process import Service
 DENSE = {
     "op": "dense",
     "inputs": [{"name": "data", "type": "float32[4,8]"}, {"name": "weight", "type": "float32[6,8]"}],
-}  # fmt: skip
+}
 WINDOW = {
     "op": "softmax", "inputs": [{"name": "data", "type": "float32[4,8]"}], "attrs": {"axes": 1},
-}  # fmt: skip
+}
 RENAMED = {"op": "softmax", "inputs": [{"name": "dat", "type": "float32[4,8]"}]}
 TYPED = {"op": "softmax", "inputs": [{"name": "data", "type": "flot32[4,8]"}]}
 
@@ -59,7 +59,7 @@ BODIES = [
     ("/v1/pauses", {"devise": "a"}, "device"),
     ("/v1/devices:rename", {"old": "a", "neww": "b"}, "new"),
     ("/v1/devices:move", {"device": "a", "tokn": "b"}, "token"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("path", "body", "meant"), BODIES)

@@ -72,7 +72,7 @@ def test_gauges_are_of_the_database(store: Store, empty: bool) -> None:
                     train_s=1.0, records=1, workloads=2, held_out=1, pairs=10, accuracy=accuracy,
                     sigma_log=0.1, columns="[]", trees=b"", digest="d",
                 )
-            )  # fmt: skip
+            )
     found = values(Metrics(), store)
     assert found["plevel_jobs_queued", TARGET.key] == 2
     assert found["plevel_jobs_oldest_seconds", TARGET.key] >= 0
@@ -117,7 +117,7 @@ def test_times_that_the_service_refuses_count_as_failures(store: Store, done: bo
     sent = Results(
         token=held.token, session="s", results=(msgspec.structs.replace(first, samples_s=(1e-12,) * 9), second),
         done=done,
-    )  # fmt: skip
+    )
     with store.write() as c:
         (answer,) = reporting.report_many(c, [Report(lease_id=held.id, results=sent)], TERMS)
     assert isinstance(answer, ResultsAccepted)

@@ -61,7 +61,7 @@ SEEN = {
     # These have nothing of any namespace.
     ("GET", "/v1/workers"), ("GET", "/v1/pauses"), ("GET", "/openapi.json"), ("GET", "/docs"),
     ("GET", "/docs/oauth2-redirect"), ("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/static/1"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "-a", "ä", "a" * 65, "a\n"])
@@ -234,7 +234,7 @@ def test_a_token_sees_and_writes_only_its_namespace(store: Store, http: httpx.Cl
     _enqueue(store, run_id)
     task_id = mine("GET", "/v1/coverage").json()["tasks"][0]["task_id"]
     for path in (f"/v1/runs/{run_id}", f"/v1/tasks/{task_id}", f"/v1/tasks/{task_id}/curve",
-                 "/v1/jobs/1/why"):  # fmt: skip
+                 "/v1/jobs/1/why"):
         assert [ask("GET", path).status_code for ask in (mine, every, other)] == [200, 200, 404]
     assert other("GET", f"/v1/runs/{run_id}/events").status_code == 404
     assert other("POST", f"/v1/runs/{run_id}/cancel").status_code == 404
@@ -345,12 +345,12 @@ def test_attachments_are_of_one_namespace(store: Store) -> None:
         module = ImportedRecord(
             source="metaschedule", config_key="{}", samples_s=(1.0,), extra=b'[[[],[]],[1.0],{"kind":"llvm"},[]]',
             task=Task(workload=of, target=TARGET, implementation="metaschedule:trace", version="1.0"),
-        )  # fmt: skip
+        )
         return [
             shared, module,
             Attachment(what="space", key=space.digest, text=json.dumps(space.to_json())),
             made(1, space=space.digest),
-        ]  # fmt: skip
+        ]
 
     own = {DEFAULT: lines("bWluZQ==", 1), OTHER: lines("dGhlaXJz", 2)}
     for name, items in own.items():

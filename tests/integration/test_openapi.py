@@ -66,7 +66,7 @@ def test_answers_are_documented_and_never_a_server_s_error(service: Service, ful
     found = [
         not_a_server_error, checks.status_code_conformance, checks.content_type_conformance,
         checks.response_schema_conformance,
-    ]  # fmt: skip
+    ]
     sample = settings(max_examples=40 if full else 1, suppress_health_check=list(HealthCheck))
     with requests.Session() as session:
 

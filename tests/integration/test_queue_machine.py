@@ -96,7 +96,7 @@ class QueueMachine(RuleBasedStateMachine):
             results = Results(
                 token=held.token + lie, session=f"s{held.id}", done=done,
                 results=tuple(timed(e) if good else failed(e.index) for e in some),
-            )  # fmt: skip
+            )
             sent.append(Report(lease_id=held.id, results=results))
             fresh.append({e.index for e in some})
             lies.append(lie)
@@ -223,7 +223,7 @@ def test_the_queue_keeps_its_promises(store: Store, full: bool) -> None:
     sizes = settings(
         max_examples=100 if full else 6, stateful_step_count=40 if full else 25, deadline=None,
         derandomize=not full, suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     run_state_machine_as_test(Machine, settings=sizes)
 
 
@@ -240,6 +240,6 @@ def test_the_machine_finds_a_queue_that_breaks_them(
     sizes = settings(
         max_examples=30, stateful_step_count=25, deadline=None, derandomize=True, print_blob=False,
         suppress_health_check=list(HealthCheck), database=None, phases=[Phase.generate],
-    )  # fmt: skip
+    )
     with pytest.raises(BaseException):
         run_state_machine_as_test(Machine, settings=sizes)

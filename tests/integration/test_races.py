@@ -182,7 +182,7 @@ def test_requests_of_the_same_workloads_in_another_order_do_not_stop_each_other(
         planned = [planning.plan(a) for a in asked]
         ids = crowd.at_once(*(
             lambda c, a=a, p=p: runs.create(c, a, p) for a, p in zip(asked, planned, strict=True)
-        ))  # fmt: skip
+        ))
         assert len(set(ids)) == 3
 
 
@@ -382,7 +382,7 @@ def test_results_that_come_twice_are_stored_once(crowd: Crowd) -> None:
         reporters = [Scene(s, scene.run_id, 0, 0, {}) for s in crowd.stores]
         answers = crowd.at_once(*(
             lambda c, s=s: report(c, s, held, results) for s in reporters
-        ))  # fmt: skip
+        ))
         assert not kinds(answers), answers
         assert sum(a.accepted for a in answers) == 2
         assert sum(a.known for a in answers) == 4
@@ -437,7 +437,7 @@ def test_jobs_are_leased_once(crowd: Crowd) -> None:
         answers = crowd.at_once(*(
             lambda c, w=w, p=p: leasing.lease_many(c, [LeaseAsk(w, p)], TERMS)[0]
             for w, p in zip(workers, places, strict=True)
-        ))  # fmt: skip
+        ))
         leased = [one.job.id for found in answers for one in found]
         assert len(leased) == len(set(leased))
         with crowd.stores[0].write() as c:
@@ -626,7 +626,7 @@ def test_a_value_has_one_row(crowd: Crowd) -> None:
                 catalogue.put_policy(c, TimingPolicy(min_repeats=n + 1)),
                 catalogue.put_environment(c, {"python": n}),
                 catalogue.put_device(c, f"d{n}", "cpu:0", "A", target_id, written.to_json(), {}),
-            )  # fmt: skip
+            )
 
         return act
 
@@ -652,7 +652,7 @@ def test_a_target_gets_all_keys_that_came_at_once(crowd: Crowd) -> None:
             first = catalogue.put_target(c, Target.parse(f"llvm -mcpu=z{n}"))
         crowd.at_once(*(
             lambda c, k=k: catalogue.put_target(c, keyed(n, k)) for k in ("one", "two", "three")
-        ))  # fmt: skip
+        ))
         with crowd.stores[0].read() as c:
             keys = c.scalar(sa.select(target.c["keys"]).where(target.c.id == first))
         assert {"cpu", "one", "two", "three"} <= set(keys)
@@ -701,7 +701,7 @@ def test_models_that_are_trained_at_once_have_versions_of_their_own(crowd: Crowd
         "op": "filter", "target_id": target_id, "created_at": now(), "train_s": 1.0, "records": 1,
         "workloads": 5, "held_out": 1, "pairs": 1, "accuracy": 0.9, "sigma_log": 0.1,
         "columns": "[]", "trees": b"", "digest": "x", "evaluation": None,
-    }  # fmt: skip
+    }
     for _ in range(ROUNDS):
         crowd.at_once(lambda c: training.put(c, values))
     with crowd.stores[0].read() as c:

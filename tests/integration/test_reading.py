@@ -64,7 +64,7 @@ def rich(count: int) -> bytes:
             code_digest="c", prepare_s=0.5, build_s=1.0, extra=b'{"a":1}',
         )
         for i in range(count)
-    ]  # fmt: skip
+    ]
     return b"".join(native.write(rows))
 
 

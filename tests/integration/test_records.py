@@ -160,7 +160,7 @@ def test_best_is_what_all_records_say_whatever_becomes_of_devices(
     imported = Task(
         workload=workload, target=TARGET, implementation=FAST.implementation, version=FAST.version,
         space=SPACE.digest,
-    )  # fmt: skip
+    )
     for change in changes:
         match change:
             case "measured", place, model, (phase, results):
@@ -186,13 +186,13 @@ def test_a_device_that_has_changed_begins_a_new_history(scene: Scene) -> None:
     measure(scene, FAST.implementation, {two: (2.0,)}, place="a", model="Model B")
     assert {m.level: m.config for m in measured(scene, "a/cpu:0")} == {
         Level.DEVICE: two, Level.MODEL: two, Level.TARGET: one,
-    }  # fmt: skip
+    }
     of_a = Target.parse({**TARGET.to_json(), "model": "Model A"})
     assert {m.level: m.config for m in measured(scene, None, of_a)}[Level.MODEL] == one
     scene.register(device("a/cpu:0", model="Model A"))
     assert {m.level: m.config for m in measured(scene, "a/cpu:0")} == {
         Level.DEVICE: one, Level.MODEL: one, Level.TARGET: two,  # of the other model
-    }  # fmt: skip
+    }
     assert len({r.device_id for r in scene.records()}) == 2
     with scene.store.read() as c:
         assert len(log_page.page(c, Wanted(device="a/cpu:0")).records) == 2, "the log has both"
@@ -229,14 +229,14 @@ def two_models(store: Store) -> tuple[int, dict[str, int]]:
     """A run, and its tasks: the slow implementation was timed on a fast model too."""
     times = {
         (FAST, "Model A"): 2.0, (SLOW, "Model A"): 3.0, (LIBRARY, "Model A"): 4.0, (SLOW, "Model B"): 1.0,
-    }  # fmt: skip
+    }
     rows = [
         ImportedRecord(
             source="test", config_key="{}", samples_s=(s,) * 6, device_model=model,
             task=Task(workload=WORKLOAD, target=TARGET, implementation=of.implementation, version=of.version),
         )
         for (of, model), s in times.items()
-    ]  # fmt: skip
+    ]
     import_items(store, rows)
     with store.write() as c:
         run_id = runs.create(c, request(), planning.plan(request()))
@@ -258,22 +258,22 @@ def test_runs_and_coverage_rank_within_one_device_model(
         told: list[list[Any]] = [
             list(run_status.status(c, run_id, 60.0).tasks), list(cover(c, Tasks()).tasks),
             [run_status.task_status(c, i) for i in ids.values()],
-        ]  # fmt: skip
+        ]
         of_page = leaders(c, run_id, next(iter(c.scalars(sa.select(task.c.workload_id)))))
     assert [(r.implementation, r.model, r.ratio) for r in of_page] == [
         (FAST.implementation, "Model A", 1.0), (SLOW.implementation, "Model A", 1.5),
         (LIBRARY.implementation, "Model A", 2.0), (SLOW.implementation, "Model B", 1.0),
-    ]  # fmt: skip
+    ]
     for tasks in told:
         measured = [t for t in tasks if t.models]
         assert {(t.implementation, t.device_model, t.best and t.best.median_s) for t in measured} == {
             (FAST.implementation, "Model A", 2.0), (SLOW.implementation, "Model A", 3.0),
             (LIBRARY.implementation, "Model A", 4.0),
-        }  # fmt: skip
+        }
         (slow,) = (t for t in measured if t.implementation == SLOW.implementation)
         assert [(m.device_model, m.best.median_s) for m in slow.models] == [
             ("Model A", 3.0), ("Model B", 1.0),
-        ]  # fmt: skip
+        ]
 
 
 def test_the_pages_of_a_run_and_a_task_show_one_device_model(
@@ -329,13 +329,13 @@ def test_levels_from_the_device_to_another_target(scene: Scene) -> None:
     by_level = {m.level: m for m in measured(scene, "a/cpu:0")}
     assert {level: m.config for level, m in by_level.items()} == {
         Level.DEVICE: one, Level.MODEL: two, Level.TARGET: three,
-    }  # fmt: skip
+    }
     assert by_level[Level.DEVICE].device == "a/cpu:0"
     assert {m.level for m in measured(scene)} == {Level.TARGET}
     with_model = Target.parse({**TARGET.to_json(), "model": "Model A"})
     assert {m.level: m.config for m in measured(scene, None, with_model)} == {
         Level.MODEL: two, Level.TARGET: three,
-    }  # fmt: skip
+    }
     elsewhere = measured(scene, None, OTHER_TARGET)
     assert [(m.level, m.config, m.target, m.model) for m in elsewhere] == [
         (Level.TRANSFERRED, two, TARGET.key, "Model A"),
@@ -355,7 +355,7 @@ def test_each_other_target_is_transferred_by_itself(scene: Scene) -> None:
     found = {m.target: m for m in measured(scene, None, third)}
     assert {t: (m.level, m.config) for t, m in found.items()} == {
         TARGET.key: (Level.TRANSFERRED, one), OTHER_TARGET.key: (Level.TRANSFERRED, two),
-    }  # fmt: skip
+    }
 
 
 def test_select_over_the_database(scene: Scene) -> None:
@@ -381,7 +381,7 @@ def test_history_is_the_lowest_mean_per_model(scene: Scene) -> None:
     assert found == [
         History(implementation=FAST.implementation, config=two, mean_s=2.0, model="Model A", keys=("cpu",)),
         History(implementation=FAST.implementation, config=one, mean_s=4.0, model="Model C", keys=("cpu",)),
-    ]  # fmt: skip
+    ]
 
 
 def test_instances_of_a_symbolic_workload(scene: Scene) -> None:
@@ -394,7 +394,7 @@ def test_instances_of_a_symbolic_workload(scene: Scene) -> None:
         database = RecordDatabase(c)
         symbolic = Workload("filter", (Input("data", "float32[n,64]"),))
         found = {w.key: [m.estimate.median_s for m in ms]
-                 for w, ms in database.instances(symbolic, TARGET, None)}  # fmt: skip
+                 for w, ms in database.instances(symbolic, TARGET, None)}
         assert found == {WORKLOAD.key: [1.0], larger.key: [2.0]}
         other = Workload("filter", (Input("data", "float32[n,32]"),))
         assert database.instances(other, TARGET, None) == []
@@ -418,7 +418,7 @@ def test_a_record_keeps_everything(scene: Scene) -> None:
     result = Result(
         entry=0, samples_s=(1.0, 2.0, 3.0), prepare_s=0.5, build_s=0.1, check_s=0.2, run_s=0.3,
         code_digest="abc", measured_at=12.5, message="nul \0 and ü",
-    )  # fmt: skip
+    )
     sent = Results(
         token=held.token, session="s", results=(result,), environment={"driver": "1"}, done=True
     )
@@ -430,7 +430,7 @@ def test_a_record_keeps_everything(scene: Scene) -> None:
         assert c.scalar(sa.select(sa.func.count()).select_from(environment)) == 1
     assert (row.samples_s, row.prepare_s, row.build_s, row.check_s, row.run_s) == (
         (1.0, 2.0, 3.0), 0.5, 0.1, 0.2, 0.3,
-    )  # fmt: skip
+    )
     assert (row.session, row.code_digest, row.measured_at) == ("s", "abc", 12.5)
     assert (row.workload, row.target) == (WORKLOAD.key, TARGET.key)
     assert (row.implementation, row.version) == (FAST.implementation, FAST.version)
@@ -551,7 +551,7 @@ def test_reference_times_are_records_of_their_own(store: Store) -> None:
         sent = Results(
             token=held.token, session=f"s{held.id}", results=(result,), done=True,
             references=references,
-        )  # fmt: skip
+        )
         with store.write() as c:
             reporting.report(c, Report(lease_id=held.id, results=sent), TERMS)
             if entry:  # the lease ended whole: sent again it changes nothing

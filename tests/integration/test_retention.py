@@ -103,7 +103,7 @@ def test_pruning_keeps_the_fastest_of_each_device_model(store: Store) -> None:
         store,
         [made(i, (first + i,), measured_at=1.0, device_model=m) for m, first in times.items()
          for i in (range(6) if m == "A" else range(6, 12))],
-    )  # fmt: skip
+    )
     prune(store, 2, DAY_S, dry=False)
     assert left(store) == {made(i).config_digest for i in (0, 1, 6, 7)}
 
@@ -343,11 +343,11 @@ def test_coverage_says_how_far_tasks_are(store: Store) -> None:
         assert {(r.version, r.scope, r.where) for r in rows} == {
             (FAST.version, "device", "host-a/cpu:0-1"), (FAST.version, "model", "Model A"),
             (FAST.version, "target", ""), ("1.0", "target", ""),
-        }  # fmt: skip
+        }
         assert [r.scope for r in coverage.list_best(c, Tasks(), "model").best] == ["model"]
         # Of two versions on record the newer task counts; the operator is installed nowhere.
         assert [t.stale for t in found.tasks if t.implementation == FAST.implementation] == [
             True, False,
-        ]  # fmt: skip
+        ]
         answer = select(WORKLOAD, TARGET, RecordDatabase(c), offered=(FAST, SLOW))
     assert answer.version == FAST.version

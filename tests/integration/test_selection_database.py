@@ -84,7 +84,7 @@ def test_the_lowest_means_are_kept_with_every_record(store: Store) -> None:
     rows = [
         made(1, (3.0,), device=other), made(2, (2.0,), device=other), made(3, (2.5,), seed=1),
         made(4, (), error=ErrorKind.COMPILE, device=other), made(5, (1.0,), device_model="Model B"),
-    ]  # fmt: skip
+    ]
     import_items(store, rows, batch=2)
     kept = lowest(store)
     assert len(kept) == 3
@@ -93,7 +93,7 @@ def test_the_lowest_means_are_kept_with_every_record(store: Store) -> None:
 
 def test_a_purge_and_a_prune_leave_the_lowest_means_right(store: Store) -> None:
     rows = [made(i, (1.0 + i,), worker="w" if i < 3 else "v", measured_at=float(i + 1))
-            for i in range(9)]  # fmt: skip
+            for i in range(9)]
     import_items(store, rows)
     with store.write() as c:
         retention.purge_doubtful(c, Doubtful(worker="w"), "it was too hot")
@@ -187,7 +187,7 @@ def test_as_of_now_is_what_is_derived_with_the_records(store: Store) -> None:
     held = scene.leased(scene.register(device(), device("host-b/cpu:0-1", model="Model B")))
     scene.report(held, [timed(e) for e in held.job.entries])
     import_items(store, [made(i, (1.0 + i, 1.5 + i), phase=p)
-                         for i in range(3) for p in (Phase.SEARCH, Phase.CONFIRM)])  # fmt: skip
+                         for i in range(3) for p in (Phase.SEARCH, Phase.CONFIRM)])
     with store.read() as c:
         clock = c.scalar(sa.select(now()))
         current, then = RecordDatabase(c), RecordDatabase(c, as_of=clock + 1)
@@ -210,13 +210,13 @@ def test_only_what_a_symbolic_workload_may_cover_is_read(
         of("f_1%!", "a_b", "float32[8,5]", k=1), of("f_1%!", "a_b", "float16[8,4]", k=1),
         of("f_1%!", "acb", "float32[8,4]", k=1), of("fx1%!", "a_b", "float32[8,4]", k=1),
         of("f_1%!", "a_b", "float32[8,4,4]", k=1), of("f_1%!", "a_b", "float32[8,4]", k=2),
-    ]  # fmt: skip
+    ]
     import_items(store, [
         ImportedRecord(
             source="plevel", config_key="{}", samples_s=(1.0,),
             task=Task(workload=w, target=TARGET, implementation="x", version="1.0"),
         ) for w in [*others, *same]
-    ])  # fmt: skip
+    ])
     read: list[Workload] = []
 
     def see(body: Any, kind: Any) -> Any:

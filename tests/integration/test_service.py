@@ -327,7 +327,7 @@ NEVER = to_json(Candidate(FAST.implementation, FAST.version, 5)) | {
         ("POST", "/v1/workers", b'{"name": "w", "host": "h", "pid": 1, "devices": []}', 422, "invalid",
          "devices"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_a_problem_document(
     service: Service, method: str, path: str, body: bytes | None, status: int, kind: str, words: str
 ) -> None:
@@ -357,7 +357,7 @@ LONG = [{"workload": to_json(WORKLOAD), "candidates": [to_json(FAST) | {"version
         ("/v1/workers", encode(to_json(info()) | {"operators": {"a\0b": {"c": 1}}}), "'operators': it has a NUL"),
         ("/v1/pauses", encode({"reason": "r", "device": "d", "starts_at": 1e300}), "starts_at"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_stored_is_refused_over_both_databases(
     start: Start, url: str, path: str, body: bytes, words: str
 ) -> None:

@@ -26,7 +26,7 @@ __all__ = ["call"]  # a fixture
 FILES = {
     "autotvm": "autotvm_0_2.log", "kernel_tuner": "kernel_tuner_cache.json",
     "metaschedule": "database_workload.json",
-}  # fmt: skip
+}
 
 
 @pytest.fixture

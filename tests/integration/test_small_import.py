@@ -56,7 +56,7 @@ def test_each_knows_what_became_of_its_own(store: Store, readers: Readers) -> No
     (first,) = together(imports, upload_of([made(1), made(2)], b"{\n", shown=1))
     assert first.summary.to_json() == {
         "read": 3, "new": 2, "known": 0, "rejected": 1, "reasons": {"json": 1},
-    }  # fmt: skip
+    }
     assert [(r.line, r.reason) for r in first.rejects] == [(4, Reason.JSON)]
     (again,) = together(imports, upload_of([made(2), made(3)], b"{\n"))
     assert (again.summary.new, again.summary.known, again.rejects) == (1, 1, [])

@@ -48,7 +48,7 @@ def asked(workload: Workload, candidate: object = FAST, **values: object) -> Run
 def measured(
     store: Store, request: RunRequest, tried: Sequence[Config], *, fails: Sequence[int] = (),
     error: ErrorKind = ErrorKind.COMPILE,
-) -> int:  # fmt: skip
+) -> int:
     """Records of these configurations by a run of its own; its task."""
     scene = Scene.make(store, request)
     known = device(f"{request.target.host}/cpu:0-1", request.target.host)

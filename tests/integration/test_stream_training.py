@@ -51,7 +51,7 @@ def test_a_stream_from_the_disk_is_as_good_as_memory(store: Store, monkeypatch: 
     streamed = train(store)
     assert (streamed.records, streamed.held_out, streamed.pairs) == (
         at_once.records, at_once.held_out, at_once.pairs,
-    )  # fmt: skip
+    )
     assert streamed.accuracy == pytest.approx(at_once.accuracy, abs=0.02)
 
 

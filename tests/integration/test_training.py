@@ -70,7 +70,7 @@ def measure(
     store: Store, shapes: Sequence[tuple[int, int]], *, upside_down: Sequence[int] = (),
     offered: tuple[Candidate, ...] = (TILED, PLAIN), place: Device | None = None,
     epilogue: tuple[EpilogueStep, ...] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Records of the whole space of all offered, for each shape; of some the slowest is the fastest."""
     place = place or device()
     for i, one in enumerate(shapes):
@@ -221,7 +221,7 @@ def test_times_of_what_a_later_check_refuted_are_not_learned(store: Store) -> No
     wrong = next(iter(SPACE))
     scene = Scene.make(store, RunRequest(
         workloads=(RunWorkload(workload=shape(*SHAPES[0]), candidates=(TILED,)),), target=TARGET, force=True
-    ))  # fmt: skip
+    ))
     scene.enqueue([wrong], phase=Phase.CONFIRM)
     held = scene.leased(scene.register())
     with store.read() as c:
@@ -337,7 +337,7 @@ def test_a_service_trains_what_it_is_asked_for(store: Store, url: str, start: St
         asked = json.loads(plevel("model", "train", "filter", *target, "--json", *place))
         assert asked == {
             "op": "filter", "target": TARGET.key, "workloads": 5, "records": 5 * 2 * len(list(SPACE)),
-        }  # fmt: skip
+        }
         wait_until(client.models, "the training", 0.05)
         models = client.models()
         assert client.model(models[0]["id"]) == models[0]

@@ -120,7 +120,7 @@ def test_what_is_no_log_is_refused(project: Project) -> None:
         answer = project.http.post("/v1/records:import", content=data)
         assert (answer.status_code, answer.headers["content-type"]) == (
             422, "application/problem+json",
-        )  # fmt: skip
+        )
         assert ("has no known format" if data else "is empty") in answer.json()["detail"]
     assert project.http.get("/v1/records:export", params={"format": "xml"}).status_code == 422
     # Said before the stream begins.

@@ -174,7 +174,7 @@ def test_a_run_from_its_request_to_the_selection(farm: Farm) -> None:
     assert farm.jobs[-1] == farm.jobs[-2]
     # The three of lowest time on record, by the formula itself, and the fallback, which is not among them.
     tried = {e.config for entries in farm.jobs for e in entries
-             if e.implementation == FAST.implementation}  # fmt: skip
+             if e.implementation == FAST.implementation}
     ranked = sorted(tried, key=lambda c: seconds(FAST.implementation, c))
     finalists = {e.config for e in farm.jobs[-1] if e.implementation == FAST.implementation}
     finalists.remove(SPACE.fallback)
@@ -254,7 +254,7 @@ def test_each_device_model_has_finalists_of_its_own(farm: Farm) -> None:
         {(e.implementation, e.config) for entries, p in zip(farm.jobs, farm.phases, strict=True) if p is phase
          for e in entries}
         for phase in (Phase.SEARCH, Phase.CONFIRM)
-    )  # fmt: skip
+    )
     assert max((s for s in searched if s[0] == FAST.implementation), key=lambda s: seconds(*s)) in finals
 
 
@@ -360,7 +360,7 @@ class Told(Search):
 @pytest.mark.parametrize("kind", [
     pytest.param(k, marks=[] if k in (*UNBUILDABLE, ErrorKind.CRASH, ErrorKind.IMPLAUSIBLE) else [pytest.mark.full])
     for k in ErrorKind if k not in (ErrorKind.LOST, ErrorKind.CANCELLED)
-])  # fmt: skip
+])
 def test_a_failure_on_another_device_model_is_told_only_if_it_holds_here(
     farm: Farm, kind: ErrorKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,7 +386,7 @@ def test_a_failure_on_another_device_model_is_told_only_if_it_holds_here(
     farm.answer = timed
     farm.go(status.id)
     tried = [(e.implementation, e.config) for entries, phase in zip(farm.jobs, farm.phases, strict=True)
-             for e in entries if phase is Phase.SEARCH]  # fmt: skip
+             for e in entries if phase is Phase.SEARCH]
     assert len(tried) == len(set(tried))
 
 
@@ -403,7 +403,7 @@ def test_a_run_turns_to_the_device_model_that_times_most(farm: Farm) -> None:
     farm.go(status.id)
     searched = [(e.implementation, e.config)
                 for entries, phase in zip(farm.jobs, farm.phases, strict=True)
-                for e in entries if phase is Phase.SEARCH]  # fmt: skip
+                for e in entries if phase is Phase.SEARCH]
     assert len(searched) == len(set(searched)) == 49
 
 
@@ -734,7 +734,7 @@ def test_the_search_tells_workers_what_to_beat(farm: Farm) -> None:
     farm.go(farm.ask(request(trials=60)).id)
     assert all(e.best_s is None for e in farm.jobs[0])
     last = [e for entries, phase in zip(farm.jobs, farm.phases, strict=True)
-            for e in entries if phase is Phase.SEARCH][-1]  # fmt: skip
+            for e in entries if phase is Phase.SEARCH][-1]
     assert last.best_s is not None
 
 
@@ -760,7 +760,7 @@ def test_tuned_enough_spends_nothing(farm: Farm) -> None:
                 *CANDIDATES[:2], msgspec.structs.replace(LIBRARY, version="2.0"))),),
             trials=20,
         ),
-    ):  # fmt: skip
+    ):
         assert farm.ask(different).state is RunState.RUNNING
 
 
@@ -790,7 +790,7 @@ def test_a_larger_budget_goes_on_from_the_smaller(farm: Farm) -> None:
     assert status.state is RunState.DONE
     assert status.trials_done == 32
     new = [e for entries, phase in zip(farm.jobs[jobs:], farm.phases[jobs:], strict=True)
-           for e in entries if phase is Phase.SEARCH and e.config]  # fmt: skip
+           for e in entries if phase is Phase.SEARCH and e.config]
     assert len(new) == 12
 
 
@@ -814,7 +814,7 @@ def test_force_begins_anew(farm: Farm) -> None:
     status = farm.go(farm.ask(request(trials=16, force=True)).id)
     assert status.trials_done == 16
     assert sum(len(entries) for entries, phase in zip(farm.jobs[jobs:], farm.phases[jobs:], strict=True)
-               if phase is Phase.SEARCH) == 17  # fmt: skip
+               if phase is Phase.SEARCH) == 17
 
 
 def test_an_equal_request_joins_the_run_under_way(farm: Farm) -> None:
@@ -835,7 +835,7 @@ def test_a_killed_service_goes_on_where_it_was(farm: Farm, turns: int) -> None:
     assert status.trials_done == 48
     searched = [(e.implementation, e.config)
                 for entries, phase in zip(farm.jobs, farm.phases, strict=True)
-                for e in entries if phase is Phase.SEARCH]  # fmt: skip
+                for e in entries if phase is Phase.SEARCH]
     assert len(searched) == len(set(searched)) == 49
     assert farm.phases.count(Phase.CONFIRM) == CONFIRM_SESSIONS
 
@@ -892,7 +892,7 @@ def test_an_interrupted_run_is_taken_up_by_the_next(farm: Farm) -> None:
     assert farm.go(second.id).trials_done == 40
     tried = [(e.implementation, e.config) for entries, phase in
              zip(farm.jobs, farm.phases, strict=True)
-             for e in entries if phase is Phase.SEARCH and e.config]  # fmt: skip
+             for e in entries if phase is Phase.SEARCH and e.config]
     assert len(tried) == len(set(tried)) == 40
 
 

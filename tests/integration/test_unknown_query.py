@@ -12,7 +12,7 @@ from tests.integration.scene import request
 PAGES = (
     "/", "/runs", "/ops", "/devices", "/foreign", "/networks", "/records", "/models", "/select", "/import",
     "/tasks", "/tasks/{task}?knob=x&colour=y&first=a&second=b",
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_every_route_of_the_api(client: httpx.Client) -> None:
         answer = client.request(method, path.replace("{", "").replace("}", ""), params={"tpyo": "1"})
         if answer.status_code == 422 and "path." in answer.text:  # an id that is no number
             answer = client.request(method, path.partition("{")[0] + "1" + path.partition("}")[2],
-                                    params={"tpyo": "1"})  # fmt: skip
+                                    params={"tpyo": "1"})
         assert answer.status_code == 422, (method, path, answer.text)
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.json()["errors"][0]["field"] == "query.tpyo", (method, path)
@@ -61,7 +61,7 @@ BEYOND = (
     f"/v1/records?run_id={10**30}", f"/v1/coverage?cursor={10**30}", f"/v1/foreign/triton/list?cursor={10**30}",
     f"/v1/records?cursor={2**63}", "/v1/records?op=a%00b", "/v1/networks?graph=%00",
     "/v1/records?since=nan", "/v1/records?until=inf",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("path", BEYOND, ids=lambda p: p[:40])

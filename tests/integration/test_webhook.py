@@ -283,7 +283,7 @@ def test_what_a_pattern_lists_is_not_private(store: Store, monkeypatch: pytest.M
     ended(store, "http://ci.example.org/")
     postman = webhook.Postman(store, settings(webhook_hosts="*.example.org"))
     for private in ("127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "fe80::1%eth0",
-                    "::ffff:192.168.0.1", "0.0.0.0", "224.0.0.1"):  # fmt: skip
+                    "::ffff:192.168.0.1", "0.0.0.0", "224.0.0.1"):
         found[:] = ["93.184.216.34", private]
         due(store)
         with store.write() as c:
@@ -337,7 +337,7 @@ def test_the_command_line_names_a_webhook(
     command = [
         "tune", "dense", "-i", "data=float32[4,8]", "-i", "weight=float32[8,8]:const", "--wait",
         "--url", service.url, "--webhook",
-    ]  # fmt: skip
+    ]
     with pytest.raises(SystemExit) as refused:
         main([*command, "http://elsewhere/"])
     assert refused.value.code == 2

@@ -111,7 +111,7 @@ def loosened(lowered: Lowered) -> Lowered:
             kind.storage_scope, kind.dtype, kind.shape, kind.strides, kind.elem_offset,
             max(1, tvm.DataType(str(kind.dtype.dtype)).bits // 8), kind.offset_factor, kind.layout,
             kind.allocated_addr, kind.span,
-        )  # fmt: skip
+        )
 
     functions = {
         variable.name_hint: structural_map(function, [(BufferType, loosen)])
@@ -157,7 +157,7 @@ def _run(
 def _call(
     artefact: Artefact, sizes: Mapping[str, int], inputs: Mapping[str, Any], expected: Any, allowed: Any,
     placing: Placing,
-) -> None:  # fmt: skip
+) -> None:
     given: list[Memory] = []
     outputs: list[Memory] = []
     for argument in artefact.arguments:

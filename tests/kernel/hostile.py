@@ -36,7 +36,7 @@ DEEDS = (
     "reads_past_end", "reads_far_past_end", "reads_before", "writes_past_end", "writes_before", "writes_gap",
     "writes_before_input", "code_reads_past_end", "code_reads_before", "code_writes_past_end",
     "code_reads_past_workspace", "code_writes_past_workspace", "code_writes_before_workspace", "code_writes_input",
-)  # fmt: skip
+)
 
 GATE = "HOSTILE_GATE"  # the environment's name of a file; a run that waits goes on once it is there
 

@@ -60,7 +60,7 @@ def batched(x: str, y: str, transpose_b: bool, kind: str, constant: bool = False
     m=st.sampled_from([1, 3, 16, 37, 64]), n=st.sampled_from([1, 16, 50, 96]),
     k=st.sampled_from([1, 3, 30, 64, 76, 128, 152, 200]),
     zeros=st.sampled_from([(0, 0), (100, 0), (0, -5), (100, 120)]), constant=st.booleans(), seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_any_configuration_of_any_shape(m, n, k, kind, weight, zeros, constant, seed):
     workload = product(f"{kind}[{m},{k}]", f"{weight}[{n},{k}]", constant, **points(kind, zeros))
     space = space_of(workload)
@@ -89,7 +89,7 @@ def test_a_large_product_is_added_up_part_by_part(kind, weight, inner):
 @given(
     x=st.sampled_from([1, 3]), y=st.sampled_from([1, 3]), m=st.sampled_from([1, 17, 64]), k=st.sampled_from([10, 64]),
     constant=st.booleans(), seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_any_configuration_of_a_batch(kind, transpose_b, x, y, m, k, constant, seed):
     workload = batched(f"{x},{m},{k}", f"{y},33,{k}" if transpose_b else f"{y},{k},33", transpose_b, kind, constant)
     (config,) = space_of(workload).sample(random.Random(seed), 1)
@@ -110,7 +110,7 @@ def test_any_configuration_of_a_batch(kind, transpose_b, x, y, m, k, constant, s
         "dilation": st.sampled_from([1, 1, [1, 2]]), "kernel_layout": st.sampled_from(["OIHW", "HWIO", "OHWI"]),
     }),
     zero=st.sampled_from([0, 100]), constant=st.booleans(), seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_any_configuration_of_any_convolution(
     layout, form, kind, weight, channels, out, window, image, batch, attrs, zero, constant, seed
 ):
@@ -146,7 +146,7 @@ def test_short_lines_are_joined(kind, weight, image):
     channels=st.sampled_from([2, 9, 16]), out=st.sampled_from([8, 20]), window=st.sampled_from([1, 3]),
     image=st.tuples(st.integers(3, 9), st.integers(1, 20)), groups=st.integers(2, 3), strides=st.sampled_from([1, 2]),
     zero=st.sampled_from([0, 100]), seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_any_configuration_of_groups(kind, weight, channels, out, window, image, groups, strides, zero, seed):
     attrs = {"groups": groups, "strides": strides, "padding": window // 2, **points(kind, (zero, 0))}
     shape = f"{weight}[{out * groups},{channels},{window},{window}]"
@@ -187,7 +187,7 @@ def test_an_epilogue_joins_the_product(ops):
     image = convolution(
         "int8[1,5,9,16]", "int8[7,3,3,16]", epilogue=steps(7, *ops), input_zero_point=-7, padding=1, data_layout="NHWC",
         kernel_layout="OHWI",
-    )  # fmt: skip
+    )
     first = convolution(
         "int8[1,16,5,9]", "int8[7,16,3,3]", epilogue=steps(7, *ops, axis=1), input_zero_point=-7, padding=1
     )
@@ -262,7 +262,7 @@ def test_it_is_chosen_untuned_but_for_one_row_of_integers():
         ("bfloat16", 128, 128, 3, True), ("bfloat16", 128, 256, 3, False), ("bfloat16", 128, 256, 5, True),
         ("uint8", 64, 64, 3, True), ("uint8", 128, 128, 3, False), ("uint8", 128, 128, 5, True),
     ],
-)  # fmt: skip
+)
 def test_many_output_channels_share_unfolded_windows_with_a_stride(kind, channels, out, window, is_direct):
     weight = "bfloat16" if kind == "bfloat16" else "int8"
     shapes = f"{kind}[1,{channels},56,56]", f"{weight}[{out},{channels},{window},{window}]"
@@ -347,7 +347,7 @@ def test_code_without_checks_asks_linux_too(kernel: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _LINUX + _PYTHON, "", kernel], capture_output=True, text=True, timeout=HANG_S,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     if kernel == "granted":
         assert done.stdout.strip() == f"[{2 * 3 * 64}]"
@@ -365,7 +365,7 @@ def test_a_process_asks_linux_and_says_so_where_it_is_refused(kernel: str, tmp_p
     done = subprocess.run(
         [sys.executable, "-c", _LINUX + _C, str(path), kernel], capture_output=True, text=True, timeout=HANG_S,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     if kernel == "granted":
         assert done.stdout.strip() == f"0 [{2 * 3 * 64}]"

@@ -70,7 +70,7 @@ def test_the_ends_of_every_knob():
     b=st.integers(1, 4), m=st.integers(1, 40), n=st.integers(1, 80), k=st.integers(1, 60),
     ta=st.booleans(), tb=st.booleans(), constant=st.booleans(), shared=st.booleans(),
     seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_any_configuration_of_any_shape(b, m, n, k, ta, tb, constant, shared, seed):
     constants = ["y"] if constant else []
     workload = make(b, m, n, k, ta=ta, tb=tb, by=1 if shared else None, constants=constants)
@@ -103,7 +103,7 @@ def test_the_space_is_worth_searching(spec):
         (8, 4, False, CBLAS), (8, 16, False, PACK), (1, 64, False, CBLAS), (1, 64, True, PACK), (8, 4, True, PACK),
         (8, 1, True, CBLAS),
     ],
-)  # fmt: skip
+)
 def test_what_runs_untuned(batch: int, m: int, constant: bool, expected: str) -> None:
     """OpenBLAS is chosen where y would be packed at each call for few rows, or for entries that threads share."""
     types = {"x": f"float32[{batch},{m},64]", "y": f"float32[{batch},512,64]"}

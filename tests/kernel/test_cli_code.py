@@ -38,7 +38,7 @@ def plevel(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "plevel", *arguments],
         capture_output=True, text=True, check=False, timeout=HANG_S, env=clean,
-    )  # fmt: skip
+    )
 
 
 def test_llvm_knows_the_names_of_all_processors_that_are_told_apart() -> None:
@@ -363,7 +363,7 @@ def test_build_verifies_what_it_has_built(tmp_path: Path) -> None:
 def test_build_keeps_no_library_that_must_not_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     error: BaseException, code: str, said: str,
-) -> None:  # fmt: skip
+) -> None:
     def refuse(*arguments: Any) -> int:
         raise error
 

@@ -66,12 +66,12 @@ def farm(certificates: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
         tls_ca_file=str(certificates["ca"]), require_encryption=True,
         tls_client_cert=name, tls_client_key=key, tls_scheduler_cert=name, tls_scheduler_key=key,
         tls_worker_cert=name, tls_worker_key=key,
-    )  # fmt: skip
+    )
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, protocol="tls://", security=security, dashboard_address=":0",
         host="127.0.0.1", silence_logs=False,  # it would silence the handlers of the root logger
         env={site.ARTEFACTS: str(tmp_path_factory.mktemp("artefacts"))},
-    ) as cluster:  # fmt: skip
+    ) as cluster:
         yield cluster
 
 
@@ -140,7 +140,7 @@ def a_job(count: int, *, seed: int = 0) -> Job:
             JobEntry(index=i, task_id=1, implementation=found.implementation, version=found.version, config=config)
             for i, config in zip(range(count), found.space, strict=False)
         ),
-    )  # fmt: skip
+    )
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:

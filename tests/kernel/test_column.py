@@ -36,7 +36,7 @@ def make(op: str, shape: list[int], dtype: str = "float32", **attrs: Any) -> Wor
         make("sum", [6, 16, 104], axis=[1]), make("cumsum", [24, 104], axis=0), make("cumsum", [8, 24], axis=1),
         make("cumsum", [4099]), make("cumsum", [2, 2500], exclusive=True),
     ],
-)  # fmt: skip
+)
 def test_the_ends_of_every_knob(check: Callable[..., None], work: Workload, full: bool) -> None:
     name, space = space_of(work)
     for config in list(extremes(space))[:: 1 if full else 2]:
@@ -48,7 +48,7 @@ def test_the_ends_of_every_knob(check: Callable[..., None], work: Workload, full
     op=st.sampled_from(REDUCTIONS), outer=st.lists(st.integers(1, 4), max_size=2),
     rows=st.lists(st.integers(1, 9), min_size=1, max_size=2), inner=extents, keepdims=st.booleans(),
     dtype=st.sampled_from(["float32", "float64", "float16"]), seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 @example(op="sum", outer=[], rows=[384], inner=[768], keepdims=False, dtype="float32", seed=0)
 def test_any_reduction(op, outer, rows, inner, keepdims, dtype, seed, check) -> None:
     axes = list(range(len(outer), len(outer) + len(rows)))
@@ -63,7 +63,7 @@ def test_any_reduction(op, outer, rows, inner, keepdims, dtype, seed, check) -> 
 @given(
     op=st.sampled_from(SCANS), shape=st.lists(st.integers(1, 40), min_size=2, max_size=3), data=st.data(),
     exclusive=st.booleans(), dtype=st.sampled_from(["float32", "float64", "float16"]), seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_any_scan(op, shape, data, exclusive, dtype, seed, check) -> None:
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     shape[(axis + 1) % len(shape)] += 1  # at least two scans
@@ -78,7 +78,7 @@ def test_any_scan(op, shape, data, exclusive, dtype, seed, check) -> None:
 @given(
     shape=st.sampled_from([[1, 4096], [5000], [3, 1367], [8209]]), dtype=st.sampled_from(["float32", "float64"]),
     exclusive=st.booleans(), seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_any_long_row(shape, dtype, exclusive, seed, check) -> None:
     work = make("cumsum", shape, dtype, exclusive=exclusive)
     name, space = space_of(work)
@@ -104,7 +104,7 @@ def test_a_product_that_overflows_in_parts_only_is_one_product() -> None:
 @given(
     op=st.sampled_from([*REDUCTIONS, *SCANS]), shape=st.lists(st.integers(1, 600), min_size=2, max_size=3),
     dtype=st.sampled_from(["float32", "float64", "int32"]), threads=st.integers(1, 64),
-)  # fmt: skip
+)
 def test_the_fallback_is_of_its_space(op: str, shape: list[int], dtype: str, threads: int) -> None:
     if op == "mean" and dtype == "int32":
         dtype = "float32"

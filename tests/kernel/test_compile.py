@@ -115,7 +115,7 @@ def test_every_implementation_of_an_anchor_schedules_the_whole(engine):
                 implementation=candidate.implementation, version=candidate.version,
                 config=candidate.fallback, level=Level.DEVICE, estimate=Estimate(1e-6, 1e-6, 1e-6, 9),
             )
-        ]  # fmt: skip
+        ]
         function = engine.compile(graph, TARGET, records)
         compare(function, graph, inputs)
         (told,) = function.explain()
@@ -223,7 +223,7 @@ def test_new_measurements_take_effect(engine):
             implementation=pack.implementation, version=pack.version, config=pack.fallback,
             level=Level.DEVICE, estimate=Estimate(1e-6, 1e-6, 1e-6, 9),
         )
-    )  # fmt: skip
+    )
     after = engine.compile(graph, TARGET, records)
     assert after is not before
     assert after is engine.compile(graph, TARGET, records)
@@ -342,7 +342,7 @@ def test_new_measurements_are_taken_by_the_next_compile(engine, compiles):
             level=Level.DEVICE, estimate=Estimate(1e-6, 1e-6, 1e-6, 9),
         )
         for c in slow
-    ]  # fmt: skip
+    ]
     records.instances = lambda symbolic, target, device: [(workload, records.found)]
     assert engine.compile(graph, TARGET, records) is function
     compare(function, graph, inputs)
@@ -542,7 +542,7 @@ def test_the_runtime_has_the_targets_threads():
         return subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S,
             check=True, cwd=root, env={**environment, **more},
-        )  # fmt: skip
+        )
 
     assert run().stdout == "[2, 1, 2]\n"
     told = run(TVM_NUM_THREADS="1")
@@ -584,7 +584,7 @@ def test_entries_of_tuples_may_be_tuples(engine):
     for graph, expected in (
         (first, highest), (Tuple([TupleGetItem(nested, 1), first]), a),
         (Tuple([relu(TupleGetItem(first, 0))]), np.maximum(highest, 0)),
-    ):  # fmt: skip
+    ):
         np.testing.assert_array_equal(engine.compile(graph, TARGET)(a)[0], expected)
 
 

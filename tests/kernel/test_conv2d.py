@@ -41,7 +41,7 @@ EXAMPLES = {
     DEPTHWISE: ("float32[2,6,12,21]", "float32[12,1,3,3]", {"padding": 1, "strides": 2, "groups": 6}),
     F2: ("float32[2,5,9,11]", "float32[19,5,3,3]", {"padding": 1}),
     F4: ("float32[1,17,9,22]", "float32[19,17,3,3]", {"padding": [1, 0, 2, 1]}),
-}  # fmt: skip
+}
 LAST, LAST_SPATIAL = "conv2d_nhwc.cpu", "conv2d_nhwc_spatial_pack.cpu"
 EXAMPLES[LAST_SPATIAL] = (
     "float32[2,12,11,6]", "float32[3,3,3,38]",
@@ -158,7 +158,7 @@ CASES = [
     ("float16[1,9,8,5]", "float16[3,3,1,5]",
      {"groups": 5, "data_layout": "NHWC", "kernel_layout": "HWIO"}, {LAST, LAST_DEPTHWISE}),
     ("float16[1,4,8,8]", "float16[8,4,3,3]", {"out_dtype": "float64"}, {DIRECT}),
-]  # fmt: skip
+]
 
 
 def samples() -> Iterator[Any]:
@@ -246,7 +246,7 @@ def test_a_task_splits_the_rows_that_it_reads():
         ("227,227", "96,3,11,11", 4, SPATIAL), ("224,224", "768,3,16,16", 16, SPATIAL),
         ("224,224", "64,3,7,7", 2, IM2COL), ("224,224", "96,3,4,4", 4, IM2COL), ("300,300", "64,3,3,3", 1, IM2COL),
     ],
-)  # fmt: skip
+)
 def test_what_is_chosen_untuned_for_a_first_layer(image, weight, stride, chosen):
     workload = make(f"float32[1,3,{image}]", f"float32[{weight}]", {"strides": stride, "padding": int(stride == 2) * 3})
     target = Target.parse("llvm -mcpu=znver4")
@@ -270,7 +270,7 @@ def test_what_is_chosen_untuned_for_a_dilated_window(size, dilation, chosen):
     ("1,128,56,56", "128,4,3,3", 32, LINES), ("1,512,14,14", "512,16,3,3", 32, SPATIAL),
     ("1,64,64,64", "3,64,3,3", 1, LINES), ("1,64,64,64", "24,64,3,3", 1, F4), ("1,64,8,8", "64,64,3,3", 1, F2),
     ("8,512,7,7", "512,512,3,3", 1, F4),
-])  # fmt: skip
+])
 def test_what_is_chosen_untuned_for_few_channels_and_for_small_images(data, weight, groups, chosen):
     workload = make(f"float32[{data}]", f"float32[{weight}]", {"padding": 1, "groups": groups})
     found = candidates(workload, Target.parse("llvm -mcpu=sapphirerapids -num-cores=2"))
@@ -288,7 +288,7 @@ def test_taps_that_see_padding_alone_are_left_out(rows):
 @pytest.mark.parametrize("workload", [
     make("float32[1,32,9,14]", "float32[20,32,3,3]", {"padding": 6, "dilation": 6}),
     make("float32[1,1024,28,28]", "float32[256,1024,3,3]", {"padding": 12, "dilation": 12}),
-])  # fmt: skip
+])
 def test_a_tenth_of_the_draws_for_taps_is_valid(workload):
     space, rng = space_of(workload, TAPS), random.Random(0)
     draws = ({k.name: rng.choice(k.values) for k in space.knobs} for _ in range(1000))
@@ -395,7 +395,7 @@ def test_the_ends_of_every_knob(name, full):
     strides=st.tuples(st.integers(1, 3), st.integers(1, 3)), padding=st.tuples(*[st.integers(0, 2)] * 4),
     dilation=st.sampled_from([(1, 1), (2, 1)]), plain=st.booleans(), groups=st.sampled_from([1, 3]),
     seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_any_configuration_of_any_shape(
     image, channels, out_channels, kernel, strides, padding, dilation, plain, groups, seed
 ):
@@ -437,7 +437,7 @@ LAYERS = [
     ("float32[1,16,14,14,16]", "float32[256,256,3,3]", {"padding": 1, "data_layout": "NCHW16c"}),
     ("float32[1,60,7,7,16]", "float32[960,1,3,3]", {"padding": 1, "groups": 960, "data_layout": "NCHW16c"}),
     ("float32[1,3,14,14,16]", "float32[48,1,3,3]", {"padding": 1, "groups": 48, "data_layout": "NCHW16c"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("spec", ["llvm -mcpu=znver5", "llvm -mcpu=haswell", "llvm -mcpu=neoverse-n1"])
@@ -459,7 +459,7 @@ UNFOLDED = [
     ("float32[1,3,640,640]", "float32[32,3,6,6]", {"padding": 2, "strides": 2}),
     ("float32[1,3,227,227]", "float32[96,3,11,11]", {"strides": 4}),
     ("float32[1,256,14,14]", "float32[256,256,3,3]", {"padding": 1}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("spec", ["llvm -mcpu=znver5", "llvm -mcpu=haswell", "llvm -mcpu=neoverse-n1"])
@@ -476,23 +476,23 @@ def test_a_tenth_of_the_configurations_of_im2col_is_valid(spec):
     height=st.integers(3, 230), width=st.integers(3, 230), kernel=st.sampled_from([1, 2, 3]),
     stride=st.integers(1, 3), padding=st.integers(0, 2), threads=st.integers(1, 64),
     spec=st.sampled_from(["-mcpu=znver4", "-mcpu=haswell", "", "-mcpu=neoverse-n1"]),
-)  # fmt: skip
+)
 @example(
     batch=1, channels=8, out_channels=8, height=14, width=14, kernel=3, stride=1, padding=1, threads=1,
     spec="-mcpu=haswell",
-)  # fmt: skip
+)
 @example(
     batch=1, channels=48, out_channels=8, height=113, width=20, kernel=3, stride=1, padding=1, threads=2,
     spec="-mcpu=znver4",
-)  # fmt: skip
+)
 @example(
     batch=1, channels=16, out_channels=16, height=10, width=6, kernel=3, stride=1, padding=1, threads=1,
     spec="-mcpu=znver5",
-)  # fmt: skip
+)
 @example(
     batch=11, channels=16, out_channels=16, height=3, width=3, kernel=3, stride=1, padding=0, threads=1,
     spec="-mcpu=znver5",
-)  # fmt: skip
+)
 def test_every_shape_has_a_fallback(
     batch, channels, out_channels, height, width, kernel, stride, padding, threads, spec
 ):
@@ -504,7 +504,7 @@ def test_every_shape_has_a_fallback(
     grouped = make(
         f"float32[{batch},{3 * channels},{height},{width}]",
         f"float32[{3 * out_channels},{channels},{kernel},{kernel}]", attrs | {"groups": 3},
-    )  # fmt: skip
+    )
     made = [ungrouped, depthwise, grouped]
     for block in (8, 16):
         whole, out = (-(-c // block) * block for c in (channels, out_channels))

@@ -42,7 +42,7 @@ def space_of(work: Workload, target: Target = TARGET) -> ConfigSpace:
     height=st.integers(1, 5), width=st.integers(1, 40), down=st.integers(1, 4), across=st.sampled_from([1, 2, 4]),
     dtype=st.sampled_from(["float32", "float32", "float64", "float16"]), follows=st.booleans(),
     seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 @example(1, 1, 5, 3, 6, 16, 2, 2, "float32", True, 0)  # vectors end with rows of the image
 @example(2, 2, 4, 3, 2, 19, 3, 4, "float32", True, 1)  # no vector does
 @example(1, 3, 2, 5, 3, 32, 3, 1, "float32", False, 2)
@@ -54,7 +54,7 @@ def test_any_configuration(batch, groups, depth, own, height, width, down, acros
     work = make(
         f"{batch},{groups * depth},{height},{width}", f"{groups * depth},{own},{down},{across}", epilogue=steps,
         dtype=dtype, strides=[down, across], groups=groups,
-    )  # fmt: skip
+    )
     space = space_of(work)
     for config in (space.fallback, *space.sample(random.Random(seed), 1)):
         check(work, BLOCKS, config)
@@ -79,7 +79,7 @@ def test_narrow_floats_by_every_implementation_of_float32(dtype: str) -> None:
         ("1,4,8,16", "4,3,2,2", {"strides": 2, "output_padding": [0, 1]}),
         ("1,4,8,16", "4,3,2,2", {"strides": 2, "dilation": 2}),
     ],
-)  # fmt: skip
+)
 def test_is_offered_only_where_blocks_lie_apart(data: str, weight: str, attrs: dict[str, Any]) -> None:
     assert BLOCKS in levels(make("1,4,8,16", "4,3,2,2", strides=2))
     assert BLOCKS not in levels(make(data, weight, **attrs))
@@ -119,7 +119,7 @@ def test_a_tenth_of_the_space_is_valid(mcpu: str, data: str, weight: str) -> Non
     ("1,4,5,6", "4,3,6,6", {"strides": 4, "padding": 1}),
     ("2,8,5,7", "8,3,4,4", {"strides": 2, "padding": 1, "groups": 4}),
     ("1,3,5,6", "3,2,7,6", {"strides": [5, 4], "padding": [1, 1]}),
-])  # fmt: skip
+])
 def test_each_of_many_phases_pads_its_own_image(data: str, weight: str, attrs: dict[str, Any]) -> None:
     check(make(data, weight, **attrs), "conv2d_transpose_spatial_pack.cpu", None)
 

@@ -99,7 +99,7 @@ def test_what_a_device_cannot_do_is_refused_before_anything_is_compiled() -> Non
     config = {
         "block_m": 128, "block_n": 128, "block_k": 32, "thread_m": 8, "thread_n": 8,
         "vector": 4, "stages": 2, "split_k": 1,
-    }  # fmt: skip
+    }
     wide = Workload.make("dense", {"data": "float32[512,64]", "weight": "float32[512,64]"})
     space = next(c.space for c in candidates(wide, SM_90) if c.implementation == "dense_tiled.cuda")
     assert space is not None
@@ -366,7 +366,7 @@ def test_a_builder_builds_for_a_device_that_is_not_here(
             config=config,
         )
         for i, config in enumerate(configs)
-    )  # fmt: skip
+    )
     good, bad = (
         build(Build(workload=DENSE, target=SM_90, entry=e, path=str(tmp_path / f"{e.index}.json")))
         for e in entries

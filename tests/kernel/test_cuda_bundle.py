@@ -54,12 +54,12 @@ def made() -> Bundle:
             )
             for i, config in enumerate(configs)
         ),
-    )  # fmt: skip
+    )
     part = Part(
         job=job, candidates=(candidate,),
         built=(Built(entry=0, code_digest="a"), Built(entry=1, error=ErrorKind.COMPILE, message="no")),
         artefacts={"0": artefact_of(WORKLOAD, "softmax_rows.cuda")},
-    )  # fmt: skip
+    )
     return Bundle(parts=(part,), made_at=1.0)
 
 
@@ -185,7 +185,7 @@ def test_a_bundle_is_run_without_tvm_and_the_service(made: Bundle, tmp_path: Pat
     done = subprocess.run(
         [sys.executable, "-c", f"{hidden}; from plevel.cli.main import main; main({command})"],
         capture_output=True, text=True, check=False, timeout=HANG_S,
-    )  # fmt: skip
+    )
     # All is there but the device.
     assert done.returncode == 1
     assert done.stderr.startswith("plevel: cuda:0: "), done.stderr

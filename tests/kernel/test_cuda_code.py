@@ -45,7 +45,7 @@ FALLBACKS = [
             (Workload.make("argsort", {"data": "int64[1048576]"}), "argsort_radix.cuda", 1),
         )
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.full
@@ -88,7 +88,7 @@ def test_elements_that_places_choose_are_no_vectors() -> None:
     x = te.placeholder((64,), "float32", name="x")
     for condition, lanes in (
         (lambda i: x[i] > 0, 4), (lambda i: i < 32, 1), (lambda i: tirx.And(i < 32, x[i] > 0), 1),
-    ):  # fmt: skip
+    ):
         chosen = te.compute((64,), partial(lambda c, i: tirx.Select(c(i), x[i], x[63 - i]), condition), name="chosen")
         sch = s_tir.Schedule(te.create_prim_func([x, chosen]))
         assert lanes_of_block(sch, sch.get_sblock("chosen")) == lanes

@@ -78,7 +78,7 @@ def run(
     artefact = CudaArtefact(
         signature=lowered.signature, programs=source.programs, source=source.code, arch="sm_90",
         compiler="none", cubin=b"", usage={},
-    )  # fmt: skip
+    )
     folder.mkdir(exist_ok=True)
     channel, driver = Channel(), EmulatedDriver(folder / "emulation", l2_bytes=20_000)
     CudaRunner(channel, driver).run(session_of(workload, [artefact], folder))
@@ -131,7 +131,7 @@ def test_products_are_right(workload: Workload, tmp_path: Path) -> None:
         (("bfloat16[1,4,6,6]", "bfloat16[4,4,5,5]"), {"padding": 2}),
         (("float64[1,2,6,5]", "float64[3,2,1,1]"), {}),
     ],
-)  # fmt: skip
+)
 def test_convolutions_are_right_by_every_algorithm(
     shapes: tuple[str, str], attrs: dict[str, object], tmp_path: Path
 ) -> None:
@@ -177,7 +177,7 @@ def test_the_environment_names_the_libraries_that_were_called(tmp_path: Path, ve
     runner.run(session_of(workload, [artefact], tmp_path))
     assert runner.toolchain() == {
         "cuda": {"driver": "emulation"}, "cublas": {"version": "13.12.11", "path": str(vendor)}
-    }  # fmt: skip
+    }
     assert installed_libraries() == ["cublas", "cudnn"]
 
 
@@ -211,7 +211,7 @@ def test_a_product_alone_needs_no_compiler(tmp_path: Path) -> None:
         ("conv2d", ("float16[1,4,8,8]", "float16[4,4,3,3]"), {"out_dtype": "float32"}, "cudnn", set()),
         ("conv2d", ("float32[b,4,8,8]", "float32[4,4,3,3]"), {}, "cudnn", set()),
     ],
-)  # fmt: skip
+)
 def test_libraries_are_offered_where_they_are_and_take_the_types(
     op: str, inputs: tuple[str, str], attrs: dict[str, object], libs: str, names: set[str]
 ) -> None:
@@ -299,12 +299,12 @@ def test_a_bundle_carries_calls_of_libraries(tmp_path: Path) -> None:
     entry = JobEntry(
         index=0, task_id=0, implementation="dense_cublas.cuda", version=candidate.version,
         config=Config(),
-    )  # fmt: skip
+    )
     job = msgspec.structs.replace(session.job, target=TARGET, entries=(entry,))
     part = Part(
         job=job, candidates=(candidate,), built=(Built(entry=0, code_digest=artefact.digest),),
         artefacts={"0": artefact},
-    )  # fmt: skip
+    )
     bundle = unseal(seal(Bundle(parts=(part,), made_at=1.0), b"k" * 32), b"k" * 32)
     channel = Channel()
     runner = CudaRunner(channel, EmulatedDriver(tmp_path / "emulation"))

@@ -51,7 +51,7 @@ def scratch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A folder for libraries, with those of the sorts that are to run here."""
     folder = tmp_path_factory.mktemp("lookback")
     chosen = [i.callspec.params["number"] for i in request.session.items
-              if isinstance(i, pytest.Function) and i.originalname == "test_rows_are_sorted"]  # fmt: skip
+              if isinstance(i, pytest.Function) and i.originalname == "test_rows_are_sorted"]
     compile_together({source.code: source.programs for source in map(sort_of, chosen)}, folder)
     return folder
 

@@ -116,7 +116,7 @@ TUNABLE: list[tuple[Workload, set[str]]] = [
      {"topk_sort.cuda", "topk_merge.cuda", "topk_radix.cuda"}),
     (Workload.make("argsort", {"data": "float32[2,2500]"}, {"is_ascend": False, "dtype": "int64"}),
      {"argsort_sort.cuda", "argsort_merge.cuda", "argsort_radix.cuda"}),
-]  # fmt: skip
+]
 PLAIN: list[Workload] = [
     Workload.make("exp", {"data": "float32[33,7]"}),
     Workload.make("add", {"lhs": "float16[40,64]", "rhs": "float16[64]"}, epilogue=[RELU]),
@@ -153,7 +153,7 @@ PLAIN: list[Workload] = [
     Workload.make("softmax", {"data": "float16[4,60,3]"}, {"axis": 1}),
     Workload.make("log_softmax", {"data": "float32[12,96]"}),
     Workload.make("layer_norm", {"data": "float16[7,90]", "gamma": "float16[90]", "beta": "float16[90]"}),
-]  # fmt: skip
+]
 # Operators that compare numbers; softmax and sums have NaN by arithmetic.
 KEEP_NAN: list[Workload] = [
     Workload.make("relu", {"data": "float16[40,64]"}),
@@ -173,7 +173,7 @@ KEEP_NAN: list[Workload] = [
     Workload.make("cummax", {"data": "float16[2,90]"}, {"axis": 1}),
     Workload.make("topk", {"data": "float16[2,90]"}, {"k": 20}),
     Workload.make("topk", {"data": "float32[2,90]"}, {"k": 20, "is_ascend": True}),
-]  # fmt: skip
+]
 
 # Of every other operator, its first example; those of one element by themselves are alike.
 NAMED = {workload.op for workload in PLAIN} | {workload.op for workload, _ in TUNABLE}
@@ -318,7 +318,7 @@ def test_few_are_selected_in_their_order_whatever_the_row(parts: int, scratch: P
     for row in (
         np.zeros(length), place, rng.choice([np.nan, 0.0, -0.0, np.inf, -np.inf], length), np.full(length, -np.inf),
         -(place // 4 % threads),  # the best are those of few threads, and more than there is room for
-    ):  # fmt: skip
+    ):
         data = aligned((2, length), "float32")
         data[...] = row
         values, positions = aligned((2, k), "float32"), aligned((2, k), "int32")
@@ -341,7 +341,7 @@ def test_rows_without_elements_are_offered_none(op: str, shape: str) -> None:
     ("layer_norm", {"data": "float32[0,5]", "gamma": "float32[5]", "beta": "float32[5]"}, {}),
     ("sum", {"data": "float32[3,0,5]"}, {"axis": [2]}), ("add", {"lhs": "float32[3,0,5]", "rhs": "float32[5]"}, {}),
     ("transpose", {"data": "float32[3,0,5]"}, {}), ("transpose", {"data": "float32[0,5]"}, {}),
-])  # fmt: skip
+])
 def test_tensors_without_elements_are_compiled(op: str, inputs: dict[str, str], attrs: dict[str, Any]) -> None:
     workload, target = Workload.make(op, inputs, attrs), Target.parse("cuda -arch=sm_90")
     valid = [name for condition, name in evaluate(workload, target) if condition is None or condition.decide()]
@@ -492,7 +492,7 @@ def test_a_symbolic_dimension_is_bound_at_the_launch(
 def test_queries_that_see_few_keys(parts: int, scratch: Path) -> None:
     shapes = {
         "query": "float16[1,4,m,16]", "key": "float16[1,2,n,16]", "value": "float16[1,2,n,24]", "bias": "bool[m,n]",
-    }  # fmt: skip
+    }
     workload = Workload.make("attention_bias", shapes, {"is_causal": True})
     config = Config({"warps": 2, "tiles": 1, "block_n": 16, "stages": 2, "keep": 1, "parts": parts})
     source = emit(lower(workload, TARGET, "attention_flash.cuda", config))
@@ -534,7 +534,7 @@ def test_groups_end_anywhere(implementation: str, scratch: Path) -> None:
     for m, ends in (
         (1, [0, 0, 1, 1]), (150, [3, 3, 140, 140]), (90, [0, 0, 0, 0]), (90, [50, 2, -1, 70]), (90, [70, 500, 2, 9]),
         (65, [64, 65, 65, 65]), (9, [-5, 2**31 - 1, -(2**31), 0]),
-    ):  # fmt: skip
+    ):
         inputs = {"data": aligned((m, 24), "float16"), "weight": aligned((4, 40, 24), "float16")}
         for array in inputs.values():
             array[...] = rng.random(array.shape)
@@ -589,7 +589,7 @@ BROKEN: list[tuple[str, str, list[tuple[str, str]]]] = [
      [(FENCES[0], ""), ("row & 7", "row & 3"), ('"n"(1)', '"n"(2)'), ("1ull << 62", "2ull << 62"),
       (FENCES[1], ""), ("__syncthreads();", ""), ("settle(sums[t]);", ""), ("(STAGES - 3)", "(STAGES - 2)"),
       ("(ATOM >> 4)", "(ATOM >> 5)"), ("k * 32", "k * 16")]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.sample(1)
@@ -640,6 +640,6 @@ def test_an_artefact_is_read_as_it_was_written(tmp_path: Path) -> None:
     artefact = CudaArtefact(
         signature=lowered.signature, programs=source.programs, source=source.code, arch="sm_80",
         compiler="none", cubin=b"\0\1\2\xff", usage={},
-    )  # fmt: skip
+    )
     artefact.save(tmp_path / "dense.json")
     assert CudaArtefact.load(tmp_path / "dense.json") == artefact

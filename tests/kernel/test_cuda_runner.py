@@ -60,7 +60,7 @@ def artefact_of(workload: Workload, implementation: str) -> CudaArtefact:
     return CudaArtefact(
         signature=lowered.signature, programs=source.programs, source=source.code, arch="sm_80",
         compiler="none", cubin=b"", usage={},
-    )  # fmt: skip
+    )
 
 
 def session_of(workload: Workload, artefacts: list[CudaArtefact], folder: Path) -> Session:
@@ -74,12 +74,12 @@ def session_of(workload: Workload, artefacts: list[CudaArtefact], folder: Path) 
                 index=index, task_id=0, implementation=candidate.implementation,
                 version=candidate.version, config=candidate.fallback,
             )
-        )  # fmt: skip
+        )
         built.append(Built(entry=index, path=str(path), code_digest=str(index)))
     job = Job(
         id=1, run_id=1, workload=workload, target=TARGET, phase=Phase.SEARCH,
         entries=tuple(entries), policy=POLICY, seed=0,
-    )  # fmt: skip
+    )
     return Session(job=job, built=tuple(built), cores=(0,))
 
 
@@ -259,7 +259,7 @@ def test_a_worker_says_in_one_line_what_is_missing() -> None:
     done = subprocess.run(
         [sys.executable, "-c", hidden + "runpy.run_module('workers.cuda.driver', run_name='__main__')"],
         capture_output=True, text=True, check=False, timeout=HANG_S, env=dict(os.environ),
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()

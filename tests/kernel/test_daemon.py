@@ -153,7 +153,7 @@ def job(number: int, *deeds: str) -> Job:
             )
             for i, deed in enumerate(deeds)
         ),
-    )  # fmt: skip
+    )
 
 
 @dataclass

@@ -34,7 +34,7 @@ SHAPES = [
     (1, 1, 1), (1, 7, 3), (1, 64, 64), (1, 1003, 531), (2, 3, 5), (5, 17, 16), (8, 48, 32),
     (16, 15, 129), (17, 16, 1), (31, 33, 47), (37, 103, 53), (64, 128, 96), (65, 129, 127),
     (97, 11, 256),
-]  # fmt: skip
+]
 
 
 def workload(m: int | str, n: int, k: int, constant: bool = True, dtype: str = "float32") -> Workload:
@@ -152,7 +152,7 @@ def test_panels_that_are_prefetched(
     work = workload(m, 131, 120, constant)
     config = {
         "rows": 8, "width": 32, "unroll": 2, "n_block": 1, "m_tasks": m_tasks, "inner": inner, "ahead": True,
-    }  # fmt: skip
+    }
     check(work, "dense_pack.cpu", Config(config))
 
 

@@ -29,7 +29,7 @@ NAME = "depthwise_separable_conv2d_nchwc.cpu"
 def make(
     image: tuple[int, ...], window: tuple[int, int], out_channels: int, attrs: Mapping[str, Any], *,
     constant: bool = True, epilogue: tuple[EpilogueStep, ...] = (), dtype: str = "float32",
-) -> Workload:  # fmt: skip
+) -> Workload:
     """The workload of an image of NCHW, in blocks of 16 unless `attrs` say otherwise."""
     given = {"data_layout": "NCHW16c", "out_layout": "NCHW16c", **attrs}
     channels = image[1]
@@ -124,7 +124,7 @@ def test_it_is_both_convolutions():
     one = call(
         "depthwise_separable_conv2d", data, depthwise, Constant(bias), pointwise, strides=2, padding=1,
         activation="relu", data_layout="NCHW16c", out_layout="NCHW16c",
-    )  # fmt: skip
+    )
     image = call("conv2d", data, depthwise, strides=2, padding=1, groups=32, data_layout="NCHW16c")
     image = call("relu", call("add", image, Constant(bias.reshape(1, 2, 1, 1, 16))))
     two = call("conv2d", image, pointwise, data_layout="NCHW16c")
@@ -138,14 +138,14 @@ def test_images_of_symbolic_sizes_have_no_implementation(spec):
     inputs = {
         "data": "float32[n,2,7,7,16]", "depthwise_weight": "float32[32,1,3,3]", "depthwise_bias": "float32[32]",
         "pointwise_weight": "float32[16,32,1,1]",
-    }  # fmt: skip
+    }
     attrs = {"data_layout": "NCHW16c", "out_layout": "NCHW16c"}
     assert candidates(Workload.make("depthwise_separable_conv2d", inputs, attrs), Target.parse(spec)) == []
 
 
 @pytest.mark.parametrize(("spec", "columns", "width"), [
     ("llvm -mcpu=znver4", 14, 32), ("llvm -mcpu=haswell", 5, 16), ("llvm -mcpu=neoverse-n1", 14, 8),
-])  # fmt: skip
+])
 def test_the_fallback_fills_the_registers(spec, columns, width):
     target = Target.parse(spec).with_threads(2)
     layout = "NCHW16c" if width == 32 else "NCHW8c"

@@ -39,5 +39,5 @@ def test_quotients_are_rounded_towards_zero(dtype: str) -> None:
     (found,) = compile_graph(Tuple([truncated_quotient(lhs, rhs)]), "cpu")(x, y)
     right = [int(abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1) if b else 0 for a, b in zip(
         x.tolist(), y.tolist(), strict=True
-    )]  # fmt: skip
+    )]
     np.testing.assert_array_equal(found, np.array(right).astype(dtype))

@@ -21,6 +21,6 @@ def test_the_examples_run_one_after_the_other(tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", program], capture_output=True, text=True, timeout=HANG_S,
         check=False, cwd=DOCS.parent, env={"PYTHONPATH": str(DOCS.parent), "TVM_NUM_THREADS": "2"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "ran to the end\n"

@@ -57,7 +57,7 @@ def test_the_ends_of_every_knob(shape: list[int]) -> None:
 @given(
     shape=st.lists(st.integers(1, 9), max_size=3), last=st.integers(1, 70), data=st.data(),
     dtype=st.sampled_from(["float32", "float64", "float16"]), seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_any_chain(shape, last, data, dtype, seed) -> None:
     whole = [*shape, last]
     other = [data.draw(st.sampled_from([1, n])) for n in whole][data.draw(st.integers(0, len(shape))) :]
@@ -88,7 +88,7 @@ def test_narrow_results(dtype: str) -> None:
 @given(
     shape=st.lists(st.integers(1, 300), max_size=4), dtype=st.sampled_from(["float32", "int8", "bool"]),
     spec=st.sampled_from(["-mcpu=znver4", "-mcpu=haswell", "", "-mcpu=neoverse-n1"]), threads=st.integers(1, 256),
-)  # fmt: skip
+)
 def test_the_fallback_is_of_its_space(shape, dtype, spec, threads) -> None:
     target = Target.parse(f"llvm {spec} -num-cores={threads}")
     space = space_of(Workload.make("cast", {"data": typed(shape)}, {"dtype": dtype}), target)
@@ -107,7 +107,7 @@ def test_an_empty_or_symbolic_shape_has_the_plain_schedule_only(shape: list[Any]
 
 @pytest.mark.parametrize(("op", "step"), [
     ("add", EpilogueStep("cast", (None,), {"dtype": "int64"})), ("negative", EpilogueStep("relu", (None,))),
-])  # fmt: skip
+])
 def test_what_follows_integers_that_wrap_around_sees_them_wrapped(op: str, step: EpilogueStep) -> None:
     names = ["data"] if op == "negative" else ["lhs", "rhs"]
     work = Workload.make(op, dict.fromkeys(names, "int32[40]"), {}, (), [step])
@@ -120,7 +120,7 @@ def test_what_follows_integers_that_wrap_around_sees_them_wrapped(op: str, step:
 @pytest.mark.parametrize(("op", "inputs", "attrs"), [
     ("zeros_like", {"data": "[3,20]"}, {}),
     ("strided_slice_backward", {"grad": "[0,20]", "data": "[3,20]"}, {"begin": [3], "end": [3]}),
-])  # fmt: skip
+])
 def test_a_number_is_divided_by_zeros_that_are_known(
     op: str, inputs: dict[str, str], attrs: dict[str, Any], dtype: str
 ) -> None:
@@ -147,7 +147,7 @@ def test_a_number_of_one_narrow_float_becomes_one_of_the_other(head: str, chain:
 @pytest.mark.parametrize(("op", "attrs", "names"), [
     ("leaky_relu", {"alpha": 0.0}, ["broadcast.cpu"]), ("softmax", {"axis": 0, "scale": 0.0}, ["softmax_column.cpu"]),
     ("log_softmax", {"scale": 0.0}, ["softmax.cpu", "log_softmax_row.cpu"]),
-])  # fmt: skip
+])
 def test_infinity_times_a_factor_of_0_is_nan(op: str, attrs: dict[str, Any], names: list[str]) -> None:
     import tvm
 
@@ -183,13 +183,13 @@ def test_a_chain_of_bfloat16_is_written_once(chain: str) -> None:
         **{name: {"lhs": types["6,20"], "rhs": types["6,20"]} for name in ("floor_mod", "floor_divide")},
         "concatenate": {"data.0": types["6,20"], "data.1": types["6,3"]}, "avg_pool2d": {"data": f"{dtype}[1,2,6,9]"},
         "layout_transform": {"data": f"{dtype}[1,8,2,3]"},
-    }  # fmt: skip
+    }
     operands = {"add": [Input("rhs", types["6,20"])], "prelu": [Input("alpha", types["20"])]}
     attrs: dict[str, Any] = {
         "prelu": {"axis": -1}, "clip": {"a_min": -1, "a_max": 0.3}, "cast": {"dtype": dtype},
         "avg_pool2d": {"pool_size": 3, "padding": 1}, "pad": {"pad_width": [[1, 1], [2, 1]]},
         "concatenate": {"axis": 1}, "layout_transform": {"src_layout": "NCHW", "dst_layout": "NHWC"},
-    }  # fmt: skip
+    }
     head, *ops = chain.split()
     steps = [EpilogueStep(op, (None, *operands.get(op, [])), attrs.get(op, {})) for op in ops]
     work = Workload.make(head, heads.get(head, {"data": types["6,20"]}), attrs.get(head, {}), (), steps)

@@ -31,7 +31,7 @@ def test_what_models_call_becomes_one_function():
     x, image, keys, residual = (Var(n, t) for n, t in (
         ("x", "float32[9,20]"), ("image", "float32[1,16,9,9]"), ("keys", "float32[3,7,20]"),
         ("residual", "float32[1,5,9,9]"),
-    ))  # fmt: skip
+    ))
     weight = Constant(given(5, 16, 3, 3))
     convolution = bias_add(conv2d(image, weight, padding=1), Constant(given(5)))
     graphs = {
@@ -40,7 +40,7 @@ def test_what_models_call_becomes_one_function():
         "batch_matmul": gelu(batch_matmul(keys, keys) + Constant(given(7, 7))),
     }
     values = {"x": given(9, 20), "image": given(1, 16, 9, 9), "keys": given(3, 7, 20),
-              "residual": given(1, 5, 9, 9)}  # fmt: skip
+              "residual": given(1, 5, 9, 9)}
     for anchor, graph in graphs.items():
         function = compile_graph(graph, TARGET)
         (explained,) = function.explain()
@@ -67,7 +67,7 @@ def test_what_models_call_becomes_one_function():
             'quantize(data=float32[4,40],output_scale=float32[],output_zero_point=int32[]){"out_dtype":"uint8"}+relu(.)',
         ),
     ],
-)  # fmt: skip
+)
 def test_what_a_user_writes_after_any_operator_runs(name: str, key: str) -> None:
     import tvm
 
@@ -83,7 +83,7 @@ def test_what_a_user_writes_after_any_operator_runs(name: str, key: str) -> None
 @pytest.mark.parametrize("head", [
     "grouped_dense(data=bfloat16[19,30],weight=bfloat16[3,37,30],ends=int32[3])",
     "matmul_nbits(data=bfloat16[19,32],weight=uint8[37,1,16],scales=bfloat16[37,1])",
-])  # fmt: skip
+])
 @pytest.mark.parametrize("step", ["silu(.)", "floor_mod(.,o=bfloat16[37])"])
 def test_what_loops_write_is_read_before_it_is_rounded(head: str, step: str) -> None:
     import tvm

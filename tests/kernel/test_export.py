@@ -227,7 +227,7 @@ int main(void) {{
     subprocess.run(
         ["cc", "-std=c11", "-Wall", "-Werror", "main.c", "libdense.so", "-o", "main"],
         cwd=tmp_path, check=True,
-    )  # fmt: skip
+    )
     done = subprocess.run(
         ["./main"],
         cwd=tmp_path,
@@ -248,7 +248,7 @@ def test_a_second_call_finds_the_workspaces_of_the_first(tmp_path: Path) -> None
     work = Workload.make(
         "conv2d", {"data": "float32[1,64,56,56]", "weight": "float32[64,64,3,3]"},
         attrs={"padding": [1, 1, 1, 1]},
-    )  # fmt: skip
+    )
     export_library(work, [LibraryRow(lower(work, TARGET, "conv2d_nchw_winograd_4x4.cpu"))], tmp_path / "lib.so")
     # A fresh process, whose memory nothing else touches.
     script = f"""
@@ -422,7 +422,7 @@ def test_a_processor_without_its_instructions_is_refused(tmp_path: Path, monkeyp
         ("avx512bf16", 11, "float32", True), ("avx512bf16", 9, "float32", False), ("avx512fp16", 12, "float16", True),
         ("avx512fp16", 11, "float16", False), ("avx512fp16", 12, "float32", False), ("avx512vnni", 9, "float32", True),
     ],
-)  # fmt: skip
+)
 def test_a_compiler_is_asked_for_instructions_that_it_knows_and_the_dtypes_need(
     lacking: str, version: int, dtype: str, known: bool, tmp_path: Path
 ) -> None:

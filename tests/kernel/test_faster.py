@@ -137,7 +137,7 @@ def test_a_full_disk_leaves_no_part_of_a_library(tmp_path: Path, monkeypatch: py
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("joined", "apart", "fails", "kept"), [
     (FEW, MANY, "", FEW), (MANY, FEW, "", FEW), (MANY, FEW, "no linker", MANY),
-])  # fmt: skip
+])
 def test_convolutions_stay_joined_where_that_is_faster(
     joined: int, apart: int, fails: str, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

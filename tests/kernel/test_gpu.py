@@ -160,7 +160,7 @@ def test_a_kernel_that_fails_takes_its_child_along_and_no_other_entry(tmp_path: 
     results = _run(EXP, made, tmp_path)
     assert [results[i].error for i in range(len(made))] == [
         None, ErrorKind.CRASH, ErrorKind.WRONG_ANSWER, ErrorKind.RUN_TIMEOUT, None, ErrorKind.CRASH, None,
-    ], [r.message for r in results.values()]  # fmt: skip
+    ], [r.message for r in results.values()]
     assert all(results[i].samples_s for i in (0, 4, 6))
 
 
@@ -188,7 +188,7 @@ def test_a_run_on_this_machine_selects_what_it_has_measured(tmp_path: Path) -> N
         done = subprocess.run(
             [sys.executable, "-m", "plevel", *arguments, "--json"], check=False, timeout=HANG_S,
             capture_output=True, text=True,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = msgspec.json.decode(done.stdout)
         return answer

@@ -26,7 +26,7 @@ GENERAL = "reduce.cpu"
 def make(
     m: int, n: int, k: int, groups: int, dtype: str = "float32", *, constant: bool = True,
     epilogue: Sequence[EpilogueStep] = (),
-) -> Workload:  # fmt: skip
+) -> Workload:
     types = {"data": f"{dtype}[{m},{k}]", "weight": f"{dtype}[{groups},{n},{k}]", "ends": f"int32[{groups}]"}
     return Workload.make("grouped_dense", types, {}, ["weight"] if constant else [], epilogue)
 
@@ -53,7 +53,7 @@ CASES = [
     make(1, 1, 1, 1), make(2, 33, 64, 8), make(19, 40, 20, 3, constant=False), make(40, 64, 32, 5, "bfloat16"),
     make(13, 9, 30, 2, "float16"), make(13, 9, 30, 20, "float64"), make(19, 40, 20, 3, epilogue=FOLLOWED),
     make(70, 48, 64, 2, "bfloat16", epilogue=FOLLOWED[:1]), make(5, 48, 96, 2, "bfloat16", constant=False),
-]  # fmt: skip
+]
 
 
 @pytest.mark.sample(4)
@@ -128,7 +128,7 @@ def test_few_rows_that_share_no_weight_leave_it_unpacked() -> None:
     ({"ends": "int64[4]"}, "ends is .*: expected int32: cast it first"),
     ({"ends": "int32[3]"}, r"expected the end of each group, \[4\]"),
     ({"data": "float32[0,8]"}, "axis 0 is empty"),
-])  # fmt: skip
+])
 def test_types_that_do_not_fit_are_named(inputs: dict[str, str], message: str) -> None:
     given = {"data": "float32[3,8]", "weight": "float32[4,16,8]", "ends": "int32[4]"}
     with pytest.raises(TypeRelationError, match=message):

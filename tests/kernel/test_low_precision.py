@@ -68,7 +68,7 @@ def dot_space(workload: Workload) -> tuple[str, Any]:
 
 KINDS = [
     ("bfloat16", "bfloat16"), ("uint8", "int8"), ("int8", "int8"), ("uint8", "uint8"), ("int8", "uint8"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.sample(1)
@@ -77,7 +77,7 @@ KINDS = [
 @given(
     m=st.sampled_from([1, 3, 16, 37]), n=st.sampled_from([1, 16, 50]), groups=st.sampled_from([1, 2, 9, 32]),
     zeros=st.sampled_from([(0, 0), (100, 0), (0, -5), (100, 120)]), constant=st.booleans(), seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_any_configuration_of_any_shape(m, n, groups, kind, weight, zeros, constant, seed):
     workload = product(f"{kind}[{m},{groups * 4}]", f"{weight}[{n},{groups * 4}]", constant, **points(kind, zeros))
     name, space = dot_space(workload)
@@ -109,7 +109,7 @@ def points(kind: str, zeros: tuple[int, int]) -> dict[str, int]:
         "dilation": st.sampled_from([1, 1, [2, 1]]), "kernel_layout": st.sampled_from(["OIHW", "HWIO", "OHWI"]),
     }),
     zeros=st.sampled_from([(0, 0), (100, 0), (0, -5), (100, 120)]), constant=st.booleans(), seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_any_configuration_of_any_convolution(
     layout, kind, weight, channels, out, window, image, batch, groups, attrs, zeros, constant, seed
 ):
@@ -133,7 +133,7 @@ def test_any_configuration_of_any_convolution(
         "dilation": st.sampled_from([1, 1, [2, 1]]), "kernel_layout": st.sampled_from(["OIHW", "HWIO", "OHWI"]),
     }),
     zeros=st.sampled_from([(0, 0), (100, 0), (0, -5), (100, 120)]), constant=st.booleans(), seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_any_configuration_of_any_depthwise_convolution(
     layout, kind, weight, channels, window, image, batch, attrs, zeros, constant, seed
 ):
@@ -239,7 +239,7 @@ def test_an_epilogue_joins_the_integer_product(ops, full):
     image = convolution("int8[1,6,5,9]", "int8[7,6,3,3]", epilogue=steps(7, *ops, axis=1), **attrs)
     last = convolution(
         "int8[1,5,9,6]", "int8[7,3,3,6]", epilogue=steps(7, *ops), data_layout="NHWC", kernel_layout="OHWI", **attrs
-    )  # fmt: skip
+    )
     for found in (image, last) if full else (image,):
         for _, implementation in evaluate(found, TARGET):
             check(found, implementation.name)
@@ -270,7 +270,7 @@ def test_the_instruction_is_used_where_the_target_has_it():
 @pytest.mark.parametrize("spec", [
     "-mcpu=x86-64-v4", "-mcpu=skylake-avx512", "-mcpu=znver4 -mattr=-avx512vnni", "-mcpu=znver4 -mattr=-avx512f",
     "-mcpu=znver4 -mattr=-avx512f,+avx512vnni", "-mcpu=znver5 -mattr=-avx2",
-])  # fmt: skip
+])
 def test_elsewhere_it_is_not_offered(spec):
     for workload in (product("uint8[8,64]", "int8[32,64]"), convolution("uint8[1,3,8,8]", "int8[4,3,3,3]")):
         for target, offered in ((Target.parse(f"llvm {spec}"), False), (ZEN4, True)):
@@ -279,7 +279,7 @@ def test_elsewhere_it_is_not_offered(spec):
         product("int8[8,62]", "int8[32,62]"), convolution("int8[1,8,8,8]", "int8[8,1,3,3]", groups=8),
         convolution("int8[1,8,8,8]", "int8[8,8,3,3]", input_zero_point=200),
         convolution("uint8[1,8,8,8]", "int8[8,3,3,8]", input_zero_point=-1, data_layout="NHWC", kernel_layout="OHWI"),
-    ):  # fmt: skip
+    ):
         assert not any(i.name.endswith("_dot.cpu") for _, i in evaluate(workload, ZEN4))
 
 
@@ -302,12 +302,12 @@ def test_a_tenth_of_the_space_is_valid(m):
 @given(
     m=st.sampled_from([1, 6]), n=st.sampled_from([1, 50]), blocks=st.sampled_from([1, 3]), constant=st.booleans(),
     seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_weights_of_few_bits(m, n, blocks, bits, level, constant, seed):
     inputs = {
         "data": f"float32[{m},{blocks * 32}]", "weight": f"uint8[{n},{blocks},{4 * bits}]",
         "scales": f"float32[{n},{blocks}]",
-    }  # fmt: skip
+    }
     attrs = {"bits": bits, "accuracy_level": level}
     constants = ["weight", "scales"] if constant else []
     workload = Workload.make("matmul_nbits", inputs, attrs, constants, [EpilogueStep("relu", (None,))])
@@ -332,7 +332,7 @@ def test_data_of_8_bits_go_through_the_instruction():
 @given(
     shape=st.sampled_from(["1,17,19,19;21,17,3,3", "2,6,9,40;34,3,3,3", "1,20,7,9;37,20,1,1", "1,3,23,21;9,3,7,7"]),
     padding=st.integers(0, 2), stride=st.integers(1, 2), last=st.booleans(), seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_narrow_floats_by_the_implementations_of_float32(full, dtype, shape, padding, stride, last, seed):
     data, weight = (list(map(int, part.split(","))) for part in shape.split(";"))
     attrs = {"padding": padding, "strides": stride, "groups": data[1] // weight[1]}

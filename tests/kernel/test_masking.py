@@ -77,7 +77,7 @@ def test_lanes_far_beyond_a_bound_are_not_in_use() -> None:
     arguments = (
         Argument("data", Role.INPUT, f"float32[{LANES}]"), Argument("far", Role.INPUT, "int8[extent]"),
         Argument("output", Role.OUTPUT, f"float32[{LANES}]"),
-    )  # fmt: skip
+    )
     found = Lowered(schedule.mod, Signature(arguments, 1), Target.parse("llvm -num-cores=1")).compile(checks=False)
     for size, used in ((2, 3), (1 << 32, 0)):
         far = np.frombuffer(mmap.mmap(-1, size), "int8")  # never read, and so no memory

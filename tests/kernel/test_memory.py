@@ -143,13 +143,13 @@ def cases() -> Iterator[Workload]:
         yield convolution(
             "2,3,5,1,8", "24,1,3,3", constant, groups=24, strides=3, dilation=[1, 2], padding=[1, 2, 0, 3],
             data_layout="NCHW8c",
-        )  # fmt: skip
+        )
         yield convolution("1,7,13,5", "3,3,1,5", constant, groups=5, data_layout="NHWC", kernel_layout="HWIO")
         for kind in ("bfloat16", "float16"):
             for data, weight, attrs in (
                 ("2,16,11,13", "7,16,3,3", {"padding": 1}), ("2,5,7,9", "21,5,1,1", {}), ("1,3,7,13", "5,3,5,5", {}),
                 ("1,6,5,17", "10,3,1,1", {"groups": 2, "strides": 2}),
-            ):  # fmt: skip
+            ):
                 inputs = {"data": f"{kind}[{data}]", "weight": f"{kind}[{weight}]"}
                 yield Workload.make("conv2d", inputs, attrs, ["weight"] if constant else [])
             for weight in ("3,5,2,2", "3,4,3,3"):
@@ -157,7 +157,7 @@ def cases() -> Iterator[Workload]:
                 yield Workload.make("conv2d_transpose", inputs, {"strides": 2}, ["weight"] if constant else [])
         for kind, narrow, product, convolved in (
             ("bfloat16", "bfloat16", "dense", "conv2d"), ("uint8", "int8", "qdense", "qconv2d"),
-        ):  # fmt: skip
+        ):
             constants = ["weight"] if constant else []
             for rows, depth in ((32, 128), (37, 76)):  # whole tiles, and parts of them
                 inputs = {"data": f"{kind}[{rows},{depth}]", "weight": f"{narrow}[21,{depth}]"}
@@ -175,7 +175,7 @@ def cases() -> Iterator[Workload]:
                 "data": f"float32[{image}]", "depthwise_weight": f"float32[{channels},1,{size}]",
                 "depthwise_bias": f"float32[{channels}]",
                 "pointwise_weight": f"float32[{out_channels},{channels},1,1]",
-            }  # fmt: skip
+            }
             constants = [n for n in inputs if n != "data"] if constant else []
             yield Workload.make("depthwise_separable_conv2d", inputs, {"data_layout": "NCHW16c", **attrs}, constants)
         for kind, of_weight, op in (("bfloat16", "bfloat16", "conv2d"), ("int8", "uint8", "qconv2d")):
@@ -188,7 +188,7 @@ def cases() -> Iterator[Workload]:
                 ("1,7,13,21", "21,3,3,1", last | {"groups": 21, "padding": 1}),
                 ("1,3,7,13", "5,3,3,3", zeros),
                 ("1,5,7,13", "5,1,3,3", zeros | {"groups": 5, "padding": 1, "strides": 2}),
-            ):  # fmt: skip
+            ):
                 inputs = {"data": f"{kind}[{data}]", "weight": f"{of_weight}[{weight}]"}
                 yield Workload.make(op, inputs, attrs, ["weight"] if constant else [])
         for m, n, k in ((1, 1, 1), (1, 131, 67), (13, 37, 29), (37, 1, 5), (2, 16, 1)):
@@ -222,7 +222,7 @@ def cases() -> Iterator[Workload]:
     yield Workload.make(
         "conv2d", {"data": "float32[1,3,7,13]", "weight": "float32[5,3,3,3]"}, {"padding": 1},
         epilogue=relu_of_sum("5,1,1"),
-    )  # fmt: skip
+    )
     for op in ("log", "sqrt", "rsqrt"):
         yield Workload.make(op, {"data": "float32[13,9]"})
     yield Workload.make("power", {"lhs": "float32[13,9]", "rhs": "float32[9]"})
@@ -296,7 +296,7 @@ def one_behind() -> Iterator[Workload]:
     for shape in ("17", "3,17"):
         for wide, narrow in (
             ("int32", "int8"), ("int32", "uint16"), ("int64", "int32"), ("float32", "bfloat16"), ("float32", "float16"),
-        ):  # fmt: skip
+        ):
             yield Workload.make("cast", {"data": f"{wide}[{shape}]"}, {"dtype": narrow})
         inputs = {"data": f"float32[{shape}]", "output_scale": "float32[]", "output_zero_point": "int32[]"}
         yield Workload.make("quantize", inputs, {"out_dtype": "uint8"})
@@ -338,7 +338,7 @@ def test_symbolic(
 @pytest.mark.parametrize(("op", "data", "attrs"), [
     ("cumsum", "float16[3,m]", {"axis": 1, "exclusive": True}), ("cummax", "int8[m,5]", {}),
     ("argsort", "float32[2,m,3]", {"axis": 1}),
-])  # fmt: skip
+])
 def test_rows_of_no_elements_at_run_time(check: Check, op: str, data: str, attrs: dict[str, Any]) -> None:
     implementation = "argsort_radix.cpu" if op == "argsort" else f"{op}.generic"
     assert not check(Workload.make(op, {"data": data}, attrs), implementation, None, [{"m": 0}, {"m": 5}])

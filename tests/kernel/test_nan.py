@@ -37,7 +37,7 @@ HEADS = [
     'one_hot(indices=int32[3]){"depth":40,"on_value":0}', "ones_like(data=float32[3,40])+subtract(.,.)",
     'zeros_like(data=int32[3,40])+cast(.){"dtype":"float32"}',
     'strided_slice_backward(grad=float32[0,40],data=float32[3,40]){"begin":[3],"end":[3]}',
-]  # fmt: skip
+]
 
 
 def check(text: str) -> None:

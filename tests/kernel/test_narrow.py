@@ -58,7 +58,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any]]] = [
         {"groups": 24, "strides": 2, "dilation": [1, 2], "padding": [1, 2, 0, 3], "data_layout": "NCHW8c"},
     ),
     ("conv2d", {"data": "[1,1,6,9,16]", "weight": "[16,1,3,3]"}, {"groups": 16, "data_layout": "NCHW16c"}),
-]  # fmt: skip
+]
 
 
 def narrowed(op: str, inputs: dict[str, str], attrs: dict[str, Any], dtype: str) -> Workload:
@@ -95,7 +95,7 @@ def test_in_guarded_memory(
     'broadcast_to(data=bfloat16[3,1]){"shape":[3,64]}+add(.,e0=bfloat16[3,1])',
     'broadcast_to(data=bfloat16[3,1]){"shape":[3,64]}+where(e0=bool[3,64],.,e1=bfloat16[1,64])',
     'concatenate(data.0=bfloat16[64,1],data.1=bfloat16[64,1]){"axis":1}',
-])  # fmt: skip
+])
 def test_one_number_in_all_lanes(check: Check, work: str) -> None:
     parsed = parse_workload(work).checked()
     wrong = [reason for found in offered(parsed) for reason in check(parsed, found.name, None)]
@@ -111,7 +111,7 @@ def test_one_number_in_all_lanes(check: Check, work: str) -> None:
     ("topk", (8, 37), {"k": 5, "is_ascend": True, "ret_type": "values"}),
     ("max_pool2d", (1, 1, 8, 37), {"pool_size": 2, "padding": 1}),
     ("avg_pool2d", (1, 8, 37, 1), {"pool_size": 2, "padding": 1, "layout": "NHWC"}),
-])  # fmt: skip
+])
 def test_nan_and_infinities_pass(op: str, shape: tuple[int, ...], attrs: dict[str, Any], dtype: str) -> None:
     import tvm
 

@@ -98,7 +98,7 @@ def test_a_reference_that_may_be_wrong_removes_no_library(
     onnx.save(model, tmp_path / "norm.onnx")
     monkeypatch.setattr("importlib.util.find_spec", lambda name, find=importlib.util.find_spec: (
         None if name == "onnxruntime" else find(name)
-    ))  # fmt: skip
+    ))
     if fails:
         monkeypatch.setattr("onnx.reference.ReferenceEvaluator.run", None)
     assert call("compile", tmp_path / "norm.onnx", "-o", tmp_path / "norm.so", "--threads", "1", "--verify") == 1
@@ -129,12 +129,12 @@ def test_a_library_takes_every_size_that_has_a_name(tmp_path: Path, capsys: pyte
         helper.make_node("MatMul", ["numbered", "turned"], ["scores"]),
         helper.make_node("Shape", ["scores"], ["shape"]), helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
         helper.make_node("Sub", ["zeros", "scores"], ["less"]), helper.make_node("Softmax", ["less"], ["y"]),
-    ]  # fmt: skip
+    ]
     weights = [numpy_helper.from_array(np.array(v), n) for n, v in (("zero", 0), ("one", 1), ("ones", [1]))]
     graph = helper.make_graph(
         nodes, "scores", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "rows", 4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "rows", "rows"])], weights,
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     path, out = tmp_path / "scores.onnx", tmp_path / "scores.so"
     path.write_bytes(model.SerializeToString())
@@ -215,7 +215,7 @@ def test_a_fixed_extent_near_the_number_that_stands_for_a_symbolic_one_stays_fix
             helper.make_tensor_value_info("x", TensorProto.FLOAT, [311_000]),
         ],
         [helper.make_tensor_value_info(f"of_{table}", TensorProto.FLOAT, ["n"]) for table in "wx"], [weight],
-    )  # fmt: skip
+    )
     path = tmp_path / "tables.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     assert call("compile", path, "-o", tmp_path / "tables.so", "--threads", "2", "--verify") == 0
@@ -230,7 +230,7 @@ def of_sizes(tmp_path: Path, *nodes: Any, extents: tuple[Any, ...] = ("n", 4), *
         list(nodes), "sizes", [helper.make_tensor_value_info("x", TensorProto.FLOAT, extents)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["height", "width"])],
         [numpy_helper.from_array(np.asarray(w), name) for name, w in weights.items()],
-    )  # fmt: skip
+    )
     path = tmp_path / "sizes.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     return path
@@ -274,7 +274,7 @@ PARTS: dict[str, tuple[list[Any], dict[str, Any], list[int]]] = {
          helper.make_node("Add", ["wide", "sum"], ["y"])],
         {"table": TABLE, "far": np.array([1_000_000]), "one": np.array([1]), "turned": TABLE.T}, [1, 2**31 - 1],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -298,7 +298,7 @@ STRIDED: dict[tuple[int, int, int, int], tuple[str, int]] = {
     (2, -1, 3, -2): ("n - 2", 3), (1, -4, 5, 1): ("0", 9), (1, 5, -4, -1): ("0", 9), (2, 5, -4, -1): ("0", 5),
     (1, 0, MAX, 2): ("(n + 1)//2", 1), (1, -1, -MAX, -2): ("(n + 1)//2", 1), (2, 0, MAX, 3): ("(2*n + 2)//3", 1),
     (1, -1, 3, -2): ("(n + 1)//2 - 2", 5), (2, -3, 2, -3): ("(2*n)//3 - 1", 3),
-}  # fmt: skip
+}
 
 
 def strided(tmp_path: Path, *parts: tuple[int, int, int, int]) -> Path:
@@ -351,11 +351,11 @@ def test_numbers_made_of_sizes_are_computed_at_the_call(tmp_path: Path, capsys: 
         helper.make_node("Add", ["a", "sum"], ["b"]), helper.make_node("Mul", ["b", "column"], ["c"]),
         helper.make_node("Tile", ["one", "shape"], ["tiled"]), helper.make_node("Div", ["c", "real"], ["d"]),
         helper.make_node("Add", ["d", "tiled"], ["y"]),
-    ]  # fmt: skip
+    ]
     path = of_sizes(
         tmp_path, *nodes, zero=np.array(0), ones=np.array([1]), three=np.array(3), few=np.array([-3]),
         minus=np.array(-1), one=np.float32([[1]]),
-    )  # fmt: skip
+    )
     assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0
     assert "agree at sizes 1, 2, 3, 8, 38, 64 within" in capsys.readouterr().out
 
@@ -384,7 +384,7 @@ def test_other_axes_than_a_symbolic_one_are_resized_by_weights(
     path = of_sizes(
         tmp_path, helper.make_node("Resize", ["x", "", "s"], ["a"], mode="linear"),
         helper.make_node("Resize", ["a", "", "s"], ["y"]), s=np.array([1, 1.5], "float32"),
-    )  # fmt: skip
+    )
     out = tmp_path / "sizes.so"
     assert call("compile", path, "-o", out, "--threads", "1", "--verify") == 0, capsys.readouterr().err
 
@@ -402,7 +402,7 @@ def test_a_symbolic_axis_is_sorted_and_padded_to_a_fixed_one(
         helper.make_node("TopK", ["x", "three"], ["b", "i"], axis=0), helper.make_node("Cast", ["i"], ["c"], to=1),
         helper.make_node("Concat", ["a", "b", "c"], ["d"], axis=0), helper.make_node("Add", ["d", "s"], ["y"]),
         most=np.array([70]), zeros=np.array([0, 0]), zero=np.array([0]), three=np.array([3]), one=np.float32(1),
-    )  # fmt: skip
+    )
     assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0, capsys.readouterr()
     assert "agree at sizes 3, 5, 8, 64 within" in capsys.readouterr().out
 
@@ -411,7 +411,7 @@ def test_a_symbolic_width_of_an_edge_is_refused(tmp_path: Path, capsys: pytest.C
     path = of_sizes(
         tmp_path, *EXTENT, helper.make_node("Concat", ["zeros", "zeros", "shape", "zeros"], ["p"], axis=0),
         helper.make_node("Pad", ["x", "p"], ["y"], mode="edge"), zeros=np.array([0]),
-    )  # fmt: skip
+    )
     assert call("compile", path, "-o", tmp_path / "sizes.so") == 2
     assert "mode 'edge' by a symbolic width" in capsys.readouterr().err
 
@@ -424,7 +424,7 @@ def test_an_image_of_a_symbolic_size_is_resized(mode: str, tmp_path: Path, capsy
         helper.make_node("Flatten", ["a"], ["c"], axis=3), helper.make_node("Flatten", ["b"], ["d"], axis=3),
         helper.make_node("Concat", ["c", "d"], ["y"], axis=0),
         s=np.float32([1, 1, 2, 3]), z=np.array([1, 2, 5, 12]), extents=(1, 2, "n", 4),
-    )  # fmt: skip
+    )
     assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0, capsys.readouterr()
     assert "agree at sizes 1, 3, 8, 64 within" in capsys.readouterr().out
 
@@ -433,7 +433,7 @@ def test_an_image_of_a_symbolic_size_is_resized(mode: str, tmp_path: Path, capsy
 HALVED: dict[str, tuple[list[str], str]] = {
     "cut off": (["Mul"], "n//2"), "down": (["Div", "Floor"], "n//2"), "up": (["Mul", "Ceil"], "(n + 1)//2"),
     "down, and again": (["Mul", "Floor", "Div", "Floor"], "n//4"), "a third": (["Third", "Ceil"], "(n + 2)//3"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.sample(2)
@@ -446,7 +446,7 @@ def test_an_image_is_resized_to_half_of_a_symbolic_size(
     rounding, rows = HALVED[name]
     nodes = [
         helper.make_node("Shape", ["x"], ["v"], start=2, end=3), helper.make_node("Cast", ["v"], ["v0"], to=1)
-    ]  # fmt: skip
+    ]
     for i, word in enumerate(rounding):
         kind, *more = operands.get(word, (word,))
         nodes.append(helper.make_node(kind, [f"v{i}", *more], [f"v{i + 1}"]))
@@ -457,7 +457,7 @@ def test_an_image_is_resized_to_half_of_a_symbolic_size(
         helper.make_node("Reshape", ["a", "last"], ["y"]),
         half=np.float32(0.5), two=np.float32([2]), three=np.float32(3), one=np.array([1, 1]), four=np.array([4]),
         last=np.array([-1, 4]), extents=(1, 1, "n", 4),
-    )  # fmt: skip
+    )
     assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0, capsys.readouterr()
     assert "agree at sizes" in capsys.readouterr().out
     assert json.loads((tmp_path / "sizes.json").read_text())["outputs"][0]["shape"] == [rows, 4]
@@ -472,7 +472,7 @@ def test_an_image_is_resized_by_a_part_of_a_symbolic_size(
         tmp_path, helper.make_node("Resize", ["x", "", "s"], ["a"], mode=mode),
         helper.make_node("Reshape", ["a", "last"], ["y"]),
         s=np.float32([1, 1, 0.5, 2]), last=np.array([-1, 8]), extents=(1, 1, "n", 4),
-    )  # fmt: skip
+    )
     assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0, capsys.readouterr()
     assert "agree at sizes 2, 3, 4, 8, 39, 64 within" in capsys.readouterr().out
 
@@ -508,15 +508,15 @@ def test_a_loop_of_a_symbolic_number_of_steps_is_refused(tmp_path: Path, capsys:
     """A loop of -n steps is refused, too: it is not one of none."""
     kinds = [helper.make_tensor_value_info(n, k, s) for n, k, s in (
         ("i", TensorProto.INT64, []), ("c", TensorProto.BOOL, []), ("h", TensorProto.FLOAT, None),
-    )]  # fmt: skip
+    )]
     body = helper.make_graph([helper.make_node("Neg", ["h"], ["v"])], "body", kinds, [
         kinds[1], helper.make_tensor_value_info("v", TensorProto.FLOAT, None)
-    ])  # fmt: skip
+    ])
     for name in ("rows", "less"):
         path = of_sizes(
             tmp_path, *EXTENT, helper.make_node("Squeeze", ["shape"], ["rows"]),
             helper.make_node("Neg", ["rows"], ["less"]), helper.make_node("Loop", [name, "", "x"], ["y"], body=body),
-        )  # fmt: skip
+        )
         assert call("compile", path, "-o", tmp_path / "sizes.so") == 2
         assert "the number of its steps is symbolic: give sizes with --dim" in capsys.readouterr().err
 
@@ -536,7 +536,7 @@ LOST: dict[str, list[Any]] = {
         helper.make_node("IsInf", ["half"], ["infinite"]),
         helper.make_node("Where", ["infinite", "few", "shape"], ["end"]),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LOST)
@@ -547,7 +547,7 @@ def test_what_a_number_makes_of_a_symbolic_size_is_refused(
         tmp_path, *EXTENT, *LOST[name], helper.make_node("Slice", ["table", "zero", "end"], ["rows"]),
         helper.make_node("ReduceSum", ["rows"], ["sum"], keepdims=0), helper.make_node("Add", ["x", "sum"], ["y"]),
         zero=np.array([0]), few=np.array([6]), table=TABLE,
-    )  # fmt: skip
+    )
     assert call("compile", path, "-o", tmp_path / "sizes.so") == 2
     said = capsys.readouterr().err
     assert "depends on a symbolic size and is no sum of products of sizes" in said
@@ -568,7 +568,7 @@ def small(*nodes: Any, weight: Any = None, size: Any = 4) -> Any:
     graph = helper.make_graph(
         list(nodes), "small", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, size])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["m", "n"])], weights,
-    )  # fmt: skip
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
@@ -666,7 +666,7 @@ def test_unknown_operators_are_all_named_and_extraction_leaves_them_out(
     nodes = [
         helper.make_node("RandomNormalLike", ["x"], ["a"]), helper.make_node("MatMul", ["a", "w"], ["b"]),
         helper.make_node("RandomNormalLike", ["b"], ["c"]), helper.make_node("Bernoulli", ["c"], ["y"]),
-    ]  # fmt: skip
+    ]
     onnx.save(small(*nodes), path)
     assert call("compile", path, "-o", tmp_path / "model.so") == 2
     assert "2 operators that plevel has no kernel for: RandomNormalLike (2), Bernoulli (1)" in capsys.readouterr().err

@@ -92,11 +92,11 @@ BODY = graph_of(
         N("Add", ["h", "x"], ["v"]), N("Cast", ["i"], ["j"], to=1), N("Mul", ["v", "j"], ["o"]),
         N("Less", ["i", "last"], ["more"]),
     ], {"i": STEP, "going": GOES, "h": ROW}, {"more": GOES, "v": ROW, "o": ROW},
-)  # fmt: skip
+)
 EACH = graph_of(
     [N("Mul", ["h", "e"], ["m"]), N("Add", ["m", "f"], ["v"]), N("Neg", ["v"], ["o"])],
     {"h": ROW, "e": ROW, "f": ROW}, {"v": ROW, "o": ROW},
-)  # fmt: skip
+)
 
 
 def nested_loops(depth: int) -> Any:
@@ -643,7 +643,7 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
             N("SequenceInsert", ["f", "a"], ["g"]), N("ConcatFromSequence", ["g"], ["y"], axis=0),
         ], {"x": normal(3)}, {"c": normal(2), "d": normal(4), "one": np.int64(1)},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", COMPUTED)
@@ -674,7 +674,7 @@ def test_what_onnx_s_reference_lacks_is_computed(tmp_path: Path) -> None:
         ([lrn], {}, response), ([by_sums], {}, x / abs(x).sum(1, keepdims=True)),
         (of_zeros, {"z": np.float32(0)}, 0 * x),
         (less, {"t": table, "i": few}, x[..., :3] + table[:, :1, :1, [5, 0, -1]]),
-    ):  # fmt: skip
+    ):
         given = {"x": x[..., : expected.shape[-1]]}
         network = import_file(model_of(nodes, given, constants), tmp_path)
         assert error_of(evaluate(network.root, given)[0], expected) < 1e-6
@@ -682,7 +682,7 @@ def test_what_onnx_s_reference_lacks_is_computed(tmp_path: Path) -> None:
 
 _ACTIVATIONS = [
     "Relu", "Sigmoid", "Softsign", "HardSigmoid", "LeakyRelu", "ThresholdedRelu", "Elu", "ScaledTanh", "Affine",
-]  # fmt: skip
+]
 
 
 def _recurrent(random: Any, i: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
@@ -745,7 +745,7 @@ def test_activations_take_the_numbers_that_are_given_in_turn(tmp_path: Path) -> 
         (lambda v: np.where(v > 0.3, v, 0), lambda v: 1 / (1 + np.exp(-v)), lambda v: 0.7 * np.tanh(0.6 * v)),
         (lambda v: 1.5 * v + 0.25, lambda v: np.where(v < 0, 0.4 * np.expm1(v), v),
          lambda v: np.clip(0.2 * v + 0.5, 0, 1)),
-    )):  # fmt: skip
+    )):
         let_in, let_out, _, new = (given["x"][0] @ w for w in weights["w"][d][:, :, None])
         expected[0, d] = gate(let_out) * outer(gate(let_in) * inner(new))
     assert error_of(evaluate(network.root, given)[0], expected) < 1e-5
@@ -779,7 +779,7 @@ def test_hyperbolic_functions_are_precise_near_zero_and_near_the_largest_numbers
     x = np.asarray([-3e38, -1.5, -1e-7, 0, 1e-20, 1e-40, 0.3, 1, 4, 1e17, 1e19, 3e38], dtype)
     for name, exact, given in (
         ("Asinh", np.arcsinh, x), ("Acosh", np.arccosh, x[-5:]), ("Sinh", np.sinh, x[abs(x) < 5])
-    ):  # fmt: skip
+    ):
         model = model_of([N(name, ["x"], ["y"])], {"x": given}, {})
         (found,) = np.asarray(compiler.compile(import_model(model)[0].root, "cpu")(given)).reshape(1, -1)
         np.testing.assert_allclose(found, exact(given.astype(float)), rtol=most, err_msg=name)
@@ -842,7 +842,7 @@ def test_steps_go_backwards_and_along_other_axes(tmp_path: Path) -> None:
     node = N(
         "Scan", ["c", "x", "w"], ["s", "y"], body=EACH, num_scan_inputs=2, scan_input_directions=[1, 0],
         scan_input_axes=[1, 0], scan_output_axes=[1], scan_output_directions=[1],
-    )  # fmt: skip
+    )
     model = model_of([node], {"x": x}, {"c": start, "w": more})
     state, made = start, []
     for i in range(3):
@@ -864,7 +864,7 @@ def test_what_graphs_within_a_node_that_is_left_out_read_is_computed(tmp_path: P
     nodes = [
         N("Neg", ["x"], ["n"]), N("ReduceMax", ["x"], ["r"], keepdims=0), N("Cast", ["r"], ["l"], to=TensorProto.BOOL),
         N("If", ["l"], ["y"], then_branch=graph_of([N("Bernoulli", ["n"], ["d"])], {}, {"d": ROW}), else_branch=BRANCH),
-    ]  # fmt: skip
+    ]
     model = model_of(nodes, X, {})
     network, left = import_model(model, inferred=model)
     assert [unknown.node.op_type for unknown in left] == ["If"]
@@ -944,7 +944,7 @@ PIXELS: dict[str, tuple[Any, list[float], int, list[int]]] = {
     "scales as an attribute": (
         N("Upsample", ["x"], ["y"], scales=[1.0, 1.0, 2.0, 1.0]), [], 7, [*range(10), *range(10)]
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PIXELS)
@@ -961,7 +961,7 @@ def test_older_versions_take_the_pixels_of_onnx_runtime(name: str, tmp_path: Pat
 @pytest.mark.parametrize(("bits", "level", "signed", "dtype"), [
     (4, 0, True, "float32"), (4, 4, False, "float32"), (8, 4, False, "float32"), (4, 0, False, "float16"),
     (8, 0, False, "float16"),
-])  # fmt: skip
+])
 def test_a_product_with_few_bits(bits: int, level: int, signed: bool, dtype: str, tmp_path: Path) -> None:
     k, n, size = 1000, 16, 32
     point = 8 if signed else 14 if bits == 4 else 220  # far from the usual one
@@ -994,7 +994,7 @@ ADD = N("Add", ["x", "a"], ["y"])
 BRANCH = helper.make_graph(
     [N("Constant", [], ["b"], value=numpy_helper.from_array(normal(4)))], "branch", [],
     [helper.make_tensor_value_info("b", TensorProto.FLOAT, [4])],
-)  # fmt: skip
+)
 SHORT = TensorProto(name="a", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
 SHORT.external_data.add(key="location", value="short")
 UNKNOWN = graph_of([N("Det", ["x"], ["d"])], {}, {"d": ROW})
@@ -1168,7 +1168,7 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
         {"h": [2, 2], "w": np.uint8([[1, 2], [3, 4]]), "z": np.uint8(0), "s": np.float32(1), "r": np.float32([1, 2])},
     ),
     "sizes has 2 entries for 1 axes": ([N("Resize", ["x", "", "", "c"], ["y"])], {"c": [4, 4]}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("beyond", [[0, 4], [0, -5], [-4, 3], [3, 0]])

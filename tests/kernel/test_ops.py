@@ -205,7 +205,7 @@ CASES = [
      {"strides": [2, 3], "output_padding": [1, 1]}),
     ("conv2d_transpose", {"data": "float32[1,5,3,16]", "weight": "float32[5,3,2,2]"}, {"strides": 2}),
     ("conv2d_transpose", {"data": "float32[2,4,2,19]", "weight": "float32[4,3,3,4]"}, {"strides": [3, 4], "groups": 2}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.sample(8)
@@ -235,14 +235,14 @@ def test_a_chain_of_elementary_functions_is_used_twice():
 TWICE = [
     "add(.,.)", "multiply(.,.)+sigmoid(.)", "maximum(.,.)+add(.,.)", "subtract(.,.)+relu(.)",
     "abs(.)+negative(.)", "where(c=bool[131],.,.)+negative(.)", "bias_add(.,.)", "prelu(.,.)",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("steps", "dtype"), [
     *((steps, "float32") for steps in TWICE[:1] + TWICE[2:]),
     (TWICE[0], "bfloat16"), (TWICE[2], "float16"), (TWICE[1], "float64"),
     (TWICE[0], "int32"), (TWICE[0], "int64"), (TWICE[0], "uint8"), (TWICE[4], "int32"), (TWICE[5], "int32"),
-])  # fmt: skip
+])
 def test_a_chain_that_uses_each_value_twice_does_not_repeat_what_it_is_of(steps, dtype):
     is_vector = steps in ("bias_add(.,.)", "prelu(.,.)")
     work = chained(f"relu(data={dtype}[{'' if is_vector else '7,'}131])", steps + '{"axis":0}' * is_vector)
@@ -262,7 +262,7 @@ def chained(head, steps):
         "requantize(data=int32[7,131],s=float32[],z=int32[],t=float32[],y=int32[])",
         "requantize(.,s=float32[],z=int32[],t=float32[],y=int32[])",
     ),
-], ids=["where", "requantize"])  # fmt: skip
+], ids=["where", "requantize"])
 def test_a_chain_of_choices_does_not_repeat_what_it_is_of(work):
     assert len(lower(work, TARGET, "broadcast.cpu").module.script()) < 50_000
     assert check(work, "broadcast.cpu")
@@ -271,7 +271,7 @@ def test_a_chain_of_choices_does_not_repeat_what_it_is_of(work):
 @pytest.mark.parametrize(("op", "dtype", "number"), [
     ("argmax", "int32", -(1 << 31)), ("argmax", "uint64", 0), ("argmin", "int64", (1 << 63) - 1),
     ("argmin", "uint64", (1 << 64) - 1), ("argmax", "float32", -np.inf), ("argmin", "int8", 127),
-])  # fmt: skip
+])
 def test_of_elements_that_are_all_the_last_the_first_is_found(op, dtype, number):
     """TVM begins with such an element, at -1."""
     data = np.full((3, 40), number, dtype)
@@ -336,7 +336,7 @@ def test_attention_of_a_query_that_sees_no_key_is_zero(dtype):
     ("int8", [-128, 127], [-129, 128, 0.5]), ("uint8", [0, 255], [-1, 256]), ("bool", [0, 1], [2]),
     ("int64", [-(2.0**63), 2.0**63 - 1024], [2.0**63]), ("uint64", [2.0**64 - 2048], [2.0**64]),
     ("float16", [65504, -np.inf], [65505]), ("bfloat16", [3e38, np.inf], [3.4e38]), ("float32", [-3e38], [1e39]),
-])  # fmt: skip
+])
 def test_numbers_of_attributes_are_numbers_of_the_dtype(dtype, fits, beyond):
     import tvm
 
@@ -368,7 +368,7 @@ def test_a_scale_that_is_one_number_needs_no_axis():
 
 def types_of(*sides):
     return {f"{side}_{what}": f"{dtype}[]" for side in sides for what, dtype in
-            (("scale", "float32"), ("zero_point", "int32"))}  # fmt: skip
+            (("scale", "float32"), ("zero_point", "int32"))}
 
 
 @pytest.mark.full
@@ -381,7 +381,7 @@ def test_indices_beyond_what_float32_counts_are_exact():
 @pytest.mark.parametrize(("op", "names", "attrs"), [
     ("gather", "indices", {"axis": 1}), ("take", "indices", {"axis": 1}), ("take", "indices", {"mode": "wrap"}),
     ("dynamic_slice", "begin", {"size": [2, 3]}),
-])  # fmt: skip
+])
 def test_indices_that_int64_cannot_hold(op, names, attrs):
     numbers = np.array([[2**64 - 1, 2**63], [5, 2**62]], "uint64")
     numbers = numbers[0] if op == "dynamic_slice" else numbers
@@ -498,7 +498,7 @@ def test_what_an_epilogue_can_be_has_a_compute_for_all_targets():
     rows=st.integers(1, 40), columns=st.integers(1, 70), depth=st.integers(1, 9),
     op=st.sampled_from(["sum", "mean", "max"]), axis=st.sampled_from([None, [0], [1], [2], [0, 2]]),
     keepdims=st.booleans(),
-)  # fmt: skip
+)
 def test_reductions_over_many_shapes(rows, columns, depth, op, axis, keepdims):
     shape = f"float32[{rows},{depth},{columns}]"
     check(make(op, {"data": shape}, {"axis": axis, "keepdims": keepdims}))
@@ -509,7 +509,7 @@ def test_reductions_over_many_shapes(rows, columns, depth, op, axis, keepdims):
     rows=st.lists(st.integers(1, 7), min_size=1, max_size=2), extent=st.integers(1, 300), data=st.data(),
     ascend=st.booleans(), kept=st.sampled_from(["both", "values", "indices"]),
     dtype=st.sampled_from(["float32", "float64", "int32", "int64"]),
-)  # fmt: skip
+)
 def test_topk_over_many_shapes(rows, extent, data, ascend, kept, dtype):
     # Integers are few, so that many are equal.
     k, axis = data.draw(st.integers(1, min(extent, 128))), data.draw(st.integers(0, len(rows)))
@@ -522,7 +522,7 @@ def test_topk_over_many_shapes(rows, extent, data, ascend, kept, dtype):
 @given(
     whole=st.lists(st.integers(1, 20), min_size=1, max_size=4), data=st.data(),
     op=st.sampled_from(["add", "maximum", "greater"]), dtype=st.sampled_from(["float32", "float64", "int32"]),
-)  # fmt: skip
+)
 def test_broadcasts_over_many_shapes(whole, data, op, dtype):
     shapes = []
     for _ in range(2):
@@ -539,7 +539,7 @@ OF_ODD = [
     ("argsort", {}), ("argsort", {"is_ascend": False}), ("softmax", {}), ("log_softmax", {}),
     ("log_softmax", {"axis": 0}),
     *(("topk", {"k": k, "is_ascend": a}) for k in (1, 5) for a in (True, False)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.sample(3)

@@ -96,13 +96,13 @@ def test_a_kernel_that_fails_takes_its_child_along_and_no_other_entry(tmp_path: 
     results, environment = run(EXP, [compiled(one, tmp_path) for one in made], tmp_path)
     assert [results[i].error for i in range(4)] == [
         None, ErrorKind.CRASH, ErrorKind.WRONG_ANSWER, None,
-    ], [r.message for r in results.values()]  # fmt: skip
+    ], [r.message for r in results.values()]
     assert "unspecified launch failure" in results[1].message
     assert results[0].samples_s and results[3].samples_s
     assert environment["cuda"] == {
         "driver_api": "13.0", "driver": "580.65.06", "sm_mhz": 1410, "memory_mhz": 1215,
         "temperature_c": 41, "power_w": 61.5, "throttle_reasons": 4,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.usefixtures("emulated")
@@ -155,7 +155,7 @@ def test_arguments_of_all_types_and_much_shared_memory_arrive(
     artefact = msgspec.structs.replace(
         artefact_of(EXP, "broadcast.cuda"), source=source,
         programs={"main": Program(("data", "output"), (launch,))},
-    )  # fmt: skip
+    )
     results, _ = run(EXP, [compiled(artefact, tmp_path)], tmp_path)
     assert results[0].error is None, results[0].message
 
@@ -174,7 +174,7 @@ def test_a_bundle_is_run_and_a_configuration_measured_by_command(tmp_path: Path)
         done = subprocess.run(
             [sys.executable, "-m", "plevel", *arguments], cwd=tmp_path, check=False, timeout=HANG_S,
             capture_output=True, text=True,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -203,7 +203,7 @@ def test_the_benchmark_runs_to_its_end_and_leaves_out_what_loses_the_context(
     done = subprocess.run(
         [sys.executable, script, *options], env=environment | {"EMULATED_TRAP": str(trap)}, cwd=tmp_path,
         capture_output=True, text=True, check=False, timeout=HANG_S,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     written = json.loads((tmp_path / "gpu.json").read_text())
     (case,) = written["cases"]
@@ -220,6 +220,6 @@ def test_a_driver_older_than_its_toolkit_is_named(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "workers.cuda.driver", "0"], env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)},
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANG_S,
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     assert "the driver is older than pycuda's toolkit" in done.stderr.splitlines()[-1]

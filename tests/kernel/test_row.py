@@ -58,7 +58,7 @@ def test_a_group_of_channels_alone_may_leave_one_behind_its_vectors(
     op=st.sampled_from(ROW_OPS), rows=st.lists(st.integers(1, 6), min_size=1, max_size=2),
     row=st.integers(1, 140), dtype=st.sampled_from(["float32", "float64", "float16"]),
     seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 # A row shorter than a vector, and one that is a page.
 @example(op="softmax", rows=[3], row=1, dtype="float32", seed=0)
 @example(op="log_softmax", rows=[2, 3], row=4099, dtype="float32", seed=1)
@@ -110,7 +110,7 @@ def test_reductions_over_several_axes_in_parts(
 @given(
     op=st.sampled_from(ROW_OPS), rows=st.integers(1, 5000), row=st.integers(1, 5000),
     dtype=st.sampled_from(["float32", "float64", "bfloat16"]), threads=st.integers(1, 64),
-)  # fmt: skip
+)
 def test_the_fallback_is_of_its_space(op: str, rows: int, row: int, dtype: str, threads: int) -> None:
     _, space = space_of(workload(op, [rows, row], dtype), threads)
     assert space.contains(space.fallback)

@@ -61,7 +61,7 @@ CASES = [
      "attention_tile.cpu"),
     ("attention_bias", {"query": "float32[m,4,1,8]", "key": "float32[m,2,w,8]", "value": "float32[m,2,w,16]",
      "bias": "bool[w]"}, {}, "attention_row.cpu"),
-]  # fmt: skip
+]
 
 
 def kind(case: tuple[str, dict[str, str], dict[str, object], str]) -> tuple[object, ...]:
@@ -152,7 +152,7 @@ def test_what_is_best_for_some_size_is_a_configuration_for_all(op, inputs, attrs
 @pytest.mark.parametrize(("op", "data", "attrs"), [
     ("sum", "float32[m]", {}), ("prod", "int32[m,3]", {}), ("sum", "bfloat16[3,m]", {"axis": [1]}),
     ("mean", "float64[m]", {}), ("all", "bool[m]", {}),
-])  # fmt: skip
+])
 def test_of_no_elements_at_run_time(op, data, attrs):
     import tvm
 

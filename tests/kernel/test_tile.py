@@ -40,7 +40,7 @@ def check(work: Workload, name: str, config: Any) -> None:
 @given(
     shape=st.lists(st.integers(1, 23), min_size=2, max_size=4), data=st.data(),
     dtype=st.sampled_from(["float32", "float64", "int32", "float16", "bfloat16"]), seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_transposition(shape: list[int], data: st.DataObject, dtype: str, seed: int) -> None:
     order = data.draw(st.permutations(range(len(shape))))
     shape[order[-1]] = data.draw(st.sampled_from([4, 8, 12, 16, 20, 48]))
@@ -61,16 +61,16 @@ def test_transposition(shape: list[int], data: st.DataObject, dtype: str, seed: 
     dilation=st.tuples(*[st.integers(1, 2)] * 2), padding=st.tuples(*[st.integers(0, 3)] * 4),
     dtype=st.sampled_from(["float32", "float64", "float16", "bfloat16"]), seed=st.integers(0, 2**32),
     counted=st.booleans(),
-)  # fmt: skip
+)
 def test_pooling(
     op: str, image: tuple[int, int], window: tuple[int, int], strides: Any, dilation: tuple[int, int],
     padding: Any, dtype: str, seed: int, counted: bool,
-) -> None:  # fmt: skip
+) -> None:
     reach = [(k - 1) * d for k, d in zip(window, dilation, strict=True)]
     attrs: dict[str, Any] = {
         "pool_size": window, "strides": strides, "dilation": dilation,
         "padding": [min(p, r) for p, r in zip(padding, reach * 2, strict=True)],
-    }  # fmt: skip
+    }
     if op == "avg_pool2d":
         attrs["count_include_pad"] = counted
     work = Workload.make(op, {"data": f"{dtype}[2,3,{image[0]},{image[1]}]"}, attrs)

@@ -40,7 +40,7 @@ def turned(rows: int, lanes: int, dtype: str) -> Any:
         (16, 16, "float32"), (17, 16, "float32"), (28, 16, "float32"), (7, 8, "float64"), (9, 8, "float32"),
         (3, 4, "float32"), (13, 4, "float64"), (5, 2, "float64"),
     ],
-)  # fmt: skip
+)
 def test_any_tile(rows: int, lanes: int, dtype: str) -> None:
     import tvm
 

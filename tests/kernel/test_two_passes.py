@@ -50,7 +50,7 @@ def check(work: Workload, name: str, config: Any, more: dict[str, Any] | None = 
     op=st.sampled_from(REDUCTIONS), outer=st.lists(st.integers(1, 4), max_size=2),
     rows=st.lists(st.integers(1, 9), min_size=1, max_size=2), inner=st.lists(st.integers(1, 40), max_size=2),
     keepdims=st.booleans(), dtype=st.sampled_from(["float32", "float64", "float16"]), seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_any_reduction(op, outer, rows, inner, keepdims, dtype, seed) -> None:
     axes = list(range(len(outer), len(outer) + len(rows)))
     work = make(op, [*outer, *rows, *inner], dtype, axis=axes, keepdims=keepdims)

@@ -99,7 +99,7 @@ def job_of(
             JobEntry(index=i, task_id=1, implementation=name, version=version, config=config)
             for i, (name, version, config) in enumerate(entries)
         ),
-    )  # fmt: skip
+    )
 
 
 def hostile_job(
@@ -150,7 +150,7 @@ X86 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers are
 SIGNALS = (
     "kill", "killpg", "kill all", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo",
     "pidfd_send_signal", "fcntl", "ptrace", "process_vm_readv", "process_vm_writev", "prlimit64",
-)  # fmt: skip
+)
 
 
 def escape(server: ForkServer, ways: Sequence[str], **options: Any) -> dict[str, int]:
@@ -311,7 +311,7 @@ def test_a_server_whose_daemon_has_gone_ends_without_a_word(sent: bytes) -> None
         done = subprocess.run(
             [sys.executable, "-c", code], pass_fds=[its.fileno()], capture_output=True, check=False,
             timeout=HANG_S,
-        )  # fmt: skip
+        )
     assert (done.returncode, done.stderr) == (0, b"")
 
 
@@ -614,7 +614,7 @@ def test_many_bad_kernels_in_one_job(builders: BuilderPool, runner: TimingRunner
     crash = ErrorKind.CRASH
     assert [results[i].error for i in range(6)] == [
         crash, None, crash, ErrorKind.WRONG_ANSWER, crash, None,
-    ]  # fmt: skip
+    ]
 
 
 def test_a_session_can_be_interrupted(builders: BuilderPool, runner: TimingRunner) -> None:
@@ -919,7 +919,7 @@ def test_a_session_that_repeats_one_checks_nothing_again(
         for one, again, cores, begin in (
             (first, (), (0, 1), "pin"), (first, passed, (0, 1), "pin"), (second, passed, (0,), "pin"),
             (second, passed, (0, 1), "call"),
-        ):  # fmt: skip
+        ):
             session = Session(job=job, built=built, cores=cores, allocator=allocator, checked=again)
             events.clear()
             one.run(session)

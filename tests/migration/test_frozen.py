@@ -170,7 +170,7 @@ def test_schema_0001_is_carried_forward(url: str) -> None:
             answer = select(WORKLOAD, TARGET, RecordDatabase(c), offered=CANDIDATES)
             assert (answer.implementation, answer.config) == (
                 FAST.implementation, Config({"x": 2, "y": 0}),
-            )  # fmt: skip
+            )
             assert run_status.recent(c, 10, 60.0)[0].tasks
     finally:
         store.close()
@@ -322,7 +322,7 @@ def test_schema_0005_is_carried_forward(url_0005: str) -> None:
         assert states == {
             1: ("running", False), 2: ("running", False), 3: ("cancelled", False),
             4: ("running", True), 5: ("cancelled", True),
-        }  # fmt: skip
+        }
         with store.write() as c:
             assert run_status.status(c, 3, 60.0).message == "cancelled: the equal run 2 was under way, and goes on"
             assert not c.scalars(

@@ -252,7 +252,7 @@ def test_an_upgrade_ends_no_transaction_of_a_service(postgres_url: str, monkeypa
     with (
         closing(Store(postgres_url)) as service, closing(Store(postgres_url)) as watcher,
         ThreadPoolExecutor(1) as pool, service.write() as c,
-    ):  # fmt: skip
+    ):
         c.exec_driver_sql("UPDATE timing_policy SET id = id WHERE false")
         upgraded = pool.submit(migration.upgrade, postgres_url)
         give_up = time.monotonic() + HANG_S
@@ -282,7 +282,7 @@ def test_no_request_waits_behind_an_upgrade_that_waits_for_a_long_transaction(
     began = "SELECT clock_timestamp() - now() > INTERVAL '1 s'"
     with (
         closing(Store(postgres_url)) as service, closing(Store(postgres_url)) as watcher, ThreadPoolExecutor(1) as pool,
-    ):  # fmt: skip
+    ):
         with service.read() as c:
             c.execute(sa.select(target.c.id)).all()
             give_up = time.monotonic() + HANG_S
@@ -346,7 +346,7 @@ def test_migrations_are_found_without_the_source_tree(url: str, tmp_path: Path) 
     done = subprocess.run(
         [sys.executable, "-c", code, url], cwd=tmp_path, env=environment, capture_output=True,
         text=True, check=True, timeout=HANG_S,
-    )  # fmt: skip
+    )
     where, revision = done.stdout.split()
     assert Path(where).is_relative_to(site)
     assert revision == migration.head()

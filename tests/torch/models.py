@@ -39,7 +39,7 @@ def convolutions() -> tuple[nn.Module, tuple[Any, ...]]:
         nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU(),
         nn.Conv2d(16, 32, 1), nn.Hardswish(),
         nn.Conv2d(32, 32, 3, groups=4),
-    )  # fmt: skip
+    )
     return layers.eval(), (torch.randn(1, 3, 20, 20),)
 
 
@@ -64,7 +64,7 @@ def grouped() -> tuple[nn.Module, tuple[Any, ...]]:
         nn.Conv2d(16, 32, 3, padding=1, groups=4, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
         nn.Conv2d(32, 64, 3, stride=2, groups=32), nn.SiLU(),
         nn.Conv2d(64, 48, 1, groups=8), nn.Flatten(2), Lines(48),
-    )  # fmt: skip
+    )
     return layers.eval(), (torch.randn(2, 16, 15, 13),)
 
 
@@ -84,7 +84,7 @@ class Activations(nn.Module):
             lambda y: 0.5 * y * (1 + torch.tanh(tanh * (y + 0.044715 * torch.pow(y, 3)))),
             f.mish, f.leaky_relu, f.gelu, lambda y: y.clamp(-0.125, 0.7),
             lambda y: y.clamp(3, 1), lambda y: (y / 8 - 3).relu() * 0.5, lambda y: y * torch.tanh(y),
-        ]  # fmt: skip
+        ]
         return [act(self.linear(x[i : i + 20])) for i, act in enumerate(made)]
 
 

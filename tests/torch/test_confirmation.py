@@ -412,7 +412,7 @@ def test_forms_are_of_the_frozen_graph_unless_that_becomes_another(ratios, alike
         torch.nn.Conv2d(3, width, 3, bias=False), torch.nn.BatchNorm2d(width), torch.nn.ReLU(),
         torch.nn.Conv2d(width, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.GELU(), torch.nn.Flatten(),
         torch.nn.Linear(128, 8),
-    ).eval()  # fmt: skip
+    ).eval()
     ratios += [[0.8] * 9, *[[1.1] * 9] * 2]  # the small product goes with the convolutions
     assert run(model, (torch.randn(2, 3, 8, 8),)).replaced == 3
     assert ratios == []
@@ -951,7 +951,7 @@ def test_a_graph_of_masked_scores_is_confirmed_though_an_input_has_nan(ratios):
     plan = SimpleNamespace(
         key="key", graph="graph", extraction=Extraction((), ()), selections={}, errors={},
         families=lambda: [frozenset()], singles=lambda families: [],
-    )  # fmt: skip
+    )
     ratios += [[0.8] * 9]
     x = torch.tensor([-1.0, 1.0, torch.nan])
     with Progress(lambda: math.inf) as progress:

@@ -194,7 +194,7 @@ print(*(function(*pointers[:missing], None, *pointers[missing + 1:]) for missing
     done = subprocess.run(
         [sys.executable, "-c", program, str(folder)], check=False, capture_output=True, text=True, timeout=HANG_S,
         cwd=folder,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     first, second, *_, codes = done.stdout.splitlines()
     np.testing.assert_allclose(np.array(first.split(), float), classes.ravel(), rtol=1e-4, atol=1e-5)
@@ -616,7 +616,7 @@ def exported(model: nn.Module, **dynamic: object):
             "a constant of leaky_relu depends on a symbolic size",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_compiled_is_named_in_one_line(
     model: nn.Module, dynamic: dict[str, object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -692,7 +692,7 @@ def computed(x):
         *(pad(turned, (1, 2), mode=mode) for mode in ("reflect", "replicate", "circular")),
         nn.functional.interpolate(turned, scale_factor=2, mode="linear"), nn.functional.instance_norm(turned),
         x.index_put((torch.arange(n) % 2, torch.arange(n)), torch.tensor(2.0)),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")  # PyTorch's, of itself

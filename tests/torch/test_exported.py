@@ -103,7 +103,7 @@ def quantised_anew(x, weight):
     for choose, low, high, own in (
         (of.choose_qparams, -128, 127, kind), (of.choose_qparams, 0, 255, torch.uint8),
         (of.choose_qparams_symmetric, -127, 127, kind), (of.choose_qparams_symmetric, 0, 255, torch.uint8),
-    ):  # fmt: skip
+    ):
         numbers = *choose(x, low, high, 1e-5, own), low, high, own
         found.append(of.dequantize_per_tensor(of.quantize_per_tensor(x, *numbers), *numbers))
     for choose in (of.choose_qparams_per_token, of.choose_qparams_per_token_asymmetric):
@@ -560,7 +560,7 @@ COMPUTED = {
     ),
     "an input named as an output": (lambda output: output * 2, X),
     "an input unchanged": (lambda x: (x, x.view(8, 4), x + 1), X),
-}  # fmt: skip
+}
 
 
 @pytest.mark.sample(6)
@@ -687,7 +687,7 @@ def test_what_is_not_computed_is_refused_by_name(message: str) -> None:
         (lambda x: x.index_select(0, torch.tensor([4, 1])) * 2, 5), (lambda x: x[:, torch.tensor([0, 4])][0] * 2, 1),
         (lambda x: x[torch.arange(x.shape[0]) - 1] * 2, 1),
     ],
-)  # fmt: skip
+)
 def test_parts_of_an_axis_bound_its_size(function, least: int) -> None:
     sizes = {0: torch.export.Dim.AUTO}
     program = torch.export.export(Calls(function), (X.repeat(2, 1),), dynamic_shapes=((sizes,),), strict=False)

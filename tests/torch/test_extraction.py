@@ -51,7 +51,7 @@ def test_convolutions_take_batch_norms_and_activations():
         "+bias_add(.,bias_add0.bias=float32[32]:const)+hardswish(.)": 1,
         'conv2d(data=float32[1,32,20,20],weight=float32[32,8,3,3]:const){"groups":4}'
         "+bias_add(.,bias_add0.bias=float32[32]:const)": 1,
-    }  # fmt: skip
+    }
     assert found.covered == 1
 
 
@@ -71,7 +71,7 @@ def test_convolutions_of_groups_and_of_lines_are_images_of_groups():
         'conv2d(data=float32[2,16,1,21],weight=float32[16,16,1,3]:const){"dilation":[1,2],"padding":[0,2,0,2]}'
         + bias(16) + "+add(.,add1.rhs=float32[2,16,1,21])",
         'conv2d(data=float32[2,16,1,21],weight=float32[8,4,1,3]:const){"groups":4}',
-    }  # fmt: skip
+    }
 
 
 def test_what_is_not_covered_is_named():
@@ -127,13 +127,13 @@ def test_products_that_a_library_alone_computes_are_tuned_and_named_as_those_of_
         node("Unsqueeze", ["b", "axes"], ["c"]),
         node("ConvTranspose", ["c", "second.weight", "second.bias"], ["d"], strides=[2, 2]), node("Relu", ["d"], ["e"]),
         node("ConvTranspose", ["e", "third.weight", "third.bias"], ["y"], strides=[2, 1], pads=[1, 1, 1, 1]),
-    ]  # fmt: skip
+    ]
     kind = onnx.TensorProto.FLOAT
     graph = helper.make_graph(
         nodes, "upsampled", [helper.make_tensor_value_info("x", kind, [1, 4, 12])],
         [helper.make_tensor_value_info("y", kind, [1, 4, 3, 24])],
         [onnx.numpy_helper.from_array(w, n) for n, w in (weights | {"axes": np.array([2])}).items()],
-    )  # fmt: skip
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx")
     assert keys(extract_onnx(tmp_path / "m.onnx", {})) == keys(found)
 

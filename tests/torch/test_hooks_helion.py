@@ -51,7 +51,7 @@ def cache_of(shape: int, hardware: str = "NVIDIA H100") -> Any:
         specialization_key=(("torch.float32", (shape,)),), extra_results=(),
         kernel_source_hash="5e" * 32, hardware=hardware, runtime_name="13.0", backend="triton",
         config_spec_hash="ab" * 32,
-    )  # fmt: skip
+    )
     spec = SimpleNamespace(
         create_config_generation=lambda **_: SimpleNamespace(flatten=lambda config: [64, 32, 4])
     )

@@ -100,7 +100,7 @@ def choice(block: int) -> Any:
     made = SimpleNamespace(
         inputs=_Inputs(), template=SimpleNamespace(uid="triton::mm", src_hash="ab"),
         params=SimpleNamespace(to_kwargs=lambda: {"BLOCK_M": block, "dtype": torch.float16}),
-    )  # fmt: skip
+    )
     found = type("Choice", (), {})()
     found.annotations = {"ktc": made}
     return found

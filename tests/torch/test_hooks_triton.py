@@ -99,7 +99,7 @@ def test_each_candidate_is_recorded(service: Service, tmp_path: Path) -> None:
         (kernel,) = client.iter_foreign("triton", kernel="scale")
     assert [(r["config"]["BLOCK"], r["error"], r["samples_s"]) for r in records] == [
         (16, None, [3e-3]), (32, None, [1e-3]), (64, None, [2e-3]), (128, "compile", []),
-    ]  # fmt: skip
+    ]
     assert kernel["workload"] == 'triton.scale(){"key":[4096,"fp16"]}'
     best = kernel["best"]
     assert (best["config"]["BLOCK"], best["config"]["num_warps"]) == (32, 4)

@@ -122,7 +122,7 @@ def test_sizes_are_expressions_of_sizes_alone(size: str, tmp_path: Path, monkeyp
         lambda x: nn.functional.interpolate(x[None, None], scale_factor=1.5),
         lambda x: x.view(-1, 6) if x.shape[0] % 2 == 0 else x,
     ],
-)  # fmt: skip
+)
 def test_programs_of_symbolic_sizes_are_read(function, tmp_path: Path) -> None:
     saved(tmp_path / "model.pt2", function)
     assert load_program(tmp_path / "model.pt2").example_inputs is not None

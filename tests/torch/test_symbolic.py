@@ -140,7 +140,7 @@ COMPILED = {
             interpolate(x, (x.shape[3], 6), mode="bilinear", align_corners=True),
         ), PICTURE, IMAGE,
     ),
-}  # fmt: skip
+}
 
 
 class Called(nn.Module):

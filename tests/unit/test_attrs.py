@@ -54,7 +54,7 @@ def test_defaults_and_access():
         ({"size": (1, 1), "flag": 1}, "PoolAttrs.flag = 1: expected bool"),
         ({"size": None}, "PoolAttrs.size = None: expected"),
     ],
-)  # fmt: skip
+)
 def test_errors_name_field_value_and_bound(values, message):
     with pytest.raises(AttrsError, match=message):
         PoolAttrs(**values)
@@ -107,7 +107,7 @@ def test_the_documents_scan_attributes():
     fields = ScanopAttrs.fields()
     assert [(f.name, f.default, f.description) for f in fields.values()][2] == (
         "exclusive", False, "The first element is not included",
-    )  # fmt: skip
+    )
     assert fields["dtype"].choices == tuple(sorted(DTYPES))
     assert ScanopAttrs() == ScanopAttrs(axis=None, dtype=None, exclusive=False)
     with pytest.raises(AttrsError, match=r"ScanopAttrs.dtype = 'float' is out of bounds: one of bfloat16"):

@@ -70,7 +70,7 @@ def test_the_epilogues_of_convolutions_stay_theirs():
     names = [sorted(g.names) for g in groups(block(classifier(), WIDE)) if g.anchor.op.name == "conv2d"]
     assert names == [
         ["add", "conv2d", "relu"], ["add", "clip", "conv2d"], ["add", "add", "conv2d"], ["add", "conv2d"]
-    ]  # fmt: skip
+    ]
 
 
 def test_what_other_operators_read_is_transformed_once():

@@ -32,7 +32,7 @@ def spend(gains: list[float | None], budget: int, batch: int = 4) -> list[int]:
         arms[i] = Arm(
             trials=trials, told=trials, best_s=1.0,
             gain=None if gain is None else gain / 2 ** (trials / batch),
-        )  # fmt: skip
+        )
     return [a.trials for a in arms]
 
 

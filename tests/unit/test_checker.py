@@ -31,7 +31,7 @@ def job_of(workload: Workload, target: Target) -> Job:
     return Job(
         id=1, run_id=1, workload=workload, target=target, phase=Phase.SEARCH, entries=(entry,), policy=TimingPolicy(),
         seed=1,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

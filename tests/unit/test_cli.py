@@ -497,11 +497,11 @@ def status(run_id: int, *workloads: str, interrupted: bool) -> RunStatus:
     tasks = tuple(
         TaskStatus(task_id=i, workload=w, implementation=name, version="1", plevel=10, tunable=True)
         for i, w in enumerate(workloads) for name in ("a", "b")
-    )  # fmt: skip
+    )
     return RunStatus(
         id=run_id, state=RunState.RUNNING, target=Target.parse("llvm -mcpu=znver4"), trials=1,
         trials_done=0, created_at=0.0, interrupted=interrupted, message="told", tasks=tasks,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.sample(1)
@@ -599,7 +599,7 @@ def test_a_run_whose_budget_is_on_record_is_reported() -> None:
         "cpu", "cpu -num-cores=1", "cpu -libs=", "cpu -thread-pool=openmp -constants=cold", "cuda -arch=sm_90",
         "llvm -mcpu=znver4 -mattr=-avx512f,+fma -num-cores=8 -model=\"Epyc's\"",
     ],
-)  # fmt: skip
+)
 def test_the_next_command_of_a_resumed_run_has_a_target_that_is_read(spec: str) -> None:
     target = Target.parse(spec)
     workload = parse_workload(EXAMPLE)
@@ -994,7 +994,7 @@ def test_a_closed_output_is_no_defect(tmp_path: Path) -> None:
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False,
         env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -1005,7 +1005,7 @@ def test_a_full_output_is_an_error_of_one_line(tmp_path: Path) -> None:
             done = subprocess.run(
                 [sys.executable, "-m", "plevel", *command], stdout=full, stderr=subprocess.PIPE, text=True,
                 check=False, env=buffered,
-            )  # fmt: skip
+            )
         done.stdout = ""
         assert_one_line(done, 1, "the output cannot be written: No space left", "free some space")
 
@@ -1106,7 +1106,7 @@ def test_a_log_is_not_emptied_as_its_own_rejects(called: Called, tmp_path: Path)
 @pytest.mark.parametrize(
     "command", ["lock {}", "extract {}", "bundle run {} -k key", "bundle run bundle -k {}",
                 f"bundle make {' '.join(DENSE)} -t cuda -k {{}}"],
-)  # fmt: skip
+)
 def test_what_is_read_is_not_written_over(command: str, called: Called, tmp_path: Path) -> None:
     path, link = tmp_path / "model.onnx", tmp_path / "link"
     path.write_text("kept")
@@ -1142,7 +1142,7 @@ def test_a_disk_that_is_full_names_the_file(tmp_path: Path) -> None:
     copied = OSError(errno.ENOSPC, "No space left on device", "/tmp/x/library.so", None, "out/m.so")
     assert _explain(copied) == (
         1, "out/m.so cannot be written: No space left on device: free some space, or write to another disk"
-    )  # fmt: skip
+    )
     (tmp_path / "x.npy").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space") as array:
         write_array(tmp_path / "x.npy", np.zeros(1 << 16))
@@ -1153,7 +1153,7 @@ def test_a_file_that_is_no_log_keeps_the_others_from_nothing(called: Called, tmp
     line = {
         "kind": "foreign", "tool": "triton", "kernel": "k", "version": "1", "device_model": "H100",
         "candidates": [{"config": {"B": 1}, "samples_s": [1.0]}],
-    }  # fmt: skip
+    }
     for name, text in (("a.txt", "no log"), ("b.json", json.dumps(line) + "\n")):
         (tmp_path / name).write_text(text)
     done = called("import", str(tmp_path / "a.txt"), str(tmp_path / "b.json"))
@@ -1167,7 +1167,7 @@ def test_names_of_others_command_no_terminal(called: Called, tmp_path: Path) -> 
         "kind": "foreign", "tool": "triton", "kernel": "k\x1b]52;c;eA==\x07", "version": "1", "device_model": "H\x9b2J",
         "candidates": [{"config": {"B": "\x1b[31m"}, "samples_s": [1.0]}, {"config": {"B": 1}, "error": "compile",
                         "message": "\x1b[2J"}],
-    }  # fmt: skip
+    }
     (tmp_path / "log").write_text(json.dumps(line) + "\n")
     assert called("import", str(tmp_path / "log")).returncode == 0
     for command in (("coverage",), ("records",), ("plot", "1")):
@@ -1234,7 +1234,7 @@ def test_a_bundle_that_is_not_timed_to_its_end_keeps_the_log_of_before(
         "workers.bundle.read_key": None, "workers.bundle.unseal": None, "workers.sandbox.ForkServer": nullcontext(),
         "workers.__main__.describe_cuda": SimpleNamespace(slot="cuda:0"),
         "workers.cuda.runner.runner_on": SimpleNamespace(close=lambda: None),
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setattr(name, lambda *_, found=found: found)
     monkeypatch.setattr("workers.bundle.run_bundle", lines)
     assert called("bundle", "run", str(bundle), "-k", "key", "-o", str(out)).returncode == 130
@@ -1460,7 +1460,7 @@ _AT = {"created_at": 0.0, "expires_at": None, "revoked_at": None, "starts_at": 0
         ("ops dense", "", {}, "dense_pack.cpu"),
         ("ops", "", {}, "dense(data, weight, units=None, out_dtype=None)"),
     ],
-)  # fmt: skip
+)
 def test_a_terminal_of_40_columns_has_a_line_for_each_cell(
     command: str, method: str, row: dict[str, Any], first: str, called: Called, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1547,7 +1547,7 @@ def test_coverage_lists_the_tasks(called: Called, tmp_path: Path) -> None:
             "1": {"x": 1, "time": 0.07, "times": [0.07, 0.07, 0.07]},
             "2": {"x": 2, "time": "RuntimeFailedConfig"},
         },
-    }))  # fmt: skip
+    }))
     assert called("import", str(log)).returncode == 0
     (task,) = json.loads(called("coverage", "--json").stdout)
     assert (task["trials"], task["failed"]) == (2, 1)
@@ -1602,7 +1602,7 @@ def test_what_is_done_is_told_as_json(called: Called, tmp_path: Path) -> None:
     assert nothing.items() <= told("db", "prune", "--older-than", "1d").items()
     assert told("db", "purge", "--reason", "x", "--worker", "w") == {
         **nothing, "advice": 0, "networks": 0,
-    }  # fmt: skip
+    }
     made = told("token", "create", "a", "--scope", "read")
     assert told("token", "revoke", str(made["id"])) == {"revoked": made["id"]}
     assert [t["id"] for t in told("token", "list")] == [made["id"]]

@@ -63,7 +63,7 @@ LEASE = Lease(
         id=1, run_id=1, workload=Workload("dense", (Input("data", "float32[1,2]"),)), target=TARGET,
         phase=Phase.SEARCH, entries=(), policy=TimingPolicy(), seed=0,
     ),
-)  # fmt: skip
+)
 
 
 class Pauses(threading.Event):

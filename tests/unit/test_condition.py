@@ -182,7 +182,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         None, {"op": "+"}, ["+", None, 1], ["+", {"a": 1}, 1], "", "x" * 201, 2**64, -(2**65),
         math.nan, math.inf, ["+", math.nan, 1],
     ],
-)  # fmt: skip
+)
 def test_what_is_no_expression_is_refused(tree: Any) -> None:
     with pytest.raises(ExpressionError):
         Expr.from_json(tree)
@@ -239,7 +239,7 @@ def test_hostile_conditions_are_refused_on_the_wire(data: bytes) -> None:
         (["item", "a", 3], {"a": (1, 2)}), (["item", "a", 0], {"a": 5}), (["+", "a", 1], {"a": "x"}),
         (["+", "a", 1], {}),
     ],
-)  # fmt: skip
+)
 def test_a_failed_computation_says_of_what(tree: Any, env: dict[str, Any]) -> None:
     for compute in (Expr.from_json(tree).evaluate, Expr.from_json(tree).compile()):
         with pytest.raises(ExpressionError, match=r"'a' has no value|with {'a': "):

@@ -29,7 +29,7 @@ class Records:
         record = History(
             implementation=implementation, config=Config({"tile": tile}), mean_s=mean_s,
             model="unknown", keys=("cpu",),
-        )  # fmt: skip
+        )
         self.found.append((workload.key, record))
 
     def measured(self, workload, target, device):
@@ -151,7 +151,7 @@ def test_pixels_are_in_the_lanes_where_there_are_many(size, strides, expected):
         (1280, 16, 1, "taps"), (2048, 28, 1, "taps"),
         (1024, 16, 1, "1x1"), (2048, 14, 1, "spatial_pack"), (2048, 32, 2, "1x1"),
     ],
-)  # fmt: skip
+)
 def test_very_many_channels_of_a_pixel_are_divided_into_blocks(channels, size, strides, expected):
     shapes = {"data": f"float32[1,{channels},{size},{size}]", "weight": f"float32[512,{channels},1,1]"}
     workload = Workload.make("conv2d", shapes, {"strides": strides}, ["weight"])
@@ -161,7 +161,7 @@ def test_very_many_channels_of_a_pixel_are_divided_into_blocks(channels, size, s
 
 @pytest.mark.parametrize(("channels", "size", "expected"), [
     (4, 4, "im2col"), (8, 8, "spatial_pack"), (16, 28, "spatial_pack"), (4, 28, "lines"), (8, 28, "lines"),
-])  # fmt: skip
+])
 def test_half_of_the_lanes_of_a_group_are_enough_unless_lines_fill_more(channels, size, expected):
     shapes = {"data": f"float32[1,{32 * channels},{size},{size}]", "weight": f"float32[{32 * channels},{channels},3,3]"}
     workload = Workload.make("conv2d", shapes, {"groups": 32, "padding": 1}, ["weight"])
@@ -179,7 +179,7 @@ def test_half_of_the_lanes_of_a_group_are_enough_unless_lines_fill_more(channels
         (96, 14, 1, 1, "winograd_4x4"),
         (256, 28, 1, 1, "winograd_4x4"), (256, 28, 1, 2, "winograd_4x4"),
     ],
-)  # fmt: skip
+)
 def test_a_transformed_weight_that_waits_for_memory_has_more_than_a_vector_of_tiles(
     channels, size, batch, dilation, expected
 ):
@@ -216,7 +216,7 @@ def test_weights_that_leave_the_second_level_come_ahead_of_blocked_images(channe
         (160, 80, 48, "winograd_4x4"), (64, 56, 24, "winograd_4x4"), (256, 56, 64, "winograd_4x4"),
         (256, 59, 24, "winograd_4x4"),  # no tile of pixels divides a line
     ],
-)  # fmt: skip
+)
 def test_images_of_many_channels_are_not_transformed_for_few(channels, size, out, expected):
     shapes = {"data": f"float32[1,{channels},{size},{size}]", "weight": f"float32[{out},{channels},3,3]"}
     workload = Workload.make("conv2d", shapes, {"padding": 1}, ["weight"])

@@ -41,7 +41,7 @@ def request(digits: Digits, log_s: Floats, pool: Digits, n: int = 8, prior: Floa
         place(digits), log_s, known, np.zeros(len(digits)),
         place(empty), np.zeros((0, columns)),
         place(pool), np.zeros((len(pool), 0)) if prior is None else prior, np.zeros(len(pool)),
-    )  # fmt: skip
+    )
 
 
 def test_it_chooses_the_best_of_what_it_has_not_seen() -> None:
@@ -84,7 +84,7 @@ def test_what_is_under_way_counts_as_chosen() -> None:
     waiting = asked._replace(
         n=2, pending=asked.pool[together[:1]], pending_prior=asked.pool_prior[together[:1]],
         pool=asked.pool[rest], pool_prior=asked.pool_prior[rest], pool_risk=asked.pool_risk[rest],
-    )  # fmt: skip
+    )
     assert rest[propose(waiting).rows].tolist() == together[1:]
 
 
@@ -137,7 +137,7 @@ def test_one_by_one_an_eighth_stays_free_of_the_prior_too() -> None:
         waiting = asked._replace(
             pending=asked.pool[chosen], pending_prior=asked.pool_prior[chosen],
             pool=asked.pool[rest], pool_prior=asked.pool_prior[rest], pool_risk=asked.pool_risk[rest],
-        )  # fmt: skip
+        )
         chosen.append(int(rest[propose(waiting).rows[0]]))
     good = truth[chosen] < np.quantile(truth, 0.25)
     assert not good[[7, 15]].any()

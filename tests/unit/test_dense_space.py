@@ -21,7 +21,7 @@ architectures = st.sampled_from(["-mcpu=znver4", "-mcpu=haswell", "", "-mcpu=neo
     extents | st.just("m"), extents, extents,
     st.sampled_from(["float16", "float32", "float64"]),
     architectures, st.integers(1, 256),
-)  # fmt: skip
+)
 def test_the_fallback_is_of_its_space(
     m: int | str, n: int, k: int, dtype: str, architecture: str, threads: int
 ) -> None:
@@ -54,7 +54,7 @@ def test_what_declines_a_symbolic_dimension_is_no_candidate() -> None:
         (512, 768, True, "pack", "pack"), (513, 768, True, "pack", "pack"), (512, 768, False, "cblas", "pack"),
         (513, 4096, True, "cblas", "large_m"),
     ],
-)  # fmt: skip
+)
 def test_what_runs_untuned(m: int, k: int, constant: bool, library: str, alone: str) -> None:
     """OpenBLAS packs both operands at each call, which only many rows of long sums pay for."""
     types = {"data": f"float32[{m},{k}]", "weight": f"float32[4096,{k}]"}
@@ -83,7 +83,7 @@ def test_panels_that_stay_in_the_second_level_are_of_all_steps(l2_bytes: int, ex
         (1000, 768, 768, 1, (4, 5)),  # the weight is more than half of the second level
         (600, 768, 768, 1, None), (512, 512, 256, 1, None),  # the weight is larger than the data; the data stays
     ],
-)  # fmt: skip
+)
 def test_untuned_rows_pass_once_for_as_many_panels_as_stay(
     m: int, n: int, k: int, threads: int, expected: tuple[int, int] | None
 ) -> None:
@@ -115,7 +115,7 @@ def test_untuned_a_turn_has_as_many_steps_as_divide_all(k: int, unroll: int) -> 
         (197, 1000, 8192, 256, 13, 16),  # of 22 tiles of nine rows, two would share a panel
         (333, 768, 6144, 256, 14, 24),  # 37 tiles of nine rows would share none
     ],
-)  # fmt: skip
+)
 def test_untuned_many_tiles_of_data_share_a_part_of_a_panel_that_stays_in_the_first_level(
     m: int, n: int, k: int, depth: int, rows: int, m_block: int
 ) -> None:
@@ -130,7 +130,7 @@ def test_untuned_many_tiles_of_data_share_a_part_of_a_panel_that_stays_in_the_fi
 @pytest.mark.parametrize(
     ("k", "l1d_bytes", "rows"),
     [(1024, 48 * 1024, 8), (1024, 80 * 1024, 13), (1040, 48 * 1024, 13), (768, 48 * 1024, 13)],
-)  # fmt: skip
+)
 def test_untuned_rows_whole_pages_apart_leave_ways_of_the_first_level(k: int, l1d_bytes: int, rows: int) -> None:
     target = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2, "l1d_bytes": l1d_bytes})
     work = Workload.make("dense", {"data": f"float32[128,{k}]", "weight": f"float32[1024,{k}]"}, constants=["weight"])

@@ -52,7 +52,7 @@ class Records:
                 estimate=Estimate(s, s * 0.99, s * 1.01, 20),
             )
             for name, s in self.medians.get(shape, {}).items()
-        ]  # fmt: skip
+        ]
 
     def instances(
         self, w: Workload, target: Target, device: str | None
@@ -232,7 +232,7 @@ def test_a_shape_on_record_shows_the_answer_of_select_for_it() -> None:
                     estimate=Estimate(s, s * 0.99, s * 1.01, 20),
                 )
                 for c in own.values() for s in [1e-6 if c.implementation == only else 2e-6]
-            ]  # fmt: skip
+            ]
 
         def instances(
             self, w: Workload, target: Target, device: str | None
@@ -257,7 +257,7 @@ def test_a_row_takes_the_geometric_mean_over_the_shapes_on_record() -> None:
         (64, 64): {"common": 4.0, "large": 1.0},
         (4, 64): {"common": 1.0},
         (32, 99): {"common": 9.0, "large": 1.0},  # another n: no instance of this workload
-    })  # fmt: skip
+    })
     table = dispatch(workload("m"), TARGET, records, offered=OVERLAP[:2])
     row = table.row(m=100)
     assert row.implementation == "large"
@@ -312,7 +312,7 @@ class Given(Records):
                 level=self.level, estimate=Estimate(s, s - half, s + half, 20),
             )
             for name, s, half, tile in self.found.get(rows, ())
-        ]  # fmt: skip
+        ]
 
 
 class Priors(Given):
@@ -385,7 +385,7 @@ def test_a_row_of_one_size_is_an_ordinary_selection() -> None:
                     implementation=found.implementation, version=found.version, config=config,
                     level=Level.TARGET, estimate=Estimate(1.0, 1.0, 1.0, 20),
                 )
-            ]  # fmt: skip
+            ]
 
     table = dispatch(dense, TARGET, OfOneRow({}))
     row = table.row(m=1)
@@ -409,7 +409,7 @@ def test_a_row_of_one_size_follows_the_same_call_with_a_shorter_epilogue() -> No
                     implementation=found.implementation, version=found.version, config=found.fallback,
                     level=Level.TARGET, estimate=took,
                 )
-            ] if w == one.anchor else []  # fmt: skip
+            ] if w == one.anchor else []
 
     records = OfTheAnchor({})
     row, answer = dispatch(dense, TARGET, records).row(m=1), select(one, TARGET, records)
@@ -467,7 +467,7 @@ def test_what_is_measured_at_one_size_counts_in_the_table():
                     level=Level.TARGET, estimate=Estimate(s, s, s, 9),
                 )
                 for c, s in ((slow, 1e-3), (stale, 1e-6))
-            ])]  # fmt: skip
+            ])]
 
     row = dispatch(symbolic, target, One()).row(m=70)
     assert (row.implementation, row.reason) == ("dense_nopack.cpu", Reason.MEASURED)

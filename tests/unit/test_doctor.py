@@ -34,18 +34,18 @@ def test_a_good_host(tmp_path: Path) -> None:
             tmp_path, cpu__cpu0__cpufreq__scaling_governor="performance",
             cpu__intel_pstate__no_turbo="1", clocksource__clocksource0__current_clocksource="tsc",
         )
-    )  # fmt: skip
+    )
     assert found == {
         "governor": ("performance", True), "turbo": ("off", True), "clock source": ("tsc", True),
         "quota": ("none", True),
-    }  # fmt: skip
+    }
 
 
 def test_a_host_with_everything_wrong(tmp_path: Path) -> None:
     root = host(
         tmp_path, cpu__cpu0__cpufreq__scaling_governor="powersave", cpu__cpufreq__boost="1",
         clocksource__clocksource0__current_clocksource="hpet",
-    )  # fmt: skip
+    )
     (root / "sys/fs/cgroup/build.slice/plevel.service").mkdir(parents=True)
     (root / "sys/fs/cgroup/build.slice/plevel.service/cpu.max").write_text("max 100000\n")
     (root / "sys/fs/cgroup/build.slice/cpu.max").write_text("150000 100000\n")
@@ -81,7 +81,7 @@ def test_a_compiler_without_openmp_is_not_good(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("CC", str(compiler))
     assert {f.what: f.remedy.partition(" ")[0] for f in doctor._tools()} == {
         "plevel": "", "TVM": "", "C compiler": "", "OpenMP": "install",
-    }  # fmt: skip
+    }
 
 
 def test_a_worker_without_a_folder_for_temporary_files_says_so(
@@ -117,7 +117,7 @@ def test_a_host_that_tells_nothing_is_no_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("load", "times", "wrong"), [(0.1, [1.0, 1.02], set()),
-                                                      (3.0, [1.0, 1.2], {"load", "spread"})])  # fmt: skip
+                                                      (3.0, [1.0, 1.2], {"load", "spread"})])
 def test_what_others_do_is_noticed(
     monkeypatch: pytest.MonkeyPatch, load: float, times: list[float], wrong: set[str]
 ) -> None:

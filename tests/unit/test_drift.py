@@ -102,7 +102,7 @@ def run(
     job = Job(
         id=1, run_id=1, workload=Workload("op", (Input("data", "float32[4]"),)), target=TARGET,
         phase=Phase.SEARCH, entries=entries, policy=TimingPolicy(), seed=1,
-    )  # fmt: skip
+    )
     results: list[Result] = []
     runner = TimingRunner(Server(child), (0,), 2**30)
     conditions = runner.run(job, made, interrupt, results.append)
@@ -207,7 +207,7 @@ def test_what_was_timed_before_an_interruption_is_reported(tmp_path: Path) -> No
             JobEntry(index=i, task_id=1, implementation="i", version="1.0", config=Config())
             for i in range(2)
         ),
-    )  # fmt: skip
+    )
     with pytest.raises(Interrupted):
         runner.run(job, made, NEVER, results.append)
     assert [(r.entry, r.drift) for r in results] == [(0, None)]
@@ -255,7 +255,7 @@ def test_an_entry_that_kills_the_child_is_tried_once_more_by_itself(tmp_path: Pa
     results, _ = run(child, built(tmp_path, "a", "b", "c", "d"))
     assert {entry: r.error for entry, r in results.items()} == {
         0: None, 1: None, 2: ErrorKind.CRASH, 3: None,
-    }  # fmt: skip
+    }
     assert sorted(child.sessions[-2:]) == [[1], [2]]
 
 

@@ -80,7 +80,7 @@ def test_a_configuration_of_elsewhere_is_placed_at_what_is_most_like_it() -> Non
     here = ConfigSpace(
         [Knob("tile", (1, 2, 4, 8, 16)), Knob("by", ("rows", "steps")), split("s", 64, 2), Knob("step", (-2, 0, 2))],
         fallback={"tile": 4, "by": "steps", "s": (8, 8), "step": 0},
-    )  # fmt: skip
+    )
 
     def most_like(**values: object) -> object:
         digits = nearest(here, values)

@@ -60,7 +60,7 @@ def test_arithmetic_makes_calls_of_the_broadcast_operators():
     np.testing.assert_allclose(evaluate(graph, at), at["grad"] * at["orig"] * (1 - at["orig"]))
     assert [n.op.name for n in post_order(-grad / orig + orig) if isinstance(n, Call)] == [
         "negative", "divide", "add",
-    ]  # fmt: skip
+    ]
 
 
 def test_arrays_become_constants_from_either_side():
@@ -101,7 +101,7 @@ def test_a_number_needs_a_dtype():
         (lambda: max_pool2d(typed("float32[1,2,7,8]"), 3, 2, padding=1), "float32[1,2,4,4]"),
         (lambda: conv2d(typed("float32[1,4,9,9]"), typed("float32[8,2,3,3]", "w"), 2, 1, 2, 2), "float32[1,8,4,4]"),
     ],
-)  # fmt: skip
+)
 def test_types(graph, expected):
     assert of(graph()) == expected
 
@@ -173,7 +173,7 @@ def test_a_long_chain_is_solved_against_the_arrows():
          r"max_pool2d_backward: grad is float32\[1,1,4,4\]: what is pooled is float32\[1,1,3,3\]"),
         (lambda x: collapse_sum_like(x, typed("float32[2]", "y")), r"collapse_sum_like: data is float32\[2,3\]"),
     ],
-)  # fmt: skip
+)
 def test_conflicts_name_operator_argument_and_both_types(graph, message):
     with pytest.raises(TypeRelationError, match=message):
         infer_type(graph(typed("float32[2,3]")))

@@ -30,7 +30,7 @@ def test_numbers_tuples_names_and_bools_have_their_columns() -> None:
     features = SpaceFeatures(space)
     assert features.names == (
         "tile", "vectorize", "s.0", "s.1", "mode.0", "mode.1", "mode.2", "mode.3",
-    )  # fmt: skip
+    )
     config = Config({"tile": 4, "vectorize": True, "s": (2, 3), "mode": "b"})
     row = rows_of(space, [config])[0]
     assert row.tolist() == [4, 1, 2, 3, 1, 0, 1, 0]

@@ -38,7 +38,7 @@ def test_what_a_killed_worker_left_goes_when_another_starts(temporary: Path) -> 
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     left = Path(process.stdout.readline().strip())
     with scratch() as own:

@@ -80,7 +80,7 @@ def test_knobs_of_all_kinds_keep_what_they_are() -> None:
             "tile_y": (-1, 4, 2), "order": (0, 2, 1), "vec": '["none","unroll","vec"]',
             "auto_unroll": "null", "scale": 0.5, "name": "wide",
         }
-    )  # fmt: skip
+    )
 
 
 def test_templates_of_one_computation_share_its_workload() -> None:
@@ -90,7 +90,7 @@ def test_templates_of_one_computation_share_its_workload() -> None:
         "conv2d_nchw_winograd_nnpack.arm_cpu": "conv2d_nchw", "dense_pack.x86": "dense",
         "conv2d_NCHWc_int8.x86": "conv2d_NCHWc", "depthwise_conv2d_nchw.cuda": "depthwise_conv2d_nchw",
         "conv2d_transpose_nchw.cuda": "conv2d_transpose_nchw", "batch_matmul_cublas.cuda": "batch_matmul",
-    }  # fmt: skip
+    }
     assert {name: family(name) for name in names} == names
     args = LINE["input"][2]
     assert workload_of("conv2d_nchw.cuda", args, {}) == workload_of(
@@ -127,10 +127,10 @@ def test_version_0_1_has_implementations_of_its_own_by_template() -> None:
     assert found == {
         "autotvm:topi_nn_conv2d.direct", "autotvm:topi_nn_conv2d.winograd",
         "autotvm:topi_nn_depthwise_conv2d_nchw.direct",
-    }  # fmt: skip
+    }
     assert {i.task.workload.op for i in read(OLD_LOG)} == {
         "autotvm.topi_nn_conv2d", "autotvm.topi_nn_depthwise_conv2d_nchw",
-    }  # fmt: skip
+    }
 
 
 def test_keys_that_autotvm_does_not_know_are_kept() -> None:
@@ -152,12 +152,12 @@ def test_a_record_of_ours_is_a_line_that_autotvm_takes() -> None:
                 "version": "1.0",
             },
         }
-    )  # fmt: skip
+    )
     ours = next(iter(native.read(Source(io.BytesIO(text)))))
     line = json.loads(b"".join(autotvm.write([ours])))
     assert line["input"] == [
         "llvm -keys=cpu -mcpu=znver4", "dense_pack.cpu", [["TENSOR", [4, 8], "float32"]], {"units": 8},
-    ]  # fmt: skip
+    ]
     assert line["config"]["entity"] == [["tile", "sp", [4, 8]], ["unroll", "ot", True]]
     assert line["result"][:2] == [[1e-3, 1.1e-3], 0]
     back = read(json.dumps(line).encode())[0]
@@ -213,7 +213,7 @@ def test_a_record_of_ours_is_a_line_that_autotvm_takes() -> None:
         (OLD_LINES[0].replace(b'"v": 0.1', b'"v": 0.3'), Reason.VERSION),
         (OLD_LINES[0].replace(b"[[", b"[[NaN, ", 1), Reason.COST),
     ],
-)  # fmt: skip
+)
 def test_bad_lines_are_put_aside_with_their_number_and_reason(line: bytes, reason: Reason) -> None:
     ended = line if line.endswith(b"\n") else line + b"\n"
     items = (
@@ -268,7 +268,7 @@ _knobs = st.one_of(
         st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | _names
         | st.floats(allow_nan=False, allow_infinity=False),
     ),
-)  # fmt: skip
+)
 
 
 @given(
@@ -349,7 +349,7 @@ def selected(items: list[ImportedRecord], target: str) -> dict[str, str]:
                 keys=r.task.target.keys,
             )
             for r in records if r.samples_s
-        ]  # fmt: skip
+        ]
         known = [
             Candidate(name, "1.0", 10, space=ConfigSpace([Knob("any", [0])]))
             for name in sorted({r.task.implementation for r in records})

@@ -25,7 +25,7 @@ FORMATS = {
     "add_one.autotune.json": Format.TRITON, MOE: Format.VLLM, HELION: Format.HELION,
     "tunableop_results0.csv": Format.TUNABLEOP, "a8w8_tuned_gemm.csv": Format.AITER,
     "flashinfer.json": Format.FLASHINFER, "foreign.ndjson": Format.FOREIGN,
-}  # fmt: skip
+}
 
 
 def items(name: str, data: bytes | None = None, **options):
@@ -45,7 +45,7 @@ def test_triton_has_times_and_failures_of_a_given_device() -> None:
     found = items("add_one.autotune.json", device_model="NVIDIA H100")
     assert [(r.samples_s, r.error) for r in found] == [
         ((0.0015,), None), ((0.00125,), None), ((), ErrorKind.COMPILE), ((0.00075,), None),
-    ]  # fmt: skip
+    ]
     last = found[-1]
     assert dict(last.config) == {"BLOCK": 128, "num_warps": 8, "num_ctas": 1, "num_stages": 3}
     assert last.task.implementation == "triton:add_one"
@@ -73,7 +73,7 @@ def test_vllm_is_advice_of_the_device_in_the_name() -> None:
     (row,) = items(name, b'{"triton_version": "3.6.0", "16": {"BLOCK_SIZE_M": 16}}')
     assert row.task.workload.attrs == {
         "E": 8, "N": 64, "M": 16, "dtype": "fp8_w8a8", "block_shape": "[128,128]",
-    }  # fmt: skip
+    }
     assert row.environment == {"triton_version": "3.6.0"}
     assert row.task.target.key == "rocm/gfx942"
 
@@ -100,7 +100,7 @@ def test_aiter_has_the_winner_apart_from_the_problem() -> None:
     assert first.task.implementation == "aiter:a8w8_gemm"
     assert first.task.workload.attrs == {
         "M": 1, "N": 1280, "K": 8192, "q_dtype_w": "torch.int8", "cu_num": 80,
-    }  # fmt: skip
+    }
     assert first.config["kernelId"] == 34
     assert first.samples_s == pytest.approx((20.5611e-6,))
     assert [r.task.target.key for r in found] == ["rocm/gfx942", "rocm/gfx942", "rocm/gfx950"]
@@ -142,13 +142,13 @@ def test_a_bad_candidate_is_rejected_alone() -> None:
     bad = [
         {**good, "samples_s": [0.0]}, {**good, "other": 1}, {**good, "error": "oom"}, {"config": {"k" * 201: 1}},
         {"config": {f"k{i}": i for i in range(201)}}, {**good, "extra": [1]}, {**good, "extra": {"a": "x" * 70_000}},
-    ]  # fmt: skip
+    ]
     endless = {**good, "extra": {"a": "X"}}
     found = items("x", foreign_line(good, *bad, endless, {"config": {"B": 2}}).replace(b'"X"', b"1e400"))
     assert [getattr(i, "reason", None) for i in found] == [
         None, Reason.COST, Reason.FIELD, Reason.FIELD, Reason.CONFIG, Reason.CONFIG, Reason.FIELD, Reason.TOO_LONG,
         Reason.FIELD, None,
-    ]  # fmt: skip
+    ]
     assert b'"samples_s":[0.0]' in found[1].text.replace(b" ", b"")
 
 
@@ -165,7 +165,7 @@ def test_a_line_is_of_no_tool_whose_fields_plevel_reads_back(tool: str) -> None:
         ("autotvm", b'{"a":1}'), ("autotvm", b'{"target":"llvm","knobs":[["none","ot"]]}'),
         ("autotvm", b'{"target":"llvm","knobs":[],"version":0.1}'), ("kernel_tuner", b'{"metrics":[1]}'),
     ],
-)  # fmt: skip
+)
 def test_fields_of_another_format_that_no_export_could_read_are_rejected(source: str, extra: bytes) -> None:
     """One such record would break every export, and the list of records, of everybody."""
     (item,) = items("x", foreign_line({"config": {"B": 1}, "samples_s": [1e-3]}))
@@ -190,7 +190,7 @@ def test_an_instant_that_no_calendar_has_is_rejected() -> None:
         (",block_shape=[128, 128]_down.json", {"block_shape": "[128,128]", "down": True}),
         ("_down.json.gz", {"down": True}),
     ],
-)  # fmt: skip
+)
 def test_sglang_names_the_second_product_apart(rest: str, attrs: dict[str, Any]) -> None:
     name = f"E=8,N=64,device_name=NVIDIA_H100{rest}"
     (row,) = items(name, b'{"16": {"BLOCK_SIZE_M": 16}}')
@@ -218,7 +218,7 @@ def test_sglang_names_the_second_product_apart(rest: str, attrs: dict[str, Any])
         ("f.json", b'{"_metadata": {"flashinfer_version": "1", "gpu": "NVIDIA B200"}, "k": ["r", 1]}', Reason.FIELD),
         ("x.best_config", (DATA / HELION).read_bytes(), Reason.FIELD),
     ],
-)  # fmt: skip
+)
 def test_bad_entries_are_rejected_with_a_reason(name: str, data: bytes, reason: Reason) -> None:
     assert items(name, data, device_model="NVIDIA H100")[0].reason is reason
 
@@ -250,7 +250,7 @@ def test_hostile_files_yield_items_that_can_be_stored(name: str) -> None:
             ),
             max_size=4,
         )
-    )  # fmt: skip
+    )
     def check(cuts: list[tuple[int, int, bytes]]) -> None:
         data = whole
         for at, length, new in cuts:
@@ -278,7 +278,7 @@ def test_hostile_files_yield_items_that_can_be_stored(name: str) -> None:
         ("NVIDIA RTX A5000", "sm_86"), ("AMD Instinct MI308X", "gfx942"),
         ("AMD Instinct MI355X", "gfx950"), ("Intel(R) Arc(TM) Pro B60 Graphics", ""),
     ],
-)  # fmt: skip
+)
 def test_architectures_of_device_models(model: str, arch: str) -> None:
     assert arch_of_model(model) == arch
 

@@ -158,7 +158,7 @@ def test_a_target_given_holds() -> None:
         ("Intel(R) Xeon(R) Gold 6148", "llvm"), ("AMD EPYC 7413 24-Core CPU", "rocm"),
         ("Apple M2", "metal"), ("Testing", "opencl"), ("", "opencl"),
     ],
-)  # fmt: skip
+)
 def test_a_devices_name_tells_its_target(device: str, kind: str) -> None:
     assert kernel_tuner.target_of(device).kind == kind
 
@@ -183,7 +183,7 @@ def changed(key: str, **parts: Any) -> bytes:
         ({"block_size_x": float("inf")}, Reason.SPACE),
         ({"deep": json.loads("[" * 100 + "]" * 100)}, Reason.DEPTH),
     ],
-)  # fmt: skip
+)
 def test_a_bad_entry_is_put_aside_alone(parts: dict[str, Any], reason: Reason) -> None:
     items = read(changed(KEYS[1], **parts))
     assert [i.reason for i in aside(items)] == [reason]
@@ -210,7 +210,7 @@ def test_entries_that_are_none_are_put_aside() -> None:
         (b'"', b"", 1), (b"{", b"", 1), (b"}", b"", 1), (b"}", b"}}", 0), (b"}", b"]", 1),
         (b",", b"", 1), (b":", b"", 1), (b'"', b'"\x00\xff', 1), (b"16", b"[[", 1),
     ],
-)  # fmt: skip
+)
 def test_damage_in_one_entry_leaves_the_others(
     cut: bytes, put: bytes, lost: int, compact: bool
 ) -> None:

@@ -40,7 +40,7 @@ TASK = Task(
     workload=Workload("dense", (Input("data", "float32[4,8]"), Input("weight", "float32[2,8]", True)), {"units": 2}),
     target=TARGET, implementation="dense_pack.cpu", version=f"2.{SPACE.digest}", space=SPACE.digest,
     plevel=12, library="cblas", condition=SpecializedCondition.from_json(["and", [">", "data.shape[0]", 1]]),
-)  # fmt: skip
+)
 FULL = ImportedRecord(
     source="plevel", task=TASK, config_key=config_key({"tile": (4, 8), "unroll": True}),
     samples_s=(1e-3, 1.25e-3), measured_at=1.7e9 + 0.25, device_model="EPYC",
@@ -49,11 +49,11 @@ FULL = ImportedRecord(
     phase=Phase.CONFIRM, session="s1", worker="w1", run=4, seed=7, policy=CONFIRM_POLICY,
     environment={"llvm": "20.1", "governor": None}, prepare_s=0.5, build_s=0.1, check_s=0.2,
     run_s=0.3, code_digest="abc", extra=b'{"b":1, "a":[2]}',
-)  # fmt: skip
+)
 FAILED = ImportedRecord(
     source="plevel", task=TASK, config_key=config_key({"tile": (8, 4), "unroll": False}),
     error=ErrorKind.WRONG_ANSWER, message="off by 3 \N{SNOWMAN}", measured_at=1.7e9,
-)  # fmt: skip
+)
 ATTACHMENT = Attachment(what="space", key=SPACE.digest, text=json.dumps(SPACE.to_json()))
 ITEMS = [ATTACHMENT, FULL, FAILED]
 DATA = b"".join(native.write(ITEMS))
@@ -129,7 +129,7 @@ def task_with(**parts: Any) -> dict[str, Any]:
         (edited(SPACE_LINE, what="weights"), Reason.FIELD),
         (edited(FULL_LINE, source="triton", extra={"a": "X"}).replace(b'"X"', b"1e400"), Reason.FIELD),
     ],
-)  # fmt: skip
+)
 def test_bad_lines_are_put_aside_alone(line: bytes, reason: Reason) -> None:
     items = read(HEADER + FAILED_LINE + line + FULL_LINE)
     assert [i for i in items if not isinstance(i, Rejected)] == [FAILED, FULL]
@@ -163,7 +163,7 @@ def test_summary_counts_by_reason() -> None:
         summary.put_aside(item)
     assert summary.to_json() == {
         "read": 8, "new": 3, "known": 2, "rejected": 3, "reasons": {"cost": 1, "json": 2},
-    }  # fmt: skip
+    }
 
 
 def test_identity_is_what_happened_and_nothing_else() -> None:
@@ -177,7 +177,7 @@ def test_identity_is_what_happened_and_nothing_else() -> None:
             {"samples_s": (1e-3,)}, {"measured_at": 1.0}, {"session": "s2"}, {"phase": Phase.SEARCH},
             {"config_key": "{}"}, {"device": None}, {"task": msgspec.structs.replace(TASK, version="3")},
         )
-    ]  # fmt: skip
+    ]
     assert len({r.identity for r in (FULL, *others)}) == 1 + len(others)
 
 
@@ -191,7 +191,7 @@ def test_identity_is_what_happened_and_nothing_else() -> None:
         ),
         max_size=5,
     )
-)  # fmt: skip
+)
 def test_a_key_made_quickly_is_the_configs(values: dict[str, Any]) -> None:
     try:
         key = Config(values).key
@@ -211,7 +211,7 @@ def test_no_bytes_raise(data: bytes) -> None:
 def test_damage_in_one_line_leaves_its_neighbours(seed: int) -> None:
     rng = random.Random(seed)
     lines = [FAILED_LINE, *native.write(autotvm.read(
-        Source(io.BytesIO((SAMPLES / "autotvm_0_1.log").read_bytes()))))]  # fmt: skip
+        Source(io.BytesIO((SAMPLES / "autotvm_0_1.log").read_bytes()))))]
     bad = rng.randrange(len(lines))
     text = bytearray(FULL_LINE[:-1])
     for _ in range(rng.randint(1, 20)):

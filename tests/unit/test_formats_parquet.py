@@ -20,17 +20,17 @@ TARGET = Target.parse("llvm -mcpu=znver4 -num-cores=2")
 TASK = Task(
     workload=Workload("filter", (Input("data", "float32[64,64]"),)), target=TARGET,
     implementation="filter_tiled.cpu", version="1.0",
-)  # fmt: skip
+)
 BARE = ImportedRecord(
     source="autotvm", task=TASK, config_key="{}", error=ErrorKind.COMPILE, message="no é",
     device_model="v100",
-)  # fmt: skip
+)
 FULL = ImportedRecord(
     source="plevel", task=TASK, config_key='{"x":3}', samples_s=(3e-3, 1e-3, 2e-3), phase=Phase.CONFIRM,
     measured_at=1.7e9, device=Device(identity="h/cpu:0", slot="cpu:0", model="A", target=TARGET),
     environment={"tvm": "0.27"}, worker="w", run=7, seed=2**40, session="s", prepare_s=0.5, build_s=0.1,
     check_s=0.2, run_s=0.3, code_digest="c",
-)  # fmt: skip
+)
 
 
 def opened(*items: ImportedRecord | Attachment) -> ParquetFile:
@@ -48,13 +48,13 @@ def test_a_row_has_all_that_the_columns_say() -> None:
         "run_s": 0.3, "measured_at": 1.7e9, "device_model": "A", "device": "h/cpu:0",
         "environment": '{"tvm":"0.27"}', "worker": "w", "run": 7, "seed": 2**40, "session": "s",
         "source": "plevel", "code_digest": "c",
-    }  # fmt: skip
+    }
     known = {name: value for name, value in bare.items() if value not in (None, [], 0.0)}
     assert known == {
         "workload": TASK.workload.key, "op": "filter", "target": TARGET.key, "config": "{}",
         "implementation": "filter_tiled.cpu", "version": "1.0", "phase": "search",
         "error": "compile", "message": "no é", "device_model": "v100", "source": "autotvm",
-    }  # fmt: skip
+    }
 
 
 def test_rows_are_written_group_by_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_metaschedules_pair_is_read_as_one(tmp_path: Path) -> None:
         ("database_workload.json", Format.METASCHEDULE),
         ("database_tuning_record.json", Format.METASCHEDULE),
     ],
-)  # fmt: skip
+)
 def test_the_format_is_seen_in_the_content(name: str, form: Format) -> None:
     data = (SAMPLES / name).read_bytes()
     assert detect(data) is form

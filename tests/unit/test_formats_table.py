@@ -17,11 +17,11 @@ def test_a_text_is_no_formula(text: str) -> None:
     task = Task(
         workload=Workload("o", ()), target=Target.parse("llvm"), implementation=f"{text.strip()}i",
         version="1",
-    )  # fmt: skip
+    )
     item = ImportedRecord(
         source="plevel", task=task, config_key="{}", samples_s=(0.5, 0.5), measured_at=-1.5,
         worker=text, session="plain", run=-3,
-    )  # fmt: skip
+    )
     (row,) = csv.DictReader(io.StringIO(b"".join(table.write([item])).decode(), newline=""))
     assert row["worker"] == f"'{text}"
     assert row["implementation"].startswith("'")

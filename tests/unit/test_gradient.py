@@ -270,7 +270,7 @@ def test_reshape():
 @given(
     shape=st.tuples(extents, extents), begin=st.tuples(*[st.integers(-5, 4)] * 2), data=st.data(),
     strides=st.tuples(*[st.sampled_from([-2, -1, 1, 2])] * 2),
-)  # fmt: skip
+)
 def test_strided_slice(shape, begin, strides, data):
     end = data.draw(st.tuples(*[st.integers(-6, 5)] * 2))
     check(lambda x: strided_slice(x, begin, end, strides), [shape])
@@ -278,7 +278,7 @@ def test_strided_slice(shape, begin, strides, data):
 
 @pytest.mark.parametrize(("x", "y"), [
     ((3, 4), (4, 5)), ((2, 1, 3, 4), (5, 4, 6)), ((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)), ((1, 3, 4), (7, 4, 2)),
-])  # fmt: skip
+])
 def test_matmul_of_any_rank(x, y):
     left, right = np.random.default_rng(0).random(x), np.random.default_rng(1).random(y)
     found = evaluate(matmul(Constant(left), Constant(right)), {})
@@ -293,7 +293,7 @@ def test_matmul_of_any_rank(x, y):
     ("bhqd,bhkd->bhqk", [(2, 1, 2, 3), (2, 1, 3, 3)]), ("ij,jk", [(2, 3), (3, 2)]), ("i,j->ji", [(2,), (3,)]),
     ("ij,jk,kl->li", [(2, 3), (3, 2), (2, 2)]), ("ij,ij->", [(2, 3)] * 2), ("ijk->ki", [(2, 3, 2)]),
     ("bij, bjk -> bk", [(2, 3, 2), (2, 2, 3)]), ("ab,cd->ad", [(2, 3), (2, 2)]),
-])  # fmt: skip
+])
 def test_einsum(equation, forms):
     values = [np.random.default_rng(i).random(f) for i, f in enumerate(forms)]
     found = evaluate(einsum(equation, *map(Constant, values)), {})
@@ -308,7 +308,7 @@ def test_products_that_do_not_fit_are_named():
         (lambda: einsum("ij,jk", x, y), "'j' in 'ij,jk' is 3 and 4"), (lambda: einsum("ii", x), "each once"),
         (lambda: einsum("ij->ijz", x), "'z' of the result"), (lambda: einsum("ij,jk", x), "of 2 operands, got 1"),
         (lambda: einsum("ijk", x), "of 2 axes"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ExprError, match=message):
             build()
 
@@ -642,7 +642,7 @@ def test_a_gradient_by_blocks_of_channels_may_be_symbolic():
     ("n,2,7,6", lambda x: call("adaptive_max_pool2d", x, output_size=(3, 4))),
     ("1,2,h,6", lambda x: call("resize2d", x, size=(3, 4))),
     ("3,n,4", lambda x: concatenate([x, Var("y", "float32[3,2,4]")], 1)),
-])  # fmt: skip
+])
 def test_a_gradient_that_needs_a_symbolic_extent_is_refused(shape, build):
     x = Var("x", f"float32[{shape}]")
     with pytest.raises(GradientError, match="the gradient of"):
@@ -655,7 +655,7 @@ def test_a_gradient_that_needs_a_symbolic_extent_is_refused(shape, build):
     ("5,0", lambda x: reduce_sum(x * x, axis=1)),
     ("5,3", lambda x: gather_nd(x, Constant(np.zeros((1, 0), "int32")))),
     ("5,3", lambda x: softmax(take(x, Constant(np.zeros(0, "int32")), axis=0))),
-])  # fmt: skip
+])
 def test_nothing_flows_through_an_empty_tensor(shape, build):
     x = Var("x", f"float64[{shape}]")
     (dx,) = gradient(build(x), [x])

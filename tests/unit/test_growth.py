@@ -39,12 +39,12 @@ JSON_TOKENS = (
     *(bytes([c]) for c in b'[]{}":,\\ \t\n0-.e#\x00\xff'),
     b'\\"', b'""', b"[]", b"{}", b'"a":', b'"a":{', b'"a":[', b"null,", b"1e9,", b"\\u0000", b"\\ud800",
     b"\\udc00", b"0.1,", "é".encode(), b'"a', b'\\\\"', b'{"a":"', b'":{"', b"\\\n",
-)  # fmt: skip
+)
 OPTIONS = ("-", "=", " ", ",", "-a=b ", "llvm ", '"', "'", "\\", "/", "{", "-keys=", "-keys a,")
 TYPES = (" ", "\t", "[", "]", "float32", "float32[", "1,", ",", "m,", "0", "a")
 WORKLOADS = (
     *TYPES, "(", ")", "a=float32[1],", "a=", "{", "}", ":const", "\\", '"', '{"a":', "+", "+r(.)", "+r(.){}", ".",
-)  # fmt: skip
+)
 
 SPACE = (
     b'{"knobs":[{"name":"p","values":[1,2],"kind":"schedule"}],"constraints":[],"derived":{},'
@@ -103,7 +103,7 @@ BEGINS: dict[Format, Sequence[bytes]] = {
     ),
 }
 # Names of files that readers take something from.
-NAMES = {Format.HELION: f"{'a' * 32}.best_config", Format.VLLM: "E=1,N=1,device_name=NVIDIA_H100.json"}  # fmt: skip
+NAMES = {Format.HELION: f"{'a' * 32}.best_config", Format.VLLM: "E=1,N=1,device_name=NVIDIA_H100.json"}
 
 
 def growth(act: Callable[[], object], longer: Callable[[], object]) -> float:
@@ -197,7 +197,7 @@ def test_many_parameters() -> None:
             "device_name": "d", "kernel_name": "k", "tune_params_keys": names,
             "tune_params": {name: [1] for name in names},
             "cache": {str(i): dict.fromkeys(names, 1) | {"time": 1.0} for i in range(2)},
-        }).encode()  # fmt: skip
+        }).encode()
 
     short, long = cache(500), cache(500 * TIMES)
     form = Format.KERNEL_TUNER
@@ -237,11 +237,11 @@ def test_targets() -> None:
 def test_types_and_workloads() -> None:
     assert grown(
         lambda data: TensorType.parse(data.decode()), texts(("", "float32", "float32[", "float32[1"), TYPES)
-    ) == []  # fmt: skip
+    ) == []
     assert grown(
         lambda data: parse_workload(data.decode()),
         texts(("", "o(", "o(a=", "o()", "o(){", "o()+r(.){", "o()+"), WORKLOADS),
-    ) == []  # fmt: skip
+    ) == []
 
 
 def test_spaces_and_conditions() -> None:
@@ -270,7 +270,7 @@ def test_spaces_and_conditions() -> None:
         short, long = (b"[" + unit * (n * 40) + b"1]" for n in (1, TIMES))
         assert growth(
             lambda: quietly(parse_condition, short), lambda: quietly(parse_condition, long)  # noqa: B023
-        ) <= MOST  # fmt: skip
+        ) <= MOST
 
 
 def test_what_is_said_of_a_wrong_field() -> None:

@@ -47,7 +47,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
         ("GenuineIntel", "6", "167", AVX512 + " avx512_vnni", "rocketlake"),
         ("", "x", "y", "", "x86-64"),
     ],
-)  # fmt: skip
+)
 def test_the_name_of_x86_processors(
     processor: dict[str, str], vendor: str, family: str, model: str, flags: str, arch: str
 ) -> None:
@@ -70,11 +70,11 @@ def test_the_name_of_arm_processors(processor: dict[str, str], part: str, arch: 
         ("207", AMX, True, ()), ("207", AMX, False, ("-amx-tile",)), ("207", DOTS, True, ("-amx-tile",)),
         ("85", AVX512, True, ()),
     ],
-)  # fmt: skip
+)
 def test_amx_is_left_out_where_it_is_hidden_or_refused(
     processor: dict[str, str], monkeypatch: pytest.MonkeyPatch, model: str, flags: str, granted: bool,
     features: tuple[str, ...],
-) -> None:  # fmt: skip
+) -> None:
     processor.update({"vendor_id": "GenuineIntel", "cpu family": "6", "model": model, "flags": flags})
     monkeypatch.setattr(host, "_request_tiles", lambda: granted)
     assert cpu_features.__wrapped__() == features

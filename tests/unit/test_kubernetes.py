@@ -29,7 +29,7 @@ def record(required: str, **properties: Any) -> dict[str, Any]:
     """A schema of a mapping that has no other keys."""
     return {
         "type": "object", "additionalProperties": False, "required": required.split(), "properties": properties,
-    }  # fmt: skip
+    }
 
 
 # The used part of KEDA's resources; a job's own part is checked as Kubernetes's.
@@ -41,7 +41,7 @@ TRIGGER = record(
         url=TEXT, valueLocation=TEXT, targetValue=TEXT, format={"const": "prometheus"}, authMode={"const": "bearer"},
     ),
     authenticationRef=record("name", name=TEXT),
-)  # fmt: skip
+)
 KEDA = {
     "ScaledJob": record(
         "jobTargetRef triggers",
@@ -55,7 +55,7 @@ KEDA = {
         "secretTargetRef",
         secretTargetRef={"type": "array", "items": record("parameter name key", parameter=TEXT, name=TEXT, key=TEXT)},
     ),
-}  # fmt: skip
+}
 
 
 def name_of(resource: dict[str, Any]) -> str:

@@ -35,7 +35,7 @@ OPERATORS: dict[str, Callable[..., Expr]] = {
     "depthwise": lambda x, layout: conv2d(
         x, Constant(WEIGHT.value[:16, :1]), padding=1, groups=16, data_layout=layout
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != PLAIN])
@@ -77,7 +77,7 @@ def test_blocks_are_where_they_are_said_to_be():
         ("conv2d", {"data": "float32[1,2,4,4,8]", "weight": "float32[8,8,3,3]"}, {"data_layout": "NCHW8c"},
          "does not fit data"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_a_layout_is_named(op, inputs, attrs, message):
     with pytest.raises(TypeRelationError, match=message):
         Workload.make(op, inputs, attrs)

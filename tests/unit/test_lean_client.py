@@ -127,4 +127,4 @@ def test_a_proxy_and_a_password_of_the_url_are_used(
     assert any(h.lower().startswith(b"authorization: basic") for h in one.heads[0])
     assert [heads[0].split()[1].partition(b"/v1")[0] for heads in one.heads] == [
         b"", b"http://farm:8765", b"",
-    ]  # fmt: skip
+    ]

@@ -15,7 +15,7 @@ def test_a_line_has_the_ids_that_there_are() -> None:
     assert line.pop("at") > 0
     assert line == {
         "level": "info", "logger": "workers.daemon", "message": "job 3 done", "run": 2, "job": 3,
-    }  # fmt: skip
+    }
 
 
 def test_an_exception_stays_on_one_line() -> None:

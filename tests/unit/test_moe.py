@@ -38,7 +38,7 @@ def test_each_usual_number_is_pinned_and_its_origin_told() -> None:
     known = [
         kernel(1, 16, H20), kernel(64, 32, H20, 1e-3), kernel(64, 99, H20), kernel(64, 98, H100, 1e-9),
         kernel(4096, 128, H100), kernel(4096, 64, H100, 1e-3), kernel(4096, 256, A100, 1e-9),
-    ]  # fmt: skip
+    ]
     ((name, rows),) = tabulate(known, H20)
     assert name == "E=8,N=64,device_name=NVIDIA_H20-3e.json"
     assert tuple(rows) == TOKENS
@@ -60,7 +60,7 @@ def test_other_architectures_and_malformed_shapes_give_no_rows() -> None:
         kernel(1, 16, A100), kernel("1", 16, H20), kernel(0, 16, H20), kernel(True, 16, H20),
         *(kernel(1, 16, H20, dtype=name) for name in ("../../x", "a\0b", "x" * 300)),
         kernel(1, 16, H20, down=True), kernel(1, 16, H20, E="x"), {**kernel(1, 1, H20), "best": None},
-    ]  # fmt: skip
+    ]
     assert list(tabulate(bad, H20)) == []
     # Of a device whose architecture is not known, only its own rows count.
     assert list(tabulate([kernel(1, 16, H20)], "Unknown GPU")) == []

@@ -39,11 +39,11 @@ READING: dict[str, tuple[str, ...]] = {
     "fleet resume": ("1",), "fleet pauses": (), "fleet rename": ("a", "b"), "fleet move": ("a", "b"),
     "token list": (), "token revoke": ("1",),
     "bundle make": (*DENSE[:-2], "-o", "{}/x.bundle", "--key", "{}/x.key"),
-}  # fmt: skip
+}
 MAKING: dict[str, tuple[str, ...]] = {
     "tune": (*DENSE[:-2], "--trials", "1"), "import": ("{}/x.log",), "serve": ("--port", "0"),
     "db upgrade": (), "token create": ("x", "--scope", "read"),
-}  # fmt: skip
+}
 
 
 def test_all_commands_are_here() -> None:
@@ -85,7 +85,7 @@ def in_turn(names: Iterable[str], ways: Collection[str]) -> list[Any]:
     return [
         pytest.param(name, way, marks=[pytest.mark.full] if (i + j) % len(ways) else [])
         for i, name in enumerate(names) for j, way in enumerate(ways)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(("name", "how"), in_turn([*READING, *MAKING], BAD))

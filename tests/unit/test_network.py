@@ -189,7 +189,7 @@ def test_a_constant_added_to_scores_of_symbolic_sizes_is_no_mask() -> None:
 
 @pytest.mark.parametrize(("dtype", "by", "expected"), [
     ("float32", 41, "divide"), ("float32", 8, "multiply"), ("float16", 1e-5, "divide"), ("float16", 2**-24, "divide"),
-])  # fmt: skip
+])
 def test_a_quotient_becomes_a_product_only_where_that_is_rounded_alike(dtype: str, by: float, expected: str) -> None:
     x = Var("x", f"{dtype}[4]")
     found = normalize(Network((x,), {"y": call("divide", x, Constant(np.array(by, dtype)))}, {}))
@@ -206,7 +206,7 @@ def test_a_quotient_whose_reciprocal_is_infinite_stays_behind_its_product() -> N
 
 @pytest.mark.parametrize(("dtype", "out_dtype", "factor"), [
     ("float16", None, 1000), ("float16", "float32", 3),
-])  # fmt: skip
+])
 def test_a_factor_that_weights_cannot_take_stays_behind_their_product(
     dtype: str, out_dtype: str | None, factor: int
 ) -> None:
@@ -220,7 +220,7 @@ def test_a_factor_that_weights_cannot_take_stays_behind_their_product(
     ("multiply", 1e-4, None, 1e-4, False), ("multiply", 1e-30, None, 1e-20, False), ("multiply", 1e-4, None, 0, True),
     ("multiply", 0, None, 1e-30, True), ("multiply", 1, 3e4, 3, False), ("multiply", 1, 3e4, 2, True),
     ("divide", 1, None, 3e4, False), ("divide", 1, None, 1e4, True), ("multiply", 1, 1e-4, 1e-3, True),
-])  # fmt: skip
+])
 def test_a_factor_that_would_take_digits_from_weights_stays_behind_their_product(
     op: str, weight: float, bias: float | None, factor: float, folds: bool
 ) -> None:
@@ -282,7 +282,7 @@ def test_extents_are_sums_of_products_of_sizes_at_any_probe():
     wanted = (
         "n", "m", "3*n", "n*n", "12*n*m", "n + 1", "n - 1", "n + m", "768*n + 768", "n*m + n", "n*m + 512*m", "768",
         "250002", "2*n + 3", "16*m - 9", "n*m + 1", "4*n*m - 2", "64*n*m + 5",
-    )  # fmt: skip
+    )
     for sizes in make_sizes([(1, 40), (2, MOST)], [300_000, 400_000]):
         assert [sizes.encode(n) for n in (300_000, 600_000, 400_000)] == [300_000, 600_000, 400_000]
         values = dict(zip(("n", "m"), sizes.probes, strict=True))
@@ -308,7 +308,7 @@ def test_quotients_of_sizes_have_one_form():
     found = {
         (n * 6 + 9) // 4: "n + n//2 + 2", n + (n * -1) % 7: "7*n - 7*((6*n)//7)", (n + m) // 2 * m: "m*((n + m)//2)",
         (n // 2 * 3 + 1) // 4: "(3*(n//2) + 1)//4", n % 3 + 1: "n - 3*(n//3) + 1",
-    }  # fmt: skip
+    }
     for extent, text in found.items():
         assert str(extent) == text
         for values in product(range(1, 20), range(1, 4)):

@@ -248,7 +248,7 @@ def test_another_package_brings_operators_and_strategies(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=False,
         env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["['broadcast.cpu', 'elementwise.cpu']", "['theirs']", "False"]
 
@@ -267,7 +267,7 @@ def run_with_packages(folder: Path, *arguments: str) -> subprocess.CompletedProc
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=HANG_S, check=False,
         env={**os.environ, "PYTHONPATH": path, "XDG_DATA_HOME": str(folder)}, cwd=folder,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.sample(1)
@@ -425,7 +425,7 @@ def test_every_operator_can_be_evaluated_without_tvm():
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=False,
         cwd=Path(registry.__file__).parent.parent,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     names = ast.literal_eval(done.stdout)
     assert {"conv2d_nchw.cpu", "conv2d_nchw_im2col.cpu", "conv2d_nchw_winograd_2x2.cpu"} <= set(names)
@@ -497,7 +497,7 @@ def test_an_out_dtype_holds_the_numbers():
         ("float32", "int32", "is for integers"), ("int8", "float32", "is for floating-point"),
         ("int64", "int32", "is wider than"), ("float32", "float16", "is wider than"),
         ("float16", "bfloat16", "is wider than"),
-    ):  # fmt: skip
+    ):
         inputs = {"x": f"{dtype}[1,3,4]", "y": f"{dtype}[1,5,4]"}
         with pytest.raises(TypeRelationError, match=message):
             Workload.make("batch_matmul", inputs, {"out_dtype": out})

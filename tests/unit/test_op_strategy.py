@@ -131,7 +131,7 @@ def test_candidates_are_all_implementations_in_order() -> None:
     found = candidates(workload(64), CPU)
     assert [(c.implementation, c.plevel) for c in found] == [
         ("product.generic", 10), ("product_tiled.cpu", 12), ("product_large.cpu", 14), ("product_cblas.cpu", 15),
-    ]  # fmt: skip
+    ]
     assert [c.tunable for c in found] == [False, True, True, False]
     assert [c.library for c in found] == [None, None, None, "cblas"]
     assert str(found[2].condition) == "a.shape[0] > 16"
@@ -159,7 +159,7 @@ def test_a_plevel_may_depend_on_constants() -> None:
     target = Target.parse("llvm")
     assert {w: [c.plevel for c in candidates(w, target)] for w in (varying, constant, data)} == {
         varying: [12, 16], constant: [12, 5], data: [12, 16]
-    }  # fmt: skip
+    }
 
 
 def test_a_space_is_not_asked_for_where_the_condition_does_not_hold() -> None:

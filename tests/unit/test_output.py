@@ -29,7 +29,7 @@ def task(
     fields = {
         "task_id": 1, "workload": "dense", "implementation": name, "version": "1.0", "plevel": 10,
         "tunable": True, "best": best, "best_config": Config({"a": 1}), "confirmed": confirmed,
-    }  # fmt: skip
+    }
     return TaskStatus(**(fields | more))
 
 
@@ -37,7 +37,7 @@ def run(done: int, *tasks: TaskStatus, **more: object) -> RunStatus:
     fields = {
         "id": 1, "state": RunState.RUNNING, "target": TARGET, "trials": 10, "trials_done": done,
         "created_at": 0.0, "workers": 1, "tasks": tasks,
-    }  # fmt: skip
+    }
     return RunStatus(**(fields | more))
 
 
@@ -169,7 +169,7 @@ def test_progress_of_several_workloads_names_none_of_them_the_best() -> None:
     tasks = (
         task("dense_pack.cpu", 2e-3), task("dense_nopack.cpu", 3e-3),
         task("softmax.cpu", 1e-6, workload="softmax"), task("topk.cpu", None, workload="topk"),
-    )  # fmt: skip
+    )
     Progress(console).show(run(4, *tasks))
     assert "2 of 3 workloads measured" in out.getvalue()
     assert "best" not in out.getvalue()
@@ -185,7 +185,7 @@ def test_progress_of_a_confirmation_counts_the_workloads_that_have_one() -> None
     tasks = (
         task("dense_pack.cpu", 2e-3, confirmed=True), task("dense_nopack.cpu", 3e-3, confirmed=True),
         task("softmax.cpu", 1e-6, workload="softmax"),
-    )  # fmt: skip
+    )
     Progress(console).show(run(10, *tasks, state=RunState.CONFIRMING))
     assert out.getvalue().strip() == "confirming 10/10 trials, 1 of 2 workloads confirmed"
 
@@ -273,7 +273,7 @@ def test_runs_that_go_on_beside_this_one_are_named() -> None:
     runs = (
         run(2), run(6, id=2), run(10, id=3, state=RunState.DONE), run(0, id=4, target=elsewhere),
         run(7, id=5, target=TARGET.in_network()),
-    )  # fmt: skip
+    )
     place = Location(database="sqlite:////tmp/here.db")
     say_what_else_runs(console, cast("Any", SimpleNamespace(runs=lambda limit: runs)), run(2), place)
     assert out.getvalue().splitlines() == [

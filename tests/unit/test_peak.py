@@ -44,7 +44,7 @@ def test_an_invented_time_is_below_the_bound() -> None:
                      2 * 8192**3 / 2.25e15, id="B200, float16"),
         pytest.param(dense(8192, 8192, 8192), H200, 2 * 8192**3 / 495e12, id="H200, as TF32"),
     ],
-)  # fmt: skip
+)
 def test_peaks_of_real_devices_are_believed(
     workload: Workload, target: Target, measured_s: float
 ) -> None:

@@ -101,7 +101,7 @@ class Farm:
         return Scaler(
             self, self.look, "plevel worker", Bounds(0, 8, 2), 30.0, 60.0, self.said.append, Path("logs"),
             lambda: self.now,
-        )  # fmt: skip
+        )
 
 
 def test_another_scaler_goes_on_with_what_there_is() -> None:
@@ -284,7 +284,7 @@ def test_a_job_without_a_name_is_no_pilot_nor_one_that_is_ending() -> None:
     assert list(_list_slurm(slurm)) == [
         Pilot("17", "plevel-x.1", False), Pilot("18", "", True), Pilot("19", "plevel-x.2", True),
         Pilot("21", "plevel-x.4", True), Pilot("22", "a|b", True, "launch failed requeued held"),
-    ]  # fmt: skip
+    ]
 
 
 def test_pilots_that_the_batch_system_has_given_up_are_cancelled_and_replaced_ever_less_often() -> None:
@@ -376,7 +376,7 @@ def test_jobs_of_pbs_are_listed_and_cancelled_by_any_process(
     "told",
     ["[]", '{"Jobs": null}', '{"Jobs": {"1": "Q"}}', '{"Jobs": {"1": {"Job_Name": "x"}}}',
      f'{{"Jobs": {{"1": {{"Job_Owner": "{getpass.getuser()}@login"}}}}}}'],
-)  # fmt: skip
+)
 def test_a_list_of_other_form_is_an_error_of_the_batch_system(told: str) -> None:
     with pytest.raises(EngineError, match="qstat gave no list of jobs"):
         list(_list_pbs(SimpleNamespace(execute_wait=lambda command: (0, told, ""))))

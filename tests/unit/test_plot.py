@@ -24,7 +24,7 @@ def best(
         "scope": "model" if model else "target", "where": model,
         "task_id": task_id, "workload": f"op({shape})", "target": target,
         "implementation": implementation, "estimate": {"median_s": median_s},
-    }  # fmt: skip
+    }
 
 
 def test_a_sparkline_is_the_best_so_far_on_a_logarithmic_scale() -> None:
@@ -38,7 +38,7 @@ def test_a_heat_map_has_shapes_in_the_order_of_their_extents_and_the_newest_vers
     rows = [
         best(4, "f[16]", "a", 2.0), best(1, "f[16]", "a", 1.0), best(2, "f[9]", "b", 3.0),
         best(3, "f[9]", "b", 9.0, target="other"),
-    ]  # fmt: skip
+    ]
     found = arrange("op", rows, "t")
     assert found == HeatMap("op", "t", "M", ("(f[9])", "(f[16])"), ("a", "b"), ((None, 3.0), (2.0, None)))
     with pytest.raises(CommandError, match="--target: op is measured on other, t"):
@@ -53,7 +53,7 @@ def test_a_heat_map_is_of_one_device_model() -> None:
     rows = [
         best(1, "f[9]", "a", 2.0), best(2, "f[9]", "b", 3.0), best(2, "f[9]", "b", 1.0, model="Fast"),
         best(1, "f[9]", "a", 2.0, model=""), best(2, "f[9]", "b", 1.0, model=""),
-    ]  # fmt: skip
+    ]
     found = arrange("op", rows, None)
     assert (found.model, found.seconds) == ("M", ((2.0, 3.0),))
     fast = arrange("op", rows, None, "Fast")
@@ -109,7 +109,7 @@ def test_pictures(suffix: str, begin: bytes, tmp_path: Path) -> None:
     for number, what in enumerate((
         Curve(task, ((1, 2e-6), (4, 1e-6))),
         HeatMap("op", "$^$", "$M^$", ("$f[9]^$",), ("a", "$b^$"), ((None, 3.0),)),
-    )):  # fmt: skip
+    )):
         out = tmp_path / f"{number}{suffix}"
         _draw(what, out)
         assert out.read_bytes().startswith(begin)

@@ -55,7 +55,7 @@ WIRE_TYPES = sorted(
     }
     | {Candidate, Workload, EpilogueStep, Rival, Selection},
     key=lambda kind: kind.__name__,
-)  # fmt: skip
+)
 LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     AskedWorkload: st.sampled_from([
         Workload.make("softmax", {"data": "float32[m,8]"}),
@@ -79,7 +79,7 @@ LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     type(None): st.none(),
     Any: st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5) | st.lists(st.integers(0, 9), max_size=2),
-}  # fmt: skip
+}
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
@@ -155,7 +155,7 @@ def test_every_wire_type_survives_the_wire(kind: type[msgspec.Struct]) -> None:
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
-))  # fmt: skip
+))
 def test_anything_else_is_a_wire_error(kind: type[msgspec.Struct], data: Any) -> None:
     with contextlib.suppress(WireError):  # any other exception fails
         found = convert(data, kind)
@@ -197,7 +197,7 @@ def result(**change: Any) -> dict[str, Any]:
         ({"give_up_ratio": 0.5}, TimingPolicy, "give_up_ratio"),
         ({"name": "w", "host": "h", "pid": 1, "devices": []}, WorkerInfo, "devices"),
     ],
-)  # fmt: skip
+)
 def test_a_wire_error_names_the_field(data: Any, kind: type[Any], message: str) -> None:
     for read in (lambda: convert(data, kind), lambda: decode(msgspec.json.encode(data), kind)):
         with pytest.raises(WireError, match=message) as caught:

@@ -93,7 +93,7 @@ def test_roundings_to_float16_hide_no_term_of_very_many() -> None:
 @pytest.mark.parametrize(("op", "shape", "kernel"), [
     ("cumsum", "4,3000", lambda x: np.cumsum(x, axis=1)),
     ("global_avg_pool2d", "2,32,60,50", lambda x: x.mean(axis=(2, 3), keepdims=True)),
-])  # fmt: skip
+])
 def test_roundings_of_sums_to_bfloat16_hide_no_term(op: str, shape: str, kernel: Callable[..., np.ndarray]) -> None:
     workload = Workload.make(op, {"data": f"bfloat16[{shape}]"}, {"axis": 1} if op == "cumsum" else {})
     inputs = random_inputs(workload, 0)
@@ -132,7 +132,7 @@ ROWS = {
     "layer_norm": norm,
     "instance_norm": norm,
     "group_norm": lambda x, skip: norm(x.reshape(2, 3, -1), skip).reshape(x.shape),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("extent", [40, 2001, 50_000])
@@ -178,7 +178,7 @@ REDUCTIONS = {
 @pytest.mark.parametrize(("shape", "axes"), [
     ((1 << 20,), None), ((2, 6, 40), [2]), ((3000, 7), [0]), ((2, 5, 60, 50), [2, 3]), ((20, 6, 50), [0, 2]),
     ((3, 40, 2, 30), [1, 3]), ((1, 1), [1]), ((2, 2), [0]),
-])  # fmt: skip
+])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("op", REDUCTIONS)
 def test_roundings_of_a_reduction_do_not_hide_its_last_term(
@@ -400,7 +400,7 @@ def test_inputs_are_those_of_their_seed() -> None:
     ("qdense", {"data": "uint8[24,64]", "weight": "int8[40,64]"}, "data"),
     ("qdense", {"data": "int8[24,64]", "weight": "uint8[40,64]"}, "data"),
     ("matmul_nbits", {"data": "float32[3,64]", "weight": "uint8[24,2,16]", "scales": "float32[24,2]"}, "weight"),
-])  # fmt: skip
+])
 def test_bytes_that_are_multiplied_are_of_their_whole_range(op: str, inputs: dict[str, str], name: str) -> None:
     """A kernel may take the largest unsigned numbers for negative ones, or a sum of two products for 16 bits."""
     found = random_inputs(Workload.make(op, inputs), 0)[name]
@@ -414,7 +414,7 @@ def test_what_a_block_has_beyond_k_is_not_multiplied() -> None:
     inputs = {
         "data": np.ones((1, 2), np.float32), "weight": np.full((1, 1, 16), 255, np.uint8),
         "scales": np.full((1, 1), np.inf, np.float32),
-    }  # fmt: skip
+    }
     np.testing.assert_array_equal(reference(workload, inputs)[0], [[np.inf]])
 
 
@@ -532,7 +532,7 @@ def test_a_number_that_is_rounded_may_be_on_either_side_of_a_whole_one(attrs: di
 
 @pytest.mark.parametrize("step", [
     EpilogueStep("cast", (None,), {"dtype": "bool"}), EpilogueStep("sign", (None,)), EpilogueStep("floor", (None,)),
-], ids=lambda step: step.op)  # fmt: skip
+], ids=lambda step: step.op)
 def test_zeros_of_relu_are_not_rounded(step: EpilogueStep) -> None:
     inputs = random_inputs(dense(50), 0)
     without, workload = (
@@ -547,7 +547,7 @@ def test_zeros_of_relu_are_not_rounded(step: EpilogueStep) -> None:
 
 @pytest.mark.parametrize("step", [
     EpilogueStep("greater", (None, Input("zero", "bfloat16[1]"))), EpilogueStep("sign", (None,)),
-], ids=lambda step: step.op)  # fmt: skip
+], ids=lambda step: step.op)
 def test_a_large_number_that_is_far_from_a_jump_is_on_its_side(step: EpilogueStep) -> None:
     """Sums may be off by more than one."""
     product = dense(30000, "bfloat16")
@@ -626,7 +626,7 @@ def test_products_of_random_inputs_say_whether_a_factor_is_missing(op, dtype):
 
 @pytest.mark.parametrize(("data", "dtype"), [
     ("int32", "float32"), ("int8", "float16"), ("uint8", "bfloat16"), ("float32", "int32"), ("float16", "uint8"),
-])  # fmt: skip
+])
 def test_products_of_another_dtype_are_numbers_of_it(data, dtype):
     for size in (1, 7, 300, 20000):
         work = Workload.make("cumprod", {"data": f"{data}[{size}]"}, {"axis": 0, "dtype": dtype})
@@ -652,7 +652,7 @@ def test_powers_of_minus_infinity():
 
 def test_a_separable_convolution_is_summed_in_float64():
     types = {"data": "float32[1,1,9,9,8]", "depthwise_weight": "float32[8,1,3,3]", "depthwise_bias": "float32[8]",
-             "pointwise_weight": "float32[8,8,1,1]"}  # fmt: skip
+             "pointwise_weight": "float32[8,8,1,1]"}
     layouts = {"data_layout": "NCHW8c", "out_layout": "NCHW8c"}
     work = Workload.make("depthwise_separable_conv2d", types, layouts)
     (found,) = reference(work, random_inputs(work, 0))

@@ -39,7 +39,7 @@ def collect(folder: Path, *arguments: str) -> list[str]:
         [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--collect-only", "-q", *arguments],
         cwd=folder, env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    )
     return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
 
 
@@ -49,7 +49,7 @@ def test_a_sample_is_spread_and_takes_the_places_in_turn(tmp_path: Path) -> None
     assert collect(tmp_path) == [
         "test_many[0]", "test_many[2]", "test_both[one-1]", "test_both[other-0]", "test_both[other-2]",
         "test_few[one-0]", "test_few[other-1]", "test_plain[one]", "test_plain[other]",
-    ]  # fmt: skip
+    ]
     assert len(collect(tmp_path, "--full")) == 5 + 2 * 3 + 2 * 4 + 1 + 2
     assert collect(tmp_path, "test_it.py::test_both[one-0]") == ["test_both[one-0]"]
 

@@ -75,7 +75,7 @@ CONDITIONS = {
     SpecializedCondition(ROWS > 8): lambda rows: rows > 8,
     SpecializedCondition(ROWS % 4 == 0): lambda rows: rows % 4 == 0,
     SpecializedCondition(ROWS > 8, (ROWS == 12) | (ROWS > 20)): lambda rows: rows == 12 or rows > 20,
-}  # fmt: skip
+}
 
 
 WIDER = (Level.TARGET, Level.TRANSFERRED)
@@ -94,7 +94,7 @@ def cases(draw: st.DrawFn) -> tuple[int, list[Candidate], list[Measured]]:
                 name, version, draw(st.sampled_from([5, 10, 15])),
                 draw(st.sampled_from(list(CONDITIONS))), SPACE if tunable else None,
             )
-        )  # fmt: skip
+        )
     order = draw(st.permutations(range(12)))
     measured = []
     for rank in order[: draw(st.integers(0, 12))]:
@@ -230,7 +230,7 @@ def plain(name: str, plevel: int, **more: Any) -> Candidate:
 def measure(name: str, median: float, spread: float = 0.0, **more: Any) -> Measured:
     given_fields: dict[str, Any] = {
         "version": "1.0", "config": Config({"tile": 2}), "level": Level.DEVICE, **more,
-    }  # fmt: skip
+    }
     return Measured(
         implementation=name,
         estimate=Estimate(median, median * (1 - spread), median * (1 + spread), 20),
@@ -306,7 +306,7 @@ def test_times_that_were_taken_in_different_ways_are_not_compared() -> None:
     others = [
         measure("a", 1.0, timed=alone), measure("a", 6.0, timed=warm), measure("b", 5.0, timed=warm),
         measure("b", 0.1, level=Level.TRANSFERRED),
-    ]  # fmt: skip
+    ]
     answer = choose(workload(8), TARGET, known, others)
     assert answer.implementation == "b"
     assert f"on this device, timed with {warm}: 5.00 s" in answer.explanation
@@ -391,7 +391,7 @@ def test_of_two_versions_elsewhere_the_faster_is_transferred() -> None:
         measure("a", seconds, version=f"2.{space}", config=Config({"tile": tile}),
                 level=Level.TRANSFERRED, target="haswell")
         for seconds, space, tile in ((2.0, "wide", 1), (1.0, "narrow", 2), (3.0, "other", 4))
-    ]  # fmt: skip
+    ]
     assert choose(workload(8), TARGET, known, records).config == Config({"tile": 2})
 
 
@@ -447,7 +447,7 @@ def test_the_explanation_of_a_plevel() -> None:
     ("seconds", "text"),
     [(2.5, "2.50 s"), (1.0, "1.00 s"), (0.5, "500 ms"), (1.234e-3, "1.23 ms"), (12.34e-6, "12.3 µs"),
      (5e-9, "5.00 ns"), (0.9997, "1.00 s"), (0.999, "999 ms"), (9.997e-4, "1.00 ms"), (123.4, "123 s")],
-)  # fmt: skip
+)
 def test_times_are_shown_with_their_unit(seconds: float, text: str) -> None:
     assert show_seconds(seconds) == text
 
@@ -486,7 +486,7 @@ def test_the_model_decides_only_where_nothing_is_measured() -> None:
     # Implementations that the model does not rank come after those it does, and invalid ones last.
     assert [(r.implementation, r.predicted_s) for r in answer.rivals] == [
         ("b", 1e-3), ("a", 2e-3), ("c", None), ("d", None),
-    ]  # fmt: skip
+    ]
     assert choose(workload(8), TARGET, known, [measure("a", 1.0)], model).reason is Reason.MEASURED
     assert choose(workload(8), TARGET, known, [], Model()).reason is Reason.PLEVEL
 
@@ -574,7 +574,7 @@ class Log:
         line = History(
             implementation=implementation, config=Config({"tile": 2}), mean_s=seconds,
             model="unknown", keys=("cpu",),
-        )  # fmt: skip
+        )
         self.lines.setdefault(w.key, []).append(line)
 
     def history(self, w: Workload) -> Sequence[History]:
@@ -626,7 +626,7 @@ tunables = st.lists(
         st.sampled_from("abcd"), st.sampled_from([5, 10, 15]), st.booleans(),
     ),
     min_size=1, max_size=4, unique_by=lambda c: c.implementation,
-)  # fmt: skip
+)
 histories = st.lists(
     st.tuples(
         st.sampled_from("abcde"),
@@ -684,7 +684,7 @@ def test_policy_tvm_takes_the_model_before_the_keys_and_the_keys_in_order() -> N
     known = [Candidate("a", "1.0", 10, None, SPACE)]
     lines = [
         line("a", 3.0, "epyc", "gpu"), line("a", 2.0, "xeon", "mine"), line("a", 1.0, "xeon", "cpu"),
-    ]  # fmt: skip
+    ]
     for count, seconds in ((0, "3.00 s"), (1, "2.00 s"), (2, "1.00 s")):
         assert seconds in choose_as_tvm(workload(8), TARGET, known, lines[count:]).explanation
 
@@ -739,7 +739,7 @@ def test_a_selector_keeps_answers_until_the_revision_changes() -> None:
     libs = Target.parse({**TARGET.to_json(), "libs": ["cblas"]})
     for question in (
         {"target": libs}, {"target": TARGET, "device": "x"}, {"target": TARGET, "policy": "tvm"},
-    ):  # fmt: skip
+    ):
         asked = records.asked
         selector.select(conv(8), **question)
         assert records.asked == asked + ("policy" not in question)

@@ -74,7 +74,7 @@ def test_the_epilogue_of_the_pointwise_convolution_stays_its():
 @pytest.mark.parametrize("network", [
     pair("silu"), pair("relu6", again=True), normalize(Network((x := Var("x", "float32[1,32,9,9]"),), {
         "y": convolution(convolution(x, Weights(), 32, 3, 32), Weights(), 32)}, {})),
-], ids=["another activation", "a second reader", "NCHW"])  # fmt: skip
+], ids=["another activation", "a second reader", "NCHW"])
 def test_other_convolutions_stay_apart(network):
     assert JOINED not in operators(join(network))
 
@@ -94,7 +94,7 @@ NAN, NONE = math.nan, math.inf
 @pytest.mark.parametrize(("one", "each", "joined"), [
     (1.9, 1.0, True), (2.1, 1.0, False), (NAN, NAN, True), (NAN, 1.0, False), (1.0, NAN, True), (NONE, NAN, False),
     (NONE, 1.0, False), (1.0, NONE, True),
-])  # fmt: skip
+])
 def test_measured_times_decide(one: float, each: float, joined: bool):
     def seconds(workload: Workload) -> float:
         return one if workload.op == JOINED else each

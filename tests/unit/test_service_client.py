@@ -102,7 +102,7 @@ def test_a_problem_document_becomes_an_error() -> None:
     problem = {
         "type": "about:blank", "title": "The request is not valid", "status": 422,
         "detail": "target: unknown kind", "errors": [{"field": "target", "detail": "unknown"}, 3],
-    }  # fmt: skip
+    }
 
     def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(
@@ -177,7 +177,7 @@ def test_select_many_has_each_answer_or_its_error_in_its_place() -> None:
     problem = {
         "type": "urn:plevel:invalid", "title": "The request is not valid", "status": 422,
         "detail": "unknown operator 'x'", "errors": [{"field": "requests[1].workload", "detail": "no"}],
-    }  # fmt: skip
+    }
     sent: list[Any] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

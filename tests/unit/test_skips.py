@@ -24,7 +24,7 @@ def test_the_last_lines_name_what_was_skipped(tmp_path: Path) -> None:
             [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "xdist", *arguments],
             cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        )
 
     listed = run("tests/browser", "-n", "1")
     assert listed.returncode == 0, listed.stdout + listed.stderr

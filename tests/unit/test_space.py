@@ -45,11 +45,11 @@ spaces = knob_names.flatmap(
         st.builds(Knob, st.just(name), knob_values, st.sampled_from(["schedule", "layout"]))
         for name in names
     ]).map(ConfigSpace)
-)  # fmt: skip
+)
 # Knobs of small integers, with constraints between them: what spaces of operators look like.
 small = st.fixed_dictionaries({
     name: st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True) for name in "abc"
-})  # fmt: skip
+})
 MEANING = {
     "a * b <= 20": (knob("a") * knob("b") <= 20, lambda a, b, c: a * b <= 20),
     "c % a == 0": (knob("c") % knob("a") == 0, lambda a, b, c: c % a == 0),
@@ -57,7 +57,7 @@ MEANING = {
         (knob("a") < knob("b")) | (knob("c") == 1), lambda a, b, c: a < b or c == 1
     ),
     "ceildiv(c, b) != 2": (ceildiv(knob("c"), knob("b")) != 2, lambda a, b, c: -(-c // b) != 2),
-}  # fmt: skip
+}
 constrained = st.tuples(small, st.sets(st.sampled_from(sorted(MEANING))))
 
 
@@ -183,7 +183,7 @@ def test_splits() -> None:
     }
     assert split("x", 1009, 2, kind="layout").to_json() == {
         "name": "x", "values": [[1, 1009], [1009, 1]], "kind": "layout",
-    }  # fmt: skip
+    }
 
 
 @given(st.integers(1, 5000))
@@ -271,14 +271,14 @@ def test_what_the_digest_depends_on() -> None:
     same = [
         digest(), digest(derived={"f": knob("b") * 2}), digest(fallback={"a": 1, "b": 2}),
         digest(idle={"a": knob("b") == 1}),
-    ]  # fmt: skip
+    ]
     assert len(set(same)) == 1
     assert digest(rules=[one, two]) == digest(rules=[two, one])
     assert digest(rules=[knob("b") <= 2]) == digest(rules=[2 >= knob("b")])
     changed = [
         digest((1, 2, 3)), digest((2, 1)), digest(("1", "2")), digest((1.0, 2.0)), digest(((1,), (2,))),
         digest(name="c"), digest(kind="layout"), digest(rules=[one]), digest(rules=[two]),
-    ]  # fmt: skip
+    ]
     assert len({*same, *changed}) == 1 + len(changed)
 
 
@@ -415,7 +415,7 @@ def test_many_allowed_values_are_shown_in_short() -> None:
             "'a' is idle in some configurations: no constraint may read it",
         ),
     ],
-)  # fmt: skip
+)
 def test_malformed_spaces(make_it: Any, message: str) -> None:
     with pytest.raises(SpaceError, match=message):
         make_it()
@@ -439,7 +439,7 @@ def test_malformed_spaces(make_it: Any, message: str) -> None:
         (b'{"knobs":[],"fallback":5}', "fallback: an object"),
         (b'{"knobs":[],"fallback":{"a":1}}', "fallback: unknown knob"),
     ],
-)  # fmt: skip
+)
 def test_hostile_spaces_are_refused_on_the_wire(data: bytes, message: str) -> None:
     with pytest.raises(WireError, match=message):
         decode(data, ConfigSpace)

@@ -32,7 +32,7 @@ def _run(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "pytest", "-p", "xdist", "-v", *spread, *options],
         cwd=tmp_path, env={"PYTHONPATH": str(TESTS.parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    )
 
 
 def test_files_are_compiled_by_one_process_without_being_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

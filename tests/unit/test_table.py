@@ -32,16 +32,16 @@ def test_a_run_is_a_table_of_its_tasks_the_fastest_first() -> None:
             ("none", None), ("slow", Estimate(2e-3, 2e-3, 2e-3, 9)),
             ("<script>fast", Estimate(1e-3, 0.9e-3, 1.1e-3, 9)),
         ])
-    ]  # fmt: skip
+    ]
     run = RunStatus(
         id=7, state=RunState.DONE, target=TARGET, trials=9, trials_done=8, created_at=0.0,
         message="</table>", tasks=tuple(tasks),
-    )  # fmt: skip
+    )
     html = run._repr_html_()
     assert [row[2:7] for row in cells(html)] == [
         ["<script>fast", "10", "1.00 ms", "±10.0%", "5"], ["slow", "10", "2.00 ms", "±0.0%", "5"],
         ["none", "10", "", "", "5"],
-    ]  # fmt: skip
+    ]
     assert "run 7 is done, 8 of 9 trials" in html
     assert "<script>" not in html
     assert cells(tasks[1]._repr_html_()) == [["w", "", "slow", "10", "2.00 ms", "±0.0%", "5", "0"]]
@@ -54,7 +54,7 @@ def test_a_selection_says_why_and_marks_what_it_selected() -> None:
     measured = Measured(
         implementation=pack.implementation, version=pack.version, config=Config(pack.fallback),
         level=Level.TARGET, estimate=Estimate(1e-3, 1e-3, 1e-3, 9),
-    )  # fmt: skip
+    )
     answer = choose(layer, TARGET, known, [measured])
     html = answer._repr_html_()
     rows = {row[0]: row[1:] for row in cells(html)}
@@ -72,4 +72,4 @@ def test_one_is_singular() -> None:
     assert "1 of 1 trial, on" in status._repr_html_()
     assert [show_number(n, "held-out workload") for n in (0, 1, 2)] == [
         "0 held-out workloads", "1 held-out workload", "2 held-out workloads",
-    ]  # fmt: skip
+    ]

@@ -62,7 +62,7 @@ def test_a_target_says_how_its_code_is_timed() -> None:
         (alone, alone.key, ""), (alone, inside.key, "thread-pool=openmp, constants=cold"),
         (inside, alone.key, "thread-pool=tvm, constants=warm"), (inside, warm, "constants=warm"),
         (alone, warm, "thread-pool=openmp"),
-    ):  # fmt: skip
+    ):
         assert one.is_like(key)
         assert one.otherwise(key) == otherwise
     assert not inside.is_like("llvm/znver4/threads=4/pool=openmp/constants=cold")
@@ -118,7 +118,7 @@ def test_with_threads_changes_the_threads_only(target: Target, threads: int) -> 
         ("rocm -arch=gfx908 -system-lib", "rocm/gfx908", ("rocm", "gpu"), ""),
         ("metal", "metal/generic", ("metal", "gpu"), ""),
     ],
-)  # fmt: skip
+)
 def test_legacy_strings(text: str, key: str, keys: tuple[str, ...], model: str) -> None:
     target = Target.parse(text)
     assert (target.key, target.keys, target.model) == (key, keys, model)
@@ -138,14 +138,14 @@ def test_tvm_dicts() -> None:
             "kind": "cuda", "tag": "nvidia/nvidia-h200", "keys": ["cuda", "gpu"], "arch": "sm_90a",
             "max_threads_per_block": 1024, "thread_warp_size": 32, "l2_cache_size_bytes": 52428800,
         }
-    )  # fmt: skip
+    )
     assert h200.key == "cuda/sm_90a"
     assert h200.l2_bytes == 52428800
     assert h200.to_tvm() == {"kind": "cuda", "arch": "sm_90a"}
     cpu = Target.parse({"kind": "llvm", "mcpu": "znver4", "num-cores": 8, "mattr": "+b,+a"})
     assert cpu.to_tvm() == {
         "kind": "llvm", "mcpu": "znver4", "num-cores": 8, "mattr": ["+a", "+b"],
-    }  # fmt: skip
+    }
     assert Target.parse('{"kind": "llvm", "mcpu": "znver4"}').arch == "znver4"
 
 
@@ -195,7 +195,7 @@ def test_keys_keep_their_order_and_are_walked_in_it() -> None:
         ("llvm -mcpu=cortex-a72", 16, 32), ("llvm -mtriple=aarch64-linux-gnu -mattr=+neon", 16, 32),
         ("llvm -mcpu=znver4 -vector_bytes=32 -vector_registers=16", 32, 16),
     ],
-)  # fmt: skip
+)
 def test_vector_registers(target: str, width: int, registers: int) -> None:
     found = Target.parse(target)
     assert (found.vector_bytes, found.vector_registers) == (width, registers)
@@ -211,7 +211,7 @@ def test_vector_registers(target: str, width: int, registers: int) -> None:
         ("llvm -mcpu=cascadelake", "avx2 fma avx512f avx512bw avx512dq avx512vl avx512vnni"),
         ("llvm -mcpu=sapphirerapids", "avx2 fma avx512f avx512bw avx512dq avx512vl avx512bf16 avx512vnni avx512fp16"),
     ],
-)  # fmt: skip
+)
 def test_the_vector_instructions_of_a_target(target: str, instructions: str) -> None:
     assert " ".join(Target.parse(target).vector_instructions) == instructions
 
@@ -222,7 +222,7 @@ def test_the_vector_instructions_of_a_target(target: str, instructions: str) -> 
         ("", ["-amx-tile"]), ("-mattr=+fma", ["+fma", "-amx-tile"]), ("-mattr=", ["-amx-tile"]),
         ("-mattr=+amx-tile", ["+amx-tile"]), ("-mcpu=znver4", []), ("-num-cores=1", ["-amx-tile"]),
     ],
-)  # fmt: skip
+)
 def test_what_this_host_lacks_stays_among_the_features(
     monkeypatch: pytest.MonkeyPatch, options: str, features: list[str]
 ) -> None:
@@ -253,7 +253,7 @@ def test_what_this_host_lacks_stays_among_the_features(
         ({"kind": "llvm", "mtriple": 7}, "target.mtriple"), ("{not json", "not valid JSON"),
         ("{" * 100_000, "not valid JSON"), ('{"a":' * 100_000, "not valid JSON"), ("x" * 4000, "unknown target"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_one_clear_line(spec: Any, named: str) -> None:
     with pytest.raises(TargetError) as caught:
         Target.parse(spec)
@@ -322,7 +322,7 @@ def test_a_target_is_immutable() -> None:
         ("llvm -mcpuu=x", "unknown option 'mcpuu', did you mean mcpu?"),
         ("cuda -max_shared_memory=1", "unknown option 'max_shared_memory', did you mean"),
     ],
-)  # fmt: skip
+)
 def test_an_option_has_one_value(spec: str, named: str) -> None:
     with pytest.raises(TargetError) as caught:
         Target.parse(spec)
@@ -375,7 +375,7 @@ def test_each_thread_has_a_current_target_of_its_own() -> None:
         "llvm -mcpu=znver4 -num-cores=8", "llvm -num-cores=2", "cuda -arch=sm_90",
         "llvm -mcpu=znver4 -mattr=-avx512f,+fma -num-cores=8 -thread-pool=openmp -constants=cold",
     ],
-)  # fmt: skip
+)
 def test_a_key_is_refused_with_the_target_that_it_is_of(spec: str) -> None:
     key = Target.parse(spec).key
     with pytest.raises(TargetError, match=r"is a key: write it as '(.*)'$") as refused:

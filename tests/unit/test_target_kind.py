@@ -19,7 +19,7 @@ NOT_BUILT = [
     *(f"{kind} -keys={key}" for kind in KINDS for key in ("cpu", "cuda", "gpu")
       if key not in BUILT.get(kind, ())),
     "metal -keys=another",
-]  # fmt: skip
+]
 
 
 def example(name: str) -> Workload:

@@ -84,7 +84,7 @@ def test_a_tensor_of_too_many_elements_is_refused():
         with pytest.raises(TypeSyntaxError, match=r"float32\[\d+\] is too large"):
             Workload.make(op, {"data": "float32[5]"}, attrs)
     for attrs in ({"pool_size": 2**60, "padding": 2**60 - 1},
-                  {"pool_size": 2**39 + 1, "strides": 5, "dilation": 5, "padding": 5 * 2**39}):  # fmt: skip
+                  {"pool_size": 2**39 + 1, "strides": 5, "dilation": 5, "padding": 5 * 2**39}):
         with pytest.raises(TypeSyntaxError, match="is too large"):
             Workload.make("max_pool2d", {"data": "float32[1,1,4,4]"}, attrs)
 

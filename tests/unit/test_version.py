@@ -106,7 +106,7 @@ def _modules_of(function: Any) -> Iterator[str]:
 _BUILT_ON = (
     "strategy.ops.", "strategy.cuda.", "strategy.schedule", "strategy.order", "strategy.pattern", "strategy.cpu.",
     "strategy.elementwise", "strategy.tir",
-)  # fmt: skip
+)
 
 
 def _reach(modules: set[str]) -> Iterator[str]:
@@ -257,7 +257,7 @@ def test_no_workload_is_offered_what_no_example_is() -> None:
         f"{work.op}: {found.name}": str(work)
         for work in cases() for target in TARGETS for _, found in evaluate(work, target)
         if found.name not in known[work.op]
-    }  # fmt: skip
+    }
     assert not silent, f"declare an example of a workload that each is offered for: {silent}"
 
 

@@ -33,7 +33,7 @@ json_values = st.recursive(
     | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
-)  # fmt: skip
+)
 attrs = st.dictionaries(st.text(max_size=8), json_values, max_size=3)
 steps = st.builds(
     EpilogueStep, names, st.lists(st.none() | inputs, min_size=1, max_size=3).map(tuple), attrs
@@ -80,7 +80,7 @@ def test_the_key_says_all() -> None:
         {"b": 2, "a": [1]},
         (EpilogueStep("add", (None, Input("bias", "float32[3072]", constant=True))),
          EpilogueStep("relu", (None,), {"x": 1})),
-    )  # fmt: skip
+    )
     assert workload.key == (
         "dense(data=float32[128,768],weight=float32[3072,768]:const)"
         '{"a":[1],"b":2}+add(.,bias=float32[3072]:const)+relu(.){"x":1}'
@@ -102,7 +102,7 @@ def test_spelling_does_not_matter() -> None:
 def dense(rows: int | str = 8, **more: Any) -> Workload:
     return Workload.make(
         "dense", {"data": f"float32[{rows},32]", "weight": "float32[64,32]"}, constants=["weight"], **more
-    )  # fmt: skip
+    )
 
 
 def test_a_workload_of_an_installed_operator() -> None:
@@ -205,7 +205,7 @@ def test_an_instance_differs_in_its_symbols_alone(change: dict[str, Any]) -> Non
          "add: rhs is float32\\[63\\]"),
         (lambda: finished(EpilogueStep("clip", (None,), {"a_min": 0})), AttrsError, "a_max is required"),
     ],
-)  # fmt: skip
+)
 def test_what_no_operator_can_take(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message) as caught:
         call()
@@ -221,7 +221,7 @@ def test_what_no_operator_can_take(call: Any, error: type[Exception], message: s
         b'{"op":"x","inputs":[{"name":"a","type":"int8[]"},{"name":"a","type":"int8[]"}]}',
         b'{"op":"x","inputs":[{"name":"a","type":"int8[]"}],"attrs":[]}',
     ],
-)  # fmt: skip
+)
 def test_hostile_workloads_are_refused_on_the_wire(data: bytes) -> None:
     with pytest.raises(WireError):
         decode(data, Workload)
@@ -255,7 +255,7 @@ def test_tensor_types() -> None:
     ["", "float32", "float32[", "float32[1,]", "float32[,1]", "float32[1 2]", "float32[-1]", "float32[1.5]",
      "float31[1]", "float32[1]]", "float32[m*2]", "float32[9m]", f"float32[{'1,' * 16}1]", f"float32[{2**63}]",
      f"float32[{'9' * 400}]", "float32[1]\n;", "float32[²]", f"float32[{'m' * 65}]"],
-)  # fmt: skip
+)
 def test_what_is_no_tensor_type(text: str) -> None:
     with pytest.raises(TypeSyntaxError) as caught:
         TensorType.parse(text)
@@ -292,7 +292,7 @@ ATTENTION = {"query": "float32[2,4,5,8]", "key": "float32[2,2,19,8]", "value": "
     ("stack", {"data.0": "float32[3]", "data.1": "float32[h]"}, {}, "h == 3", "data.1=float32[3]"),
     ("broadcast_to", {"data": "float32[h,3]"}, {"shape": [4, 3]}, "h == 4", "data=float32[4,3]"),
     ("collapse_sum_like", {"data": "float32[4,3]", "collapse_type": "float32[h,3]"}, {}, "h == 4", "=float32[4,3])"),
-])  # fmt: skip
+])
 def test_what_types_assume_of_symbolic_extents(op, inputs, attrs, assumed, unified):
     workload = Workload.make(op, inputs, attrs)
     found = [str(c) for c in workload.assumptions.clauses if ">=" not in str(c)]

@@ -83,7 +83,7 @@ def test_spaces_do_not_matter() -> None:
         ("dense(a=float32[1])+relu", "cannot be read"),
         ("dense(a=float32[1])+relu()", "1 to 64 operands"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_says_how_to_write_it(text: str, said: str) -> None:
     with pytest.raises(WorkloadError, match=said):
         parse_workload(text)

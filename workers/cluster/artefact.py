@@ -83,7 +83,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
             workload=job.workload, target=job.target, implementation=entry.implementation,
             version=entry.version, config=entry.config, timeout_s=job.policy.build_timeout_s,
             toolchain=toolchain(),
-        )  # fmt: skip
+        )
 
     @property
     def digest(self) -> str:
@@ -145,7 +145,7 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             order=order.digest, toolchain=toolchain(), built=msgspec.structs.replace(built, path=""),
             library=library, signature=signature,
-        )  # fmt: skip
+        )
 
 
 _artefacts = msgspec.msgpack.Decoder(Artefact)
@@ -194,7 +194,7 @@ class Store:
         except OSError as error:
             if error.errno != self._problem:
                 log.warning("artefacts are not stored in %s (%s): free some space, or name another folder with "
-                            "--artefacts", self._folder, error.strerror)  # fmt: skip
+                            "--artefacts", self._folder, error.strerror)
             self._problem = error.errno
         else:
             self._problem = None

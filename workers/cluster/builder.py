@@ -50,7 +50,7 @@ async def serve(scheduler: str, security: Security, threads: int, name: str | No
             nanny = Nanny(
                 scheduler, nthreads=threads, name=name, security=security, dashboard=False,
                 preload=["workers.cluster.site"], preload_argv=[],
-            )  # fmt: skip
+            )
             if await _is_done(nanny.start(), ending):
                 pause_s, has_worked = _FIRST_PAUSE_S, True
                 log.info("building for %s", scheduler)

@@ -59,7 +59,7 @@ def secure(address: str, ca: Path | None, certificate: Path | None, key: Path | 
     given = {
         "tls_ca_file": ca, "tls_client_cert": certificate, "tls_client_key": key,
         "tls_worker_cert": certificate, "tls_worker_key": key,
-    }  # fmt: skip
+    }
     found = Security(
         require_encryption=True, **{name: str(path) for name, path in given.items() if path is not None}
     )
@@ -181,7 +181,7 @@ class Cluster:
                 async with Client(
                     self._address, security=self._security, asynchronous=True, set_as_default=False,
                     timeout=_CONNECT_S,
-                ) as client:  # fmt: skip
+                ) as client:
                     # Dask keeps messages back for 10 ms after the last one, as if for thousands of small tasks.
                     client.scheduler_comm.interval = 0
                     self._client = client

@@ -70,7 +70,7 @@ class Site:
                     forks=forks, children=threads,
                 )
                 for forks in (False, True)
-            }  # fmt: skip
+            }
             for pool in self._pools.values():
                 stack.callback(pool.close)
             self._open = stack.pop_all()
@@ -107,7 +107,7 @@ class Site:
         job = Job(
             id=0, run_id=0, workload=order.workload, target=order.target, phase=Phase.SEARCH,
             entries=(entry,), policy=TimingPolicy(build_timeout_s=order.timeout_s), seed=0,
-        )  # fmt: skip
+        )
         built = next(iter(self._pool(order.target).build(job, threading.Event())), None)
         if built is None:
             raise SandboxError("the builder ends")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _FORMATS = {
     "int8": "b", "uint8": "B", "bool": "?", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I",
     "int64": "q", "uint64": "Q", "float32": "f", "float64": "d",
-}  # fmt: skip
+}
 # Idle time after which a device lowers its clocks, and the time to raise them again.
 _IDLE_S, _WAKE_S = 1.0, 0.2
 _GUIDE = "docs/gpu.md explains how to install it"
@@ -206,7 +206,7 @@ class PycudaDriver:
             identity=f"{machine_id()}/cuda:{self._device.pci_bus_id()}", slot=f"cuda:{self._slot}",
             model=target.model, target=target,
             fingerprint={"gpu": target.model, "pci": self._device.pci_bus_id()} | self.describe(),
-        )  # fmt: skip
+        )
 
 
 def _bytes(array: Array) -> Array:

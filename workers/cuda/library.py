@@ -28,7 +28,7 @@ _TENSOR_OP_MATH, _FMA_MATH = 1, 3
 _ALGORITHMS = {
     "implicit_gemm": 0, "implicit_precomp_gemm": 1, "gemm": 2, "fft": 4, "fft_tiling": 5, "winograd": 6,
     "winograd_nonfused": 7,
-}  # fmt: skip
+}
 
 
 class CudaError(RuntimeError):
@@ -128,7 +128,7 @@ def _prepare_gemm(call: Gemm, cublas: _Routines, addresses: Mapping[str, int]) -
     return cublas.bind(
         "cublasGemmStridedBatchedEx", cublas.handle, *shape, one, *a, stride_a, *b, stride_b, zero,
         *c, stride_c, batch, *last,
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -178,10 +178,10 @@ def _prepare_convolution(
     cudnn(
         "cudnnGetConvolutionForwardWorkspaceSize", cudnn.handle, data, weight, window, output,
         algorithm, byref(size),
-    )  # fmt: skip
+    )
     workspace = c_void_p(allocate(size.value) if size.value else None)
     return cudnn.bind(
         "cudnnConvolutionForward", cudnn.handle, byref(number(1)), data,
         c_void_p(addresses[call.data]), weight, c_void_p(addresses[call.weight]), window, algorithm,
         workspace, size, byref(number(0)), output, c_void_p(addresses[call.output]),
-    )  # fmt: skip
+    )

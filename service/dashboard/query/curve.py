@@ -31,7 +31,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 def best_so_far(
     connection: sa.Connection, where: sa.ColumnElement[bool], group: sa.ColumnElement[Any],
     names: dict[Any, str], models: Mapping[Any, str] = MappingProxyType({}),
-) -> list[Curve]:  # fmt: skip
+) -> list[Curve]:
     """One curve for each value of `group` in `names`, over the search records that satisfy `where`.
 
     `models` has their device models, if they differ.
@@ -45,7 +45,7 @@ def best_so_far(
             sa.func.min(record.c.recorded_at).label("first_at"),
             sa.func.max(record.c.recorded_at).label("last_at"),
         ).where(searched).group_by(group)
-    ).all()  # fmt: skip
+    ).all()
     first = {e.which: e.first_at for e in ends}
     points: dict[Any, list[tuple[int, float, float]]] = {e.which: [] for e in ends}
     for p in connection.execute(improvements(group, searched)):
@@ -56,7 +56,7 @@ def best_so_far(
             points=_thin(points[e.which]), device_model=models.get(e.which, ""),
         )
         for e in sorted(ends, key=lambda e: list(names).index(e.which))
-    ]  # fmt: skip
+    ]
 
 
 def _thin(points: list[tuple[int, float, float]]) -> list[tuple[int, float, float]]:

@@ -40,7 +40,7 @@ MAX_POINTS = 400
 def page(
     connection: sa.Connection, alive_s: float, offset: int = 0, *,
     span: Span = ALWAYS, sort: str = LAST_SEEN,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """Devices sorted by one of `SORTS`, imported ones last; one more than a page if there are more.
 
     `span` restricts when they were last seen. Counts are of trials measured here, times with those of calibration
@@ -58,7 +58,7 @@ def page(
         .where(last.c.recorded_at > at - HOUR_S)
         .group_by(last.c.device_id)
         .subquery()
-    )  # fmt: skip
+    )
     driven = (
         sa.select(
             worker_device.c.device_id,
@@ -68,7 +68,7 @@ def page(
         .join(worker, worker.c.id == worker_device.c.worker_id)
         .group_by(worker_device.c.device_id)
         .subquery()
-    )  # fmt: skip
+    )
     leased = (
         sa.select(lease.c.device_id, sa.func.count().label("leases"))
         .where(lease.c.ended_at.is_(None))
@@ -105,7 +105,7 @@ def page(
         )
         .offset(offset)
         .limit(PAGE + 1)
-    )  # fmt: skip
+    )
     return list(connection.execute(query))
 
 
@@ -118,7 +118,7 @@ def quarantined(connection: sa.Connection) -> list[Any]:
         .where(job.c.state == JobState.QUARANTINED.value)
         .order_by(job.c.id.desc())
         .limit(QUARANTINED + 1)
-    )  # fmt: skip
+    )
     return list(connection.execute(query))
 
 
@@ -131,7 +131,7 @@ def head(connection: sa.Connection, device_id: int) -> Any:
         )
         .join(target, target.c.id == device.c.target_id)
         .where(device.c.id == device_id)
-    ).one_or_none()  # fmt: skip
+    ).one_or_none()
     if row is None:
         raise NotFoundError(f"device {device_id} does not exist: /devices lists the devices")
     return row
@@ -151,13 +151,13 @@ def drift(connection: sa.Connection, device_id: int) -> Drift | None:
     of_reference = (
         sa.select(task.c.id).join(workload, workload.c.id == task.c.workload_id)
         .where(workload.c.op == REFERENCE.op)
-    )  # fmt: skip
+    )
     newest = (
         sa.select(record.c.measured_at, record.c.median_s)
         .where(record.c.task_id.in_(of_reference), record.c.phase == Phase.REFERENCE.value,
                record.c.device_id == device_id, record.c.median_s.is_not(None), standing())
         .order_by(record.c.id.desc()).limit(MAX_REFERENCES)
-    )  # fmt: skip
+    )
     found = sorted((r.measured_at, r.median_s) for r in connection.execute(newest))
     if not found:
         return None
@@ -168,4 +168,4 @@ def drift(connection: sa.Connection, device_id: int) -> Drift | None:
     return Drift(
         median_s=middle, low=min(s for _, s in found) / middle, high=max(s for _, s in found) / middle,
         points=[(at, s / middle) for at, s in shown],
-    )  # fmt: skip
+    )

@@ -24,7 +24,7 @@ def page(connection: sa.Connection, offset: int) -> list[Any]:
         .over(partition_by=(cost_model.c.op, cost_model.c.target_id),
               order_by=cost_model.c.version.desc())
         .label("age"),
-    ).subquery()  # fmt: skip
+    ).subquery()
     query = (
         sa.select(*_SMALL, target.c.key.label("target"), now().label("now"))
         .join(target, target.c.id == cost_model.c.target_id)
@@ -45,7 +45,7 @@ def head(connection: sa.Connection, model_id: int) -> Any:
         )
         .join(target, target.c.id == cost_model.c.target_id)
         .where(cost_model.c.id == model_id)
-    ).one_or_none()  # fmt: skip
+    ).one_or_none()
     if row is None:
         raise NotFoundError(f"model {model_id} does not exist: /models lists the cost models")
     return row

@@ -59,7 +59,7 @@ def ops(connection: sa.Connection, offset: int = 0) -> list[Any]:
         .order_by(grouped.c.op)
         .offset(offset)
         .limit(OPS + 1)
-    )  # fmt: skip
+    )
     return list(connection.execute(query))
 
 
@@ -165,7 +165,7 @@ def judge(connection: sa.Connection, target_id: int, model: str, shapes: Iterabl
         .where(among(task.c.workload_id), task.c.target_id == target_id)
         .order_by(task.c.workload_id, sa.case((tuned_here, 1), else_=0), task.c.id),
         {"ids": set(shapes)},
-    )  # fmt: skip
+    )
     # The last of each name stays.
     return {
         workload_id: _compare({t.implementation: t for t in _of_one_namespace(list(tasks))}.values())
@@ -202,7 +202,7 @@ def _compare(tasks: Iterable[Any]) -> dict[str, Cell]:
             ratio=None if lowest_s is None or t.median_s is None else t.median_s / lowest_s,
         )
         for t in known
-    }  # fmt: skip
+    }
 
 
 class Summary(msgspec.Struct, kw_only=True):

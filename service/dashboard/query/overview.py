@@ -73,7 +73,7 @@ def pulse(connection: sa.Connection) -> Pulse:
         )
         .where(last.c.recorded_at > at - HOUR_S)
         .group_by(minute)
-    ).all()  # fmt: skip
+    ).all()
     per_minute = [0] * 60
     for r in rows:
         per_minute[59 - min(max(r.minute, 0), 59)] += r.n
@@ -82,7 +82,7 @@ def pulse(connection: sa.Connection) -> Pulse:
         now=at, trials_hour=total, trials_minute=sum(per_minute[-5:]) / 5,
         failed_hour=sum(r.failed for r in rows), per_minute=per_minute, bounded=total >= RECENT,
         imported_hour=_imported(connection, at - HOUR_S),
-    )  # fmt: skip
+    )
 
 
 def _imported(connection: sa.Connection, since: float) -> int:
@@ -101,7 +101,7 @@ def running(connection: sa.Connection) -> list[Any]:
     """The `RUNNING` oldest live runs, with their first workload and the trials done for them."""
     own = sa.select(sa.func.count()).select_from(record).where(
         record.c.run_id == run.c.id, record.c.phase == Phase.SEARCH.value
-    )  # fmt: skip
+    )
     query = (
         sa.select(
             run.c.id, run.c.state, run.c.created_at, target.c.key.label("target"),
@@ -115,7 +115,7 @@ def running(connection: sa.Connection) -> list[Any]:
         .where(run.c.state.in_(LIVE))
         .order_by(run.c.id)
         .limit(RUNNING)
-    )  # fmt: skip
+    )
     return list(connection.execute(query))
 
 
@@ -140,7 +140,7 @@ def queue(connection: sa.Connection, alive_s: float) -> list[Any]:
         .group_by(job.c.target_id, target.c.key)
         .order_by(sa.func.count().desc())
         .limit(QUEUE + 1)
-    )  # fmt: skip
+    )
     return list(connection.execute(query))
 
 
@@ -179,7 +179,7 @@ def noise() -> sa.Subquery:
                best.c.samples >= LEAST_SAMPLES)
         .group_by(best.c.scope_value)
         .subquery()
-    )  # fmt: skip
+    )
 
 
 def faster(connection: sa.Connection, limit: int = 8) -> list[Any]:

@@ -80,7 +80,7 @@ class Page:
 def page(
     connection: sa.Connection, wanted: Filter, cursor: int | None = None, *,
     span: Span = ALWAYS, sort: str = NEWEST,
-) -> Page:  # fmt: skip
+) -> Page:
     """A page of the matching records, sorted by one of `SORTS`.
 
     The cursor is the last id of the previous page or, if sorted by time, the number of earlier records.
@@ -104,7 +104,7 @@ def page(
         .order_by(order(sort, {"record": record.c.id, "median": record.c.median_s}), record.c.id)
         .offset(offset)
         .limit(PAGE + 1)
-    )  # fmt: skip
+    )
     found = connection.scalars(ids).all()
     shown = found[:PAGE]
     rows = {} if not found else {r.id: r for r in connection.execute(_rows(shown))}
@@ -133,7 +133,7 @@ def _first_since(connection: sa.Connection, at: float, newest: int) -> int:
         row = connection.execute(
             sa.select(record.c.id, record.c.recorded_at)
             .where(record.c.id >= middle).order_by(record.c.id).limit(1)
-        ).one()  # fmt: skip
+        ).one()
         if row.recorded_at >= at:
             high = middle
         else:
@@ -154,7 +154,7 @@ def _rows(ids: Any) -> sa.Select[Any]:
         .join(workload, workload.c.id == task.c.workload_id)
         .outerjoin(device, device.c.id == record.c.device_id)
         .where(record.c.id.in_(ids))
-    )  # fmt: skip
+    )
 
 
 def one(connection: sa.Connection, record_id: int) -> Any:
@@ -182,7 +182,7 @@ def one(connection: sa.Connection, record_id: int) -> Any:
         .outerjoin(worker, worker.c.id == record.c.worker_id)
         .outerjoin(environment, environment.c.id == record.c.environment_id)
         .where(record.c.id == record_id)
-    ).one_or_none()  # fmt: skip
+    ).one_or_none()
     if row is None:
         raise NotFoundError(f"record {record_id} does not exist: /records lists the records")
     return row

@@ -67,7 +67,7 @@ def progress(
         "trials": min(trials, request.trials), "own": own, "records": sum(t.n for t in told),
         "failed": sum(t.n for t in told if t.error is not None),
         "timing_s": sum(t.run_s for t in told),
-    }  # fmt: skip
+    }
 
 
 def tried(told: list[Any]) -> dict[int, dict[str, int]]:
@@ -116,7 +116,7 @@ def workloads(connection: sa.Connection, run_id: int, offset: int, model: str) -
         .order_by(sa.func.min(run_task.c.id))
         .offset(offset)
         .limit(WORKLOADS + 1)
-    )  # fmt: skip
+    )
     return list(connection.execute(query))
 
 
@@ -152,7 +152,7 @@ def portions(
         .join(run_task, run_task.c.task_id == task.c.id)
         .outerjoin(best, best_on(model))
         .where(run_task.c.run_id == run_id)
-    ).all()  # fmt: skip
+    ).all()
     own = tried(told)
     weights = {r.workload_id: r.weight for r in rows}
     trials, time_s = dict.fromkeys(weights, 0), dict.fromkeys(weights, math.inf)
@@ -168,7 +168,7 @@ def portions(
             of_time=time_s[i] / all_time_s if math.isfinite(time_s[i]) else None,
         )
         for i, weight in weights.items()
-    }  # fmt: skip
+    }
 
 
 def leaders(connection: sa.Connection, run_id: int, workload_id: int) -> list[Any]:
@@ -198,7 +198,7 @@ def leaders(connection: sa.Connection, run_id: int, workload_id: int) -> list[An
             best.c.median_s.is_(None), best.c.scope_value, best.c.median_s, task.c.plevel.desc(),
             task.c.id,
         )
-    )  # fmt: skip
+    )
     return list(connection.execute(query))
 
 
@@ -218,7 +218,7 @@ def failures(connection: sa.Connection, told: list[Any]) -> list[Any]:
         )
         .join(task, task.c.id == record.c.task_id)
         .where(record.c.id.in_(list(counts)))
-    )  # fmt: skip
+    )
     return sorted(({**r._mapping, "n": counts[r.id]} for r in rows), key=lambda f: (-f["n"], f["id"]))
 
 

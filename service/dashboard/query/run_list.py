@@ -21,7 +21,7 @@ FIRST_TASK = (
 def page(
     connection: sa.Connection, state: str | None = None, op: str | None = None, *,
     span: Span = ALWAYS, sort: str = NEWEST, offset: int = 0, size: int = PAGE,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """Matching runs, sorted by one of `SORTS`; one more than a page if there are more."""
     several = (
         sa.select(sa.func.count(task.c.workload_id.distinct()))
@@ -56,7 +56,7 @@ def page(
         )
         .offset(offset)
         .limit(size + 1)
-    )  # fmt: skip
+    )
     if state == "live":
         query = query.where(run.c.state.in_(LIVE))
     elif state:

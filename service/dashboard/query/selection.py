@@ -75,4 +75,4 @@ def candidates_on_record(
             None if r.space is None else ConfigSpace.from_json(r.space), r.library,
         )
         for r in rows
-    ] or None  # fmt: skip
+    ] or None

@@ -30,7 +30,7 @@ By = Literal["all", "run", "device", "version"]
 def page(
     connection: sa.Connection, op: str = "", implementation: str = "", on: str = "", *,
     span: Span = ALWAYS, sort: str = NEWEST, calibration: bool = False, offset: int = 0,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """Matching tasks, sorted by one of `SORTS`; one more than a page if there are more.
 
     Of several device models the time is of the fastest, and `model` its name; empty if none is known.
@@ -61,7 +61,7 @@ def _faster() -> sa.Exists:
             best.c.scope == Scope.TARGET.value, other.c.median_s < best.c.median_s,
             sa.and_(same, other.c.scope_value < best.c.scope_value),
         ),
-    )  # fmt: skip
+    )
 
 
 _BEST_SHOWN = sa.and_(best.c.task_id == task.c.id, _LISTED, ~_faster())
@@ -75,7 +75,7 @@ _SHOWN = (
     .join(target, target.c.id == task.c.target_id)
     .outerjoin(best, _BEST_SHOWN)
     .where(among(task.c.id))
-)  # fmt: skip
+)
 
 
 def _wanted(op: str, implementation: str, on: str, calibration: bool) -> list[sa.ColumnElement[bool]]:
@@ -158,7 +158,7 @@ def head(connection: sa.Connection, task_id: int) -> Any:
         .join(target, target.c.id == task.c.target_id)
         .outerjoin(best, best_on(model))
         .where(task.c.id == task_id)
-    ).one_or_none()  # fmt: skip
+    ).one_or_none()
     if row is None:
         raise NotFoundError(f"task {task_id} does not exist: /tasks lists the tasks")
     return row
@@ -217,7 +217,7 @@ def spread(connection: sa.Connection, row: Any) -> dict[str, Any]:
     timed = sa.and_(
         record.c.task_id == row.id, record.c.phase == Phase.SEARCH.value,
         record.c.median_s.is_not(None), standing(), measured_on(row.model),
-    )  # fmt: skip
+    )
     ends = connection.execute(
         sa.select(
             sa.func.count().label("timed"), sa.func.min(record.c.median_s).label("low_s"),
@@ -261,7 +261,7 @@ def curves(connection: sa.Connection, row: Any, by: By) -> list[Curve]:
             sa.select(task.c.id, task.c.version)
             .where(of_same_place(row), task.c.implementation == row.implementation)
             .order_by(task.c.id.desc()).limit(MAX_CURVES)
-        ).all()  # fmt: skip
+        ).all()
         names = {v.id: f"version {v.version}" for v in versions}
         of_versions = sa.and_(record.c.task_id.in_(list(names)), measured_on(row.model))
         return best_so_far(connection, of_versions, record.c.task_id, names)
@@ -271,7 +271,7 @@ def curves(connection: sa.Connection, row: Any, by: By) -> list[Curve]:
     found = connection.scalars(
         sa.select(column).where(own, column.is_not(None)).group_by(column)
         .order_by(sa.func.max(record.c.id).desc()).limit(MAX_CURVES)
-    ).all()  # fmt: skip
+    ).all()
     models: dict[Any, str] = {}
     if by == "run":
         names = {i: f"run {i}" for i in found}
@@ -289,7 +289,7 @@ def points(connection: sa.Connection, row: Any) -> list[Any]:
     timed = sa.and_(
         record.c.task_id == row.id, record.c.phase == Phase.SEARCH.value,
         record.c.error.is_(None), standing(), measured_on(row.model),
-    )  # fmt: skip
+    )
     ranked = (
         sa.select(
             record.c.id, record.c.config, record.c.median_s,
@@ -298,7 +298,7 @@ def points(connection: sa.Connection, row: Any) -> list[Any]:
         )
         .where(timed)
         .subquery()
-    )  # fmt: skip
+    )
     step = (ranked.c.total + MAX_POINTS - FASTEST - 1) // (MAX_POINTS - FASTEST)
     query = (
         sa.select(ranked)

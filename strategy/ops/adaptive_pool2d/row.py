@@ -88,7 +88,7 @@ def compute(
     columns = compute_stage(
         "down", [*shape[:height], out_type.concrete_shape[height], *shape[height + 1 :]],
         lambda *index: pooled(reader(data, dtype), height, index),
-    )  # fmt: skip
+    )
 
     def result(*index: Any) -> Any:
         value = pooled(columns, width, index)
@@ -129,7 +129,7 @@ def schedule(attrs: AdaptivePool2DAttrs, outs: Outs, target: Target, config: Con
 def _add(
     mean: bool, strategy: OpStrategy, attrs: AdaptivePool2DAttrs, inputs: Sequence[TensorType], out_type: TensorType,
     target: Target,
-) -> None:  # fmt: skip
+) -> None:
     (data,) = inputs
     if data.dtype not in FLOATS or not all(d.is_constant and int(d) >= 1 for d in data.shape):
         return

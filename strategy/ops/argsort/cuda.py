@@ -31,19 +31,19 @@ def argsort_strategy_cuda(
         strategy.add_implementation(
             compute, _of_all(schedule), "argsort_sort.cuda", 10, version=2, space=_of_all(space),
             symbolic=False,
-        )  # fmt: skip
+        )
     level = level_of_merge(kind.concrete_shape, taken.axis, limits_of(target))
     if level is not None:
         strategy.add_implementation(
             compute, _of_all(schedule_merge), "argsort_merge.cuda", level, version=2,
             space=_of_all(space_of_merge), symbolic=False,
-        )  # fmt: skip
+        )
     level = level_of_radix(taken.k, taken.k, limits_of(target))
     if level is not None:
         strategy.add_implementation(
             compute, _of_all(schedule_radix), "argsort_radix.cuda", level, space=_of_all(space_of_radix),
             symbolic=False,
-        )  # fmt: skip
+        )
     return strategy
 
 
@@ -51,7 +51,7 @@ def _all_of(attrs: ArgsortAttrs, shape: Sequence[int]) -> TopKAttrs:
     return TopKAttrs(
         k=shape[attrs.axis], axis=attrs.axis, ret_type="indices", is_ascend=attrs.is_ascend,
         dtype=attrs.dtype,
-    )  # fmt: skip
+    )
 
 
 def _of_all(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,7 +28,7 @@ def space(attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: TensorTyp
     return ConfigSpace(
         [Knob("bits", (4, 6, 8, 11)), Knob("parallel", (False, True))], [],
         fallback={"bits": bits, "parallel": parallel},
-    )  # fmt: skip
+    )
 
 
 def compute(attrs: ArgsortAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:

@@ -87,13 +87,13 @@ def space(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorT
             (warps, size) for warps in (4, 2, 1) for size in reversed(sizes)
             if warps <= enough and size <= 64 and bytes_of(warps, 1, size, 2) <= limits.shared_bytes
             and registers_of(1, size, keep) <= REGISTERS_PER_THREAD
-        )  # fmt: skip
+        )
         blocks = -(-rows // (warps * 16)) * matrices
         useful = min(2 * limits.multiprocessors // blocks, -(-keys // (2 * block_n)))
         return {
             "warps": warps, "tiles": 1, "block_n": block_n, "stages": 2, "keep": keep,
             "parts": max(p for p in _PARTS if p == 1 or p <= useful),
-        }  # fmt: skip
+        }
 
     warps, tiles, block_n, stages, keep = (knob(name) for name in ("warps", "tiles", "block_n", "stages", "keep"))
     registers = registers_of(tiles, block_n, keep)
@@ -113,7 +113,7 @@ def space(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorT
         ],
         derived={"rows": warps * tiles * 16, "shared": bytes_of(warps, tiles, block_n, stages)},
         fallback=fallback,
-    )  # fmt: skip
+    )
 
 
 def compute(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
@@ -131,7 +131,7 @@ def compute(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: TensorType, 
         # The largest score is that of the largest product only where the scale is positive and nothing is added.
         "SCALE": f"{float(scale)!r}f", "SCALE_FIRST": int(bool(bias) or scale <= 0),
         "BIASED": len(bias), "JOIN_ROWS": _JOIN_ROWS, **(_bias_macros(bias[0]) if bias else {}),
-    }  # fmt: skip
+    }
     high = knobs["WARPS"] * knobs["TILES"] * 16
     key_row, value_row = -(-int(depth) // 16) * 32 + 16, -(-width // 16) * 32 + 16
     tiles = _tiles(times(each, number_of(m)), high)
@@ -141,7 +141,7 @@ def compute(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: TensorType, 
         "attention_flash", (*buffers, Pointer(OUTPUT), *sizes),
         (times(tiles, parts), groups, number_of(batch)), (knobs["WARPS"] * 32, 1, 1),
         high * key_row + knobs["BLOCK_N"] * (key_row + value_row) * knobs["STAGES"],
-    )  # fmt: skip
+    )
     source = Template(SHARED + ATTEND.replace("KIND", PTX_TYPES[dtype]), macros, (), (launch,)).code
     step = Handwritten(source, launch)
     shape = (batch, heads, m, width)
@@ -152,7 +152,7 @@ def compute(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: TensorType, 
     join = Launch(
         "attention_join", (Pointer(LEFT), Pointer(OUTPUT), Scalar("int32", rows)),
         (_tiles(rows, _JOIN_ROWS), 1, 1), (_JOIN_ROWS * 32, 1, 1),
-    )  # fmt: skip
+    )
     return [call_in_place(Handwritten(JOIN, join), [found], shape, dtype, "attention")]
 
 
@@ -167,7 +167,7 @@ def _bias_macros(bias: Any) -> dict[str, int | str]:
     return {
         "BIAS": C_TYPES[str(bias.dtype)], "BIAS_BOOL": int(str(bias.dtype) == "bool"),
         **{name: int(extent != 1) for name, extent in zip(names, shape, strict=True)},
-    }  # fmt: skip
+    }
 
 
 _generic = {name: get_registered_op(name).get_attr("FTVMStrategy") for name in NAMES}

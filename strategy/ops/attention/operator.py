@@ -113,7 +113,7 @@ for _name, _what in (
         _op.example({**_narrow, "bias": "float16[3,19]"})
         _op.example({**_inputs, "bias": "bool[19]"}).example({
             "query": "float32[1,4,1,8]", "key": "float32[1,2,83,8]", "value": "float32[1,2,83,16]", "bias": "bool[83]",
-        })  # fmt: skip
+        })
 
 
 def factor(attrs: AttentionAttrs, depth: Any) -> float:

@@ -46,7 +46,7 @@ def space(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorT
     return _space(
         int(heads) // int(groups), int(n) if n.is_constant else 1024,
         int(out_type.shape[3]) // _vector(inputs, target), target.vector_registers,
-    )  # fmt: skip
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -168,7 +168,7 @@ def _attend(size: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, conf
                     held, s + x,
                     held[s + x] + key[b, group, at(i), d + x].astype(dtype) * rows[q * depth + d + x],
                 )
-            )  # fmt: skip
+            )
         with script.unroll(0, heads) as q, script.vectorized(0, keys) as i:
             total = fold(lambda a, c: a + c, [held[(i * heads + q) * size + x] for x in range(size)])
             powers[q * stride + tile * keys + i] = total

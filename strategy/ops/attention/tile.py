@@ -42,7 +42,7 @@ def space(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorT
     return _space(
         int(m) if m.is_constant else 64, int(n) if n.is_constant else 512, int(out_type.shape[3]), lanes,
         target.vector_registers,
-    )  # fmt: skip
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -58,7 +58,7 @@ def _space(m: int, n: int, width: int, lanes: int, registers: int) -> ConfigSpac
         return {
             "vectors": few, "keys": tile, "columns": max(c for c in columns if c * few + few < registers),
             "block": block, "unroll": 1,
-        }  # fmt: skip
+        }
 
     return ConfigSpace(
         [
@@ -194,7 +194,7 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
                     sums, i * queries + x,
                     sums[i * queries + x] + key[b, group, at(i), d].astype(dtype) * turned[d * queries + x],
                 )
-            )  # fmt: skip
+            )
         with script.unroll(0, keys) as i:
             place_of = (tile * keys + i) * queries
 

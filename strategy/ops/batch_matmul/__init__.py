@@ -42,7 +42,7 @@ def batch_matmul_strategy_cpu(
         packed.add_implementation(
             pack.compute, pack.schedule, "batch_matmul_pack.cpu", 15, version=2,
             space=pack.space, prepare=pack.prepare,
-        )  # fmt: skip
+        )
         strategy.extend(widened.for_types(packed, inputs))
     constant = all(d.is_constant for kind in inputs for d in kind.shape)
     if constant and not attrs.transpose_a and inputs[0].dtype == "bfloat16":
@@ -62,7 +62,7 @@ def batch_matmul_strategy_cpu(
         strategy.add_implementation(
             cblas.compute, cblas.schedule, "batch_matmul_cblas.cpu", at_each_call if rows == 1 else 10,
             library="cblas", varying_plevel=at_each_call,
-        )  # fmt: skip
+        )
     return strategy
 
 

@@ -55,13 +55,13 @@ def compute(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: TensorType
                     "cblas_sgemv", integer(_ROW_MAJOR), integer(_NO_TRANS if attrs.transpose_b else _TRANS),
                     integer(rows), integer(columns), number(1), right, integer(columns), left,
                     integer(1), number(0), out, integer(1),
-                )  # fmt: skip
+                )
             return call(
                 "cblas_sgemm", integer(_ROW_MAJOR), integer(_TRANS if attrs.transpose_a else _NO_TRANS),
                 integer(_TRANS if attrs.transpose_b else _NO_TRANS), integer(m), integer(n), integer(depth),
                 number(1), left, integer(m if attrs.transpose_a else depth), right,
                 integer(depth if attrs.transpose_b else n), number(0), out, integer(n),
-            )  # fmt: skip
+            )
 
         b = tirx.Var("b", "int64")
         kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL

@@ -20,5 +20,5 @@ def compute(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: TensorType
         number_of(m), number_of(n), number_of(k), str(x.dtype), out_type.dtype,
         transpose_left=attrs.transpose_a, transpose_right=attrs.transpose_b, batch=number_of(batch),
         one_left=number_of(x.shape[0]) == 1, one_right=number_of(y.shape[0]) == 1,
-    )  # fmt: skip
+    )
     return [call_in_place(call, inputs, (batch, m, n), out_type.dtype, "batch_matmul")]

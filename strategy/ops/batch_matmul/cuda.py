@@ -44,12 +44,12 @@ def batch_matmul_strategy_cuda(
         strategy.add_implementation(
             partial(mma.compute, mma_product), schedule_in_place, "batch_matmul_mma.cuda", 18,
             version=2, space=partial(mma_space_of, mma_space),
-        )  # fmt: skip
+        )
     if mma.takes(takes_wgmma, attrs, inputs, out_type, target):
         strategy.add_implementation(
             partial(mma.compute, wgmma_product), schedule_in_place, "batch_matmul_wgmma.cuda", 19,
             space=partial(mma_space_of, wgmma_space),
-        )  # fmt: skip
+        )
     if "cublas" in target.libs and multiplies(inputs[0].dtype, out_type.dtype):
         strategy.add_implementation(
             cublas.compute, schedule_in_place, "batch_matmul_cublas.cuda", 25, library="cublas"
@@ -73,7 +73,7 @@ def space(
     return tiled_space(
         limits_of(target), _multiplied(attrs, inputs[0].dtype), *_extents(attrs, inputs), batch=batch,
         along_k=attrs.transpose_b and not attrs.transpose_a, vector=4 if whole else 1,
-    )  # fmt: skip
+    )
 
 
 def space_of_tensors(

@@ -21,7 +21,7 @@ from strategy.types import TensorType
 def takes(
     fits: Callable[..., bool], attrs: BatchMatmulAttrs, inputs: Sequence[TensorType],
     out_type: TensorType, target: Target,
-) -> bool:  # fmt: skip
+) -> bool:
     """Return whether both operands lie along k, and as `fits`, `takes_mma` or `takes_wgmma`, wants them."""
     _, n, k = inputs[1].shape
     batch, kinds = out_type.shape[0], (inputs[0].dtype, out_type.dtype)
@@ -32,12 +32,12 @@ def takes(
 def compute(
     product: Callable[[ByHand, Config], Handwritten],
     attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """Products of the entries by one launch of `mma_product` or `wgmma_product`; a batch of 1 is read for all."""
     x, y = inputs
     batch, m, n = extents_of(out_type, inputs)
     of = ByHand(
         number_of(batch), number_of(m), n, int(y.shape[2]), str(x.dtype), out_type.dtype,
         one_left=number_of(x.shape[0]) == 1, one_right=number_of(y.shape[0]) == 1,
-    )  # fmt: skip
+    )
     return [call_in_place(product(of, config), inputs, (batch, m, n), out_type.dtype, "batch_matmul")]

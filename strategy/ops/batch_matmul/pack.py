@@ -140,7 +140,7 @@ def compute(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: TensorType
     tiles = compute_stage(
         "tiles", (batch, round_up(m, rows), round_up(n, width)),
         lambda b, i, j: te.sum(left(b, i).astype(dtype) * right(b, j).astype(dtype), axis=r),
-    )  # fmt: skip
+    )
     return [te.compute((batch, m, n), lambda b, i, j: tiles[b, i, j].astype(out_type.dtype), name="batch_matmul")]
 
 

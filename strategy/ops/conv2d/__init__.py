@@ -99,7 +99,7 @@ def conv2d_strategy_cpu(
         found.add_implementation(
             blocked.compute, blocked.schedule, _BLOCKED, 12,
             space=blocked.space, prepare=blocked.prepare,
-        )  # fmt: skip
+        )
         plain_steps = attrs.strides == attrs.dilation == (1, 1)
         if weight.concrete_shape[2:] == (3, 3) and plain_steps and block_of(attrs.data_layout) > 1:
             plain = plain_type(out_type, attrs.result_layout)
@@ -114,7 +114,7 @@ def conv2d_strategy_cpu(
         found.add_implementation(
             depthwise_blocked.compute, depthwise_blocked.schedule, "depthwise_conv2d_nchwc.cpu", 15,
             space=depthwise_blocked.space, prepare=depthwise_blocked.prepare,
-        )  # fmt: skip
+        )
     strategy.extend(widened.for_types(found, inputs, {_BLOCKED: lambda attrs, _: not any(attrs.padding)}))
     return strategy
 
@@ -158,7 +158,7 @@ def _in_any_layout(
 def _add_products(
     strategy: OpStrategy, attrs: Conv2DAttrs, data: TensorType, weight: TensorType, out_type: TensorType,
     target: Target,
-) -> None:  # fmt: skip
+) -> None:
     """Add im2col and what takes the place of it."""
     lanes = lanes_of(target, accumulator(data.dtype))
     # On a tie the first is taken.
@@ -166,14 +166,14 @@ def _add_products(
     strategy.add_implementation(
         im2col.compute, im2col.schedule, "conv2d_nchw_im2col.cpu", 11 if unfolds else 10, version=3,
         space=im2col.space, prepare=im2col.prepare,
-    )  # fmt: skip
+    )
     _add_spatial_pack(strategy)
     # On a tie the first is taken, not winograd's.
     if lines.is_offered((data, weight), out_type):
         strategy.add_implementation(
             lines.compute, lines.schedule, "conv2d_nchw_lines.cpu",
             14 if lines.pays((data, weight), out_type, target) else 8, space=lines.space, prepare=lines.prepare,
-        )  # fmt: skip
+        )
     (_, channels, height, width), (_, _, kernel_h, kernel_w) = data.shape, weight.shape
     # Vectors of pixels cross the lines of a small image, and some of their lanes are idle; those of channels are not.
     small = int(height) * int(width) // (attrs.strides[0] * attrs.strides[1]) <= 14 * 14
@@ -183,12 +183,12 @@ def _add_products(
         strategy.add_implementation(
             taps.compute, taps.schedule, "conv2d_nchw_taps.cpu",
             13 if pays else 9, space=taps.space, prepare=taps.prepare,
-        )  # fmt: skip
+        )
     with SpecializedCondition((kernel_h == 1) & (kernel_w == 1)):
         strategy.add_implementation(
             pointwise.compute, pointwise.schedule, "conv2d_nchw_1x1.cpu", 10 if small else 12, version=2,
             space=pointwise.space, prepare=pointwise.prepare,
-        )  # fmt: skip
+        )
     # Winograd's tiles go over the images of a batch.
     if not data.shape[0].is_constant or attrs.strides != (1, 1):
         return
@@ -229,7 +229,7 @@ def _add_spatial_pack(strategy: OpStrategy) -> None:
     strategy.add_implementation(
         spatial_pack.compute, spatial_pack.schedule, _SPATIAL_PACK, 11, version=6,
         space=spatial_pack.space, prepare=spatial_pack.prepare,
-    )  # fmt: skip
+    )
 
 
 def _add_winograd(
@@ -239,7 +239,7 @@ def _add_winograd(
         transform.bind(module.compute), transform.bind(module.schedule),
         f"{name}_{transform.tile}x{transform.tile}.cpu", plevel, version=version,
         space=transform.bind(module.space), prepare=transform.bind(module.prepare),
-    )  # fmt: skip
+    )
 
 
 register_strategy("conv2d", conv2d_strategy)

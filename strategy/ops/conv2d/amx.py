@@ -77,7 +77,7 @@ class Lines:
 def amx_of(
     attrs: Conv2DAttrs, data: TensorType, weight: TensorType, out_type: TensorType, target: Target,
     *, weight_left: bool = False,
-) -> Dot | None:  # fmt: skip
+) -> Dot | None:
     """The target's tiles for a convolution, with the data or the weight on their left; None without them.
 
     All extents must be known. Zero points of the weight would take sums of windows; that of the data must be one of its
@@ -95,7 +95,7 @@ def amx_of(
 def add(
     strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, name: str,
     target: Target,
-) -> None:  # fmt: skip
+) -> None:
     """Add the implementation to a strategy of images in NHWC where the target has AMX for them (`amx_of`)."""
     data, weight = plain_inputs(attrs, inputs)
     dot = amx_of(attrs, data, weight, out_type, target)
@@ -107,7 +107,7 @@ def add(
     strategy.add_implementation(
         partial(compute, lines), partial(schedule, lines), name, 13 if short else 18,
         space=partial(space, lines), prepare=partial(prepare, lines),
-    )  # fmt: skip
+    )
 
 
 def space(
@@ -136,7 +136,7 @@ def prepare(
 def pack_rows(
     dot: Dot, attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config, words: int,
     number: Callable[[Any, Any, Any], Any],
-) -> Callable[[Any], Any]:  # fmt: skip
+) -> Callable[[Any], Any]:
     """The packing of a weight as of a product, from rows of `words`.
 
     Args:
@@ -167,14 +167,14 @@ def compute(
     windows = te.compute(
         (batch * height * width, depth.total * lines.dot.group), partial(_window, lines, attrs, data, height, width),
         name="windows", attrs={VIEW: "windows"},
-    )  # fmt: skip
+    )
     total = product(lines.dot, attrs, windows, weight, channels, depth, config)
     return [
         te.compute(
             out_type.concrete_shape,
             lambda n, h, w, o: total[(n * height + h) * width + w, o].astype(out_type.dtype), name="conv2d",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _window(lines: Lines, attrs: Conv2DAttrs, data: Any, height: int, width: int, pixel: Any, column: Any) -> Any:
@@ -195,7 +195,7 @@ def _window(lines: Lines, attrs: Conv2DAttrs, data: Any, height: int, width: int
             (h >= 0, attrs.padding[0]), (h < rows, attrs.padding[2]), (w >= 0, attrs.padding[1]),
             (w < columns, attrs.padding[3]), (at < lines.length, not lines.are_whole),
         ) if needed
-    ]  # fmt: skip
+    ]
     zero = dot.zero_points(attrs, dtype)[0] if dot.sums == "int32" else 0
     return tirx.if_then_else(tirx.all(*tests), found, tirx.const(zero, dot.kept)) if tests else found
 
@@ -210,5 +210,5 @@ def schedule(lines: Lines, attrs: Conv2DAttrs, outs: Outs, target: Target, confi
     schedule_product(
         sch, find_stages(sch), output, lines.dot, lines.depth, config,
         summed=is_summed(lines.dot, attrs, dtype), m=batch * height * width, in_place=(dtype, 0),
-    )  # fmt: skip
+    )
     return sch

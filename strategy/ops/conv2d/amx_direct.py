@@ -94,14 +94,14 @@ class Windows:
                 (out_h, out_w), (self.window.kernel_h, self.window.kernel_w), self.window.strides, self.window.dilation,
                 strict=True,
             )
-        )  # fmt: skip
+        )
         return down, across
 
 
 def add(
     strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, name: str,
     target: Target,
-) -> None:  # fmt: skip
+) -> None:
     """Add the implementation to a strategy of images in NHWC, as `amx.add`, where lines have several pixels.
 
     It is chosen untuned where lines fill tiles by half, and channels, or the rows of a window, are not very few.
@@ -120,7 +120,7 @@ def add(
     strategy.add_implementation(
         partial(compute, windows), partial(schedule, windows), name, 19 if fills_tiles else 12,
         space=partial(space, windows), prepare=partial(prepare, windows),
-    )  # fmt: skip
+    )
 
 
 def _fit_registers() -> Clause:
@@ -147,7 +147,7 @@ def _best_block(out_h: int, out_w: int, channels: int, widths: Sequence[int]) ->
             and lines * -(-columns // ROWS) * (width // LANES + 1) < REGISTERS
         ),
         key=lambda block: cost(*block),
-    )  # fmt: skip
+    )
 
 
 def space(
@@ -257,7 +257,7 @@ def compute(
                 (y >= 0, top), (y < image_h, padded_h - top > image_h), (x >= 0, left),
                 (x < image_w, padded_w - left > image_w), (c < windows.channels, pixel > windows.channels),
             ) if needed
-        ]  # fmt: skip
+        ]
         return tirx.if_then_else(tirx.all(*tests), found, tirx.const(zero, dot.kept)) if tests else found
 
     if config["copied"] == _IN_PLACE:
@@ -288,7 +288,7 @@ def compute(
         share = compute_stage(
             "share", (round_up(channels, width),),
             lambda o: of_data * sum_of_row(weight, o, windows.places * depth.total, width, dot.group),
-        )  # fmt: skip
+        )
         total = compute_stage("total", tiles.shape, lambda n, h, w, o: tiles[n, h, w, o] - share[o])
     return [
         te.compute(out_type.concrete_shape, lambda *i: total(*i).astype(out_type.dtype), name="conv2d")
@@ -338,7 +338,7 @@ def schedule(windows: Windows, attrs: Conv2DAttrs, outs: Outs, target: Target, c
         row_words=stride_w * pixel, step_words=depth.words, panel_words=0, ahead=0,
         lines=lines, line_words=stride_h * across * pixel,
         around=tuple(loop for loop in around if loop[0] > 1),
-    )  # fmt: skip
+    )
     use_tiles_of_windows(sch, tiles, block, window, dtype, task)
     return sch
 

@@ -65,7 +65,7 @@ class Windows:
 def add(
     strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, name: str,
     target: Target,
-) -> None:  # fmt: skip
+) -> None:
     """Add the implementation to a strategy, of types in NCHW and OIHW, where the target has AMX for them (`amx_of`).
 
     Each of several groups has half a tile of output channels or more.
@@ -81,7 +81,7 @@ def add(
     strategy.add_implementation(
         partial(compute, windows), partial(schedule, windows), name, 18,
         space=partial(space, windows), prepare=partial(prepare, windows),
-    )  # fmt: skip
+    )
 
 
 def space(
@@ -222,7 +222,7 @@ def compute(
         total = compute_stage(
             "total", tiles.shape,
             lambda n, g, t, o, p: tiles[n, g, t, o, p] - zero * weight[g * count + o // rows, depth.steps, o % rows, 0],
-        )  # fmt: skip
+        )
     return [
         te.compute(
             out_type.concrete_shape,
@@ -231,7 +231,7 @@ def compute(
             ].astype(out_type.dtype),
             name="conv2d",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _is_flat(windows: Windows, attrs: Conv2DAttrs) -> bool:
@@ -271,7 +271,7 @@ def schedule(windows: Windows, attrs: Conv2DAttrs, outs: Outs, target: Target, c
     block = Block(
         dot, rows, width, depth.steps, depth.words,
         row_words=depth.words, step_words=rows * depth.words, panel_words=0, ahead=0, in_columns=True,
-    )  # fmt: skip
+    )
     use_tiles_of_words(sch, tiles, block, task)
     for name in ("weight_sums", "weight_tiles"):
         if name in stages:

@@ -40,7 +40,7 @@ from strategy.types import TensorType
 def add(
     strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, name: str,
     target: Target,
-) -> None:  # fmt: skip
+) -> None:
     """Add the implementation to a strategy, of types in NCHW and OIHW, as `amx_nchw.add`, of one group.
 
     Windows read each phase of a line. It is chosen untuned where it `pays`.
@@ -57,7 +57,7 @@ def add(
     strategy.add_implementation(
         partial(compute, windows), partial(schedule, windows), name, plevel,
         version=3, space=partial(space, windows), prepare=partial(prepare, windows),
-    )  # fmt: skip
+    )
 
 
 def prepare(
@@ -134,7 +134,7 @@ def compute(
                 (x < image_w, padded_w * phases * apart - left > image_w),
                 (c < words, depth.total > words and not windows.in_columns),
             ) if needed
-        ]  # fmt: skip
+        ]
         return tirx.if_then_else(tirx.all(*tests), found, padding) if tests else found
 
     deep, padded = words if windows.in_columns else depth.total, None
@@ -183,7 +183,7 @@ def compute(
         total = compute_stage(
             "total", tiles.shape,
             lambda n, o, h, w: tiles[n, o, h, w] - of_data * weight[o // rows, steps, o % rows, 0],
-        )  # fmt: skip
+        )
 
     def element(*index: Any) -> Any:
         if joined > 1:
@@ -236,7 +236,7 @@ def schedule(windows: Windows, attrs: Conv2DAttrs, outs: Outs, target: Target, c
         row_words=depth.words, step_words=rows * depth.words, panel_words=0, ahead=0,
         around=tuple(loop for loop in around if loop[0] > 1), phases=(windows.phases, across),
         image=Image(lines, row_words, depth.words * row_words, window.strides[0] * line_words),
-    )  # fmt: skip
+    )
     window = replace(window, dilation=(window.dilation[0], windows.dilation_w), line=pitch if joined > 1 else 0)
     use_tiles_of_image(sch, tiles, block, window, task)
     return sch

@@ -175,7 +175,7 @@ def _best_block(
             and -(-rows // ROWS) * (lines * (width // LANES) + 1) < REGISTERS
         ),
         key=operator.itemgetter(0),
-    )  # fmt: skip
+    )
 
 
 def space(
@@ -202,7 +202,7 @@ def space(
         cost, rows, lines, width = _best_block(
             channels, out_h, out_w, _ROWS,
             lambda n: n == 1 if joins else leaves or (n in several if is_prime else out_h % n == 0),
-        )  # fmt: skip
+        )
         joined = 1
         for n in joins:
             across = windows.joined(n, out_w)

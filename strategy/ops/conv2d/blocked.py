@@ -70,7 +70,7 @@ def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
     fitting = [
         r for r in ROWS
         if r <= geometry.pixels and (_is_flat(attrs, geometry) or out_w % r == 0 or r % out_w == 0)
-    ]  # fmt: skip
+    ]
     widths = tuple(v * lanes for v in VECTORS if v == 1 or (v - 1) * lanes < geometry.out_channels)
     high, wide = Knob("rows", fitting), Knob("width", widths, "layout")
 
@@ -219,7 +219,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
         prefetch_panels(
             sch, inner[1], steps, panel=turns * step, step=step, around=around,
             tiles=integer(config, "p_block") if config["inner"] == "pixels" else 1, dtype=str(outs.args[1].dtype),
-        )  # fmt: skip
+        )
     store_tile(sch, output, lanes)
     return sch
 

@@ -54,29 +54,29 @@ def conv2d_strategy_cuda(
         strategy.add_implementation(
             cudnn.compute, schedule_in_place, "conv2d_cudnn.cuda", 25,
             space=cudnn.space, library="cudnn", symbolic=False,
-        )  # fmt: skip
+        )
     summed = out_type.dtype in (data.dtype, accumulator(data.dtype))
     if not out_type.is_constant or attrs.groups != 1 or not summed:
         return strategy
     strategy.add_implementation(
         implicit_gemm.compute, implicit_gemm.schedule, "conv2d_nchw_implicit_gemm.cuda", 10,
         version=2, space=implicit_gemm.space, prepare=implicit_gemm.prepare,
-    )  # fmt: skip
+    )
     if data.dtype in limits_of(target).tensor_cores:
         strategy.add_implementation(
             compute_product_of_windows, schedule_tensors,
             "conv2d_nchw_implicit_gemm_tensor.cuda", 12, space=space_of_tensors,
-        )  # fmt: skip
+        )
     if mma.takes(takes_mma, inputs, out_type, limits_of(target)):
         strategy.add_implementation(
             partial(mma.compute, mma_product), mma.schedule, "conv2d_nchw_mma.cuda", 14,
             space=partial(mma.space, mma_space), prepare=mma.prepare,
-        )  # fmt: skip
+        )
     if mma.takes(takes_wgmma, inputs, out_type, limits_of(target)):
         strategy.add_implementation(
             partial(mma.compute, wgmma_product), mma.schedule, "conv2d_nchw_wgmma.cuda", 16,
             space=partial(mma.space, wgmma_space), prepare=mma.prepare,
-        )  # fmt: skip
+        )
     if (
         data.dtype in ("float32", "float64")
         and weight.concrete_shape[2:] == (3, 3)
@@ -85,7 +85,7 @@ def conv2d_strategy_cuda(
         strategy.add_implementation(
             winograd_cuda.compute, winograd_cuda.schedule, "conv2d_nchw_winograd.cuda", 11,
             version=2, space=winograd_cuda.space, prepare=winograd_cuda.prepare,
-        )  # fmt: skip
+        )
     return strategy
 
 
@@ -179,7 +179,7 @@ def compute_product_of_windows(
     product = compute_product(
         Product(1, out_channels, batch * rows * columns, channels * window),
         of_weight, of_windows, str(data.dtype), config,
-    )  # fmt: skip
+    )
     return [implicit_gemm.as_image(product, out_type)]
 
 

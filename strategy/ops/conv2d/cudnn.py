@@ -56,5 +56,5 @@ def compute(
         data_shape=data, weight_shape=weight, output_shape=out_type.concrete_shape,  # type: ignore[arg-type]
         padding=attrs.padding[:2], strides=attrs.strides, dilation=attrs.dilation,
         groups=attrs.groups, algorithm=str(config["algorithm"]),
-    )  # fmt: skip
+    )
     return [call_in_place(call, inputs, out_type.concrete_shape, out_type.dtype, "conv2d")]

@@ -49,7 +49,7 @@ def add(strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], 
         strategy.add_implementation(
             compute, schedule, name, 15, version=3, space=space,
             prepare=prepare if data.dtype != accumulator(data.dtype) else None,
-        )  # fmt: skip
+        )
 
 
 def is_exact(attrs: Conv2DAttrs, data: TensorType, weight: TensorType) -> bool:
@@ -177,7 +177,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
             * weight[o, 0, y, x].astype(wide),
             axis=[y, x],
         ),
-    )  # fmt: skip
+    )
     return [
         te.compute(
             (batch, out_channels, out_h, out_w),

@@ -53,7 +53,7 @@ def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) ->
         return compute_stage(
             "weight_tiles", (channels // block, kernel_h, kernel_w, block),
             lambda outer, y, x, inner: weight[outer * block + inner, 0, y, x],
-        )  # fmt: skip
+        )
 
     return {1: pack}
 
@@ -78,7 +78,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
             * weight[o, y, x, c].astype(wide),
             axis=[y, x],
         ),
-    )  # fmt: skip
+    )
     shape = (batch, blocks, out_h, out_w, block)
     return [te.compute(shape, lambda *i: tiles(*i).astype(dtype), name="depthwise_conv2d")]
 

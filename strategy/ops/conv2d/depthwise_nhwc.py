@@ -61,7 +61,7 @@ def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) ->
         return compute_stage(
             "weight_tiles", (kernel_h, kernel_w, channels),
             lambda y, x, c: widened_weight(attrs, weight[c, 0, y, x], str(weight.dtype)),
-        )  # fmt: skip
+        )
 
     return {1: pack}
 
@@ -89,7 +89,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
             padded[n, h * stride_h + y * dilation_h, w * stride_w + x * dilation_w, c].astype(wide) * weight[y, x, c],
             axis=[y, x],
         ),
-    )  # fmt: skip
+    )
     shape = (batch, out_h, out_w, channels)
     return [te.compute(shape, lambda *i: tiles(*i).astype(out_type.dtype), name="depthwise_conv2d")]
 

@@ -41,7 +41,7 @@ def add(
         strategy.add_implementation(
             partial(compute, dot), partial(schedule, dot), name, plevel, version=4,
             space=partial(space, dot), prepare=partial(prepare, dot),
-        )  # fmt: skip
+        )
 
 
 def dot_of(attrs: Conv2DAttrs, inputs: Sequence[TensorType], target: Target) -> Dot | None:
@@ -95,7 +95,7 @@ def prepare(
         sums = compute_stage(
             "weight_sums", (out_channels,),
             lambda o: te.sum(dot.pack(weight[o, r, s, t]).astype("int32"), axis=[r, s, t]),
-        )  # fmt: skip
+        )
         with_sums = te.compute(
             shape, lambda o, c, y, x: tirx.if_then_else(c < words, word(o, c, y, x), sums[o]), name="words"
         )

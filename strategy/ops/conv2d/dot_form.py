@@ -101,7 +101,7 @@ def prepare(
         sums = compute_stage(
             "sums", (out_channels,),
             lambda o: te.sum(dot.pack(weight[o, r, s, t]).astype("int32"), axis=[r, s, t]),
-        )  # fmt: skip
+        )
 
         def number_or_byte(panel: Any, y: Any, x: Any, word: Any, lane: Any, place: Any) -> Any:
             flat = lane * group + place
@@ -139,7 +139,7 @@ def copied(form: Form, attrs: Conv2DAttrs, data: Any, columns: int) -> Any:
                 (h >= 0, top), (h < height, bottom), (place >= left * pixel, left),
                 (place < (left + width) * pixel, right), (inner % wide < channels, wide > channels),
             ) if needed
-        ]  # fmt: skip
+        ]
         return tirx.if_then_else(tirx.all(*tests), found, tirx.const(zero, dot.kept)) if tests else found
 
     shape = (batch, height + top + bottom, (left + width + right) * pixel)

@@ -59,7 +59,7 @@ def add(
     strategy.add_implementation(
         partial(compute, form), partial(schedule, form), name, plevel,
         space=partial(space, form), prepare=partial(prepare, form),
-    )  # fmt: skip
+    )
 
 
 def space(
@@ -178,7 +178,7 @@ def compute(
         pixels = compute_stage(
             "pixel_sums", (batch, height, columns, attrs.groups),
             lambda n, h, w, g: te.sum(read(n, h, w, g * stored + k) - zero, axis=k),
-        )  # fmt: skip
+        )
         s, c = te.reduce_axis((0, kernel_h), name="s"), te.reduce_axis((0, form.kernel_w), name="c")
 
         def of_window(n: Any, g: Any, *place: Any) -> Any:

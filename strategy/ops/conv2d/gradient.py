@@ -110,7 +110,7 @@ def compute_backward_data(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: T
         inside = tirx.all(
             row >= 0, row % stride_h == 0, row // stride_h < grad.shape[2],
             column >= 0, column % stride_w == 0, column // stride_w < grad.shape[3],
-        )  # fmt: skip
+        )
         value = grad[n, channel, row // stride_h, column // stride_w] * weight[channel, c % group_channels, y, x]
         return te.sum(tirx.if_then_else(inside, value, tirx.const(0, grad.dtype)), axis=[o, y, x])
 

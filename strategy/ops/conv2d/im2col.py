@@ -212,7 +212,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
         lambda n, g, k, h, w: pixel(
             n, g * geometry.channels + k // (kernel_h * kernel_w), k // kernel_w % kernel_h, k % kernel_w, h, w
         ),
-    )  # fmt: skip
+    )
 
     def column(n: Any, g: Any, k: Any, p: Any) -> Any:
         return columns[n, g, k, p // out_w, p % out_w]

@@ -96,7 +96,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     product = compute_product(
         Product(1, out_channels, batch * rows * columns, channels * height * width),
         of_weight, of_windows, str(data.dtype), config, turns=True,
-    )  # fmt: skip
+    )
     return [as_image(product, out_type)]
 
 

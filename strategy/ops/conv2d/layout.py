@@ -86,7 +86,7 @@ def _adapted(found: OpImplementation, layout: str) -> OpImplementation:
     return replace(
         found, compute=compute, space=space and adapted_space, prepare=prepare and adapted_prepare,
         name=found.name.replace("nchw", layout),
-    )  # fmt: skip
+    )
 
 
 def plain_weight(attrs: Conv2DAttrs, weight: Any) -> Any:
@@ -100,4 +100,4 @@ def plain_weight(attrs: Conv2DAttrs, weight: Any) -> Any:
     return te.compute(
         permuted(weight.shape, given, KERNEL), lambda *i: weight(*(i[n] for n in back)), name="permuted",
         attrs={VIEW: "permuted"},
-    )  # fmt: skip
+    )

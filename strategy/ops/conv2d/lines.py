@@ -95,7 +95,7 @@ def space(
                 for v in VECTORS if wide.has(v * lanes) and r * v + v + 1 <= target.vector_registers
             ),
             key=merit,
-        )  # fmt: skip
+        )
         tasks = geometry.batch * geometry.groups
 
         def fits(lines: int) -> bool:
@@ -160,7 +160,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
             (geometry.batch, geometry.groups * own, geometry.out_h, geometry.out_w),
             lambda n, o, h, w: tiles[n, o // own, o % own, h, w].astype(dtype), name="conv2d",
         )
-    ]  # fmt: skip
+    ]
 
 
 def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:

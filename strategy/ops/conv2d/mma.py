@@ -129,7 +129,7 @@ def takes(
 def space(
     make: Callable[..., ConfigSpace], attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType,
     target: Target,
-) -> ConfigSpace:  # fmt: skip
+) -> ConfigSpace:
     """The space that `make`, `mma_space` or `wgmma_space`, has for the extents of a call."""
     batch, channels, rows, columns = out_type.concrete_shape
     return make(limits_of(target), channels, batch * rows * columns, gathered=True)
@@ -146,7 +146,7 @@ def prepare(
         return compute_stage(
             "packed_weight", (out_channels, height, width, -(-channels // block) * block),
             lambda o, y, x, c: zero_beyond(weight[o, c, y, x], c, channels, block),
-        )  # fmt: skip
+        )
 
     return {1: pack}
 
@@ -154,7 +154,7 @@ def prepare(
 def compute(
     by: Callable[[ByHand, Config], Handwritten],
     attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """The convolution by one launch of `mma_product` or `wgmma_product`; `prepare` has packed the weight."""
     data, weight = inputs
     _, channels, height, width = (int(e) for e in data.shape)
@@ -165,11 +165,11 @@ def compute(
         "WINDOW_H": window_h, "WINDOW_W": window_w, "TOP": attrs.padding[0], "LEFT_SIDE": attrs.padding[1],
         "STRIDE_H": attrs.strides[0], "STRIDE_W": attrs.strides[1],
         "DILATION_H": attrs.dilation[0], "DILATION_W": attrs.dilation[1],
-    }  # fmt: skip
+    }
     of = ByHand(
         1, out_channels, batch * rows * columns, window_h * window_w * depth, str(data.dtype),
         out_type.dtype, operands=Operands("Windows", _WINDOWS, macros),
-    )  # fmt: skip
+    )
     return [
         call_in_place(by(of, config), [weight, data], out_type.concrete_shape, out_type.dtype, "conv2d")
     ]

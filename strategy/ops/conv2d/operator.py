@@ -276,4 +276,4 @@ def conv2d(
         "conv2d", data, weight, strides=strides, padding=padding, dilation=dilation, groups=groups,
         channels=channels, kernel_size=kernel_size, out_dtype=out_dtype, data_layout=data_layout,
         kernel_layout=kernel_layout, out_layout=out_layout,
-    )  # fmt: skip
+    )

@@ -72,7 +72,7 @@ def read_windows(image: Any, attrs: Conv2DAttrs, kernel_w: int) -> Callable[...,
     split = compute_stage(
         "split", (batch, channels, height, stride, width // stride),
         lambda n, c, h, part, w: image[n, c, h, w * stride + part],
-    )  # fmt: skip
+    )
 
     def pixel(n: Any, c: Any, y: Any, x: Any, h: Any, w: Any) -> Any:
         column = x * dilation_w

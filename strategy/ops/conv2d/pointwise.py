@@ -88,7 +88,7 @@ def space(
                     return {
                         "rows": tile[0], "width": tile[1], "unroll": 1, "o_block": 1, "p_block": panels,
                         "inner": "pixels", "ahead": False, "copied": False,
-                    }  # fmt: skip
+                    }
 
         def block(rows: int, width: int) -> int:
             tiles = -(-geometry.out_channels // rows)
@@ -173,7 +173,7 @@ def _by_lines(geometry: Geometry, rows: int, width: int, size: int, target: Targ
         "rows": rows, "width": width, "unroll": 1,
         "o_block": largest_divisor(BLOCKS, tiles, tiles if even else -(-tiles // target.threads)),
         "p_block": p_block, "inner": "pixels", "ahead": False, "copied": True,
-    }  # fmt: skip
+    }
 
 
 def _with_copies(
@@ -192,7 +192,7 @@ def _with_copies(
     return {
         "rows": rows, "width": width, "unroll": 1, "o_block": o_block, "p_block": p_block,
         "inner": "pixels" if p_block > 1 else "channels", "ahead": False, "copied": True,
-    }  # fmt: skip
+    }
 
 
 def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:

@@ -167,7 +167,7 @@ def split_groups(
             lambda n, o, h, w: (
                 n, (o // own * down + h % down) * across + w % across, o % own, *places(h // down, w // across)
             ),
-        )  # fmt: skip
+        )
     else:
         sch.transform_block_layout(output, lambda n, h, w, o: (n, o // own, *places(h, w), o % own))
     if groups > 1:

@@ -293,7 +293,7 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
         prefetch_panels(
             sch, inner[1], steps, panel=channels * step, step=step,
             tiles=integer(config, "p_block") if config["inner"] == "pixels" else 1, dtype=str(outs.args[1].dtype),
-        )  # fmt: skip
+        )
     return sch
 
 

@@ -129,7 +129,7 @@ def space(
             (r, v)
             for r in ROWS if high.has(r)
             for v in VECTORS if wide.has(v * lanes) and r * v + v + 1 <= target.vector_registers
-        ]  # fmt: skip
+        ]
         down, across = _axes(attrs, inputs[0].shape[2:], geometry)
 
         def cycles(tile: tuple[int, int]) -> float:

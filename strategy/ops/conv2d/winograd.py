@@ -149,7 +149,7 @@ def prepare(
             lambda i, j, tile, c, row: combine(
                 transform.weight, j, [columns[i, x, c, tile * rows + row] for x in range(KERNEL)]
             ),
-        )  # fmt: skip
+        )
 
     return {1: apply}
 
@@ -181,13 +181,13 @@ def compute(
     columns = compute_stage(
         "data_columns", (batch, channels, down, alpha, breadth),
         lambda n, c, y, i, x: combine(transform.data, i, [padded[n, c, y * tile + a, x] for a in range(alpha)]),
-    )  # fmt: skip
+    )
     data_transform = compute_stage(
         "data_transform", (alpha, alpha, channels, batch, down, across),
         lambda i, j, c, n, y, x: combine(
             transform.data, j, [columns[n, c, y, i, x * tile + b] for b in range(alpha)]
         ),
-    )  # fmt: skip
+    )
     own = int(weight.shape[3])
     r = te.reduce_axis((0, own), name="r")
 
@@ -200,13 +200,13 @@ def compute(
     sums = compute_stage("tiles", (alpha, alpha, round_up(out_channels, rows), round_up(tiles, width)), term)
     product = compute_stage(
         "product", (alpha, alpha, out_channels, tiles), lambda i, j, o, t: sums[i, j, o, t],
-    )  # fmt: skip
+    )
     inverse = compute_stage(
         "inverse", (batch, out_channels, down, tile, alpha, across),
         lambda n, o, y, i, b, x: combine(
             transform.inverse, i, [product[a, b, o, (n * down + y) * across + x] for a in range(alpha)]
         ),
-    )  # fmt: skip
+    )
 
     def gather(n: Any, o: Any, h: Any, w: Any) -> Any:
         terms = [

@@ -106,7 +106,7 @@ def prepare(
                 j,
                 [columns[i, x, outer * block + inner, panel * width + lane] for x in range(KERNEL)],
             ),
-        )  # fmt: skip
+        )
 
     return {1: apply}
 
@@ -130,13 +130,13 @@ def compute(
     columns = compute_stage(
         "data_columns", (batch, blocks, down, across * tile + 2, alpha, block),
         lambda n, o, y, x, i, c: combine(transform.data, i, [padded[n, o, y * tile + a, x, c] for a in range(alpha)]),
-    )  # fmt: skip
+    )
     data_transform = compute_stage(
         "data_transform", (alpha, alpha, blocks, batch, down, across, block),
         lambda i, j, o, n, y, x, c: combine(
             transform.data, j, [columns[n, o, y, x * tile + b, i, c] for b in range(alpha)]
         ),
-    )  # fmt: skip
+    )
     outer, inner = te.reduce_axis((0, blocks), name="c"), te.reduce_axis((0, block), name="i")
 
     def term(i: Any, j: Any, t: Any, o: Any) -> Any:
@@ -150,13 +150,13 @@ def compute(
     product = compute_stage(
         "product", (alpha, alpha, out_blocks, tiles, out_block),
         lambda i, j, o, t, c: sums[i, j, t, o * out_block + c],
-    )  # fmt: skip
+    )
     inverse = compute_stage(
         "inverse", (batch, out_blocks, down, across, alpha, tile, out_block),
         lambda n, o, y, x, b, i, c: combine(
             transform.inverse, i, [product[a, b, o, (n * down + y) * across + x, c] for a in range(alpha)]
         ),
-    )  # fmt: skip
+    )
 
     def gather(n: Any, o: Any, h: Any, w: Any, c: Any) -> Any:
         values = [inverse[n, o, h // tile, w // tile, b, h % tile, c] for b in range(alpha)]

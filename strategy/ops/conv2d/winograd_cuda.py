@@ -52,7 +52,7 @@ def space(
     return tiled_space(
         limits_of(target), inputs[0].dtype, out_channels, count, channels, batch=_ALPHA * _ALPHA,
         along_k=False, vector=4 if channels % 4 == count % 4 == 0 else 1, split=False,
-    )  # fmt: skip
+    )
 
 
 def prepare(
@@ -64,7 +64,7 @@ def prepare(
         return compute_stage(
             "weight_transform", (_ALPHA * _ALPHA, weight.shape[0], weight.shape[1]),
             lambda p, o, c: _transformed(F2.weight, p // _ALPHA, p % _ALPHA, lambda a, b: weight[o, c, a, b]),
-        )  # fmt: skip
+        )
 
     return {1: transform}
 

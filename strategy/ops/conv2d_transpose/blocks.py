@@ -216,7 +216,7 @@ def schedule(attrs: Conv2DTransposeAttrs, outs: Outs, target: Target, config: Co
 def _add(
     strategy: OpStrategy, attrs: Conv2DTransposeAttrs, inputs: Sequence[TensorType], out_type: TensorType,
     target: Target,
-) -> None:  # fmt: skip
+) -> None:
     """Add the implementation where the window is as large as the strides, and nothing is cut off or added."""
     known = all(d.is_constant and int(d) >= 1 for kind in inputs for d in kind.shape)
     if not known or not widened.serves(inputs, out_type):
@@ -230,7 +230,7 @@ def _add(
         found.add_implementation(
             partial(compute, lanes), schedule, "conv2d_transpose_blocks.cpu", 13 if full else 10, space=space,
             prepare=prepare, symbolic=False,
-        )  # fmt: skip
+        )
         strategy.extend(widened.for_types(found, inputs))
 
 

@@ -46,7 +46,7 @@ class Conv2DTransposeAttrs(Attrs):
             (extents[i] - 1) * self.strides[i] + (window[i] - 1) * self.dilation[i] + 1
             + self.output_padding[i] - self.padding[i] - self.padding[2 + i]
             for i in range(2)
-        ]  # fmt: skip
+        ]
 
     def as_conv2d(self) -> Conv2DAttrs:
         """The attributes of the convolution whose derivative this is."""
@@ -170,4 +170,4 @@ def conv2d_transpose(
     return call(
         "conv2d_transpose", data, weight, strides=strides, padding=padding, output_padding=output_padding,
         dilation=dilation, groups=groups,
-    )  # fmt: skip
+    )

@@ -128,7 +128,7 @@ class _Phases:
             inside = [
                 test for i, gap, extent in zip(at, gaps, extents, strict=True)
                 for test in (i >= 0, i % gap == 0, i // gap < extent)
-            ]  # fmt: skip
+            ]
             value = data[n, c, *(i // gap for i, gap in zip(at, gaps, strict=True))]
             return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, data.dtype))
 
@@ -176,7 +176,7 @@ def _divide(phase: Any, before: int, step: int) -> tuple[Any, Any]:
 def _add(
     strategy: OpStrategy, attrs: Conv2DTransposeAttrs, inputs: Sequence[TensorType], out_type: TensorType,
     target: Target,
-) -> None:  # fmt: skip
+) -> None:
     """Add implementations of conv2d for the phases of the result."""
     known = all(d.is_constant and int(d) >= 1 for kind in inputs for d in kind.shape)
     if known and widened.serves(inputs, out_type):

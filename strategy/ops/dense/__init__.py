@@ -115,7 +115,7 @@ def dense_strategy(
         strategy.add_implementation(
             large_m.compute, large_m.schedule, "dense_large_m.cpu", 12 if blocked else 9,
             space=large_m.space, prepare=large_m.prepare,
-        )  # fmt: skip
+        )
     with SpecializedCondition(m == 1):
         strategy.add_implementation(
             gemv.compute, gemv.schedule, "dense_gemv.cpu", 12, space=gemv.space, prepare=pack.prepare
@@ -128,7 +128,7 @@ def dense_strategy(
         strategy.add_implementation(
             cblas.compute, cblas.schedule, "dense_cblas.cpu", level.library, library="cblas",
             varying_plevel=_LIBRARY,
-        )  # fmt: skip
+        )
     return strategy
 
 

@@ -37,7 +37,7 @@ def add(strategy: OpStrategy, dot: Dot, name: str, plevel: int) -> None:
     strategy.add_implementation(
         partial(compute, dot), partial(schedule, dot), name, plevel,
         space=partial(space, dot), prepare=partial(prepare, dot),
-    )  # fmt: skip
+    )
 
 
 def space(
@@ -58,7 +58,7 @@ def prepare(
     pack = packing(
         dot, integer(config, "width"), Depth.of(dot, int(inputs[0].shape[-1])).total,
         is_transposed=getattr(attrs, "transpose_b", True), summed=is_summed(dot, attrs, inputs[0].dtype),
-    )  # fmt: skip
+    )
     return {1: pack}
 
 
@@ -82,5 +82,5 @@ def schedule(dot: Dot, attrs: Attrs, outs: Outs, target: Target, config: Config)
         sch, stages, output, dot, Depth.of(dot, int(data.shape[-1])), config,
         summed=is_summed(dot, attrs, data.dtype), m=data.shape[-2],
         in_place=(str(data.dtype), int(data.shape[-1]) // dot.group),
-    )  # fmt: skip
+    )
     return sch

@@ -76,7 +76,7 @@ def is_summed(dot: Dot, attrs: Attrs, dtype: Any) -> bool:
 def space_of(
     m: Dim, columns: int, entries: int, target: Target, *, in_place: bool, unfolded: bool = False,
     depth: Depth | None = None,
-) -> ConfigSpace:  # fmt: skip
+) -> ConfigSpace:
     """The space of products of m rows and some columns, for each entry of a batch.
 
     Of data that leave the second level, a task adds up its sums in `parts` of k.
@@ -212,7 +212,7 @@ def best_block(
     found, rows, width = min(
         (cost(r, w), -r, w) for r in heights for w in widths
         if r <= max(m, heights[0]) and w < n + LANES and -(-r // ROWS) * (w // LANES + 1) < REGISTERS
-    )  # fmt: skip
+    )
     return found, -rows, width
 
 
@@ -255,7 +255,7 @@ def product(dot: Dot, attrs: Attrs, data: Any, weight: Any, n: int, depth: Depth
         share = compute_stage(
             "share", (round_up(n, width),),
             lambda j: of_data * sum_of_row(weight, j, depth.total, width, group),
-        )  # fmt: skip
+        )
     if of_weight:
         row_sums = row_sums_of(data, of_data, dot.sums)
 
@@ -271,7 +271,7 @@ def product(dot: Dot, attrs: Attrs, data: Any, weight: Any, n: int, depth: Depth
 def schedule_product(
     sch: Any, stages: dict[str, Any], output: Any, dot: Dot, depth: Depth, config: Config, *, summed: bool, m: Any,
     in_place: tuple[str, int],
-) -> None:  # fmt: skip
+) -> None:
     """Schedule the stages of `product`, and its output [..., m, n].
 
     Args:
@@ -332,7 +332,7 @@ def schedule_product(
         panel_words=(depth.total + summed) * width,
         ahead=lines_ahead(width, depth.words, blocks) if config["ahead"] else 0,
         adds=parts > 1,
-    )  # fmt: skip
+    )
     use_tiles(sch, tiles, block, dtype, task, order[1] if blocks > 1 else None, part)
 
 
@@ -351,7 +351,7 @@ def _split_depth(sch: Any, tiles: Any, output: Any, parts: int, config: Config) 
     sch.split(sch.get_loops(output)[-1], [None, width])
     sch.transform_layout(tiles, ("write", 0), lambda *at: (
         *at[:-2], at[-2] // rows, at[-1] // width, at[-2] % rows, at[-1] % width
-    ))  # fmt: skip
+    ))
     return part, *order
 
 

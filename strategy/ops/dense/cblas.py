@@ -43,12 +43,12 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType) -> list[A
             product = call(
                 "cblas_sgemv", integer(_ROW_MAJOR), integer(_NO_TRANS), columns, depth,
                 number(1), w, depth, x, integer(1), number(0), out, integer(1),
-            )  # fmt: skip
+            )
         else:
             product = call(
                 "cblas_sgemm", integer(_ROW_MAJOR), integer(_NO_TRANS), integer(_TRANS),
                 rows, columns, depth, number(1), x, depth, w, depth, number(0), out, columns,
-            )  # fmt: skip
+            )
         # The library's threads belong to the process: another artefact may have set them.
         return tirx.SeqStmt([call("openblas_set_num_threads", integer(threads)), product])
 

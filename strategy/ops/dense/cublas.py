@@ -17,5 +17,5 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType) -> list[A
     call = row_major_gemm(
         number_of(m), number_of(n), number_of(k), str(data.dtype), out_type.dtype,
         transpose_left=False, transpose_right=True,
-    )  # fmt: skip
+    )
     return [call_in_place(call, inputs, (m, n), out_type.dtype, "dense")]

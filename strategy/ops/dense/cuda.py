@@ -50,17 +50,17 @@ def dense_strategy_cuda(
         strategy.add_implementation(
             partial(mma.compute, mma_product), schedule_in_place, "dense_mma.cuda", 18,
             version=2, space=partial(mma.space, mma_space),
-        )  # fmt: skip
+        )
     if takes_wgmma(Dim(1), n, k, inputs[0].dtype, out_type.dtype, limits_of(target)):
         strategy.add_implementation(
             partial(mma.compute, wgmma_product), schedule_in_place, "dense_wgmma.cuda", 19,
             space=partial(mma.space, wgmma_space),
-        )  # fmt: skip
+        )
     with SpecializedCondition(m <= gemv_cuda.ROWS):
         strategy.add_implementation(
             gemv_cuda.compute, gemv_cuda.schedule, "dense_gemv.cuda", 20,
             version=2, space=gemv_cuda.space,
-        )  # fmt: skip
+        )
     if "cublas" in target.libs and multiplies(inputs[0].dtype, out_type.dtype):
         strategy.add_implementation(
             cublas.compute, schedule_in_place, "dense_cublas.cuda", 25, library="cublas"

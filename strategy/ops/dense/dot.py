@@ -61,7 +61,7 @@ def add(strategy: OpStrategy, dot: Dot, name: str, plevel: int) -> None:
     strategy.add_implementation(
         partial(compute, dot), partial(schedule, dot), name, plevel,
         space=partial(space, dot), prepare=partial(prepare, dot),
-    )  # fmt: skip
+    )
 
 
 def space(

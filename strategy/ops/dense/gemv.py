@@ -110,7 +110,7 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
     total = compute_stage(
         "total", (1, round_up(n, width)),
         lambda i, j: reduce(lambda a, b: a + b, (tiles[c, j] for c in range(chains))),
-    )  # fmt: skip
+    )
     return [te.compute((1, n), lambda i, j: total[i, j].astype(out_type.dtype), name="dense")]
 
 

@@ -68,7 +68,7 @@ def _fallback(m: int, n: int, k: int, vectors: list[int], limits: DeviceLimits) 
     return {
         "threads": threads, "columns": max(1, 128 // threads), "each": each, "rows": rows,
         "vector": vector,
-    }  # fmt: skip
+    }
 
 
 def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:

@@ -192,12 +192,12 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
         packed = te.compute(
             (padded_m // rows, rows, steps), lambda tile, i, s: number(tile * rows + i, s),
             name="packed", attrs=stage("data"),
-        )  # fmt: skip
+        )
     else:
         packed = te.compute(
             (padded_m // rows, steps, rows), lambda tile, s, i: number(tile * rows + i, s),
             name="packed", attrs=stage("data"),
-        )  # fmt: skip
+        )
 
     def item(i: Any, s: Any) -> Any:
         return packed[i // rows, i % rows, s] if config["by"] == "rows" else packed[i // rows, s, i % rows]
@@ -208,7 +208,7 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
         lambda b, i, j: te.sum(
             item(i, b * depth + r) * weight[b, j // width, r, j % width].astype(dtype), axis=r
         ),
-    )  # fmt: skip
+    )
     if blocks == 1:
         return [te.compute((m, n), lambda i, j: tiles[0, i, j].astype(out_type.dtype), name="dense")]
     b = te.reduce_axis((0, blocks), name="b")

@@ -25,7 +25,7 @@ def space(
 def compute(
     product: Callable[[ByHand, Config], Handwritten],
     attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """data[m, k] · weight[n, k]ᵀ by one launch of `mma_product` or `wgmma_product`; m may be symbolic."""
     data, weight = inputs
     m, (n, k) = data.shape[0], (int(e) for e in weight.shape)

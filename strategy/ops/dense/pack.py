@@ -128,7 +128,7 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
         lambda i, j: te.sum(
             data[row(i), r].astype(dtype) * weight[j // width, r, j % width].astype(dtype), axis=r
         ),
-    )  # fmt: skip
+    )
     return [te.compute((m, n), lambda i, j: tiles[i, j].astype(out_type.dtype), name="dense")]
 
 
@@ -157,5 +157,5 @@ def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
         prefetch_panels(
             sch, *sch.get_loops(tiles)[-6:-4], panel=int(k) * width, step=width * integer(config, "unroll"),
             tiles=along, dtype=str(outs.args[1].dtype),
-        )  # fmt: skip
+        )
     return sch

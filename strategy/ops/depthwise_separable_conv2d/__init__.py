@@ -38,7 +38,7 @@ def depthwise_separable_conv2d_strategy_cpu(
         strategy.add_implementation(
             rows.compute, rows.schedule, "depthwise_separable_conv2d_nchwc.cpu", 10, space=rows.space,
             prepare=rows.prepare,
-        )  # fmt: skip
+        )
     return for_types(strategy, inputs)
 
 

@@ -16,7 +16,7 @@ def gradient(orig: Call, grad: Expr) -> list[Expr]:
     sums = call(
         "conv2d", data, depthwise, strides=attrs.strides, padding=attrs.padding, dilation=attrs.dilation,
         groups=channels, data_layout=attrs.data_layout,
-    )  # fmt: skip
+    )
     shaped = call("reshape", bias, newshape=(1, channels // block, 1, 1, block))
     steps = [sums, call("add", sums, shaped)]
     if attrs.activation == "relu6":

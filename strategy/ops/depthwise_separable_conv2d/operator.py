@@ -59,7 +59,7 @@ def depthwise_separable_conv2d_rel(
     one = Dim(1)
     for index, found, wanted in (
         (1, depthwise, (channels, one, *depthwise.shape[2:])), (3, pointwise, (pointwise.shape[0], channels, one, one)),
-    ):  # fmt: skip
+    ):
         require_nonempty(reporter, index, found)
         require_dtype_of(reporter, index, 0)
         require_shape(reporter, index, found.shape, wanted, f"does not fit {reporter.name(0)}, {data}")
@@ -107,7 +107,7 @@ def depthwise_separable_conv2d_rel(
         },
         {"data_layout": "NCHW16c", "out_layout": "NCHW8c", "dilation": (1, 2)},
     )
-)  # fmt: skip
+)
 
 
 @register_reference("depthwise_separable_conv2d")
@@ -177,4 +177,4 @@ def depthwise_separable_conv2d(
     return call(
         "depthwise_separable_conv2d", data, depthwise_weight, depthwise_bias, pointwise_weight, strides=strides,
         padding=padding, dilation=dilation, activation=activation, data_layout=data_layout, out_layout=out_layout,
-    )  # fmt: skip
+    )

@@ -59,14 +59,14 @@ def space(
         fitting = [
             (c, w) for c in _COLUMNS if c <= min(out_w, 14)
             for w in wide if c * (w // lanes) + w // lanes + 1 <= registers and c + 3 <= registers
-        ]  # fmt: skip
+        ]
         columns, width = max(fitting, key=lambda tile: share(*tile))
         # Each weight is read once for several rows, where all threads have enough of them.
         rows = 2 if out_h % 2 == 0 and out_h >= 8 * target.threads else 1
         return {
             "columns": columns, "width": width, "rows": rows, "pad": "inline",
             "unroll": largest_divisor((1, 2, 4), block, 4),
-        }  # fmt: skip
+        }
 
     return ConfigSpace(
         [
@@ -105,7 +105,7 @@ def prepare(
         return compute_stage(
             "depthwise_tiles", (channels // block, kernel_h, kernel_w, block),
             lambda outer, y, x, inner: weight[outer * block + inner, 0, y, x],
-        )  # fmt: skip
+        )
 
     def pack_pointwise(weight: Any) -> Any:
         out_channels, channels = (int(extent) for extent in weight.shape[:2])
@@ -139,11 +139,11 @@ def compute(
             padded[n, o, h * stride_h + y * dilation_h, w * stride_w + x * dilation_w, c] * depthwise[o, y, x, c],
             axis=[y, x],
         ),
-    )  # fmt: skip
+    )
     between = compute_stage(
         "between", (batch, blocks, height, columns, block),
         lambda n, o, h, w, c: activate(sums[n, o, h, w, c] + bias[o * block + c], attrs.activation),
-    )  # fmt: skip
+    )
     outer, inner = te.reduce_axis((0, blocks), name="c"), te.reduce_axis((0, block), name="i")
     width = integer(config, "width")
     tiles = compute_stage(
@@ -151,7 +151,7 @@ def compute(
         lambda n, h, w, o: te.sum(
             between[n, outer, h, w, inner] * weight[o // width, outer, inner, o % width], axis=[outer, inner]
         ),
-    )  # fmt: skip
+    )
 
     def element(*index: Any) -> Any:
         n, o, h, w = plain_index(index, attrs.out_layout)

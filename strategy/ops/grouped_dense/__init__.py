@@ -36,13 +36,13 @@ def _add(
     strategy.add_implementation(
         partial(pack.compute, lanes_of(target, accumulator(inputs[0].dtype))), loops.schedule,
         "grouped_dense_pack.cpu", 12, space=pack.space, prepare=pack.prepare, varying_plevel=9 if is_few else None,
-    )  # fmt: skip
+    )
     if (product := find_product(target, inputs[0].dtype, weight.dtype)) is not None:
         with SpecializedCondition(m > groups):  # a block has more rows than fewer would fill
             strategy.add_implementation(
                 partial(amx.compute, product), loops.schedule, "grouped_dense_amx.cpu", 18,
                 version=2, space=partial(amx.space, product), prepare=partial(amx.prepare, product),
-            )  # fmt: skip
+            )
 
 
 register_cpu_implementations("grouped_dense", _add)

@@ -48,7 +48,7 @@ def space(
         ],
         [fit_registers(), whole_blocks(n, "width", "n_block")],
         fallback=fallback,
-    )  # fmt: skip
+    )
 
 
 def prepare(
@@ -80,7 +80,7 @@ def _built(dot: Dot, ins: Sequence[Any], out: Any, config: Config) -> Any:
     block = Block(
         dot, rows, width, depth.steps, depth.words, row_words=depth.total + WORDS, step_words=depth.words,
         panel_words=depth.total * width, ahead=0,
-    )  # fmt: skip
+    )
     loops = Loops(out, ends, int(weight.shape[1]), width, LANES, dot.sums, config)
 
     def copied() -> Any:

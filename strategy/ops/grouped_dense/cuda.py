@@ -85,7 +85,7 @@ def space(
 def compute(
     product: Callable[[ByHand, Config], Handwritten],
     attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """The product of each row by its group's weight, by one launch; m may be symbolic."""
     data, weight, _ = inputs
     m, (groups, n, k) = data.shape[0], (int(e) for e in weight.shape)

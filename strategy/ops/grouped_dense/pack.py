@@ -67,7 +67,7 @@ def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, targ
         ],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
-    )  # fmt: skip
+    )
 
 
 def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:

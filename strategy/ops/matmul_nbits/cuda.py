@@ -120,7 +120,7 @@ def takes(attrs: MatMulNBitsAttrs, inputs: Sequence[TensorType]) -> bool:
     return (
         constant and int(m) <= _MOST_ROWS and int(k) % numbers == 0
         and attrs.block_size % numbers == 0 and attrs.accuracy_level == 0
-    )  # fmt: skip
+    )
 
 
 def space(
@@ -145,11 +145,11 @@ def compute(attrs: MatMulNBitsAttrs, inputs: Sequence[Any], out_type: TensorType
         "WARPS": warps, "EACH": columns, "TYPE": C_TYPES[dtype], "ROWS": m, "K": k,
         "COLUMNS": n, "BLOCKS": blocks, "ROW_BYTES": blocks * size, "BITS": attrs.bits, "ZERO": attrs.zero_point,
         "PER_BLOCK": attrs.block_size * attrs.bits // _CHUNK_BITS,
-    }  # fmt: skip
+    }
     launch = Launch(
         "product_of_bits", tuple(Pointer(name) for name in (LEFT, RIGHT, THIRD, OUTPUT)),
         (-(-n // (warps * columns)), 1, 1), (warps * 32, 1, 1),
-    )  # fmt: skip
+    )
     step = Handwritten(Template(_SOURCE.replace("UNROLL", str(config["unroll"])), macros, (), (launch,)).code, launch)
     return [call_in_place(step, inputs, (m, n), dtype, "matmul_nbits")]
 

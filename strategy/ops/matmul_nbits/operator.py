@@ -90,7 +90,7 @@ def matmul_nbits_rel(types: Sequence[Type], attrs: MatMulNBitsAttrs, reporter: T
         {"data": "float32[7,32]", "weight": "uint8[21,2,16]", "scales": "float32[21,2]"},
         {"bits": 8, "block_size": 16, "accuracy_level": 4},
     )
-)  # fmt: skip
+)
 
 
 @register_compute("matmul_nbits")

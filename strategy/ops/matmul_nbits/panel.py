@@ -52,7 +52,7 @@ def _space(m: int, n: int, lanes: int, steps: int, registers: int) -> ConfigSpac
         return {
             "vectors": max(v for v in vectors if v * high <= 8 and v <= 4), "rows": high,
             "unroll": max(u for u in unroll if u <= 8),
-        }  # fmt: skip
+        }
 
     return ConfigSpace(
         [Knob("vectors", vectors, "layout"), Knob("rows", rows), Knob("unroll", unroll)],
@@ -184,7 +184,7 @@ def _multiply(
                     tirx.call_pure_extern(
                         f"int32x{lanes}", dot.symbol, sums[at], numbers, tirx.Broadcast(word, lanes)
                     ),
-                )  # fmt: skip
+                )
 
     def multiply(p: Any, row: Any, narrow: Any, units: Any, shares: Any) -> None:
         total, sums = allocate(rows * width, "float32"), allocate(rows * width, dtype)
@@ -267,7 +267,7 @@ def _add(
         strategy.add_implementation(
             partial(compute, lanes, dot), schedule, "matmul_nbits_panel.cpu", 12, space=space,
             prepare=partial(prepare, lanes),
-        )  # fmt: skip
+        )
 
 
 register_cpu_implementations("matmul_nbits", _add)

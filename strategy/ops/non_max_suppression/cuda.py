@@ -133,7 +133,7 @@ def space(
     return ConfigSpace(
         [Knob("threads", [32, 64, 128, 256, 512, 1024])], [knob("threads") <= limits_of(target).threads],
         fallback={"threads": 256},
-    )  # fmt: skip
+    )
 
 
 def compute(
@@ -171,4 +171,4 @@ def schedule(attrs: AllClassNonMaxSuppressionAttrs, outs: Outs, target: Target, 
             Workspace("counts", batch * classes * 4),
         ),
         shared_bytes={"choose_boxes": threads * (dtype_bytes(number) + 4)},
-    )  # fmt: skip
+    )

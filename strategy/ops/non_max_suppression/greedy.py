@@ -47,7 +47,7 @@ def space(
             "lanes": full, "vectors": 1, "bits": 8 if boxes < 1 << 15 else 11,
             "parallel": several and target.threads > 1 and batch * classes * boxes >= _PARALLEL_FROM,
         },
-    )  # fmt: skip
+    )
 
 
 def compute(
@@ -62,7 +62,7 @@ def compute(
             [[batch * classes * attrs.most(boxes), 3], [1]], list(inputs),
             lambda ins, outs: _loops(attrs, config, ins, outs), dtype=["int64"] * 2, name="non_max_suppression",
         )
-    )  # fmt: skip
+    )
 
 
 def _loops(
@@ -155,7 +155,7 @@ def _loops(
 def _add(
     strategy: OpStrategy, attrs: AllClassNonMaxSuppressionAttrs, inputs: Sequence[TensorType], out_type: Type,
     target: Target,
-) -> None:  # fmt: skip
+) -> None:
     if all(t.is_constant for t in inputs):
         strategy.add_implementation(
             compute, schedule_extern_cpu, "non_max_suppression_greedy.cpu", 10, space=space, symbolic=False

@@ -186,5 +186,5 @@ def all_class_non_max_suppression(
     found = call(
         "all_class_non_max_suppression", boxes, scores, max_output_boxes_per_class=max_output_boxes_per_class,
         iou_threshold=iou_threshold, score_threshold=score_threshold, center_point_box=center_point_box,
-    )  # fmt: skip
+    )
     return TupleGetItem(found, 0), TupleGetItem(found, 1)

@@ -17,4 +17,4 @@ from strategy.ops.reduce.operator import (
 __all__ = [
     "ReduceAttrs", "kept", "max", "mean", "min", "prod", "reduced_axes", "reduced_rows", "reduced_shape", "shared_out",
     "sum", "sum_peaks",
-]  # fmt: skip
+]

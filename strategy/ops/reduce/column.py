@@ -63,7 +63,7 @@ def _space(count: int, rows: int, columns: int, full: int, registers: int, threa
             "lanes": full, "vectors": max(shared or wide), "unroll": 2,
             "parts": next((p for p in parts if p % threads == 0), 1) if alone else 1,
             "parallel": threads > 1,
-        }  # fmt: skip
+        }
 
     return ConfigSpace(
         [

@@ -104,7 +104,7 @@ def _row_space(leading: tuple[int, ...] | None, row: int, full: int, threads: in
         return {
             "lanes": full, "chains": max(c for c in (1, 2, 4) if c <= vectors), "unroll": 1,
             "tasks": next((t for t in tasks if t % threads == 0), 1),
-        }  # fmt: skip
+        }
 
     return ConfigSpace(
         [
@@ -276,7 +276,7 @@ def register_passes(name: str, passes: Passes) -> None:
             strategy.add_implementation(
                 partial(_compute_column, passes), schedule_extern_cpu, "reduce_column.cpu", 12,
                 space=partial(column_space, passes), symbolic=False,
-            )  # fmt: skip
+            )
 
     register_cpu_implementations(name, add)
 

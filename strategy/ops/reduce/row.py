@@ -66,7 +66,7 @@ def _space(leading: tuple[int, ...] | None, row: int, full: int, threads: int, p
             "unroll": 1, "parts": part,
             "tasks": next((t for t in tasks if t % threads == 0 and most * part % t == 0), 1)
             if parallel else 1,
-        }  # fmt: skip
+        }
 
     return ConfigSpace(
         [

@@ -41,7 +41,7 @@ class Resize2DAttrs(Attrs):
     coordinate_transformation_mode: str = field(
         "half_pixel", "The place in the image of a pixel of the result",
         choices=("half_pixel", "align_corners", "asymmetric"),
-    )  # fmt: skip
+    )
     rounding_method: str = field("round_prefer_floor", "The nearest of two pixels, as ONNX's", choices=_ROUNDING)
     cubic_alpha: float = field(-0.75, "The coefficient of cubic interpolation")
 
@@ -77,7 +77,7 @@ def resize2d_rel(types: Sequence[Type], attrs: Resize2DAttrs, reporter: TypeRepo
          "coordinate_transformation_mode": "asymmetric"},
     )
     .example({"data": "float32[1,2,5,7]"}, {"size": 6, "method": "nearest_neighbor"})
-)  # fmt: skip
+)
 
 
 def neighbours(attrs: Resize2DAttrs, axis: int, index: Any, extent: Any, dtype: str) -> list[tuple[Any, Any]]:
@@ -213,4 +213,4 @@ def resize2d(
     return call(
         "resize2d", data, size=size, method=method, rounding_method=rounding_method,
         coordinate_transformation_mode=coordinate_transformation_mode, cubic_alpha=cubic_alpha,
-    )  # fmt: skip
+    )

@@ -46,7 +46,7 @@ def space(attrs: Resize2DAttrs, inputs: Sequence[TensorType], out_type: TensorTy
             "lanes": full, "down_lanes": full, "across_first": across,
             "tasks": 1 if across else next((t for t in tasks if t % threads == 0), 1),
         },
-    )  # fmt: skip
+    )
 
 
 def _taps(attrs: Resize2DAttrs) -> int:

@@ -163,7 +163,7 @@ _ROWS_Y = 32768
 _STORED = {
     1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "uint2",
     16: "uint4",
-}  # fmt: skip
+}
 
 
 def _strategy(name: str, operation: str, identity: Callable[[str], str]) -> None:
@@ -261,7 +261,7 @@ def schedule_scan(
             "scan_totals": 32 * dtype_bytes(summed),
             "scan_parts": max(32, vectors * threads // 32) * dtype_bytes(summed),
         },
-    )  # fmt: skip
+    )
 
 
 def _least(dtype: str) -> str:

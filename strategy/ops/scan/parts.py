@@ -61,7 +61,7 @@ def _wide(dtype: str) -> str:
 def compute(
     combine: Callable[[Any, Any], Any], start: Start, attrs: ScanopAttrs, inputs: Sequence[Any],
     out_type: TensorType, config: Config,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     return written(lambda ins, out: _loops(combine, start, attrs, ins[0], out, config), inputs, out_type, "scan")
 
 

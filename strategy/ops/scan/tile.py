@@ -62,7 +62,7 @@ def _space(count: int, extent: int, inner: int, full: int, registers: int, threa
         return {
             "lanes": lanes[-1], "vectors": max(shared or fitting[:1]),
             "unroll": max(u for u in unrolls if u <= (1 if across else 4)), "parallel": threads > 1,
-        }  # fmt: skip
+        }
 
     return ConfigSpace(
         [Knob("lanes", lanes), Knob("vectors", vectors), Knob("unroll", unrolls), Knob("parallel", (False, True))],
@@ -76,7 +76,7 @@ def _space(count: int, extent: int, inner: int, full: int, registers: int, threa
 def _compute(
     combine: Callable[[Any, Any], Any], start: Start, attrs: ScanopAttrs, inputs: Sequence[Any],
     out_type: TensorType, config: Config,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     return written(lambda ins, out: _scan(combine, start, attrs, ins[0], out, config), inputs, out_type, "scan")
 
 

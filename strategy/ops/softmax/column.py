@@ -50,7 +50,7 @@ def _space(extent: int, columns: int, full: int, parallel: bool) -> ConfigSpace:
             "lanes": full, "vectors": max(v for v in vectors if v == 1 or (v <= 4 and v * full <= columns)),
             "unroll": 1, "parallel": parallel,
         },
-    )  # fmt: skip
+    )
 
 
 def compute(
@@ -169,7 +169,7 @@ def _add(name: str) -> None:
             strategy.add_implementation(
                 partial(compute, name == "log_softmax"), schedule_extern_cpu, f"{name}_column.cpu", 12, space=space,
                 symbolic=False, version=2 if name == "log_softmax" else 1,
-            )  # fmt: skip
+            )
 
     register_cpu_implementations(name, add)
 

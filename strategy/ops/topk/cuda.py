@@ -135,7 +135,7 @@ def schedule(attrs: TopKAttrs, outs: Outs, target: Target, config: Config) -> Te
         "topk_rows", tuple(Pointer(n) for n in ("data", *names)),
         (rows, 1, 1), (threads, 1, 1),
         sort * (dtype_bytes(key_type(dtype)) + 4),
-    )  # fmt: skip
+    )
     return Template(
         source=_SOURCE,
         macros={
@@ -143,7 +143,7 @@ def schedule(attrs: TopKAttrs, outs: Outs, target: Target, config: Config) -> Te
         },
         parameters=("data", *names),
         launches=(launch,),
-    )  # fmt: skip
+    )
 
 
 get_registered_op("topk").get_attr("FTVMStrategy").register(["cuda", "gpu"], topk_strategy_cuda)

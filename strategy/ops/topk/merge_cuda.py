@@ -171,7 +171,7 @@ def outputs(attrs: TopKAttrs, dtype: str) -> tuple[list[str], dict[str, int | st
         "OUTPUTS": "".join(f", {declared}" for declared in wanted.values()),
         "VALUES": int("values" in wanted), "INDICES": int("positions" in wanted),
         "ASCENDING": int(attrs.is_ascend), "K": attrs.k,
-    }  # fmt: skip
+    }
 
 
 def level_of_merge(shape: Sequence[int], axis: int, limits: DeviceLimits) -> int | None:
@@ -201,7 +201,7 @@ def space_of_merge(
         # Merges are of pairs of tiles at first, and a block's share divides those.
         [knob("threads") <= limits.threads, span <= 2 * knob("tile"), span * each <= limits.shared_bytes],
         fallback={"threads": 256, "items": 4, "tile": min(2048, tiles[-1])},
-    )  # fmt: skip
+    )
 
 
 def schedule_merge(attrs: TopKAttrs, outs: Outs, target: Target, config: Config) -> Template:
@@ -241,4 +241,4 @@ def schedule_merge(attrs: TopKAttrs, outs: Outs, target: Target, config: Config)
             for name, size in (("keys", key_bytes), ("order", 4))
         ),
         shared_bytes={"merge_runs": 8},
-    )  # fmt: skip
+    )

@@ -126,7 +126,7 @@ def topk_grad(orig: Call, grad: Expr) -> list[Expr | None]:
         indices = call(
             "topk", data, k=attrs.k, axis=attrs.axis, ret_type="indices", is_ascend=attrs.is_ascend,
             dtype=attrs.dtype,
-        )  # fmt: skip
+        )
     axis = attrs.axis % data.tensor_type.ndim
     places = call("cumsum", cast(ones_like(data), attrs.dtype), axis=axis, exclusive=True)
     # [..., taken, place, ...]

@@ -295,7 +295,7 @@ def space_of_radix(
             "threads": 512, "digit": 8, "looks": 8,
             "items": next((i for i in items if i * 512 >= wanted), items[-1]),
         },
-    )  # fmt: skip
+    )
 
 
 def _registers(items: Any, size: int) -> Any:
@@ -355,4 +355,4 @@ def schedule_radix(attrs: TopKAttrs, outs: Outs, target: Target, config: Config)
             "count_digits": passes * bins * max(1, 16 // passes) * 4,
             **dict.fromkeys(("move_once", "move_first", "move_again", "move_last"), _STATIC_BYTES),
         },
-    )  # fmt: skip
+    )

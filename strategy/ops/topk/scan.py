@@ -39,7 +39,7 @@ def space(attrs: TopKAttrs, inputs: Sequence[TensorType], out_type: Type, target
     return ConfigSpace(
         [Knob("block", (1, 2, 4, 8)), Knob("parallel", (False, True) if several else (False,))], [],
         fallback={"block": 4, "parallel": parallel},
-    )  # fmt: skip
+    )
 
 
 def compute(
@@ -163,7 +163,7 @@ def _add(
         strategy.add_implementation(
             partial(compute, lanes_of(target, reduction_accumulator(data.dtype))), schedule_extern_cpu,
             "topk_scan.cpu", 12, version=4, space=space,
-        )  # fmt: skip
+        )
 
 
 register_cpu_implementations("topk", _add)

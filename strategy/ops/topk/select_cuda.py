@@ -273,7 +273,7 @@ def space_of_select(
             knob("rows") * (room * each + 4) <= limits.shared_bytes,
         ],
         fallback={**_untuned(k, rows, length, limits, parts), "loads": 1 if dtype_bytes(data.dtype) == 1 else 4},
-    )  # fmt: skip
+    )
 
 
 def _untuned(k: int, rows: int, length: int, limits: DeviceLimits, parts: list[int]) -> dict[str, int]:
@@ -327,4 +327,4 @@ def schedule_select(attrs: TopKAttrs, outs: Outs, target: Target, config: Config
         parameters=("data", *names),
         launches=tuple(launches),
         workspaces=(Workspace("kept", rows * parts * k * each),) if parts > 1 else (),
-    )  # fmt: skip
+    )

@@ -114,7 +114,7 @@ def _add_tile(strategy: OpStrategy, attrs: Any, inputs: Any, out_type: Any, targ
         strategy.add_implementation(
             compute_transpose_tile, schedule_transpose_tile, "transpose_tile.cpu", 12,
             space=tile_space, symbolic=False,
-        )  # fmt: skip
+        )
 
 
 register_cpu_implementations("transpose", _add_tile)

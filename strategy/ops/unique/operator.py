@@ -108,7 +108,7 @@ def reference_unique(attrs: UniqueAttrs, inputs: Sequence[Any]) -> Any:
     found = [
         np.pad(data[indices], rest), np.pad(indices, rest, constant_values=-1), inverse,
         np.asarray([len(values)], attrs.dtype), np.pad(counts, rest),
-    ]  # fmt: skip
+    ]
     return tuple(found if attrs.return_counts else found[:4])
 
 

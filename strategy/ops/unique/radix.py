@@ -33,7 +33,7 @@ def compute(attrs: UniqueAttrs, inputs: Sequence[Any], out_type: TupleType, conf
             [kind.concrete_shape for kind in kinds], list(inputs),
             lambda ins, outs: _loops(attrs, config, ins[0], outs), dtype=[kind.dtype for kind in kinds], name="unique",
         )
-    )  # fmt: skip
+    )
 
 
 def _loops(attrs: UniqueAttrs, config: Config, data: Any, outs: Sequence[Any]) -> Any:

@@ -27,7 +27,7 @@ _C = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_floa
 # their library's. The variables of the emulation stay one for all.
 _FLAGS = (
     "-std=c++17", "-O0", "-w", "-fPIC", "-fno-strict-aliasing", "-fsanitize=thread", "-fvisibility-inlines-hidden",
-)  # fmt: skip
+)
 # Without the library of -fsanitize=thread, whose hooks `races.h` has.
 _LIBRARIES = ("-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc_s", "-lgcc", "-ldl")
 _INCLUDES = (
@@ -184,7 +184,7 @@ def _compile(parts: Sequence[str], library: Path, include: Path) -> None:
     done = subprocess.run(
         [str(find_cxx()), *_FLAGS, "-shared", f"-I{include}", "-o", str(library), str(code), *_LIBRARIES],
         capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[:4000]
 
 
@@ -237,7 +237,7 @@ def missing_for_driver() -> str:
     needs = {
         "C++ compiler": find_cxx(), "pycuda (docs/gpu.md)": find_file("pycuda", "_driver."),
         "cuda.h (nvidia-cuda-runtime)": find_file("nvidia-cuda-runtime", "cuda.h"),
-    }  # fmt: skip
+    }
     return ", ".join(f"no {name}" for name, found in needs.items() if found is None)
 
 

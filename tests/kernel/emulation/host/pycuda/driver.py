@@ -22,12 +22,12 @@ _FORMATS = {
     "P": ctypes.c_void_p, "b": ctypes.c_int8, "B": ctypes.c_uint8, "?": ctypes.c_bool, "h": ctypes.c_int16,
     "H": ctypes.c_uint16, "i": ctypes.c_int32, "I": ctypes.c_uint32, "q": ctypes.c_int64,
     "Q": ctypes.c_uint64, "f": ctypes.c_float, "d": ctypes.c_double,
-}  # fmt: skip
+}
 _ATTRIBUTES = {
     "L2_CACHE_SIZE": 4096, "MAX_THREADS_PER_BLOCK": 1024, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 166912,
     "MAX_REGISTERS_PER_BLOCK": 65536, "MULTIPROCESSOR_COUNT": 4, "WARP_SIZE": 32,
     "MEMORY_CLOCK_RATE": 1_000_000, "GLOBAL_MEMORY_BUS_WIDTH": 256,
-}  # fmt: skip
+}
 device_attribute = SimpleNamespace(**{name: name for name in _ATTRIBUTES})
 function_attribute = SimpleNamespace(MAX_DYNAMIC_SHARED_SIZE_BYTES="shared")
 _STATIC_SHARED_BYTES = 48 * 1024
