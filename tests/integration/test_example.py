@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
-from tests.integration.process import Service
+from tests.integration.process import Start
 
 NO_LEASE = 1_000_000
 # Statuses, and parts of the answer, of examples whose device, lease or records are not there.
@@ -18,7 +20,9 @@ UNDONE = {
 }
 
 
-def test_each_body_has_an_example_that_is_taken(service: Service) -> None:
+def test_each_body_has_an_example_that_is_taken(start: Start, migrated_file: Path, tmp_path: Path) -> None:
+    shutil.copy(migrated_file, tmp_path / "plevel.db")  # in which no other test has registered a worker
+    service = start(f"sqlite:///{tmp_path / 'plevel.db'}", PLEVEL_AUTH="open")
     paths: dict[str, dict[str, Any]] = service.raw("GET", "/openapi.json").json()["paths"]
     taken = 0
     for path, operations in sorted(paths.items(), key=lambda item: item[0] != "/v1/runs"):  # whose target others name
