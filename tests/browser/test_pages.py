@@ -70,6 +70,7 @@ def test_every_page_of_an_empty_database_says_what_to_do(visit, empty: Site, wid
 
 def test_commands_to_copy_name_this_service(visit, empty: Site) -> None:
     visitor = visit(empty)
+    visitor.page.route("**/page.js*", lambda route: route.abort())  # before it, as longer lines would move the others
     for path, command in (
         ("/", "--url {}"), ("/runs", "--url {}"), ("/devices", "plevel worker --url {}"),
         ("/networks", '"database": "{}"'),

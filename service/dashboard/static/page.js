@@ -27,8 +27,4 @@
     missed = false;
     shown.dispatchEvent(new Event("plevel:change"));
   }, true);  // captured, as it does not bubble
-  // The browser alone knows the address behind proxies.
-  const name = (root) => root.querySelectorAll("[data-url]").forEach((place) => { place.textContent = location.origin; });
-  name(document);
-  document.addEventListener("htmx:load", (event) => name(event.detail.elt));
 })();
