@@ -39,7 +39,7 @@ $ports$sizes *
  * It returns 0; -1 without memory; -2 for ${wrong}a buffer that is NULL; -3 on a processor without its instructions; or
  * the number of the step that failed, from 1.
  *
- * ${name}_trace has a function called after each step of the manifest, with its number and its output;
+ * ${name}_trace has a function called after each step of the manifest, with its number, from 0, and its output;
  * NULL ends that.
  */
 #ifndef $guard

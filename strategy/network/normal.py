@@ -1,16 +1,18 @@
 """Normal form of a network: equal calculations become equal workloads, however a model spells them.
 
 Constants are computed; factors and summands of channels move into the weights and the bias before them (batch
-norms); reshapes move behind elementwise operators, so that these are the epilogue of a product; transposes meet.
+norms); reshapes move behind elementwise operators, so that these are the epilogue of a product; transposes meet. A
+product that is read in parts becomes one for each, and attention reads heads where the products before it wrote them.
 """
 # Over 300 lines: the rules of one normal form.
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ import numpy as np
 from strategy.attrs import Attrs
 from strategy.expr import Call, Constant, Expr, Tuple, TupleGetItem, call, post_order
 from strategy.network.graph import Network
+from strategy.network.size import PROBED
 from strategy.op import Op, TOpPattern
 
 _RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
@@ -39,7 +42,7 @@ def extents(node: Expr) -> tuple[int, ...]:
 
 
 class _Normal:
-    """The normal forms of a network's nodes; `uses` counts the readers of each."""
+    """The normal forms of a network's nodes; `uses` counts the readers of each, `divided` are read in parts only."""
 
     def __init__(self, network: Network) -> None:
         self.names: dict[Expr, str] = {}
@@ -47,10 +50,17 @@ class _Normal:
         nodes = post_order(network.root)
         self._readers = Counter(i for n in nodes for i in n.inputs)
         self._made: dict[Expr, Expr] = {}
+        self.divided: set[Expr] = set()
+        readers: defaultdict[Expr, list[Expr]] = defaultdict(list)
+        for node in nodes:
+            for i in node.inputs:
+                readers[i].append(node)
         for node in nodes[:-1]:
             found = self._rebuilt(node)
             self._made[node] = found
             self.uses[found] += self._readers[node]
+            if _is_divided(node, readers[node]):
+                self.divided.add(found)
             if node in network.names:
                 self._name(found, network.names[node])
 
@@ -298,7 +308,7 @@ def _unmasked(normal: _Normal, node: Call) -> Expr | None:
     if mask.dtype.kind not in "bf":
         return None
     seen = mask if mask.dtype == bool else mask == 0
-    rows, columns = extents(node.args[0])[2], extents(node.args[1])[2]
+    rows, columns = (node.attrs.order(extents(arg))[2] for arg in node.args[:2])
     if seen.all():
         return normal.make("attention", *node.args[:3], **given)
     if given.get("is_causal") or mask.shape[-2:] != (rows, columns) or (seen != np.tri(rows, columns)).any():
@@ -423,6 +433,116 @@ def _transpose(normal: _Normal, node: Call) -> Expr | None:
     return None
 
 
+def _part(node: Expr) -> tuple[int, int, int] | None:
+    """Axis, begin and end of a slice without gaps along one axis of known extent."""
+    if not (isinstance(node, Call) and node.op.name == "strided_slice"):
+        return None
+    shape = extents(node.args[0])
+    parts = node.attrs.parts(shape)
+    if len(parts) != 1:
+        return None
+    ((axis, (start, step, count)),) = parts.items()
+    return (axis, start, start + count) if step == 1 and count and shape[axis] < PROBED else None
+
+
+def _take(normal: _Normal, node: Expr, axis: int, begin: int, end: int) -> Expr:
+    return normal.make("strided_slice", node, begin=(begin,), end=(end,), strides=(1,), axes=(axis,))
+
+
+def _slice_turned(normal: _Normal, node: Call) -> Expr | None:
+    """The part of what a transpose reads, where its own elements lie in the wanted order."""
+    found, axes = _part(node), _axes(node.args[0]) if node.args else None
+    if found is None or axes is None:
+        return None
+    axis, begin, end = found
+    moved = [a for a, extent in zip(axes, extents(node), strict=True) if extent != 1]
+    if moved != sorted(moved):
+        return None
+    part = _take(normal, node.args[0].inputs[0], axes[axis], begin, end)
+    return normal.make("transpose", part, axes=axes)
+
+
+def _slice_reshaped(normal: _Normal, node: Call) -> Expr | None:
+    """The part of a product or a transpose before its reshape, where it is one there, too."""
+    found, source = _part(node), _behind(node.args[0]) if node.args else None
+    if found is None or source is None or (_dense(source) is None and _axes(source) is None):
+        return None
+    axis, begin, end = found
+    shown, own = extents(node.args[0]), extents(source)
+    before = math.prod(shown[:axis])
+    place = next((i for i, n in enumerate(own) if math.prod(own[:i]) == before and n % shown[axis] == 0), None)
+    if place is None or not shown[axis] <= own[place] < PROBED:
+        return None
+    inner = own[place] // shown[axis]
+    if inner not in (math.prod(shown[axis + 1 : i]) for i in range(axis + 1, len(shown) + 1)):
+        return None
+    return normal.reshaped(_take(normal, source, place, begin * inner, end * inner), extents(node))
+
+
+def _dense(node: Expr) -> tuple[Call, Constant | None] | None:
+    """A product with constant weights, and the constant bias after it."""
+    bias = None
+    if isinstance(node, Call) and node.op.name == "bias_add" and isinstance(node.args[1], Constant):
+        if node.attrs.to_json().get("axis", 1) % len(extents(node)) != len(extents(node)) - 1:
+            return None
+        bias = node.args[1]
+        node = node.args[0]
+    if isinstance(node, Call) and node.op.name == "dense" and isinstance(node.args[1], Constant):
+        return node, bias
+    return None
+
+
+def _is_divided(node: Expr, readers: Sequence[Expr]) -> bool:
+    """Return whether a product is read by slices of its columns alone, each column at most once."""
+    if _dense(node) is None or not readers:
+        return False
+    parts = [_part(reader) for reader in readers]
+    columns = sorted((p[1], p[2]) for p in parts if p is not None and p[0] == len(extents(node)) - 1)
+    return len(columns) == len(readers) and all(a[1] <= b[0] for a, b in pairwise(columns))
+
+
+def _divide(normal: _Normal, node: Call) -> Expr | None:
+    """A product of its own for some columns of one that is read in such parts only, which are then not copied."""
+    found = _part(node)
+    if found is None or node.args[0] not in normal.divided:
+        return None
+    pair = _dense(node.args[0])
+    if pair is None:
+        return None
+    (product, bias), (_, begin, end) = pair, found
+    made = normal.call(product.op, [product.args[0], _rows(product.args[1], begin, end)], product.attrs)
+    return made if bias is None else normal.make("bias_add", made, _rows(bias, begin, end), axis=1)
+
+
+def _rows(constant: Expr, begin: int, end: int) -> Constant:
+    assert isinstance(constant, Constant)
+    return Constant(np.ascontiguousarray(constant.value[begin:end]))
+
+
+def _attend_by_tokens(normal: _Normal, node: Call) -> Expr | None:
+    """Attention in the layout of the products before it, for one of transposed queries, keys and values."""
+    if node.op.name not in ("attention", "attention_bias") or "layout" in node.attrs.to_json():
+        return None
+    turned = [_by_tokens(normal, arg) for arg in node.args[:3]]
+    if any(t is None for t in turned):
+        return None
+    operands = [t for t in turned if t is not None]
+    made = normal.make(node.op.name, *operands, *node.args[3:], **node.attrs.to_json(), layout="BSHD")
+    return normal.make("transpose", made, axes=(0, 2, 1, 3))
+
+
+def _by_tokens(normal: _Normal, node: Expr) -> Expr | None:
+    """[batch, sequence, heads, depth] of what a transpose gives as [batch, heads, sequence, depth]."""
+    if _axes(node) is not None:
+        found = normal.make("transpose", node, axes=(0, 2, 1, 3))
+        return found if _axes(found) is None else None
+    source = _behind(node)
+    if source is None or _axes(source) != (1, 0, 2) or extents(node) != (1, *extents(source)):
+        return None
+    _, heads, sequence, depth = extents(node)
+    return normal.reshaped(source.inputs[0], (1, sequence, heads, depth))
+
+
 def _turn_operand(normal: _Normal, node: Call) -> Expr | None:
     """The attribute of batch_matmul for a transpose of an operand's matrices."""
     if node.op.name != "batch_matmul":
@@ -454,5 +574,5 @@ def _swapped(normal: _Normal, node: Expr) -> Expr | None:
 
 _RULES: tuple[Rule, ...] = (
     _compute, _reshape, _by_number, _activation, _softmax, _unmasked, _sink_unary, _sink_binary, _add_bias,
-    _scale_weight, _transpose, _turn_operand,
+    _scale_weight, _transpose, _turn_operand, _slice_turned, _slice_reshaped, _divide, _attend_by_tokens,
 )

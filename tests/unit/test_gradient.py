@@ -563,6 +563,13 @@ def test_a_query_that_sees_no_key_has_no_gradient(dtype):
     check(lambda q, k, v: attention(q, k, v, Constant(hidden)), [(1, 2, 3, 2), (1, 1, 4, 2), (1, 1, 4, 3)])
 
 
+def test_the_gradient_of_attention_has_the_layout_of_its_operands():
+    def attend(q: Expr, k: Expr, v: Expr) -> Expr:
+        return attention(q, k, v, is_causal=True, layout="BSHD")
+
+    check(attend, [(2, 3, 4, 2), (2, 5, 2, 2), (2, 5, 2, 3)])
+
+
 @st.composite
 def convolutions(draw: st.DrawFn):
     kernel = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))

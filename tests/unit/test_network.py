@@ -180,6 +180,101 @@ def test_a_constant_mask_that_attention_does_not_need_goes(name: str, causal: bo
     np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-6)
 
 
+def test_a_mask_over_queries_of_another_layout_is_taken_by_its_own_extents() -> None:
+    q, k = Var("q", "float32[1,5,3,4]"), Var("k", "float32[1,5,3,4]")
+    made = call("attention_bias", q, k, k, Constant(~LATER), layout="BSHD")
+    found = normalize(given := Network((q, k), {"y": made}, {}))
+    assert operators(found) == ["attention"]
+    rng = np.random.default_rng(0)
+    data = {n: rng.normal(size=(1, 5, 3, 4)) for n in "qk"}
+    np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-6)
+
+
+def heads(x: Expr, count: int) -> Expr:
+    """[batch, heads, tokens, depth] of [batch, tokens, channels], as BERT's."""
+    batch, tokens, channels = extents(x)
+    shown = call("reshape", x, newshape=(batch, tokens, count, channels // count))
+    return call("transpose", shown, axes=(0, 2, 1, 3))
+
+
+def projected(x: Expr, weights: Weights, columns: int) -> Expr:
+    """[batch, tokens, columns] of [batch, tokens, channels]: a product and its bias."""
+    batch, tokens, channels = extents(x)
+    rows = call("reshape", x, newshape=(batch * tokens, channels))
+    made = call("bias_add", call("dense", rows, weights(columns, channels)), weights(columns), axis=1)
+    return call("reshape", made, newshape=(batch, tokens, columns))
+
+
+def joined(x: Expr) -> Expr:
+    """[batch, tokens, channels] of [batch, heads, tokens, depth]."""
+    batch, count, tokens, depth = extents(x)
+    return call("reshape", call("transpose", x, axes=(0, 2, 1, 3)), newshape=(batch, tokens, count * depth))
+
+
+def part(x: Expr, axis: int, begin: int, end: int) -> Expr:
+    return call("strided_slice", x, begin=(begin,), end=(end,), axes=(axis,))
+
+
+def three(x: Expr, weights: Weights) -> Expr:
+    q, k, v = (heads(projected(x, weights, n), 2) for n in (8, 8, 12))
+    return joined(call("attention", q, k, v, is_causal=True))
+
+
+def split(x: Expr, weights: Weights) -> Expr:
+    """As GPT-2's: columns of one product."""
+    whole = projected(x, weights, 28)
+    q, k, v = (heads(part(whole, 2, *ends), 2) for ends in ((0, 8), (8, 16), (16, 28)))
+    return joined(call("attention", q, k, v))
+
+
+def unflattened(x: Expr, weights: Weights) -> Expr:
+    """As `torch.nn.MultiheadAttention`'s, of one picture: parts of a first axis, and heads before tokens."""
+    _, tokens, channels = extents(x)
+    whole = projected(call("reshape", x, newshape=(tokens, 1, channels)), weights, 24)
+    shown = call("reshape", whole, newshape=(1, tokens, 1, 3, 8))
+    first = call("reshape", call("transpose", shown, axes=(3, 1, 2, 0, 4)), newshape=(3, tokens, 1, 8))
+
+    def of(place: int) -> Expr:
+        own = call("reshape", part(first, 0, place, place + 1), newshape=(tokens, 2, 4))
+        return call("reshape", call("transpose", own, axes=(1, 0, 2)), newshape=(1, 2, tokens, 4))
+
+    made = call("transpose", call("attention", of(0), of(1), of(2)), axes=(2, 0, 1, 3))
+    return call("reshape", made, newshape=(tokens, 8))
+
+
+@pytest.mark.parametrize(
+    ("make", "batch"), [(three, 1), (three, 2), (split, 1), (split, 2), (unflattened, 1)]
+)
+def test_attention_reads_its_heads_where_the_products_before_it_wrote_them(
+    make: Callable[[Expr, Weights], Expr], batch: int
+) -> None:
+    x, weights = Var("x", f"float32[{batch},5,6]"), Weights()
+    found = normalize(given := Network((x,), {"y": make(x, weights)}, {}))
+    assert operators(found) == [*["dense", "bias_add"] * 3, "attention"]
+    data = {"x": weights.random.normal(size=(batch, 5, 6))}
+    np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("others", ["whole", "overlapping", "rows"])
+def test_a_product_that_is_not_only_read_in_parts_of_its_columns_stays_one(others: str) -> None:
+    x, weights = Var("x", "float32[1,5,6]"), Weights()
+    whole = projected(x, weights, 8)
+    further = {"whole": whole, "overlapping": part(whole, 2, 3, 8), "rows": part(whole, 1, 0, 2)}[others]
+    given = Network((x,), {"a": part(whole, 2, 0, 4), "b": call("relu", further)}, {})
+    found = normalize(given)
+    assert operators(found).count("dense") == 1
+    data = {"x": weights.random.normal(size=(1, 5, 6))}
+    for name in given.outputs:
+        one, other = (evaluate(Tuple([n.outputs[name]]), data) for n in (found, given))
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_attention_of_keys_from_elsewhere_keeps_the_layout_that_they_have() -> None:
+    x, weights, cache = Var("x", "float32[1,5,6]"), Weights(), Var("cache", "float32[1,2,9,4]")
+    made = call("attention", heads(projected(x, weights, 8), 2), cache, cache)
+    assert operators(normalize(Network((x, cache), {"y": made}, {}))) == ["dense", "bias_add", "transpose", "attention"]
+
+
 def test_a_constant_added_to_scores_of_symbolic_sizes_is_no_mask() -> None:
     q, k = (Var(n, f"float32[1,1,{PROBED},4]") for n in "qk")
     made = call("attention_bias", q, k, k, Constant(np.full((1, 1, 1, 1), -1, "f")))

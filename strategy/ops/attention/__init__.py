@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategy.ops.attention import row, tile
+from strategy.ops.attention import gradient, row, tile
 from strategy.ops.attention.operator import AttentionAttrs, attention
 
-__all__ = ["AttentionAttrs", "attention", "row", "tile"]
+__all__ = ["AttentionAttrs", "attention", "gradient", "row", "tile"]

@@ -27,7 +27,7 @@ from strategy.cuda.template import C_TYPES, Template
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
 from strategy.ops.attention.flash_kernel import ATTEND, JOIN, SHARED
-from strategy.ops.attention.operator import NAMES, AttentionAttrs, constant_inner, factor
+from strategy.ops.attention.operator import NAMES, PLAIN, AttentionAttrs, constant_inner, factor
 from strategy.schedule import integer
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -50,11 +50,11 @@ def _strategy(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: Ten
 
 def takes(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorType, limits: DeviceLimits) -> bool:
     """True if heads can be copied in 16 bytes and their sums kept, and tensor cores have the dtype."""
-    batch, heads, _, depth = inputs[0].shape
+    batch, heads, _, depth = attrs.order(inputs[0].shape)
     return (
         limits.capability >= 80
         and out_type.dtype in PTX_TYPES
-        and constant_inner(inputs)
+        and constant_inner(attrs, inputs)
         and all(int(e) % 8 == 0 and int(e) <= _LARGEST_DEPTH for e in (depth, out_type.shape[3]))
         and all(not e.is_constant or int(e) <= GRID[2] for e in (batch, heads))
         and abs(factor(attrs, int(depth))) <= _LARGEST_SCALE
@@ -63,8 +63,8 @@ def takes(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorT
 
 def space(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
     """Warps, tiles of 16 queries of each, keys of a block, stages of copies, and parts of the keys."""
-    batch, heads, m, depth = inputs[0].shape
-    groups, n = inputs[1].shape[1:3]
+    batch, heads, m, depth = attrs.order(inputs[0].shape)
+    _, groups, n, _ = attrs.order(inputs[1].shape)
     limits = limits_of(target)
     rows = int(heads) // int(groups) * (int(m) if m.is_constant else 64)
     keys = int(n) if n.is_constant else 512
@@ -119,8 +119,9 @@ def space(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorT
 def compute(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
     """One launch, or with several parts two; batch and numbers of queries and keys may be symbolic."""
     query, key, value, *bias = inputs
-    batch, heads, m, depth = query.shape
-    groups, n, width = int(key.shape[1]), key.shape[2], int(value.shape[3])
+    batch, heads, m, depth = attrs.order(query.shape)
+    _, groups, n, _ = attrs.order(key.shape)
+    groups, width = int(groups), int(value.shape[3])
     dtype, parts, each = str(query.dtype), integer(config, "parts"), int(heads) // groups
     scale = factor(attrs, int(depth))
     scale = scale if abs(scale) >= _LEAST_SCALE else 0  # of which float32 may make 0, and -infinity times 0 is NaN
@@ -128,6 +129,7 @@ def compute(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: TensorType, 
     macros: dict[str, int | str] = {
         **knobs, "TYPE": C_TYPES[dtype], "SUM": C_TYPES["float32" if parts > 1 else dtype],
         "DEPTH": int(depth), "WIDTH": width, "EACH": each, "CAUSAL": int(attrs.is_causal),
+        "BY_TOKENS": int(attrs.layout != PLAIN),
         # The largest score is that of the largest product only where the scale is positive and nothing is added.
         "SCALE": f"{float(scale)!r}f", "SCALE_FIRST": int(bool(bias) or scale <= 0),
         "BIASED": len(bias), "JOIN_ROWS": _JOIN_ROWS, **(_bias_macros(bias[0]) if bias else {}),
@@ -144,7 +146,7 @@ def compute(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: TensorType, 
     )
     source = Template(SHARED + ATTEND.replace("KIND", PTX_TYPES[dtype]), macros, (), (launch,)).code
     step = Handwritten(source, launch)
-    shape = (batch, heads, m, width)
+    shape = attrs.order((batch, heads, m, width))
     if parts == 1:
         return [call_in_place(step, inputs, shape, dtype, "attention")]
     found = call_in_place(step, inputs, (parts, *shape[:3], width + 2), "float32", "parts")

@@ -2,8 +2,7 @@
 
 A block has a tile of queries, and takes keys and values tile by tile through shared memory, which `cp.async` fills
 ahead. A warp keeps its scores, and the sums of its values, in fragments of `mma.sync`; powers become operands of the
-second product where they are. With several parts, a block takes only some of the keys (Flash-Decoding), and `JOIN`
-joins them.
+second product where they are. Of several parts, each has some of the keys (Flash-Decoding), and `JOIN` joins them.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
   return both;
 }
 
-// Rows of LENGTH numbers to shared memory; zeros behind the length, and behind the `left` rows there are.
-template <int ROWS, int LENGTH>
-__device__ __forceinline__ void fetch(unsigned to, const TYPE* from, int left) {
+// Rows of LENGTH numbers at their places to shared memory; zeros behind the length, and behind the `left` rows.
+template <int ROWS, int LENGTH, typename Place>
+__device__ __forceinline__ void fetch(unsigned to, const TYPE* from, int left, Place place) {
   constexpr int chunks = (LENGTH + 15) / 16 * 2;
   for (int i = threadIdx.x; i < ROWS * chunks; i += THREADS) {
     const int row = i / chunks, chunk = i % chunks;
     const bool there = row < left && chunk * 8 < LENGTH;
-    const TYPE* at = there ? from + (long long)row * LENGTH + chunk * 8 : from;
+    const TYPE* at = there ? from + place(row) * LENGTH + chunk * 8 : from;
     const int bytes = there ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"(to + row * (chunks + 1) * 16 + chunk * 16), "l"(at), "r"(bytes) : "memory");
@@ -78,7 +77,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_flash(
   const int rows = EACH * m, part = blockIdx.x % PARTS;
   const int first = (gridDim.x / PARTS - 1 - blockIdx.x / PARTS) * BLOCK_M;
   const long long group = (long long)blockIdx.z * gridDim.y + blockIdx.y;
-  query += (group * rows + first) * DEPTH, key += group * n * DEPTH, value += group * n * WIDTH;
+  // The rows of a query and of its result, and of a key and its value, in memory.
+  auto query_place = [&](int row) {
+    if (!BY_TOKENS) return group * rows + row;
+    return ((blockIdx.z * (long long)m + row % m) * gridDim.y + blockIdx.y) * EACH + row / m;
+  };
+  auto key_place = [&](long long row) {
+    return BY_TOKENS ? (blockIdx.z * (long long)n + row) * gridDim.y + blockIdx.y : group * n + row;
+  };
 
   int seen = n, seen_by_all = n;
   if (CAUSAL) {
@@ -92,20 +98,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_flash(
   // The keys and values of a block, if there is one, as a group of copies of its own.
   auto fetch_both = [&](int block, unsigned to) {
     if (block < end) {
-      const int left = n - block * BLOCK_N;
-      fetch<BLOCK_N, DEPTH>(to, key + (long long)block * BLOCK_N * DEPTH, left);
-      fetch<BLOCK_N, WIDTH>(to + BLOCK_N * KEY_ROW, value + (long long)block * BLOCK_N * WIDTH, left);
+      const int origin = block * BLOCK_N, left = n - origin;
+      auto place = [&](int row) { return key_place(origin + row); };
+      fetch<BLOCK_N, DEPTH>(to, key, left, place);
+      fetch<BLOCK_N, WIDTH>(to + BLOCK_N * KEY_ROW, value, left, place);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
-  fetch<BLOCK_M, DEPTH>(queries, query, rows - first);
+  fetch<BLOCK_M, DEPTH>(queries, query, rows - first, [&](int row) { return query_place(first + row); });
   #pragma unroll
   for (int stage = 0; stage < STAGES - 1; ++stage) fetch_both(begin + stage, stages + stage * STAGE);
 
   const int warp_row = warp * TILES * 16;
-  const unsigned query_place = queries + (warp_row + lane % 16) * KEY_ROW + lane / 16 * 16;
-  const unsigned key_place = (lane % 8 + lane / 16 * 8) * KEY_ROW + lane / 8 % 2 * 16;
-  const unsigned value_place = BLOCK_N * KEY_ROW + lane % 16 * VALUE_ROW + lane / 16 * 16;
+  const unsigned query_at = queries + (warp_row + lane % 16) * KEY_ROW + lane / 16 * 16;
+  const unsigned key_at = (lane % 8 + lane / 16 * 8) * KEY_ROW + lane / 8 % 2 * 16;
+  const unsigned value_at = BLOCK_N * KEY_ROW + lane % 16 * VALUE_ROW + lane / 16 * 16;
   // A lane has numbers of two rows of each tile of 16.
   float sums[TILES][BANDS * 2][4], largest[TILES][2], total[TILES][2];
   unsigned kept[TILES][KEEP ? STEPS : 1][4];
@@ -144,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_flash(
       for (int t = 0; t < TILES; ++t)
         #pragma unroll
         for (int step = 0; step < STEPS; ++step)
-          load(kept[t][KEEP ? step : 0], query_place + t * 16 * KEY_ROW + step * 32);
+          load(kept[t][KEEP ? step : 0], query_at + t * 16 * KEY_ROW + step * 32);
     }
 
     float scores[TILES][BLOCK_N / 8][4];
@@ -158,12 +165,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_flash(
     for (int step = 0; step < STEPS; ++step) {
       if (!KEEP) {
         #pragma unroll
-        for (int t = 0; t < TILES; ++t) load(kept[t][0], query_place + t * 16 * KEY_ROW + step * 32);
+        for (int t = 0; t < TILES; ++t) load(kept[t][0], query_at + t * 16 * KEY_ROW + step * 32);
       }
       #pragma unroll
       for (int j = 0; j < BLOCK_N / 16; ++j) {
         unsigned keys[4];
-        load(keys, read + key_place + j * 16 * KEY_ROW + step * 32);
+        load(keys, read + key_at + j * 16 * KEY_ROW + step * 32);
         #pragma unroll
         for (int t = 0; t < TILES; ++t) {
           multiply(scores[t][j * 2], kept[t][KEEP ? step : 0], keys[0], keys[1]);
@@ -229,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_flash(
       #pragma unroll
       for (int j = 0; j < BANDS; ++j) {
         unsigned values[4];
-        load_transposed(values, read + value_place + k * 16 * VALUE_ROW + j * 32);
+        load_transposed(values, read + value_at + k * 16 * VALUE_ROW + j * 32);
         #pragma unroll
         for (int t = 0; t < TILES; ++t) {
           multiply(sums[t][j * 2], powers[t], values[0], values[1]);
@@ -252,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_flash(
       if (row >= rows) continue;
       // A query that sees no key gives 0.
       const float factor = PARTS > 1 || whole == 0 ? 1 : 1 / whole;
-      SUM* to = output + (part * all + group * rows + row) * (PARTS > 1 ? WIDTH + 2 : WIDTH);
+      SUM* to = output + (part * all + query_place(row)) * (PARTS > 1 ? WIDTH + 2 : WIDTH);
       #pragma unroll
       for (int j = 0; j < BANDS * 2; ++j) {
         const int column = j * 8 + lane % 4 * 2;

@@ -1,17 +1,16 @@
-"""attention, attention_bias: types, NumPy reference, gradient and Python functions."""
+"""attention, attention_bias: types, NumPy reference and Python functions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from strategy.attrs import Attrs, field
 from strategy.cpu.binding import share
 from strategy.cpu.elementary import exp
 from strategy.cuda.schedule import register_plain_schedule
-from strategy.expr import Call, Constant, Expr, call, const
-from strategy.gradient import GradientError, register_gradient
+from strategy.expr import Expr, call
 from strategy.op import (
     TOpPattern,
     TypeReporter,
@@ -21,12 +20,6 @@ from strategy.op import (
     register_reference,
     register_terms,
 )
-from strategy.ops.batch_matmul import batch_matmul
-from strategy.ops.broadcast import collapse_sum_like, equal, where
-from strategy.ops.elemwise import zeros_like
-from strategy.ops.reduce import sum as reduce_sum
-from strategy.ops.reshape import reshape, reshape_like
-from strategy.ops.softmax import softmax
 from strategy.order import scaled
 from strategy.pattern import broadcast_place, in_float32
 from strategy.reference import widened
@@ -44,6 +37,8 @@ from strategy.type_relation import (
 from strategy.types import TensorType, Type
 
 NAMES = ("attention", "attention_bias")
+PLAIN = "BHSD"  # the layout of an attention that names none
+T = TypeVar("T")
 
 
 class AttentionAttrs(Attrs):
@@ -51,36 +46,46 @@ class AttentionAttrs(Attrs):
 
     is_causal: bool = field(False, "A query sees the keys up to its own place only")
     scale: float | None = field(None, "The factor of the scores; default: 1 / sqrt(depth)")
+    layout: str = field(
+        PLAIN, "Order of batch, heads, sequence and depth in query, key, value and result", choices=(PLAIN, "BSHD")
+    )
+
+    def order(self, axes: Iterable[T]) -> tuple[T, T, T, T]:
+        """Values of batch, heads, sequence and depth in the order of the layout; and from that order back."""
+        first, second, third, last = axes
+        return (first, second, third, last) if self.layout == PLAIN else (first, third, second, last)
 
 
 def attention_rel(types: Sequence[Type], attrs: AttentionAttrs, reporter: TypeReporter) -> bool:
     """[b, h, m, e] of queries [b, h, m, d], keys [b, g, n, d] and values [b, g, n, e], where g divides h."""
     found = [reporter.tensor(i) for i in range(3)]
-    for index, (kind, form) in enumerate(
-        zip(found, ("[batch, heads, m, d]", "[batch, groups, n, d]", "[batch, groups, n, e]"), strict=True)
-    ):
+    forms = (("batch", "heads", "m", "d"), ("batch", "groups", "n", "d"), ("batch", "groups", "n", "e"))
+    for index, (kind, form) in enumerate(zip(found, forms, strict=True)):
         if kind is not None:
-            require_rank(reporter, index, kind, 4, form)
+            require_rank(reporter, index, kind, 4, f"[{', '.join(attrs.order(form))}]")
             require_float(reporter, index, kind)
             require_nonempty(reporter, index, kind)
     query, key, value = found
     if query is None or key is None or value is None:
         return False
-    for index, kind in ((1, key), (2, value)):
+    batch, heads, m, depth = attrs.order(query.shape)
+    key_batch, groups, n, key_depth = attrs.order(key.shape)
+    value_batch, value_groups, value_n, width = attrs.order(value.shape)
+    for index, own in ((1, key_batch), (2, value_batch)):
         require_dtype_of(reporter, index, 0)
-        reporter.check(kind.shape[0] == query.shape[0], index, f"its batch differs from that of query, {query}")
-    reporter.check(key.shape[3] == query.shape[3], 1, f"its depth differs from that of query, {query}")
-    reporter.check(query.shape[1] % key.shape[1] == 0, 1, f"its groups do not divide the heads of query, {query}")
-    for axis, what in ((1, "groups"), (2, "length")):
-        reporter.check(value.shape[axis] == key.shape[axis], 2, f"its {what} differs from that of key, {key}")
-    scores = TensorType([*query.shape[:3], key.shape[2]], query.dtype)
+        reporter.check(own == batch, index, f"its batch differs from that of query, {query}")
+    reporter.check(key_depth == depth, 1, f"its depth differs from that of query, {query}")
+    reporter.check(heads % groups == 0, 1, f"its groups do not divide the heads of query, {query}")
+    reporter.check(value_groups == groups, 2, f"its groups differ from those of key, {key}")
+    reporter.check(value_n == n, 2, f"its length differs from that of key, {key}")
+    scores = TensorType([batch, heads, m, n], query.dtype)
     if reporter.op.name == "attention_bias":
         bias = reporter.known(3)
         if bias.dtype != "bool":
             reporter.check(bias.dtype == query.dtype, 3, f"expected bools, or the dtype of query, {query}")
         shape = broadcast_shape(reporter, 3, bias, scores)
         require_shape(reporter, 3, shape, scores.shape, f"does not broadcast to the scores, {scores}")
-    reporter.assign(len(types) - 1, TensorType([*query.shape[:3], value.shape[3]], query.dtype))
+    reporter.assign(len(types) - 1, TensorType([*query.shape[:3], width], query.dtype))
     return True
 
 
@@ -94,9 +99,9 @@ for _name, _what in (
             f"{_what}, as ONNX's Attention. Several heads may share keys and values (groups); a query that sees no "
             "key gives 0."
         )
-        .add_argument("query", "Tensor", "[batch, heads, m, d]")
-        .add_argument("key", "Tensor", "[batch, groups, n, d]")
-        .add_argument("value", "Tensor", "[batch, groups, n, e]")
+        .add_argument("query", "Tensor", "[batch, heads, m, d], or as layout says")
+        .add_argument("key", "Tensor", "[batch, groups, n, d], or as layout says")
+        .add_argument("value", "Tensor", "[batch, groups, n, e], or as layout says")
         .set_attrs_type(AttentionAttrs)
         .set_support_level(1)
         .add_type_rel("Attention", attention_rel)
@@ -104,13 +109,20 @@ for _name, _what in (
     )
     _inputs = {"query": "float32[2,4,5,6]", "key": "float32[2,2,19,6]", "value": "float32[2,2,19,8]"}
     _narrow = {"query": "float16[1,2,3,8]", "key": "float16[1,1,19,8]", "value": "float16[1,1,19,8]"}
+    _by_tokens = {"query": "float32[2,5,4,6]", "key": "float32[2,19,2,6]", "value": "float32[2,19,2,8]"}
     if _name == "attention":
         _op.example(_inputs, {"is_causal": True}).example(_narrow)
         _op.example({"query": "float32[1,4,1,8]", "key": "float32[1,2,83,8]", "value": "float32[1,2,83,16]"})
+        _op.example(_by_tokens, {"layout": "BSHD", "is_causal": True})
+        _op.example(
+            {"query": "float32[2,1,4,8]", "key": "float32[2,83,2,8]", "value": "float32[2,83,2,16]"},
+            {"layout": "BSHD"},
+        )
     else:
         _op.add_argument("bias", "Tensor", "Added to the scores, or bools; it broadcasts to [batch, heads, m, n].")
         _op.example({**_inputs, "bias": "float32[2,1,5,19]"}, {"scale": 0.5})
         _op.example({**_narrow, "bias": "float16[3,19]"})
+        _op.example({**_by_tokens, "bias": "float32[2,1,5,19]"}, {"layout": "BSHD"})
         _op.example({**_inputs, "bias": "bool[19]"}).example({
             "query": "float32[1,4,1,8]", "key": "float32[1,2,83,8]", "value": "float32[1,2,83,16]", "bias": "bool[83]",
         })
@@ -156,16 +168,16 @@ def compute_attention(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: Ty
 
     query, key, value = inputs[:3]
     bias = inputs[3] if len(inputs) > 3 else None
-    batch, heads, m, depth = query.shape
+    batch, heads, m, depth = attrs.order(query.shape)
     if attrs.scale is None and not isinstance(depth, tirx.IntImm):
         raise ScheduleError(f"attention: the depth '{depth}' is symbolic: give a constant, or a scale")
-    _, groups, n, width = value.shape
+    _, groups, n, width = attrs.order(value.shape)
     each, dtype = heads // groups, query.dtype
     scale = factor(attrs, depth)
     d, j, k = (te.reduce_axis((0, extent), name=name) for extent, name in ((depth, "d"), (n, "j"), (n, "k")))
 
     def product(b: Any, h: Any, i: Any, x: Any) -> Any:
-        return te.sum(query[b, h, i, d] * key[b, h // each, x, d], axis=d)
+        return te.sum(query[attrs.order((b, h, i, d))] * key[attrs.order((b, h // each, x, d))], axis=d)
 
     products = te.compute((batch, heads, m, n), product, name="products")
     scores = te.compute(
@@ -177,21 +189,23 @@ def compute_attention(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: Ty
     total = te.compute(largest.shape, lambda *i: te.sum(powers(*i, l), axis=l), name="total")
 
     def weighted(b: Any, h: Any, i: Any, x: Any) -> Any:
-        return te.sum(powers[b, h, i, k] * value[b, h // each, k, x], axis=k)
+        return te.sum(powers[b, h, i, k] * value[attrs.order((b, h // each, k, x))], axis=k)
 
     values = te.compute((batch, heads, m, width), weighted, name="values")
 
-    def quotient(*i: Any) -> Any:
+    def quotient(*place: Any) -> Any:
+        i = attrs.order(place)
         none = total(*i[:3]) == tirx.const(0, dtype)
         return values(*i) / tirx.Select(none, tirx.const(1, dtype), total(*i[:3]))
 
-    return [te.compute(values.shape, quotient, name="attention")]
+    return [te.compute(attrs.order(values.shape), quotient, name="attention")]
 
 
 def reference_attention(attrs: AttentionAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
     query, key, value, *further = map(widened, inputs)
+    query, key, value = (t.transpose(attrs.order(range(4))) for t in (query, key, value))
     each = query.shape[1] // key.shape[1]
     key, value = (np.repeat(t, each, axis=1) for t in (key, value))
     with np.errstate(all="ignore"):
@@ -203,71 +217,41 @@ def reference_attention(attrs: AttentionAttrs, inputs: Sequence[Any]) -> Any:
         largest = scores.max(axis=3, keepdims=True)
         powers = np.exp(scores - np.where(largest == -np.inf, 0, largest))
         total = powers.sum(axis=3, keepdims=True)
-        return powers @ value / np.where(total == 0, 1, total)
+        return (powers @ value / np.where(total == 0, 1, total)).transpose(attrs.order(range(4)))
 
 
 def attention_flops(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
     """Those of the scores and of the weighted sums, of all keys that a query sees."""
-    b, h, m, d = (int(x) for x in inputs[0].shape)
-    n = int(inputs[1].shape[2])
+    b, h, m, d = (int(x) for x in attrs.order(inputs[0].shape))
+    n = int(attrs.order(inputs[1].shape)[2])
     rows = min(m, n)  # of which each query sees one key more than the last; those behind see all
     seen = rows * (rows + 1) // 2 + (m - rows) * n if attrs.is_causal else m * n
     return 2 * b * h * seen * (d + int(out_type.shape[3]))
 
 
-def attention_grad(orig: Call, grad: Expr) -> list[Expr | None]:
-    """The gradients of both products and of softmax; the heads of a group are rows of one product."""
-    attrs = orig.attrs
-    query, key, value, *further = orig.args
-    (_, heads, m, d), (_, groups, n, _) = query.tensor_type.shape, key.tensor_type.shape
-    extents = (heads, groups, m, n, d, value.tensor_type.shape[3])
-    if not all(x.is_constant for x in extents):
-        raise GradientError(f"{orig.op.name}: its gradient needs constant extents but for the batch")
-    rows, dtype = int(heads) // int(groups) * int(m), query.tensor_type.dtype
-    scale, hidden = const(factor(attrs, d), dtype), const(-math.inf, dtype)
-
-    def grouped(node: Expr, count: int) -> Expr:
-        return reshape(node, (-1, count, int(node.tensor_type.shape[3])))
-
-    q, k, v, g = grouped(query, rows), grouped(key, int(n)), grouped(value, int(n)), grouped(grad, rows)
-    scores = reshape(batch_matmul(q, k) * scale, (-1, int(heads), int(m), int(n)))
-    for bias in further:
-        scores = where(bias, scores, hidden) if bias.tensor_type.dtype == "bool" else scores + bias
-    if attrs.is_causal:
-        import numpy as np
-
-        scores = where(Constant(np.tri(int(m), int(n)) > 0), scores, hidden)
-    # A query that sees no key takes nothing, where softmax would be NaN.
-    weights = where(equal(scores, hidden), zeros_like(scores), softmax(scores))
-    slope = reshape_like(batch_matmul(g, v), scores)
-    slope = weights * (slope - reduce_sum(slope * weights, axis=3, keepdims=True))
-    s, w = grouped(slope, rows) * scale, grouped(weights, rows)
-    flowing = [
-        reshape_like(batch_matmul(s, k, transpose_b=False), query),
-        reshape_like(batch_matmul(s, q, transpose_a=True, transpose_b=False), key),
-        reshape_like(batch_matmul(w, g, transpose_a=True, transpose_b=False), value),
-    ]
-    to_bias = [None if b.tensor_type.dtype == "bool" else collapse_sum_like(slope, b) for b in further]
-    return [*flowing, *to_bias]
+def _terms(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
+    return int(inputs[0].shape[3]) + int(attrs.order(inputs[1].shape)[2])
 
 
 for _name in NAMES:
     register_compute(_name, compute_attention)
     register_reference(_name, reference_attention)
     register_flops(_name, attention_flops)
-    register_terms(_name, lambda attrs, inputs, out_type: int(inputs[0].shape[3]) + int(inputs[1].shape[2]))
+    register_terms(_name, _terms)
     register_shape_func(_name, False, lambda attrs, inputs: [(*inputs[0][:3], inputs[2][3])])
-    register_gradient(_name, attention_grad)
 register_plain_schedule("attention", *NAMES, version=5)
 
 
-def constant_inner(inputs: Sequence[TensorType]) -> bool:
+def constant_inner(attrs: AttentionAttrs, inputs: Sequence[TensorType]) -> bool:
     """True if all extents but the batch and the numbers of queries and keys are constant."""
-    return all(certainly(t.shape[axis] >= 1) and t.shape[axis].is_constant for t in inputs[:3] for axis in (1, 3))
+    return all(
+        certainly(extent >= 1) and extent.is_constant for t in inputs[:3] for extent in attrs.order(t.shape)[1::2]
+    )
 
 
 def attention(
-    query: Expr, key: Expr, value: Expr, bias: Expr | None = None, is_causal: bool = False, scale: float | None = None
+    query: Expr, key: Expr, value: Expr, bias: Expr | None = None, is_causal: bool = False, scale: float | None = None,
+    layout: str = PLAIN,
 ) -> Expr:
     """softmax(scale query keyᵀ + bias) value of each head.
 
@@ -278,6 +262,7 @@ def attention(
         bias: added to the scores, or bools, false where a key is hidden; it broadcasts to [batch, heads, m, n].
         is_causal: a query sees the keys up to its own place only.
         scale: the factor of the scores; default: 1 / sqrt(d).
+        layout: BHSD, or BSHD for queries [batch, m, heads, d], likewise keys, values and the result.
     """
     name, further = ("attention", ()) if bias is None else ("attention_bias", (bias,))
-    return call(name, query, key, value, *further, is_causal=is_causal, scale=scale)
+    return call(name, query, key, value, *further, is_causal=is_causal, scale=scale, layout=layout)

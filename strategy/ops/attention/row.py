@@ -42,7 +42,7 @@ def _vector(inputs: Sequence[TensorType], target: Target) -> int:
 
 def space(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
     """Heads of a task, keys of a register tile, vectors of columns of one, and keys of a block."""
-    heads, groups, n = inputs[0].shape[1], inputs[1].shape[1], inputs[1].shape[2]
+    heads, (_, groups, n, _) = attrs.order(inputs[0].shape)[1], attrs.order(inputs[1].shape)
     return _space(
         int(heads) // int(groups), int(n) if n.is_constant else 1024,
         int(out_type.shape[3]) // _vector(inputs, target), target.vector_registers,
@@ -81,8 +81,8 @@ def _attend(size: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, conf
 
     query, key, value = ins[:3]
     bias = ins[3] if len(ins) > 3 else None
-    batch, all_heads, _, depth = query.shape
-    _, groups, n, width = value.shape
+    batch, all_heads, _, depth = attrs.order(query.shape)
+    _, groups, n, width = attrs.order(value.shape)
     all_heads, groups, depth, width = int(all_heads), int(groups), int(depth), int(width)
     heads, keys, columns, block = (integer(config, name) for name in ("heads", "keys", "columns", "block"))
     tasks, dtype = all_heads // heads, accumulator(str(query.dtype))
@@ -107,7 +107,12 @@ def _attend(size: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, conf
         with script.serial(0, heads) as q:
             with script.serial(0, depth // size) as part:
                 d = part * size
-                each(lambda x: fill(rows, q * depth + d + x, scaled(query[b, h + q, 0, d + x].astype(dtype), scale)))
+                each(
+                    lambda x: fill(
+                        rows, q * depth + d + x,
+                        scaled(query[attrs.order((b, h + q, 0, d + x))].astype(dtype), scale),
+                    )
+                )
             with script.serial(0, width // size) as part:
                 each(lambda x: fill(sums, q * width + part * size + x, zero))
         with script.unroll(0, heads) as q:
@@ -150,7 +155,8 @@ def _attend(size: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, conf
             at = part * size
             quotient = one / tirx.Select(total[q] == zero, one, total[q])
             with script.vectorized(0, size) as x:
-                result[b, h + q, 0, at + x] = (sums[q * width + at + x] * quotient).astype(str(out.dtype))
+                number = sums[q * width + at + x] * quotient
+                result[attrs.order((b, h + q, 0, at + x))] = number.astype(str(out.dtype))
 
     def score(b: Any, h: Any, group: Any, origin: Any, tile: Any, rows: Any, powers: Any) -> None:
         """The scores of a tile of keys; those beyond the last repeat it."""
@@ -166,7 +172,8 @@ def _attend(size: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, conf
             each(
                 lambda x: fill(
                     held, s + x,
-                    held[s + x] + key[b, group, at(i), d + x].astype(dtype) * rows[q * depth + d + x],
+                    held[s + x]
+                    + key[attrs.order((b, group, at(i), d + x))].astype(dtype) * rows[q * depth + d + x],
                 )
             )
         with script.unroll(0, heads) as q, script.vectorized(0, keys) as i:
@@ -189,7 +196,8 @@ def _attend(size: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, conf
         with script.serial(0, count) as j:
             each_column(
                 lambda q, at, c, x: fill(
-                    held, at, held[at] + value[b, group, origin + j, c].astype(dtype) * powers[q * stride + j]
+                    held, at,
+                    held[at] + value[attrs.order((b, group, origin + j, c))].astype(dtype) * powers[q * stride + j],
                 )
             )
         each_column(lambda q, at, c, x: fill(sums, q * width + c, held[at]))
@@ -203,8 +211,8 @@ def _attend(size: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, conf
 def _add(
     strategy: OpStrategy, attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> None:
-    one = inputs[0].shape[2]
-    if constant_inner(inputs) and one.is_constant and int(one) == 1 and _vector(inputs, target) > 1:
+    one = attrs.order(inputs[0].shape)[2]
+    if constant_inner(attrs, inputs) and one.is_constant and int(one) == 1 and _vector(inputs, target) > 1:
         strategy.add_implementation(
             partial(compute, _vector(inputs, target)), schedule_extern_cpu, "attention_row.cpu", 13, space=space
         )

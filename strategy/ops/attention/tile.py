@@ -37,7 +37,7 @@ _BLOCKS = (16, 32, 64, 128, 256, 512)
 
 def space(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
     """Vectors of queries, keys of a register tile, columns of one, and keys of a block."""
-    m, n = inputs[0].shape[2], inputs[1].shape[2]
+    m, n = (attrs.order(t.shape)[2] for t in inputs[:2])
     lanes = lanes_of(target, accumulator(out_type.dtype))
     return _space(
         int(m) if m.is_constant else 64, int(n) if n.is_constant else 512, int(out_type.shape[3]), lanes,
@@ -92,8 +92,8 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
 
     query, key, value = ins[:3]
     bias = ins[3] if len(ins) > 3 else None
-    batch, heads, m, depth = query.shape
-    _, groups, n, width = value.shape
+    batch, heads, m, depth = attrs.order(query.shape)
+    _, groups, n, width = attrs.order(value.shape)
     heads, groups, depth, width = int(heads), int(groups), int(depth), int(width)
     vectors, keys, columns, block, unroll = (
         integer(config, name) for name in ("vectors", "keys", "columns", "block", "unroll")
@@ -141,7 +141,7 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
         largest, total, factors, found = (place(queries) for _ in range(4))
         turn(
             depth,
-            lambda q, d: scaled(query[b, h, tirx.min(start + q, m - 1), d].astype(dtype), scale),
+            lambda q, d: scaled(query[attrs.order((b, h, tirx.min(start + q, m - 1), d))].astype(dtype), scale),
             lambda q, d, x: fill(turned, d * queries + q, x),
             back=False,
         )
@@ -171,7 +171,7 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
 
         def store(q: Any, c: Any, x: Any) -> None:
             with script.If(start + q < m), script.Then():
-                result[b, h, start + q, c] = x.astype(str(out.dtype))
+                result[attrs.order((b, h, start + q, c))] = x.astype(str(out.dtype))
 
         turn(width, lambda q, c: sums[c * queries + q] * total[q], store, back=True)
 
@@ -192,7 +192,8 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
             each(
                 lambda x: fill(
                     sums, i * queries + x,
-                    sums[i * queries + x] + key[b, group, at(i), d].astype(dtype) * turned[d * queries + x],
+                    sums[i * queries + x]
+                    + key[attrs.order((b, group, at(i), d))].astype(dtype) * turned[d * queries + x],
                 )
             )
         with script.unroll(0, keys) as i:
@@ -214,7 +215,7 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
             start = (part * columns + c) * queries
             each(lambda x: fill(held, c * queries + x, sums[start + x] * factors[x]))
         with script.serial(0, count) as j, script.unroll(0, columns) as c:
-            number = value[b, group, origin + j, part * columns + c].astype(dtype)
+            number = value[attrs.order((b, group, origin + j, part * columns + c))].astype(dtype)
             each(
                 lambda x: fill(
                     held, c * queries + x, held[c * queries + x] + number * powers[j * queries + x]
@@ -234,7 +235,7 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
 def _add(
     strategy: OpStrategy, attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> None:
-    if constant_inner(inputs):
+    if constant_inner(attrs, inputs):
         lanes = lanes_of(target, accumulator(out_type.dtype))
         strategy.add_implementation(
             partial(compute, lanes), schedule_extern_cpu, "attention_tile.cpu", 12, space=space
