@@ -8,11 +8,11 @@ product that is read in parts becomes one for each, and attention reads heads wh
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -222,7 +222,7 @@ def _by_number(normal: _Normal, node: Call) -> Expr | None:
 
 
 def _activation(normal: _Normal, node: Call) -> Expr | None:
-    """Use gelu for x · ½ · (1 + erf(x/√2)), and silu for x · sigmoid(x)."""
+    """Use gelu for x · ½ · (1 + erf(x/√2)) and its form by tanh, and silu for x · sigmoid(x)."""
     if node.op.name != "multiply":
         return None
     factors: list[Expr] = []
@@ -242,6 +242,8 @@ def _activation(normal: _Normal, node: Call) -> Expr | None:
         sums = [f for f in others if _is_error_sum(f, x)]
         if len(others) == 2 and halves and sums and extents(x) == extents(node):
             return normal.make("gelu", x)
+        if len(others) == 2 and halves and extents(x) == extents(node) and any(_is_tanh_sum(f, x) for f in others):
+            return normal.make("gelu", x, approximate="tanh")
     return None
 
 
@@ -269,6 +271,51 @@ def _is_error_sum(node: Expr, x: Expr) -> bool:
         return root.args[0] is x and _is_number(root.args[1], math.sqrt(2))
     factors = root.args if root.op.name == "multiply" else ()
     return any(a is x for a in factors) and any(_is_number(a, math.sqrt(0.5)) for a in factors)
+
+
+def _is_tanh_sum(node: Expr, x: Expr) -> bool:
+    """Return whether the node is 1 + tanh(√(2/π) (x + 0.044715 x³)), however the polynomial is written."""
+    if not isinstance(node, Call) or node.op.name != "add":
+        return False
+    tanh = next((a for a in node.args if isinstance(a, Call) and a.op.name == "tanh"), None)
+    if tanh is None or not any(_is_number(a, 1) for a in node.args):
+        return False
+    found, root = _polynomial(tanh.args[0], x), math.sqrt(2 / math.pi)
+    return (
+        found is not None
+        and found.keys() == {1, 3}
+        and math.isclose(found[1], root, rel_tol=1e-5)
+        and math.isclose(found[3], root * 0.044715, rel_tol=1e-5)
+    )
+
+
+def _polynomial(node: Expr, x: Expr, depth: int = 8) -> dict[int, float] | None:
+    """The coefficients by powers of x, of up to the third; None for other nodes."""
+    if node is x:
+        return {1: 1.0}
+    if isinstance(node, Constant):
+        return {0: node.value.item()} if node.value.size == 1 and node.value.dtype.kind == "f" else None
+    if not depth or not isinstance(node, Call) or node.op.name not in ("add", "multiply", "power"):
+        return None
+    terms = [_polynomial(arg, x, depth - 1) for arg in node.args]
+    left, right = terms
+    if left is None or right is None:
+        return None
+    if node.op.name == "power":
+        if right not in ({0: 2.0}, {0: 3.0}):
+            return None
+        factors = [left] * int(right[0])
+    else:
+        factors = [left, right]
+    if node.op.name == "add":
+        return {n: left.get(n, 0.0) + right.get(n, 0.0) for n in left.keys() | right.keys()}
+    found = {0: 1.0}
+    for factor in factors:
+        product: dict[int, float] = {}
+        for (n, a), (m, b) in itertools.product(found.items(), factor.items()):
+            product[n + m] = product.get(n + m, 0.0) + a * b
+        found = product
+    return found if max(found) <= 3 else None
 
 
 def _softmax(normal: _Normal, node: Call) -> Expr | None:
@@ -498,7 +545,7 @@ def _is_divided(node: Expr, readers: Sequence[Expr]) -> bool:
         return False
     parts = [_part(reader) for reader in readers]
     columns = sorted((p[1], p[2]) for p in parts if p is not None and p[0] == len(extents(node)) - 1)
-    return len(columns) == len(readers) and all(a[1] <= b[0] for a, b in pairwise(columns))
+    return len(columns) == len(readers) and all(a[1] <= b[0] for a, b in itertools.pairwise(columns))
 
 
 def _divide(normal: _Normal, node: Call) -> Expr | None:

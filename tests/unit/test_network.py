@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -362,6 +363,30 @@ def test_a_gelu_written_with_a_quotient_is_one_operator_unless_a_number_gives_it
         found = normalize(given)
         assert (operators(found) == ["gelu"]) == expected
         assert extents(found.outputs["y"]) == extents(given.outputs["y"])
+
+
+def times(*factors: Expr) -> Expr:
+    return reduce(lambda a, b: call("multiply", a, b), factors)
+
+
+CUBIC = {
+    "power": lambda x, c: times(call("add", x, times(call("power", x, number(3)), number(c))), number(0.7978845608)),
+    "products": lambda x, c: times(
+        x, number(0.7978845608), call("add", times(number(c), x, x), number(1))
+    ),
+}
+
+
+@pytest.mark.parametrize("cube", [0.044715, 0.0447])
+@pytest.mark.parametrize("spelling", CUBIC)
+def test_a_gelu_by_tanh_is_one_operator_however_its_polynomial_is_written(spelling: str, cube: float) -> None:
+    x = Var("x", "float32[2,4]")
+    tanh = call("tanh", CUBIC[spelling](x, cube))
+    given = Network((x,), {"y": times(number(0.5), x, call("add", number(1), tanh))}, {})
+    found = normalize(given)
+    assert (operators(found) == ["gelu"]) == (cube == 0.044715)
+    data = {"x": np.linspace(-4, 4, 8).reshape(2, 4)}
+    np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-5, atol=1e-6)
 
 
 def test_channels_of_another_layout_are_not_those_of_axis_1() -> None:
