@@ -12,7 +12,7 @@ from strategy.expr import Constant, Expr, call
 from strategy.network import layer
 from strategy.network.extent import Extent
 from strategy.network.graph import NetworkError
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 from strategy.network.size import PROBED
 
 Read = Callable[[Any], Callable[[Sequence[Expr]], list[Expr]]]

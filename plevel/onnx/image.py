@@ -15,8 +15,8 @@ from strategy.network import layer
 from strategy.network.deform import deformable_convolution
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
-from strategy.network.normal import extents
 from strategy.network.pool import largest_places, pool, sum_pool
+from strategy.network.rewriter import extents
 from strategy.network.roi_align import roi_align
 from strategy.network.scatter import write_elements
 

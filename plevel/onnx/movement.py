@@ -16,7 +16,7 @@ from strategy.network import layer
 from strategy.network.extent import Extent
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 from strategy.network.scatter import (
     add_elements,
     place_of,

@@ -14,7 +14,7 @@ from strategy.expr import Constant, Expr, TupleGetItem, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 
 for _name, _own in {
     "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Abs": "abs",

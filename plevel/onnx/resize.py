@@ -16,8 +16,8 @@ from strategy.network import layer
 from strategy.network.extent import Extent
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
-from strategy.network.normal import extents
 from strategy.network.resize import is_ratio, resize
+from strategy.network.rewriter import extents
 from strategy.network.size import PROBED
 
 _MOST_WEIGHTS = 1 << 24

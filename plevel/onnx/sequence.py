@@ -10,7 +10,7 @@ from plevel.onnx.node import Node, constant, register
 from strategy.expr import Constant, Expr, Tuple
 from strategy.network import layer
 from strategy.network.graph import NetworkError
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 from strategy.network.size import PROBED
 
 SEQUENCES = frozenset({

@@ -10,7 +10,7 @@ from strategy.network import layer
 from strategy.network.extent import Extent
 from strategy.network.fourier import factors_of, transform
 from strategy.network.graph import NetworkError
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 from strategy.network.size import PROBED
 
 

@@ -15,7 +15,7 @@ from strategy.expr import Constant, Expr, Tuple, call
 from strategy.network import layer
 from strategy.network.fourier import factors_of, transform
 from strategy.network.graph import NetworkError
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 from strategy.network.size import PROBED
 
 

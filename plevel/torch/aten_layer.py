@@ -14,7 +14,7 @@ from strategy.expr import Constant, Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 from strategy.network.scatter import require_few
 from strategy.network.size import PROBED
 from strategy.ops.matmul import einsum

@@ -11,7 +11,7 @@ from plevel.torch.aten import cast, promoted, register
 from strategy.expr import Expr, call
 from strategy.network import layer
 from strategy.network.layer import number
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 from strategy.network.scatter import require_few
 from strategy.network.size import PROBED
 

@@ -11,8 +11,8 @@ from strategy.expr import Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
-from strategy.network.normal import extents
 from strategy.network.pool import largest_places, pool, sum_pool
+from strategy.network.rewriter import extents
 from strategy.network.size import PROBED
 
 

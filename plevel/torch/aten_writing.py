@@ -13,7 +13,7 @@ from plevel.torch.aten_movement import counted, indexed_first
 from strategy.expr import Call, Constant, Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 from strategy.network.scatter import (
     add_elements,
     place_of,

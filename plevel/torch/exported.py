@@ -46,8 +46,8 @@ from strategy.expr import Constant, Expr, Tuple, Var
 from strategy.network import layer
 from strategy.network.derivation import derive_all
 from strategy.network.graph import Network, NetworkError
-from strategy.network.normal import extents
 from strategy.network.probe import make_sizes
+from strategy.network.rewriter import extents
 from strategy.network.size import PROBED
 from strategy.table import show_number
 from strategy.types import DTYPES

@@ -18,8 +18,8 @@ from strategy.layout import LAYOUTS, PLAIN, block_of, laid_out, laid_out_array
 from strategy.network.cut import cut
 from strategy.network.graph import Network
 from strategy.network.group import PRODUCTS, describe, groups
-from strategy.network.normal import extents
 from strategy.network.region import POOLS, Regions, is_pool, layout_of
+from strategy.network.rewriter import extents
 from strategy.ops.conv2d import Conv2DAttrs
 from strategy.target import Target
 from strategy.types import TensorType

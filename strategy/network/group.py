@@ -13,7 +13,7 @@ from strategy.compile.fusion import Group, Operand, fuse, tensor_type_of
 from strategy.expr import Call, Constant, Expr, Var
 from strategy.network.extent import Extent
 from strategy.network.graph import Network, NetworkError
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 from strategy.network.size import Sizes, extents_at
 from strategy.types import TensorType, TupleType, Type, may_equal
 from strategy.workload import Workload

@@ -11,7 +11,7 @@ import numpy as np
 
 from strategy.expr import Constant, Expr, Var, call
 from strategy.network.graph import NetworkError
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 from strategy.network.size import PROBED
 from strategy.ops.concatenate import concatenate as joined
 from strategy.ops.convolution import conv3d

@@ -11,7 +11,7 @@ from itertools import chain
 
 from strategy.expr import Call, Constant, Expr, Tuple, post_order
 from strategy.network.graph import Network
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 from strategy.op import TOpPattern
 from strategy.schedule import lanes_of
 from strategy.target import Target

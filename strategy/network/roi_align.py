@@ -5,7 +5,7 @@ from __future__ import annotations
 from strategy.expr import Expr, call
 from strategy.network import layer
 from strategy.network.layer import number
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 
 
 def roi_align(

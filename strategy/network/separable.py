@@ -14,7 +14,7 @@ from strategy.expr import Call, Constant, Expr, call, post_order, rebuilt
 from strategy.layout import block_of
 from strategy.network.graph import Network
 from strategy.network.group import describe, groups
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 from strategy.ops.conv2d import Conv2DAttrs
 from strategy.workload import Workload
 

@@ -16,8 +16,9 @@ from strategy.network.blocking import block, choose_blocks
 from strategy.network.cut import cut
 from strategy.network.graph import Network
 from strategy.network.group import describe, groups
-from strategy.network.normal import extents, normalize
+from strategy.network.normal import normalize
 from strategy.network.region import Regions
+from strategy.network.rewriter import extents
 from strategy.select import NO_RECORDS, select
 from strategy.select.lock import Lock
 from strategy.target import Target

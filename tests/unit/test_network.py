@@ -18,9 +18,10 @@ from strategy.network.extent import Extent
 from strategy.network.graph import Network, NetworkError
 from strategy.network.group import groups, require_twin, require_types
 from strategy.network.memory import Life, share
-from strategy.network.normal import extents, normalize
+from strategy.network.normal import normalize
 from strategy.network.plan import Place, Plan
 from strategy.network.probe import make_sizes
+from strategy.network.rewriter import extents
 from strategy.network.size import MOST, PROBED
 from strategy.network.sizing import write_sizes
 from strategy.types import TensorType
@@ -363,6 +364,23 @@ def test_a_gelu_written_with_a_quotient_is_one_operator_unless_a_number_gives_it
         found = normalize(given)
         assert (operators(found) == ["gelu"]) == expected
         assert extents(found.outputs["y"]) == extents(given.outputs["y"])
+
+
+@pytest.mark.parametrize(("exponent", "axis", "epsilon", "recognized"), [
+    (2, -1, 1e-6, True), (3, -1, 1e-6, False), (2, 1, 1e-6, False), (2, -1, -1e-6, False),
+])
+def test_a_norm_by_the_root_of_the_mean_of_squares_is_one_operator(
+    exponent: float, axis: int, epsilon: float, recognized: bool
+) -> None:
+    x, weights = Var("x", "float32[2,4,4]"), Weights()
+    mean = call("mean", call("power", x, number(exponent)), axis=(axis,), keepdims=True)
+    made = times(weights(4), times(x, call("rsqrt", call("add", mean, number(epsilon)))))
+    found = normalize(given := Network((x,), {"y": made}, {}))
+    assert (operators(found) == ["rms_norm"]) == recognized
+    if recognized:
+        assert [n.attrs.to_json() for n in post_order(found.root) if isinstance(n, Call)] == [{"epsilon": 1e-6}]
+    data = {"x": weights.random.uniform(0.5, 2, (2, 4, 4))}
+    np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-5)
 
 
 def times(*factors: Expr) -> Expr:
