@@ -14,6 +14,7 @@ from strategy.network.size import PROBED
 from strategy.op import TOpPattern
 
 _RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
+_LEAST_COLUMNS = 32  # of a product of its own; narrower ones take longer together than one, and what copies its parts
 
 
 def join_reshapes(rewriter: Rewriter, node: Call) -> Expr | None:
@@ -156,10 +157,14 @@ def _dense(node: Expr) -> tuple[Call, Constant | None] | None:
 
 
 def _is_divided(node: Expr, readers: Sequence[Expr]) -> bool:
-    """Return whether a product is read by slices of its columns alone, each column at most once."""
+    """Return whether a product is read by wide slices of its columns alone, each column at most once."""
     parts = [_part(reader) for reader in readers if extents(reader.inputs[0]) == extents(node)]
     columns = sorted((p[1], p[2]) for p in parts if p is not None and p[0] == len(extents(node)) - 1)
-    return len(columns) == len(readers) and all(a[1] <= b[0] for a, b in itertools.pairwise(columns))
+    return (
+        len(columns) == len(readers)
+        and all(end - begin >= _LEAST_COLUMNS for begin, end in columns)
+        and all(a[1] <= b[0] for a, b in itertools.pairwise(columns))
+    )
 
 
 def divide_product(rewriter: Rewriter, node: Call) -> Expr | None:

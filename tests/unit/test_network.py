@@ -224,24 +224,24 @@ def three(x: Expr, weights: Weights) -> Expr:
 
 def split(x: Expr, weights: Weights) -> Expr:
     """As GPT-2's: columns of one product."""
-    whole = projected(x, weights, 28)
-    q, k, v = (heads(part(whole, 2, *ends), 2) for ends in ((0, 8), (8, 16), (16, 28)))
+    whole = projected(x, weights, 112)
+    q, k, v = (heads(part(whole, 2, *ends), 2) for ends in ((0, 32), (32, 64), (64, 112)))
     return joined(call("attention", q, k, v))
 
 
 def unflattened(x: Expr, weights: Weights) -> Expr:
     """As `torch.nn.MultiheadAttention`'s, of one picture: parts of a first axis, and heads before tokens."""
     _, tokens, channels = extents(x)
-    whole = projected(call("reshape", x, newshape=(tokens, 1, channels)), weights, 24)
-    shown = call("reshape", whole, newshape=(1, tokens, 1, 3, 8))
-    first = call("reshape", call("transpose", shown, axes=(3, 1, 2, 0, 4)), newshape=(3, tokens, 1, 8))
+    whole = projected(call("reshape", x, newshape=(tokens, 1, channels)), weights, 96)
+    shown = call("reshape", whole, newshape=(1, tokens, 1, 3, 32))
+    first = call("reshape", call("transpose", shown, axes=(3, 1, 2, 0, 4)), newshape=(3, tokens, 1, 32))
 
     def of(place: int) -> Expr:
-        own = call("reshape", part(first, 0, place, place + 1), newshape=(tokens, 2, 4))
-        return call("reshape", call("transpose", own, axes=(1, 0, 2)), newshape=(1, 2, tokens, 4))
+        own = call("reshape", part(first, 0, place, place + 1), newshape=(tokens, 2, 16))
+        return call("reshape", call("transpose", own, axes=(1, 0, 2)), newshape=(1, 2, tokens, 16))
 
     made = call("transpose", call("attention", of(0), of(1), of(2)), axes=(2, 0, 1, 3))
-    return call("reshape", made, newshape=(tokens, 8))
+    return call("reshape", made, newshape=(tokens, 32))
 
 
 @pytest.mark.parametrize(
@@ -257,12 +257,15 @@ def test_attention_reads_its_heads_where_the_products_before_it_wrote_them(
     np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("others", ["whole", "overlapping", "rows"])
+@pytest.mark.parametrize("others", ["whole", "overlapping", "rows", "narrow"])
 def test_a_product_that_is_not_only_read_in_parts_of_its_columns_stays_one(others: str) -> None:
     x, weights = Var("x", "float32[1,5,6]"), Weights()
-    whole = projected(x, weights, 8)
-    further = {"whole": whole, "overlapping": part(whole, 2, 3, 8), "rows": part(whole, 1, 0, 2)}[others]
-    given = Network((x,), {"a": part(whole, 2, 0, 4), "b": call("relu", further)}, {})
+    whole = projected(x, weights, 64)
+    further = {
+        "whole": whole, "overlapping": part(whole, 2, 31, 64), "rows": part(whole, 1, 0, 2),
+        "narrow": part(whole, 2, 32, 63),
+    }[others]
+    given = Network((x,), {"a": part(whole, 2, 0, 32), "b": call("relu", further)}, {})
     found = normalize(given)
     assert operators(found).count("dense") == 1
     data = {"x": weights.random.normal(size=(1, 5, 6))}
