@@ -773,7 +773,7 @@ def test_an_error_falls_back_with_one_warning(monkeypatch: pytest.MonkeyPatch):
     def broken(*given):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr("plevel.torch.backend.make_plan", broken)
+    monkeypatch.setattr("plevel.torch.compilation.make_plan", broken)
     torch.manual_seed(10)
     model, inputs = models.Block().eval(), (torch.randn(8, 64),)
     with torch.inference_mode(), warnings.catch_warnings(record=True) as seen:

@@ -25,9 +25,10 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 from plevel import deployment, kernel_selection
 from plevel.direct import connect
 from plevel.kernel_selection import make_chooser
-from plevel.torch import agreement, backend, confirmation, explain, form, kernel, reporting
+from plevel.torch import agreement, backend, compilation, confirmation, explain, form, kernel, reporting
 from plevel.torch.agreement import agree
 from plevel.torch.backend import plevel
+from plevel.torch.compilation import Compilation
 from plevel.torch.explanation import make_report
 from plevel.torch.extraction import Extraction, extract
 from plevel.torch.frozen import compile_frozen, copy_strided
@@ -575,11 +576,11 @@ def test_a_library_is_built_while_inductor_compiles_whatever_time_was_left_befor
     whole, monkeypatch: pytest.MonkeyPatch
 ):
     begun: list[Future] = []
-    build_ahead = backend._build_ahead
+    begin_library = Compilation._begin_library
 
-    def begin(*given):
-        begun.append(build_ahead(*given))
-        return begun[0]
+    def begin(self, plan, **given):
+        begin_library(self, plan, **given)
+        begun.append(self._library)
 
     def compile_long(*given):
         found = compile_frozen(*given)
@@ -587,8 +588,8 @@ def test_a_library_is_built_while_inductor_compiles_whatever_time_was_left_befor
         monkeypatch.setattr(backend._budget, "base_s", math.inf)  # as Inductor's own time gives more
         return found
 
-    monkeypatch.setattr(backend, "_build_ahead", begin)
-    monkeypatch.setattr(backend, "compile_frozen", compile_long)
+    monkeypatch.setattr(Compilation, "_begin_library", begin)
+    monkeypatch.setattr(compilation, "compile_frozen", compile_long)
     monkeypatch.setattr(backend._budget, "base_s", -math.inf)  # as after earlier graphs
     torch.manual_seed(0)
     model, x = models.Block(40, 88).eval(), torch.randn(24, 40)
