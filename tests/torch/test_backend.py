@@ -19,7 +19,7 @@ from torch._dynamo.exc import BackendCompilerFailed, RestartAnalysis
 from torch._inductor import cpu_vec_isa
 from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-from plevel.torch import backend, explain, freezing, frozen, kernel, operation, store
+from plevel.torch import compilation, explain, freezing, frozen, kernel, operation, store
 from plevel.torch.backend import plevel
 from plevel.torch.kernel import kernel_digest
 from plevel.torch.option import OptionError
@@ -423,7 +423,7 @@ def test_weights_that_another_thread_changes_during_the_compilation_are_not_stal
         monkeypatch.undo()
         return found
 
-    monkeypatch.setattr(backend, "compile_frozen", compile_and_change)
+    monkeypatch.setattr(compilation, "compile_frozen", compile_and_change)
     torch.manual_seed(14)
     model, x = torch.nn.Linear(16, 24), torch.randn(8, 16)
     fast = compiled(model)

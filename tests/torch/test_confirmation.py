@@ -82,14 +82,14 @@ def ratios(monkeypatch: pytest.MonkeyPatch):
         raise NetworkError("none in this test")
 
     monkeypatch.setattr(confirmation, "compare", compare)
-    monkeypatch.setattr(backend, "draft_whole", refuse)
+    monkeypatch.setattr(compilation, "draft_whole", refuse)
     return left
 
 
 @pytest.fixture
 def whole(ratios, monkeypatch: pytest.MonkeyPatch):
     """As `ratios`, with libraries of whole graphs."""
-    monkeypatch.setattr(backend, "draft_whole", draft_whole)
+    monkeypatch.setattr(compilation, "draft_whole", draft_whole)
     monkeypatch.setattr(confirmation, "REST", 1.0)
     return ratios
 
@@ -143,7 +143,7 @@ def test_a_graph_that_is_faster_as_one_library_runs_as_one(whole):
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "compile_frozen", None)  # Inductor is not asked
+        patch.setattr(compilation, "compile_frozen", None)  # Inductor is not asked
         patch.setattr(os, "mkdir", refuse_below(folder()))  # as of a read-only folder
         patch.setattr(ctypes, "CDLL", replaced)
         again = run(model, inputs)
@@ -322,7 +322,7 @@ def test_a_library_is_not_kept_whose_weights_change_while_it_is_made(whole, monk
         model.weight.mul_(2)
         return found
 
-    monkeypatch.setattr(backend, "confirm", confirm_and_change)
+    monkeypatch.setattr(compilation, "confirm", confirm_and_change)
     torch.manual_seed(0)
     model, x = torch.nn.Linear(32, 56).eval(), torch.randn(24, 32)
     whole += [[0.6] * 9]
@@ -468,7 +468,7 @@ def test_a_graph_that_writes_a_cache_keeps_its_kernels_and_each_call_starts_from
 
     drafted = []
     monkeypatch.setattr(confirmation, "compare", compare)
-    monkeypatch.setattr(backend, "draft_whole", lambda *given: drafted.append(given))
+    monkeypatch.setattr(compilation, "draft_whole", lambda *given: drafted.append(given))
     ratios += [[0.8] * 9, *[[1.1] * 9] * 2]
     torch.manual_seed(0)
     model = Step().eval()
@@ -1044,8 +1044,8 @@ def test_a_library_that_is_built_after_its_graph_was_timed_is_swept(whole, monke
         timed.set()
         return make_report(*given)
 
-    monkeypatch.setattr(backend, "draft_whole", draft_late)
-    monkeypatch.setattr(backend, "make_report", report_timed)
+    monkeypatch.setattr(compilation, "draft_whole", draft_late)
+    monkeypatch.setattr(compilation, "make_report", report_timed)
     torch.manual_seed(0)
     whole += [[1.1] * 9]
     run(Turned().eval(), (torch.randn(24, 104),))
@@ -1119,7 +1119,7 @@ def test_a_full_disk_leaves_no_verdict(whole, monkeypatch: pytest.MonkeyPatch):
     model, inputs = torch.nn.Sequential(models.Block(20, 44)).eval(), (torch.randn(4, 20),)
     before = set(folder().glob("verdict-*"))
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "draft_whole", lambda *_: full)
+        patch.setattr(compilation, "draft_whole", lambda *_: full)
         with pytest.warns(UserWarning, match="left to Inductor: OSError: .*No space left"):
             run(model, inputs)
     monkeypatch.setattr(kernel, "_build_all", lambda missing, _: [(k, "LLVM ERROR: IO failure") for k in missing])
