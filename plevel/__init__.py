@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     __version__: str
     from plevel.client import Client, NoWorkerError, ServiceError, UnreachableError
     from plevel.database import plevel_database
-    from plevel.embedded import Embedded, EmbeddedError
+    from plevel.embedded import Embedded
+    from plevel.extra import EmbeddedError
 
 __all__ = [
     "Client", "Embedded", "EmbeddedError", "NoWorkerError", "ServiceError", "UnreachableError", "__version__",
@@ -31,7 +32,7 @@ _HOMES = {
     "UnreachableError": "plevel.client",
     "plevel_database": "plevel.database",
     "Embedded": "plevel.embedded",
-    "EmbeddedError": "plevel.embedded",
+    "EmbeddedError": "plevel.extra",
 }
 
 

@@ -55,7 +55,7 @@ def open_store(database: str) -> Generator[Store | None, None, None]:
 
     An SQLite file that this user cannot write is opened to read it.
     """
-    from plevel.embedded import require_service
+    from plevel.extra import require_service
     from service.address import path_of
 
     path = path_of(database)

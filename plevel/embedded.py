@@ -3,12 +3,10 @@
 Both are child processes of the caller, use a free loopback port, and write log files. They end when the
 caller ends, in whatever way.
 """
-# Over 300 lines: the two children, with their logs and their ends, are of no use without each other.
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import signal
 import socket
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from plevel.client import Client, UnreachableError
+from plevel.extra import EmbeddedError, require_service, require_worker
 from service import address
 from service.address import path_of
 from service.errors import DatabaseError
@@ -34,54 +33,6 @@ KEPT_LOG_BYTES = 64 * 2**20
 _LOG_ROOM = 1 << 16
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
-
-
-class EmbeddedError(RuntimeError):
-    """The service or the worker did not start, or died, or an extra is missing; the message has the remedy."""
-
-
-def require_service() -> None:
-    """Raise `EmbeddedError` if the extra `service` is not installed."""
-    require("service", "fastapi", "uvicorn", "sqlalchemy", "alembic")
-
-
-def require_worker() -> None:
-    """Raise `EmbeddedError` if this host cannot build and time: no TVM, or no C compiler."""
-    require("worker", "tvm")
-    from strategy.compile.export import missing_compiler
-
-    if missing := missing_compiler():
-        raise EmbeddedError(f"compiler, which a worker needs: {missing}")
-
-
-def require_both() -> None:
-    """As `require_service` and `require_worker`, with one command where both extras are missing."""
-    try:
-        require_service()
-    except EmbeddedError as error:
-        if importlib.util.find_spec("tvm") is not None:
-            raise
-        raise EmbeddedError(
-            "the extras 'service' and 'worker' are not installed: pip install 'plevel[service,worker]'"
-        ) from error
-    require_worker()
-
-
-def require_room() -> None:
-    """Raise `ScratchError`, which names the folder, if temporary files of a build cannot be written."""
-    from workers.scratch import check_room, temporary_root
-
-    check_room(temporary_root())
-
-
-def require(extra: str, *modules: str) -> None:
-    """Raise `EmbeddedError` if a module of an extra is not installed."""
-    for module in modules:
-        if importlib.util.find_spec(module) is None:
-            raise EmbeddedError(
-                f"the '{extra}' extra is not installed ({module} is missing): "
-                f"pip install 'plevel[{extra}]'"
-            )
 
 
 class Embedded:

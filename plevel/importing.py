@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plevel.comparison import Reference
-from plevel.embedded import require
+from plevel.extra import require
 from strategy.network.graph import Network, NetworkError
 
 

@@ -208,7 +208,7 @@ class _Plan(NamedTuple):
         Raises:
             CommandError: it cannot be built; names the workload.
         """
-        from plevel.embedded import require_room, require_worker
+        from plevel.extra import require_room, require_worker
 
         require_worker()
         require_room()

@@ -49,7 +49,7 @@ def builder(
 
     Example: plevel builder --scheduler tls://head:8786 --tls-ca ca.pem --tls-cert node.pem --tls-key node.key
     """
-    from plevel.embedded import require, require_worker
+    from plevel.extra import require, require_worker
 
     require_worker()
     require("cluster", "distributed")

@@ -85,7 +85,7 @@ def make(
         raise UsageError(f"--input: {workload} has a symbolic dimension: give a number")
     place = location.locate(url, database, namespace)
     from plevel.cli.output import tell
-    from plevel.embedded import require_service, require_worker
+    from plevel.extra import require_service, require_worker
 
     require_service()
     require_worker()

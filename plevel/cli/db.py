@@ -27,7 +27,8 @@ def upgrade(database: option.Database = None, as_json: option.AsJson = False) ->
     Example: plevel db upgrade --database postgresql://plevel@db/plevel
     """
     from plevel.cli.output import tell
-    from plevel.embedded import make_folder, require_service
+    from plevel.embedded import make_folder
+    from plevel.extra import require_service
 
     where = location.locate_database(database)
     make_folder(where)
@@ -237,7 +238,7 @@ def _opened(where: str) -> Iterator[Store]:
 
 def _existing(database: str | None) -> str:
     """The database's URL; does not create it."""
-    from plevel.embedded import require_service
+    from plevel.extra import require_service
     from service.address import path_of
 
     where = location.locate_database(database)

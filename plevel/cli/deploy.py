@@ -69,7 +69,7 @@ def compile_model(
     from plevel.cli.output import tell
     from plevel.comparison import ComparisonError, DisputedError
     from plevel.deployment import deploy
-    from plevel.embedded import EmbeddedError, require_room, require_worker
+    from plevel.extra import EmbeddedError, require_room, require_worker
     from plevel.faster import Faster, deploy_faster
     from plevel.importing import import_model
     from plevel.kernel_selection import make_chooser, open_records

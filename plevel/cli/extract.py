@@ -67,7 +67,7 @@ def extract(
 def _extract(model: str, sizes: dict[str, int | tuple[int, str]]) -> Extraction:
     import sys
 
-    from plevel.embedded import require
+    from plevel.extra import require
     from plevel.extraction import ExtractError
     from strategy.network.graph import NetworkError
 

@@ -125,7 +125,8 @@ def make_database(place: Location) -> None:
     """Create the database if there is none."""
     if place.database is None:
         return
-    from plevel.embedded import make_folder, require_service
+    from plevel.embedded import make_folder
+    from plevel.extra import require_service
     from service.address import path_of
 
     require_service()

@@ -242,7 +242,7 @@ def _explain(error: Exception) -> tuple[int, str]:
         context = getattr(error, "ctx", None)
         return error.exit_code, said if context is None else f"{said}: see '{context.command_path} --help'"
     from plevel.client import ServiceError, UnreachableError
-    from plevel.embedded import EmbeddedError
+    from plevel.extra import EmbeddedError
     from service import errors
     from strategy.fault import ToolError
     from strategy.op import OpError

@@ -50,7 +50,7 @@ def measure(
     import msgspec
 
     from plevel.cli.output import make_console, print_json
-    from plevel.embedded import require_room, require_worker
+    from plevel.extra import require_room, require_worker
 
     require_worker()
     require_room()

@@ -110,7 +110,7 @@ def train(
 @contextlib.contextmanager
 def _connect(address: str, ca: Path | None, certificate: Path | None, key: Path | None) -> Iterator[Any]:
     """A client of a Dask scheduler. Raises UsageError."""
-    from plevel.embedded import require
+    from plevel.extra import require
 
     require("cluster", "distributed")
     import asyncio

@@ -96,8 +96,8 @@ def scale(
         raise UsageError(f"--every {every}: it would ask without a pause: write a longer time")
     profile = _read(path)
     from plevel.client import Client
-    from plevel.embedded import require
     from plevel.environment import read_token
+    from plevel.extra import require
 
     require("cluster", "kubernetes" if kind == "kubernetes" else "parsl")
     from plevel.pilots.engine import Engine, EngineError

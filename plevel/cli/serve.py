@@ -43,7 +43,8 @@ def serve(
     Example: plevel serve --database plevel.db --port 8765
     """
     where = location.locate_database(database)
-    from plevel.embedded import make_folder, require_service
+    from plevel.embedded import make_folder
+    from plevel.extra import require_service
 
     require_service()
     make_folder(where)

@@ -40,7 +40,7 @@ def show(
     workload, where = option.read_workload(op, inputs, attr), option.read_target(target, threads)
     place = location.locate(url, database, namespace)
     from plevel.cli.output import print_json
-    from plevel.embedded import require_worker
+    from plevel.extra import require_worker
 
     require_worker()
     require_known(where)

@@ -50,7 +50,8 @@ def connection(
             client = stack.enter_context(Client(place.url, token=read_token(), namespace=namespace))
             yield client, None
             return
-        from plevel.embedded import Embedded, require_both, require_room
+        from plevel.embedded import Embedded
+        from plevel.extra import require_both, require_room
 
         slot = _require_host(target, asked)
         require_both()
@@ -64,7 +65,7 @@ def connection(
 
 def _require_host(target: Target, asked: str) -> str:
     """Return the device of this machine that is such a target, `cpu` or `cuda:0`."""
-    from plevel.embedded import EmbeddedError
+    from plevel.extra import EmbeddedError
     from strategy.table import show_number
     from strategy.target import cpu_target
 
@@ -86,7 +87,7 @@ def _require_host(target: Target, asked: str) -> str:
 
 
 def _find_gpu(target: Target) -> str:
-    from plevel.embedded import EmbeddedError
+    from plevel.extra import EmbeddedError
     from workers.__main__ import describe_cuda
     from workers.cpu import DeviceError
 

@@ -79,8 +79,8 @@ def worker(
     from functools import partial
 
     from plevel.client import UnreachableError
-    from plevel.embedded import require_worker
     from plevel.environment import read_token
+    from plevel.extra import require_worker
 
     require_worker()
     try:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from plevel.client import Client
-from plevel.embedded import Embedded, EmbeddedError
+from plevel.embedded import Embedded
+from plevel.extra import EmbeddedError
 from tests.limit import HANG_S
 
 

@@ -25,7 +25,16 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 from plevel import deployment, kernel_selection
 from plevel.direct import connect
 from plevel.kernel_selection import make_chooser
-from plevel.torch import agreement, backend, compilation, confirmation, explain, form, kernel, reporting
+from plevel.torch import (
+    agreement,
+    backend,
+    compilation,
+    confirmation,
+    explain,
+    form,
+    kernel,
+    reporting,
+)
 from plevel.torch.agreement import agree
 from plevel.torch.backend import plevel
 from plevel.torch.compilation import Compilation

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 from plevel.cli import tune_run
 from plevel.client import Client, NoWorkerError, UnreachableError
 from plevel.database import plevel_database
-from plevel.embedded import EmbeddedError
+from plevel.extra import EmbeddedError
 from plevel.kernel_selection import read_lock
 from plevel.torch import explain, tune
 from plevel.torch.backend import plevel

@@ -664,7 +664,7 @@ def test_a_scaler_prints_a_json_document_on_each_line(
 ) -> None:
     profile = tmp_path / "a.toml"
     profile.write_text('target = "llvm -mcpu=znver4 -num-cores=2"\n')
-    monkeypatch.setattr("plevel.embedded.require", lambda extra, *modules: None)
+    monkeypatch.setattr("plevel.extra.require", lambda extra, *modules: None)
     monkeypatch.setattr("plevel.pilots.engine.Engine", lambda *given: SimpleNamespace(pilots=tuple))
     monkeypatch.setattr(Client, "backlog", lambda self: {"llvm/znver4/threads=2": 3})
     monkeypatch.setattr(Client, "workers", lambda self: [])
@@ -679,7 +679,7 @@ def test_a_scaler_needs_a_folder_without_spaces(
 ) -> None:
     profile = tmp_path / "a.toml"
     profile.write_text('target = "llvm -mcpu=znver4 -num-cores=2"\n')
-    monkeypatch.setattr("plevel.embedded.require", lambda extra, *modules: None)
+    monkeypatch.setattr("plevel.extra.require", lambda extra, *modules: None)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "my state"))
     done = called("fleet", "scale", "--slurm", str(profile), "--url", "http://farm:8765", "--dry-run")
     assert_one_line(done, 2, "my state/plevel/pilots", "without spaces in XDG_STATE_HOME")
@@ -691,7 +691,7 @@ def test_a_scaler_s_dry_run_cancels_only_what_stays_too_many(
     profile = tmp_path / "a.toml"
     profile.write_text('target = "llvm -mcpu=znver4 -num-cores=2"\nidle_exit = "3m"\n')
     waiting = tuple(SimpleNamespace(id=str(n), name=f"p.{n}", waits=True) for n in range(2))
-    monkeypatch.setattr("plevel.embedded.require", lambda extra, *modules: None)
+    monkeypatch.setattr("plevel.extra.require", lambda extra, *modules: None)
     monkeypatch.setattr("plevel.pilots.engine.Engine", lambda *given: SimpleNamespace(pilots=lambda: waiting))
     monkeypatch.setattr(Client, "backlog", lambda self: {})
     monkeypatch.setattr(Client, "workers", lambda self: [])
@@ -717,7 +717,7 @@ def test_a_scaler_reads_a_token_that_is_replaced(
         return {}
 
     batch = SimpleNamespace(pilots=tuple, clean=tuple)
-    monkeypatch.setattr("plevel.embedded.require", lambda extra, *modules: None)
+    monkeypatch.setattr("plevel.extra.require", lambda extra, *modules: None)
     monkeypatch.setattr("plevel.pilots.engine.Engine", lambda *given: batch)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(Client, "backlog", backlog)
@@ -1533,7 +1533,7 @@ def test_a_signal_leaves_no_part_of_a_file(
 def test_a_service_stopped_while_it_loads_has_not_failed(
     called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plevel.embedded.require_service", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("plevel.extra.require_service", lambda: os.kill(os.getpid(), signal.SIGTERM))
     done = called("serve", "--database", str(tmp_path / "plevel.db"))
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 from plevel import embedded
 from plevel.cli.tune_run import _require_host
 from plevel.client import Client
+from plevel.extra import EmbeddedError
 from strategy.target import cpu_target
-from workers.scratch import ScratchError
 
 
 def test_errors_that_python_raises_name_no_flag_of_the_command_line(
@@ -21,18 +20,11 @@ def test_errors_that_python_raises_name_no_flag_of_the_command_line(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", "/proc")
     for path in (tmp_path / "missing" / "x.db", Path("/proc/plevel/x.db")):
-        with pytest.raises(embedded.EmbeddedError, match="cannot be created") as refused:
+        with pytest.raises(EmbeddedError, match="cannot be created") as refused:
             embedded.make_folder(f"sqlite:///{path}")
         assert "--" not in str(refused.value)
-    with pytest.raises(embedded.EmbeddedError, match="^9999 threads are more than the .* that can be used here"):
+    with pytest.raises(EmbeddedError, match="^9999 threads are more than the .* that can be used here"):
         _require_host(cpu_target().with_threads(9999), "")
-
-
-def test_no_folder_for_temporary_files_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/full"])
-    with pytest.raises(ScratchError, match=r"cannot be written \(.*/proc/full.*: free some space, or .* in TMPDIR"):
-        embedded.require_room()
 
 
 def write(folder: Path, number: int, size: int) -> str:
@@ -116,7 +108,7 @@ def test_a_service_that_does_not_start_says_what_it_may_wait_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedded, "READY_TIMEOUT_S", 0.0)
-    with pytest.raises(embedded.EmbeddedError, match="to start, as where another process holds the database locked"):
+    with pytest.raises(EmbeddedError, match="to start, as where another process holds the database locked"):
         embedded.Embedded(f"sqlite:///{tmp_path / 'plevel.db'}", logs=tmp_path / "log").__enter__()
 
 
@@ -138,12 +130,3 @@ def descendants(pid: int) -> Iterator[Path]:
         for child in map(int, children.read_text().split()):
             yield Path(f"/proc/{child}")
             yield from descendants(child)
-
-
-def test_missing_extras_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(embedded.EmbeddedError, match=r"pip install 'plevel\[service,worker\]'"):
-        embedded.require_both()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "fastapi" else True)
-    with pytest.raises(embedded.EmbeddedError, match="the 'service' extra is not installed"):
-        embedded.require_both()
