@@ -236,10 +236,11 @@ def test_time_in_which_the_worker_was_stopped_is_no_time_out(
         stopped_s = 3600.0
         if next(waits) == 3:
             over.set()
-        return [], [], []
+        return []
 
+    polling = SimpleNamespace(register=lambda *given: None, poll=be_stopped)
     monkeypatch.setattr(sandbox, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + stopped_s))
-    monkeypatch.setattr(sandbox, "select", SimpleNamespace(select=be_stopped))
+    monkeypatch.setattr(sandbox, "select", SimpleNamespace(POLLIN=1, poll=lambda: polling))
     child.send("hang")
     with pytest.raises(Interrupted):
         child.receive(HANG_S, over)

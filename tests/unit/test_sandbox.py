@@ -6,6 +6,7 @@ import errno
 import importlib
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,19 @@ def test_a_pool_goes_on_after_an_error_with_new_children(tmp_path: Path, monkeyp
             assert pool.ask_all([(limits, "build")], HANG_S) == ["done"]
             with pytest.raises(SandboxError, match="^this host has no linker$"):
                 pool.ask_all([(limits, "lack")], HANG_S)
+
+
+def test_children_answer_a_process_with_a_thousand_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a server of models has, in which a graph is compiled."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "unfit.py").write_text(_UNFIT)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    with ExitStack() as held, Pool(("unfit",)) as pool:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        while held.enter_context(Path(os.devnull).open("rb")).fileno() < 1024:
+            pass
+        assert pool.ask_all([(Limits(module="unfit"), "build")], HANG_S) == ["done"]
 
 
 _FLEETING = """
