@@ -332,30 +332,11 @@ _entered: ContextVar[tuple[Target, ...]] = ContextVar("entered", default=())
 
 
 def _from_mapping(data: Mapping[str, Any]) -> Target:
-    options = {str(name): value for name, value in data.items()}
-    for other, name in (*_ALIASES.items(), ("arch", "mcpu")):
-        if other in options:
-            value = options.pop(other)
-            # TVM writes some options in both forms, with equal values.
-            if str(options.setdefault(name, value)) != str(value):
-                raise TargetError(
-                    f"target.{name} = {options[name]!r:.40}, but its synonym {other} "
-                    f"is {value!r:.40}: leave one out"
-                )
+    options = _under_one_name(data)
     kind = options.pop("kind", None)
     if not isinstance(kind, str):
         raise TargetError("target.kind is missing: name one of cpu, " + ", ".join(KINDS))
-    if kind == "cpu":
-        base = cpu_target()
-    elif kind in KINDS:
-        base = Target(kind, KINDS[kind])
-    elif options.pop("foreign", None) in (True, "1"):  # of another tool's logs only
-        base = Target(read_name("kind", kind))
-    else:
-        if kind.partition("/")[0] in KINDS:  # as tables have it
-            raise TargetError(f"target {kind!r:.200} is a key: write it as '{_spell(kind)[:200]}'")
-        meant = suggest(kind, ("cpu", *KINDS))
-        raise TargetError(f"unknown target {kind!r:.40}{meant}: expected cpu (this host), {', '.join(KINDS)}")
+    base = _pop_base(kind, options)
     keys = read_words("keys", options.pop("keys", ()))
     device = options.pop("device", None)
     if device and (not keys or kind not in ("cpu", *KINDS)):
@@ -368,15 +349,7 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
     model = options.pop("model", base.model)
     if not isinstance(model, str) or len(model) > 200:
         raise TargetError(f"target.model = {model!r:.80}: expected a text of up to 200 characters")
-    timed = {}
-    for name, (option, values) in _TIMED.items():
-        timed[name] = options.pop(option, getattr(base, name))
-        if timed[name] not in values:
-            raise TargetError(f"target.{option} = {timed[name]!r:.40}: expected {' or '.join(values)}")
-        if timed[name] != values[0] and "cpu" not in base.keys:
-            raise TargetError(f"target.{option} = {timed[name]!r}: only for processors: leave it out")
-    if timed["constants"] == "cold" and timed["pool"] != "openmp":
-        raise TargetError("target.constants = 'cold': only on OpenMP's threads: add -thread-pool=openmp")
+    timed = _pop_timed(options, base)
     libs = read_words("libs", options.pop("libs", base.libs))
     target = Target(
         kind=base.kind,
@@ -396,6 +369,49 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
         meant = suggest(unknown[0], _READ | _ALIASES.keys() | _CAPABILITIES | SWITCHES)
         raise TargetError(f"target {kind}: unknown option {unknown[0]!r:.40}{meant or ': leave it out'}")
     return target
+
+
+def _under_one_name(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The options under the names that are read here; raise `TargetError` if two names of one have other values."""
+    options = {str(name): value for name, value in data.items()}
+    for other, name in (*_ALIASES.items(), ("arch", "mcpu")):
+        if other in options:
+            value = options.pop(other)
+            # TVM writes some options in both forms, with equal values.
+            if str(options.setdefault(name, value)) != str(value):
+                raise TargetError(
+                    f"target.{name} = {options[name]!r:.40}, but its synonym {other} "
+                    f"is {value!r:.40}: leave one out"
+                )
+    return options
+
+
+def _pop_base(kind: str, options: dict[str, Any]) -> Target:
+    """The target of a kind without options; another kind needs the option `foreign`, which is removed."""
+    if kind == "cpu":
+        return cpu_target()
+    if kind in KINDS:
+        return Target(kind, KINDS[kind])
+    if options.pop("foreign", None) in (True, "1"):  # of another tool's logs only
+        return Target(read_name("kind", kind))
+    if kind.partition("/")[0] in KINDS:  # as tables have it
+        raise TargetError(f"target {kind!r:.200} is a key: write it as '{_spell(kind)[:200]}'")
+    meant = suggest(kind, ("cpu", *KINDS))
+    raise TargetError(f"unknown target {kind!r:.40}{meant}: expected cpu (this host), {', '.join(KINDS)}")
+
+
+def _pop_timed(options: dict[str, Any], base: Target) -> dict[str, str]:
+    """Remove the options of timing, and return their values, by their names here."""
+    timed = {}
+    for name, (option, values) in _TIMED.items():
+        timed[name] = options.pop(option, getattr(base, name))
+        if timed[name] not in values:
+            raise TargetError(f"target.{option} = {timed[name]!r:.40}: expected {' or '.join(values)}")
+        if timed[name] != values[0] and "cpu" not in base.keys:
+            raise TargetError(f"target.{option} = {timed[name]!r}: only for processors: leave it out")
+    if timed["constants"] == "cold" and timed["pool"] != "openmp":
+        raise TargetError("target.constants = 'cold': only on OpenMP's threads: add -thread-pool=openmp")
+    return timed
 
 
 def _features(given: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
