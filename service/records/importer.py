@@ -76,40 +76,27 @@ def import_items(
     summary = Summary()
     importer = Importer(store)
     ahead = ahead and not store.is_sqlite  # which works in this process, so that reading ahead would not help
-    largest = most = batch or (ALONE if ahead else BATCH)
+    size = _Size(batch or (ALONE if ahead else BATCH))
+
+    def reject(item: Rejected) -> None:
+        summary.put_aside(item)
+        if put_aside is not None:
+            put_aside(item)
 
     def store_timed(pending: Batch) -> frozenset[bytes]:
-        nonlocal most
         began = time.monotonic()
         new = importer.store(pending)
-        took_s = time.monotonic() - began
-        if took_s > best.LOCKED_S:
-            most = max(most // 2, min(LEAST, largest))
-        elif took_s < best.LOCKED_S / 4:
-            most = min(2 * most, largest)
+        size.follow(time.monotonic() - began)
         return new
 
-    def batches() -> Iterator[Batch]:
-        pending = Batch(namespace)
-        for item in items:
-            if isinstance(item, Rejected):
-                summary.put_aside(item)
-                if put_aside is not None:
-                    put_aside(item)
-                continue
-            pending.add(item)
-            if pending.count >= most or pending.bytes >= BATCH_BYTES:
-                yield pending
-                pending = Batch(namespace)
-        yield pending
-
+    batches = _batches(items, namespace, size, reject)
     if not ahead:
-        for read in batches():
+        for read in batches:
             _count(summary, read, store_timed(read))
         return summary
     with _switching(), ThreadPoolExecutor(1, "import") as writer:
         storing: list[tuple[Batch, Future[frozenset[bytes]]]] = []
-        for read in batches():
+        for read in batches:
             storing.append((read, writer.submit(store_timed, read)))
             if len(storing) > 1:
                 stored, new = storing.pop(0)
@@ -117,6 +104,35 @@ def import_items(
         for stored, new in storing:
             _count(summary, stored, new.result())
     return summary
+
+
+class _Size:
+    """The largest number of records in a batch: smaller after one that took long to store, larger after a quick one."""
+
+    def __init__(self, largest: int) -> None:
+        self._largest = self.most = largest
+
+    def follow(self, took_s: float) -> None:
+        if took_s > best.LOCKED_S:
+            self.most = max(self.most // 2, min(LEAST, self._largest))
+        elif took_s < best.LOCKED_S / 4:
+            self.most = min(2 * self.most, self._largest)
+
+
+def _batches(
+    items: Iterable[Item], namespace: str, size: _Size, reject: Callable[[Rejected], None]
+) -> Iterator[Batch]:
+    """Batches of the records and attachments among the items; the last one may be empty."""
+    pending = Batch(namespace)
+    for item in items:
+        if isinstance(item, Rejected):
+            reject(item)
+            continue
+        pending.add(item)
+        if pending.count >= size.most or pending.bytes >= BATCH_BYTES:
+            yield pending
+            pending = Batch(namespace)
+    yield pending
 
 
 _interval = threading.Lock()
