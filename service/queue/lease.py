@@ -79,15 +79,7 @@ def lease_many(
         for asked, place in zip(asks, found, strict=True)
     ]
     answers: list[list[Lease] | ServiceError] = [[] if isinstance(p, Place) else p for p in places]
-    building = Counter({row.device_id: row.leases for row in held})
-    wanted: list[tuple[int, Place, int]] = []
-    for i, place in enumerate(places):
-        if not isinstance(place, Place):
-            continue
-        room = asks[i].most - building[place.device_id]
-        if room > 0 and needs.next(place.target_id):
-            building[place.device_id] += room
-            wanted.append((i, place, room))
+    wanted = _find_room(asks, places, needs, Counter({row.device_id: row.leases for row in held}))
     served: dict[int, list[Any]] = {}
     if len(wanted) >= claim.TOGETHER:
         served = claim.take_together(connection, wanted, needs, free)
@@ -101,6 +93,25 @@ def lease_many(
         taken += [(i, place, row) for row in rows]
     _make_leases(connection, taken, answers, terms)
     return answers
+
+
+def _find_room(
+    asks: Sequence[LeaseAsk], places: Sequence[Place | ServiceError], needs: claim.Needs, building: Counter[int]
+) -> list[tuple[int, Place, int]]:
+    """The requests that jobs wait for, each by its number, with the jobs that its device has room for.
+
+    Args:
+        building: the jobs that each device builds, to which this room is added.
+    """
+    wanted = []
+    for i, (asked, place) in enumerate(zip(asks, places, strict=True)):
+        if not isinstance(place, Place):
+            continue
+        room = asked.most - building[place.device_id]
+        if room > 0 and needs.next(place.target_id):
+            building[place.device_id] += room
+            wanted.append((i, place, room))
+    return wanted
 
 
 # The leased jobs of devices that are not being timed.
