@@ -91,7 +91,7 @@ def write_model(workloads: Sequence[RunWorkload], head: str, target: str) -> str
     """The text of a model file that `read_model` reads, with `head` as comments at its top."""
     lines = [*(f"# {line}" for line in head.splitlines()), f"target = {_quote(target)}"]
     for w in workloads:
-        lines += ["", "[[workloads]]", f"workload = {_quote(w.workload.key)}", f"weight = {w.weight:g}"]
+        lines += ["", "[[workloads]]", f"workload = {_quote(w.workload.key)}", f"weight = {w.weight:.17g}"]
     return "\n".join(lines) + "\n"
 
 

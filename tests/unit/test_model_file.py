@@ -45,6 +45,13 @@ def test_a_workload_as_it_is_printed_keeps_its_epilogue(tmp_path: Path) -> None:
     assert read_model(again).read_target(None, 1) == cpu_target().with_threads(1).in_network()
 
 
+@pytest.mark.parametrize("weight", [1_234_567.0, 0.1])
+def test_a_weight_keeps_its_digits(tmp_path: Path, weight: float) -> None:
+    (one,) = read_model(write(tmp_path, ENTRY + f"weight = {weight!r}\n")).workloads
+    again = write(tmp_path, write_model([one], "", "cpu"))
+    assert [w.weight for w in read_model(again).workloads] == [weight]
+
+
 def test_the_target_is_the_options_then_the_files_then_this_host(tmp_path: Path) -> None:
     plain = read_model(write(tmp_path, ENTRY))
     assert plain.read_target(None, None) == cpu_target()
