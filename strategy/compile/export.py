@@ -128,7 +128,7 @@ def export_library(
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
         made = Path(folder)
         merge(rows).compile().write_object(made / "rows.o")
-        (made / "entry.c").write_text(entry.source())
+        (made / "entry.c").write_text(entry.source(), encoding="utf-8")
         libraries = vendor_libraries(rows)
         _link(made, path, libraries, entry.header(), beside=bundle)
     if bundle:
@@ -245,7 +245,7 @@ def place(source: Path, path: Path, beside: Mapping[str, str] | None = None, app
                 copy.write(struct.pack("=Q", begin))
         draft.chmod(0o755)
         for suffix, text in (beside or {}).items():
-            draft.with_suffix(suffix).write_text(text)
+            draft.with_suffix(suffix).write_text(text, encoding="utf-8")  # as JSON is, whatever the locale
 
 
 def _copy(source: Path, copy: BinaryIO) -> None:

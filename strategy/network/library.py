@@ -162,7 +162,8 @@ def write_library(
     manifest = msgspec.json.format(msgspec.json.encode(to_json(about))).decode() + "\n"
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
         made = Path(folder)
-        (made / "network.c").write_text(header + _source(plan, name, target, tables, appended=appended))
+        source = header + _source(plan, name, target, tables, appended=appended)
+        (made / "network.c").write_text(source, encoding="utf-8")
         parts = {} if appended else _weight_parts(plan, weights.resolve())
         for file, text in parts.items():
             (made / file).write_text(text)
