@@ -172,6 +172,11 @@ def describe_cuda(text: str) -> Device:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "workers.cuda.driver", slot or "0"], capture_output=True, text=True, check=False
     )
+    if done.returncode < 0:  # by the driver: a crash says nothing, or something else last
+        raise DeviceError(
+            f"{text}: the driver ended the process that asked it, by {signal.Signals(-done.returncode).name}: see what "
+            "`nvidia-smi` says"
+        )
     if done.returncode:
         raise DeviceError(done.stderr.strip().rpartition("\n")[2])
     return decode(done.stdout, Device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -276,3 +277,13 @@ def test_a_device_that_cannot_be_read_is_refused(device: str, words: str) -> Non
 
     with pytest.raises(DeviceError, match=words):
         describe_cuda(device)
+
+
+def test_a_driver_that_ends_its_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from workers.__main__ import describe_cuda
+    from workers.cpu import DeviceError
+
+    crash = subprocess.CompletedProcess([], -signal.SIGSEGV, "", "")
+    monkeypatch.setattr("workers.__main__.subprocess.run", lambda *given, **options: crash)
+    with pytest.raises(DeviceError, match=r"^cuda:1: the driver ended the process .* SIGSEGV: see what `nvidia-smi`"):
+        describe_cuda("cuda:1")
