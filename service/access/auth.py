@@ -118,12 +118,12 @@ class Authority:
     Args:
         store: the database, once it is open.
         mode: `auto` requires tokens once there has been one; `open` never, on this host only; `token` always.
-        rate: requests per second of one token, with bursts of twice as many.
+        rate: requests per second of one token, with bursts of twice as many, and of one at least.
     """
 
     def __init__(self, store: Callable[[], Store], mode: Mode, rate: float) -> None:
         self._store = store
-        self._rate = rate
+        self._rate, self._burst = rate, max(2 * rate, 1.0)
         self._lock = threading.Lock()
         # Cached answers with their time: whether tokens are needed, and the actor of each.
         at = -math.inf if mode == "auto" else math.inf
@@ -180,17 +180,19 @@ class Authority:
         with self._lock:
             if len(self._spent) >= _REMEMBERED:
                 self._spent.clear()
-            at, left = self._spent.get(who, (now, 2 * self._rate))
-            left = min(2 * self._rate, left + (now - at) * self._rate)
-            self._spent[who] = now, max(left - 1, 0.0)
-        if left < 1:
+            at, left = self._spent.get(who, (now, self._burst))
+            left = min(self._burst, left + (now - at) * self._rate)
+            is_over = left < 1
+            # A refused request takes nothing: a steady excess would leave none.
+            self._spent[who] = now, left if is_over else left - 1
+        if is_over:
             raise TooManyError(f"more than {self._rate:g} requests per second of this token: wait a second")
 
     def check_guesses(self, peer: object) -> None:
         """Raise `TooManyError` if an address has spent its rate on wrong tokens, before another is looked up."""
         now = time.monotonic()
         with self._lock:
-            at, left = self._spent.get(peer, (now, 2 * self._rate))
+            at, left = self._spent.get(peer, (now, self._burst))
         if left + (now - at) * self._rate < 1:
             raise TooManyError(f"more than {self._rate:g} wrong tokens per second of this address: wait a second")
 

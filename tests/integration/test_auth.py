@@ -422,6 +422,22 @@ def test_the_rate_of_one_token_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
     assert spent() == 5
 
 
+@pytest.mark.parametrize(("rate", "allowed"), [(4.0, 8 + 15), (0.25, 1)])
+def test_a_steady_excess_over_the_rate_leaves_that_many(
+    rate: float, allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(lambda: pytest.fail("the database is not asked"), "token", rate)
+    times = iter(100 + n / 16 for n in range(64))  # 16 a second, for four seconds
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
+    refused = 0
+    for _ in range(64):
+        try:
+            authority.spend("one")
+        except TooManyError:
+            refused += 1
+    assert 64 - refused == allowed
+
+
 def test_an_address_that_guesses_is_refused_before_its_next_guess_is_looked_up(
     monkeypatch: pytest.MonkeyPatch, url: str, secrets: dict[str, str]
 ) -> None:
