@@ -64,7 +64,8 @@ def reference() -> str:
     """The whole reference, operators in alphabetical order."""
     head = (
         "# Operators\n\nWritten from the registry by `make operators`; do not edit.\n"
-        "[operators.md](operators.md) explains how to add an operator.\n"
+        "[Layouts, narrow types and NaN](semantics.md) has the rules that they share; [Add an operator](operators.md)\n"
+        "has the parts of one.\n"
     )
     return "\n".join([head, *(section(op) for op in all_ops().values())])
 
