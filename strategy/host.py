@@ -37,6 +37,8 @@ _ARM_PARTS = {
     0xD0C: "neoverse-n1", 0xD40: "neoverse-v1", 0xD49: "neoverse-n2", 0xD4F: "neoverse-v2",
     0xD08: "cortex-a72", 0xD0B: "cortex-a76", 0xD41: "cortex-a78",
 }
+# LLVM's names of all of these.
+PROCESSORS = frozenset({*_ARM_PARTS.values(), *(name for of in _X86.values() for _, name in of)})
 
 
 @cache

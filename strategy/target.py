@@ -396,7 +396,10 @@ def _pop_base(kind: str, options: dict[str, Any]) -> Target:
         return Target(read_name("kind", kind))
     if kind.partition("/")[0] in KINDS:  # as tables have it
         raise TargetError(f"target {kind!r:.200} is a key: write it as '{_spell(kind)[:200]}'")
-    meant = suggest(kind, ("cpu", *KINDS))
+    if kind in host.PROCESSORS:
+        raise TargetError(f"unknown target {kind!r}: a processor: write it as 'llvm -mcpu={kind}'")
+    # cpu looks more alike.
+    meant = ", did you mean cuda?" if kind == "gpu" else suggest(kind, ("cpu", *KINDS))
     raise TargetError(f"unknown target {kind!r:.40}{meant}: expected cpu (this host), {', '.join(KINDS)}")
 
 

@@ -34,8 +34,8 @@ def build(
             "a folder if there are several.",
         ),
     ],
-    op: option.SomeOp = None,
-    inputs: option.SomeInputs = None,
+    op: option.SomeWorkload = None,
+    inputs: option.Inputs = None,
     model: Annotated[
         Path | None,
         typer.Option(
@@ -104,8 +104,7 @@ def build(
         _Plan, implementation=implementation, config=config, place=place, bundle_libs=bundle_libs, verify=verify
     )
     if model is None and (locked is None or op is not None):
-        if op is None or not inputs:
-            raise option.without_inputs(op, "a model file with --file, or a lock file with --lock")
+        op = option.require_op(op, "a model file with --file, or a lock file with --lock")
         option.check_library(out)
         workload, where = option.read_workload(op, inputs, attr), option.read_target(target or "cpu", threads)
         _report(plan(workload, where, find_locked(locked, workload, where), out, name).make(), as_json)

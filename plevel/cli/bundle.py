@@ -54,10 +54,10 @@ def key(
 
 @app.command()
 def make(
-    op: option.Op,
-    inputs: option.Inputs,
+    op: option.OpOrWorkload,
     out: Annotated[Path, option.out("The bundle.")],
     key: Key,
+    inputs: option.Inputs = None,
     attr: option.Attributes = None,
     target: option.TargetSpec = "cuda -arch=sm_90",
     trials: Annotated[

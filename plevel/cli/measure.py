@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 def measure(
-    op: option.Op,
-    inputs: option.Inputs,
+    op: option.OpOrWorkload,
     implementation: Annotated[
         str,
         typer.Option(
@@ -26,6 +25,7 @@ def measure(
             autocompletion=option.complete_implementation,
         ),
     ],
+    inputs: option.Inputs = None,
     attr: option.Attributes = None,
     config: Knobs = None,
     threads: option.Threads = None,

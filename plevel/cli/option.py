@@ -67,7 +67,7 @@ def complete_implementation(ctx: typer.Context, incomplete: str) -> list[str]:
 
     found = all_ops()
     # If a line ends with an option's name, click leaves all words in args.
-    words: list[str] = [ctx.params.get("op") or "", *ctx.args]
+    words: list[str] = [(ctx.params.get("op") or "").partition("(")[0], *ctx.args]
     named = [found[word] for word in words if word in found]
     names = {
         c.implementation: None
@@ -103,7 +103,12 @@ _OP = typer.Argument(
     metavar="OP", help="The operator: dense, …", show_default=False, autocompletion=complete_op
 )
 Op = Annotated[str, _OP]
-SomeOp = Annotated[str | None, _OP]  # something else may replace it
+_WORKLOAD = typer.Argument(
+    metavar="OP|WORKLOAD", show_default=False, autocompletion=complete_op,
+    help="The operator, with its --input: dense; or a workload as tables print it: 'relu(data=float32[64])'.",
+)
+OpOrWorkload = Annotated[str, _WORKLOAD]
+SomeWorkload = Annotated[str | None, _WORKLOAD]  # a file may replace it
 OfOp = Annotated[
     str | None,
     typer.Option("--op", metavar="NAME", help="Only this operator.", autocompletion=complete_op),
@@ -115,12 +120,13 @@ OfRun = Annotated[
 OfTask = Annotated[
     int | None, typer.Option("--task", metavar="ID", callback=check_number, help="Only records of this task.")
 ]
-_INPUT = typer.Option(
-    "--input", "-i", metavar="NAME=TYPE[:const]", show_default=False,
-    help="An input and its type, as data=float32[128,768]; append :const if it never changes.",
-)
-Inputs = Annotated[list[str], _INPUT]
-SomeInputs = Annotated[list[str] | None, _INPUT]  # a model file may replace it
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input", "-i", metavar="NAME=TYPE[:const]", show_default=False,
+        help="An input and its type, as data=float32[128,768]; append :const if it never changes.",
+    ),
+]
 Attributes = Annotated[
     list[str] | None,
     typer.Option("--attr", "-a", metavar="NAME=VALUE", help="An attribute; the value in JSON."),
@@ -188,7 +194,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def workload_command(verb: str, workload: Workload) -> str:
-    """`plevel VERB` with a workload's operator, inputs and attributes, quoted for a shell."""
+    """`plevel VERB` with a workload, quoted for a shell: its parts as options, or its text with an epilogue."""
+    if workload.epilogue or not workload.inputs:
+        return " ".join(("plevel", verb, quote(workload.key)))
     words = ["plevel", verb, workload.op]
     for one in workload.inputs:
         words += ["--input", str(one)]
@@ -204,26 +212,40 @@ def quote(word: str) -> str:
     return word if shlex.quote(plain) == plain else shlex.quote(word)
 
 
-def without_inputs(op: str | None, others: str) -> UsageError:
-    """The error of a command that names no operator with its inputs; `others` says what it may name instead."""
+def require_op(op: str | None, others: str) -> str:
+    """The operator or workload that a command names; `others` says what it may name instead.
+
+    Raises:
+        UsageError: none is named, or a model file in its place.
+    """
     if op is None:
-        return UsageError(f"name an operator with its --input, {others}")
+        raise UsageError(f"name an operator with its --input, {others}")
     if op.endswith((".toml", ".json")):
-        return UsageError(f"{op!r:.120} is no operator: name a model file with --file")
-    return UsageError(f"{op:.80}: its inputs are missing: give each with --input; 'plevel ops {op:.80}' has an example")
+        raise UsageError(f"{op!r:.120} is no operator: name a model file with --file")
+    return op
 
 
 def read_workload(
-    op: str, inputs: list[str], attrs: list[str] | None, *, far: bool = False
+    op: str, inputs: list[str] | None, attrs: list[str] | None, *, far: bool = False
 ) -> Workload:
-    """The workload that the options describe, validated.
+    """The workload that the options describe, or that `op` is the text of, validated.
 
-    If `far`, an operator that is not installed here is accepted: the service may have it.
+    If `far`, an operator that is not installed here is accepted: the service may have it. Those of other tools may have
+    no inputs.
 
     Raises:
         UsageError: names the option at fault and the remedy.
     """
-    return make_workload(op, inputs, read_attributes(attrs), far=far)
+    from strategy.op import find_op
+
+    if "(" in op:
+        if inputs or attrs:
+            raise UsageError(f"{op!r:.120} is a whole workload: leave --input and --attr out")
+        return parse_workload(op, far=far)
+    known = find_op(op)
+    if not inputs and known is not None and known.arguments:
+        raise UsageError(f"{op}: its inputs are missing: give each with --input; 'plevel ops {op}' has an example")
+    return make_workload(op, inputs or [], read_attributes(attrs), far=far)
 
 
 def make_workload(
@@ -309,6 +331,10 @@ def read_target(spec: str, threads: int | None, name: str = "--target") -> Targe
         return read_gpu(spec, threads, name)
     try:
         target = Target.parse(spec)
+        if target.arch == "native":  # which logs of other tools may have
+            raise UsageError(f"{name}: 'native' names no processor: write cpu for this host, or -mcpu=znver4")
+        if target.kind == "cuda" and target.arch.isdecimal():
+            raise UsageError(f"{name}: -arch={target.arch:.40}: write it as -arch=sm_{target.arch:.40}")
         return target if threads is None else target.with_threads(threads)
     except TargetError as error:
         raise UsageError(f"{name}: {error}") from error

@@ -137,6 +137,9 @@ def _print_lines(console: Console, cells: Sequence[tuple[str, str]]) -> None:
 
 
 def show_ago(instant: float) -> str:
+    """The age of an instant; `unknown` of 0, that of imported records without a date."""
+    if instant == 0:
+        return "unknown"
     seconds = max(0.0, time.time() - instant)
     for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= length:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def select(
-    op: option.Op,
-    inputs: option.Inputs,
+    op: option.OpOrWorkload,
+    inputs: option.Inputs = None,
     attr: option.Attributes = None,
     target: option.TargetSpec = "cpu",
     threads: option.Threads = None,
@@ -88,10 +88,9 @@ def _find_measured(records: Client | Direct, workload: Workload, target: Target)
     from strategy.select import Reason
     from strategy.workload import Input, Workload
 
-    first, *others = workload.inputs
     for constant in (True, False):
-        marked = (Input(i.name, i.type, constant) for i in others)
-        near = Workload(workload.op, (first, *marked), dict(workload.attrs))
+        marked = (Input(i.name, i.type, constant) for i in workload.inputs[1:])
+        near = Workload(workload.op, (*workload.inputs[:1], *marked), dict(workload.attrs), workload.epilogue)
         if near != workload and records.select(near, target).reason == Reason.MEASURED:
             return str(near)
     return ""

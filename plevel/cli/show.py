@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def show(
-    op: option.Op,
-    inputs: option.Inputs,
+    op: option.OpOrWorkload,
+    inputs: option.Inputs = None,
     attr: option.Attributes = None,
     target: option.TargetSpec = "cpu",
     threads: option.Threads = None,

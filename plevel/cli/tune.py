@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def tune(
     ctx: typer.Context,
-    op: option.SomeOp = None,
-    inputs: option.SomeInputs = None,
+    op: option.SomeWorkload = None,
+    inputs: option.Inputs = None,
     attr: option.Attributes = None,
     model: Annotated[
         Path | None,
@@ -120,8 +120,7 @@ def tune(
             search_policy=search, confirm_policy=confirm,
         )
         _check_implementations(request)
-    # `plevel select` takes no epilogue, and cannot repeat such an answer.
-    several = model is not None or len(request.workloads) > 1 or bool(request.workloads[0].workload.epilogue)
+    several = model is not None or len(request.workloads) > 1
     from plevel.cli.output import make_console, print_json
 
     # With --json, messages for people go to stderr.
@@ -191,9 +190,8 @@ def _read_asked(
         network = read_model(model, far=far)
         found, where = network.workloads, network.read_target(target, threads)
         target = target or network.target
-    elif op is None or not inputs:
-        raise option.without_inputs(op, "a model file with --file, or a run with --run")
     else:
+        op = option.require_op(op, "a model file with --file, or a run with --run")
         found = (RunWorkload(workload=option.read_workload(op, inputs, attr, far=far)),)
         where = option.read_target(target or "cpu", threads)
     for one in found:

@@ -47,7 +47,7 @@ from service.formats import native
 from strategy.compile.export import place
 from strategy.fault import CompileError
 from strategy.op import all_ops
-from strategy.record import RunRequest, RunState, RunStatus, RunWorkload, TaskStatus
+from strategy.record import RunRequest, RunState, RunStatus, RunWorkload, TaskStatus, convert
 from strategy.select import Reason
 from strategy.target import Target
 from strategy.workload import Workload
@@ -163,6 +163,30 @@ def test_ops_shows_a_command_that_is_right(name: str, called: Called) -> None:
         assert word in shown
 
 
+def test_a_workload_is_read_as_tables_print_it(called: Called) -> None:
+    told = json.loads(called("select", *DENSE, "--json").stdout)
+    text = "dense(data=float32[128,768],weight=float32[3072,768]:const)"
+    assert json.loads(called("select", text, "--json").stdout) == told
+    fused = parse_workload(f"{text}+relu(.)")
+    answered = called("select", str(fused), "--json")
+    assert convert(json.loads(answered.stdout)["workload"], Workload) == fused
+    again = again_command(fused, "cpu", None, Location(database="sqlite:///a.db"))
+    assert shlex.split(again)[:3] == ["plevel", "select", str(fused)]
+
+
+def test_a_kernel_of_another_tool_without_inputs_is_selected(called: Called, tmp_path: Path) -> None:
+    line = {
+        "kind": "foreign", "tool": "triton", "kernel": "k", "attrs": {"key": ["64"]}, "version": "1",
+        "device_model": "NVIDIA H100", "candidates": [{"config": {"B": 1}, "samples_s": [1.0]}],
+    }
+    (tmp_path / "log").write_text(json.dumps(line) + "\n")
+    assert called("import", str(tmp_path / "log")).returncode == 0
+    (task,) = json.loads(called("coverage", "--json").stdout)
+    for asked in (("triton.k", "-a", 'key=["64"]'), (task["workload"],)):
+        answer = called("select", *asked, "--foreign", "-t", "cuda -arch=sm_90", "--json")
+        assert json.loads(answer.stdout)["implementation"] == "triton:k", answer.stderr
+
+
 def test_ops_lists_all(called: Called, tmp_path: Path) -> None:
     listed = json.loads(called("ops", "--json").stdout)
     assert [op["name"] for op in listed] == [*all_ops()]
@@ -258,6 +282,10 @@ def assert_one_line(done: subprocess.CompletedProcess[str], code: int, *words: s
         pytest.param(
             (*DENSE, "--target", "cpux"), ["--target", "'cpux'", "llvm"], id="unknown target"
         ),
+        pytest.param(
+            (*DENSE, "--target", "llvm -mcpu=native"), ["--target", "'native'", "write cpu"], id="native processor"
+        ),
+        pytest.param((*DENSE, "--target", "cuda -arch=90"), ["--target", "-arch=sm_90"], id="a capability alone"),
         pytest.param(
             (*DENSE, "--target", "llvm -mcpu=znver4 -foo=1"),
             ["--target", "'foo'"],
@@ -469,7 +497,15 @@ def test_usage_errors_name_the_field(
         ),
         pytest.param(("nonsense",), ["nonsense", "'plevel --help'"], id="unknown command"),
         pytest.param(
-            ("select", "dense"), ["--input", "see 'plevel select --help'"], id="missing option"
+            ("measure", *DENSE), ["--implementation", "see 'plevel measure --help'"], id="missing option"
+        ),
+        *(
+            pytest.param(command, ["inputs are missing", "'plevel ops dense'"], id=f"{command[0]} of no inputs")
+            for command in (("select", "dense"), ("measure", "dense", "-I", "dense_pack.cpu"))
+        ),
+        pytest.param(
+            ("select", "dense(data=float32[8,4],weight=float32[6,4])", *DATA), ["whole workload", "leave --input"],
+            id="a workload in both forms",
         ),
     ],
 )

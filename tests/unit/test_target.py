@@ -319,6 +319,8 @@ def test_a_target_is_immutable() -> None:
         ("llvm -", "'-' is no option"), ("llvm --", "'--' is no option"),
         ("llvm -=x", "'-=x' is no option"), ("llvm -mcpu znver4 znver5", "'znver5' is no option"),
         ("lvm", "unknown target 'lvm', did you mean llvm?"), ("Cuda", "unknown target 'Cuda', did you mean cuda?"),
+        ("gpu", "unknown target 'gpu', did you mean cuda?"),
+        ("znver4", "write it as 'llvm -mcpu=znver4'"), ("cortex-a76", "write it as 'llvm -mcpu=cortex-a76'"),
         ("llvm -mcpuu=x", "unknown option 'mcpuu', did you mean mcpu?"),
         ("cuda -max_shared_memory=1", "unknown option 'max_shared_memory', did you mean"),
     ],
