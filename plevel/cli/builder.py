@@ -38,7 +38,9 @@ def builder(
             help="The folder of what was built, which builders may share [PLEVEL_ARTEFACTS; default: in your cache].",
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="The worker's name in Dask; default: its address.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="The worker's name in Dask; default: its address.")
+    ] = None,
     log: option.Log = None,
     as_json: Annotated[bool, typer.Option("--json", help="As --log json.")] = False,
 ) -> None:

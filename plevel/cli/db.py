@@ -172,16 +172,26 @@ def prune(
 
 @app.command()
 def purge(
-    reason: Annotated[str, typer.Option("--reason", help="The reason, for the audit log.", show_default=False)],
-    worker: Annotated[str | None, typer.Option("--worker", help="Only records of this worker.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="Only records of this device.")] = None,
-    since: Annotated[
-        datetime | None, typer.Option("--since", help="Only records measured then or later, UTC.")
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="The reason, for the audit log.", show_default=False)
+    ],
+    worker: Annotated[
+        str | None, typer.Option("--worker", metavar="NAME", help="Only records of this worker.")
     ] = None,
-    until: Annotated[datetime | None, typer.Option("--until", help="Only records measured before, UTC.")] = None,
+    device: Annotated[str | None, typer.Option("--device", metavar="ID", help="Only records of this device.")] = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option("--since", metavar="TIME", help="Only records measured then or later: 2026-11-03T10:00, UTC."),
+    ] = None,
+    until: Annotated[
+        datetime | None,
+        typer.Option("--until", metavar="TIME", help="Only records measured before: 2026-11-03T12:00, UTC."),
+    ] = None,
     source: Annotated[
         str | None,
-        typer.Option("--source", help="Only records of this tool or format: triton, helion, vllm, autotvm …"),
+        typer.Option(
+            "--source", metavar="TOOL", help="Only records of this tool or format: triton, helion, vllm, autotvm …"
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only print what would be done.")] = False,
     database: option.Database = None,

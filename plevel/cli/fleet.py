@@ -40,11 +40,21 @@ def why(
 
 @app.command()
 def pause(
-    reason: Annotated[str, typer.Option("--reason", help="The reason, which is shown.", show_default=False)],
-    device: Annotated[str | None, typer.Option("--device", help="The device's identity.")] = None,
-    target: Annotated[str | None, typer.Option("--target", help="A target's key: all its devices.")] = None,
-    since: Annotated[datetime | None, typer.Option("--from", help="Its start, UTC; default: now.")] = None,
-    until: Annotated[datetime | None, typer.Option("--until", help="Its end, UTC; default: no end.")] = None,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="The reason, which is shown.", show_default=False)
+    ],
+    device: Annotated[str | None, typer.Option("--device", metavar="ID", help="The device's identity.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="KEY", help="A target's key: all its devices.")
+    ] = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option("--from", metavar="TIME", help="Its start: 2026-11-03T10:00, UTC; default: now."),
+    ] = None,
+    until: Annotated[
+        datetime | None,
+        typer.Option("--until", metavar="TIME", help="Its end: 2026-11-03T12:00, UTC; default: no end."),
+    ] = None,
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,

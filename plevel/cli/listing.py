@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from strategy.record import RunStatus
 
 _MESSAGE = 300  # characters of an error; `--json` has all
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of rows.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="Maximum number of rows.")]
 
 
 def _complete_error(incomplete: str) -> list[str]:

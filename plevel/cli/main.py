@@ -49,23 +49,22 @@ from plevel.cli.file import FULL, unwritten
 from plevel.cli.plain_text import PlainStream
 
 SAME_S = 1.0  # time in which another signal is the same request
+_LONGEST = 200  # characters of the line on a command, which is wrapped: none has more
+_WIDEST = 100  # columns of help
 
 
 class _Panels(TyperGroup):
-    """A group whose help lists its commands by purpose."""
+    """A group whose help lists its commands by purpose, with the whole line on each."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         known: dict[str, Any] = dict(self.commands)
         panels: dict[str, dict[str, Any]] = {}
         for name, command in known.items():
-            panels.setdefault(command.rich_help_panel, {})[name] = command
+            panels.setdefault(command.rich_help_panel or "Commands", {})[name] = command
         indent = max(map(len, known))
         for panel, commands in panels.items():
             with formatter.section(panel):
-                room = formatter.width - 6 - indent
-                formatter.write_dl(
-                    [(n.ljust(indent), c.get_short_help_str(room)) for n, c in commands.items()]
-                )
+                formatter.write_dl([(n.ljust(indent), c.get_short_help_str(_LONGEST)) for n, c in commands.items()])
 
 
 _PANELS: dict[str, dict[str, Any]] = {
@@ -121,7 +120,7 @@ def _assemble(*names: str) -> typer.Typer:
         epilog="Exit codes: 0 done, 1 failure, 2 wrong usage, 130 interrupted.",
         no_args_is_help=True,
         rich_markup_mode=None,  # square brackets of types are no markup
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _WIDEST},
     )
     made.callback()(_root)
     for panel, commands in _PANELS.items():
@@ -129,7 +128,7 @@ def _assemble(*names: str) -> typer.Typer:
             if name not in names:
                 continue
             if isinstance(command, typer.Typer):
-                made.add_typer(command, name=name, rich_help_panel=panel)
+                made.add_typer(command, name=name, rich_help_panel=panel, cls=_Panels)
             else:
                 made.command(name, rich_help_panel=panel)(command)
     return made
@@ -213,7 +212,18 @@ def _make_command(arguments: list[str]) -> Any:
 
 @functools.cache
 def _build(*names: str) -> Any:
-    return typer.main.get_command(_assemble(*names))
+    made = typer.main.get_command(_assemble(*names))
+    _keep_examples(made)
+    return made
+
+
+def _keep_examples(command: Any) -> None:
+    """Mark the examples of help as lines that are not wrapped: a terminal would paste each part as a command."""
+    text, mark, example = (command.help or "").partition("Example: ")
+    if mark:
+        command.help = f"{text}\b\n{mark}{' '.join(example.split())}"
+    for of in getattr(command, "commands", {}).values():
+        _keep_examples(of)
 
 
 def _open_streams() -> None:

@@ -113,7 +113,12 @@ OfOp = Annotated[
     str | None,
     typer.Option("--op", metavar="NAME", help="Only this operator.", autocompletion=complete_op),
 ]
-OfImplementation = Annotated[str | None, typer.Option("--implementation", help="Only this implementation.")]
+OfImplementation = Annotated[
+    str | None,
+    typer.Option(
+        "--implementation", metavar="NAME", help="Only this implementation.", autocompletion=complete_implementation
+    ),
+]
 OfRun = Annotated[
     int | None, typer.Option("--run", metavar="ID", callback=check_number, help="Only records of this run.")
 ]

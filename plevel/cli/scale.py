@@ -62,8 +62,8 @@ def scale(
     local: Annotated[
         Path | None, typer.Option("--local", metavar="PROFILE", help="Pilots are processes of this host.")
     ] = None,
-    least: Annotated[int, typer.Option("--min", min=0, help="The fewest pilots.")] = 0,
-    most: Annotated[int, typer.Option("--max", min=1, help="The most pilots.")] = 10,
+    least: Annotated[int, typer.Option("--min", metavar="N", min=0, help="The fewest pilots.")] = 0,
+    most: Annotated[int, typer.Option("--max", metavar="N", min=1, help="The most pilots.")] = 10,
     every: Annotated[str, typer.Option("--every", metavar="AGE", help="The time between checks.")] = "30s",
     once: Annotated[bool, typer.Option("--once", help="Check once and end, as in a cron job.")] = False,
     dry_run: Annotated[

@@ -13,11 +13,15 @@ from plevel.cli import location, option
 def serve(
     database: option.Database = None,
     host: Annotated[
-        str | None, typer.Option("--host", help="The address to listen on [PLEVEL_HOST; default: 127.0.0.1].")
+        str | None,
+        typer.Option("--host", metavar="ADDRESS", help="The address to listen on [PLEVEL_HOST; default: 127.0.0.1]."),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one [PLEVEL_PORT; default: 8765]."),
+        typer.Option(
+            "--port", metavar="PORT", min=0, max=65535,
+            help="The port; 0 chooses a free one [PLEVEL_PORT; default: 8765].",
+        ),
     ] = None,
     auth: Annotated[
         str | None,

@@ -193,7 +193,7 @@ def export(
     op: option.OfOp = None,
     implementation: option.OfImplementation = None,
     source: Annotated[
-        str | None, typer.Option("--source", help="Only this source: plevel, autotvm, …")
+        str | None, typer.Option("--source", metavar="TOOL", help="Only this source: plevel, autotvm, …")
     ] = None,
     run: option.OfRun = None,
     task: option.OfTask = None,

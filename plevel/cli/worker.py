@@ -37,7 +37,7 @@ def worker(
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="The worker's name; default: the host's.")
+        str | None, typer.Option("--name", metavar="NAME", help="The worker's name; default: the host's.")
     ] = None,
     lifetime: Annotated[
         str | None,

@@ -218,6 +218,8 @@ def test_every_command_has_an_example_and_json(name: str, command: Any) -> None:
                 assert [c.value for c in p.shell_complete(context, "")] == choices
         assert not {"--output", "--out", "-o"} & {*p.opts} or p.opts == ["--out", "-o"]
     assert all(p.help or p.metavar for p in command.params), "a parameter without a word on it"
+    named = (p for p in command.params if p.opts[0].startswith("-") and not p.is_flag)
+    assert all(p.metavar for p in named), "an option whose value has no name"
 
 
 def assert_one_line(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
@@ -522,6 +524,17 @@ def test_a_group_without_a_command_lists_its_commands(group: tuple[str, ...], ca
     usage, *lines = done.stderr.splitlines()
     assert usage.startswith(" ".join(("Usage: plevel", *group)))
     assert any(line.strip().startswith("current " if group else "select ") for line in lines)
+
+
+@pytest.mark.parametrize("group", [(), ("db",), ("fleet",)])
+def test_the_line_on_a_command_is_whole(group: tuple[str, ...], called: Called) -> None:
+    assert "..." not in called(*group, "-h").stdout.partition("\n")[2]
+
+
+@pytest.mark.parametrize("command", ["measure", "db purge"])
+def test_an_example_is_one_line_that_can_be_copied(command: str, called: Called) -> None:
+    (example,) = (line for line in called(*command.split(), "-h").stdout.splitlines() if "Example:" in line)
+    assert len(example) > 100
 
 
 def test_a_run_that_is_not_there(called: Called, tmp_path: Path) -> None:
