@@ -579,9 +579,18 @@ class Client:
         return response
 
     def _unreachable(self, error: Exception) -> UnreachableError:
+        said = str(error) or type(error).__name__
+        if "CERTIFICATE_VERIFY_FAILED" in said:
+            return UnreachableError(
+                f"the certificate of {self.url} is not trusted ({said}): name the file of its authority in "
+                "SSL_CERT_FILE, or have it renewed"
+            )
+        if "WRONG_VERSION_NUMBER" in said or "record layer failure" in said:  # as OpenSSL calls plain text
+            return UnreachableError(f"{self.url} answers without TLS ({said}): write http:// in its URL")
+        if isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http://"):
+            said += "; if it has a certificate, write https:// in its URL"
         return UnreachableError(
-            f"no service answers at {self.url} ({str(error) or type(error).__name__}): start one with "
-            "'plevel serve', or correct its URL"
+            f"no service answers at {self.url} ({said}): start one with 'plevel serve', or correct its URL"
         )
 
 

@@ -309,11 +309,24 @@ def find_op(name: str) -> Op | None:
     return _ops.get(name)
 
 
+# Names of PyTorch, ONNX and BLAS, and what has their operators here.
+_ELSEWHERE = {
+    "addmm": "dense", "bmm": "batch_matmul", "conv": "conv2d", "fc": "dense", "gemm": "dense", "linear": "dense",
+    "matmul": "dense or batch_matmul", "mm": "dense", "scaled_dot_product_attention": "attention", "sdpa": "attention",
+}
+
+
+def _meant(name: str) -> str:
+    """`, did you mean dense?` for a name of another framework, or one that is nearly an operator's."""
+    elsewhere = _ELSEWHERE.get(name.lower())
+    return suggest(name, _ops) if elsewhere is None else f", did you mean {elsewhere}?"
+
+
 def get_op(name: str) -> Op:
     """The operator of a name; raise `OpError`, which says what lists them, as they are a hundred."""
     op = find_op(name)
     if op is None:
-        near, known = suggest(name, _ops), "those of 'plevel ops'"
+        near, known = _meant(name), "those of 'plevel ops'"
         if "." in name and not near:  # of a package, or of another tool's log
             known += "; from imported records of other tools 'plevel select --foreign' answers"
         raise OpError(f"unknown operator {name!r:.80}{near}; known: {known}")

@@ -239,6 +239,7 @@ def assert_one_line(done: subprocess.CompletedProcess[str], code: int, *words: s
         pytest.param(
             ("dens", *DATA), ["'dens'", "did you mean dense?", "known: "], id="unknown operator"
         ),
+        pytest.param(("MatMul", *DATA), ["did you mean dense or batch_matmul?"], id="another framework's operator"),
         pytest.param(
             ("autotvm.dense", *DATA), ["known: those of 'plevel ops'", "select --foreign"],
             id="another tool's operator",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,37 @@ def test_patience_ends() -> None:
     answer, _ = failing(10_000, httpx.ConnectError, ok(run_status()))
     with pytest.raises(UnreachableError, match="plevel serve"):
         client_of(answer).run(7)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate"),
+            "the certificate of http://farm is not trusted .*self-signed.* SSL_CERT_FILE",
+        ),
+        (httpx.RemoteProtocolError("Server disconnected"), "Server disconnected; if it has a certificate, write https://"),
+    ],
+)
+def test_a_fault_of_tls_is_not_an_absent_service(error: Exception, words: str) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise error
+
+    with pytest.raises(UnreachableError, match=words):
+        client_of(answer).run(7)
+
+
+def test_tls_with_a_service_that_has_none() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        answering = threading.Thread(target=server.serve_forever)
+        answering.start()
+        try:
+            client = Client(f"https://127.0.0.1:{server.server_port}", patience_s=0)
+            with client, pytest.raises(UnreachableError, match="answers without TLS .* write http://"):
+                client.run(7)
+        finally:
+            server.shutdown()
+            answering.join()
 
 
 def test_a_problem_document_becomes_an_error() -> None:
