@@ -81,6 +81,16 @@ def test_commands_to_copy_name_this_service(visit, empty: Site) -> None:
         assert "this service’s URL" not in text, path
 
 
+def test_a_condition_is_one_line_and_filters_leave_room_on_a_phone(visit, seeded: Site) -> None:
+    visitor = visit(seeded, 390)
+    visitor.open(_select(SYMBOLIC))
+    whole = "spans => spans.map(s => s.offsetHeight < 2 * parseFloat(getComputedStyle(s).fontSize))"
+    lines = visitor.page.eval_on_selector_all("#answer tbody th .nowrap", whole)
+    assert lines and all(lines)
+    visitor.open("/records")
+    assert visitor.page.eval_on_selector(".filters", "form => form.offsetHeight") < 450
+
+
 def test_an_error_is_a_page_that_leads_on(visit, seeded: Site) -> None:
     visitor = visit(seeded)
     for path, status in (
