@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path, PurePath
 
+import msgspec
+
 from service.formats import (
     autotvm,
     flashinfer,
@@ -175,12 +177,20 @@ def read(
     return admitted(_READERS[form](source, target, device_model))
 
 
+def _on(model: str, items: Iterator[Item]) -> Iterator[Item]:
+    """The items, of which records whose target names no device model are of this one."""
+    for item in items:
+        if model and isinstance(item, ImportedRecord) and not item.device_model:
+            item = msgspec.structs.replace(item, device_model=model)  # noqa: PLW2901
+        yield item
+
+
 _READERS: dict[Format, Callable[[Source, Target | None, str], Iterator[Item]]] = {
     Format.PLEVEL: lambda source, *_: native.read(source),
-    Format.AUTOTVM: lambda source, *_: autotvm.read(source),
-    Format.KERNEL_TUNER: lambda source, target, _: kernel_tuner.read(source, target),
-    Format.METASCHEDULE: lambda source, *_: metaschedule.read(source),
+    Format.AUTOTVM: lambda source, _, model: _on(model, autotvm.read(source)),
+    Format.METASCHEDULE: lambda source, _, model: _on(model, metaschedule.read(source)),
     # Files that may not name their device.
+    Format.KERNEL_TUNER: kernel_tuner.read,
     Format.FOREIGN: foreign.read,
     Format.TRITON: triton.read,
     Format.HELION: helion.read,

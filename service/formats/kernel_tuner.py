@@ -73,7 +73,7 @@ _VENDORS = (
 _BAD_IN_NAMES = re.compile(r"[\s()\[\]{},=+:\"]")
 
 
-def read(source: Source, target: Target | None = None) -> Iterator[Item]:
+def read(source: Source, target: Target | None = None, device_model: str = "") -> Iterator[Item]:
     """The records of a cache or of T4 results, with their space; bad entries are rejected.
 
     A T4 file, and a cache whose header follows its entries, are read twice, if the stream cannot seek through a
@@ -82,9 +82,10 @@ def read(source: Source, target: Target | None = None) -> Iterator[Item]:
     Args:
         source: the file; its name is the kernel's if the file has none.
         target: the kernel's target; default: derived from the device's name.
+        device_model: the device's name if the file has none, as T4 results.
     """
     is_cache = b'"results"' not in source.head or b'"cache"' in source.head
-    reader = _Cache(source.name, target) if is_cache else _Results(source.name, target)
+    reader = (_Cache if is_cache else _Results)(source.name, target, device_model)
     with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as copy:
         chunks: Iterable[bytes] = source.chunks()
         if reader.needs_all(source.head):
@@ -108,10 +109,10 @@ class _Reader(ABC):
 
     member = ""
 
-    def __init__(self, name: str, target: Target | None) -> None:
+    def __init__(self, name: str, target: Target | None, device_model: str) -> None:
         self._name = name
         self._target = target
-        self._device = "" if target is None else target.model
+        self._device = device_model or ("" if target is None else target.model)
         self._surveyed = False
         self._task: Task | None = None
         self._parameters: dict[str, None] = {}  # in their order
@@ -295,8 +296,8 @@ class _Cache(_Reader):
 class _Results(_Reader):
     member = "results"
 
-    def __init__(self, name: str, target: Target | None) -> None:
-        super().__init__(name, target)
+    def __init__(self, name: str, target: Target | None, device_model: str) -> None:
+        super().__init__(name, target, device_model)
         self._unit = 1e-3
         self._values: dict[str, dict[str, Any]] = {}
 

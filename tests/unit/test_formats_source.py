@@ -32,6 +32,8 @@ from service.formats import (
 from service.formats.source import CHUNK, check, load
 
 SAMPLES = Path(__file__).parents[1] / "data" / "formats"
+UNNAMED = json.dumps({"results": [{"configuration": {"B": 1}, "times": {"runtimes": [1.0]}, "invalidity": "correct"}],
+                      "metadata": {"timeunit": "miliseconds"}}).encode()
 LOG = (SAMPLES / "autotvm_0_2.log").read_bytes()
 
 
@@ -225,3 +227,24 @@ def test_depth_counts_brackets_outside_texts_only() -> None:
     assert load(json.dumps({"a": "[" * 200, "b": [[]] * 100}).encode())["b"][99] == []
     with pytest.raises(ValueError, match="nested deeper"):
         load(b"[" * 65 + b"]" * 65)
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (UNNAMED, False),
+        (b"".join((SAMPLES / f"database_{part}.json").read_bytes() for part in ("workload", "tuning_record")), False),
+        (LOG.splitlines()[2].replace(b" -model=v100", b""), False),
+        (LOG.splitlines()[2], True),
+        ((SAMPLES / "kernel_tuner_cache.json").read_bytes(), True),
+    ],
+    ids=["T4", "metaschedule", "autotvm", "autotvm of a model", "a cache"],
+)
+def test_a_device_model_is_that_of_records_that_name_none(data: bytes, named: bool) -> None:
+    found = [
+        [i.device_model for i in read(Source(io.BytesIO(data), "x.json"), device_model=model)
+         if isinstance(i, ImportedRecord)]
+        for model in ("", "NVIDIA A100")
+    ]
+    assert bool(found[0][0]) == named
+    assert found[1] == (found[0] if named else ["NVIDIA A100"] * len(found[0]))
