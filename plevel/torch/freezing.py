@@ -14,6 +14,7 @@ from types import CodeType
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_isolate_recompiles_id
 from torch._dynamo.decorators import mark_static_address
@@ -23,24 +24,28 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import get_static_address_type
 from torch._dynamo.variables import builder
 from torch._guards import Guard, GuardSource, TracingContext
+from torch._subclasses.fake_tensor import get_plain_tensors
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
-_WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
+SAMPLE_BYTES = 64  # a guard reads as many in the time of one
+SEARCH_BYTES = 1 << 19
 MOST_CHANGES = 1  # of a tensor, after which graphs with it are not frozen any more
+
+Stamp = tuple[int, int, bytes]
 
 
 @dataclass
 class _State:
     """A frozen tensor's stamp, and how often it was another."""
 
-    stamp: tuple[int, int, int]
+    stamp: Stamp
     changes: int = 0
 
 
 _states = WeakTensorKeyDictionary()
-Stamps = Sequence[tuple[torch.Tensor, tuple[int, int, int]]]
+Stamps = Sequence[tuple[torch.Tensor, Stamp]]
 
 
 def freeze_for(backend: Callable[..., Any]) -> None:
@@ -117,8 +122,7 @@ def read_tensors(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
 
 def read_stamps(module: GraphModule) -> Stamps:
     """The parameters and buffers of a graph that can be watched, with their stamps."""
-    watched = (t for t in _tensors(module) if t.layout is torch.strided and not is_traceable_wrapper_subclass(t))
-    return [(t, _stamp(t)) for t in watched]
+    return [(t, _stamp(t)) for t in _tensors(module) if t.layout is torch.strided]
 
 
 def require_same(stamps: Stamps, left: Collection[torch.Tensor]) -> Stamps:
@@ -153,7 +157,7 @@ def watch(stamps: Stamps, left: Collection[torch.Tensor]) -> None:
     references: list[Callable[[], Any]] = [ref(t) for t in tensors]
     addresses, versions = [t.data_ptr() for t in tensors], [t._version for t in tensors if _counts(t)]
     samples = [s for t in tensors if (s := _sample(t))]
-    values = [s.value for s in samples]
+    values = [s.raw for s in samples]
 
     def is_same(_: Any) -> bool:
         found = [find() for find in references]
@@ -161,7 +165,7 @@ def watch(stamps: Stamps, left: Collection[torch.Tensor]) -> None:
             return (
                 [t._version for t in found[: len(versions)]] == versions
                 and [t.data_ptr() for t in found] == addresses
-                and [s.value for s in samples] == values  # read where the tensors still are
+                and [s.raw for s in samples] == values  # read where the tensors still are
             )
         except AttributeError:  # of None: one is gone
             return False
@@ -181,10 +185,10 @@ class _Frozen(GlobalStateSource):  # type: ignore[misc]
         return GuardSource.LOCAL_UNSPECIALIZED_NN_MODULE
 
 
-def _stamp(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """The version, address and an element of a tensor: `data.copy_()` counts no version, inference mode none at all."""
+def _stamp(tensor: torch.Tensor) -> Stamp:
+    """The version, address and some bytes of a tensor: `data.copy_()` counts no version, inference mode none at all."""
     sample = _sample(tensor)
-    return tensor._version if _counts(tensor) else 0, tensor.data_ptr(), sample.value if sample else 0
+    return tensor._version if _counts(tensor) else 0, tensor.data_ptr(), sample.raw if sample else b""
 
 
 def _counts(tensor: torch.Tensor) -> bool:
@@ -196,16 +200,39 @@ def _counts(tensor: torch.Tensor) -> bool:
 
 
 def _sample(tensor: torch.Tensor) -> Any:
-    """The bits of the middle element of a tensor, where they lie; None where there are none to read."""
+    """Bytes from the middle of a tensor, where they lie; None where there are none to read.
+
+    A number other than zero is among them if one is near: to scale a weight leaves its zeros as they are.
+    """
     if not tensor.numel() or tensor.device.type != "cpu":
         return None
-    place = sum((n - 1) // 2 * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    if (tensor.storage_offset() + place + 1) * tensor.itemsize > tensor.untyped_storage().nbytes():
+    steps = list(zip(tensor.shape, tensor.stride(), strict=True))
+    span = 1 + sum((n - 1) * step for n, step in steps)
+    if (tensor.storage_offset() + span) * tensor.itemsize > tensor.untyped_storage().nbytes():
         return None  # of a storage that was freed by `resize_(0)`
-    return _WORDS[min(tensor.itemsize, 8)].from_address(tensor.data_ptr() + place * tensor.itemsize)
+    if span != tensor.numel():  # what lies between its elements is not its own
+        place = sum((n - 1) // 2 * step for n, step in steps)
+        return (ctypes.c_char * tensor.itemsize).from_address(tensor.data_ptr() + place * tensor.itemsize)
+    size = span * tensor.itemsize
+    half = size // 2 // SAMPLE_BYTES * SAMPLE_BYTES
+    length = min(SAMPLE_BYTES, size)
+    begin = tensor.data_ptr() + half
+    width = tensor.itemsize // (2 if tensor.is_complex() else 1)
+    place = 0
+    for searched in (length, min(SEARCH_BYTES, size - half)):
+        numbers = np.frombuffer((ctypes.c_char * searched).from_address(begin), f"u{width}")
+        found = np.flatnonzero(numbers << 1)  # without the sign, which -0 has
+        if len(found):
+            place = min(int(found[0]) * width, size - half - length)
+            break
+    return (ctypes.c_char * length).from_address(begin + place)
 
 
 def _tensors(module: GraphModule) -> Iterator[torch.Tensor]:
-    """A graph's parameters and buffers, in the order of its inputs once they are that."""
+    """A graph's parameters and buffers, in the order of its inputs once they are that; of wrappers what they wrap."""
     named = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
-    return (tensor for _, tensor in named)
+    for _, tensor in named:
+        if is_traceable_wrapper_subclass(tensor):
+            yield from (t for t in get_plain_tensors(tensor, out=[]) if isinstance(t, torch.Tensor))
+        else:
+            yield tensor

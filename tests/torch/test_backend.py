@@ -413,6 +413,54 @@ def test_tensors_without_versions_or_memory_are_watched():
         close(fast(x), model(x))
 
 
+def test_a_pruned_weight_that_is_scaled_is_not_stale():
+    torch.manual_seed(18)
+    model, x = torch.nn.Linear(16, 24), torch.randn(8, 16)
+    with torch.no_grad():
+        model.weight[6:18] *= -0.0
+    fast = compiled(model)
+    with torch.no_grad():
+        close(fast(x), model(x))
+        model.weight.data.mul_(2)
+        close(fast(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "change"),
+    [
+        (torch.ones(64, 16, dtype=torch.bfloat16), lambda t: t.view(-1)[::2].mul_(2)),
+        (torch.ones(8, 4, 5, 5).to(memory_format=torch.channels_last), lambda t: t.mul_(2)),
+        (torch.tensor(1.0).expand(4, 4), lambda t: t[0, 0].mul_(2)),
+        (torch.ones(6, 40)[:, 3:20], lambda t: t.mul_(2)),
+        (torch.ones(7, dtype=torch.complex64), lambda t: t.mul_(2)),
+        (torch.cat([torch.ones(20), torch.zeros(100), torch.ones(1)]), lambda t: t.mul_(2)),
+        (torch.ones(1, dtype=torch.int8), lambda t: t.mul_(2)),
+        (torch.zeros(40), lambda t: t.fill_(1)),
+    ],
+    ids=["bfloat16", "channels_last", "expanded", "part", "complex", "zeros but for the end", "one", "zeros"],
+)
+def test_a_stamp_tells_changes_that_versions_do_not_count(tensor, change):
+    before = freezing._stamp(tensor)
+    assert freezing._stamp(tensor) == before
+    change(tensor.data)
+    assert freezing._stamp(tensor) != before
+
+
+def test_what_a_parameter_wraps_is_watched():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    torch.manual_seed(19)
+    model, x = torch.nn.Linear(16, 24, bias=False), torch.randn(8, 16)
+    model.weight = torch.nn.Parameter(TwoTensor(torch.randn(24, 16), torch.randn(24, 16)))
+    fast = compiled(model)
+    with torch.no_grad():
+        for _ in range(2):
+            found, expected = fast(x), model(x)
+            close(found.a, expected.a)
+            close(found.b, expected.b)
+            model.weight.mul_(2)
+
+
 @pytest.mark.parametrize("change", [lambda weight: weight.mul_(2), lambda weight: weight.data.mul_(2)])
 def test_weights_that_another_thread_changes_during_the_compilation_are_not_stale(
     change, monkeypatch: pytest.MonkeyPatch
@@ -758,6 +806,28 @@ def test_a_graph_whose_sizes_are_not_known_is_not_timed():
         warnings.filterwarnings("error", "plevel")
         close(compiled(model, {})(x), model(x))
     assert "a size of its inputs has no known value" in str(explain(model)[0])
+
+
+def test_a_graph_of_nested_tensors_is_not_timed():
+    torch.manual_seed(0)
+    x = torch.nested.nested_tensor([torch.randn(n, 32) for n in (3, 5, 2)], layout=torch.jagged)
+    model = torch.nn.Linear(32, 16)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "plevel")
+        close(compiled(model, {})(x).values(), model(x).values())
+    assert "an input is a sparse or nested tensor" in str(explain(model)[0])
+
+
+def test_a_graph_that_cannot_be_exported_leaves_no_transform_of_functions_entered():
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(6, 4), torch.randn(3, 6)
+
+    def forward(x):
+        return torch.func.vmap(torch.func.jacrev(lambda row: layer(row).tanh()))(x)
+
+    with torch.no_grad():
+        close(compiled(forward, {})(x), forward(x))
+    assert "cannot be exported" in str(explain()[-1])
 
 
 def test_a_graph_that_is_traced_again_is_no_error(monkeypatch: pytest.MonkeyPatch):
