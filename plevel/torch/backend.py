@@ -112,11 +112,14 @@ def _compile(
     if options.confirm and not options.again and (found := find_whole(module, inputs, model_target(), choose)):
         return run_whole(module, *found, options), []
     budget = _budget if options.confirm and not options.again else Budget(math.inf)
+    failed = False
 
     def left_s() -> float:
         return budget.left_s
 
     def build_left_s() -> float:
+        if failed:
+            return 0.0
         # Building while Inductor compiles delays nothing, and the time that is left grows meanwhile.
         return math.inf if budget.is_within(Part.INDUCTOR) else budget.left_s
 
@@ -124,7 +127,11 @@ def _compile(
         budget.count(Part.CONFIRMATION), Progress(left_s) as progress, Pool(left=build_left_s) as pool,
         ThreadPoolExecutor(1) as ahead,
     ):
-        compilation = Compilation(
-            module, inputs, options, choose, stamps, pool=pool, ahead=ahead, budget=budget, progress=progress
-        )
-        return compilation.run()
+        try:
+            compilation = Compilation(
+                module, inputs, options, choose, stamps, pool=pool, ahead=ahead, budget=budget, progress=progress
+            )
+            return compilation.run()
+        except BaseException:  # Ctrl-C, above all: what is built ahead is not waited for
+            failed = True
+            raise

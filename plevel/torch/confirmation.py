@@ -99,7 +99,8 @@ class _Search:
         kinds = (i.tensor.dtype for found in plan.extraction.workloads for i in found.workload.inputs)
         self.tolerance = max(TOLERANCE, 4 * max(map(epsilon, kinds), default=0.0))
         self.inputs = inputs
-        self.given = [copy_strided(i) if isinstance(i, torch.Tensor) else hint(i) for i in inputs]
+        self.is_dense = all(i.layout is torch.strided for i in inputs if isinstance(i, torch.Tensor))
+        self.given = [copy_strided(i) if isinstance(i, torch.Tensor) else hint(i) for i in inputs if self.is_dense]
         self.state: Written = [(tensor, copy_strided(tensor)) for tensor in state]
         self.written: Written = []
         self.alone = self.best = make(frozenset())
@@ -112,6 +113,8 @@ class _Search:
         self.won: list[Timed] = []
 
     def run(self, make_whole: Callable[[], Whole]) -> None:
+        if not self.is_dense:
+            raise _RefusedError("an input is a sparse or nested tensor, so it is not timed")
         if any(isinstance(i, torch.SymInt) and i.node.hint is None for i in self.inputs):  # of mark_unbacked
             raise _RefusedError("a size of its inputs has no known value, so it is not timed")
         with _putting_back(self.state):

@@ -88,11 +88,14 @@ def import_graph(module: GraphModule, inputs: Sequence[Any]) -> tuple[Network, t
         torch._guards.tracing(None), torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings()
     ):
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, of itself
+        depth = torch._C._functorch.get_dynamic_layer_stack_depth()
         try:
             program = torch.export.export(exported, tuple(inputs), strict=False)
         except Exception as error:  # of any type
             reason = " ".join(str(error).split())[:200]
             raise NetworkError(f"it cannot be exported: {type(error).__name__}: {reason}") from error
+        finally:  # the graph enters the transforms of torch.func by calls, and an error is raised between them
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
         network, plain = import_program(program)
         if network.sizes is not None:
             raise NetworkError("its sizes are symbolic")

@@ -9,6 +9,7 @@ import math
 import os
 import socket
 import threading
+import time
 import warnings
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -55,7 +56,8 @@ from strategy.space import Config
 from strategy.workload import Workload
 from tests.limit import HANG_S
 from tests.torch import models
-from workers.pool import Pool, ask_all
+from workers import pool
+from workers.pool import Over, Pool, ask_all
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -605,6 +607,32 @@ def test_a_library_is_built_while_inductor_compiles_whatever_time_was_left_befor
     whole += [[0.6] * 9]
     report = run(model, (x,))
     assert report.verdict.whole, str(report)
+
+
+def test_an_interrupt_does_not_wait_for_what_is_built_ahead(whole, monkeypatch: pytest.MonkeyPatch):
+    asked, ended = threading.Event(), []
+
+    def ask_long(child, request, timeout_s, deadline):
+        asked.set()
+        give_up = time.monotonic() + HANG_S
+        while not deadline.is_set() and time.monotonic() < give_up:
+            time.sleep(0.01)
+        ended.append(deadline.is_set())
+        return Over()
+
+    def interrupt(*given):
+        compile_frozen(*given)
+        assert asked.wait(HANG_S)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "_ask", ask_long)
+    monkeypatch.setattr(backend, "compile_frozen", interrupt)
+    torch.manual_seed(0)
+    model, x = models.Block(40, 72).eval(), torch.randn(24, 40)
+    with torch.inference_mode(), pytest.raises(KeyboardInterrupt):
+        torch.compile(model, backend=plevel)(x)
+    assert ended
+    assert all(ended)
 
 
 def test_forms_that_no_time_is_left_for_are_not_tried_and_the_verdict_is_kept(ratios, monkeypatch: pytest.MonkeyPatch):
