@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from plevel.torch.agreement import TOLERANCE, agree
-from plevel.torch.frozen import WRITES, Written, copy_strided, is_same, put_back
+from plevel.torch.frozen import WRITES, Written, copy_strided, is_dense, is_same, put_back
 from plevel.torch.node import hint
 from plevel.torch.plan import Plan
 from plevel.torch.progress import Progress
@@ -118,7 +118,9 @@ class _Search:
         if any(isinstance(i, torch.SymInt) and i.node.hint is None for i in self.inputs):  # of mark_unbacked
             raise _RefusedError("a size of its inputs has no known value, so it is not timed")
         with _putting_back(self.state):
-            self.alone(*self.given)
+            outputs = self.alone(*self.given)
+        if not all(is_dense(o) for o in outputs if isinstance(o, torch.Tensor)):
+            raise _RefusedError("an output is a sparse or nested tensor, or wraps others, so it is not timed")
         pairs = zip(self.given, self.inputs, strict=True)
         changed = [(g, i) for g, i in pairs if isinstance(i, torch.Tensor) and not is_same(g, i)]
         put_back(changed)

@@ -29,6 +29,7 @@ import plevel.torch.aten_writing  # noqa: F401  # all eight register their opera
 from plevel.comparison import Reference, UnfitError
 from plevel.torch.aten import OPERATORS
 from plevel.torch.aten_complex import COMPLEX, Complex, call_complex, is_complex
+from plevel.torch.frozen import is_dense
 from plevel.torch.quantization import quantized_parts
 from plevel.torch.symbol import (
     SYMBOLIC,
@@ -130,7 +131,7 @@ def find_weights(module: GraphModule) -> dict[str, torch.Tensor]:
     """A graph's parameters, buffers and constants by name.
 
     Raises:
-        NetworkError: they are too large for a library.
+        NetworkError: they are too large for a library, sparse, or wrappers of other tensors.
     """
     held = dict((*module.named_parameters(), *module.named_buffers()))
     for node in module.graph.nodes:
@@ -138,6 +139,8 @@ def find_weights(module: GraphModule) -> dict[str, torch.Tensor]:
             value = reduce(getattr, node.target.split("."), module)
             if isinstance(value, torch.Tensor):  # else a branch of torch.cond, which is refused where it is called
                 held[node.target] = value
+    if not all(map(is_dense, held.values())):
+        raise NetworkError("its weights are not all dense tensors of PyTorch's own type")
     size = sum(t.nbytes for t in held.values())
     if size > MOST_BYTES:
         raise NetworkError(f"its weights have {size / 2**30:.1f} GiB, and a library at most {MOST_BYTES >> 30} GiB")

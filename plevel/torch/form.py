@@ -27,7 +27,7 @@ def keep_frozen(frozen: GraphModule) -> GraphModule:
     for node in kept.graph.nodes:
         if node.op == "get_attr" and "." not in node.target:
             value = getattr(kept, node.target)
-            if isinstance(value, torch.Tensor):  # else a branch of torch.cond
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:  # else a branch of torch.cond
                 delattr(kept, node.target)
                 setattr(kept, node.target, value.detach().contiguous())
         elif node.target is torch.ops.prims.inductor_force_stride_order.default:

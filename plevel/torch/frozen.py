@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _active = threading.local()
 Visit = Callable[[GraphModule], None]
@@ -76,6 +77,11 @@ def put_back(written: Written) -> None:
         # In inference mode alone one that was made there can be changed.
         with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
             tensor.copy_(before)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has memory of its own: it is not sparse, nested, or a wrapper of others."""
+    return tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
 
 
 def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -446,19 +446,32 @@ def test_a_stamp_tells_changes_that_versions_do_not_count(tensor, change):
     assert freezing._stamp(tensor) != before
 
 
-def test_what_a_parameter_wraps_is_watched():
+@pytest.mark.parametrize("options", [ALL, {}], ids=["unconfirmed", "confirmed"])
+def test_what_a_parameter_wraps_is_watched(options):
     from torch.testing._internal.two_tensor import TwoTensor
 
     torch.manual_seed(19)
     model, x = torch.nn.Linear(16, 24, bias=False), torch.randn(8, 16)
     model.weight = torch.nn.Parameter(TwoTensor(torch.randn(24, 16), torch.randn(24, 16)))
-    fast = compiled(model)
-    with torch.no_grad():
+    fast = compiled(model, options)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "plevel")
         for _ in range(2):
             found, expected = fast(x), model(x)
             close(found.a, expected.a)
             close(found.b, expected.b)
             model.weight.mul_(2)
+
+
+@pytest.mark.parametrize("options", [ALL, {}], ids=["unconfirmed", "confirmed"])
+def test_a_model_with_a_sparse_weight_is_compiled(options):
+    torch.manual_seed(20)
+    model, x = torch.nn.Linear(16, 24), torch.randn(8, 16)
+    model.adjacency = torch.nn.Parameter(torch.randn(8, 8).relu().to_sparse())
+    model.forward = lambda x: torch.sparse.mm(model.adjacency, torch.nn.functional.linear(x, model.weight, model.bias))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "plevel")
+        close(compiled(model, options)(x), model(x))
 
 
 @pytest.mark.parametrize("change", [lambda weight: weight.mul_(2), lambda weight: weight.data.mul_(2)])
