@@ -626,7 +626,7 @@ def test_an_interrupt_does_not_wait_for_what_is_built_ahead(whole, monkeypatch: 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pool, "_ask", ask_long)
-    monkeypatch.setattr(backend, "compile_frozen", interrupt)
+    monkeypatch.setattr(compilation, "compile_frozen", interrupt)
     torch.manual_seed(0)
     model, x = models.Block(40, 72).eval(), torch.randn(24, 40)
     with torch.inference_mode(), pytest.raises(KeyboardInterrupt):
