@@ -22,6 +22,7 @@ from service.records import best, tvm_history
 from service.records.batch import COLUMNS, Batch, Row
 from service.records.known_id import MAX_KNOWN, KnownIds
 from service.records.origin import ask_known
+from service.store import catalogue
 from service.store.db import Store
 from service.store.namespace import DEFAULT, key_within
 from service.store.sql import COPIED, Ask, add_rows, insert, one_trip, put_rows
@@ -198,8 +199,10 @@ class Importer:
                 stored = _ask_known(connection, ask, rows)
             before = {bytes(row[0]) for table in stored for row in table}
             rows = {identity: row for identity, row in rows.items() if identity not in before}
-        found = self._ids.put_places(connection, [item for item, _ in rows.values()], pending.namespace)
+        found, spaces = self._ids.put_places(connection, [item for item, _ in rows.values()], pending.namespace)
         known = _find_known(connection, rows, {place.task_id for place in found}) if rows else set()
+        # Not before all tasks are locked, in the order of reports: a task that is changed is locked, too.
+        catalogue.fill_spaces(connection, spaces)
         whole, advised = [], []
         for (identity, (item, own)), place in zip(rows.items(), found, strict=True):
             if identity in known:

@@ -62,8 +62,8 @@ class KnownIds:
 
     def put_places(
         self, connection: sa.Connection, items: Sequence[ImportedRecord], where: str
-    ) -> list[Place]:
-        """The place of each record, in their order.
+    ) -> tuple[list[Place], dict[int, Any]]:
+        """The place of each record, in their order; and spaces of tasks that may lack them (`catalogue.fill_spaces`).
 
         Missing rows are inserted table by table, each in a fixed order, against deadlocks: with other imports, and
         with reports, which insert environments first, too, and lock tasks last.
@@ -82,14 +82,14 @@ class KnownIds:
         fresh = _missing(self._environments, ((texts[key], part) for key, part in environments.items()))
         self._environments |= catalogue.put_environments(connection, fresh)
         described = _missing(self._devices, ((texts[key], part) for key, part in devices.items()))
-        self._put_tasks(connection, {i.task.key: i.task for i in distinct}, where, described.values())
+        spaces = self._put_tasks(connection, {i.task.key: i.task for i in distinct}, where, described.values())
         policies = _missing(self._policies, ((i.policy, i.policy) for i in distinct if i.policy is not None))
         for policy in sorted(policies, key=encode):
             self._policies[policy] = catalogue.put_policy(connection, policy)
         self._put_devices(connection, described)
         self._put_models(connection, distinct, where)
         places = {key: self._place(item, where, texts) for key, item in firsts.items()}
-        return [places[key] for key in keys]
+        return [places[key] for key in keys], spaces
 
     def _place(self, item: ImportedRecord, where: str, texts: Mapping[int, bytes]) -> Place:
         """The place of a record; `texts` are encoded parts by their identities."""
@@ -105,8 +105,8 @@ class KnownIds:
 
     def _put_tasks(
         self, connection: sa.Connection, tasks: Mapping[str, Task], where: str, devices: Iterable[Device]
-    ) -> None:
-        """Put tasks by their keys, with their targets and those of devices."""
+    ) -> dict[int, Any]:
+        """Put tasks by their keys, with their targets and those of devices; return spaces that they may lack."""
         tasks = {key: t for key, t in tasks.items() if (where, key) not in self._tasks}
         digests = {key: catalogue.digest_of(t.target.to_json()) for key, t in tasks.items()}
         written = {digests[key]: t.target for key, t in tasks.items()}  # most tasks share a few
@@ -116,8 +116,9 @@ class KnownIds:
             self._variants[digest] = catalogue.put_variant(
                 connection, self._targets[digest], target.keys, target.to_json()
             )
+        spaces: dict[int, Any] = {}
         if not tasks:
-            return
+            return spaces
         on = {key: self._targets[digest] for key, digest in digests.items()}
         identities = {key: _identity(on[key], t, where) for key, t in tasks.items()}
         known = _find_whole(connection, identities.values())
@@ -126,10 +127,12 @@ class KnownIds:
         if left:
             workload_ids = catalogue.put_workloads(connection, [t.workload for t in left.values()])
             values = [(workload_ids[t.workload.digest], on[key], t) for key, t in left.items()]
-            ids |= zip(left, catalogue.put_foreign_tasks(connection, values, where), strict=True)
+            put, spaces = catalogue.put_foreign_tasks(connection, values, where)
+            ids |= zip(left, put, strict=True)
         for key, task_id in ids.items():
             assert task_id is not None
             self._tasks[where, key] = task_id, self._variants[digests[key]], on[key]
+        return spaces
 
     def _put_targets(self, connection: sa.Connection, targets: Mapping[str, Target]) -> None:
         """Put targets by the digests of their JSON."""

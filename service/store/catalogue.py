@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import sqlalchemy as sa
@@ -165,39 +165,66 @@ def put_environments(connection: sa.Connection, values: Mapping[bytes, Mapping[s
     return {key: put_environment(connection, values[key]) for key in sorted(values, key=digests.__getitem__)}
 
 
+class NewTask(NamedTuple):
+    """A candidate for a workload on a target.
+
+    `space_size` is None if it has no space, or one of too many configurations to count.
+    """
+
+    workload_id: int
+    target_id: int
+    candidate: Candidate
+    space_size: int | None
+
+
+_TASK = ("workload_id", "target_id", "implementation", "version", "space_digest", "namespace")
+
+
+def put_tasks(connection: sa.Connection, given: Sequence[NewTask], namespace: str = DEFAULT) -> list[int]:
+    """The tasks of candidates, in order; a candidate's version is part of their identity.
+
+    Missing ones are inserted in the order of imports. Then those that are described anew are changed in the order of
+    their ids, in which reports lock them: both against deadlocks.
+    """
+    rows = [_task_of(one, namespace) for one in given]
+    found = _many(connection, task, _TASK, rows)
+    by_id = {found[tuple(row[name] for name in _TASK)]: row for row in rows}
+    for known in connection.execute(_DESCRIBED, {"ids": sorted(by_id)}).all():
+        # Columns that are not part of the version may change: plevel, derived features.
+        described = {name: by_id[known.id][name] for name in ("plevel", "space")}
+        if described != {"plevel": known.plevel, "space": known.space}:
+            connection.execute(sa.update(task).where(task.c.id == known.id).values(**described))
+    return [found[tuple(row[name] for name in _TASK)] for row in rows]
+
+
+_DESCRIBED = sa.select(*task.c["id", "plevel", "space"]).where(among(task.c.id)).order_by(task.c.id)
+
+
+def _task_of(one: NewTask, namespace: str) -> dict[str, Any]:
+    """The row of a new task."""
+    condition, space = one.candidate.condition, one.candidate.space
+    return {
+        "workload_id": one.workload_id,
+        "target_id": one.target_id,
+        "implementation": one.candidate.implementation,
+        "version": one.candidate.version,
+        "space_digest": "" if space is None else space.digest,
+        "namespace": namespace,
+        "plevel": one.candidate.plevel,
+        "space": None if space is None else space.to_json(),
+        "library": one.candidate.library,
+        "condition": None if condition is None else condition.to_json(),
+        "space_size": one.space_size,
+    }
+
+
 def put_task(
     connection: sa.Connection, workload_id: int, target_id: int, candidate: Candidate,
     space_size: int | None, namespace: str = DEFAULT,
 ) -> int:
-    """The task of a candidate, whose version is part of its identity."""
-    condition, space = candidate.condition, candidate.space
-    identity = {
-        "workload_id": workload_id,
-        "target_id": target_id,
-        "implementation": candidate.implementation,
-        "version": candidate.version,
-        "space_digest": "" if space is None else space.digest,
-        "namespace": namespace,
-    }
-    # Columns that are not part of the version may change: plevel, derived features.
-    described = {"plevel": candidate.plevel, "space": None if space is None else space.to_json()}
-    known = connection.execute(
-        sa.select(*task.c["id", "plevel", "space"]).where(
-            *(task.c[name] == v for name, v in identity.items())
-        )
-    ).one_or_none()
-    if known is not None:
-        if described != {"plevel": known.plevel, "space": known.space}:
-            connection.execute(sa.update(task).where(task.c.id == known.id).values(**described))
-        return int(known.id)
-    values = {
-        **described,
-        "library": candidate.library,
-        "condition": None if condition is None else condition.to_json(),
-        "space_size": space_size,
-        "created_at": now(),
-    }
-    return _one(connection, task, identity, values)
+    """As `put_tasks`, of one."""
+    (task_id,) = put_tasks(connection, [NewTask(workload_id, target_id, candidate, space_size)], namespace)
+    return task_id
 
 
 def put_device(
@@ -225,15 +252,12 @@ def find_devices(connection: sa.Connection, ids: Collection[int]) -> Mapping[int
 _find_devices = by_id(lambda row: row, sa.select(*device.c["id", "model", "slot"]))
 
 
-_TASK = ("workload_id", "target_id", "implementation", "version", "space_digest", "namespace")
-
-
 def put_foreign_tasks(
     connection: sa.Connection, values: Sequence[tuple[int, int, ImportedTask]], namespace: str
-) -> list[int]:
-    """The tasks of imported records, in order, given the ids of workloads and targets.
+) -> tuple[list[int], dict[int, Any]]:
+    """The tasks of imported records, in order, given the ids of workloads and targets; with the spaces that are known.
 
-    For existing tasks, only a missing space is stored.
+    Existing tasks stay unchanged: `fill_spaces` gives them their spaces.
     """
     spaces = _spaces(connection, {t.space for _, _, t in values if t.space}, namespace)
     rows = [
@@ -247,8 +271,7 @@ def put_foreign_tasks(
     ]
     found = _many(connection, task, _TASK, rows)
     ids = [found[tuple(row[name] for name in _TASK)] for row in rows]
-    _fill_spaces(connection, {i: row["space"] for i, row in zip(ids, rows, strict=True)})
-    return ids
+    return ids, {i: row["space"] for i, row in zip(ids, rows, strict=True) if row["space"] is not None}
 
 
 def _spaces(connection: sa.Connection, digests: Collection[str], namespace: str) -> dict[str, Any]:
@@ -264,12 +287,12 @@ def _spaces(connection: sa.Connection, digests: Collection[str], namespace: str)
     return {keys[row.key]: orjson.loads(row.text) for row in rows}
 
 
-def _fill_spaces(connection: sa.Connection, spaces: Mapping[int, Any]) -> None:
-    known = [i for i, space in spaces.items() if space is not None]
-    if not known:
+def fill_spaces(connection: sa.Connection, spaces: Mapping[int, Any]) -> None:
+    """Store the spaces of those tasks that have none. The caller holds the tasks' locks."""
+    if not spaces:
         return
     lost = sa.select(task.c.id).where(among(task.c.id), task.c.space.is_(sa.null())).order_by(task.c.id)
-    for task_id in connection.scalars(lost, {"ids": sorted(known)}).all():
+    for task_id in connection.scalars(lost, {"ids": sorted(spaces)}).all():
         connection.execute(
             sa.update(task).where(task.c.id == task_id).values(space=spaces[task_id])
         )

@@ -99,21 +99,15 @@ def create(
 def _put_tasks(
     connection: sa.Connection, planned: Sequence[Planned], target_id: int, namespace: str
 ) -> list[list[int]]:
-    """The ids of each workload's tasks, created in a fixed order against deadlocks."""
+    """The ids of each workload's tasks."""
     workload_ids = catalogue.put_workloads(connection, [p.workload for p in planned])
-    made: dict[str, list[int]] = {}
-    for p in sorted(planned, key=lambda p: workload_ids[p.workload.digest]):
-        workload_id = workload_ids[p.workload.digest]
-        sized = sorted(
-            zip(p.candidates, p.space_sizes, strict=True),
-            key=lambda c: (c[0].implementation, c[0].version),
-        )
-        ids = {
-            c.implementation: catalogue.put_task(connection, workload_id, target_id, c, size, namespace)
-            for c, size in sized
-        }
-        made[p.workload.digest] = [ids[c.implementation] for c in p.candidates]
-    return [made[p.workload.digest] for p in planned]
+    given = [
+        catalogue.NewTask(workload_ids[p.workload.digest], target_id, candidate, size)
+        for p in planned
+        for candidate, size in zip(p.candidates, p.space_sizes, strict=True)
+    ]
+    ids = iter(catalogue.put_tasks(connection, given, namespace))
+    return [[next(ids) for _ in p.candidates] for p in planned]
 
 
 def _check_caches(request: RunRequest, namespace: str) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
-from service.formats import ImportedRecord, Task
+from service.formats import Attachment, ImportedRecord, Task
 from service.queue import heartbeat, renewal
 from service.queue import lease as leasing
 from service.queue import report as reporting
@@ -20,11 +21,24 @@ from service.store import catalogue
 from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import job, lease, worker
-from strategy.record import Lease, Renewed, Report, Results, ResultsAccepted, TimingPolicy
+from service.store.tables import task as task_table
+from service.tuning import plan as planning
+from service.tuning import run as runs
+from strategy.record import (
+    Lease,
+    Renewed,
+    Report,
+    Results,
+    ResultsAccepted,
+    RunWorkload,
+    TimingPolicy,
+    encode,
+)
 from tests.integration.scene import (
     FAST,
     LIBRARY,
     OTHER_TARGET,
+    SLOW,
     SPACE,
     TARGET,
     TERMS,
@@ -32,6 +46,7 @@ from tests.integration.scene import (
     Scene,
     configs,
     device,
+    request,
     timed,
 )
 from tests.integration.test_group_commit import hosts, lease_each
@@ -200,6 +215,68 @@ def test_an_import_and_a_report_of_one_new_environment_wait_in_turn(
         assert imports[0].result().new == 1
     assert len(tries) == 1
     assert {row.task_id for row in scene.records()} == {scene.tasks[FAST.implementation]}
+    store.close()
+    other.close()
+
+
+def test_a_run_changes_tasks_in_the_order_in_which_reports_lock_them(postgres_copy: str) -> None:
+    """Not in that of their names, by which it would have the second when the report asks for it."""
+    store, other = Store(postgres_copy), Store(postgres_copy)
+    tasks = []
+    for candidate in (FAST, LIBRARY):  # the first by id is the last by name, below
+        named = msgspec.structs.replace(candidate, implementation=f"{'b' if candidate is FAST else 'a'}.cpu")
+        tasks.append(named)
+    asked = RunWorkload(workload=WORKLOAD, candidates=tuple(tasks[:1]))
+    scene = Scene.make(store, request(workloads=(asked,)))
+    both = RunWorkload(workload=WORKLOAD, candidates=tuple(tasks))
+    scene = Scene.make(store, request(workloads=(both,)))
+    with store.write() as c:
+        c.execute(sa.update(task_table).values(plevel=99))  # as by another installation's of the same version
+    again = request(workloads=(both,), seed=7)
+
+    def create() -> int:
+        with other.write() as c:
+            return runs.create(c, again, planning.plan(again))
+
+    first, second = sorted(scene.tasks.values())
+    with ThreadPoolExecutor(1) as pool:
+        with store.write() as c:
+            best.lock(c, [first])
+            created = pool.submit(create)
+            await_waiting(store, 1)
+            best.lock(c, [second])
+        assert created.result() > scene.run_id
+    store.close()
+    other.close()
+
+
+def test_an_import_changes_tasks_only_once_it_has_locked_all(postgres_copy: str) -> None:
+    """It gives a space to the second of them, which it would have while it waits for the first."""
+    store, other = Store(postgres_copy), Store(postgres_copy)
+    scene = Scene.make(store)
+    first, second = sorted((scene.tasks[name], name) for name in (FAST.implementation, SLOW.implementation))
+    attachment = Attachment(what="space", key=SPACE.digest, text=encode(SPACE.to_json()).decode())
+    with store.write() as c:
+        c.execute(sa.update(task_table).where(task_table.c.id == second[0]).values(space=sa.null()))
+    rows = [
+        ImportedRecord(
+            source="plevel", config_key=configs(3)[2].key, samples_s=(1.0,),
+            task=Task(
+                workload=WORKLOAD, target=TARGET, implementation=name, version=FAST.version, space=SPACE.digest
+            ),
+        )
+        for _, name in (first, second)
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        with store.write() as c:
+            best.lock(c, [first[0]])
+            imported = pool.submit(import_items, other, [attachment, *rows])
+            await_waiting(store, 1)
+            c.execute(sa.text("SET LOCAL lock_timeout = '5s'"))
+            best.lock(c, [second[0]])
+        assert imported.result().new == 2
+    with store.read() as c:
+        assert c.scalar(sa.select(task_table.c.space).where(task_table.c.id == second[0])) == SPACE.to_json()
     store.close()
     other.close()
 

@@ -57,7 +57,7 @@ from service.tuning import intake, other_run, remeasure, tuning_run, webhook
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning.ownership import Ownership
-from strategy.record import Lease, Phase, RunState, RunWorkload, TimingPolicy
+from strategy.record import Lease, Phase, Report, Results, RunState, RunWorkload, TimingPolicy
 from strategy.target import Target
 from strategy.workload import Input, Workload
 from tests.integration.scene import (
@@ -184,6 +184,35 @@ def test_requests_of_the_same_workloads_in_another_order_do_not_stop_each_other(
             lambda c, a=a, p=p: runs.create(c, a, p) for a, p in zip(asked, planned, strict=True)
         ))
         assert len(set(ids)) == 3
+
+
+def test_runs_are_created_while_workers_report_times_of_the_same_tasks(crowd: Crowd) -> None:
+    """For two installations, which describe the tasks in different ways: each run changes them."""
+    shapes = [Workload("filter", (Input("data", f"float32[{m}]"),)) for m in (1, 2)]
+    scenes = [Scene.make(crowd.stores[0], drawn(workload=one)) for one in shapes]
+    worker_id = scenes[0].register()
+
+    def creation(plevel: int, seed: int) -> Callable[[sa.Connection], int]:
+        given = tuple(msgspec.structs.replace(c, plevel=plevel) for c in CANDIDATES)
+        asked = drawn(workloads=tuple(RunWorkload(workload=one, candidates=given) for one in shapes), seed=seed)
+        planned = planning.plan(asked)
+        return lambda c: runs.create(c, asked, planned)
+
+    def answer(held: Lease) -> Report:
+        results = tuple(timed(e) for e in held.job.entries)
+        return Report(lease_id=held.id, results=Results(token=held.token, session="s", results=results, done=True))
+
+    for n in range(ROUNDS):
+        for scene in scenes:
+            for name in scene.tasks:
+                scene.enqueue(configs(n + 1)[n:], name)
+        held = scenes[0].lease_many(worker_id, 2 * len(CANDIDATES))
+        reports = [answer(one) for one in reversed(held)]
+        first, second, answers = crowd.at_once(
+            creation(0, 2 * n + 1), creation(1, 2 * n + 2), lambda c: reporting.report_many(c, reports, TERMS),
+        )
+        assert first != second
+        assert [one.accepted for one in answers] == [1] * len(reports)
 
 
 def test_a_run_ends_once(crowd: Crowd) -> None:
