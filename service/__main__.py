@@ -13,17 +13,18 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import uvicorn
 from pydantic import ValidationError
 
 from service.access import token
 from service.api.certificate import Certificate
+from service.api.connection import Connection
 from service.api.listener import GONE_S, Listener
 from service.app import create_app, prepare
 from service.context import Context
-from service.errors import DatabaseError, ServiceError, StartError
+from service.errors import STOPPING, DatabaseError, ServiceError, StartError, StoppedError
 from service.selection.database import warm
 from service.settings import Mode, Settings, misspelled
 from service.store.db import Store, normal_url
@@ -33,6 +34,7 @@ from strategy.log import Form, configure
 from strategy.op import all_ops
 
 GRACE_S = 5
+LAST_S = 1.0  # for clients to read that they are refused
 # The interpreter's switch interval. A selection acquires the interpreter a dozen times and waits up to this
 # long each time while an import computes; Python's default of 5 ms would be noticeable.
 SWITCH_S = 0.0005
@@ -149,8 +151,8 @@ def serve(settings: Settings, listening: socket.socket, ready_file: Path | None)
     app = create_app(settings)
     config = uvicorn.Config(
         # Malformed requests are not logged, as anybody could fill the log.
-        app, log_level="error", access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE_S,
-        ws="none", http="httptools", forwarded_allow_ips=settings.proxies,
+        app, log_level="error", access_log=False, lifespan="on", ws="none", http="httptools",
+        forwarded_allow_ips=settings.proxies,
     )
     certificate = None
     if settings.tls_cert is not None and settings.tls_key is not None:
@@ -249,12 +251,46 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what was asked within `GRACE_S`, refuse what is left, and end the application.
+
+        uvicorn's own cancels what is left, with a traceback for each.
+        """
         self._listener.stop()
+        for listening in sockets or []:
+            listening.close()
+        self._context.worker_batches.refuse_leases()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
         # Reading of a log may take forever: stop it while there is time left to answer its client.
         asyncio.get_running_loop().call_later(GRACE_S / 2, self._context.readers.close)
-        await super().shutdown(sockets)
-        if self.force_exit:  # else the loop ends the application with a traceback
-            await self.lifespan.shutdown()
+        await self._drain(GRACE_S)
+        if self.server_state.connections or self.server_state.tasks:
+            await self._cut_off()
+        await self.lifespan.shutdown()
+
+    async def _drain(self, limit_s: float) -> None:
+        """Wait for the end of all connections and requests, or until the limit, or a second Ctrl-C."""
+        state, loop = self.server_state, asyncio.get_running_loop()
+        until = loop.time() + limit_s
+        while (state.connections or state.tasks) and not self.force_exit and loop.time() < until:
+            await asyncio.sleep(0.02)
+
+    async def _cut_off(self) -> None:
+        """Refuse requests that have no answer yet, and close the connections of all."""
+        state = self.server_state
+        if state.tasks:
+            log.warning(
+                "stopping: %d requests had no answer yet, and have been refused: their clients send them again",
+                len(state.tasks),
+            )
+        logging.getLogger("uvicorn.error").addFilter(_is_no_cut)
+        for connection in list(state.connections):
+            cast("Connection", connection).hang_up(StoppedError(STOPPING))
+        for task in list(state.tasks):
+            task.cancel()
+        await self._drain(LAST_S)
+        for connection in list(state.connections):  # of clients that do not read
+            cast("Connection", connection).transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -275,6 +311,11 @@ class _Server(uvicorn.Server):
         self.force_exit = self.should_exit and kind == signal.SIGINT
         self.should_exit = True
         self._context.stop()
+
+
+def _is_no_cut(record: logging.LogRecord) -> bool:
+    """Return whether a line of uvicorn's log is not of a request that has been cut off."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 if __name__ == "__main__":

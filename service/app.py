@@ -111,7 +111,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     problem.install(app)
     site.install(app)
     install_schema(app, needed)
-    app.add_middleware(Guard, authority=authority)
+    app.add_middleware(Guard, authority=authority, is_stopping=lambda: context.stopping)
     app.add_middleware(Head)  # the outermost: all others see GET
     return app
 

@@ -116,7 +116,7 @@ class Context:
         deadline = loop.time() + wait_s
         self.waiting += 1
         try:
-            while True:
+            while not self.stopping:
                 seen, at = bell.count, loop.time()
                 yield
                 left = deadline - loop.time()

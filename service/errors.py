@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+STOPPING = "the service is stopping: send the request again once it is back"
+
 
 class ServiceError(Exception):
     """An error with a message of one line that names the remedy; the others are for programs.

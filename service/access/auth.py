@@ -13,9 +13,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from anyio import to_thread
 from fastapi import Depends, Query, Request
@@ -29,6 +29,7 @@ from service.errors import (
     UnauthorizedError,
 )
 from service.settings import Mode
+from service.store.batcher import Batcher
 from service.store.db import Store
 from service.store.namespace import DEFAULT, PATTERN
 from service.store.tables import TokenScope
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 # The longest time for which a revoked token still works.
 REMEMBER_S = 2.0
 _REMEMBERED = 10_000
+_LOOKED_UP = 1000  # tokens of one query
 _NOT_GOOD = "the token is unknown, expired or revoked: ask an administrator for another"
 
 
@@ -84,6 +86,13 @@ class Actor:
         return namespace or self.namespace or DEFAULT
 
 
+class _Answer(NamedTuple):
+    """The answer to a token, or to none: if tokens are needed, and its bearer if it is valid."""
+
+    needed: bool
+    actor: Actor | None
+
+
 HangUp = Callable[[ServiceError], None]  # ends a request, with an error if no answer has begun
 LOCAL = Actor("local", frozenset(TokenScope))
 
@@ -113,7 +122,9 @@ Within = Annotated[str, Depends(namespace_of)]
 
 
 class Authority:
-    """Authentication of requests. Thread-safe; caches answers of the database for `REMEMBER_S`.
+    """Authentication of requests. Caches answers of the database for `REMEMBER_S`; bound to one event loop.
+
+    Concurrent requests share a query, which holds one thread, whatever number of them waits.
 
     Args:
         store: the database, once it is open.
@@ -131,15 +142,13 @@ class Authority:
         self._known: dict[str, tuple[float, Actor | None]] = {}
         self._spent: dict[object, tuple[float, float]] = {}
         self._attended: dict[int, set[HangUp]] = {}  # requests in progress, by their tokens
+        self._lookups: Batcher[str | None, _Answer] = Batcher(self._look_up, _LOOKED_UP)
 
     def remembers(self, authorization: str | None) -> bool:
         """Return whether `identify` answers without a query."""
-        at, needed = self._needed
-        if not _is_fresh(at):
-            return False
-        return not needed or authorization is None or _is_fresh(self._look_up(authorization)[0])
+        return self._recall(_digest(authorization)) is not None
 
-    def identify(self, authorization: str | None, peer: str | None, host: str) -> Actor:
+    async def identify(self, authorization: str | None, peer: str | None, host: str) -> Actor:
         """Identify the sender of a request.
 
         Args:
@@ -150,7 +159,9 @@ class Authority:
         Raises:
             UnauthorizedError: no valid token, where one is needed.
         """
-        if not self._needs_token():
+        digest = _digest(authorization)
+        answer = self._recall(digest) or await self._lookups.ask(digest)
+        if not answer.needed:
             if peer is None or not is_loopback(peer):
                 raise UnauthorizedError(
                     "a service without tokens answers its own host only: create a token there with "
@@ -167,12 +178,9 @@ class Authority:
                 "no token was sent: set PLEVEL_TOKEN_FILE or PLEVEL_TOKEN, or --token-file of a worker; curl sends it "
                 "by -H 'Authorization: Bearer TOKEN', a browser as the password"
             )
-        at, actor = self._look_up(authorization)
-        if not _is_fresh(at):
-            actor = self._find(authorization)
-        if actor is None:
+        if answer.actor is None:
             raise UnauthorizedError(_NOT_GOOD)
-        return actor
+        return answer.actor
 
     def spend(self, who: object) -> None:
         """Count a request; raise `TooManyError` beyond the rate (a token bucket for each actor)."""
@@ -231,36 +239,42 @@ class Authority:
         with self._store().read() as connection:
             return token.find_good(connection, ids)
 
-    def _needs_token(self) -> bool:
+    def _recall(self, digest: str | None) -> _Answer | None:
+        """The cached answer to a token, given by its digest; None without a fresh one."""
         at, needed = self._needed
         if not _is_fresh(at):
-            with self._store().read() as connection:
-                needed = token.any_made(connection)
-            self._needed = time.monotonic(), needed
-        return needed
+            return None
+        if not needed or digest is None:
+            return _Answer(needed, None)
+        at, actor = self._known.get(digest, (-math.inf, None))
+        return _Answer(needed, actor) if _is_fresh(at) else None
 
-    def _look_up(self, authorization: str) -> tuple[float, Actor | None]:
-        return self._known.get(_digest(authorization), (-math.inf, None))
-
-    def _find(self, authorization: str) -> Actor | None:
-        digest = _digest(authorization)
+    def _look_up(self, digests: Sequence[str | None]) -> list[_Answer]:
+        """The answers to tokens, in order, by one transaction."""
+        given = {digest for digest in digests if digest is not None}
+        at, needed = self._needed
         with self._store().read() as connection:
-            found = token.find(connection, digest)
-        actor = None
-        if found is not None:
-            actor = Actor(found.name, frozenset(found.scopes), found.id, found.namespace)
+            if not _is_fresh(at):
+                needed = token.any_made(connection)
+                self._needed = time.monotonic(), needed
+            found = token.find_each(connection, given) if needed else {}
+        actors = {d: Actor(i.name, frozenset(i.scopes), i.id, i.namespace) for d, i in found.items()}
         with self._lock:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            self._known[digest] = time.monotonic(), actor
-        return actor
+            if needed:
+                now = time.monotonic()
+                self._known |= {digest: (now, actors.get(digest)) for digest in given}
+        return [_Answer(needed, None if digest is None else actors.get(digest)) for digest in digests]
 
 
 def _is_fresh(at: float) -> bool:
     return time.monotonic() - at < REMEMBER_S
 
 
-def _digest(authorization: str) -> str:
+def _digest(authorization: str | None) -> str | None:
+    if authorization is None:
+        return None
     kind, _, secret = authorization.partition(" ")
     if kind.lower() == "basic":
         try:

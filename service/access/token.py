@@ -14,8 +14,9 @@ import msgspec
 import sqlalchemy as sa
 
 from service.errors import InvalidError, NotFoundError
+from service.store.listed import Texts
 from service.store.namespace import check
-from service.store.sql import now
+from service.store.sql import among, now
 from service.store.tables import TokenScope, token
 
 PREFIX = "plevel_"  # recognised by scanners for leaked secrets
@@ -101,12 +102,13 @@ def revoke(connection: sa.Connection, token_id: int) -> None:
         )
 
 
-def find(connection: sa.Connection, digest: str) -> TokenInfo | None:
-    """The valid token of this digest, if any."""
-    row = connection.execute(
-        sa.select(token).where(token.c.digest == digest, _is_good())
-    ).one_or_none()
-    return None if row is None else _info(row)
+def find_each(connection: sa.Connection, digests: Collection[str]) -> dict[str, TokenInfo]:
+    """The valid tokens of these digests, by them."""
+    query = sa.select(token).where(among(token.c.digest, _DIGESTS), _is_good())
+    return {row.digest: _info(row) for row in connection.execute(query, {"digests": sorted(digests)})}
+
+
+_DIGESTS = sa.bindparam("digests", type_=Texts())
 
 
 def find_good(connection: sa.Connection, ids: Collection[int]) -> set[int]:

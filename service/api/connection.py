@@ -22,6 +22,7 @@ from service.api.peer import plain_address
 from service.api.problem import describe_error
 from service.api.wire import PROBLEM
 from service.errors import (
+    STOPPING,
     HeadTooLargeError,
     MalformedRequestError,
     ServiceError,
@@ -85,7 +86,7 @@ class Connection(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Refuse a request whose body is incomplete, as the service is stopping."""
         if self._awaited is _Part.BODY:
-            self.hang_up(StoppedError("the service is stopping: send the request again once it is back"))
+            self.hang_up(StoppedError(STOPPING))
         super().shutdown()
 
     # Data from the client

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -12,9 +12,11 @@ from service.access.auth import LOCAL, Actor, Authority
 from service.api.peer import network_of
 from service.api.problem import is_served, response_of
 from service.errors import (
+    STOPPING,
     ForbiddenError,
     MalformedRequestError,
     ServiceError,
+    StoppedError,
     UnauthorizedError,
 )
 from service.store.tables import TokenScope
@@ -48,11 +50,18 @@ def needed(method: str, path: str) -> TokenScope | None:
 
 
 class Guard:
-    """The middleware; admitted requests carry their `Actor` as `request.state.actor`."""
+    """The middleware; admitted requests carry their `Actor` as `request.state.actor`.
 
-    def __init__(self, app: ASGIApp, authority: Authority) -> None:
+    Args:
+        app: what is guarded.
+        authority: knows the senders.
+        is_stopping: return whether the service is stopping, and takes no more requests.
+    """
+
+    def __init__(self, app: ASGIApp, authority: Authority, is_stopping: Callable[[], bool]) -> None:
         self._app = app
         self._authority = authority
+        self._is_stopping = is_stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -82,11 +91,9 @@ class Guard:
         guesser = None if peer is None else network_of(peer)
         authorization = headers.get("authorization")
         try:
-            if self._authority.remembers(authorization):
-                actor = self._authority.identify(authorization, peer, host)
-            else:
+            if not self._authority.remembers(authorization):
                 self._authority.check_guesses(guesser)
-                actor = await run_in_threadpool(self._authority.identify, authorization, peer, host)
+            actor = await self._authority.identify(authorization, peer, host)
         except UnauthorizedError:
             self._authority.spend(guesser)
             raise
@@ -99,6 +106,8 @@ class Guard:
                 raise  # else the answer is 404 or 405: no other token would help
         if scope["method"] not in ("GET", "HEAD"):
             _check_origin(headers)
+        if self._is_stopping():
+            raise StoppedError(STOPPING)
         return actor
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
@@ -10,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from service.access.auth import Actor, Who
 from service.api.wire import Body, describe, reply
 from service.context import Context, Ctx
-from service.errors import DeviceBusyError, ServiceError
+from service.errors import DeviceBusyError, ServiceError, StoppedError
 from service.queue import fleet, renewal
 from service.queue import lease as leasing
 from service.queue.place import LeaseAsk
@@ -51,20 +52,21 @@ _RESULTS = {
 async def lease(context: Ctx, who: Who, request: Request, asked: Body[LeaseRequest]) -> Response:
     ask = LeaseAsk(asked.worker_id, asked.device, asked.jobs, who.owner)
     looked = False
-    async for _ in context.moments(context.queued, asked.wait_s):
-        # Poll read-only after the first attempt.
-        if not looked or await context.worker_batches.may_lease(ask):
-            looked = True
-            with context.metrics.claim.time():
-                leased = await context.worker_batches.lease(ask)
-            if leased:
-                if await request.is_disconnected():
-                    await run_in_threadpool(_give_back, context, leased)
-                    break
-                context.changed.notify()
-                return reply(Leases(leases=tuple(leased)))
-        if await request.is_disconnected():
-            break
+    with contextlib.suppress(StoppedError):
+        async for _ in context.moments(context.queued, asked.wait_s):
+            # Poll read-only after the first attempt.
+            if not looked or await context.worker_batches.may_lease(ask):
+                looked = True
+                with context.metrics.claim.time():
+                    leased = await context.worker_batches.lease(ask)
+                if leased:
+                    if await request.is_disconnected():
+                        await run_in_threadpool(_give_back, context, leased)
+                        break
+                    context.changed.notify()
+                    return reply(Leases(leases=tuple(leased)))
+            if await request.is_disconnected():
+                break
     return reply(Leases())
 
 

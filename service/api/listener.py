@@ -52,6 +52,7 @@ class Listener:
         self._tasks: set[asyncio.Task[None]] = set()  # the loop holds only weak references
         self._accepting: asyncio.Task[None] | None = None
         self._tell_at = 0.0
+        self._stopped = False
 
     def start(self, listening: socket.socket) -> None:
         """Begin to accept connections."""
@@ -59,7 +60,8 @@ class Listener:
         self._accepting = asyncio.create_task(self._accept(listening))
 
     def stop(self) -> None:
-        """Stop accepting; open connections stay."""
+        """Stop accepting; open connections stay until they are answered."""
+        self._stopped = True
         if self._accepting is not None:
             self._accepting.cancel()
 
@@ -112,7 +114,11 @@ class Listener:
             with client:
                 trusted = None if self._certificate is None else self._certificate.current()
                 handshake_s = None if trusted is None else self._settings.head_s
-                await loop.connect_accepted_socket(serve, client, ssl=trusted, ssl_handshake_timeout=handshake_s)
+                _, connection = await loop.connect_accepted_socket(
+                    serve, client, ssl=trusted, ssl_handshake_timeout=handshake_s
+                )
+                if self._stopped:  # accepted before
+                    connection.shutdown()
                 await lost
         except OSError:  # the handshake failed, or took too long
             self._count("handshake")

@@ -15,7 +15,13 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from service.api.wire import PROBLEM, FieldFault, Problem
-from service.errors import InvalidError, MalformedError, NoSelectionError, ServiceError
+from service.errors import (
+    InvalidError,
+    MalformedError,
+    NoSelectionError,
+    ServiceError,
+    StoppedError,
+)
 from service.selection.candidate import FAULTS
 from strategy.record import WireError, encode
 from strategy.select import SelectionError
@@ -60,6 +66,8 @@ def response_of(error: Exception, request: str) -> Response:
     response = Response(encode(problem), problem.status, headers, PROBLEM)
     if isinstance(error, ServiceError) and error.retry_s is not None:
         response.headers["retry-after"] = str(error.retry_s)
+    if isinstance(error, StoppedError):  # the next request would keep the connection from its end
+        response.headers["connection"] = "close"
     return response
 
 
@@ -71,7 +79,7 @@ def is_served(scope: Scope) -> bool:
 def problem_of(error: Exception, request: str) -> Problem:
     """The problem document of an error, without internals; log the service's own failures."""
     problem = describe_error(error)
-    if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, StoppedError):  # it is asked for
         request = _on_one_line(request)
         if isinstance(error, ServiceError):  # one line, without a traceback: the database may be away for many requests
             log.error("%s failed: %s", request, error)

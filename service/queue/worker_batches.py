@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from service.errors import ServiceError
+from service.errors import STOPPING, ServiceError, StoppedError
 from service.queue import fleet, heartbeat, renewal
 from service.queue import lease as leasing
 from service.queue import report as reporting
@@ -35,12 +35,17 @@ class WorkerBatches:
         self._store = store
         self._terms = terms
         self._leases: Batcher[LeaseAsk, list[Lease]] = Batcher(self._lease, LEASED, lambda ask: ask.most)
-        self._looks = Batcher(self._look, WORKERS)
+        self._looks: Batcher[LeaseAsk, bool] = Batcher(self._look, WORKERS)
         self._reports: Batcher[Request, Answers] = Batcher(
             self._store_results, REPORTED, lambda request: len(request[0]), first=self._leases
         )
         self._renewals = Batcher(self._renew, WORKERS)
         self._signs = Batcher(self._see, WORKERS)
+
+    def refuse_leases(self) -> None:
+        """Raise `StoppedError` for those that wait for a lease or a look at the queue; what was sent is stored."""
+        for batcher in (self._leases, self._looks):
+            batcher.refuse(StoppedError(STOPPING))
 
     async def lease(self, ask: LeaseAsk) -> list[Lease]:
         """Lease jobs, as `lease.lease_many`; empty if another service claimed them first."""

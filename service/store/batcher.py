@@ -75,6 +75,13 @@ class Batcher(Generic[A, R]):
             self._serving = asyncio.create_task(self._run())
         return await future
 
+    def refuse(self, error: Exception) -> None:
+        """Raise an error for all requests that are in no batch yet."""
+        while self._waiting:
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(error)
+
     async def rest(self, timeout_s: float) -> None:
         """Wait until all requests are answered, at most for the time limit."""
         if self._serving is not None:

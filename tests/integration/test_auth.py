@@ -12,8 +12,10 @@ import shutil
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -205,6 +207,12 @@ def test_an_origin_that_is_none_is_another_site_of_a_request_without_a_host() ->
         _check_origin(Headers({"origin": "http://["}))
 
 
+def identify(authority: Authority, authorization: str | None, peer: str | None, host: str) -> Actor:
+    """In a loop of its own, in another thread: a browser's loop may run in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, authority.identify(authorization, peer, host)).result()
+
+
 def test_expired_and_revoked_tokens_open_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +221,7 @@ def test_expired_and_revoked_tokens_open_nothing(
 
     def opens(secret: str) -> bool:
         try:
-            authority.identify(f"Bearer {secret}", "10.0.0.1", "farm")
+            identify(authority, f"Bearer {secret}", "10.0.0.1", "farm")
         except auth.UnauthorizedError:
             return False
         return True
@@ -252,20 +260,54 @@ def test_the_end_of_the_last_token_opens_nothing(store: Store, end: str) -> None
         else:
             c.execute(sa.update(token_table).values(expires_at=1.0))
     with pytest.raises(auth.UnauthorizedError, match="no token was sent"):
-        Authority(lambda: store, "auto", 100).identify(None, "127.0.0.1", "localhost")
+        identify(Authority(lambda: store, "auto", 100), None, "127.0.0.1", "localhost")
 
 
 def test_without_a_token_only_this_host_is_answered(store: Store) -> None:
     authority = Authority(lambda: store, "auto", 100)
-    assert authority.identify(None, "127.0.0.1", "localhost") is auth.LOCAL
+    assert identify(authority, None, "127.0.0.1", "localhost") is auth.LOCAL
     for peer, host in (("10.0.0.1", "127.0.0.1"), ("127.0.0.1", "evil.example"), (None, "localhost")):
         with pytest.raises(auth.UnauthorizedError):
-            authority.identify(None, peer, host)
+            identify(authority, None, peer, host)
     assert [is_loopback(h) for h in ("::1", "[::1]", "127.9.9.9", "localhost", "10.1.1.1", "a", "")] == [
         True, True, True, True, False, False, False,
     ]
     with pytest.raises(auth.UnauthorizedError, match="--token-file"):
-        Authority(lambda: store, "token", 100).identify(None, "127.0.0.1", "localhost")
+        identify(Authority(lambda: store, "token", 100), None, "127.0.0.1", "localhost")
+
+
+def test_requests_that_wait_for_their_identity_hold_one_thread(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share queries as well, though each has a token of its own."""
+    with store.write() as c:
+        known = [token.create(c, f"lab {n}", [TokenScope.READ]).secret for n in range(4)]
+    authority = Authority(lambda: store, "auto", 100)
+    asked: list[int] = []
+    threads: list[int] = []
+    find_each = token.find_each
+
+    def find_slowly(connection: sa.Connection, digests: Any) -> dict[str, token.TokenInfo]:
+        asked.append(len(digests))
+        time.sleep(0.2)
+        threads.append(threading.active_count())
+        return find_each(connection, digests)
+
+    monkeypatch.setattr(token, "find_each", find_slowly)
+
+    async def ask(secret: str) -> str:
+        try:
+            return (await authority.identify(f"Bearer {secret}", "10.0.0.1", "farm")).name
+        except auth.UnauthorizedError:
+            return ""
+
+    async def ask_all() -> list[str]:
+        return await asyncio.gather(*(ask(known[n] if n < 4 else f"guess {n}") for n in range(500)))
+
+    before = threading.active_count()
+    with ThreadPoolExecutor(1) as thread:
+        names = thread.submit(asyncio.run, ask_all()).result()
+    assert names == [*(f"lab {n}" for n in range(4)), *[""] * 496]
+    assert sum(asked) == 500 and len(asked) == 1
+    assert max(threads) <= before + 2
 
 
 def test_a_worker_token_speaks_for_its_own_workers_only(store: Store, http: httpx.Client) -> None:

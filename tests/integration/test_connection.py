@@ -23,7 +23,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
+from service.__main__ import GRACE_S
 from service.access import token
 from service.formats import ImportedRecord, Task
 from service.formats.source import CHUNK
@@ -589,6 +591,52 @@ def test_a_revoked_token_ends_exports_and_imports(url: str, start: Start) -> Non
     store.close()
     _, _, err = service.close()
     assert "Traceback" not in err
+
+
+def test_a_stop_answers_all_long_polls_and_takes_no_more(sqlite_copy: str, start: Start, dial: Dial) -> None:
+    """Their clients ask again at once."""
+    service = start(sqlite_copy, PLEVEL_MAX_CONNECTIONS_PER_ADDRESS="0")
+    asked = encode(LeaseRequest(worker_id=service.register(), device=device().identity, wait_s=60))
+    poll = b"POST /v1/leases HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n%s" % (len(asked), asked)
+    clients = [dial(service) for _ in range(600)]
+    for client in clients:
+        client.send(poll)
+    wait_until(lambda: sockets(service) >= len(clients))
+    assert service.raw("GET", "/healthz").is_success
+    service.process.terminate()
+    began = time.monotonic()
+    for client in clients:
+        client.send(poll)
+    answers = [client.answer() for client in clients]
+    status, _, said = service.close()
+    assert (status, said) == (0, "")
+    assert time.monotonic() - began < GRACE_S
+    for answer in answers:
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert answer.count(b"HTTP/1.1 503 Service Unavailable\r\n") == answer.count(b"HTTP/1.1 ") - 1
+
+
+def test_a_stop_refuses_what_it_cannot_answer_in_one_line_of_log(
+    postgres_copy: str, start: Start, dial: Dial
+) -> None:
+    """Requests that wait for a table, which another program holds, one of which the service has begun on."""
+    service = start(postgres_copy)
+    assert service.raw("GET", "/v1/runs").is_success
+    other = Store(postgres_copy)
+    with other.write() as holding:
+        holding.execute(sa.text("LOCK TABLE run IN ACCESS EXCLUSIVE MODE"))
+        clients = [dial(service) for _ in range(80)]  # more than the threads of requests
+        for client in clients:
+            client.send(b"GET /v1/runs HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        wait_until(lambda: sockets(service) >= len(clients))
+        time.sleep(0.5)
+        service.process.terminate()
+        statuses = {client.status() for client in clients}
+    status, _, said = service.close()
+    other.close()
+    assert (status, statuses) == (0, {503})
+    assert "Traceback" not in said
+    assert len([line for line in said.splitlines() if "have been refused" in line]) <= 1
 
 
 def test_a_signal_ends_it_though_slow_clients_hold_their_connections(
