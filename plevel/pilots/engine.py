@@ -31,6 +31,7 @@ from strategy.folder import keep_newest
 
 _KEPT_BYTES = 64 * 2**20  # scripts and logs of pilots
 _PENDING = frozenset("PD CF RD RF RH RQ SE".split())  # states of SLURM's jobs that have not started, or have to again
+_SUSPENDED = frozenset(("S", "ST"))  # without its processors, and with them
 # Reasons for which SLURM, not a person, holds a job: its node's prolog failed, or it was requeued too often.
 _GIVEN_UP = frozenset({"launch failed requeued held", "JobHoldMaxRequeue"})
 
@@ -49,12 +50,14 @@ class Pilot:
     Attributes:
         waits: the batch system has not started it.
         given_up: why the batch system will not, though it keeps it.
+        suspended: the batch system has stopped it, and lets it go on later.
     """
 
     id: str
     name: str
     waits: bool
     given_up: str = ""
+    suspended: bool = False
 
 
 def _list_slurm(provider: Any) -> Iterator[Pilot]:
@@ -68,7 +71,8 @@ def _list_slurm(provider: Any) -> Iterator[Pilot]:
         if len(words) == 4 and words[1] != "CG":  # it takes no job any more, and may be so for hours
             number, state, reason, name = words
             reason = reason.replace("_", " ")  # as some versions write it
-            yield Pilot(number, name, state in _PENDING, reason if reason in _GIVEN_UP else "")
+            given_up = reason if reason in _GIVEN_UP else ""
+            yield Pilot(number, name, state in _PENDING, given_up, state in _SUSPENDED)
 
 
 def _list_pbs(provider: Any) -> Iterator[Pilot]:
@@ -81,7 +85,8 @@ def _list_pbs(provider: Any) -> Iterator[Pilot]:
             if owner.partition("@")[0] == getpass.getuser():
                 job = msgspec.convert(found, _Job)
                 if job.state not in "EFX":
-                    yield Pilot(number, str(job.name), waits=job.state in "QHWT")
+                    # U: by the user of the workstation that it runs on.
+                    yield Pilot(number, str(job.name), waits=job.state in "QHWT", suspended=job.state in "SU")
     except ValueError as broken:
         raise EngineError(
             f"qstat gave no list of jobs ({broken}): needs PBS Pro or OpenPBS of version 19 or newer"

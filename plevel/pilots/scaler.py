@@ -49,10 +49,12 @@ def plan(backlog: Backlog, pilots: tuple[Pilot, ...], bounds: Bounds) -> Plan:
     """Return what makes the pilots as many as wanted.
 
     Pilots that have a job keep it. Those that are pending, starting or idle take what is queued; more are submitted
-    only if that is too much for them.
+    only if that is too much for them. Suspended ones do no work meanwhile: others are submitted in their place, up to
+    the most of all together.
     """
-    busy = sum(p.name in backlog.busy for p in pilots)
-    wanted = min(max(busy - -backlog.queued // bounds.jobs, bounds.least), bounds.most)
+    suspended = sum(p.suspended for p in pilots)
+    busy = sum(p.name in backlog.busy and not p.suspended for p in pilots)
+    wanted = min(max(busy - -backlog.queued // bounds.jobs, bounds.least) + suspended, bounds.most)
     if wanted >= len(pilots):
         return Plan(submit=wanted - len(pilots))
     pending = [p.id for p in pilots if p.waits]
@@ -91,6 +93,7 @@ class Scaler:
         self._idle: set[str] = set()  # pilots that have not been seen with a job
         self._silent: dict[str, float] = {}  # started pilots without a live worker, and since when
         self._excess: dict[str, float] = {}  # pending pilots that were too many at the last step, and since when
+        self._suspended: frozenset[str] = frozenset()
 
     def step(self) -> bool:
         """Look once, submit and cancel; return False if the service or the batch system failed."""
@@ -103,6 +106,7 @@ class Scaler:
             self.say(f"{error}; trying again in {self.every_s:g} s")
             return False
         self._clean()
+        self._tell_suspended(pilots)
         pilots = self._cancel_silent(backlog, pilots)
         self._judge(backlog, pilots)
         wanted = plan(backlog, pilots, self.bounds)
@@ -132,13 +136,28 @@ class Scaler:
         except EngineError as error:
             self.say(f"{error}; trying again in {self.every_s:g} s")
 
+    def _tell_suspended(self, pilots: tuple[Pilot, ...]) -> None:
+        """Say once of each pilot that the batch system has suspended it, and that it goes on."""
+        known, self._suspended = self._suspended, frozenset(p.id for p in pilots if p.suspended)
+        if new := sorted(self._suspended - known):
+            self.say(
+                f"pilots {', '.join(new)} are suspended: they take no job until the batch system resumes them, and "
+                "count towards --max"
+            )
+        if resumed := sorted(p.id for p in pilots if p.id in known - self._suspended):
+            self.say(f"pilots {', '.join(resumed)} go on")
+
     def _cancel_silent(self, backlog: Backlog, pilots: tuple[Pilot, ...]) -> tuple[Pilot, ...]:
         """Cancel pilots without a live worker, as where a node has lost track of a job; return the others.
 
         One that the batch system keeps holds up no other: it counts no more, and is cancelled again at the next step.
         """
         now, known = self.clock(), self._silent
-        self._silent = {p.id: known.get(p.id, now) for p in pilots if not p.waits and p.name not in backlog.live}
+        self._silent = {
+            p.id: known.get(p.id, now)
+            for p in pilots
+            if not (p.waits or p.suspended or p.name in backlog.live)
+        }
         stuck = [one for one, since in self._silent.items() if now - since >= _SILENT_S]
         if stuck:
             self.say(f"cancelling {', '.join(stuck)}: started, but without a worker for {_SILENT_S / 60:g} minutes")
@@ -170,8 +189,9 @@ class Scaler:
 def describe(backlog: Backlog, pilots: tuple[Pilot, ...]) -> str:
     """A line of the backlog and the pilots."""
     waiting = sum(p.waits for p in pilots)
-    busy = sum(p.name in backlog.busy for p in pilots)
+    suspended = sum(p.suspended for p in pilots)
+    busy = sum(p.name in backlog.busy and not p.suspended for p in pilots)
     return (
         f"{show_number(backlog.queued, 'queued job')}; {show_number(len(pilots), 'pilot')}: {waiting} pending, "
-        f"{busy} with a job"
+        f"{busy} with a job" + (f", {suspended} suspended" if suspended else "")
     )

@@ -93,6 +93,27 @@ def test_a_pilot_that_is_cancelled_gives_its_job_back(stage: Stage, slurm: Slurm
     assert reasons <= {"done", "released"}, reasons
 
 
+@pytest.mark.full
+def test_a_pilot_that_is_suspended_is_kept_and_goes_on(stage: Stage, slurm: Slurm) -> None:
+    stage.start_service()
+    given = ("--slurm", str(profile(stage, walltime="00:10:00", exclusive=False)), "--max", "1")
+    with Client(stage.url) as client:
+        run = begin_run(client, TRIALS)
+        wait_until(client.backlog, "a backlog")
+        scale(stage, *given, "--once")
+        wait_until(lambda: client.records()["records"], "a result of the pilot")
+        (pilot,) = slurm.jobs()
+        slurm.run("scontrol", "suspend", pilot)
+        assert slurm.jobs() == {pilot: "S"}
+        assert f"pilots {pilot} are suspended" in scale(stage, *given, "--once")
+        assert "0 with a job, 1 suspended" in scale(stage, *given, "--dry-run")
+        assert slurm.jobs() == {pilot: "S"}
+        slurm.run("scontrol", "resume", pilot)
+        wait_until(lambda: client.run(run).state == RunState.DONE, "the end of the run")
+        wait_until(lambda: not slurm.jobs(), "the end of the idle pilot")
+        check(f"sqlite:///{stage.database}", client.run(run), TRIALS)
+
+
 def test_pilots_are_submitted_for_a_backlog_and_cancelled_without_one(stage: Stage, slurm: Slurm) -> None:
     """On a drained node they stay pending, which each scaler learns from SLURM."""
     stage.start_service()

@@ -190,6 +190,42 @@ def test_a_pilot_without_a_worker_is_cancelled_after_a_while() -> None:
     assert "cancelling lost: started, but without a worker for 10 minutes" in farm.said
 
 
+def test_a_suspended_pilot_is_not_lost_and_does_no_work() -> None:
+    """As where jobs of a higher priority suspend it, for hours."""
+    farm = Farm(queued=4)
+    farm.jobs = {one: Pilot(one, one, waits=False) for one in ("works", "rests")}
+    farm.busy = {"works", "rests"}
+    scaler = farm.scaler()
+    scaler.step()
+    assert farm.submitted == 2
+    farm.jobs["rests"] = Pilot("rests", "rests", waits=False, suspended=True)
+    farm.busy = {"works"}
+    for _ in range(40):
+        assert scaler.step()
+        farm.now += 30.0
+    assert (farm.submitted, farm.cancelled) == (2, [])
+    (said,) = (line for line in farm.said if "suspended:" in line)
+    assert said.startswith("pilots rests are suspended: they take no job until")
+    farm.queued = 6  # more than the others are worth
+    scaler.step()
+    assert farm.submitted == 3
+    assert farm.said[-1].startswith("6 queued jobs; 4 pilots: 2 pending, 1 with a job, 1 suspended; submitting 1")
+    farm.jobs["rests"] = Pilot("rests", "rests", waits=False)
+    for _ in range(20):  # it has time to register again
+        assert scaler.step()
+        farm.now += 30.0
+    assert "pilots rests go on" in farm.said
+    assert farm.cancelled == []
+    scaler.step()
+    assert farm.cancelled == ["rests"]
+
+
+def test_suspended_pilots_count_towards_the_most() -> None:
+    suspended = tuple(Pilot(f"s.{i}", f"s.{i}", waits=False, suspended=True) for i in range(3))
+    assert plan(Backlog(100, frozenset(), frozenset()), suspended, Bounds(0, 8, 2)) == Plan(submit=5)
+    assert plan(Backlog(0, frozenset(), frozenset()), suspended, Bounds(2, 8, 2)) == Plan(submit=2)
+
+
 @pytest.mark.parametrize("given_up", ["", "launch failed requeued held"])
 def test_a_pilot_that_cannot_be_cancelled_holds_no_other_up(given_up: str) -> None:
     farm = Farm(queued=4)
@@ -279,11 +315,13 @@ def test_a_job_without_a_name_is_no_pilot_nor_one_that_is_ending() -> None:
     listed = (
         "CLUSTER: a\n17|R|None|plevel-x.1\n18|PD|Resources|\n\nmaintenance\n19|CF|None|plevel-x.2\n"
         "20|CG|None|plevel-x.3\n21|RH|JobHeldUser|plevel-x.4\n22|PD|launch failed requeued held|a|b\n"
+        "23|S|None|plevel-x.5\n24|ST|None|plevel-x.6\n"
     )
     slurm = SimpleNamespace(clusters=None, execute_wait=lambda command: (0, listed, ""))
     assert list(_list_slurm(slurm)) == [
         Pilot("17", "plevel-x.1", False), Pilot("18", "", True), Pilot("19", "plevel-x.2", True),
         Pilot("21", "plevel-x.4", True), Pilot("22", "a|b", True, "launch failed requeued held"),
+        *(Pilot(number, name, False, suspended=True) for number, name in (("23", "plevel-x.5"), ("24", "plevel-x.6"))),
     ]
 
 
@@ -349,9 +387,10 @@ def test_jobs_of_pbs_are_listed_and_cancelled_by_any_process(
     ids = [engine().submit("plevel worker") for _ in range(2)]
     engine("plevel-other").submit("plevel worker")
     (tmp_path / "jobs/9.head").write_text("somebody\nplevel-x.1\n")
-    for state, waits in (("Q", [True, True]), ("R", [False, False]), ("E", []), ("F", [])):
+    for state, waits in (("Q", [True, True]), ("R", [False, False]), ("S", [False, False]), ("E", []), ("F", [])):
         (tmp_path / "state").write_text(state)
         assert [p.waits for p in engine().pilots()] == waits
+        assert all(p.suspended is (state == "S") for p in engine().pilots())
     (tmp_path / "state").write_text("Q")
     listed = engine().pilots()
     assert [p.id for p in listed] == ids
