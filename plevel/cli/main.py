@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failure, 2 usage, 130 interrupted (Ctrl-C, SIGTERM or SIGH
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import io
@@ -150,29 +151,32 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:
-        # The reader of the output has closed it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of the output has closed it
         code = 1
     except Exception as error:
-        if isinstance(error, OSError):
-            try:
-                sys.stdout.flush()
-            except OSError:  # the disk is full: it would fail again at the end, with another exit code
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if debug:
-            import traceback
+        code, message = (2, error.format_message()) if _is_help(error) else _explain(error)
+        with contextlib.suppress(OSError):  # nowhere is left to say it
+            if debug:
+                import traceback
 
-            traceback.print_exc()
-        if _is_help(error):
-            code = 2
-            print(error.format_message(), file=sys.stderr)
-        else:
-            code, message = _explain(error)
-            print(f"plevel: {message}", file=sys.stderr)
+                traceback.print_exc()
+            print(message if _is_help(error) else f"plevel: {message}", file=sys.stderr)
+    _flush()
     if code == 130:  # typer's own of an interrupt, too
         code = interrupted(arguments)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _flush() -> None:
+    """Write what the standard streams hold; discard what cannot be written.
+
+    The interpreter would fail at it again at its end, with another exit code.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager

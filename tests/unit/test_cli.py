@@ -1060,6 +1060,15 @@ def test_a_full_output_is_an_error_of_one_line(tmp_path: Path) -> None:
         assert_one_line(done, 1, "the output cannot be written: No space left", "free some space")
 
 
+@pytest.mark.parametrize(("command", "status"), [("runs", 1), ("nonsense", 2)])
+def test_output_and_errors_that_cannot_be_written_leave_the_status(tmp_path: Path, command: str, status: int) -> None:
+    """Python's own would be 120."""
+    buffered = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "PYTHONUNBUFFERED": ""}
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, "-m", "plevel", command]
+        assert subprocess.run(words, stdout=full, stderr=full, check=False, env=buffered).returncode == status
+
+
 def test_what_is_written_to_a_pipe_or_a_link_leaves_it_one(called: Called, tmp_path: Path) -> None:
     log, file, link, pipe = (tmp_path / name for name in ("x.ndjson", "file", "link", "pipe"))
     log.write_bytes(b"".join(native.write([FULL])))
