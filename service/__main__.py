@@ -272,7 +272,7 @@ class _Server(uvicorn.Server):
         """Wait for the end of all connections and requests, or until the limit, or a second Ctrl-C."""
         state, loop = self.server_state, asyncio.get_running_loop()
         until = loop.time() + limit_s
-        while (state.connections or state.tasks) and not self.force_exit and loop.time() < until:
+        while (state.connections or state.tasks) and not self.force_exit and loop.time() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
     async def _cut_off(self) -> None:
