@@ -51,6 +51,27 @@ async def ask_all(batcher: Batcher[int, int], server: Server, requests: Sequence
     return list(await asyncio.gather(first, *rest, return_exceptions=True))
 
 
+def test_requests_are_refused_unless_their_batch_has_begun() -> None:
+    server = Server()
+    batcher = Batcher(server, 10)
+
+    async def ask() -> list[object]:
+        first = asyncio.create_task(batcher.ask(1))
+        while batcher.waiting or not batcher.serving:
+            await asyncio.sleep(0)
+        rest = [asyncio.create_task(batcher.ask(n)) for n in (2, 3)]
+        while batcher.waiting < 2:
+            await asyncio.sleep(0)
+        batcher.refuse(KeyError("stopped"))
+        server.may.set()
+        return [*await asyncio.gather(first, *rest, return_exceptions=True), await batcher.ask(4)]
+
+    first, second, third, fourth = run(ask())
+    assert (first, fourth) == (1, 16)
+    assert isinstance(second, KeyError) and isinstance(third, KeyError)
+    assert server.served == [[1], [4]]
+
+
 def test_who_comes_meanwhile_is_served_together_and_in_order() -> None:
     server = Server()
     answers = run(ask_all(Batcher(server, 10), server, [1, 2, 3, 4]))
