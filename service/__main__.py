@@ -164,6 +164,8 @@ def serve(settings: Settings, listening: socket.socket, ready_file: Path | None)
     server.run(sockets=[listening])
     if not server.started:
         raise StartError("the service did not start: its log has the reason")
+    if server.failure is not None:
+        raise server.failure
 
 
 def _check_open(settings: Settings, listening: socket.socket) -> None:
@@ -207,7 +209,10 @@ def _url(scheme: str, host: str, port: int) -> str:
 
 
 class _Server(uvicorn.Server):
-    """A server that prints its address once it answers, and ends long polls on shutdown."""
+    """A server that prints its address once it answers, and ends long polls on shutdown.
+
+    `failure` is the reason for which it did not serve, though it has started.
+    """
 
     def __init__(
         self, config: uvicorn.Config, context: Context, url: str, ready_file: Path | None,
@@ -218,6 +223,7 @@ class _Server(uvicorn.Server):
         self._url = url
         self._ready_file = ready_file
         self._certificate = certificate
+        self.failure: StartError | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
@@ -237,13 +243,27 @@ class _Server(uvicorn.Server):
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000, 20, 100)
-        others = " and this host's other addresses" if settings.host in _ANY else ""
-        print(f"plevel service on {self._url}{others}", flush=True)
-        if self._ready_file is not None:
-            # Renamed into place, so that readers never see a part of it.
-            partial = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")
-            partial.write_text(self._url + "\n")
-            partial.replace(self._ready_file)
+        try:
+            self._announce()
+        except StartError as error:
+            self.failure, self.should_exit = error, True
+
+    def _announce(self) -> None:
+        """Print the address, and write it to the ready file; raise `StartError` if one of them cannot be written."""
+        others = " and this host's other addresses" if self._context.settings.host in _ANY else ""
+        named = "the output"
+        try:
+            print(f"plevel service on {self._url}{others}", flush=True)
+            if self._ready_file is not None:
+                named = f"--ready-file {self._ready_file}"
+                # Renamed into place, so that readers never see a part of it.
+                partial = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")
+                partial.write_text(self._url + "\n")
+                partial.replace(self._ready_file)
+        except OSError as error:
+            raise StartError(
+                f"{named} cannot be written: {error.strerror}: free some space, or choose another place"
+            ) from error
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # each second
@@ -255,6 +275,7 @@ class _Server(uvicorn.Server):
 
         uvicorn's own cancels what is left, with a traceback for each.
         """
+        self._context.stop()
         self._listener.stop()
         for listening in sockets or []:
             listening.close()
