@@ -211,6 +211,7 @@ def test_a_suspended_pilot_is_not_lost_and_does_no_work() -> None:
     assert farm.submitted == 3
     assert farm.said[-1].startswith("6 queued jobs; 4 pilots: 2 pending, 1 with a job, 1 suspended; submitting 1")
     farm.jobs["rests"] = Pilot("rests", "rests", waits=False)
+    farm.queued = 8
     for _ in range(20):  # it has time to register again
         assert scaler.step()
         farm.now += 30.0
