@@ -189,6 +189,11 @@ def test_requests_of_the_same_workloads_in_another_order_do_not_stop_each_other(
 def test_runs_are_created_while_workers_report_times_of_the_same_tasks(crowd: Crowd) -> None:
     """For two installations, which describe the tasks in different ways: each run changes them."""
     shapes = [Workload("filter", (Input("data", f"float32[{m}]"),)) for m in (1, 2)]
+    for one in shapes:  # the order of their ids is that of their names in reverse
+        for candidate in sorted(CANDIDATES, key=lambda c: c.implementation, reverse=True):
+            Scene.make(
+                crowd.stores[0], drawn(workloads=(RunWorkload(workload=one, candidates=(candidate,)),))
+            )
     scenes = [Scene.make(crowd.stores[0], drawn(workload=one)) for one in shapes]
     worker_id = scenes[0].register()
 
