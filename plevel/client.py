@@ -433,6 +433,8 @@ class Client:
                     response.read()
                     raise problem_of(response)
                 yield from response.iter_bytes()
+        except httpx.ConnectError as error:
+            raise self._unreachable(error) from error
         except httpx.RequestError as error:
             raise UnreachableError(
                 f"{self.url} stopped answering ({str(error) or type(error).__name__}): the export "

@@ -75,7 +75,7 @@ def locate(
     if url is None and database is None:
         named, url = "PLEVEL_URL", os.environ.get("PLEVEL_URL") or None
     if url is not None:
-        if not url.startswith(("http://", "https://")):
+        if re.match("https?://[^/]", url) is None:
             raise UsageError(f"{named} {url!r:.120}: expected http://host:port")
         return Location(url=url.rstrip("/"), namespace=namespace)
     if not makes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import threading
@@ -40,6 +41,7 @@ from strategy.record import (
     to_json,
 )
 from strategy.select import Selection
+from tests.integration.forked import Forked
 from tests.integration.process import ENDS_S, Service, Start, refused
 from tests.integration.scene import (
     CANDIDATES,
@@ -458,6 +460,15 @@ def test_a_time_that_cannot_be_waited_for_is_refused(monkeypatch: pytest.MonkeyP
 
 def test_a_place_that_cannot_be_written_is_said() -> None:
     assert "there is no folder /proc/nowhere" in refused("--database", "/proc/nowhere/p.db", "--port", "0")
+
+
+def test_a_ready_file_that_cannot_be_written_is_one_line(sqlite_copy: str, tmp_path: Path) -> None:
+    """The address, which stdout has by then, is no help to whoever waits for the file."""
+    out, err = tmp_path / "out", tmp_path / "err"
+    given = ("--database", sqlite_copy, "--port", "0", "--ready-file", "/proc/nowhere/ready")
+    assert Forked(given, dict(os.environ), out, err).wait(HANG_S) == 1
+    (line,) = err.read_text().splitlines()
+    assert line.startswith("plevel service: --ready-file /proc/nowhere/ready cannot be written: No such file")
 
 
 def test_an_old_schema_is_said_where_migrating_is_off(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ from msgspec.structs import replace
 from rich.console import Console
 from typer.testing import CliRunner
 
-from plevel.cli.error import CommandError
+from plevel.cli.error import CommandError, UsageError
 from plevel.cli.file import whole
-from plevel.cli.location import Location
+from plevel.cli.location import Location, locate
 from plevel.cli.main import _assemble, _explain, app, main
 from plevel.cli.plain_text import PlainStream
 from plevel.cli.select import _find_measured
@@ -1698,3 +1698,9 @@ plevel.cli.main.main = run
 plevel.__main__.main()
 """)
     assert subprocess.run([sys.executable, "-m", "interrupted"], check=False, cwd=tmp_path).returncode == 3
+
+
+@pytest.mark.parametrize("url", ["http://", "https:///", "ftp://farm"])
+def test_an_address_without_a_host_is_named_as_it_was_given(url: str) -> None:
+    with pytest.raises(UsageError, match=f"^--url {url!r}: expected http://host:port"):
+        locate(url, None)

@@ -347,3 +347,11 @@ def test_an_answer_that_cannot_be_unpacked_is_no_service_s() -> None:
     for ask in (lambda client: client.run(7), lambda client: list(client.export_records("native"))):
         with pytest.raises(UnreachableError, match="http://farm"):
             ask(client_of(answer, 0.0))
+
+
+def test_an_export_from_nowhere_is_not_said_to_have_begun() -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with client_of(refuse, 0.0) as asked, pytest.raises(UnreachableError, match="^no service answers at http://farm"):
+        list(asked.export_records("native"))
