@@ -110,10 +110,16 @@ def register_injective_schedule(name: str, level: int = 10) -> None:
     register_schedule(name, schedule_injective, level)
 
 
-def register_broadcast_schedule(name: str, level: int = 10) -> None:
-    """The schedule of operators that broadcast; on CPUs with constant shapes it can be tuned."""
-    register_schedule(name, schedule_broadcast, level)
-    register_cpu_implementations(name, add_elementwise)
+def register_broadcast_schedule(name: str, level: int = 10, changes: int = 0) -> None:
+    """The schedule of operators that broadcast; on CPUs with constant shapes it can be tuned.
+
+    Args:
+        name: the operator.
+        level: the level of the attribute.
+        changes: the times that the compute has changed, which are added to the versions.
+    """
+    register_schedule(name, schedule_broadcast, level, PLAIN_VERSION + changes)
+    register_cpu_implementations(name, partial(add_elementwise, changes=changes))
 
 
 def register_reduce_schedule(name: str, level: int = 10) -> None:
@@ -122,15 +128,15 @@ def register_reduce_schedule(name: str, level: int = 10) -> None:
 
 
 def add_elementwise(
-    strategy: OpStrategy, attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    strategy: OpStrategy, attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target, changes: int = 0
 ) -> None:
-    """Add `elementwise.cpu`: the operator's compute, with a tunable schedule."""
+    """Add `elementwise.cpu`: the operator's compute, with a tunable schedule; `changes` of it raise the version."""
     if not isinstance(out_type, TensorType) or not all(d.is_constant and int(d) >= 1 for d in out_type.shape):
         return
     compute = next(i.compute for _, i in strategy)
     strategy.add_implementation(
         lambda attrs, inputs, out_type, config: compute(attrs, inputs, out_type), elementwise.schedule,
-        "elementwise.cpu", 12, space=elementwise.space, symbolic=False,
+        "elementwise.cpu", 12, version=1 + changes, space=elementwise.space, symbolic=False,
     )
 
 

@@ -60,6 +60,7 @@ def register_unary(
     vector: Callable[..., Any] | None = None,
     attrs: type[Attrs] = Attrs,
     examples: Sequence[Mapping[str, Any]] = ({},),
+    changes: int = 0,
 ) -> Unary:
     """Register an operator, and return the function that calls it.
 
@@ -72,6 +73,7 @@ def register_unary(
             function of the same name.
         attrs: the attributes' type.
         examples: the attributes of each.
+        changes: the times that the compute has changed.
     """
     own = "bool" if require is require_bool else "float32"
     op = (
@@ -109,7 +111,7 @@ def register_unary(
 
     register_compute(name, in_float32(compute))
     register_reference(name, answer)
-    register_broadcast_schedule(name)
+    register_broadcast_schedule(name, changes=changes)
     register_shape_func(name, False, elemwise_shape_func)
     register_gradient(name, lambda orig, grad: [gradient and gradient(orig, grad)])
     return caller(name, description, f"a tensor of {KINDS[require]}", attrs)
@@ -235,11 +237,11 @@ erf = register_unary(
 )
 sin = register_unary(
     "sin", "The sine of each element.", numpy_function("sin"),
-    lambda orig, grad: grad * cos(orig.args[0]), vector=elementary.sin,
+    lambda orig, grad: grad * cos(orig.args[0]), vector=elementary.sin, changes=1,
 )
 cos: Unary = register_unary(
     "cos", "The cosine of each element.", numpy_function("cos"),
-    lambda orig, grad: -(grad * sin(orig.args[0])), vector=elementary.cos,
+    lambda orig, grad: -(grad * sin(orig.args[0])), vector=elementary.cos, changes=1,
 )
 atan = register_unary(
     "atan", "The inverse tangent of each element.", numpy_function("arctan"),
