@@ -136,7 +136,7 @@ def add_elementwise(
     compute = next(i.compute for _, i in strategy)
     strategy.add_implementation(
         lambda attrs, inputs, out_type, config: compute(attrs, inputs, out_type), elementwise.schedule,
-        "elementwise.cpu", 12, version=1 + changes, space=elementwise.space, symbolic=False,
+        "elementwise.cpu", 12, version=2 + changes, space=elementwise.space, symbolic=False,
     )
 
 

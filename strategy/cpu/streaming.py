@@ -1,7 +1,7 @@
 """Non-temporal stores: results that no cache keeps are written past all of them, without being read before.
 
-LLVM's stores of this kind need an address of whole vectors, which each is asked for. They are not ordered with others:
-a fence behind those of a task is.
+LLVM's stores of this kind need an address of whole vectors, which each is asked for, and all lanes: where a mask leaves
+out those beyond a loop's end, it is asked for, too. They are not ordered with others: a fence behind those of a task is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from strategy.tir import change_functions, find
 _STREAM = "plevel.stream"
 _KINDS = {"float32": "float", "float64": "double", "int32": "i32", "int64": "i64"}
 _FENCE = "plevel_fence"
+_ALL = "plevel_all_of"
 
 
 def can_stream(dtype: str, target: Target) -> bool:
@@ -53,6 +54,13 @@ apart:
   store {vector} %v, ptr %p, align {bytes_}
   ret i32 0
 }}
+define linkonce_odr hidden i32 @{_ALL}_{lanes}(<{lanes} x i8> %m) alwaysinline nounwind {{
+  %k = trunc <{lanes} x i8> %m to <{lanes} x i1>
+  %b = bitcast <{lanes} x i1> %k to i{lanes}
+  %a = icmp eq i{lanes} %b, -1
+  %r = zext i1 %a to i32
+  ret i32 %r
+}}
 !0 = !{{i32 1}}
 """
 
@@ -73,16 +81,34 @@ def _inserted(function: Any) -> Any:
             return loop
         lanes = int(loop.annotations[_STREAM])
 
-        def stored(store: Any) -> Any:
-            place, kind = store.indices[-1], str(store.value.ty.dtype)
+        def streamed(buffer: Any, value: Any, place: Any) -> Any:
+            """The statement that writes a value past the caches; None if it is no vector of an argument."""
+            kind = str(value.ty.dtype)
             if not kind.endswith(f"x{lanes}") or not isinstance(place, tirx.Ramp) or not _is_one(place.stride):
-                return store
-            if any(store.buffer.same_as(buffer) for buffer in own):
-                return store
-            address = tirx.address_of(tirx.BufferLoad(store.buffer, [place.base]))
-            return tirx.Evaluate(tirx.call_extern("int32", _symbol(kind), address, store.value))
+                return None
+            if any(buffer.same_as(other) for other in own):
+                return None
+            address = tirx.address_of(tirx.BufferLoad(buffer, [place.base]))
+            return tirx.Evaluate(tirx.call_extern("int32", _symbol(kind), address, value))
 
-        body, fence = structural_map(loop.body, [(tirx.BufferStore, stored)]), tirx.call_extern("int32", _FENCE)
+        def stored(store: Any) -> Any:
+            return streamed(store.buffer, store.value, store.indices[-1]) or store
+
+        def masked(statement: Any) -> Any:
+            call = statement.value
+            if getattr(getattr(call, "op", None), "name", "") != "tirx.masked_store":
+                return statement
+            buffer, value, place, mask = call.args
+            kept = tirx.Var("kept", str(value.ty.dtype))
+            whole = streamed(buffer, kept, place)
+            if whole is None:
+                return statement
+            is_whole = tirx.call_extern("int32", f"{_ALL}_{lanes}", tirx.Cast(f"int8x{lanes}", mask)) != 0
+            part = tirx.Evaluate(tirx.op.masked_store(buffer, kept, place, mask))
+            return tirx.SeqStmt([tirx.Bind(kept, value), tirx.IfThenElse(is_whole, whole, part)])
+
+        body = structural_map(loop.body, [(tirx.BufferStore, stored), (tirx.Evaluate, masked)])
+        fence = tirx.call_extern("int32", _FENCE)
         annotations = {name: value for name, value in loop.annotations.items() if name != _STREAM}
         parallel = loop.kind == tirx.ForKind.PARALLEL
         body = tirx.SeqStmt([body, tirx.Evaluate(fence)]) if parallel else body

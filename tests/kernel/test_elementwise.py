@@ -237,12 +237,13 @@ def test_a_large_result_may_pass_the_caches(shape: list[int]) -> None:
     assert ("movntps" in code) == small.has("avx2")
 
 
-def test_a_large_result_passes_the_caches_on_one_thread() -> None:
-    """All axes are one loop then, whose last turn is a part of its own."""
-    small = Target.parse({**TARGET.to_json(), "l3_bytes": 1 << 18}).with_threads(1)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_large_result_of_one_loop_passes_the_caches(threads: int) -> None:
+    """On one thread its last turn is a part of its own; on several, all turns have a mask."""
+    small = Target.parse({**TARGET.to_json(), "l3_bytes": 1 << 18}).with_threads(threads)
     work = Workload.make("add", {"lhs": typed([100_003]), "rhs": typed([100_003])})
     config = space_of(work, small).fallback
-    assert config["tasks"] == 1
+    assert config["tasks"] == threads
     check(work, config, small)
     code = lower(work, small, NAME, config).compile(checks=False).executable.mod.inspect_source("s")
     assert ("movntps" in code) == small.has("avx2")
