@@ -92,7 +92,8 @@ def _inserted(function: Any) -> Any:
             return tirx.Evaluate(tirx.call_extern("int32", _symbol(kind), address, value))
 
         def stored(store: Any) -> Any:
-            return streamed(store.buffer, store.value, store.indices[-1]) or store
+            found = streamed(store.buffer, store.value, store.indices[-1])
+            return store if found is None else found
 
         def masked(statement: Any) -> Any:
             call = statement.value

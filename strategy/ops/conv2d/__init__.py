@@ -177,9 +177,10 @@ def _add_products(
     (_, channels, height, width), (_, _, kernel_h, kernel_w) = data.shape, weight.shape
     # Vectors of pixels cross the lines of a small image, and some of their lanes are idle; those of channels are not.
     small = int(height) * int(width) // (attrs.strides[0] * attrs.strides[1]) <= 14 * 14
-    if data.dtype not in _NARROW and taps.is_offered(attrs, (data, weight), out_type):
+    if taps.is_offered(attrs, (data, weight), out_type):
         pixel = int(kernel_h) == int(kernel_w) == 1
-        pays = taps.pays(attrs, (data, weight), out_type, target) and not (small and pixel)
+        pays = data.dtype not in _NARROW and taps.pays(attrs, (data, weight), out_type, target)
+        pays = pays and not (small and pixel)
         strategy.add_implementation(
             taps.compute, taps.schedule, "conv2d_nchw_taps.cpu",
             13 if pays else 9, space=taps.space, prepare=taps.prepare,
