@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from strategy.compile.lower import lower
 from strategy.op_strategy import candidates
 from strategy.space import ConfigSpace
 from strategy.target import Target
@@ -115,13 +116,16 @@ def test_a_tenth_of_the_space_is_valid(mcpu: str, data: str, weight: str) -> Non
     assert sum(map(space.contains, drawn)) >= 30
 
 
-@pytest.mark.parametrize(("data", "weight", "attrs"), [
-    ("1,4,5,6", "4,3,6,6", {"strides": 4, "padding": 1}),
-    ("2,8,5,7", "8,3,4,4", {"strides": 2, "padding": 1, "groups": 4}),
-    ("1,3,5,6", "3,2,7,6", {"strides": [5, 4], "padding": [1, 1]}),
+@pytest.mark.parametrize(("data", "weight", "attrs", "passes"), [
+    ("1,4,5,6", "4,3,6,6", {"strides": 4, "padding": 1}, 2),
+    ("2,8,5,7", "8,3,4,4", {"strides": 2, "padding": 1, "groups": 8}, 1),  # each group pads its own in its task
+    ("1,3,5,6", "3,2,7,6", {"strides": [5, 4], "padding": [1, 1]}, 2),
 ])
-def test_each_of_many_phases_pads_its_own_image(data: str, weight: str, attrs: dict[str, Any]) -> None:
-    check(make(data, weight, **attrs), "conv2d_transpose_spatial_pack.cpu", None)
+def test_many_phases_pad_their_image_once(data: str, weight: str, attrs: dict[str, Any], passes: int) -> None:
+    work, name = make(data, weight, **attrs), "conv2d_transpose_spatial_pack.cpu"
+    lowered = lower(work, TARGET, name)
+    assert lowered.module["main"].script().count("T.parallel") == passes
+    check(work, name, None)
 
 
 @pytest.mark.parametrize("implementation", ["conv2d_transpose_im2col.cpu", "conv2d_transpose_spatial_pack.cpu"])

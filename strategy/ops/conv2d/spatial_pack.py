@@ -243,7 +243,9 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     stages = find_stages(sch)
     lanes = lanes_of(target, accumulator(str(outs.args[0].dtype)))
     padded = stages.get("padded")
-    each = padded is not None and layout == DATA and not any_size and _are_tasks(outs, attrs, target)
+    phases = math.prod(outs.phases)  # each reads the same channels as its neighbours
+    are_tasks = _are_tasks(outs.tensors[0].shape[0], attrs.groups // phases, target)
+    each = padded is not None and layout == DATA and not any_size and are_tasks
     by_task = each or bool(config.get("by_task"))
     if padded is not None:
         put_in_order(sch, padded, channels_last=layout != DATA)
@@ -268,7 +270,8 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
     sch.compute_at(tiles, inner[1], preserve_unit_loops=True)
     # A group that is one task pads its own channels, which then are in the second level.
-    task = sch.fuse(n, g) if each else sch.fuse(n, g, *line, o_task, p_task)
+    own = sch.split(g, [None, phases])[0] if each and phases > 1 else g
+    task = sch.fuse(n, own) if each else sch.fuse(n, g, *line, o_task, p_task)
     sch.parallel(task)
     if by_task:
         sch.compute_at(padded, task, preserve_unit_loops=True)
@@ -297,12 +300,11 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     return sch
 
 
-def _are_tasks(outs: Outs, attrs: Conv2DAttrs, target: Target) -> bool:
+def _are_tasks(batch: Any, groups: int, target: Target) -> bool:
     """Return whether there are as many groups, of all images, as keep all threads at work."""
     from tvm import tirx
 
-    batch = outs.tensors[0].shape[0]
-    return attrs.groups > 1 and isinstance(batch, tirx.IntImm) and int(batch) * attrs.groups >= 8 * target.threads
+    return groups > 1 and isinstance(batch, tirx.IntImm) and int(batch) * groups >= 8 * target.threads
 
 
 def _has_lines(height: Any) -> bool:

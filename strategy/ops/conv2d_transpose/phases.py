@@ -185,7 +185,7 @@ def _add(
         unfolds = im2col.pays(weight, made, phases.groups, lanes_of(target, made.dtype))
         unfolds = unfolds or not spatial_pack.fills_tiles(made)
         _add_by_phases(found, im2col, phases, "conv2d_transpose_im2col.cpu", 12 if unfolds else 10, 6)
-        _add_by_phases(found, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 9)
+        _add_by_phases(found, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 10)
         strategy.extend(widened.for_types(found, inputs))
 
 
