@@ -58,6 +58,7 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any]]] = [
         {"groups": 24, "strides": 2, "dilation": [1, 2], "padding": [1, 2, 0, 3], "data_layout": "NCHW8c"},
     ),
     ("conv2d", {"data": "[1,1,6,9,16]", "weight": "[16,1,3,3]"}, {"groups": 16, "data_layout": "NCHW16c"}),
+    ("conv2d", {"data": "[1,16,5,9]", "weight": "[20,16,3,3]"}, {"padding": 3, "dilation": 3}),
 ]
 
 
