@@ -1,7 +1,7 @@
 """Non-temporal stores: results that no cache keeps are written past all of them, without being read before.
 
-LLVM's stores of this kind need an address of whole vectors, which each is asked for, and all lanes: where a mask leaves
-out those beyond a loop's end, it is asked for, too. They are not ordered with others: a fence behind those of a task is.
+LLVM's stores of this kind need an address of whole vectors, which each is asked for, and all lanes: a mask that leaves
+out those beyond a loop's end is asked for, too. They are not ordered with others: a fence behind those of a task is.
 """
 
 from __future__ import annotations
