@@ -3,7 +3,7 @@
 TVM's own pipeline serves all kinds of targets. Two thirds of it have no effect on CPU code (GPU threads and
 memories, asynchronous copies), and its first passes must run before vector loops are masked
 (`strategy.cpu.masking`). It gives the same code, but for what is added: masks, prefetches, branches,
-non-temporal stores, and sums on the stack.
+non-temporal stores, sums on the stack, and its alignment.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     from strategy.cpu.masking import mask_vector_loops, reveal_choices
     from strategy.cpu.registers import keep_on_stack
     from strategy.cpu.skipping import insert_branches
+    from strategy.cpu.stack import align_stack
     from strategy.cpu.streaming import insert_streams
 
     early, late = s_tir.transform, tirx.transform
@@ -72,6 +73,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         late.CommonSubexprElim(),
         module_pass(lambda module, _: insert_streams(module), opt_level=0, name="insert_streams"),
         module_pass(lambda module, _: keep_on_stack(module), opt_level=0, name="keep_on_stack"),
+        module_pass(lambda module, _: align_stack(module), opt_level=0, name="align_stack"),
         late.AnnotateEntryFunc(),
         late.MakePackedAPI(),
         module_pass(lambda module, _: broadcast_words(module), opt_level=0, name="broadcast_words"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,9 @@ EXAMPLES = {
 def test_the_same_code_as_of_all_passes(
     implementation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # TVM has sums in memory of a pool.
-    monkeypatch.setattr("strategy.cpu.registers.keep_on_stack", lambda module: module)
+    # TVM has sums in memory of a pool, and the stack as it happens to be.
+    for added in ("registers.keep_on_stack", "stack.align_stack"):
+        monkeypatch.setattr(f"strategy.cpu.{added}", lambda module: module)
     op, inputs = EXAMPLES[implementation]
     workload, target = Workload.make(op, inputs), Target.parse("cpu").with_threads(2)
     (fallback,) = (c.fallback for c in candidates(workload, target) if c.implementation == implementation)
@@ -38,6 +40,20 @@ def test_the_same_code_as_of_all_passes(
     lowered.compile().write_object(tmp_path / "ours.o")
     _compile_with_all(lowered).write_object(tmp_path / "all.o")
     assert (tmp_path / "ours.o").read_bytes() == (tmp_path / "all.o").read_bytes()
+
+
+def test_vectors_on_the_stack_cross_no_line() -> None:
+    """Of 64 steps that are unrolled, LLVM computes so many side by side that registers cannot hold them."""
+    inputs = {"data": "float32[1,512]", "weight": "uint8[64,2,128]", "scales": "float32[64,2]"}
+    workload = Workload.make("matmul_nbits", inputs, {"block_size": 256}, ["weight", "scales"])
+    target = Target.parse("llvm -mcpu=znver4 -num-cores=2")
+    (space,) = (c.space for c in candidates(workload, target) if c.implementation == "matmul_nbits_panel.cpu")
+    assert space is not None
+    lowered = lower(workload, target, "matmul_nbits_panel.cpu", {**space.fallback, "unroll": 16})
+    code = lowered.compile(checks=False).executable.mod.inspect_source("s")
+    stores = [line.split() for line in code.splitlines() if re.search(r"%zmm\d+, \S*\(%rsp\)", line)]
+    assert stores
+    assert {name for name, *_ in stores} <= {"vmovaps", "vmovdqa64", "vmovapd"}
 
 
 def _compile_with_all(lowered: Lowered) -> Artefact:
