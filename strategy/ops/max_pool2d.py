@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from strategy.attrs import Attrs, field
+from strategy.attrs import REQUIRED, Attrs, field
 from strategy.cpu.pool2d import register_pool2d_rows
 from strategy.cuda.schedule import register_plain_schedule
 from strategy.expr import Call, Expr, call
@@ -30,7 +30,7 @@ from strategy.op import (
     register_terms,
 )
 from strategy.ops.layout_transform import by_plain
-from strategy.ops.window import four_sides, pair, sides_to_end, windowed_extents, windows
+from strategy.ops.window import distances, padding_sides, sides_to_end, windowed_extents, windows
 from strategy.order import largest, lowest, sort_key
 from strategy.pattern import in_float32
 from strategy.reference import widened
@@ -45,10 +45,10 @@ _MOST_STARTS = 2**16
 class MaxPool2DAttrs(Attrs):
     """Attributes of max_pool2d. One number stands for both axes, or all sides."""
 
-    pool_size: tuple[int, int] = field(description="Height and width of the window", lower=1, form=pair)
-    strides: tuple[int, int] = field((1, 1), "Steps of the window", lower=1, form=pair)
-    dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1, form=pair)
-    padding: tuple[int, int, int, int] = field((0, 0, 0, 0), "Top, left, bottom, right", lower=0, form=four_sides)
+    pool_size: tuple[int, int] = distances(REQUIRED, "Height and width of the window")
+    strides: tuple[int, int] = distances((1, 1), "Steps of the window")
+    dilation: tuple[int, int] = distances()
+    padding: tuple[int, int, int, int] = padding_sides()
     ceil_mode: bool = field(False, "Windows that begin in the image, or before it, may end beyond it and its padding")
     layout: str = field(PLAIN, "The order of the data's axes, and of the result's", choices=LAYOUTS)
 

@@ -144,7 +144,7 @@ class TriluAttrs(Attrs):
 class BlockAttrs(Attrs):
     """Attributes of depth_to_space and space_to_depth."""
 
-    block_size: int = field(description="The height and width of a block of pixels", lower=1)
+    block_size: int = field(description="The height and width of a block of pixels", lower=1, upper=2**31 - 1)
     mode: str = field(
         "DCR", "Order of the depth's parts: block then channel, or channel then block (CRD), as pixel_shuffle",
         choices=("DCR", "CRD"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from strategy.attrs import repeated
+from strategy.attrs import field, repeated
 
 pair = repeated(2)
+_FARTHEST = 2**24  # code has places within a padded image in 32 bits, also of the last of a tile's 128 windows
 
 
 def four_sides(value: Any) -> Any:
@@ -16,6 +17,16 @@ def four_sides(value: Any) -> Any:
     if isinstance(value, tuple | list) and len(value) == 2:
         return (value[0], value[1], value[0], value[1])
     return value
+
+
+def distances(default: Any = (1, 1), description: str = "Distance of the window's elements") -> Any:
+    """Declare numbers of rows and columns, such as steps of the window, of which one stands for both."""
+    return field(default, description, lower=1, upper=_FARTHEST, form=pair)
+
+
+def padding_sides(description: str = "Top, left, bottom, right") -> Any:
+    """Declare padding, by default none."""
+    return field((0, 0, 0, 0), description, lower=0, upper=_FARTHEST, form=four_sides)
 
 
 def sides_to_end(

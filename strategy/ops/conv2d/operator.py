@@ -28,7 +28,7 @@ from strategy.op import (
     register_reference,
     register_terms,
 )
-from strategy.ops.window import four_sides, pair, windowed_extents, windows
+from strategy.ops.window import distances, padding_sides, pair, windowed_extents, windows
 from strategy.reference import summed
 from strategy.shape_func import register_shape_func
 from strategy.type_relation import (
@@ -56,9 +56,9 @@ def permuted_type(kind: TensorType, given: str, wanted: str) -> TensorType:
 class Conv2DAttrs(Attrs):
     """Attributes of conv2d. One number stands for both axes, or all sides."""
 
-    strides: tuple[int, int] = field((1, 1), "Steps of the window", lower=1, form=pair)
-    padding: tuple[int, int, int, int] = field((0, 0, 0, 0), "Top, left, bottom, right", lower=0, form=four_sides)
-    dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1, form=pair)
+    strides: tuple[int, int] = distances((1, 1), "Steps of the window")
+    padding: tuple[int, int, int, int] = padding_sides()
+    dilation: tuple[int, int] = distances()
     groups: int = field(1, "Input channels are split into this many groups", lower=1)
     channels: int | None = field(None, "Output channels, for a weight without a type", lower=1)
     kernel_size: tuple[int, int] | None = field(None, "Window, for a weight without a type", lower=1, form=pair)

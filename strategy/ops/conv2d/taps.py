@@ -10,7 +10,7 @@ As in `conv2d_nchw_spatial_pack.cpu`, output channels are in the vector lanes, a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from strategy.cpu.skipping import skip_zero_terms
@@ -67,20 +67,29 @@ class _Axis(NamedTuple):
         """The place of the image that an output sees of a tap; before 0 or beyond the image is padding."""
         return out * self.stride + tap * self.dilation - self.before
 
-    def inside(self, count: int) -> list[bool]:
-        """Return whether tiles of `count` outputs see something of the image, over all tiles and taps."""
-        return [last >= 0 and first < self.image for first, last in self._seen(count)]
+    def seen(self, count: int) -> int:
+        """The number of tiles of `count` outputs that see something of the image, over all taps."""
+        return sum(len(tiles) for _, tiles in self._seeing(count))
+
+    def sees_padding(self, count: int) -> bool:
+        """Return whether a tile of `count` outputs sees nothing of the image at some tap."""
+        return self.seen(count) < -(-self.out // count) * self.window
 
     def padding(self, count: int) -> tuple[int, int]:
         """The zeros before and behind, that tiles of `count` outputs read which see something of the image."""
-        seen = [(first, last) for first, last in self._seen(count) if last >= 0 and first < self.image]
-        first, last = min(first for first, _ in seen), max(last for _, last in seen)
-        return max(-first, 0), max(last + 1 - self.image, 0)
+        seen = [
+            self.place(tile * count, tap)
+            for tap, tiles in self._seeing(count) if tiles for tile in (tiles[0], tiles[-1])
+        ]
+        return max(-min(seen), 0), max(max(seen) + (count - 1) * self.stride + 1 - self.image, 0)
 
-    def _seen(self, count: int) -> list[tuple[int, int]]:
-        """The first and last places that a tile sees of a tap, over all tiles and taps."""
-        places = (self.place(out, tap) for out in range(0, self.out, count) for tap in range(self.window))
-        return [(first, first + (count - 1) * self.stride) for first in places]
+    def _seeing(self, count: int) -> Iterator[tuple[int, range]]:
+        """The taps, each with the tiles of `count` outputs that see something of the image."""
+        step, reach = count * self.stride, (count - 1) * self.stride
+        for tap in range(self.window):
+            first = self.place(0, tap)
+            begin, end = -((first + reach) // step), -((first - self.image) // step)
+            yield tap, range(max(begin, 0), min(end, -(-self.out // count)))
 
 
 def _axes(attrs: Conv2DAttrs, image: Sequence[Any], geometry: Geometry) -> tuple[_Axis, _Axis]:
@@ -96,7 +105,7 @@ def _axes(attrs: Conv2DAttrs, image: Sequence[Any], geometry: Geometry) -> tuple
 def is_offered(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> bool:
     """Return whether the window sees something of the image."""
     axes = _axes(attrs, inputs[0].shape[2:], Geometry.of(inputs, out_type))
-    return all(any(axis.inside(1)) for axis in axes)
+    return all(axis.seen(1) for axis in axes)
 
 
 def pays(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> bool:
@@ -135,7 +144,7 @@ def space(
         def cycles(tile: tuple[int, int]) -> float:
             rows, vectors = tile
             share = tile_share(rows, rows, vectors, target.multiply_adds)
-            return sum(across.inside(rows)) * -(-own // (vectors * lanes)) * rows * vectors / share
+            return across.seen(rows) * -(-own // (vectors * lanes)) * rows * vectors / share
 
         rows, vectors = min(offered, key=cycles)
         width = vectors * lanes
@@ -222,7 +231,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
         _, _, h, w, _ = place
         part, conditions = tiles[(b, y, x, *place)], []
         for axis, count, first, tap in ((down, 1, h, y), (across, rows, w // rows * rows, x)):
-            if not all(axis.inside(count)):
+            if axis.sees_padding(count):
                 begin = axis.place(first, tap)
                 conditions += [begin + (count - 1) * axis.stride >= 0, begin < axis.image]
         if conditions:

@@ -21,7 +21,7 @@ from strategy.op import (
 from strategy.ops.conv2d import Conv2DAttrs, conv2d
 from strategy.ops.conv2d.gradient import compute_backward_data, reference_backward_data
 from strategy.ops.conv2d.operator import least_flops
-from strategy.ops.window import four_sides, pair
+from strategy.ops.window import distances, padding_sides, pair
 from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_dtype_of, require_float, require_nonempty, require_rank
 from strategy.types import TensorType, Type
@@ -30,14 +30,12 @@ from strategy.types import TensorType, Type
 class Conv2DTransposeAttrs(Attrs):
     """Attributes of conv2d_transpose. One number stands for both axes, or all sides."""
 
-    strides: tuple[int, int] = field((1, 1), "Distance in the result of the data's elements", lower=1, form=pair)
-    padding: tuple[int, int, int, int] = field(
-        (0, 0, 0, 0), "Top, left, bottom, right: cut off the result", lower=0, form=four_sides
-    )
+    strides: tuple[int, int] = distances((1, 1), "Distance in the result of the data's elements")
+    padding: tuple[int, int, int, int] = padding_sides("Top, left, bottom, right: cut off the result")
     output_padding: tuple[int, int] = field(
         (0, 0), "Rows and columns more at the end, fewer than strides", lower=0, form=pair
     )
-    dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1, form=pair)
+    dilation: tuple[int, int] = distances()
     groups: int = field(1, "Input channels are split into this many groups", lower=1)
 
     def image(self, extents: Sequence[Any], window: Sequence[Any]) -> list[Any]:

@@ -24,7 +24,7 @@ from strategy.op import (
     register_reference,
     register_terms,
 )
-from strategy.ops.window import four_sides, pair, windowed_extents, windows
+from strategy.ops.window import distances, padding_sides, windowed_extents, windows
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_dtype_of, require_nonempty, require_rank, require_shape
@@ -37,9 +37,9 @@ _FLOATS = (*NARROW, "float32", "float64")
 class DepthwiseSeparableConv2DAttrs(Attrs):
     """Attributes of depthwise_separable_conv2d; the window is that of the depthwise convolution."""
 
-    strides: tuple[int, int] = field((1, 1), "Steps of the window", lower=1, form=pair)
-    padding: tuple[int, int, int, int] = field((0, 0, 0, 0), "Top, left, bottom, right", lower=0, form=four_sides)
-    dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1, form=pair)
+    strides: tuple[int, int] = distances((1, 1), "Steps of the window")
+    padding: tuple[int, int, int, int] = padding_sides()
+    dilation: tuple[int, int] = distances()
     activation: str = field("none", "Between both convolutions", choices=("none", "relu", "relu6", "hardswish"))
     data_layout: str = field(description="Layout of the data", choices=BLOCKED)
     out_layout: str = field(description="Layout of the result", choices=BLOCKED)
