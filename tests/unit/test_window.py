@@ -37,9 +37,12 @@ def test_blocks_whose_squares_are_too_large_are_refused_by_their_size(op: str, v
         Workload.make(op, {"data": "float32[1,4,4,4]"}, {"block_size": value})
 
 
-def test_the_space_of_an_image_with_much_padding_takes_no_longer_than_others() -> None:
-    """Tiles that see padding alone are counted, not looked at one by one, which took minutes."""
-    work = Workload.make("conv2d", _OPERATORS["conv2d"], {"padding": [2**24, 1]})
+@pytest.mark.parametrize(("op", "attrs"), [
+    ("conv2d", {"padding": [2**24, 1]}), ("adaptive_avg_pool2d", {"output_size": [2**31 - 1, 1]}),
+])
+def test_spaces_of_very_many_windows_take_no_longer_than_others(op: str, attrs: dict[str, Any]) -> None:
+    """Windows are counted, not looked at one by one, which took minutes."""
+    work = Workload.make(op, _OPERATORS.get(op, {"data": "float32[1,3,6,9]"}), attrs)
     began = time.process_time()
     candidates(work, Target.parse("llvm -mcpu=znver4"))
     assert time.process_time() - began < 5

@@ -6,6 +6,7 @@ As Relay's nn.adaptive_avg_pool2d and nn.adaptive_max_pool2d: window i of o over
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,12 +57,19 @@ def end(i: Any, extent: Any, size: int) -> Any:
     return ((i + 1) * extent + size - 1) // size
 
 
+def lengths(extent: int, size: int) -> tuple[int, int]:
+    """The extents of the shortest and the longest window, which begin at all remainders of a quotient."""
+    divisor = math.gcd(extent, size)
+    extent, size = extent // divisor, size // divisor
+    return -(-extent // size), -(-(extent + size - 1) // size)
+
+
 def _longest(extent: Any, size: int) -> Any:
     """The extent of the longest window, or a bound of it where the extent is symbolic."""
     from tvm import tirx
 
     if isinstance(extent, tirx.IntImm):
-        return max(end(i, int(extent), size) - begin(i, int(extent), size) for i in range(size))
+        return lengths(int(extent), size)[1]
     return (extent + size - 1) // size + 1
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from strategy.cpu.row import PARALLEL_BYTES, reader, reduction
 from strategy.layout import PLAIN
 from strategy.op_strategy import OpStrategy
-from strategy.ops.adaptive_pool2d.operator import AdaptivePool2DAttrs, begin, end
+from strategy.ops.adaptive_pool2d.operator import AdaptivePool2DAttrs, begin, end, lengths
 from strategy.order import FLOATS
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import (
@@ -54,10 +54,6 @@ def space(
     )
 
 
-def _lengths(extent: int, size: int) -> list[int]:
-    return [end(i, extent, size) - begin(i, extent, size) for i in range(size)]
-
-
 def compute(
     mean: bool, attrs: AdaptivePool2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
@@ -72,14 +68,14 @@ def compute(
     def pooled(read: Any, axis: int, index: Sequence[Any]) -> Any:
         """The reduction along an axis of the layout of the window that an index counts."""
         extent, size, i = shape[axis], out_type.concrete_shape[axis], index[axis]
-        lengths, first = _lengths(extent, size), begin(i, extent, size)
+        (shortest, longest), first = lengths(extent, size), begin(i, extent, size)
 
         def at(place: Any) -> Any:
             return read(*index[:axis], place, *index[axis + 1 :])
 
-        values = [at(first + k) for k in range(min(lengths))]
-        if max(lengths) > min(lengths):
-            last = first + min(lengths)
+        values = [at(first + k) for k in range(shortest)]
+        if longest > shortest:
+            last = first + shortest
             inside = last < end(i, extent, size)
             values.append(tirx.Select(inside, at(tirx.min(last, extent - 1)), found.identity(dtype)))
         return found.join(values)
@@ -134,10 +130,10 @@ def _add(
     if data.dtype not in FLOATS or not all(d.is_constant and int(d) >= 1 for d in data.shape):
         return
     axes = [attrs.layout.index(axis) for axis in "HW"]
-    lengths = [
-        max(_lengths(int(data.shape[axis]), size)) for axis, size in zip(axes, attrs.output_size, strict=True)
+    longest = [
+        lengths(int(data.shape[axis]), size)[1] for axis, size in zip(axes, attrs.output_size, strict=True)
     ]
-    if max(lengths) <= _LONGEST_WINDOW:
+    if max(longest) <= _LONGEST_WINDOW:
         strategy.add_implementation(
             partial(compute, mean), schedule, "adaptive_pool2d_row.cpu", 12, space=space, symbolic=False
         )
