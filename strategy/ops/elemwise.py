@@ -229,7 +229,7 @@ sigmoid = register_unary(
 )
 tanh = register_unary(
     "tanh", "The hyperbolic tangent of each element.", numpy_function("tanh"),
-    lambda orig, grad: grad * (ones_like(orig) - orig * orig), vector=elementary.tanh,
+    lambda orig, grad: grad * (ones_like(orig) - orig * orig), vector=elementary.tanh, changes=1,
 )
 erf = register_unary(
     "erf", "The error function of each element.", reference_erf, _erf_grad,
@@ -245,7 +245,7 @@ cos: Unary = register_unary(
 )
 atan = register_unary(
     "atan", "The inverse tangent of each element.", numpy_function("arctan"),
-    lambda orig, grad: grad / (like(orig, 1) + orig.args[0] * orig.args[0]), vector=elementary.atan,
+    lambda orig, grad: grad / (like(orig, 1) + orig.args[0] * orig.args[0]), vector=elementary.atan, changes=1,
 )
 floor = register_unary(
     "floor", "The largest integer that is not above each element.", numpy_function("floor"), vector=_vector("floor")
