@@ -10,8 +10,8 @@ As in `conv2d_nchw_spatial_pack.cpu`, output channels are in the vector lanes, a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from strategy.cpu.skipping import skip_zero_terms
 from strategy.cpu.tile import (
@@ -28,6 +28,7 @@ from strategy.cpu.tile import (
     width_knob,
 )
 from strategy.cpu.turn import turn, turned_width
+from strategy.ops.conv2d.axis import Axis
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import copy_by_vectors, pad_zeros, put_in_order
 from strategy.ops.conv2d.product import BLOCKS, Geometry, split_groups
@@ -53,51 +54,12 @@ _LEAST = 16  # channels of a block
 _DEEP = 1280  # of a window of one pixel
 
 
-class _Axis(NamedTuple):
-    """Rows or columns: extents of image, output and window, and what relates them."""
-
-    image: int
-    out: int
-    window: int
-    stride: int
-    dilation: int
-    before: int
-
-    def place(self, out: Any, tap: Any) -> Any:
-        """The place of the image that an output sees of a tap; before 0 or beyond the image is padding."""
-        return out * self.stride + tap * self.dilation - self.before
-
-    def seen(self, count: int) -> int:
-        """The number of tiles of `count` outputs that see something of the image, over all taps."""
-        return sum(len(tiles) for _, tiles in self._seeing(count))
-
-    def sees_padding(self, count: int) -> bool:
-        """Return whether a tile of `count` outputs sees nothing of the image at some tap."""
-        return self.seen(count) < -(-self.out // count) * self.window
-
-    def padding(self, count: int) -> tuple[int, int]:
-        """The zeros before and behind, that tiles of `count` outputs read which see something of the image."""
-        seen = [
-            self.place(tile * count, tap)
-            for tap, tiles in self._seeing(count) if tiles for tile in (tiles[0], tiles[-1])
-        ]
-        return max(-min(seen), 0), max(max(seen) + (count - 1) * self.stride + 1 - self.image, 0)
-
-    def _seeing(self, count: int) -> Iterator[tuple[int, range]]:
-        """The taps, each with the tiles of `count` outputs that see something of the image."""
-        step, reach = count * self.stride, (count - 1) * self.stride
-        for tap in range(self.window):
-            first = self.place(0, tap)
-            begin, end = -((first + reach) // step), -((first - self.image) // step)
-            yield tap, range(max(begin, 0), min(end, -(-self.out // count)))
-
-
-def _axes(attrs: Conv2DAttrs, image: Sequence[Any], geometry: Geometry) -> tuple[_Axis, _Axis]:
+def _axes(attrs: Conv2DAttrs, image: Sequence[Any], geometry: Geometry) -> tuple[Axis, Axis]:
     """Rows and columns."""
     extents = zip(image, (geometry.out_h, geometry.out_w), (geometry.kernel_h, geometry.kernel_w), strict=True)
     steps = zip(attrs.strides, attrs.dilation, attrs.padding[:2], strict=True)
     down, across = (
-        _Axis(int(extent), out, window, *step) for (extent, out, window), step in zip(extents, steps, strict=True)
+        Axis(int(extent), out, window, *step) for (extent, out, window), step in zip(extents, steps, strict=True)
     )
     return down, across
 

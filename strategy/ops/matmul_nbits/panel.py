@@ -8,6 +8,7 @@ number for each block of a row. An instruction for bytes multiplies weights of 4
 bits, too: by the three digits, each a byte, of a number in units of 2⁻²³ of the largest of its block. Blocks with
 infinities, NaN, or numbers too small for such units are multiplied as floats.
 """
+# Over 300 lines: one function in loops, whose parts share its extents.
 
 from __future__ import annotations
 
