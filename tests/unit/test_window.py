@@ -38,7 +38,7 @@ def test_blocks_whose_squares_are_too_large_are_refused_by_their_size(op: str, v
 
 
 @pytest.mark.parametrize(("op", "attrs"), [
-    ("conv2d", {"padding": [2**24, 1]}), ("adaptive_avg_pool2d", {"output_size": [2**31 - 1, 1]}),
+    ("conv2d", {"padding": [2**24, 1]}), ("adaptive_avg_pool2d", {"output_size": [2**24, 1]}),
 ])
 def test_spaces_of_very_many_windows_take_no_longer_than_others(op: str, attrs: dict[str, Any]) -> None:
     """Windows are counted, not looked at one by one, which took minutes."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy.attrs import Attrs, field
+from strategy.attrs import REQUIRED, Attrs, field
 from strategy.document import documented
 from strategy.expr import Call, Constant, Expr, call
 from strategy.gradient import gradient, register_gradient
@@ -31,7 +31,7 @@ from strategy.ops.matmul import matmul
 from strategy.ops.reduce import max as reduce_max
 from strategy.ops.reshape import reshape
 from strategy.ops.take import take
-from strategy.ops.window import pair
+from strategy.ops.window import distances
 from strategy.order import largest, lowest
 from strategy.pattern import in_float32, register_reduce_schedule
 from strategy.reference import widened
@@ -43,7 +43,7 @@ from strategy.types import Dim, TensorType, Type
 class AdaptivePool2DAttrs(Attrs):
     """Attributes of adaptive pooling. One number stands for both axes."""
 
-    output_size: tuple[int, int] = field(description="Height and width of the result", lower=1, form=pair)
+    output_size: tuple[int, int] = distances(REQUIRED, "Height and width of the result")
     layout: str = field(PLAIN, "The order of the data's axes, and of the result's", choices=LAYOUTS)
 
 
