@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx
 import onnx.checker
+import onnx.helper
 from google.protobuf.message import DecodeError
 
 from plevel.onnx.types import nested
@@ -21,6 +22,9 @@ from strategy.types import MAX_ELEMENTS
 _MOST_NODES = 1 << 20
 MAX_BYTES = 2**31 - 1  # of a protobuf message
 _MOST_PIPED = 256 << 20
+_STANDARD = ("", "ai.onnx")
+_RUNTIME = "com.microsoft"
+_LAYER_NORM = 17  # the operator set that has it
 
 
 Dims = Mapping[str, int | tuple[int, str]]
@@ -46,17 +50,40 @@ def read_model(path: Path, dims: Dims) -> tuple[Any, Symbols]:
     external = [t for t in _tensors(model.graph) if t.data_location == onnx.TensorProto.EXTERNAL]
     for tensor in external:
         _check_external(tensor, path.parent)
+    own = _runtime_nodes(model)
     try:
-        onnx.checker.check_model(str(path) if external else model)
+        if not own:
+            onnx.checker.check_model(str(path) if external else model)
         for tensor in external:
             onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
             tensor.data_location = onnx.TensorProto.DEFAULT
+        if own:
+            _check_with(model, own)
     except (onnx.checker.ValidationError, OSError, ValueError, RuntimeError) as error:
         raise NetworkError(f"no valid ONNX model: {_short(error)}") from error
     _require_few_calls(model)
     _require_few_parts(model)
     symbols = _fix_sizes(model.graph, dims)
     return model, symbols
+
+
+def _runtime_nodes(model: Any) -> list[Any]:
+    """The norms that ONNX Runtime's optimizer writes into ONNX's own domain, where ONNX does not have them yet."""
+    version = next((o.version for o in model.opset_import if o.domain in _STANDARD), 1)
+    lacked = {"SimplifiedLayerNormalization"} | ({"LayerNormalization"} if version < _LAYER_NORM else set())
+    return [n for g in nested(model.graph) for n in g.node if n.op_type in lacked and n.domain in _STANDARD]
+
+
+def _check_with(model: Any, own: Sequence[Any]) -> None:
+    """Check a model whose `own` nodes ONNX does not know: as those of ONNX Runtime's domain."""
+    domains = [node.domain for node in own]
+    if all(o.domain != _RUNTIME for o in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid(_RUNTIME, 1))
+    for node in own:
+        node.domain = _RUNTIME
+    onnx.checker.check_model(model)
+    for node, domain in zip(own, domains, strict=True):
+        node.domain = domain
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,15 @@ def _lp_pool(node: Node, x: Expr) -> Expr:
     return total if order == 1 else call("sqrt", total) if order == 2 else call("power", total, number(1 / order, x))
 
 
-@register("GridSample")
+@register("GlobalLpPool")
+def _global_lp_pool(node: Node, x: Expr) -> Expr:
+    order, axes = node.get("p", 2), tuple(range(2, len(extents(x))))
+    powers = call("multiply", x, x) if order == 2 else call("power", call("abs", x), number(order, x))
+    total = call("sum", powers, axis=axes, keepdims=True)
+    return call("sqrt", total) if order == 2 else call("power", total, number(1 / order, x))
+
+
+@register("GridSample", "com.microsoft.GridSample")
 def _grid_sample(node: Node, x: Expr, grid: Expr) -> Expr:
     if len(extents(x)) not in (4, 5):
         raise NetworkError(f"an image of {len(extents(x)) - 2} dimensions is sampled: plevel has two and three")

@@ -45,7 +45,7 @@ def _tile(node: Node, x: Expr, times: Expr) -> Expr:
     return layer.tile(x, [int(n) for n in constant(times, "repeats")])
 
 
-@register("Trilu")
+@register("Trilu", "com.microsoft.Trilu")
 def _trilu(node: Node, x: Expr, diagonal: Expr | None = None) -> Expr:
     k = 0 if diagonal is None else int(constant(diagonal, "k").item())
     return call("trilu", x, k=k, upper=bool(node.get("upper", 1)))
@@ -171,6 +171,17 @@ def _gather(node: Node, x: Expr, indices: Expr) -> Expr:
     return call("take", x, indices, axis=axis, mode="wrap")  # from the end where negative
 
 
+@register("Compress")
+def _compress(node: Node, x: Expr, condition: Expr) -> Expr:
+    """The entries of an axis, or of all elements, at which a constant holds."""
+    axis = node.get("axis")
+    x, axis = (layer.reshape(x, (-1,)), 0) if axis is None else (x, axis)
+    places = np.flatnonzero(constant(condition, "the condition"))
+    if node.sizes is not None:
+        node.limits.append((int(places.max(initial=-1)) + 1, extents(x)[axis]))
+    return call("take", x, Constant(places.astype(np.int64)), axis=axis)
+
+
 @register("GatherElements")
 def _gather_elements(node: Node, x: Expr, indices: Expr) -> Expr:
     """The indices may have less rows than the tensor."""
@@ -191,7 +202,7 @@ def _one_hot(node: Node, indices: Expr, depth: Expr, values: Expr) -> Expr:
     return call("where", hit, on, off)
 
 
-@register("GatherND")
+@register("GatherND", "com.microsoft.GatherND")
 def _gather_nd(node: Node, x: Expr, indices: Expr) -> Expr:
     """The coordinates stand on the last axis of the indices, and on the first of plevel's."""
     rank, batch = len(extents(indices)), node.get("batch_dims", 0)

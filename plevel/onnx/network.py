@@ -19,8 +19,10 @@ import onnx.shape_inference
 
 from plevel.comparison import Reference, make_inputs
 from plevel.onnx import (  # noqa: F401  (they register their operators)
+    attention,
     elementary,
     image,
+    microsoft,
     movement,
     operator,
     quantized,

@@ -44,7 +44,7 @@ def _quantity(value: Expr | None, dtype: str) -> Constant:
     return Constant(found.reshape(()) if found.size == 1 else found)
 
 
-@register("QuantizeLinear")
+@register("QuantizeLinear", "com.microsoft.QuantizeLinear")
 def _quantize(node: Node, x: Expr, scale: Expr, zero_point: Expr | None = None) -> Expr:
     dtype = _named_dtype(node) or "uint8" if zero_point is None else zero_point.tensor_type.dtype
     if dtype not in _BYTES or not _is_plain(scale, zero_point):
@@ -107,7 +107,7 @@ def _named_dtype(node: Node) -> str | None:
     return onnx.helper.tensor_dtype_to_np_dtype(named).name if named else None
 
 
-@register("DequantizeLinear")
+@register("DequantizeLinear", "com.microsoft.DequantizeLinear")
 def _dequantize(node: Node, x: Expr, scale: Expr, zero_point: Expr | None = None) -> Expr:
     if x.tensor_type.dtype in (*_BYTES, "int32") and _is_plain(scale, zero_point):
         given = _quantity(scale, "float32"), _quantity(zero_point, "int32")
@@ -277,6 +277,46 @@ def _qgemm(
     factor = math.prod(_quantity(v, "float32").value for v in (x_scale, y_scale))
     numbers = call("cast", sums, dtype="float32")
     return call("multiply", numbers, Constant(np.asarray(factor, np.float32)))
+
+
+@register("com.microsoft.MatMulIntegerToFloat")
+def _matmul_integer_to_float(
+    node: Node, x: Expr, y: Expr, x_scale: Expr, y_scale: Expr, x_zero_point: Expr | None = None,
+    y_zero_point: Expr | None = None, bias: Expr | None = None,
+) -> Expr:
+    """The product of integers times the scale of the data, and that of the weight or of each of its columns."""
+    if math.prod(extents(x_scale)) != 1:
+        raise NetworkError("scales of rows: plevel takes one of the data, one of the weight or of each of its columns")
+    sums, shape = _sums(x, y, x_zero_point, y_zero_point)
+    columns = () if math.prod(extents(y_scale)) == 1 else (shape[-1],)
+    factor = call("multiply", layer.reshape(x_scale, ()), layer.reshape(y_scale, columns))
+    found = call("multiply", call("cast", sums, dtype=factor.tensor_type.dtype), factor)
+    if bias is not None:
+        found = layer.add_bias(found, bias) if len(extents(found)) == 2 else call("add", found, bias)
+    return layer.reshape(found, shape)
+
+
+@register("com.microsoft.DynamicQuantizeMatMul")
+def _dynamic_quantize_matmul(
+    node: Node, x: Expr, y: Expr, y_scale: Expr, y_zero_point: Expr | None = None, bias: Expr | None = None
+) -> Expr:
+    numbers, scale, point = _dynamic_quantize(node, x)
+    return _matmul_integer_to_float(node, numbers, y, scale, y_scale, point, y_zero_point, bias)
+
+
+@register("com.microsoft.QLinearSoftmax")
+def _qlinear_softmax(node: Node, x: Expr, scale: Expr, zero_point: Expr | None, *of_y: Expr | None) -> Expr:
+    rank = len(extents(x))
+    axis = node.get("axis", -1) % rank
+    if node.get("opset", 13) < 13 and axis != rank - 1:
+        raise NetworkError("a softmax of several axes together: export the model with an operator set of 13 or later")
+    return _requantized_number(call("softmax", _dequantized(x, scale, zero_point), axis=axis), *of_y)
+
+
+@register("com.microsoft.QLinearWhere")
+def _qlinear_where(node: Node, condition: Expr, *given: Expr | None) -> Expr:
+    x, y = (_dequantized(*given[i : i + 3]) for i in (0, 3))
+    return _requantized_number(call("where", condition, x, y), *given[6:])
 
 
 @register("com.microsoft.MatMulNBits")
