@@ -43,7 +43,7 @@ from plevel.torch.symbol import (
     read_number,
     resized,
 )
-from strategy.expr import Constant, Expr, Tuple, Var
+from strategy.expr import Constant, Expr, Tuple, Var, call
 from strategy.network import layer
 from strategy.network.derivation import derive_all
 from strategy.network.graph import Network, NetworkError
@@ -54,6 +54,7 @@ from strategy.table import show_number
 from strategy.types import DTYPES
 
 aten = torch.ops.aten
+_COND = torch.ops.higher_order.cond
 MOST_BYTES = 2**30  # of weights: a library holds them all, packed
 # Kept as they are: plevel has an operator for them, or better parts than PyTorch's decomposition.
 _WHOLE = (
@@ -220,10 +221,16 @@ def _stateful(spec: Any) -> NetworkError:
 
 def _drop_claims(plain: ExportedProgram) -> None:
     """Leave out claims, and what is computed for them alone."""
-    for node in _nodes(plain, "call_function"):
-        if node.target in _CLAIMS:
-            plain.graph.erase_node(node)
-    plain.graph.eliminate_dead_code()
+    for module in _modules(plain):
+        for node in list(module.graph.nodes):
+            if node.op == "call_function" and node.target in _CLAIMS:
+                module.graph.erase_node(node)
+        module.graph.eliminate_dead_code()
+
+
+def _modules(program: ExportedProgram) -> list[GraphModule]:
+    """A program's graph, and those of the branches in it."""
+    return [module for module in program.graph_module.modules() if isinstance(module, GraphModule)]
 
 
 def _fixed(plain: ExportedProgram) -> set[int]:
@@ -248,7 +255,17 @@ def _import(plain: ExportedProgram, at: Binding) -> tuple[Network, dict[Any, Any
         elif node.users:
             values[node] = _constant(_held(plain, spec))
         names.update({values[node]: node.name} if isinstance(values.get(node), Expr) else {})
-    for node in _nodes(plain, "call_function"):
+    _compute(plain.graph_module, values, names, at)
+    return Network(tuple(inputs), _outputs(plain, values), names), values
+
+
+def _compute(module: GraphModule, values: dict[Any, Any], names: dict[Expr, str], at: Binding) -> None:
+    """Add the values of a graph's nodes, and their names, to those of its inputs."""
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            values[node] = getattr(module, node.target)  # a branch
+        if node.op != "call_function":
+            continue
         if isinstance(node.meta.get("val"), SYMBOLIC):
             try:
                 values[node] = read_number(node.meta["val"], at)
@@ -264,12 +281,36 @@ def _import(plain: ExportedProgram, at: Binding) -> tuple[Network, dict[Any, Any
         if node.target is aten.as_strided.default:
             args = (*args[:3], *_memory(node, args, at))
         try:
-            values[node] = _call(node, args, kwargs, at)
+            values[node] = _choose(node, *args, at) if node.target is _COND else _call(node, args, kwargs, at)
         except _REFUSED as error:
             raise NetworkError(f"{node.name} ({node.target}): {error}") from error
         if isinstance(values[node], Expr) and not isinstance(values[node], Tuple):
             names[values[node]] = node.name
-    return Network(tuple(inputs), _outputs(plain, values), names), values
+
+
+def _choose(
+    node: Any, condition: Any, yes: GraphModule, no: GraphModule, operands: Sequence[Any], at: Binding
+) -> tuple[Any, ...]:
+    """The values of one branch if the condition is constant, else of both, of which one each is taken at the call."""
+    if isinstance(node.args[0], torch.fx.Node) and isinstance(node.args[0].meta["val"], SYMBOLIC):
+        raise NetworkError("its condition depends on a symbolic size: export the model with that size fixed")
+    if not isinstance(condition, Expr):
+        return _branch(yes if condition else no, operands, at)
+    chosen, found = layer.reshape(condition, ()), []
+    for x, y in zip(_branch(yes, operands, at), _branch(no, operands, at), strict=True):
+        if isinstance(x, Expr) and isinstance(y, Expr) and x.tensor_type == y.tensor_type:
+            found.append(call("where", chosen, x, y))
+        elif x is y is None:
+            found.append(None)
+        else:
+            raise NetworkError("its branches give values of different types: export the model with one of them")
+    return tuple(found)
+
+
+def _branch(module: GraphModule, operands: Sequence[Any], at: Binding) -> tuple[Any, ...]:
+    values: dict[Any, Any] = dict(zip(module.graph.find_nodes(op="placeholder"), operands, strict=True))
+    _compute(module, values, {}, at)
+    return tuple(torch.fx.map_arg(module.graph.output_node().args[0], lambda n: values[n]))
 
 
 def _nodes(program: ExportedProgram, kind: str) -> list[Any]:
@@ -330,9 +371,10 @@ def _refuse_unknown(program: ExportedProgram) -> None:
     known_names = OPERATORS.keys() | COMPLEX
     unknown = Counter(
         str(node.target)
-        for node in _nodes(program, "call_function")
+        for module in _modules(program)
+        for node in module.graph.find_nodes(op="call_function")
         if str(node.target) not in known_names
-        and node.target is not operator.getitem
+        and node.target not in (operator.getitem, _COND)
         and not isinstance(node.meta.get("val"), SYMBOLIC)
         and not _is_made(node)
     )

@@ -558,6 +558,12 @@ COMPUTED = {
     "buckets of distances": (
         lambda x: x + torch.where(COUNTS < 1, COUNTS, torch.arange(32).view(4, 8).log().long() * COUNTS), X
     ),
+    "branches": (
+        lambda x, b: [
+            torch.cond(test, lambda x: (x.sin(), x[0]), lambda x: (x * 2, x[1] + 1), (x,))
+            for test in (b[0], b[1], (x.sum() > 1).logical_not())
+        ], X, torch.tensor([True, False]),
+    ),
     "an input named as an output": (lambda output: output * 2, X),
     "an input unchanged": (lambda x: (x, x.view(8, 4), x + 1), X),
 }
@@ -675,6 +681,14 @@ def test_what_is_not_computed_is_refused_by_name(message: str) -> None:
     called, *inputs = REFUSED[message]
     with pytest.raises(NetworkError, match=message):
         import_program(torch.export.export(Calls(called), tuple(inputs)))
+
+
+def test_a_branch_by_a_symbolic_size_is_refused() -> None:
+    model = Calls(lambda x: torch.cond(x.shape[0] > 5, lambda x: x.sin(), lambda x: x * 2, (x,)))
+    sizes = {0: torch.export.Dim("n", min=2, max=64)}
+    program = torch.export.export(model, (X,), dynamic_shapes=((sizes,),))
+    with pytest.raises(NetworkError, match="its condition depends on a symbolic size"):
+        import_program(program)
 
 
 @pytest.mark.sample(2)
