@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -23,21 +21,11 @@ from strategy.network.graph import NetworkError
 from strategy.network.size import PROBED, Sizes
 
 FOLDED = 1 << 28  # elements of a constant that is computed
-_SHOWN = 1024  # elements of a constant that may say how large an output is
-_MOST_PARTS = 64  # of a number that a size is multiplied by, so that no float is rounded
-WIDE = (np.float32, np.float64)  # dtypes that have all sizes below 2²⁴
+SHOWN = 1024  # elements of a constant that may say how large an output is
 # Equal, smaller and greater than each other, below most numbers, and with different rests.
 _TRIED = ((1, 1, 1), (2, 3, 5), (7, 5, 3), (4, 8, 6), (13, 12, 10))
 
 Given = Mapping[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Part:
-    """An extent divided by a number."""
-
-    extent: Extent
-    divisor: int
 
 
 class FailedError(NetworkError):
@@ -60,10 +48,10 @@ def compute(node: Any, given: Given, opsets: Mapping[str, int], sizes: Sizes | N
         FailedError: the reference fails.
         SizeError: an output is no sum of products of sizes, such as the lesser of a size and a number.
     """
-    found = _run(node, given, opsets)
+    found = run_node(node, given, opsets)
     if sizes is not None and any(is_symbolic(array, sizes) for array in given.values()):
         for values in (tried[: len(sizes.probes)] for tried in _TRIED):
-            actual = _run(node, {name: _at(array, sizes, values) for name, array in given.items()}, opsets)
+            actual = run_node(node, {name: _at(array, sizes, values) for name, array in given.items()}, opsets)
             if not all(map(np.array_equal, (_at(array, sizes, values) for array in found), actual)):
                 raise SizeError("its value depends on a symbolic size and is no sum of products of sizes")
     return found
@@ -71,48 +59,10 @@ def compute(node: Any, given: Given, opsets: Mapping[str, int], sizes: Sizes | N
 
 def quotients(node: Any, given: Given, sizes: Sizes) -> list[Extent]:
     """The quotients of sizes by numbers that a node computes, of integers."""
-    if node.op_type != "Div" or any(array.dtype.kind not in "iu" or array.size > _SHOWN for array in given.values()):
+    if node.op_type != "Div" or any(array.dtype.kind not in "iu" or array.size > SHOWN for array in given.values()):
         return []
-    pairs = [(_encode(int(x), sizes), int(y)) for x, y in np.broadcast(*(given[n] for n in node.input)) if x > 0]
+    pairs = [(encode(int(x), sizes), int(y)) for x, y in np.broadcast(*(given[n] for n in node.input)) if x > 0]
     return [extent // by for extent, by in pairs if isinstance(extent, Extent) and 0 < by < PROBED]
-
-
-def parts_of(node: Any, given: Given, sizes: Sizes) -> np.ndarray | None:
-    """The parts of sizes that a product or quotient of floats has, such as half of one; None for another node.
-
-    A quotient of integers below 2²⁴ is rounded to no integer that it is not.
-    """
-    if node.op_type not in ("Div", "Mul") or any(a.dtype not in WIDE or a.size > _SHOWN for a in given.values()):
-        return None
-    pairs = np.broadcast(*(given[name] for name in node.input))
-    found = np.empty(pairs.shape, object)
-    for i, (x, y) in enumerate(pairs):
-        one, other = _part(x, sizes), _part(y, sizes)
-        if one is None or other is None or (node.op_type == "Div" and other.extent.variables):
-            return None
-        extent, divisor = one.extent * other.extent, one.divisor * other.divisor
-        if node.op_type == "Div":
-            extent, divisor = one.extent * other.divisor, one.divisor * other.extent.at(())
-        found.reshape(-1)[i] = Part(extent, divisor)
-    return found
-
-
-def _part(value: Any, sizes: Sizes) -> Part | None:
-    """A size, or a number above 0 of few parts; None for another number."""
-    if not (math.isfinite(value) and value > 0):
-        return None
-    ratio = Fraction(float(value))
-    if isinstance(extent := _encode(float(value), sizes), Extent):
-        return Part(extent, 1)
-    return Part(Extent.number(ratio.numerator), ratio.denominator) if ratio.denominator <= _MOST_PARTS else None
-
-
-def rounded(node: Any, parts: np.ndarray) -> list[Extent] | None:
-    """The extents that a node rounds parts of sizes to, up or down; None for a node that does not."""
-    if node.op_type not in ("Cast", "Ceil", "Floor"):
-        return None
-    up = node.op_type == "Ceil"
-    return [(part.extent + up * (part.divisor - 1)) // part.divisor for part in parts.reshape(-1)]
 
 
 def compute_at_call(array: np.ndarray, sizes: Sizes) -> Expr:
@@ -128,7 +78,7 @@ def large_numbers(graph: Any) -> Iterator[int]:
     given = [a for g in graphs for node in g.node if node.op_type == "Constant" for a in node.attribute]
     values = [n for a in given for n in (a.f, a.i)]
     for tensor in (*(t for g in graphs for t in g.initializer), *(a.t for a in given if a.HasField("t"))):
-        if math.prod(tensor.dims) <= _SHOWN:
+        if math.prod(tensor.dims) <= SHOWN:
             with suppress(ValueError, TypeError):  # of one that is broken, as its reader says
                 values += onnx.numpy_helper.to_array(tensor).reshape(-1).tolist()
     for value in values:
@@ -138,7 +88,7 @@ def large_numbers(graph: Any) -> Iterator[int]:
 
 def _number(value: Any, sizes: Sizes) -> Expr:
     """A number in float64, which has all integers up to 2⁵³."""
-    extent = _encode(value, sizes)
+    extent = encode(value, sizes)
     if not isinstance(extent, Extent):
         return Constant(np.asarray(value, "float64"))
     found = _counted(extent, sizes)
@@ -160,7 +110,7 @@ def _counted(extent: Extent, sizes: Sizes) -> Expr:
     return found
 
 
-def _run(node: Any, given: Given, opsets: Mapping[str, int]) -> list[np.ndarray]:
+def run_node(node: Any, given: Given, opsets: Mapping[str, int]) -> list[np.ndarray]:
     from onnx.reference import ReferenceEvaluator
 
     graph = onnx.helper.make_graph(
@@ -170,7 +120,7 @@ def _run(node: Any, given: Given, opsets: Mapping[str, int]) -> list[np.ndarray]
     )
     imports = [onnx.helper.make_opsetid("" if d == "ai.onnx" else d, v) for d, v in opsets.items()]
     model = onnx.helper.make_model(graph, opset_imports=imports)
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(x, n) for n, x in given.items() if x.size <= _SHOWN)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(x, n) for n, x in given.items() if x.size <= SHOWN)
     if _size(model, node.output) > FOLDED:
         raise NetworkError(f"it gives a constant of more than {FOLDED} elements: make it an initializer")
     try:
@@ -182,14 +132,14 @@ def _run(node: Any, given: Given, opsets: Mapping[str, int]) -> list[np.ndarray]
 
 def is_symbolic(array: np.ndarray, sizes: Sizes) -> bool:
     """Return whether numbers of a constant stand for symbolic sizes."""
-    return array.size <= _SHOWN and any(isinstance(_encode(v, sizes), Extent) for v in array.reshape(-1).tolist())
+    return array.size <= SHOWN and any(isinstance(encode(v, sizes), Extent) for v in array.reshape(-1).tolist())
 
 
 def _at(array: np.ndarray, sizes: Sizes, values: Sequence[int]) -> np.ndarray:
     """A constant as it is at these values of the sizes."""
     if not is_symbolic(array, sizes):
         return array
-    found = [_encode(value, sizes) for value in array.reshape(-1).tolist()]
+    found = [encode(value, sizes) for value in array.reshape(-1).tolist()]
     each = [
         (-extent.at(values) if value < 0 else extent.at(values)) if isinstance(extent, Extent) else value
         for value, extent in zip(array.reshape(-1).tolist(), found, strict=True)
@@ -197,7 +147,7 @@ def _at(array: np.ndarray, sizes: Sizes, values: Sequence[int]) -> np.ndarray:
     return np.array(each, array.dtype).reshape(array.shape)
 
 
-def _encode(value: Any, sizes: Sizes) -> int | Extent | None:
+def encode(value: Any, sizes: Sizes) -> int | Extent | None:
     """The size that a number, or its opposite, stands for; None where it is no whole one."""
     if isinstance(value, float) and not value.is_integer():
         return None

@@ -295,13 +295,40 @@ def _counted(indices: Expr, extent: int) -> Expr:
     return call("where", below, call("add", indices, layer.count(extent, indices)), indices)
 
 
+def _symbolic_begin(
+    node: Node, x: Expr, axis: int, of: list[int], pair: tuple[int, int], pads: Expr | None
+) -> Expr | None:
+    """What goes before an axis, as it is computed at the call, if a width depends on a symbolic size."""
+    if node.sizes is None or axis not in of:
+        return None
+    if is_symbolic(np.asarray(pair), node.sizes):
+        return compute_at_call(np.asarray(pair[0]), node.sizes)
+    place, shares = of.index(axis), node.parts[1] if len(node.parts) > 1 else None
+    if shares is None or pads is None:
+        return None
+    widths = shares[place].extent + shares[place + len(of)].extent
+    if not widths.variables:
+        return None
+    node.known.append(widths + node.sizes.encode(extents(x)[axis]))
+    return layer.reshape(layer.take_slice(pads, 0, place, place + 1), ())
+
+
+def _at_probes(node: Node, parts: np.ndarray) -> list[int]:
+    """The whole numbers that parts of sizes are where numbers stand for the sizes."""
+    assert node.sizes is not None
+    if any(part.divisor > 1 for part in parts):
+        raise NetworkError("a width that is a fraction of a size")
+    return [int(part.extent.at(node.sizes.probes)) for part in parts]
+
+
 @register("Pad")
 def _pad(
     node: Node, x: Expr, pads: Expr | None = None, value: Expr | None = None, axes: Expr | None = None
 ) -> Expr:
     """`pads` has what goes before each axis, then what goes behind; one below 0 takes elements away."""
     rank, mode = len(extents(x)), node.get("mode", "constant")
-    widths = integers(node, "pads", pads) or []
+    shares = node.parts[1] if len(node.parts) > 1 else None
+    widths = _at_probes(node, shares) if shares is not None else integers(node, "pads", pads) or []
     given = range(rank) if axes is None else [int(a) for a in constant(axes, "axes").reshape(-1)]
     of = [a % rank for a in given if -rank <= a < rank]
     if not len(given) == len(of) == len(set(of)) == len(widths) / 2:
@@ -311,11 +338,12 @@ def _pad(
         pairs[axis] = pair
     fill = node.get("value", 0.0) if value is None else constant(value, "constant_value").reshape(-1)[0]
     for axis, pair in enumerate(pairs):
-        if node.sizes is not None and is_symbolic(np.asarray(pair), node.sizes):
-            if mode != "constant":
-                raise NetworkError(f"mode {mode!r} by a symbolic width: plevel pads so by constant alone")
-            begin = compute_at_call(np.asarray(pair[0]), node.sizes)
-            x, pairs[axis] = layer.padded(x, axis, sum(pair) + extents(x)[axis], begin, float(fill)), (0, 0)
+        begin = _symbolic_begin(node, x, axis, of, pair, pads)
+        if begin is None:
+            continue
+        if mode != "constant":
+            raise NetworkError(f"mode {mode!r} by a symbolic width: plevel pads so by constant alone")
+        x, pairs[axis] = layer.padded(x, axis, sum(pair) + extents(x)[axis], begin, float(fill)), (0, 0)
     for axis, (before, behind) in enumerate(pairs):
         x = layer.take_slice(x, axis, max(0, -before), extents(x)[axis] - max(0, -behind))
     added = tuple((max(0, before), max(0, behind)) for before, behind in pairs)

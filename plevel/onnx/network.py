@@ -32,20 +32,18 @@ from plevel.onnx import (  # noqa: F401  (they register their operators)
     signal,
 )
 from plevel.onnx.constant import (
-    WIDE,
     FailedError,
     SizeError,
     compute,
     compute_at_call,
     is_symbolic,
     large_numbers,
-    parts_of,
     quotients,
-    rounded,
 )
 from plevel.onnx.control import CONTROL
 from plevel.onnx.file import Symbols
 from plevel.onnx.node import OPERATORS, Node
+from plevel.onnx.part import WIDE, parts_of
 from plevel.onnx.sequence import SEQUENCES
 from plevel.onnx.types import known_types, nested, own_graphs, read_type, within
 from strategy.expr import Constant, Expr, Tuple, Var, post_order
@@ -241,7 +239,7 @@ class _Importer:
                     self.numbers.update(node.output)
                 if node.op_type in _OF_VALUES:
                     args = [self._at_call(a) for a in args]
-                read = Node(node, self.opsets, self.sizes, self.limits)
+                read = Node(node, self.opsets, self.sizes, self.limits, [self.parts.get(name) for name in node.input])
                 found = function(read, *args)
                 self.sizes = self.sizes and self.sizes.knowing(read.known)
                 made = list(found) if isinstance(found, tuple | list) else [found]
@@ -295,8 +293,8 @@ class _Importer:
             return [Constant(extents[about.get("start", 0) : about.get("end", len(extents))])]
         for name in node.output:
             self.parts.pop(name, None)  # of an earlier step of a loop
-        if node.input and node.input[0] in self.parts:
-            return self._rounded(node, self.values[node.input[0]].tensor_type.dtype)
+        if not self.parts.keys().isdisjoint(node.input):
+            return self._of_parts(node, args)
         if any(a is not None and x is None for a, x in zip(args, arrays, strict=True)):
             return None
         if not _is_computable(node):
@@ -312,31 +310,38 @@ class _Importer:
         except SizeError:
             if node.op_type not in _OF_VALUES:
                 raise
-            assert self.sizes is not None
-            if (parts := parts_of(node, given, self.sizes)) is not None:
-                self.parts[node.output[0]] = parts
-            return None
+            return self._of_parts(node, args)
         except FailedError:
             if _name(node) in OPERATORS:
                 return None  # ONNX's reference refuses some of what ONNX has
             raise
         return [_constant(next(left), name) if name else None for name in node.output]
 
-    def _rounded(self, node: Any, dtype: str) -> list[Expr | None] | None:
-        """A constant for what a node makes of parts of sizes, of a dtype, where it rounds them; None for another."""
+    def _of_parts(self, node: Any, args: Sequence[Expr | None]) -> list[Expr | None] | None:
+        """A constant for the extents that a node makes of sizes and their parts; None where it makes others."""
         assert self.sizes is not None
-        parts = self.parts[node.input[0]]
+        given: list[np.ndarray | None] = []
+        for name, value in zip(node.input, args, strict=True):
+            if value is not None and name not in self.parts and not isinstance(value, Constant):
+                return None
+            given.append(self.parts.get(name, value.value if isinstance(value, Constant) else None))
+        if not args or args[0] is None:
+            return None
+        own = np.dtype(args[0].tensor_type.dtype)
         named = (onnx.helper.tensor_dtype_to_np_dtype(a.i) for a in node.attribute if a.name == "to")
-        to = next(named, np.dtype(dtype))
-        if node.op_type == "Cast" and to in WIDE:
+        to, parts = next(named, own), parts_of(node, given, own, self.sizes, self.opsets)
+        if parts is None:
+            return None
+        each = parts.reshape(-1).tolist()
+        if not all(part.is_extent(self.sizes) for part in each):
             self.parts[node.output[0]] = parts
             return None
-        found = rounded(node, parts)
-        if found is None or not (to.kind in "iu" or to in WIDE):
+        if not (to.kind in "iu" or to in WIDE):
             return None
-        self.sizes = self.sizes.knowing(found)
-        numbers = np.asarray([extent.at(self.sizes.probes) for extent in found]).reshape(parts.shape)
-        return [_constant(numbers.astype(to), node.output[0])]
+        probes = self.sizes.probes
+        numbers = [part.extent.at(probes) for part in each]
+        self.sizes = self.sizes.knowing(p.extent * (1 if n > 0 else -1) for p, n in zip(each, numbers, strict=True))
+        return [_constant(np.asarray(numbers).astype(to).reshape(parts.shape), node.output[0])]
 
     def _at_call(self, value: Expr | None) -> Expr | None:
         """A value; computed at the call where numbers of it stand for sizes."""

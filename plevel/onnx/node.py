@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx.helper
@@ -20,17 +20,19 @@ class Node:
     """A node's attributes, the version of its operator set, and the model's symbolic sizes if it has any.
 
     `count` is the number of its outputs, unnamed ones included. To `limits` a node adds pairs of extents, of which the
-    first must be at most the second, whatever the sizes; to `known` extents that no operator's type tells.
+    first must be at most the second, whatever the sizes; to `known` extents that no operator's type tells. `parts` has
+    for each input the arrays of its parts of sizes, or None.
     """
 
     def __init__(
-        self, node: Any, opsets: Mapping[str, int], sizes: Sizes | None, limits: list[tuple[int, int]]
+        self, node: Any, opsets: Mapping[str, int], sizes: Sizes | None, limits: list[tuple[int, int]],
+        parts: Sequence[Any] = (),
     ) -> None:
         self._attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         self.type = node.op_type
         self.version = opsets.get(node.domain or "ai.onnx", 1)
         self.count = len(node.output)
-        self.sizes, self.limits = sizes, limits
+        self.sizes, self.limits, self.parts = sizes, limits, parts
         self.known: list[Extent] = []
 
     def get(self, name: str, default: Any = None) -> Any:

@@ -25,8 +25,10 @@ from strategy.types import TensorType
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Binding = Mapping[Any, int]
 """The values of symbols."""
-_OF_FLOATS = {"FloatPow": "power", "FloatTrueDiv": "divide", "IntTrueDiv": "divide", "OpaqueUnaryFn_sqrt": "sqrt",
-              "Pow": "power", "ToFloat": "cast"}
+_OF_FLOATS = {
+    "CeilToInt": "ceil", "FloatPow": "power", "FloatTrueDiv": "divide", "FloorToInt": "floor", "IntTrueDiv": "divide",
+    "OpaqueUnaryFn_sqrt": "sqrt", "Pow": "power", "RoundToInt": "round", "ToFloat": "cast",
+}
 _FUNCTIONS = _OF_FLOATS | {
     "Add": "add", "CleanDiv": "floor_divide", "FloorDiv": "floor_divide", "Max": "maximum", "Min": "minimum",
     "Mod": "floor_mod", "Mul": "multiply", "PythonMod": "floor_mod",
@@ -120,6 +122,8 @@ def _formula(expression: Any, known: Mapping[Any, Extent], ranges: Mapping[Any, 
         return first // divisor, 1
     if name == "CeilToInt":
         return (first + divisor - 1) // divisor, 1
+    if name == "RoundToInt":
+        return first.rounded(divisor), 1
     if name in ("Pow", "PowByNatural") and operands[1].is_Integer and operands[1] > 0:
         name, others = "Mul", [(first, divisor)] * (int(operands[1]) - 1)
     if name == "Add":

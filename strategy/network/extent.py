@@ -115,6 +115,14 @@ class Extent:
     def __mod__(self, divisor: int) -> Extent:
         return self - (self // divisor) * divisor
 
+    def rounded(self, divisor: int) -> Extent:
+        """The integer nearest to the quotient; of two that are as near, the even one."""
+        if divisor % 2:
+            return (self * 2 + divisor) // (2 * divisor)
+        half = divisor // 2
+        odd = self + (2 * divisor - half)  # a multiple of twice the divisor where the even one is below
+        return (self + half) // divisor - odd // (2 * divisor) + (odd - 1) // (2 * divisor)
+
     def multiple(self, of: Extent) -> int:
         """The number of times that it is another extent; 0 if it is no multiple."""
         (_, own), (_, other) = (*self.terms[:1], *of.terms[:1]) if self.terms and of.terms else (((), 0), ((), 1))

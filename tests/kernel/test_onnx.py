@@ -433,6 +433,8 @@ def test_an_image_of_a_symbolic_size_is_resized(mode: str, tmp_path: Path, capsy
 HALVED: dict[str, tuple[list[str], str]] = {
     "cut off": (["Mul"], "n//2"), "down": (["Div", "Floor"], "n//2"), "up": (["Mul", "Ceil"], "(n + 1)//2"),
     "down, and again": (["Mul", "Floor", "Div", "Floor"], "n//4"), "a third": (["Third", "Ceil"], "(n + 2)//3"),
+    "half up": (["Mul", "More", "Floor"], "(n + 1)//2"), "twice": (["Mul", "Mul", "Neg", "Neg", "Ceil"], "(n + 3)//4"),
+    "to the even one": (["Mul", "Round"], "(n + 1)//2 + (n + 2)//4 - 1*((n + 3)//4)"),
 }
 
 
@@ -442,7 +444,7 @@ def test_an_image_is_resized_to_half_of_a_symbolic_size(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As exporters write the sizes of pyramids, which they compute in floats."""
-    operands = {"Mul": ("Mul", "half"), "Div": ("Div", "two"), "Third": ("Div", "three")}
+    operands = {"Mul": ("Mul", "half"), "Div": ("Div", "two"), "Third": ("Div", "three"), "More": ("Add", "half")}
     rounding, rows = HALVED[name]
     nodes = [
         helper.make_node("Shape", ["x"], ["v"], start=2, end=3), helper.make_node("Cast", ["v"], ["v0"], to=1)
@@ -461,6 +463,29 @@ def test_an_image_is_resized_to_half_of_a_symbolic_size(
     assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0, capsys.readouterr()
     assert "agree at sizes" in capsys.readouterr().out
     assert json.loads((tmp_path / "sizes.json").read_text())["outputs"][0]["shape"] == [rows, 4]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("before", [False, True])
+def test_an_axis_is_padded_to_a_multiple(
+    before: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As exporters write windows of pictures: the width is a rest, and no extent."""
+    pads = ["rest", "zero", "zero", "zero"] if before else ["zero", "zero", "rest", "zero"]
+    path = of_sizes(
+        tmp_path, *EXTENT, helper.make_node("Mod", ["shape", "four"], ["over"]),
+        helper.make_node("Sub", ["four", "over"], ["short"]), helper.make_node("Mod", ["short", "four"], ["rest"]),
+        helper.make_node("Concat", pads, ["pads"], axis=0), helper.make_node("Pad", ["x", "pads"], ["a"]),
+        helper.make_node("Reshape", ["a", "windows"], ["b"]), helper.make_node("ReduceMax", ["b"], ["y"], keepdims=0),
+        four=np.array([4]), zero=np.array([0]), windows=np.array([-1, 4, 4]),
+    )
+    nodes = onnx.load(path)
+    nodes.graph.node[-1].attribute.append(helper.make_attribute("axes", [1]))
+    onnx.save(nodes, path)
+    assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0, capsys.readouterr()
+    assert "agree at sizes" in capsys.readouterr().out
+    rows, _ = json.loads((tmp_path / "sizes.json").read_text())["outputs"][0]["shape"]
+    assert [eval(rows, {}, {"n": n}) for n in range(1, 10)] == [-(-n // 4) for n in range(1, 10)]
 
 
 @pytest.mark.sample(1)
