@@ -230,7 +230,7 @@ def _group_query_attention(
 def _cached(past: Expr | None, x: Expr, begins: Expr, whole: int) -> Expr:
     """A cache with new rows from a place of each batch entry on, and zeros behind them."""
     batch, groups, m, depth = extents(x)
-    if past is None or whole == m:
+    if past is None:
         return x
     before = extents(past)[2]
     if before != whole and max(before, whole) >= PROBED:
