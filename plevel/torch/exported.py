@@ -372,8 +372,9 @@ def _refuse_unknown(program: ExportedProgram) -> None:
     unknown = Counter(
         str(node.target)
         for module in _modules(program)
-        for node in module.graph.find_nodes(op="call_function")
-        if str(node.target) not in known_names
+        for node in module.graph.nodes
+        if node.op == "call_function"
+        and str(node.target) not in known_names
         and node.target not in (operator.getitem, _COND)
         and not isinstance(node.meta.get("val"), SYMBOLIC)
         and not _is_made(node)
