@@ -24,7 +24,7 @@ from strategy.network.scatter import (
     write_elements,
     write_rows,
 )
-from strategy.network.size import MOST
+from strategy.network.size import MOST, PROBED
 
 OPERATORS |= {
     "Transpose": lambda node, x: layer.transpose(x, node.get("perm", range(len(extents(x)))[::-1])),
@@ -37,6 +37,11 @@ def _reshape(node: Node, x: Expr, shape: Expr) -> Expr:
     given = [int(n) for n in constant(shape, "the shape")]
     if not node.get("allowzero", 0):
         given = [extents(x)[i] if n == 0 else n for i, n in enumerate(given)]
+    if node.sizes is not None and -1 in given:
+        others = math.prod(n for n in given if n != -1)
+        whole = math.prod((node.sizes.encode(n) for n in extents(x)), start=Extent.number(1))
+        if 0 < others < PROBED and any((left := whole // others).quotients):
+            node.known.append(left)
     return layer.reshape(x, given)
 
 

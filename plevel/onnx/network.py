@@ -333,7 +333,7 @@ class _Importer:
         if parts is None:
             return None
         each = parts.reshape(-1).tolist()
-        if not all(part.is_extent(self.sizes) for part in each):
+        if not all(part.is_extent for part in each):
             self.parts[node.output[0]] = parts
             return None
         if not (to.kind in "iu" or to in WIDE):

@@ -18,6 +18,7 @@ from strategy.network.size import Sizes
 
 WIDE = (np.float32, np.float64)  # dtypes that have all sizes below 2²⁴
 _MOST = 64  # parts of a number that a size is multiplied by, so that no float is rounded
+_LARGE = ((1 << 40) + 1, (1 << 42) + 3, (1 << 44) + 7)  # sizes
 _MOVES = frozenset({
     "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose",
     "Unsqueeze",
@@ -36,9 +37,10 @@ class Part:
         common = math.gcd(divisor, *(factor for _, factor in extent.terms))
         return cls(extent // common, divisor // common)
 
-    def is_extent(self, sizes: Sizes) -> bool:
-        """Return whether it is a number, or large enough at the sizes' probes to be told as an extent."""
-        return self.divisor == 1 and (not self.extent.variables or sizes.is_told(self.extent))
+    @property
+    def is_extent(self) -> bool:
+        """Return whether it is a whole number, and no rest: large at large sizes."""
+        return self.divisor == 1 and (not self.extent.variables or abs(self.extent.at(_LARGE)) >= min(_LARGE) >> 10)
 
 
 def parts_of(

@@ -113,7 +113,14 @@ class Extent:
         return whole + Extent.of(Quotient(rest, divisor))
 
     def __mod__(self, divisor: int) -> Extent:
-        return self - (self // divisor) * divisor
+        """The rest; of an opposite, as what is missing to a multiple: beside the extent, that multiple is left."""
+        rest = _sum((product, factor % divisor) for product, factor in self.terms)
+        factors = [factor for product, factor in rest.terms if product]
+        if not factors or 2 * min(factors) <= divisor:
+            return rest - (rest // divisor) * divisor
+        summand = dict(rest.terms).get((), 0)
+        opposite = _sum((product, divisor - factor) for product, factor in rest.terms if product)
+        return (opposite + (divisor - 1 - summand)) // divisor * divisor + summand - opposite
 
     def rounded(self, divisor: int) -> Extent:
         """The integer nearest to the quotient; of two that are as near, the even one."""

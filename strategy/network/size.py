@@ -99,10 +99,6 @@ class Sizes:
         found = self._decoder.decode((extent,)) if twin is None else self._joint_decoder.decode((extent, twin))
         return found if found is not None and found.variables else extent
 
-    def is_told(self, extent: Extent) -> bool:
-        """Return whether the extent, or its opposite, is so large at the probes that it is told from numbers."""
-        return abs(extent.at(self.probes)) >= PROBED
-
     def bytes(self, kind: TensorType, each: int) -> int | Extent:
         """The bytes of a tensor, of elements of so many."""
         found = Extent.number(each)
