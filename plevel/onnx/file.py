@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -23,12 +25,15 @@ _MOST_NODES = 1 << 20
 MAX_BYTES = 2**31 - 1  # of a protobuf message
 _MOST_PIPED = 256 << 20
 _STANDARD = ("", "ai.onnx")
+_TERM = re.compile(r"(?:(?P<factor>[1-9]\d{0,8})\s*\*\s*)?(?P<name>[A-Za-z_]\w*)|(?P<number>[1-9]\d{0,8})")
 _RUNTIME = "com.microsoft"
 _LAYER_NORM = 17  # the operator set that has it
 
 
 Dims = Mapping[str, int | tuple[int, str]]
 """Sizes by the names that a model has for them: numbers, or factors of symbolic sizes."""
+Formula = Mapping[str, int]
+"""A sum of symbolic sizes: the factor of each name, and a number as that of ''."""
 
 
 def read_model(path: Path, dims: Dims) -> tuple[Any, Symbols]:
@@ -88,25 +93,37 @@ def _check_with(model: Any, own: Sequence[Any]) -> None:
 
 @dataclass(frozen=True)
 class Symbols:
-    """The symbolic sizes of a model's inputs: their places in it by name, each with the factor that it has there."""
+    """The symbolic sizes of a model's inputs by name, and those axes that depend on them."""
 
-    places: Mapping[str, Sequence[tuple[Any, int]]]
+    names: tuple[str, ...]
+    axes: Sequence[tuple[Any, Formula]]
 
     def require_none(self) -> None:
         """Raise `NetworkError` where there are any."""
-        for symbol, ((dim, factor), *_) in self.places.items():
-            name = dim.dim_param
-            if (name, 1) == (symbol, factor):
-                raise NetworkError(f"an input has the symbolic size {name!r}: give it with --dim {name}=1")
+        for dim, formula in self.axes:
+            name, text = dim.dim_param, _shown(formula)
+            first = next(filter(None, formula))
+            if text in (name, name.replace(" ", "")):
+                raise NetworkError(f"an input has the symbolic size {name!r}: give it with --dim {first}=1")
             raise NetworkError(
-                f"an input's size {name!r} is {factor}*{symbol}: give it a number, such as --dim {name}={7 * factor}"
+                f"an input's size {name!r} is {text}: give it a number, such as --dim "
+                f"{name}={_value(formula, dict.fromkeys(formula, 7))}"
             )
 
     def bind(self, values: Sequence[int]) -> None:
         """Put numbers in the place of the sizes, in the order of their names."""
-        for dims, value in zip(self.places.values(), values, strict=True):
-            for dim, factor in dims:
-                dim.dim_value = factor * value  # in place of the name
+        at = dict(zip(self.names, values, strict=True))
+        for dim, formula in self.axes:
+            dim.dim_value = _value(formula, at)  # in place of the name
+
+
+def _shown(formula: Formula) -> str:
+    terms = [(name if factor == 1 else f"{factor}*{name}") if name else str(factor) for name, factor in formula.items()]
+    return "+".join(terms)
+
+
+def _value(formula: Formula, at: Mapping[str, int]) -> int:
+    return sum(factor * (at[name] if name else 1) for name, factor in formula.items())
 
 
 def _require_few_calls(model: Any) -> None:
@@ -163,29 +180,45 @@ def _check_external(tensor: Any, folder: Path) -> None:
         raise NetworkError(f"{tensor.name}: {location!r:.80} is shorter than its data")
 
 
-def _size(name: str, dims: Dims) -> tuple[int | tuple[int, str], list[str]]:
-    """A size, by the number of what it is a multiple of where that is given too; and the names that it depends on.
+def _formula(name: str, dims: Dims, used: set[str], within: tuple[str, ...] = ()) -> Formula:
+    """A size as the sum that its name says, such as "past + 1" or PyTorch's "32*s0", or by the sizes that are given.
+
+    Args:
+        used: to which the names are added that it depends on.
+        within: the names that are multiples of it.
 
     Raises:
         NetworkError: names depend on each other.
     """
-    factor, used = 1, [name]
-    while used[-1] in dims:
-        size = dims[used[-1]]
-        if isinstance(size, int):
-            return factor * size, used
-        factor *= size[0]
-        if size[1] == used[-1]:  # a multiple of its own name
-            break
-        if size[1] in used:
-            raise NetworkError(f"--dim {', '.join(used)}: multiples of each other: give one of them a number")
-        used.append(size[1])
-    return (factor, used[-1]), used
+    if name in within:
+        raise NetworkError(f"--dim {', '.join(within)}: multiples of each other: give one of them a number")
+    used.add(name)
+    given = dims.get(name)
+    if isinstance(given, int):
+        return {"": given}
+    if given is not None and given[1] == name:  # a multiple of its own name
+        return {name: given[0]}
+    terms = [given] if given is not None else _terms(name)
+    if terms == [(1, name)]:
+        return {name: 1}
+    found: Counter[str] = Counter()
+    for factor, of in terms:
+        each = _formula(of, dims, used, (*within, name)) if of else {"": 1}
+        found.update({key: factor * times for key, times in each.items()})
+    return found
+
+
+def _terms(name: str) -> list[tuple[int, str]]:
+    """The factors and names of a sum; the name itself where it is none. A number has no name."""
+    terms = [_TERM.fullmatch(term.strip()) for term in name.split("+")]
+    if not all(terms):
+        return [(1, name)]
+    return [(int(t["number"] or t["factor"] or 1), t["name"] or "") for t in terms if t]
 
 
 def _fix_sizes(graph: Any, dims: Dims) -> Symbols:
     """Put sizes in the place of symbols in the inputs; forget what the file says of values behind them."""
-    symbols: dict[str, list[tuple[Any, int]]] = {}
+    axes: list[tuple[Any, Formula]] = []
     known = {tensor.name for tensor in graph.initializer}
     unused = dict(dims)
     for given in graph.input:
@@ -199,17 +232,19 @@ def _fix_sizes(graph: Any, dims: Dims) -> Symbols:
             name = dim.dim_param
             if not name:
                 raise NetworkError(f"input {given.name!r} has no size at axis {axis}: export it with sizes")
-            size, used = _size(name, dims)
+            used: set[str] = set()
+            formula = _formula(name, dims, used)
             for n in used:
                 unused.pop(n, None)
-            if isinstance(size, int):
-                dim.dim_value = size  # in place of the name
+            if formula.keys() == {""}:
+                dim.dim_value = formula[""]  # in place of the name
             else:
-                symbols.setdefault(size[1], []).append((dim, size[0]))
+                axes.append((dim, formula))
     if unused:
         raise NetworkError(f"--dim {', '.join(unused)}: no input has such a symbolic size")
     for each in nested(graph):
         del each.value_info[:]
     for output in graph.output:
         output.type.tensor_type.ClearField("shape")
-    return Symbols(symbols)
+    names = dict.fromkeys(name for _, formula in axes for name in formula if name)
+    return Symbols(tuple(names), axes)

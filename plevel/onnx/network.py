@@ -99,7 +99,7 @@ def import_model(
 
 def import_symbolic(model: Any, symbols: Symbols) -> Network:
     """The network of a checked model for all values of its symbolic sizes; raise as `import_model`."""
-    names = list(symbols.places)
+    names = symbols.names
     if not names:
         return import_model(model)[0]
     if len(names) > len(NAMES):

@@ -148,7 +148,7 @@ def find_weights(module: GraphModule) -> dict[str, torch.Tensor]:
     return held
 
 
-def _zeros(shape: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+def _zeros(shape: Any, _strides: Any = None, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
     """Zeros in place of a tensor that is written before it is read: PyTorch's has chance values to compare with."""
     return aten.full.default(shape, 0.0, dtype=dtype, device=device)
 
@@ -164,6 +164,7 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     for kept in _WHOLE:
         table.pop(kept, None)
     table[aten.empty.memory_format] = _zeros
+    table[aten.empty_permuted.default] = table[aten.empty_strided.default] = _zeros
     for operation in _BY_PARTS:
         table[operation] = decomposition_table[operation]
     table.update(quantized_parts(program.graph.nodes))

@@ -203,6 +203,29 @@ def test_workloads_are_of_a_multiple_whose_size_is_given_as_a_number(
     assert "--dim side: no input has such a symbolic size" in capsys.readouterr().err
 
 
+def test_names_of_sizes_may_be_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As PyTorch and Optimum name the axes of caches, and pictures of multiples."""
+    shapes = {"x": ["past_tokens + tokens", 4], "past": ["past_tokens", 4], "new": ["tokens", 4], "z": ["2*s0 + 1", 4]}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Concat", ["past", "new"], ["joined"], axis=0), helper.make_node(
+                "Add", ["x", "joined"], ["y"]), helper.make_node("Neg", ["z"], ["v"]),
+        ],
+        "cache", [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [f"of_{n}", 4]) for n in "yv"],
+    )
+    path, out = tmp_path / "cache.onnx", tmp_path / "cache.so"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    assert call("compile", path, "-o", out, "--threads", "1", "--verify") == 0, capsys.readouterr().err
+    assert "agree at sizes" in capsys.readouterr().out
+    inputs = json.loads(out.with_suffix(".json").read_text())["inputs"]
+    assert [i["shape"][0] for i in inputs] == ["n + m", "n", "m", "2*k + 1"]
+    assert call("extract", path, "-o", tmp_path / "m.toml", "--dim", "tokens=1", "--dim", "s0=4") == 2
+    assert "an input's size 'past_tokens + tokens' is past_tokens+1: give it a number" in capsys.readouterr().err
+    assert call("extract", path, "-o", tmp_path / "m.toml", "--dim", "tokens=1", "--dim", "past_tokens=3") == 2
+    assert "an input has the symbolic size '2*s0 + 1': give it with --dim s0=1" in capsys.readouterr().err
+
+
 @pytest.mark.full
 def test_a_fixed_extent_near_the_number_that_stands_for_a_symbolic_one_stays_fixed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -558,9 +558,14 @@ COMPUTED = {
     "buckets of distances": (
         lambda x: x + torch.where(COUNTS < 1, COUNTS, torch.arange(32).view(4, 8).log().long() * COUNTS), X
     ),
+    "memory that is written": (
+        lambda x: (
+            torch.empty_permuted((4, 8), (1, 0)).copy_(x) * 2, torch.empty_strided((4, 8), (1, 4)).copy_(x) * 3,
+        ), X,
+    ),
     "branches": (
         lambda x, b: [
-            torch.cond(test, lambda x: (x.sin(), x[0]), lambda x: (x * 2, x[1] + 1), (x,))
+            torch.cond(test, lambda x: (x.sin(), x[0].exp()), lambda x: (x * 2, x[1] + 1), (x,))
             for test in (b[0], b[1], (x.sum() > 1).logical_not())
         ], X, torch.tensor([True, False]),
     ),
