@@ -14,6 +14,7 @@ from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.rewriter import extents
 from strategy.network.scatter import add_elements, require_few
+from strategy.network.size import PROBED
 
 
 @register("histc.default")
@@ -22,7 +23,7 @@ def _histogram(x: Expr, bins: int = 100, low: float = 0, high: float = 0) -> Exp
     if low >= high:
         raise NetworkError(f"a histogram from {low} to {high}, whose range is that of the values: give one")
     n, dtype = math.prod(extents(x)), x.tensor_type.dtype
-    require_few(n * bins, f"{bins} bins of {n} elements")
+    require_few(math.prod(e for e in extents(x) if e < PROBED) * bins, f"{bins} bins of {n} elements")
     flat = layer.reshape(x, (n, 1))
     from_low = call("multiply", call("subtract", flat, number(low, flat)), number(bins / (high - low), flat))
     # The last bin has its upper end, too.
