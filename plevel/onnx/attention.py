@@ -52,7 +52,7 @@ def _hidden(node: Node, mask: Expr, q: Expr, n: int) -> Expr:
     (batch, _, m, _), shape, dtype = extents(q), extents(mask), q.tensor_type.dtype
     if shape in ((batch,), (2 * batch,)):
         place = layer.steps(0, n, 1, mask.tensor_type.dtype)
-        seen = call("less", place, layer.reshape(layer.take_slice(mask, 0, 0, batch), (batch, 1)))
+        seen: Expr = call("less", place, layer.reshape(layer.take_slice(mask, 0, 0, batch), (batch, 1)))
         if shape != (batch,):
             begins = layer.reshape(layer.take_slice(mask, 0, batch, None), (batch, 1))
             seen = call("logical_and", seen, call("greater_equal", place, begins))
@@ -141,7 +141,8 @@ def _unpacked(x: Expr, count: int) -> list[Expr]:
 
 def _biased(values: tuple[Expr, Expr, Expr], bias: Expr) -> list[Expr]:
     """Queries, keys and values with the biases of their projections, which stand side by side."""
-    begin, found = 0, []
+    begin = 0
+    found: list[Expr] = []
     for x in values:
         _, heads, _, depth = extents(x)
         own = layer.take_slice(bias, 0, begin, begin + heads * depth)

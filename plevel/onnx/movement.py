@@ -39,7 +39,9 @@ def _reshape(node: Node, x: Expr, shape: Expr) -> Expr:
         given = [extents(x)[i] if n == 0 else n for i, n in enumerate(given)]
     if node.sizes is not None and -1 in given:
         others = math.prod(n for n in given if n != -1)
-        whole = math.prod((node.sizes.encode(n) for n in extents(x)), start=Extent.number(1))
+        whole = Extent.number(1)
+        for extent in extents(x):
+            whole *= node.sizes.encode(extent)
         if 0 < others < PROBED and any((left := whole // others).quotients):
             node.known.append(left)
     return layer.reshape(x, given)
@@ -303,7 +305,7 @@ def _counted(indices: Expr, extent: int) -> Expr:
 def _symbolic_begin(
     node: Node, x: Expr, axis: int, of: list[int], pair: tuple[int, int], pads: Expr | None
 ) -> Expr | None:
-    """What goes before an axis, as it is computed at the call, if a width depends on a symbolic size."""
+    """The width before an axis, as it is computed at the call, if either width depends on a symbolic size."""
     if node.sizes is None or axis not in of:
         return None
     if is_symbolic(np.asarray(pair), node.sizes):

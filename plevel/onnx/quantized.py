@@ -290,7 +290,7 @@ def _matmul_integer_to_float(
     sums, shape = _sums(x, y, x_zero_point, y_zero_point)
     columns = () if math.prod(extents(y_scale)) == 1 else (shape[-1],)
     factor = call("multiply", layer.reshape(x_scale, ()), layer.reshape(y_scale, columns))
-    found = call("multiply", call("cast", sums, dtype=factor.tensor_type.dtype), factor)
+    found: Expr = call("multiply", call("cast", sums, dtype=factor.tensor_type.dtype), factor)
     if bias is not None:
         found = layer.add_bias(found, bias) if len(extents(found)) == 2 else call("add", found, bias)
     return layer.reshape(found, shape)
@@ -301,7 +301,8 @@ def _dynamic_quantize_matmul(
     node: Node, x: Expr, y: Expr, y_scale: Expr, y_zero_point: Expr | None = None, bias: Expr | None = None
 ) -> Expr:
     numbers, scale, point = _dynamic_quantize(node, x)
-    return _matmul_integer_to_float(node, numbers, y, scale, y_scale, point, y_zero_point, bias)
+    found: Expr = _matmul_integer_to_float(node, numbers, y, scale, y_scale, point, y_zero_point, bias)
+    return found
 
 
 @register("com.microsoft.QLinearSoftmax")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import reduce
 from itertools import product
 from typing import Any
@@ -437,6 +438,17 @@ def test_extents_are_sums_of_products_of_sizes_at_any_probe():
         assert sizes.shown(f"float32[{sizes.probes[0]},{sizes.probes[1]}]") == "float32[n,m]"
 
 
+def test_rests_and_roundings_of_sizes_are_those_of_python():
+    (n,) = make_sizes([(1, 40)])[0].symbols
+    for divisor in range(1, 9):
+        for extent in (n, n * 3 + 2, n * -1 + 5, n * 5 - n // 2 * 2):
+            for value in range(40):
+                number = extent.at((value,))
+                assert (extent % divisor).at((value,)) == number % divisor
+                if number >= 0:
+                    assert extent.rounded(divisor).at((value,)) == round(Fraction(number, divisor))
+
+
 def test_quotients_of_sizes_have_one_form():
     n, m = make_sizes([(1, 40), (1, 40)])[0].symbols
     halved = n
@@ -447,7 +459,7 @@ def test_quotients_of_sizes_have_one_form():
     assert forms == ["(n + 1)//2", "(n + 3)//4", "(n + 7)//8"]
     assert str((n * 32 - 1) // 2 + 1) == "16*n"
     found = {
-        (n * 6 + 9) // 4: "n + n//2 + 2", n + (n * -1) % 7: "7*n - 7*((6*n)//7)", (n + m) // 2 * m: "m*((n + m)//2)",
+        (n * 6 + 9) // 4: "n + n//2 + 2", n + (n * -1) % 7: "7*((n + 6)//7)", (n + m) // 2 * m: "m*((n + m)//2)",
         (n // 2 * 3 + 1) // 4: "(3*(n//2) + 1)//4", n % 3 + 1: "n - 3*(n//3) + 1",
     }
     for extent, text in found.items():
