@@ -9,7 +9,7 @@ from strategy.expr import Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 from strategy.network.size import PROBED
 
 

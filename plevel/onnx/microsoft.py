@@ -11,7 +11,7 @@ from strategy.expr import Constant, Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.layer import number
-from strategy.network.normal import extents
+from strategy.network.rewriter import extents
 
 _EPSILON = 1e-12  # of norms with a summand
 
