@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 failure, 2 usage, 130 interrupted (Ctrl-C, SIGTERM or SIGH
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import io
@@ -14,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeGuard
 
@@ -155,7 +154,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = 1
     except Exception as error:
         code, message = (2, error.format_message()) if _is_help(error) else _explain(error)
-        with contextlib.suppress(OSError):  # nowhere is left to say it
+        with suppress(OSError):  # nowhere is left to say it
             if debug:
                 import traceback
 

@@ -1,4 +1,5 @@
 """Rows of values: one for each workload, target, policy, environment and task."""
+# Over 300 lines: each kind of value that records refer to.
 
 from __future__ import annotations
 

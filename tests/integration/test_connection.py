@@ -25,7 +25,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from service.__main__ import GRACE_S
+from service.server import GRACE_S
 from service.access import token
 from service.formats import ImportedRecord, Task
 from service.formats.source import CHUNK
