@@ -42,6 +42,7 @@ from plevel.cli.tune_report import again_command, lock_command, target_text
 from plevel.cli.tune_run import connection, follow_run, missing_worker
 from plevel.client import Client, UnreachableError
 from plevel.direct import Direct
+from plevel.pilots.engine import Pilot
 from service.__main__ import main as serve
 from service.formats import native
 from strategy.compile.export import place
@@ -740,7 +741,7 @@ def test_a_scaler_s_dry_run_cancels_only_what_stays_too_many(
 ) -> None:
     profile = tmp_path / "a.toml"
     profile.write_text('target = "llvm -mcpu=znver4 -num-cores=2"\nidle_exit = "3m"\n')
-    waiting = tuple(SimpleNamespace(id=str(n), name=f"p.{n}", waits=True) for n in range(2))
+    waiting = tuple(Pilot(str(n), f"p.{n}", waits=True) for n in range(2))
     monkeypatch.setattr("plevel.extra.require", lambda extra, *modules: None)
     monkeypatch.setattr("plevel.pilots.engine.Engine", lambda *given: SimpleNamespace(pilots=lambda: waiting))
     monkeypatch.setattr(Client, "backlog", lambda self: {})
