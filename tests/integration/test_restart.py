@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
-from service.__main__ import WARM
+from service.server import WARM
 from tests.integration.process import Start
 
 

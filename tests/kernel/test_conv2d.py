@@ -149,7 +149,7 @@ CASES = [
      {BLOCKED, BLOCKED_SPATIAL, BLOCKED_F2, BLOCKED_F4}),
     ("float16[1,2,9,8,8]", "float16[16,1,3,3]", {"groups": 16, "data_layout": "NCHW8c"}, {BLOCKED, BLOCKED_DEPTHWISE}),
     ("int32[1,3,8,8]", "int32[4,3,3,3]", {}, {DIRECT}),
-    ("float16[1,64,8,8]", "float16[8,64,3,3]", {"padding": 1}, {*NARROW, LINES, F2, F4}),
+    ("float16[1,64,8,8]", "float16[8,64,3,3]", {"padding": 1}, {*NARROW, LINES, TAPS, F2, F4}),
     ("float16[2,12,6,9]", "float16[10,6,1,1]", {"groups": 2}, {*NARROW, POINTWISE}),
     ("float16[1,16,7,7]", "float16[33,16,1,1]", {"strides": 2, "out_dtype": "float32"}, {*NARROW, POINTWISE}),
     ("float16[2,4,9,8]", "float16[8,1,3,3]", {"groups": 4, "padding": 1}, {DIRECT, DEPTHWISE}),

@@ -318,41 +318,12 @@ def test_weights_of_few_bits(m, n, blocks, bits, level, constant, seed):
     check(workload, "matmul_nbits_panel.cpu", config)
 
 
-@pytest.mark.parametrize(("bits", "level", "expected"), [(4, 0, True), (4, 4, True), (8, 0, False), (8, 4, True)])
-def test_an_instruction_for_bytes_multiplies_data_of_8_bits_or_weights_of_4(bits, level, expected):
-    inputs = {"data": "float32[1,64]", "weight": f"uint8[32,2,{4 * bits}]", "scales": "float32[32,2]"}
-    attrs = {"bits": bits, "accuracy_level": level}
-    workload = Workload.make("matmul_nbits", inputs, attrs, ["weight", "scales"])
-    code = lower(workload, ZEN4, "matmul_nbits_panel.cpu").compile(checks=False)
-    assert ("vpdpbusd" in code.executable.mod.inspect_source("s")) == expected
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_blocks_that_bytes_do_not_hold_are_multiplied_as_floats(rows, dtype):
-    """Infinities, NaN, subnormal numbers, and zeros; others stay exact to float32's rounding beside them."""
-    import tvm
-
-    inputs = {"data": f"{dtype}[{rows},256]", "weight": "uint8[33,8,16]", "scales": f"{dtype}[33,8]"}
-    workload = Workload.make("matmul_nbits", inputs, {}, ["weight", "scales"])
-    given = random_inputs(workload, 3)
-    data = given["data"].copy()
-    kind = np.finfo(dtype)
-    data[0, 5], data[0, 40], data[0, 64:96], data[0, 96:128] = 0, kind.max / 4096, 0, kind.smallest_subnormal * 3
-    data[-1, 128:160], data[-1, 160] = kind.tiny, -kind.max / 4096
-    for special in (None, np.inf, -np.inf, np.nan):
-        if special is not None:
-            data[0, 200] = special
-        given["data"] = data
-        artefact = lower(workload, TARGET, "matmul_nbits_panel.cpu").compile(checks=False)
-        *arguments, _ = artefact.arguments
-        found = tvm.runtime.empty((rows, 33), dtype)
-        artefact.main(*(artefact.prepare(a, tvm.runtime.tensor(given[a.name])) for a in arguments), found)
-        with np.errstate(invalid="ignore"):  # 0 times an infinity
-            (right,) = reference(workload, given)
-            (tolerance,) = tolerances(workload, given, [right])
-        compare(found.numpy(), right, tolerance)
-
+def test_data_of_8_bits_go_through_the_instruction():
+    inputs = {"data": "float32[1,64]", "weight": "uint8[32,2,16]", "scales": "float32[32,2]"}
+    for level in (0, 4):
+        workload = Workload.make("matmul_nbits", inputs, {"accuracy_level": level}, ["weight", "scales"])
+        code = lower(workload, ZEN4, "matmul_nbits_panel.cpu").compile(checks=False)
+        assert ("vpdpbusd" in code.executable.mod.inspect_source("s")) == (level == 4)
 
 
 @pytest.mark.sample(1)

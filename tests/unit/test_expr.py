@@ -157,8 +157,8 @@ def test_a_long_chain_is_solved_against_the_arrows():
         (lambda x: max_pool2d(typed("float32[1,1,4,4]", "y"), 2, padding=2), "wider than the window"),
         (lambda x: max_pool2d(typed("float32[1,1,1,9]", "y"), 2, dilation=2, padding=1),
          r"^max_pool2d: data is float32\[1,1,1,9\]: a window of dilation \(2, 2\) lies in padding .* alone$"),
-        (lambda x: max_pool2d(typed("float32[1,1,4,4]", "y"), 2**20, strides=2**21 - 1, dilation=2**22,
-                              padding=2**41 + 1), "a window of dilation .* lies in padding .* alone$"),
+        (lambda x: max_pool2d(typed("float32[1,1,4,4]", "y"), 2**10, strides=2**11 - 1, dilation=2**12,
+                              padding=2**21 + 1), "a window of dilation .* lies in padding .* alone$"),
         (lambda x: call("conv2d_backward_data", typed("float32[1,4,4,7]", "g"), typed("float32[8,3,3,3]", "w"),
                         typed("float32[1,3,6,9]", "d")),
          r"conv2d_backward_data: grad is float32\[1,4,4,7\]: conv2d gives float32\[1,8,4,7\]"),
@@ -239,7 +239,7 @@ def test_calls_are_checked_when_they_are_made():
         Call("cumsum", [x], call("sum", x).attrs)
     with pytest.raises(AttrsError, match="ScanopAttrs has no attribute 'axes'"):
         call("cumsum", x, axes=1)
-    with pytest.raises(AttrsError, match=r"strides = \(0, 0\) is out of bounds: at least 1"):
+    with pytest.raises(AttrsError, match=r"strides = \(0, 0\) is out of bounds: 1 … 16777216"):
         conv2d(x, x, strides=0)
     with pytest.raises(OpError, match="unknown operator 'nonsense'"):
         call("nonsense", x)

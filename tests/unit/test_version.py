@@ -40,7 +40,11 @@ from strategy.target import Target
 from strategy.workload import Workload
 from tests.kernel.test_memory import cases
 
-LOWERING = ("strategy.cpu.masking", "strategy.cpu.passes", "strategy.tir")
+LOWERING = (
+    "strategy.cpu.ahead", "strategy.cpu.amx_tasks", "strategy.cpu.binding", "strategy.cpu.broadcast",
+    "strategy.cpu.masking", "strategy.cpu.passes", "strategy.cpu.registers", "strategy.cpu.skipping",
+    "strategy.cpu.stack", "strategy.cpu.streaming", "strategy.tir",
+)
 RECORDED = Path(__file__).parents[1] / "data" / "versions.json"
 LISTED = Path(__file__).parents[2] / "strategy" / "implementations.json"
 REFERENCE = Path(__file__).parents[2] / "docs" / "operator-reference.md"

@@ -134,11 +134,11 @@ def step_of(magnitude: Any) -> Any:
     return tirx.Select(step < tirx.const(math.inf, "float32"), step, tirx.const(math.nan, "float32"))
 
 
-def rounded(number: Any, step: Any, largest: int = LARGEST) -> Any:
-    """A number in units of its block's scale, as a whole number up to the `largest`; NaN is the least."""
+def rounded(number: Any, step: Any) -> Any:
+    """A number in units of its block's scale, as a whole number; NaN is the least."""
     from tvm import tirx
 
-    low, high = (tirx.const(bound, "float32") for bound in (-largest, largest))
+    low, high = (tirx.const(bound, "float32") for bound in (-LARGEST, LARGEST))
     found = tirx.nearbyint(number / step)
     return tirx.Select(found > low, tirx.min(found, high), low)
 
