@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 STOPPING = "the service is stopping: send the request again once it is back"
+CUT_OFF = "the service stopped before it had answered, and may have done what was asked: look before you ask again"
 
 
 class ServiceError(Exception):
@@ -142,6 +143,13 @@ class StoppedError(ServiceError):
     kind = "stopping"
     retry_s = 1
     title = "The service is stopping"
+
+
+class CutOffError(ServiceError):
+    """The service stopped before it had answered a change, which it may have made."""
+
+    kind = "cut-off"
+    title = "The service stopped before it had answered"
 
 
 class SchemaError(DatabaseError):

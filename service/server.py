@@ -19,13 +19,22 @@ from service.api.certificate import Certificate
 from service.api.connection import Connection
 from service.api.listener import Listener
 from service.context import Context
-from service.errors import STOPPING, DatabaseError, StartError, StoppedError
+from service.errors import (
+    CUT_OFF,
+    STOPPING,
+    CutOffError,
+    DatabaseError,
+    ServiceError,
+    StartError,
+    StoppedError,
+)
 from service.selection.database import warm
 from strategy.ending import ending_signals
 from strategy.op import all_ops
 
 GRACE_S = 5
 LAST_S = 1.0  # for clients to read that they are refused
+_REPEATED = ("/v1/leases", "/v1/select", "/v1/workers")  # requests that do no more the second time
 # Connections opened at the start. A new one costs its first request many times that of a selection, as PostgreSQL
 # starts a process, which reads the catalogue and plans the statements.
 WARM = 4
@@ -79,7 +88,7 @@ class Server(uvicorn.Server):
 
     def _announce(self) -> None:
         """Print the address, and write it to the ready file; raise `StartError` if one of them cannot be written."""
-        named = "the output"
+        named, partial = "the output", None
         try:
             print(f"plevel service on {self._address}", flush=True)
             if self._ready_file is not None:
@@ -89,6 +98,9 @@ class Server(uvicorn.Server):
                 partial.write_text(self._url + "\n")
                 partial.replace(self._ready_file)
         except OSError as error:
+            if partial is not None:
+                with contextlib.suppress(OSError):
+                    partial.unlink(missing_ok=True)
             raise StartError(
                 f"{named} cannot be written: {error.strerror}: free some space, or choose another place"
             ) from error
@@ -129,12 +141,12 @@ class Server(uvicorn.Server):
         state = self.server_state
         if state.tasks:
             log.warning(
-                "stopping: %d requests had no answer yet, and have been refused: their clients send them again",
+                "stopping: %d requests had no answer yet, and have been cut off: changes among them may be made",
                 len(state.tasks),
             )
         logging.getLogger("uvicorn.error").addFilter(_is_no_cut)
-        for connection in list(state.connections):
-            cast("Connection", connection).hang_up(StoppedError(STOPPING))
+        for connection in [cast("Connection", c) for c in state.connections]:
+            connection.hang_up(_refusal(connection.cycle))
         for task in list(state.tasks):
             task.cancel()
         await self._drain(LAST_S)
@@ -160,6 +172,13 @@ class Server(uvicorn.Server):
         self.force_exit = self.should_exit and kind == signal.SIGINT
         self.should_exit = True
         self._context.stop()
+
+
+def _refusal(cycle: Any) -> ServiceError:
+    """The error of the request that a connection answers; that of a change says that it may have been made."""
+    if cycle is None or cycle.response_complete or cycle.scope["method"] in ("GET", "HEAD"):
+        return StoppedError(STOPPING)
+    return StoppedError(STOPPING) if cycle.scope["path"].startswith(_REPEATED) else CutOffError(CUT_OFF)
 
 
 def _is_no_cut(record: logging.LogRecord) -> bool:

@@ -121,6 +121,7 @@ class _Search:
             outputs = self.alone(*self.given)
         if not all(is_dense(o) for o in outputs if isinstance(o, torch.Tensor)):
             raise _RefusedError("an output is a sparse or nested tensor, or wraps others, so it is not timed")
+        del outputs  # which may have gigabytes
         pairs = zip(self.given, self.inputs, strict=True)
         changed = [(g, i) for g, i in pairs if isinstance(i, torch.Tensor) and not is_same(g, i)]
         put_back(changed)

@@ -138,7 +138,7 @@ def find_weights(module: GraphModule) -> dict[str, torch.Tensor]:
     for node in module.graph.nodes:
         if node.op == "get_attr":
             value = reduce(getattr, node.target.split("."), module)
-            if isinstance(value, torch.Tensor):  # else a branch of torch.cond, which is refused where it is called
+            if isinstance(value, torch.Tensor):  # else a branch of torch.cond
                 held[node.target] = value
     if not all(map(is_dense, held.values())):
         raise NetworkError("its weights are not all dense tensors of PyTorch's own type")

@@ -194,7 +194,7 @@ class Authority:
             # A refused request takes nothing: a steady excess would leave none.
             self._spent[who] = now, left if is_over else left - 1
         if is_over:
-            raise TooManyError(f"more than {self._rate:g} requests per second of this token: wait a second")
+            raise TooManyError(f"more than {self._rate:g} requests per second of this token: {self._wait(left)}")
 
     def check_guesses(self, peer: object) -> None:
         """Raise `TooManyError` if an address has spent its rate on wrong tokens, before another is looked up."""
@@ -202,7 +202,13 @@ class Authority:
         with self._lock:
             at, left = self._spent.get(peer, (now, self._burst))
         if left + (now - at) * self._rate < 1:
-            raise TooManyError(f"more than {self._rate:g} wrong tokens per second of this address: wait a second")
+            wait = self._wait(left + (now - at) * self._rate)
+            raise TooManyError(f"more than {self._rate:g} wrong tokens per second of this address: {wait}")
+
+    def _wait(self, left: float) -> str:
+        """The time until a request may be sent, for a message."""
+        seconds = math.ceil((1 - left) / self._rate)
+        return "wait a second" if seconds == 1 else f"wait {seconds} seconds"
 
     @contextlib.contextmanager
     def attend(self, actor: Actor, hang_up: HangUp) -> Iterator[None]:
