@@ -145,13 +145,14 @@ class Server(uvicorn.Server):
                 len(state.tasks),
             )
         logging.getLogger("uvicorn.error").addFilter(_is_no_cut)
-        for connection in [cast("Connection", c) for c in state.connections]:
+        connections = [cast("Connection", c) for c in state.connections]
+        for connection in connections:
             connection.hang_up(_refusal(connection.cycle))
         for task in list(state.tasks):
             task.cancel()
         await self._drain(LAST_S)
-        for connection in list(state.connections):  # of clients that do not read
-            cast("Connection", connection).transport.abort()
+        for unread in list(state.connections):  # of clients that do not read
+            cast("Connection", unread).transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
