@@ -194,7 +194,7 @@ class Authority:
             # A refused request takes nothing: a steady excess would leave none.
             self._spent[who] = now, left if is_over else left - 1
         if is_over:
-            raise TooManyError(f"more than {self._rate:g} requests per second of this token: {self._wait(left)}")
+            raise self._too_many("requests per second of this token", left)
 
     def check_guesses(self, peer: object) -> None:
         """Raise `TooManyError` if an address has spent its rate on wrong tokens, before another is looked up."""
@@ -202,13 +202,15 @@ class Authority:
         with self._lock:
             at, left = self._spent.get(peer, (now, self._burst))
         if left + (now - at) * self._rate < 1:
-            wait = self._wait(left + (now - at) * self._rate)
-            raise TooManyError(f"more than {self._rate:g} wrong tokens per second of this address: {wait}")
+            raise self._too_many("wrong tokens per second of this address", left + (now - at) * self._rate)
 
-    def _wait(self, left: float) -> str:
-        """The time until a request may be sent, for a message."""
+    def _too_many(self, what: str, left: float) -> TooManyError:
+        """The error of a request beyond the rate, with the time until the next may be sent."""
         seconds = math.ceil((1 - left) / self._rate)
-        return "wait a second" if seconds == 1 else f"wait {seconds} seconds"
+        wait = "wait a second" if seconds == 1 else f"wait {seconds} seconds"
+        error = TooManyError(f"more than {self._rate:g} {what}: {wait}")
+        error.retry_s = seconds
+        return error
 
     @contextlib.contextmanager
     def attend(self, actor: Actor, hang_up: HangUp) -> Iterator[None]:

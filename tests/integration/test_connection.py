@@ -491,7 +491,7 @@ def test_a_body_cut_off_is_one_line_of_log(url: str, start: Start, dial: Dial) -
         client = dial(service)
         client.send(begin(100, path) + b'{"a":')
         client.close()
-    # Whose token is looked up after theirs: they have been read once it is answered.
+    # Its token is looked up after theirs: they have been read once it is answered.
     assert service.raw("GET", "/v1/workers").status_code == 200
     _, _, err = service.close()
     assert sorted(line.split()[2:4] for line in err.splitlines()) == [
