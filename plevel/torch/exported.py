@@ -282,23 +282,26 @@ def _compute(module: GraphModule, values: dict[Any, Any], names: dict[Expr, str]
         if node.target is aten.as_strided.default:
             args = (*args[:3], *_memory(node, args, at))
         try:
-            values[node] = _choose(node, args, at) if node.target is _COND else _call(node, args, kwargs, at)
+            values[node] = _choose(node, args, at, values) if node.target is _COND else _call(node, args, kwargs, at)
         except _REFUSED as error:
             raise NetworkError(f"{node.name} ({node.target}): {error}") from error
         if isinstance(values[node], Expr) and not isinstance(values[node], Tuple):
             names[values[node]] = node.name
 
 
-def _choose(node: Any, args: Sequence[Any], at: Binding) -> tuple[Any, ...]:
-    """The values of one branch if the condition is constant, else of both, of which one each is taken at the call."""
+def _choose(node: Any, args: Sequence[Any], at: Binding, values: dict[Any, Any]) -> tuple[Any, ...]:
+    """The values of one branch if the condition is constant, else of both, of which one each is taken at the call.
+
+    Those of the nodes of branches join `values`.
+    """
     if isinstance(node.args[0], torch.fx.Node) and isinstance(node.args[0].meta["val"], SYMBOLIC):
         raise NetworkError("its condition depends on a symbolic size: export the model with that size fixed")
     condition, yes, no, operands = args
     if not isinstance(condition, Expr):
-        return _branch(yes if condition else no, operands, at)
+        return _branch(yes if condition else no, operands, at, values)
     chosen = layer.reshape(condition, ())
     found: list[Expr | None] = []
-    for x, y in zip(_branch(yes, operands, at), _branch(no, operands, at), strict=True):
+    for x, y in zip(*(_branch(branch, operands, at, values) for branch in (yes, no)), strict=True):
         if isinstance(x, Expr) and isinstance(y, Expr) and x.tensor_type == y.tensor_type:
             found.append(call("where", chosen, x, y))
         elif x is y is None:
@@ -308,8 +311,8 @@ def _choose(node: Any, args: Sequence[Any], at: Binding) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _branch(module: GraphModule, operands: Sequence[Any], at: Binding) -> tuple[Any, ...]:
-    values: dict[Any, Any] = dict(zip(module.graph.find_nodes(op="placeholder"), operands, strict=True))
+def _branch(module: GraphModule, operands: Sequence[Any], at: Binding, values: dict[Any, Any]) -> tuple[Any, ...]:
+    values |= zip(module.graph.find_nodes(op="placeholder"), operands, strict=True)
     _compute(module, values, {}, at)
     return tuple(torch.fx.map_arg(module.graph.output_node().args[0], lambda n: values[n]))
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
@@ -269,12 +270,13 @@ def _numbers(index: Expr) -> np.ndarray | None:
 
 
 def find_reached(program: ExportedProgram, at: Binding, values: Mapping[Any, Any]) -> list[tuple[int, int]]:
-    """The places that parts of a fixed extent reach to, with the extents of their axes.
+    """The places that parts of a fixed extent reach to, with the extents of their axes, in branches, too.
 
     Args:
-        values: the expressions of the program's nodes.
+        values: the expressions of the program's nodes, and of those of branches that are computed.
     """
-    return [pair for node in program.graph.nodes for pair in _reached(node, at, values)]
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, GraphModule)]
+    return [pair for g in graphs for node in g.nodes if node in values for pair in _reached(node, at, values)]
 
 
 def limited(sizes: Sizes, reached: Sequence[tuple[int, int]], twin: Sequence[tuple[int, int]]) -> Sizes:

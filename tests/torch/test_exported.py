@@ -688,6 +688,18 @@ def test_what_is_not_computed_is_refused_by_name(message: str) -> None:
         import_program(torch.export.export(Calls(called), tuple(inputs)))
 
 
+def test_an_index_in_a_branch_limits_a_symbolic_size() -> None:
+    def last(x):
+        return x[torch.arange(3, 7)].sum(0)
+
+    model = Calls(lambda x: torch.cond(x.sum() > 1, last, lambda x: x.sum(0), (x,)))
+    sizes = {0: torch.export.Dim("n", min=2, max=64)}
+    network, _ = import_program(torch.export.export(model, (torch.randn(9, 4),), dynamic_shapes=((sizes,),)))
+    assert network.sizes is not None
+    (size,) = network.sizes.sizes
+    assert size.low == 7
+
+
 def test_a_branch_by_a_symbolic_size_is_refused() -> None:
     model = Calls(lambda x: torch.cond(x.shape[0] > 5, lambda x: x.sin(), lambda x: x * 2, (x,)))
     sizes = {0: torch.export.Dim("n", min=2, max=64)}
