@@ -538,6 +538,7 @@ def _packed_calls(torch: Any, row: Row, attrs: dict[str, Any], tensors: dict[str
     if row.op == "dense":
         packed = ops._reorder_linear_weight(weight, x.shape[0])
         return {"packed": lambda: ops._linear_pointwise(x, packed, bias, *post)}
+    bias = None if bias is None else bias.flatten()
     given = [[a] * 2 if isinstance(a := attrs[n], int) else list(a) for n in ("padding", "strides", "dilation")]
     given.append(attrs["groups"])
     forms = {"packed": torch.contiguous_format, "packed, channels last": torch.channels_last}

@@ -10,6 +10,7 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.cpu.binding import INDICES, keep_each, share
+from strategy.cpu.elementary import remainder
 from strategy.cpu.widened import NARROW
 from strategy.document import documented
 from strategy.expr import Call, Expr, call
@@ -56,6 +57,7 @@ def register_binary(
     out_dtype: str | None = None,
     element: Callable[[Any, Any], Any] | None = None,
     real: Callable[[Any, Any], Any] | None = None,
+    changes: int = 0,
 ) -> Binary:
     """Register a binary operator.
 
@@ -67,6 +69,7 @@ def register_binary(
         out_dtype: of the result; default: that of the operands.
         element: the value of an element; default: `tvm.topi`'s function of the same name.
         real: the same of floating-point numbers, where it is another.
+        changes: the times that the compute has changed, which are added to the versions.
 
     Returns:
         The function that calls it.
@@ -118,7 +121,7 @@ def register_binary(
 
     register_compute(name, in_float32(compute))
     register_reference(name, wide(_quiet(reference)))
-    register_broadcast_schedule(name)
+    register_broadcast_schedule(name, changes=changes)
     register_shape_func(name, False, broadcast_shape_func)
     register_gradient(name, rule)
     operands = {"lhs": f"the left operand, a tensor of {KINDS[require]}", "rhs": "the right operand, of the same dtype"}
@@ -176,8 +179,7 @@ def _remainder(x: Any, y: Any, use: Callable[[Any, Any], Any]) -> Any:
     def differs(rest: Any) -> Any:
         return tirx.any(tirx.all(rest < zero, y > zero), tirx.all(rest > zero, y < zero))
 
-    found = tirx.call_pure_extern(dtype, "fmod" if dtype == "float64" else "fmodf", x, y)
-    return share(found, lambda rest: use(rest, differs(rest)))
+    return share(remainder(x, y), lambda rest: use(rest, differs(rest)))
 
 
 def _signed(value: Any, like: Any) -> Any:
@@ -281,11 +283,12 @@ divide = register_binary(
 )
 floor_divide = register_binary(
     "floor_divide", "The quotient of two tensors, element by element, rounded down; 0 of integers divided by 0.",
-    lambda x, y: x // y, element=_floor_divide,
+    lambda x, y: x // y, element=_floor_divide, changes=1,
 )
 floor_mod = register_binary(
     "floor_mod", "The remainder of floor_divide, with the sign of rhs; 0 of integers divided by 0.",
     lambda x, y: x % y, lambda orig, grad: [grad, -(grad * floor_divide(*orig.args))], element=_floor_mod,
+    changes=1,
 )
 power = register_binary(
     "power", "Elements of lhs to the power of those of rhs.", _numpy_power, _power_grad,

@@ -30,6 +30,19 @@ def test_pairs_have_numpys_quotient_and_remainder(dtype: str, numbers: list[floa
             np.testing.assert_array_equal(np.signbit(got[right == 0]), np.signbit(right[right == 0]))
 
 
+def test_remainders_of_numbers_of_any_size_are_exact() -> None:
+    draw = np.random.default_rng(0)
+    x, y = (draw.integers(0, 2**32, 20_000, dtype=np.uint32).view(np.float32) for _ in range(2))
+    x[:4], y[:4] = np.finfo(np.float32).max, np.float32([1e-45, 3e-45, 1.1754944e-38, 0.1])
+    near = slice(4, 8_000)  # quotients around a whole number
+    with np.errstate(all="ignore"):
+        x[near] = y[near] * draw.integers(1, 2**24, 7_996).astype(np.float32)
+        right = x % y
+    lhs, rhs = (Var(name, "float32[20000]") for name in ("lhs", "rhs"))
+    (found,) = compile_graph(Tuple([floor_mod(lhs, rhs)]), "cpu")(x, y)
+    np.testing.assert_array_equal(found, right)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int32"])
 def test_quotients_are_rounded_towards_zero(dtype: str) -> None:
     least = np.iinfo(dtype).min
