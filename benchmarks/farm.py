@@ -268,10 +268,12 @@ async def tune(wire: Wire, worker_id: int, name: str, batch: int, seen: Trips) -
         seen.add(began, leased, 1)
 
 
-async def round_trips(urls: Sequence[str], batch: int, seconds: float, work: Any = work) -> tuple[float, Trips]:
-    """The jobs a second of workers that are spread over services, and their trips."""
-    wires = [await Wire.open(urls[i % len(urls)]) for i in range(WORKERS)]
-    names = [f"{work.__name__}{batch}-{i}" for i in range(WORKERS)]
+async def round_trips(
+    url: str, batch: int, seconds: float, work: Any = work, name: str = ""
+) -> tuple[float, Trips]:
+    """The jobs a second of workers, whose names begin with `name`, and their trips."""
+    wires = [await Wire.open(url) for _ in range(WORKERS)]
+    names = [f"{name}{work.__name__}{batch}-{i}" for i in range(WORKERS)]
     ids = await asyncio.gather(*map(register, wires, names))
     since = time.perf_counter() + WARM_UP_S
     seen = Trips(since, since + seconds)
@@ -337,12 +339,12 @@ def add_trips(table: Table, kind: str, database: str, seconds: float) -> None:
     goal = 1500 if kind == "SQLite" else 1000
     for batch in (8, 1):
         with farm(database, jobs=int((seconds + WARM_UP_S) * (5000 if batch == 8 else 2000))) as url:
-            rate, seen = uvloop.run(round_trips([url], batch, seconds))
+            rate, seen = uvloop.run(round_trips(url, batch, seconds))
         goals = f"≥ {goal:,} jobs/s; p99 ≤ 50 ms" if batch == 8 else None
         table.add(f"{kind}, batches of {batch}: leases", (round(rate), "jobs/s"), *spread(seen.leases_s), goals)
         table.add(f"{kind}, batches of {batch}: reports", None, *spread(seen.reports_s), None)
     with farm(database, jobs=int((seconds + WARM_UP_S) * 600), entries=4) as url:
-        rate, seen = uvloop.run(round_trips([url], 1, seconds, tune))
+        rate, seen = uvloop.run(round_trips(url, 1, seconds, tune))
     table.add(f"{kind}, all requests of a job: leases", (round(rate), "jobs/s"), *spread(seen.leases_s), None)
     table.add(f"{kind}, all requests of a job: timing and reports", None, *spread(seen.reports_s), None)
 

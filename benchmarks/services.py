@@ -1,8 +1,9 @@
 """Two services on one PostgreSQL beside one: what they cost each other.
 
+Each service has as many of the simulated workers of `farm.py`, in a process of their own, as a proxy would give it.
 Where services, database and load share a few cores, two services cannot lease twice as many jobs as one. So beside the
-rate stand the processor time of a job, and the share of lock waits in what sessions of the database do: where both stay
-low, the rate grows with the cores. The simulated workers of `farm.py` are spread over the services, as by a proxy.
+rate stand the processor time of a job, and the shares of waits for locks and for the disk in what sessions of the
+database do: where all of them stay low, the rate grows with the cores.
 
     python benchmarks/services.py --postgresql URL [--seconds S]
 
@@ -12,10 +13,12 @@ An empty database is needed, of a server on this host. It takes a minute.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -63,8 +66,14 @@ def processor_s(processes: Iterable[int]) -> dict[int, float]:
     return {pid: (int(fields[11]) + int(fields[12])) / ticks for pid, fields in stats.items()}
 
 
+def load(url: str, batch: int, seconds: float) -> tuple[float, list[float]]:
+    """The jobs a second of one service's workers, and the seconds of each lease."""
+    rate, trips = uvloop.run(round_trips(url, batch, seconds, name=f"{url}-"))
+    return rate, trips.leases_s
+
+
 def measure(table: Table, database: str, services: int, batch: int, seconds: float) -> None:
-    fill(database, jobs=int((seconds + WARM_UP_S) * (5000 if batch > 1 else 2000)))
+    fill(database, jobs=int((seconds + WARM_UP_S) * services * (4000 if batch > 1 else 2000)))
     store = Store(database)
 
     def look() -> tuple[int, dict[int, float]]:
@@ -75,16 +84,19 @@ def measure(table: Table, database: str, services: int, batch: int, seconds: flo
     with ExitStack() as stack:
         urls, pids = zip(*(stack.enter_context(serve(database, **SETTINGS)) for _ in range(services)), strict=True)
         (done, server), served = look(), processor_s(pids)
+        loads = stack.enter_context(ProcessPoolExecutor(services, multiprocessing.get_context("spawn")))
         with watched(store) as seen:
-            rate, trips = uvloop.run(round_trips(urls, batch, seconds))
+            loaded = list(loads.map(load, urls, [batch] * services, [seconds] * services))
         (all_done, server_now), served_now = look(), processor_s(pids)
     store.close()
     jobs = all_done - done
     took_s = [sum(now.values()) - sum(before.get(pid, 0.0) for pid in now)
               for now, before in ((served_now, served), (server_now, server))]
     name = f"{services} service{'s' if services > 1 else ''}, batches of {batch}"
-    shares = [time_s / jobs for time_s in took_s]
-    table.add(name, (round(rate), "jobs/s"), *spread(trips.leases_s), *shares, seen["Lock"] / max(1, seen.total()))
+    leases_s = [lease_s for _, times_s in loaded for lease_s in times_s]
+    waits = [sum(seen[k] for k in kinds) / max(1, seen.total()) for kinds in (("Lock", "LWLock"), ("IO",))]
+    rate = round(sum(rate for rate, _ in loaded))
+    table.add(name, (rate, "jobs/s"), *spread(leases_s), *(time_s / jobs for time_s in took_s), *waits)
 
 
 def parse() -> argparse.Namespace:
@@ -98,7 +110,7 @@ def main() -> None:
     options = parse()
     table = Table({
         "": "", "leases": "", "p50": "s", "p99": "s", "services, a job": "s", "PostgreSQL, a job": "s",
-        "waits for locks": "%",
+        "waits for locks": "%", "waits for the disk": "%",
     })
     with table.saved():
         for batch in (8, 1):
