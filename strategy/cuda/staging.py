@@ -19,7 +19,23 @@ from strategy.types import Dim
 _CHUNK = 8  # elements of 16 bytes, which is what one thread copies at a time
 PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 
-_COPIES = r"""
+TRANSPOSE = r"""
+// What four lanes hold, a row each, by columns.
+__device__ __forceinline__ void transpose(unsigned (&rows)[4]) {
+  #pragma unroll
+  for (int by = 1; by <= 2; by *= 2) {
+    const bool upper = threadIdx.x & by;
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      unsigned &low = rows[i * (3 - by)], &high = rows[i * (3 - by) + by];
+      const unsigned got = __shfl_xor_sync(0xFFFFFFFF, upper ? low : high, by);
+      low = upper ? got : low, high = upper ? high : got;
+    }
+  }
+}
+"""
+_COPIES = (
+    r"""
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #define CHUNKS (BLOCK_K / CHUNK)
@@ -91,21 +107,9 @@ struct Tile {
     return output + ((long long)blockIdx.z * m + y) * COLUMNS + x;
   }
 };
-
-// What four lanes hold, a row each, by columns.
-__device__ __forceinline__ void transpose(unsigned (&rows)[4]) {
-  #pragma unroll
-  for (int by = 1; by <= 2; by *= 2) {
-    const bool upper = threadIdx.x & by;
-    #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      unsigned &low = rows[i * (3 - by)], &high = rows[i * (3 - by) + by];
-      const unsigned got = __shfl_xor_sync(0xFFFFFFFF, upper ? low : high, by);
-      low = upper ? got : low, high = upper ? high : got;
-    }
-  }
-}
-
+"""
+    + TRANSPOSE
+    + r"""
 // A row of a warp's fragments, from column x on: the lane has the first two of four numbers for each of
 // BLOCKS times eight columns. Where it can, it writes eight of a block that four lanes have.
 template <int BLOCKS, class Where>
@@ -145,6 +149,7 @@ __device__ __forceinline__ unsigned after(unsigned stage, unsigned first) {
   return stage == first + (STAGES - 1) * STAGE ? first : stage + STAGE;
 }
 """
+)
 
 
 @dataclass(frozen=True)

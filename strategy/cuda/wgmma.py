@@ -159,26 +159,46 @@ def wgmma_product(of: ByHand, config: Config) -> Handwritten:
     names = ("block_m", "block_n", "groups", "stages", "group")
     knobs = {name.upper(): integer(config, name) for name in names} | {"BLOCK_K": BLOCK_K}
     block_m, block_n = knobs["BLOCK_M"], knobs["BLOCK_N"]
-    source = _SOURCE.replace("MULTIPLY", _multiply(block_n, PTX_TYPES[of.dtype]))
+    source = _SOURCE.replace("MULTIPLY", multiply(block_n, PTX_TYPES[of.dtype]))
     return product_by_hand(
-        "product_wgmma", source.replace("SETTLE", _settle(block_n)), of, knobs,
+        "product_wgmma", source.replace("SETTLE", settle(block_n)), of, knobs,
         knobs["GROUPS"] * _GROUP,
         (block_m + block_n) * BLOCK_K * 2 * knobs["STAGES"] + _ATOM_BYTES,
     )
 
 
-def _multiply(n: int, kind: str) -> str:
-    """One instruction, over as many accumulators as its width has: sum += a[64, 16] · b[n, 16]ᵀ."""
+def multiply(n: int, kind: str, *, adds: bool = True) -> str:
+    """One instruction, over as many accumulators as its width has: sum (+)= a[64, 16] · b[n, 16]ᵀ.
+
+    Args:
+        adds: whether the product is added to what the accumulators have.
+    """
     count = n // 2
-    names = ", ".join(f"%{i}" for i in range(count))
     return (
         f'asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} '
-        f'{{{names}}}, %{count}, %{count + 1}, 1, 1, 1, 0, 0;" : {_sums(count)} : "l"(a), "l"(b));'
+        f'{{{_names(count)}}}, %{count}, %{count + 1}, {int(adds)}, 1, 1, 0, 0;" '
+        f': {_sums(count)} : "l"(a), "l"(b));'
     )
 
 
-def _settle(n: int) -> str:
-    return f'asm volatile("wgmma.wait_group.sync.aligned 0;" : {_sums(n // 2)} :: "memory");'
+def multiply_held(n: int, kind: str) -> str:
+    """The same with a in four registers of each thread, and b along n: sum += a[64, 16] · b[16, n]."""
+    count = n // 2
+    held = ", ".join(f'"r"(a[{i}])' for i in range(4))
+    return (
+        f'asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} '
+        f'{{{_names(count)}}}, {{{_names(4, count)}}}, %{count + 4}, 1, 1, 1, 1;" '
+        f': {_sums(count)} : {held}, "l"(b));'
+    )
+
+
+def settle(n: int, newest: int = 0) -> str:
+    """Wait for all groups of products but the newest, of which none writes to these accumulators."""
+    return f'asm volatile("wgmma.wait_group.sync.aligned {newest};" : {_sums(n // 2)} :: "memory");'
+
+
+def _names(count: int, first: int = 0) -> str:
+    return ", ".join(f"%{i}" for i in range(first, first + count))
 
 
 def _sums(count: int) -> str:

@@ -82,22 +82,25 @@ TUNABLE: list[tuple[Workload, set[str]]] = [
                    {}, (), [RELU]),
      {"grouped_dense_mma.cuda", "grouped_dense_wgmma.cuda"}),
     (Workload.make("attention", {"query": "float16[2,4,20,24]", "key": "float16[2,2,150,24]",
-                                 "value": "float16[2,2,150,40]"}), {"attention_flash.cuda"}),
+                                 "value": "float16[2,2,150,40]"}), {"attention_flash.cuda", "attention_wgmma.cuda"}),
     (Workload.make("attention", {"query": "bfloat16[1,6,21,80]", "key": "bfloat16[1,2,19,80]",
                                  "value": "bfloat16[1,2,19,64]"}, {"is_causal": True}, (), [RELU]),
-     {"attention_flash.cuda"}),
+     {"attention_flash.cuda", "attention_wgmma.cuda"}),
     (Workload.make("attention_bias", {"query": "float16[2,2,9,16]", "key": "float16[2,1,70,16]",
                                       "value": "float16[2,1,70,16]", "bias": "bool[2,1,1,70]"}),
      {"attention_flash.cuda"}),
     (Workload.make("attention_bias", {"query": "float16[1,2,40,64]", "key": "float16[1,2,70,64]",
                                       "value": "float16[1,2,70,64]", "bias": "float16[2,40,70]"},
-                   {"scale": -0.5, "is_causal": True}), {"attention_flash.cuda"}),
+                   {"scale": -0.5, "is_causal": True}), {"attention_flash.cuda", "attention_wgmma.cuda"}),
     (Workload.make("attention", {"query": "float16[2,20,4,24]", "key": "float16[2,150,2,24]",
                                  "value": "float16[2,150,2,40]"}, {"layout": "BSHD", "is_causal": True}),
-     {"attention_flash.cuda"}),
+     {"attention_flash.cuda", "attention_wgmma.cuda"}),
     (Workload.make("attention_bias", {"query": "float16[1,40,2,64]", "key": "float16[1,70,2,64]",
                                       "value": "float16[1,70,2,64]", "bias": "float16[2,40,70]"},
-                   {"layout": "BSHD"}), {"attention_flash.cuda"}),
+                   {"layout": "BSHD"}), {"attention_flash.cuda", "attention_wgmma.cuda"}),
+    (Workload.make("attention", {"query": "bfloat16[1,2,150,128]", "key": "bfloat16[1,2,260,128]",
+                                 "value": "bfloat16[1,2,260,128]"}, {"is_causal": True}),
+     {"attention_flash.cuda", "attention_wgmma.cuda"}),
     (Workload.make("matmul_nbits", {"data": "float16[3,96]", "weight": "uint8[21,3,16]", "scales": "float16[21,3]"},
                    {"block_size": 32}, (), [RELU]),
      {"matmul_nbits_rows.cuda"}),
@@ -250,6 +253,13 @@ def check(
         outputs, expected, tolerances(workload, inputs, expected), strict=True
     ):
         compare(found, right, tolerance)
+
+
+def copied(array: Any) -> Any:
+    """A copy where a driver would put it."""
+    memory = aligned(array.shape, array.dtype)
+    memory[...] = array
+    return memory
 
 
 def offered(workload: Workload) -> Iterator[Candidate]:
@@ -494,17 +504,27 @@ def test_a_symbolic_dimension_is_bound_at_the_launch(
         np.testing.assert_allclose(output, right, rtol=1e-5 if dtype == "float32" else 1e-3)
 
 
-@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.full), 4])
-def test_queries_that_see_few_keys(parts: int, scratch: Path) -> None:
+FLASH = {"warps": 2, "tiles": 1, "block_n": 16, "stages": 2, "keep": 1}
+
+
+@pytest.mark.parametrize(
+    ("implementation", "knobs"),
+    [
+        pytest.param("attention_flash.cuda", FLASH | {"parts": 1}, marks=pytest.mark.full),
+        ("attention_flash.cuda", FLASH | {"parts": 4}),
+        ("attention_wgmma.cuda", {"groups": 1, "block_n": 32, "stages": 3}),
+        pytest.param("attention_wgmma.cuda", {"groups": 2, "block_n": 32, "stages": 2}, marks=pytest.mark.full),
+    ],
+)
+def test_queries_that_see_few_keys(implementation: str, knobs: dict[str, int], scratch: Path) -> None:
     shapes = {
         "query": "float16[1,4,m,16]", "key": "float16[1,2,n,16]", "value": "float16[1,2,n,24]", "bias": "bool[m,n]",
     }
     workload = Workload.make("attention_bias", shapes, {"is_causal": True})
-    config = Config({"warps": 2, "tiles": 1, "block_n": 16, "stages": 2, "keep": 1, "parts": parts})
-    source = emit(lower(workload, TARGET, "attention_flash.cuda", config))
+    source = emit(lower(workload, TARGET, implementation, Config(knobs)))
     emulation = Emulation(source.code, source.programs, scratch / str(next(_numbers)))
     rng = np.random.default_rng(0)
-    for m, n in ((1, 1), (1, 90), (7, 33), (50, 20)):
+    for m, n in ((1, 1), (1, 90), (7, 33), (50, 20), (70, 100)):
         extents = {"m": m, "n": n}
         inputs = {
             name: aligned(tuple(extents.get(e, e) for e in (int(x) if x.isdigit() else x for x in shape)), dtype)
@@ -526,6 +546,52 @@ def test_a_scale_that_float32_takes_for_0_weighs_all_keys_alike(scratch: Path) -
     workload = Workload.make("attention", {"query": head, "key": head, "value": head}, {"scale": 1e-50})
     config = Config({"warps": 1, "tiles": 1, "block_n": 16, "stages": 2, "keep": 1, "parts": 1})
     check(workload, "attention_flash.cuda", config, scratch)
+
+
+def test_attention_by_wgmma_is_for_many_rows_of_queries() -> None:
+    def takes(heads: int, m: int | str) -> bool:
+        shapes = {"query": f"float16[1,{heads},{m},64]"} | dict.fromkeys(("key", "value"), "float16[1,2,300,64]")
+        found = {c.implementation: c for c in candidates(Workload.make("attention", shapes), TARGET)}
+        condition = found["attention_wgmma.cuda"].condition
+        assert condition is not None
+        return condition.decide() is not False
+
+    assert [takes(2, 32), takes(2, 33), takes(8, 8), takes(8, 9), takes(64, 1), takes(2, "m")] == [
+        False, True, False, True, False, True,
+    ]
+
+
+FENCES = [
+    f'asm volatile("{name}" ::: "memory");'
+    for name in ("fence.proxy.async.shared::cta;", "wgmma.fence.sync.aligned;")
+]
+# A part of the kernel that is replaced: the order of copies, products and waits, then where operands lie.
+LATE = [
+    (FENCES[0], ""), (FENCES[1], ""), ("__syncthreads();", ""), ("(STAGES - 2) : ", "(STAGES - 1) : "),
+    ("    settle_sums(sums);\n", ""), ("((chunk ^ row) & 7)", "(chunk & 7)"), ("PANEL / 16ull", "PANEL / 32ull"),
+    ("right + k * (16 * 128 >> 4)", "right"), ("    settle_scores(scores);\n    raise(block);", "    raise(block);"),
+]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("old", "new"), LATE)
+def test_the_emulation_notices_what_is_wrong_with_attention(old: str, new: str, scratch: Path) -> None:
+    head = "float16[1,1,70,72]"  # in two panels
+    workload = Workload.make("attention", {"query": head, "key": "float16[1,1,150,72]", "value": "float16[1,1,150,72]"})
+    config = Config({"groups": 2, "block_n": 32, "stages": 2})
+    check(workload, "attention_wgmma.cuda", config, scratch)
+    source = generate(workload, "attention_wgmma.cuda", config)[1]
+    assert old in source.code
+    emulation = Emulation(source.code.replace(old, new), source.programs, scratch / str(next(_numbers)))
+    inputs = random_inputs(workload, 7)
+    output = aligned((1, 1, 70, 72), "float16")
+    output[...] = np.nan
+    (right,) = reference(workload, inputs)
+    try:
+        emulation.run("main", {**{n: copied(a) for n, a in inputs.items()}, "output": output})
+    except TrapError:
+        return
+    assert not np.allclose(output, right, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -581,10 +647,6 @@ def test_the_emulation_notices_threads_that_race_or_leave_their_arrays(
 
 
 WAIT = 'asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");'
-FENCES = [
-    f'asm volatile("{name}" ::: "memory");'
-    for name in ("fence.proxy.async.shared::cta;", "wgmma.fence.sync.aligned;")
-]
 # Replacements in the source of kernels. Those of wgmma: order, then another swizzle, turns of four rows,
 # another distance of atoms, and half a step along k.
 BROKEN: list[tuple[str, str, list[tuple[str, str]]]] = [

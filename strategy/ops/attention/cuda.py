@@ -1,4 +1,7 @@
-"""`attention_flash.cuda`: attention by tensor cores in one pass over the keys, without scores in memory; from sm_80 on.
+"""Attention by tensor cores in one pass over the keys, without scores in memory.
+
+    attention_flash.cuda   by mma.sync, with parts of the keys for few queries; sm_80 and later
+    attention_wgmma.cuda   many queries by Hopper's wgmma: `wgmma.py`
 
 The queries of all heads that share keys are rows of one matrix, as they lie in memory, so that one token of many heads
 fills a tile, too. Powers are rounded to the dtype of the values, as is usual for this method; all sums are in float32.
@@ -9,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from strategy.condition import SpecializedCondition
 from strategy.cuda.library import (
     FOURTH,
     LEFT,
@@ -21,20 +25,21 @@ from strategy.cuda.library import (
     schedule_in_place,
 )
 from strategy.cuda.limit import GRID, REGISTERS_PER_THREAD, DeviceLimits, limits_of
-from strategy.cuda.program import Launch, Number, Pointer, Scalar, times
+from strategy.cuda.program import Launch, Pointer, Scalar, times
 from strategy.cuda.staging import PTX_TYPES
 from strategy.cuda.template import C_TYPES, Template
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
-from strategy.ops.attention.flash_kernel import ATTEND, JOIN, SHARED
-from strategy.ops.attention.operator import NAMES, PLAIN, AttentionAttrs, constant_inner, factor
+from strategy.ops.attention import wgmma
+from strategy.ops.attention.flash_kernel import ATTEND, JOIN, SHARED, macros_of, tiles_of
+from strategy.ops.attention.operator import NAMES, AttentionAttrs, constant_inner, factor
 from strategy.schedule import integer
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType
 
 _LARGEST_DEPTH = 256  # and width: sums of one more would not fit the registers
-_LEAST_SCALE, _LARGEST_SCALE = 2.0**-126, 2.0**127  # that float32 has
+_LARGEST_SCALE = 2.0**127  # that float32 has
 _PARTS = (1, 2, 4, 8, 16, 32, 64)
 _JOIN_ROWS = 4  # of a block, a warp each
 
@@ -45,6 +50,13 @@ def _strategy(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: Ten
     strategy: OpStrategy = _generic[op].default(attrs, inputs, out_type, target)
     if takes(attrs, inputs, out_type, limits_of(target)):
         strategy.add_implementation(compute, schedule_in_place, "attention_flash.cuda", 15, space=space)
+        _, heads, m, _ = attrs.order(inputs[0].shape)
+        each = int(heads) // int(attrs.order(inputs[1].shape)[1])
+        if wgmma.takes(attrs, inputs, out_type, limits_of(target)):
+            with SpecializedCondition(m >= -(-wgmma.FEWEST_ROWS // each)):
+                strategy.add_implementation(
+                    wgmma.compute, schedule_in_place, "attention_wgmma.cuda", 16, space=wgmma.space
+                )
     return strategy
 
 
@@ -118,25 +130,18 @@ def space(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorT
 
 def compute(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
     """One launch, or with several parts two; batch and numbers of queries and keys may be symbolic."""
-    query, key, value, *bias = inputs
+    query, key, value = inputs[:3]
     batch, heads, m, depth = attrs.order(query.shape)
     _, groups, n, _ = attrs.order(key.shape)
     groups, width = int(groups), int(value.shape[3])
     dtype, parts, each = str(query.dtype), integer(config, "parts"), int(heads) // groups
-    scale = factor(attrs, int(depth))
-    scale = scale if abs(scale) >= _LEAST_SCALE else 0  # of which float32 may make 0, and -infinity times 0 is NaN
     knobs = {name.upper(): integer(config, name) for name in ("warps", "tiles", "block_n", "stages", "keep", "parts")}
     macros: dict[str, int | str] = {
-        **knobs, "TYPE": C_TYPES[dtype], "SUM": C_TYPES["float32" if parts > 1 else dtype],
-        "DEPTH": int(depth), "WIDTH": width, "EACH": each, "CAUSAL": int(attrs.is_causal),
-        "BY_TOKENS": int(attrs.layout != PLAIN),
-        # The largest score is that of the largest product only where the scale is positive and nothing is added.
-        "SCALE": f"{float(scale)!r}f", "SCALE_FIRST": int(bool(bias) or scale <= 0),
-        "BIASED": len(bias), "JOIN_ROWS": _JOIN_ROWS, **(_bias_macros(bias[0]) if bias else {}),
+        **knobs, "SUM": C_TYPES["float32" if parts > 1 else dtype], "JOIN_ROWS": _JOIN_ROWS, **macros_of(attrs, inputs),
     }
     high = knobs["WARPS"] * knobs["TILES"] * 16
     key_row, value_row = -(-int(depth) // 16) * 32 + 16, -(-width // 16) * 32 + 16
-    tiles = _tiles(times(each, number_of(m)), high)
+    tiles = tiles_of(times(each, number_of(m)), high)
     buffers = [Pointer(name) for name in (LEFT, RIGHT, THIRD, FOURTH)[: len(inputs)]]
     sizes = Scalar("int32", number_of(m)), Scalar("int32", number_of(n))
     launch = Launch(
@@ -153,23 +158,9 @@ def compute(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: TensorType, 
     rows = times(times(number_of(batch), int(heads)), number_of(m))
     join = Launch(
         "attention_join", (Pointer(LEFT), Pointer(OUTPUT), Scalar("int32", rows)),
-        (_tiles(rows, _JOIN_ROWS), 1, 1), (_JOIN_ROWS * 32, 1, 1),
+        (tiles_of(rows, _JOIN_ROWS), 1, 1), (_JOIN_ROWS * 32, 1, 1),
     )
     return [call_in_place(Handwritten(JOIN, join), [found], shape, dtype, "attention")]
-
-
-def _tiles(extent: Number, size: int) -> Number:
-    return -(-extent // size) if isinstance(extent, int) else ["//", ["+", extent, size - 1], size]
-
-
-def _bias_macros(bias: Any) -> dict[str, int | str]:
-    """The dtype of a bias, and the dimensions of the scores along which it varies."""
-    names = ("BIAS_BATCH", "BIAS_HEADS", "BIAS_ROWS", "BIAS_KEYS")
-    shape = [1] * (4 - len(bias.shape)) + [number_of(e) for e in bias.shape]
-    return {
-        "BIAS": C_TYPES[str(bias.dtype)], "BIAS_BOOL": int(str(bias.dtype) == "bool"),
-        **{name: int(extent != 1) for name, extent in zip(names, shape, strict=True)},
-    }
 
 
 _generic = {name: get_registered_op(name).get_attr("FTVMStrategy") for name in NAMES}

@@ -1,4 +1,4 @@
-"""CUDA C of `attention_flash.cuda`, after FlashAttention-2 (Dao, 2023); see `cuda.py` for its macros.
+"""CUDA C of `attention_flash.cuda`, after FlashAttention-2 (Dao, 2023), and what `attention_wgmma.cuda` shares with it.
 
 A block has a tile of queries, and takes keys and values tile by tile through shared memory, which `cp.async` fills
 ahead. A warp keeps its scores, and the sums of its values, in fragments of `mma.sync`; powers become operands of the
@@ -7,9 +7,18 @@ second product where they are. Of several parts, each has some of the keys (Flas
 
 from __future__ import annotations
 
-from strategy.cuda.mma import FRAGMENTS
+from collections.abc import Sequence
+from typing import Any
 
-# Shared by both kernels.
+from strategy.cuda.library import number_of
+from strategy.cuda.mma import FRAGMENTS
+from strategy.cuda.program import Number
+from strategy.cuda.template import C_TYPES
+from strategy.ops.attention.operator import PLAIN, AttentionAttrs, factor
+
+_LEAST_SCALE = 2.0**-126  # that float32 has
+
+# Shared by all kernels.
 SHARED = r"""
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
@@ -17,10 +26,6 @@ SHARED = r"""
 #define BLOCK_M (WARPS * TILES * 16)
 #define STEPS ((DEPTH + 15) / 16)  // of the first product
 #define BANDS ((WIDTH + 15) / 16)  // of 16 columns of the second
-// Bytes from row to row in shared memory: an odd number of 16, so that eight rows are in different banks.
-#define KEY_ROW (STEPS * 32 + 16)
-#define VALUE_ROW (BANDS * 32 + 16)
-#define STAGE (BLOCK_N * (KEY_ROW + VALUE_ROW))
 #define HIDDEN __int_as_float(0xFF800000)
 
 // Not `min`, which code of TVM's before this has for narrow floats.
@@ -36,18 +41,27 @@ __device__ __forceinline__ float power(float x) {
 __device__ __forceinline__ float shift(float largest) { return largest == HIDDEN ? 0 : largest; }
 """
 
-ATTEND = (
-    FRAGMENTS
-    + r"""
-__device__ __forceinline__ void load_transposed(unsigned (&to)[4], unsigned from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from) : "memory");
-}
-
+# Shared by those that attend. KIND is the type in PTX.
+PACK = r"""
 __device__ __forceinline__ unsigned pack(float low, float high) {
   unsigned both;
   asm volatile("cvt.rn.KINDx2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
+}
+"""
+
+ATTEND = (
+    FRAGMENTS
+    + PACK
+    + r"""
+// Bytes from row to row in shared memory: an odd number of 16, so that eight rows are in different banks.
+#define KEY_ROW (STEPS * 32 + 16)
+#define VALUE_ROW (BANDS * 32 + 16)
+#define STAGE (BLOCK_N * (KEY_ROW + VALUE_ROW))
+
+__device__ __forceinline__ void load_transposed(unsigned (&to)[4], unsigned from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from) : "memory");
 }
 
 // Rows of LENGTH numbers at their places to shared memory; zeros behind the length, and behind the `left` rows.
@@ -298,3 +312,34 @@ extern "C" __global__ void __launch_bounds__(JOIN_ROWS * 32) attention_join(
   }
 }
 """
+
+
+def macros_of(attrs: AttentionAttrs, inputs: Sequence[Any]) -> dict[str, int | str]:
+    """Macros of the tensors and their attributes: all but the knobs."""
+    query, key, value, *bias = inputs
+    _, heads, _, depth = attrs.order(query.shape)
+    groups = int(attrs.order(key.shape)[1])
+    scale = factor(attrs, int(depth))
+    scale = scale if abs(scale) >= _LEAST_SCALE else 0  # of which float32 may make 0, and -infinity times 0 is NaN
+    return {
+        "TYPE": C_TYPES[str(query.dtype)], "DEPTH": int(depth), "WIDTH": int(value.shape[3]),
+        "EACH": int(heads) // groups, "CAUSAL": int(attrs.is_causal), "BY_TOKENS": int(attrs.layout != PLAIN),
+        # The largest score is that of the largest product only where the scale is positive and nothing is added.
+        "SCALE": f"{float(scale)!r}f", "SCALE_FIRST": int(bool(bias) or scale <= 0),
+        "BIASED": len(bias), **(_bias_macros(bias[0]) if bias else {}),
+    }
+
+
+def _bias_macros(bias: Any) -> dict[str, int | str]:
+    """The dtype of a bias, and the dimensions of the scores along which it varies."""
+    names = ("BIAS_BATCH", "BIAS_HEADS", "BIAS_ROWS", "BIAS_KEYS")
+    shape = [1] * (4 - len(bias.shape)) + [number_of(e) for e in bias.shape]
+    return {
+        "BIAS": C_TYPES[str(bias.dtype)], "BIAS_BOOL": int(str(bias.dtype) == "bool"),
+        **{name: int(extent != 1) for name, extent in zip(names, shape, strict=True)},
+    }
+
+
+def tiles_of(extent: Number, size: int) -> Number:
+    """The number of tiles that cover an extent."""
+    return -(-extent // size) if isinstance(extent, int) else ["//", ["+", extent, size - 1], size]

@@ -39,6 +39,14 @@ _INCLUDES = (
     "mma.h",
     "math_constants.h",
 )
+_NARROW = (("f16", "half"), ("bf16", "nv_bfloat16"))
+
+
+def _names(first: int, count: int) -> str:
+    """The names of operands in inline assembly."""
+    return ", ".join(f"%{i}" for i in range(first, first + count))
+
+
 # The instructions that the emulation knows, and what stands for them there: any other does not compile.
 _PTX = {
     "cp.async.cg.shared.global [%0], [%1], 16, %2;": "emulation::copy_async",
@@ -54,20 +62,28 @@ _PTX = {
     "wgmma.fence.sync.aligned;": "emulation::fence_group",
     "wgmma.commit_group.sync.aligned;": "emulation::commit_products",
     "wgmma.wait_group.sync.aligned %0;": "emulation::wait_products",
-    "wgmma.wait_group.sync.aligned 0;": "emulation::wait_all_products",
+    "wgmma.wait_group.sync.aligned 0;": "emulation::wait_products_of<0>",
+    "wgmma.wait_group.sync.aligned 1;": "emulation::wait_products_of<1>",
 } | {
     f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
     "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};": f"emulation::multiply<{number}>"
-    for kind, number in (("f16", "half"), ("bf16", "nv_bfloat16"))
+    for kind, number in _NARROW
 } | {
     f"cvt.rn.{kind}x2.f32 %0, %1, %2;": f"emulation::pack<{number}>"
-    for kind, number in (("f16", "half"), ("bf16", "nv_bfloat16"))
+    for kind, number in _NARROW
 } | {
     f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} "
-    f"{{{', '.join(f'%{i}' for i in range(n // 2))}}}, %{n // 2}, %{n // 2 + 1}, 1, 1, 1, 0, 0;":
-    f"emulation::multiply_group<{number}>"
+    f"{{{_names(0, n // 2)}}}, %{n // 2}, %{n // 2 + 1}, {adds}, 1, 1, 0, 0;":
+    f"emulation::multiply_group<{number}, {adds}>"
     for n in range(8, 257, 8)
-    for kind, number in (("f16", "half"), ("bf16", "nv_bfloat16"))
+    for adds in (0, 1)
+    for kind, number in _NARROW
+} | {
+    f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} "
+    f"{{{_names(0, n // 2)}}}, {{{_names(n // 2, 4)}}}, %{n // 2 + 4}, 1, 1, 1, 1;":
+    f"emulation::multiply_held<{number}>"
+    for n in range(8, 257, 8)
+    for kind, number in _NARROW
 }
 _ASSEMBLY = re.compile(r'asm volatile\("([^"]+)"([^;]*)\);')
 _TOGETHER = 16  # sources in one run of the compiler
