@@ -2,8 +2,8 @@
 
 After FlashAttention-3 (Shah et al., 2024): the product of powers with their values runs while the powers of the next keys
 are computed. A warpgroup has 64 rows of queries, as `attention_flash.cuda` has them; all warpgroups of a block share the
-keys and values that `cp.async` copies ahead. Powers are a left operand in registers. Rows of 128 bytes lie in the 128-byte swizzle of
-`strategy/cuda/wgmma.py`: longer ones in several panels of 64 columns.
+keys and values that `cp.async` copies ahead. Powers are a left operand in registers. Rows lie in the swizzle of
+`strategy/cuda/wgmma.py`, those of more than 128 bytes in several panels of 64 columns.
 """
 
 from __future__ import annotations
@@ -270,24 +270,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_wgmma(
     const float factor = whole == 0 ? 1 : 1 / whole;
     const int row = first + warp * 16 + h * 8 + lane / 4;
     TYPE* to = output + query_place(row) * WIDTH;
-    if (WIDTH % 32 == 0) {
+#if WIDTH % 32 == 0
+    #pragma unroll
+    for (int j = 0; j < WIDTH / 8; j += 4) {
+      unsigned pairs[4];
       #pragma unroll
-      for (int j = 0; j < WIDTH / 8; j += 4) {
-        unsigned pairs[4];
-        #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          pairs[i] = pack(sums[(j + i) * 4 + h * 2] * factor, sums[(j + i) * 4 + h * 2 + 1] * factor);
-        transpose(pairs);
-        if (row < rows) *(uint4*)(to + (j + lane % 4) * 8) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-      }
-    } else {
-      #pragma unroll
-      for (int j = 0; j < BANDS * 2; ++j) {
-        const int column = j * 8 + lane % 4 * 2;
-        if (row < rows && column < WIDTH)
-          *(unsigned*)(to + column) = pack(sums[j * 4 + h * 2] * factor, sums[j * 4 + h * 2 + 1] * factor);
-      }
+      for (int i = 0; i < 4; ++i)
+        pairs[i] = pack(sums[(j + i) * 4 + h * 2] * factor, sums[(j + i) * 4 + h * 2 + 1] * factor);
+      transpose(pairs);
+      if (row < rows) *(uint4*)(to + (j + lane % 4) * 8) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
+#else
+    #pragma unroll
+    for (int j = 0; j < BANDS * 2; ++j) {
+      const int column = j * 8 + lane % 4 * 2;
+      if (row < rows && column < WIDTH)
+        *(unsigned*)(to + column) = pack(sums[j * 4 + h * 2] * factor, sums[j * 4 + h * 2 + 1] * factor);
+    }
+#endif
   }
 }
 """
