@@ -275,6 +275,7 @@ def test_what_is_not_tuned_compiles(workload: Workload, arch: str, tmp_path: Pat
         ("dense", "dense_tensor_core.cuda"),
         pytest.param("dense", "dense_mma.cuda", marks=pytest.mark.full),
         ("dense", "dense_wgmma.cuda"),
+        ("attention", "attention_wgmma.cuda"),
         pytest.param("cumsum", "cumsum_parts.cuda", marks=pytest.mark.full),
         pytest.param("topk", "topk_sort.cuda", marks=pytest.mark.full),
     ],
@@ -282,6 +283,9 @@ def test_what_is_not_tuned_compiles(workload: Workload, arch: str, tmp_path: Pat
 def test_tensor_cores_and_templates_compile(op: str, implementation: str, tmp_path: Path) -> None:
     workload = {
         "dense": Workload.make("dense", {"data": "bfloat16[64,64]", "weight": "bfloat16[64,64]"}),
+        "attention": Workload.make(
+            "attention", dict.fromkeys(("query", "key", "value"), "bfloat16[1,32,2048,128]"), {"is_causal": True}
+        ),
         "cumsum": Workload.make("cumsum", {"data": "float16[4000]"}),
         "topk": Workload.make("topk", {"data": "float16[4,400]"}, {"k": 3}),
     }[op]
