@@ -32,6 +32,7 @@ _SOURCE = r"""
 #define QUERY_PANEL (BLOCK_M * 128)
 #define KEY_PANELS ((STEPS + 3) / 4)
 #define STAGE (PANEL * (KEY_PANELS + (BANDS + 3) / 4))
+#define APART (BY_TOKENS ? GROUPS : 1)  // keys that follow each other, in rows
 
 // Where an operand of 16 along k starts: its address, the distance of its atoms of eight rows, and of its panels where
 // it lies along n, all without their last four bits; and the swizzle.
@@ -77,9 +78,9 @@ __device__ __forceinline__ void fetch(unsigned to, const TYPE* from, int left, P
     const int row = threadIdx.x / wide + i;
     if (ROWS % pace == 0 || row < ROWS) {
       const int bytes = row < left && (LENGTH % 16 == 0 || chunk * 8 < LENGTH) ? 16 : 0;
+      const unsigned at = to + chunk / 8 * (ROWS * 128) + row * 128 + ((chunk ^ row) & 7) * 16;
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                   :: "r"(to + chunk / 8 * (ROWS * 128) + row * 128 + ((chunk ^ row) & 7) * 16),
-                      "l"(from + place(row) + chunk * 8), "r"(bytes) : "memory");
+                   :: "r"(at), "l"(from + place(row) + chunk * 8), "r"(bytes) : "memory");
     }
   }
 }
@@ -105,7 +106,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_wgmma(
   };
   const long long key_place = BY_TOKENS ? blockIdx.z * (long long)n * GROUPS + group
                                         : ((long long)blockIdx.z * GROUPS + group) * n;
-  constexpr int apart = BY_TOKENS ? GROUPS : 1;  // keys that follow each other, in rows
   const TYPE *keys = key + key_place * DEPTH, *values = value + key_place * WIDTH;
 
   // Keys that some query of the block sees, and those that all of the warpgroup see.
@@ -121,11 +121,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_wgmma(
   // A stage has the keys of a block and the values of the block before, which are multiplied together.
   auto fetch_stage = [&](int block, unsigned to) {
     if (block < blocks)
-      fetch<BLOCK_N, DEPTH>(to, keys + (long long)block * BLOCK_N * apart * DEPTH, n - block * BLOCK_N,
-                            [](int row) { return row * (apart * DEPTH); });
+      fetch<BLOCK_N, DEPTH>(to, keys + (long long)block * BLOCK_N * APART * DEPTH, n - block * BLOCK_N,
+                            [](int row) { return row * (APART * DEPTH); });
     if (0 < block && block <= blocks)
-      fetch<BLOCK_N, WIDTH>(to + KEY_PANELS * PANEL, values + (long long)(block - 1) * BLOCK_N * apart * WIDTH,
-                            n - (block - 1) * BLOCK_N, [](int row) { return row * (apart * WIDTH); });
+      fetch<BLOCK_N, WIDTH>(to + KEY_PANELS * PANEL, values + (long long)(block - 1) * BLOCK_N * APART * WIDTH,
+                            n - (block - 1) * BLOCK_N, [](int row) { return row * (APART * WIDTH); });
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
   fetch<BLOCK_M, DEPTH>(queries, query, rows - first, [&](int row) { return query_place(first + row) * DEPTH; });
