@@ -25,7 +25,7 @@ from strategy.target import Target
 from strategy.types import TensorType
 
 FEWEST_ROWS = 33  # fewer leave half of a warpgroup's tile empty
-_SIZES = (32, 64, 80, 96, 112, 128, 160, 208)  # keys of a block; 208 are all of an image's 197
+_SIZES = (32, 64, 96, 112, 128, 160, 208)  # keys of a block; 208 are all of an image's 197
 
 _SOURCE = r"""
 #define PANEL (BLOCK_N * 128)  // bytes of 64 columns of a block's keys or values
