@@ -1,8 +1,8 @@
 """`attention_wgmma.cuda`: attention of many queries by Hopper's `wgmma`; sm_90 alone.
 
-After FlashAttention-3 (Shah et al., 2024): the product of powers with their values runs while the powers of the next keys
-are computed. A warpgroup has 64 rows of queries, as `attention_flash.cuda` has them; all warpgroups of a block share the
-keys and values that `cp.async` copies ahead. Powers are a left operand in registers. Rows lie in the swizzle of
+After FlashAttention-3 (Shah et al., 2024): the product of powers with their values runs while the powers of the next
+keys are computed. A warpgroup has 64 rows of queries, as `attention_flash.cuda` has them; all warpgroups of a block share
+the keys and values that `cp.async` copies ahead. Powers are a left operand in registers. Rows lie in the swizzle of
 `strategy/cuda/wgmma.py`, those of more than 128 bytes in several panels of 64 columns.
 """
 
@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from strategy.cuda.library import FOURTH, LEFT, OUTPUT, RIGHT, THIRD, Handwritten, call_in_place, number_of
+from strategy.cuda.library import (
+    FOURTH,
+    LEFT,
+    OUTPUT,
+    RIGHT,
+    THIRD,
+    Handwritten,
+    call_in_place,
+    number_of,
+)
 from strategy.cuda.limit import REGISTERS_PER_THREAD, DeviceLimits, limits_of
 from strategy.cuda.program import Launch, Pointer, Scalar, times
 from strategy.cuda.staging import PTX_TYPES, TRANSPOSE
@@ -295,16 +304,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_wgmma(
 
 def takes(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorType, limits: DeviceLimits) -> bool:
     """True if the device has `wgmma` (sm_90) and room for a tile, of heads that `attention_flash.cuda` takes."""
-    depth, width = int(attrs.order(inputs[0].shape)[3]), int(out_type.shape[3])
+    depth, width = int(inputs[0].shape[3]), int(out_type.shape[3])
     return limits.capability == 90 and _bytes_of(depth, width, 1, _SIZES[0], 2) <= limits.shared_bytes
 
 
 def space(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
     """Warpgroups of 64 queries, keys of a block, and stages of copies."""
-    batch, heads, m, depth = attrs.order(inputs[0].shape)
+    batch, heads, m, _ = attrs.order(inputs[0].shape)
     _, of, n, _ = attrs.order(inputs[1].shape)
     limits = limits_of(target)
-    depth, width = int(depth), int(out_type.shape[3])
+    depth, width = int(inputs[0].shape[3]), int(out_type.shape[3])
     rows = int(heads) // int(of) * int(m) if m.is_constant else 512
     keys = int(n) if n.is_constant else 512
     matrices = int(of) * (int(batch) if batch.is_constant else 1)
@@ -370,8 +379,9 @@ def compute(attrs: AttentionAttrs, inputs: Sequence[Any], out_type: TensorType, 
     kind, columns = PTX_TYPES[dtype], -(-width // 16) * 16
     text = _SOURCE
     for name, statement in (
-        ("SETTLE_SCORES", settle(block_n, 1)), ("SETTLE_SUMS", settle(columns)), ("FIRST", multiply(block_n, kind, adds=False)),
-        ("NEXT", multiply(block_n, kind)), ("WEIGH", multiply_held(columns, kind)),
+        ("SETTLE_SCORES", settle(block_n, 1)), ("SETTLE_SUMS", settle(columns)),
+        ("FIRST", multiply(block_n, kind, adds=False)), ("NEXT", multiply(block_n, kind)),
+        ("WEIGH", multiply_held(columns, kind)),
     ):
         text = text.replace(f"  {name}\n", f"  {statement}\n")
     source = Template(SHARED + PACK.replace("KIND", kind) + TRANSPOSE + text, macros, (), (launch,)).code
