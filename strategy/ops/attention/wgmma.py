@@ -1,9 +1,9 @@
 """`attention_wgmma.cuda`: attention of many queries by Hopper's `wgmma`; sm_90 alone.
 
 After FlashAttention-3 (Shah et al., 2024): the product of powers with their values runs while the powers of the next
-keys are computed. A warpgroup has 64 rows of queries, as `attention_flash.cuda` has them; all warpgroups of a block share
-the keys and values that `cp.async` copies ahead. Powers are a left operand in registers. Rows lie in the swizzle of
-`strategy/cuda/wgmma.py`, those of more than 128 bytes in several panels of 64 columns.
+keys are computed. A warpgroup has 64 rows of queries, as `attention_flash.cuda` has them; all warpgroups of a block
+share the keys and values that `cp.async` copies ahead. Powers are a left operand in registers. Rows lie in the swizzle
+of `strategy/cuda/wgmma.py`, those of more than 128 bytes in several panels of 64 columns.
 """
 
 from __future__ import annotations
