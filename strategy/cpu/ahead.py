@@ -14,17 +14,24 @@ from strategy.schedule import dtype_bytes
 from strategy.target import Target
 from strategy.tir import change_functions, find, has_names
 
-_LINE_BYTES = 64
+LINE_BYTES = 64
 _TILE, _TURNS, _STEPS = "plevel.tile", "plevel.turns", "plevel.steps"
 _SYMBOL = "plevel_prefetch"
-# Of the intrinsic's memory LLVM assumes more, and stores all sums at each step.
-_SOURCE = f"""
+# LLVM's code of `prefetch`. Of the intrinsic's memory LLVM assumes more, and stores all sums at each step.
+PREFETCH = f"""
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 define linkonce_odr hidden i32 @{_SYMBOL}(ptr %a) alwaysinline nounwind memory(inaccessiblemem: readwrite) {{
   call void @llvm.prefetch.p0(ptr %a, i32 0, i32 2, i32 1) nounwind memory(inaccessiblemem: readwrite)
   ret i32 0
 }}
 """
+
+
+def prefetch(element: Any) -> Any:
+    """The call that brings the line of an element into the second level."""
+    from tvm import tirx
+
+    return tirx.call_extern("int32", _SYMBOL, tirx.address_of(element))
 
 
 def fits_ahead(panel_bytes: int, target: Target) -> bool:
@@ -49,10 +56,10 @@ def prefetch_panels(
         if (extent := int(sch.get(loop).extent)) > 1:  # an annotated loop of one turn would stay
             sch.annotate(loop, _TURNS, turns)
         turns *= extent
-    sch.annotate(steps, "pragma_import_llvm", _SOURCE)
+    sch.annotate(steps, "pragma_import_llvm", PREFETCH)
     if tiles > 1:
         sch.annotate(tile, _TILE, 1)
-    sch.annotate(steps, _STEPS, [panel, step, tiles, _LINE_BYTES // dtype_bytes(dtype)])
+    sch.annotate(steps, _STEPS, [panel, step, tiles, LINE_BYTES // dtype_bytes(dtype)])
 
 
 def insert_prefetches(module: Any) -> Any:
@@ -96,7 +103,7 @@ def _calls(loop: Any, tile: Any, around: Sequence[tuple[Any, int]]) -> list[Any]
     begin = _at_zero(index, [loop.loop_var, *(v for v, _ in around), *others] if panel else others)
     turn = sum((v * turns for v, turns in around), loop.loop_var)
     return [
-        tirx.Evaluate(tirx.call_extern("int32", _SYMBOL, tirx.address_of(tirx.BufferLoad(load.source, [place]))))
+        tirx.Evaluate(prefetch(tirx.BufferLoad(load.source, [place])))
         for ahead in places_ahead(turn, 0 if tile is None else tile, panel, step, tiles, line)
         # Behind the last panel there is none.
         for place in [tirx.min(begin + ahead, size - 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -324,6 +325,16 @@ def test_data_of_8_bits_go_through_the_instruction():
         workload = Workload.make("matmul_nbits", inputs, {"accuracy_level": level}, ["weight", "scales"])
         code = lower(workload, ZEN4, "matmul_nbits_panel.cpu").compile(checks=False)
         assert ("vpdpbusd" in code.executable.mod.inspect_source("s")) == (level == 4)
+
+
+@pytest.mark.parametrize(("bits", "spec"), [(4, "znver4"), (8, "znver4"), (4, "haswell")])
+def test_numbers_of_4_bits_are_places_of_a_vector_of_512(bits, spec):
+    inputs = {"data": "float32[1,64]", "weight": f"uint8[32,2,{4 * bits}]", "scales": "float32[32,2]"}
+    workload = Workload.make("matmul_nbits", inputs, {"bits": bits}, ["weight", "scales"])
+    lowered = lower(workload, Target.parse(f"llvm -mcpu={spec} -num-cores=2"), "matmul_nbits_panel.cpu")
+    code = lowered.compile(checks=False).executable.mod.inspect_source("s")
+    assert bool(re.search(r"vperm(ps|d)\t", code)) == (bits == 4 and spec == "znver4")
+    assert "prefetch" in code
 
 
 @pytest.mark.sample(1)

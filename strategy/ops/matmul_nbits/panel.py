@@ -4,7 +4,8 @@ The weight is packed into panels of columns that are read in sequence, each word
 k · bits / 32, width, 4] bytes. Of two numbers in a byte the second is that of the next word's place.
 
 Products of a block are summed before they are scaled: of integers exactly, less the zero point's share, which is one
-number for each block of a row.
+number for each block of a row. Without an instruction for them, the weight is prefetched: its numbers take as long to
+unpack as to be read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import ExitStack
 from functools import lru_cache, partial
 from typing import Any
 
+from strategy.cpu.ahead import LINE_BYTES, PREFETCH, prefetch
 from strategy.cpu.dot import Dot, find_dot
 from strategy.cpu.loop import allocate, fill, written
 from strategy.op_strategy import OpStrategy
@@ -29,6 +31,16 @@ from strategy.types import TensorType
 _VECTORS = (1, 2, 3, 4, 6, 8, 12, 16)
 _MOST_ROWS = 8
 _MANTISSA = 23  # bits of a float32's
+_AHEAD_BYTES = 1 << 13  # from a step to what it prefetches of the weight
+_LOOK_UP = "plevel_number_of_4_bits"
+_TABLE = f"""
+declare <16 x float> @llvm.x86.avx512.permvar.sf.512(<16 x float>, <16 x i32>)
+define linkonce_odr hidden <16 x float> @{_LOOK_UP}(<16 x i32> %i) alwaysinline nounwind {{
+  %r = call <16 x float> @llvm.x86.avx512.permvar.sf.512(
+    <16 x float> <{", ".join(f"float {n - 8}.0" for n in range(16))}>, <16 x i32> %i)
+  ret <16 x float> %r
+}}
+"""
 
 
 def space(
@@ -38,11 +50,12 @@ def space(
     m, n = out_type.shape
     lanes = lanes_of(target, "float32")
     steps = attrs.block_size * attrs.bits // 32
-    return _space(int(m) if m.is_constant else 1, int(n), lanes, steps, target.vector_registers)
+    rows, is_dot = int(m) if m.is_constant else 1, attrs.accuracy_level > 0
+    return _space(rows, int(n), lanes, steps, target.vector_registers, is_dot)
 
 
 @lru_cache(maxsize=1024)
-def _space(m: int, n: int, lanes: int, steps: int, registers: int) -> ConfigSpace:
+def _space(m: int, n: int, lanes: int, steps: int, registers: int, is_dot: bool) -> ConfigSpace:
     vectors = tuple(v for v in _VECTORS if v == 1 or (v - 1) * lanes < n)
     rows = tuple(r for r in divisors(m) if r <= _MOST_ROWS)
     unroll = tuple(u for u in (1, 2, 4, 8, 16) if steps % u == 0)
@@ -51,7 +64,8 @@ def _space(m: int, n: int, lanes: int, steps: int, registers: int) -> ConfigSpac
         high = max(r for r in rows if r <= 4)
         return {
             "vectors": max(v for v in vectors if v * high <= 8 and v <= 4), "rows": high,
-            "unroll": max(u for u in unroll if u <= 8),
+            # Of several steps LLVM computes numbers side by side, more than registers hold.
+            "unroll": max(u for u in unroll if u <= (8 if is_dot else 1)),
         }
 
     return ConfigSpace(
@@ -99,12 +113,13 @@ def prepare(
 
 
 def compute(
-    lanes: int, dot: Dot | None, attrs: MatMulNBitsAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+    lanes: int, dot: Dot | None, looks_up: bool, attrs: MatMulNBitsAttrs, inputs: Sequence[Any], out_type: TensorType,
+    config: Config,
 ) -> list[Any]:
     """The whole function as loops."""
 
     def loops(ins: Sequence[Any], out: Any) -> Any:
-        return _multiply(lanes, dot, attrs, ins, out, config)
+        return _multiply(lanes, dot, looks_up, attrs, ins, out, config)
 
     return written(loops, inputs, out_type, "matmul_nbits")
 
@@ -117,7 +132,7 @@ def schedule(attrs: MatMulNBitsAttrs, outs: Outs, target: Target, config: Config
 
 
 def _multiply(
-    lanes: int, dot: Dot | None, attrs: MatMulNBitsAttrs, ins: Sequence[Any], out: Any, config: Config
+    lanes: int, dot: Dot | None, looks_up: bool, attrs: MatMulNBitsAttrs, ins: Sequence[Any], out: Any, config: Config
 ) -> Any:
     from tvm import tirx
     from tvm.ir import StringImm
@@ -131,6 +146,7 @@ def _multiply(
     n, size, several = int(out.shape[1]), attrs.block_size, 8 // attrs.bits
     steps = size // (4 * several)  # words of a block
     result = script.buffer_proxy(out)
+    ahead = -(-_AHEAD_BYTES // (4 * width))
     dtype = "int32" if dot else "float32"
 
     def each(step: Callable[[Any, Any], None]) -> None:
@@ -149,8 +165,12 @@ def _multiply(
     def real(loaded: Any, start: int) -> Any:
         """The numbers from a bit of each word, less the zero point.
 
-        As lowest bits of the mantissa they are what a power of two has in addition.
+        A permutation of a vector of all numbers of 4 bits takes the lowest bits of a word for the place there. Else, as
+        lowest bits of the mantissa they are what a power of two has in addition.
         """
+        if looks_up:
+            shifted = loaded >> all_of(start) if start else loaded
+            return tirx.call_pure_extern(f"float32x{lanes}", _LOOK_UP, shifted)
         turned = 0 if start + attrs.bits <= _MANTISSA else 12 if attrs.bits == 4 else 16
         loaded, start = (loaded >> all_of(turned) if turned else loaded), start - turned
         exponent = _MANTISSA - start
@@ -158,13 +178,12 @@ def _multiply(
         found = tirx.reinterpret(f"float32x{lanes}", mantissa | all_of(127 + exponent << _MANTISSA))
         return found - tirx.Broadcast(tirx.const(2**exponent + attrs.zero_point, "float32"), lanes)
 
-    def add_numbers(p: Any, row: Any, b: Any, step: Any, v: Any, sums: Any) -> None:
-        """The products of the numbers of 32 bits."""
-        loaded = words(p, b * steps + step, v)
+    def add_numbers(p: Any, row: Any, b: Any, step: Any, sums: Any) -> None:
+        """The products of the numbers of 32 bits of each column."""
         for place in range(4 * several):
             start = place % 4 * 8 + place // 4 * 4
-            numbers = real(loaded, start)
-            with script.unroll(0, rows) as i:
+            with script.unroll(0, vectors) as v, script.unroll(0, rows) as i:
+                numbers = real(words(p, b * steps + step, v), start)
                 x = data[row + i, b * size + step * 4 * several + place].astype("float32")
                 at = tirx.Ramp(i * width + v * lanes, 1, lanes)
                 fill(sums, at, sums[at] + tirx.Broadcast(x, lanes) * numbers)
@@ -194,10 +213,11 @@ def _multiply(
             each(lambda i, j: fill(sums, i * width + j, zero if dot is None else shares[(row + i) * blocks + b]))
             with script.serial(0, steps // unroll) as outer, script.unroll(0, unroll) as inner:
                 step = outer * unroll + inner
-                with script.unroll(0, vectors) as v:
-                    if dot is None:
-                        add_numbers(p, row, b, step, v, sums)
-                    else:
+                if dot is None:
+                    prefetch_step((p * blocks + b) * steps + step)
+                    add_numbers(p, row, b, step, sums)
+                else:
+                    with script.unroll(0, vectors) as v:
                         add_words(p, row, b, step, v, sums, narrow)
 
             def scaled(i: Any, j: Any) -> None:
@@ -241,6 +261,12 @@ def _multiply(
                 added = narrow[i * k + b * size + place].astype("int32") * -attrs.zero_point
                 fill(shares, block, shares[block] + added)
 
+    def prefetch_step(step: Any) -> None:
+        """Prefetch what a later step reads of the weight; behind the last panel there is none."""
+        later = tirx.min(step + ahead, panels * blocks * steps - 1)
+        for place in range(0, width, LINE_BYTES // 4):
+            script.evaluate(prefetch(tirx.BufferLoad(weight, [0, later, place, 0])))
+
     with IRBuilder() as builder, ExitStack() as scope:
         given: tuple[Any, ...] = (None, None, None)
         if dot is not None:
@@ -248,6 +274,9 @@ def _multiply(
             counts = ((m * k, "int8"), (m * blocks, "float32"), (m * blocks, "int32"))
             given = tuple(allocate(count, kind, "global") for count, kind in counts)
             narrow_data(*given)
+        else:
+            source = PREFETCH + (_TABLE if looks_up else "")
+            scope.enter_context(script.attr(0, "pragma_import_llvm", StringImm(source)))
         with script.parallel(0, panels) as p, script.serial(0, m // rows) as tile:
             multiply(p, tile * rows, *given)
         scope.close()
@@ -264,8 +293,9 @@ def _add(
     known = k.is_constant and all(d.is_constant for d in inputs[1].shape)
     if known and int(k) % attrs.block_size == 0 and attrs.block_size % step == 0:
         lanes = lanes_of(target, "float32")
+        looks_up = attrs.bits == 4 and dot is None and lanes == 16 and target.has("avx512f")
         strategy.add_implementation(
-            partial(compute, lanes, dot), schedule, "matmul_nbits_panel.cpu", 12, space=space,
+            partial(compute, lanes, dot, looks_up), schedule, "matmul_nbits_panel.cpu", 12, version=2, space=space,
             prepare=partial(prepare, lanes),
         )
 
