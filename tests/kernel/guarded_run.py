@@ -52,7 +52,7 @@ class Request(msgspec.Struct, frozen=True):
     """One implementation of a workload with one configuration, run at each of the sizes of its symbols.
 
     A sample (not `full`) is compiled once, for any alignment, and runs at both sides. Inputs that are not `given` are
-    drawn.
+    drawn. `capability` replaces sizes of this host, such as those of its caches.
     """
 
     workload: Workload
@@ -62,6 +62,7 @@ class Request(msgspec.Struct, frozen=True):
     full: bool
     sizes: tuple[dict[str, int], ...] = ({},)
     given: dict[str, list[int]] = {}
+    capability: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ def loosened(lowered: Lowered) -> Lowered:
 def failures(request: Request, allocator: Path) -> Iterator[str]:
     """The failures of each placement; empty if there are none."""
     work = request.workload
-    target = Target.parse("cpu").with_threads(request.threads)
+    host = Target.parse("cpu").with_threads(request.threads)
+    target = Target.parse({**host.to_json(), **request.capability})
     lowered = lower(work, target, request.implementation, request.config)
     with tempfile.TemporaryDirectory() as folder:
         aligned, loose = Path(folder, "aligned.so"), Path(folder, "loosened.so")

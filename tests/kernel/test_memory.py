@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from strategy.cpu.streaming import can_stream
 from strategy.op import TOpPattern, all_ops
-from strategy.op_strategy import OpImplementation, evaluate, find_implementation
+from strategy.op_strategy import OpImplementation, candidates, evaluate, find_implementation
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload
@@ -262,11 +263,13 @@ def check(full: bool) -> Iterator[Check]:
 
         def check(
             work: Workload, implementation: str, config: Config | None, sizes: Sequence[dict[str, int]] = ({},),
-            **given: list[int],
+            capability: dict[str, int] | None = None, **given: list[int],
         ) -> list[str]:
             assert child.stdin
             assert child.stdout
-            request = Request(work, implementation, config and dict(config), 2, full, tuple(sizes), given)
+            request = Request(
+                work, implementation, config and dict(config), 2, full, tuple(sizes), given, capability or {}
+            )
             child.stdin.write(msgspec.json.encode(request) + b"\n")
             child.stdin.flush()
             answer = child.stdout.readline()
@@ -318,6 +321,26 @@ def test_the_one_number_behind_the_vectors_is_stored_alone(check: Check, work: W
     for found in offered(work):
         (config,) = points(work, found, random.Random(0), 0)
         wrong += check(work, found.name, config)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+def test_stores_past_the_caches(check: Check, dtype: str) -> None:
+    """Beside a last-level cache of one byte all results are large."""
+    capability = {"l3_bytes": 1}
+    small = Target.parse({**TARGET.to_json(), **capability})
+    if not can_stream(dtype, small):
+        pytest.skip("this processor has no such stores")
+    wrong: list[str] = []
+    for shape in ("335", "5,67"):  # all turns of a task's loop have a mask, or the last one alone
+        work = Workload.make("add", {"lhs": f"{dtype}[{shape}]", "rhs": f"{dtype}[{shape.rpartition(',')[2]}]"})
+        (space,) = (c.space for c in candidates(work, small) if c.implementation == "elementwise.cpu")
+        assert space is not None
+        for tasks in (1, 2, 8):
+            config = space.check(Config({**space.fallback, "tasks": tasks}))
+            assert config["stores"] == "streamed"
+            wrong += check(work, "elementwise.cpu", config, capability=capability)
     assert not wrong, "\n".join(wrong)
 
 
