@@ -44,16 +44,14 @@ class Chosen(NamedTuple):
 
 
 def require_known(target: Target) -> None:
-    """Raise `UsageError` for a processor unknown to LLVM: TVM would only warn, and build for a generic one."""
+    """Raise `UsageError` for a processor unknown to LLVM."""
+    from strategy.compile.processor import unknown_processor
     from workers.fork import without_torch
 
     with without_torch():
-        from tvm.target import codegen
-    if target.kind != "llvm" or not target.arch:
-        return
-    triple = target.to_tvm().get("mtriple") or codegen.llvm_get_system_triple()
-    if not codegen.llvm_is_valid_cpu(target.arch, triple):
-        raise UsageError(f"--target: LLVM knows no -mcpu={target.arch} of {triple}: see `llc -mcpu=help`")
+        unknown = unknown_processor(target)
+    if unknown:
+        raise UsageError(f"--target: {unknown}")
 
 
 def described(chosen: Chosen) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from strategy.compile.artefact import MAIN, Artefact
+from strategy.compile.extent import too_large
+from strategy.compile.processor import unknown_processor
 from strategy.cpu.widened import NARROW, wide_type
 from strategy.fault import CompileError, InstantiationError, find_fault
 from strategy.op import get_op
@@ -68,12 +70,14 @@ class Lowered:
                 kernel.
 
         Raises:
-            CompileError: TVM or LLVM failed.
+            CompileError: LLVM does not know the processor; TVM or LLVM failed.
         """
         import tvm
 
         from strategy.cpu.passes import processor_pipeline
 
+        if unknown := unknown_processor(self.target):
+            raise CompileError(unknown)
         target = tvm.target.Target(self.target.to_tvm())
         pipeline = "default" if self.target.is_gpu else processor_pipeline()
         try:
@@ -112,7 +116,10 @@ def lower(
     try:
         return _instantiate(workload.unified, target, implementation, tunable)
     except Exception as error:  # TVM's primitives raise various exceptions
-        if isinstance(error, ScheduleError):
+        ours = isinstance(error, ScheduleError)
+        if (error.__cause__ is not None or not ours) and (reason := too_large(workload)):
+            raise InstantiationError(f"{implementation.name}: {reason}") from error
+        if ours:
             raise InstantiationError(f"{implementation.name}: {error}") from error
         fault = find_fault(error)
         at = f"{fault}: " if fault else ""

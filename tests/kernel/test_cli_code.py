@@ -173,7 +173,7 @@ def test_measure_times_one_configuration(
             ("show", *SMALL, "-t", "cuda -arch=sm_10", "--as", "cuda"), "sm_60", id="architecture"
         ),
         pytest.param(("show", *ANY_K, "-I", "dense_pack.cpu"), "numbers", id="declined"),
-        pytest.param(("show", *SMALL, "-t", "llvm -mcpu=znver99"), "-mcpu=znver99", id="processor"),
+        pytest.param(("show", *SMALL, "-t", "llvm -mcpu=znvr4"), "did you mean znver4?", id="processor"),
         pytest.param(
             ("build", *SMALL, "-t", "llvm -mcpu=cortex-a76", "-o", "x.so"), "-mcpu=cortex-a76",
             id="processor of another kind",

@@ -20,6 +20,7 @@ from strategy.compile.fusion import describe, fuse
 from strategy.compile.lower import Lowered
 from strategy.expr import Constant, Expr, Tuple, TupleGetItem, Var, const
 from strategy.extern import find_library, load_library
+from strategy.fault import CompileError
 from strategy.gradient import gradient
 from strategy.inference import infer_type
 from strategy.op import TypeRelationError, get_op
@@ -92,6 +93,11 @@ def layer() -> tuple[Expr, dict[str, np.ndarray]]:
 def groups(expr: Expr) -> list[list[str]]:
     infer_type(expr)
     return [[c.op.name for c in g.calls] for g in fuse(expr)]
+
+
+def test_a_processor_that_llvm_does_not_know_is_refused(engine):
+    with pytest.raises(CompileError, match=r"LLVM knows no -mcpu=znvr4 of x86.*, did you mean znver4\?"):
+        engine.compile(relu(Var("x", "float32[8]")), "llvm -mcpu=znvr4 -mtriple=x86_64-linux-gnu")
 
 
 def test_an_anchor_takes_what_follows_it(engine):

@@ -4,8 +4,7 @@ The weight is packed into panels of columns that are read in sequence, each word
 k · bits / 32, width, 4] bytes. Of two numbers in a byte the second is that of the next word's place.
 
 Products of a block are summed before they are scaled: of integers exactly, less the zero point's share, which is one
-number for each block of a row. Without an instruction for them, the weight is prefetched: its numbers take as long to
-unpack as to be read.
+number for each block of a row. For products of floats, whose numbers take long to unpack, the weight is prefetched.
 """
 
 from __future__ import annotations
@@ -32,12 +31,11 @@ _VECTORS = (1, 2, 3, 4, 6, 8, 12, 16)
 _MOST_ROWS = 8
 _MANTISSA = 23  # bits of a float32's
 _AHEAD_BYTES = 1 << 13  # from a step to what it prefetches of the weight
-_LOOK_UP = "plevel_number_of_4_bits"
+_LOOK_UP, _NUMBERS = "plevel_number_of_4_bits", ", ".join(f"float {n - 8}.0" for n in range(16))
 _TABLE = f"""
 declare <16 x float> @llvm.x86.avx512.permvar.sf.512(<16 x float>, <16 x i32>)
 define linkonce_odr hidden <16 x float> @{_LOOK_UP}(<16 x i32> %i) alwaysinline nounwind {{
-  %r = call <16 x float> @llvm.x86.avx512.permvar.sf.512(
-    <16 x float> <{", ".join(f"float {n - 8}.0" for n in range(16))}>, <16 x i32> %i)
+  %r = call <16 x float> @llvm.x86.avx512.permvar.sf.512(<16 x float> <{_NUMBERS}>, <16 x i32> %i)
   ret <16 x float> %r
 }}
 """
@@ -169,8 +167,7 @@ def _multiply(
         lowest bits of the mantissa they are what a power of two has in addition.
         """
         if looks_up:
-            shifted = loaded >> all_of(start) if start else loaded
-            return tirx.call_pure_extern(f"float32x{lanes}", _LOOK_UP, shifted)
+            return tirx.call_pure_extern(f"float32x{lanes}", _LOOK_UP, loaded >> all_of(start) if start else loaded)
         turned = 0 if start + attrs.bits <= _MANTISSA else 12 if attrs.bits == 4 else 16
         loaded, start = (loaded >> all_of(turned) if turned else loaded), start - turned
         exponent = _MANTISSA - start
@@ -275,8 +272,8 @@ def _multiply(
             given = tuple(allocate(count, kind, "global") for count, kind in counts)
             narrow_data(*given)
         else:
-            source = PREFETCH + (_TABLE if looks_up else "")
-            scope.enter_context(script.attr(0, "pragma_import_llvm", StringImm(source)))
+            code = StringImm(PREFETCH + (_TABLE if looks_up else ""))
+            scope.enter_context(script.attr(0, "pragma_import_llvm", code))
         with script.parallel(0, panels) as p, script.serial(0, m // rows) as tile:
             multiply(p, tile * rows, *given)
         scope.close()
