@@ -43,8 +43,8 @@ def test_the_same_code_as_of_all_passes(
 
 
 def test_vectors_on_the_stack_cross_no_line() -> None:
-    """Of 64 steps that are unrolled, LLVM computes so many side by side that registers cannot hold them."""
-    inputs = {"data": "float32[1,512]", "weight": "uint8[64,2,128]", "scales": "float32[64,2]"}
+    """Of steps of four rows that are unrolled, LLVM computes more side by side than registers hold."""
+    inputs = {"data": "float32[4,512]", "weight": "uint8[64,2,128]", "scales": "float32[64,2]"}
     workload = Workload.make("matmul_nbits", inputs, {"block_size": 256}, ["weight", "scales"])
     target = Target.parse("llvm -mcpu=znver4 -num-cores=2")
     (space,) = (c.space for c in candidates(workload, target) if c.implementation == "matmul_nbits_panel.cpu")

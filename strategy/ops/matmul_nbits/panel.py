@@ -59,9 +59,9 @@ def _space(m: int, n: int, lanes: int, steps: int, registers: int, is_dot: bool)
     unroll = tuple(u for u in (1, 2, 4, 8, 16) if steps % u == 0)
 
     def fallback() -> dict[str, Any]:
-        high = max(r for r in rows if r <= 4)
+        high, most = max(r for r in rows if r <= 4), 8 if is_dot else registers // 2
         return {
-            "vectors": max(v for v in vectors if v * high <= 8 and v <= 4), "rows": high,
+            "vectors": max(v for v in vectors if v * high <= most and v <= 4), "rows": high,
             # Of several steps LLVM computes numbers side by side, more than registers hold.
             "unroll": max(u for u in unroll if u <= (8 if is_dot else 1)),
         }
