@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from strategy.attrs import Attrs
 from strategy.processor import SLOW_BF16
@@ -141,40 +141,43 @@ def use_dot(sch: Any, dot: Dot, dtype: str, task: Any, lane: Any) -> None:
     sch.tensorize(lane, _intrinsic(replace(dot, offset=0), dtype))
 
 
-def use_dot_of_words(sch: Any, dot: Dot, task: Any, lane: Any) -> None:
-    """Replace the loop over lanes by the instruction, for a word of the weight and a vector of the data's."""
+def use_dot_of_words(sch: Any, dot: Dot, task: Any, lane: Any, *, broadcast: Literal["data", "weight"]) -> None:
+    """Replace the loop over lanes by the instruction, for a word of one operand and a vector of the other's."""
     sch.annotate(task, "pragma_import_llvm", dot.source)
-    sch.tensorize(lane, _intrinsic_of_words(replace(dot, offset=0)))
+    sch.tensorize(lane, _intrinsic_of_words(replace(dot, offset=0), broadcast))
 
 
 @cache
-def _intrinsic_of_words(dot: Dot) -> str:
+def _intrinsic_of_words(dot: Dot, broadcast: str) -> str:
     """The registered name of the instruction on words whose sum of products is `Dot.product`."""
     lanes = dot.lanes
+    extents, places, vectors = [lanes, lanes], ["vi", "vi"], [f"{name}.vload([0], 'int32x{lanes}')" for name in "AB"]
+    one = ("data", "weight").index(broadcast)
+    extents[one], places[one], vectors[one] = 1, "0", f"T.broadcast({'AB'[one]}[0], {lanes})"
     head = f"""
 @T.prim_func(s_tir=True)
 def main(
-    A: T.Buffer(({lanes},), "int32", offset_factor=1),
-    B: T.Buffer((1,), "int32", offset_factor=1),
+    A: T.Buffer(({extents[0]},), "int32", offset_factor=1),
+    B: T.Buffer(({extents[1]},), "int32", offset_factor=1),
     C: T.Buffer(({lanes},), "{dot.sums}", offset_factor=1, scope="local"),
 ) -> None:
     with T.sblock("root"):
-        T.reads(C[0:{lanes}], A[0:{lanes}], B[0:1])
+        T.reads(C[0:{lanes}], A[0:{extents[0]}], B[0:{extents[1]}])
         T.writes(C[0:{lanes}])
 """
     code = f"""
         C[T.ramp(T.int32(0), 1, {lanes})] = T.call_pure_extern(
             "{dot.sums}x{lanes}", "{dot.symbol}", C.vload([0], "{dot.sums}x{lanes}"),
-            A.vload([0], "int32x{lanes}"), T.broadcast(B[0], {lanes}),
+            {vectors[0]}, {vectors[1]},
         )
 """
     meaning = f"""
         for i in T.serial(0, {lanes}):
             with T.sblock("update"):
                 vi = T.axis.remap("S", [i])
-                C[vi] = C[vi] + product(A[vi], B[0])
+                C[vi] = C[vi] + product(A[{places[0]}], B[{places[1]}])
 """
-    return register_intrinsic(f"{dot.symbol}_words", head, meaning, code, product=dot.product)
+    return register_intrinsic(f"{dot.symbol}_words_{broadcast}", head, meaning, code, product=dot.product)
 
 
 @cache

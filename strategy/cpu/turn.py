@@ -11,8 +11,8 @@ from typing import Any
 
 from strategy.tir import register_intrinsic
 
-_TYPES = {"float32": "float", "float64": "double"}
-_BYTES = {"float": 4, "double": 8}
+_TYPES = {"float32": "float", "float64": "double", "int32": "i32"}
+_BYTES = {"float": 4, "double": 8, "i32": 4}
 
 
 def turned_width(rows: int, lanes: int) -> int:

@@ -59,9 +59,9 @@ def check(workload: Workload, name: str, config: Any = None) -> None:
     compare(output.numpy(), np.asarray(right), tolerances(workload, inputs, [right])[0])
 
 
-def dot_space(workload: Workload) -> tuple[str, Any]:
+def dot_space(workload: Workload, form: str = "dot") -> tuple[str, Any]:
     found = {c.implementation: c.space for c in candidates(workload, TARGET)}
-    name = next((name for name in found if name.endswith("_dot.cpu")), None)
+    name = next((name for name in found if name.endswith(f"_{form}.cpu")), None)
     if name is None:
         pytest.skip("this processor has no dot-product instructions")
     return name, found[name]
@@ -98,8 +98,8 @@ def points(kind: str, zeros: tuple[int, int]) -> dict[str, int]:
     return {} if kind == "bfloat16" else dict(zip(("input_zero_point", "kernel_zero_point"), zeros, strict=True))
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(("layout", "form"), [("NCHW", "dot"), ("NCHW", "dot_direct"), ("NHWC", "dot")])
 @pytest.mark.parametrize(("kind", "weight"), KINDS)
 @settings(max_examples=min(4, settings.default.max_examples // 6))
 @given(
@@ -112,12 +112,12 @@ def points(kind: str, zeros: tuple[int, int]) -> dict[str, int]:
     zeros=st.sampled_from([(0, 0), (100, 0), (0, -5), (100, 120)]), constant=st.booleans(), seed=st.integers(0, 2**32),
 )
 def test_any_configuration_of_any_convolution(
-    layout, kind, weight, channels, out, window, image, batch, groups, attrs, zeros, constant, seed
+    layout, form, kind, weight, channels, out, window, image, batch, groups, attrs, zeros, constant, seed
 ):
     attrs = {**attrs, "groups": groups, "data_layout": layout, **points(kind, zeros)}
     shapes = laid_out_shapes(attrs, (batch, channels * groups, *image), (out * groups, channels, *window))
     workload = convolution(f"{kind}[{shapes[0]}]", f"{weight}[{shapes[1]}]", constant, **attrs)
-    name, space = dot_space(workload)
+    name, space = dot_space(workload, form)
     assert layout.lower() in name
     check(workload, name, space.sample(random.Random(seed), 1)[0])
 
@@ -148,14 +148,58 @@ def test_any_configuration_of_any_depthwise_convolution(
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("kind", "zero"), [("uint8", 255), ("uint8", 128), ("int8", -128), ("int8", -1)])
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(("layout", "form"), [("NCHW", "dot"), ("NCHW", "dot_direct"), ("NHWC", "dot")])
 @pytest.mark.parametrize("channels", [3, 7])
-def test_zero_points_at_the_ends_fill_words(kind, zero, layout, channels):
+def test_zero_points_at_the_ends_fill_words(kind, zero, layout, form, channels):
     attrs = {"data_layout": layout, "kernel_layout": "OIHW", "padding": 1, "input_zero_point": zero}
     data, weight = laid_out_shapes(attrs, (1, channels, 7, 7), (8, channels, 3, 3))
     workload = convolution(f"{kind}[{data}]", f"int8[{weight}]", **attrs)
-    name, _ = dot_space(workload)
+    name, _ = dot_space(workload, form)
     check(workload, name)
+
+
+@pytest.mark.parametrize("window", ["3,3", "3,1"])  # rows of 9 numbers, and of 3
+@pytest.mark.parametrize(("layout", "form"), [("NCHW", "dot"), ("NCHW", "dot_direct"), ("NHWC", "dot")])
+def test_a_number_that_is_not_finite_counts_in_its_windows_alone(window, layout, form):
+    import tvm
+
+    attrs = {"data_layout": layout, "kernel_layout": "OIHW"}
+    extents = [int(extent) for extent in window.split(",")]
+    data, weight = laid_out_shapes(attrs, (1, 3, 9, 9), (17, 3, *extents))
+    workload = convolution(f"bfloat16[{data}]", f"bfloat16[{weight}]", **attrs)
+    name, _ = dot_space(workload, form)
+    inputs = random_inputs(workload, 0)
+    axes = tuple(layout.index(axis) for axis in "NCHW")
+    inputs["data"].transpose(axes)[0, 0, 4, 4] = np.inf
+    artefact = lower(workload, TARGET, name).compile(checks=False)
+    *given, out = artefact.arguments
+    output = tvm.runtime.empty(out.tensor.concrete_shape, out.tensor.dtype)
+    artefact.main(*(artefact.prepare(a, tvm.runtime.tensor(inputs[a.name])) for a in given), output)
+    found = output.numpy().astype(np.float32).transpose(axes)
+    sees = np.zeros(found.shape[2:], bool)
+    sees[4 - extents[0] + 1 : 5, 4 - extents[1] + 1 : 5] = True
+    assert (np.isfinite(found) == ~sees).all()
+
+
+@pytest.mark.parametrize(("out_channels", "form"), [(64, "dot_direct"), (12, "dot_direct"), (4, "dot")])
+def test_output_channels_that_fill_vectors_are_in_the_lanes(out_channels, form):
+    for kind, weight in (("bfloat16", "bfloat16"), ("uint8", "int8")):
+        workload = convolution(f"{kind}[1,64,14,14]", f"{weight}[{out_channels},64,3,3]", padding=1)
+        found = [i for condition, i in evaluate(workload, ZEN4) if condition is None or condition.decide()]
+        assert max(found, key=lambda i: i.plevel).name == f"{workload.op}_nchw_{form}.cpu"
+
+
+@pytest.mark.parametrize("threads", [2, 64])
+def test_untuned_tasks_keep_all_threads_at_work(threads):
+    target = ZEN4.with_threads(threads)
+    for image, weight in (("64,56,56", "64,64,3,3"), ("512,7,7", "512,512,3,3"), ("1024,14,14", "256,1024,1,1")):
+        workload = convolution(f"bfloat16[1,{image}]", f"bfloat16[{weight}]", padding=int(weight[-1]) // 2)
+        (space,) = (c.space for c in candidates(workload, target) if c.implementation == "conv2d_nchw_dot_direct.cpu")
+        found = space.fallback
+        panels, pixels = -(-int(weight.split(",")[0]) // found["width"]), int(image.split(",")[1])
+        lines = -(-pixels * pixels // found["rows"]) if weight.endswith("1,1") else pixels
+        tasks = panels // found["o_block"] * (lines // found["p_block"])
+        assert tasks >= 0.8 * threads * -(-tasks // threads)
 
 
 def test_sums_of_int64_that_int32_does_not_hold_are_left_to_the_plain_loop():
@@ -246,10 +290,11 @@ def test_an_epilogue_joins_the_integer_product(ops, full):
             check(found, implementation.name)
 
 
-def test_edges_of_an_image_are_packed_and_requantised_by_vectors():
+@pytest.mark.parametrize("form", ["dot", "dot_direct"])
+def test_edges_of_an_image_are_packed_and_requantised_by_vectors(form):
     # No vector divides its lines, nor a tile its pixels.
     image = convolution("uint8[1,16,14,14]", "int8[8,16,3,3]", epilogue=steps(8, "requantize", axis=1), padding=1)
-    source = lower(image, ZEN4, "qconv2d_nchw_dot.cpu").compile(checks=False).executable.mod.inspect_source("s")
+    source = lower(image, ZEN4, f"qconv2d_nchw_{form}.cpu").compile(checks=False).executable.mod.inspect_source("s")
     code = source[source.index("\nmain_compute_:") : source.index("\nprepare_weight_compute_:")]
     assert "vrndscaleps" in code
     assert not any(scalar in code for scalar in ("vrndscaless", "vroundss", "movzbl"))
@@ -263,7 +308,7 @@ def test_the_instruction_is_used_where_the_target_has_it():
             image = convolution(f"{kind}[1,16,8,8]", f"{weight}[32,16,3,3]")
             last = convolution(f"{kind}[1,8,8,16]", f"{weight}[32,16,3,3]", data_layout="NHWC")
             dense = product(f"{kind}[8,64]", f"{weight}[32,64]")
-            for workload, name in ((dense, "dot"), (image, "nchw_dot"), (last, "nhwc_dot")):
+            for workload, name in ((dense, "dot"), (image, "nchw_dot"), (image, "nchw_dot_direct"), (last, "nhwc_dot")):
                 code = lower(workload, target, f"{workload.op}_{name}.cpu").compile(checks=False)
                 assert opcode in code.executable.mod.inspect_source("s")
 
@@ -290,7 +335,7 @@ def test_a_tenth_of_the_space_is_valid(m):
         image = convolution(f"{kind}[1,64,{m},{m}]", f"{weight}[64,64,3,3]", padding=1)
         last = convolution(f"{kind}[1,{m},{m},64]", f"{weight}[64,64,3,3]", padding=1, data_layout="NHWC")
         dense = product(f"{kind}[{m},768]", f"{weight}[3072,768]")
-        for workload, name in ((dense, "dot"), (image, "nchw_dot"), (last, "nhwc_dot")):
+        for workload, name in ((dense, "dot"), (image, "nchw_dot"), (image, "nchw_dot_direct"), (last, "nhwc_dot")):
             spaces = {c.implementation: c.space for c in candidates(workload, ZEN4)}
             space = spaces[f"{workload.op}_{name}.cpu"]
             size = np.prod([len(k.values) for k in space.knobs])

@@ -51,6 +51,8 @@ CASES: list[tuple[Target, str, Workload]] = [
     (AMX, "conv2d_nchw_amx_direct.cpu", conv2d("1,32,14,14", "64,32,3,3", "bfloat16")),
     (AMX, "conv2d_nchw_amx_direct.cpu", conv2d("1,32,7,7", "64,32,3,3", "bfloat16")),
     (AMX, "conv2d_nchw_dot.cpu", conv2d("1,32,16,16", "64,32,3,3", "bfloat16")),
+    (AMX, "conv2d_nchw_dot_direct.cpu", conv2d("1,32,16,16", "64,32,3,3", "bfloat16")),
+    (AMX, "conv2d_nchw_dot_direct.cpu", conv2d("1,32,14,14", "64,32,1,1", "bfloat16", padding=0)),
 ]
 NAMES = [f"{name}-{workload.inputs[0].tensor}" for _, name, workload in CASES]
 

@@ -7,6 +7,7 @@
     conv2d_nchw_lines.cpu          pixels of a line in the lanes, nothing unfolded, for few output channels of a group
     conv2d_nchw_1x1.cpu            windows of one pixel: a product of what lies there, or is gathered
     conv2d_nchw_dot.cpu            bfloat16 and 8-bit integers by dot-product instructions, windows unfolded
+    conv2d_nchw_dot_direct.cpu     the same, output channels in the lanes, nothing unfolded
     conv2d_nchw_amx.cpu            the same by AMX, words of neighbouring channels unfolded
     conv2d_nchw_amx_direct.cpu     the same, tiles read from the words of the image
     conv2d_nhwc_dot.cpu            the same of NHWC, nothing unfolded
@@ -46,6 +47,7 @@ from strategy.ops.conv2d import (
     depthwise_nhwc,
     direct,
     dot,
+    dot_direct,
     dot_nhwc,
     gradient,
     im2col,
@@ -131,6 +133,7 @@ def _in_any_layout(
     if data.dtype in _NARROW:
         if not depthwise.is_depthwise(attrs, inputs):
             dot.add(strategy, attrs, inputs, "conv2d_nchw_dot.cpu", plevel_of(target, data.dtype, 14), target)
+            dot_direct.add(strategy, attrs, inputs, "conv2d_nchw_dot_direct.cpu", target)
             amx_nchw.add(strategy, attrs, inputs, out_type, "conv2d_nchw_amx.cpu", target)
             amx_nchw_direct.add(strategy, attrs, inputs, out_type, "conv2d_nchw_amx_direct.cpu", target)
         else:

@@ -173,7 +173,7 @@ def schedule(dot: Dot, attrs: Conv2DAttrs, outs: Outs, target: Target, config: C
     out_w = int(outs.tensors[0].shape[3])
     if not config["in_place"]:
         sch.transform_layout(stages["columns"], ("write", 0), lambda n, g, k, h, w: (n, g, k, h * out_w + w))
-    use_dot_of_words(sch, dot, task, lane)
+    use_dot_of_words(sch, dot, task, lane, broadcast="weight")
     return sch
 
 

@@ -14,6 +14,8 @@ from strategy.schedule import compute_stage, integer, zero_beyond
 from strategy.space import Config
 from strategy.types import TensorType
 
+_SAVED = 0.9  # of the words of single pixels: fewer pay for unfolding
+
 
 @dataclass(frozen=True)
 class Form:
@@ -23,11 +25,13 @@ class Form:
         is_flat: outputs read the pixel at their own place alone, so tiles may go over lines.
         in_rows: a window's row is read as it lies, as one pixel of many channels: few channels fill no word, but those
             of several pixels do. What a word has beyond the row is multiplied by zero, so it must be a finite number.
+        unfolds: each output has the rows of its window for itself, with zeros beyond.
     """
 
     dot: Dot
     is_flat: bool
     in_rows: bool
+    unfolds: bool
     channels: int
     kernel_w: int
 
@@ -35,10 +39,11 @@ class Form:
     def of(cls, dot: Dot, attrs: Conv2DAttrs, weight: TensorType) -> Form:
         """The form for a weight of OIHW."""
         _, channels, *window = weight.concrete_shape
-        finite = dot.sums == "int32" or channels * window[1] % dot.group == 0
-        in_rows = channels % dot.group > 0 and attrs.groups == 1 and attrs.dilation[1] == 1 and finite
         is_flat = leaves_pixels(attrs) and window == [1, 1]
-        return cls(dot, is_flat, in_rows and not is_flat, channels, window[1])
+        few = channels % dot.group > 0 and attrs.groups == 1 and attrs.dilation[1] == 1 and not is_flat
+        finite = dot.sums == "int32" or channels * window[1] % dot.group == 0
+        pays = -(-channels * window[1] // dot.group) <= _SAVED * window[1] * -(-channels // dot.group)
+        return cls(dot, is_flat, few and (finite or pays), few and not finite and pays, channels, window[1])
 
     @property
     def length(self) -> int:
@@ -52,7 +57,7 @@ class Form:
     @property
     def stored(self) -> int:
         """Numbers of a pixel's group in a copy of the image."""
-        return self.channels if self.in_rows else self.words * self.dot.group
+        return self.channels if self.in_rows and not self.unfolds else self.words * self.dot.group
 
     def reach(self, attrs: Conv2DAttrs) -> int:
         """Columns of the image that the row of a window reads."""
@@ -144,3 +149,26 @@ def copied(form: Form, attrs: Conv2DAttrs, data: Any, columns: int) -> Any:
 
     shape = (batch, height + top + bottom, (left + width + right) * pixel)
     return compute_stage("copied", shape, number)
+
+
+def unfolded(form: Form, attrs: Conv2DAttrs, data: Any, columns: int) -> Any:
+    """The rows of windows [n, h, w, stored] of the padded lines, for the first `columns` outputs of a line."""
+    from tvm import tirx
+
+    channels, wide, stride = form.channels, form.stored, attrs.strides[1]
+    batch, height, width, _ = data.shape[0], *(int(extent) for extent in data.shape[1:])
+    top, left, bottom, _ = attrs.padding
+
+    def number(n: Any, y: Any, w: Any, inner: Any) -> Any:
+        h, place = y - top, (w * stride - left) * channels + inner
+        found = tirx.reinterpret(form.dot.kept, data[n, h, w * stride - left + inner // channels, inner % channels])
+        tests = [
+            test
+            for test, needed in (
+                (h >= 0, top), (h < height, bottom), (place >= 0, left), (place < width * channels, True),
+                (inner < form.length, True),
+            ) if needed
+        ]
+        return tirx.if_then_else(tirx.all(*tests), found, tirx.const(0, form.dot.kept))
+
+    return compute_stage("copied", (batch, height + top + bottom, columns, wide), number)

@@ -31,7 +31,7 @@ from strategy.cpu.tile import (
 from strategy.layout import plain_type
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d.dot import dot_of
-from strategy.ops.conv2d.dot_form import Form, copied, prepare
+from strategy.ops.conv2d.dot_form import Form, copied, prepare, unfolded
 from strategy.ops.conv2d.layout import plain_inputs
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import schedule_padding
@@ -57,7 +57,7 @@ def add(
         return
     form = Form.of(dot, attrs, weight)
     strategy.add_implementation(
-        partial(compute, form), partial(schedule, form), name, plevel,
+        partial(compute, form), partial(schedule, form), name, plevel, version=2,
         space=partial(space, form), prepare=partial(prepare, form),
     )
 
@@ -135,7 +135,9 @@ def compute(
     (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
     lines, across = ((), out_h * out_w) if is_flat else ((out_h,), out_w)
     image, stored, shift = data, channels, dot.shift(dtype)
-    if config["copied"]:
+    if form.unfolds:
+        image, stored, stride_w = unfolded(form, attrs, data, round_up(across, rows)), form.stored, 1
+    elif config["copied"]:
         columns = 0 if is_flat else (round_up(across, rows) - 1) * stride_w + form.reach(attrs)
         image, stored, shift = copied(form, attrs, data, columns), form.stored, 0
     of_data, of_weight = dot.zero_points(attrs, dtype)
@@ -145,6 +147,8 @@ def compute(
 
     def read(n: Any, h: Any, w: Any, channel: Any) -> Any:
         """A number of the image in the dtype of the sums, before the instruction's shift."""
+        if form.unfolds:
+            return dot.number(image[n, h, w, channel])
         if config["copied"]:
             return dot.number(image[n, h, w * stored * attrs.groups + channel])
         return image[n, h, w, channel].astype(dot.sums)
