@@ -144,7 +144,7 @@ def _in_any_layout(
     strategy.add_implementation(compute, schedule_plain_cpu, "qconv2d_nchw.cpu", 5)
     if not depthwise.is_depthwise(attrs, inputs):
         dot.add(strategy, attrs, inputs, "qconv2d_nchw_dot.cpu", 14, target)
-        dot_direct.add(strategy, attrs, inputs, "qconv2d_nchw_dot_direct.cpu", target)
+        dot_direct.add(strategy, attrs, inputs, out_type, "qconv2d_nchw_dot_direct.cpu", target)
         amx_nchw.add(strategy, attrs, inputs, out_type, "qconv2d_nchw_amx.cpu", target)
         amx_nchw_direct.add(strategy, attrs, inputs, out_type, "qconv2d_nchw_amx_direct.cpu", target)
     else:

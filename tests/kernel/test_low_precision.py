@@ -20,7 +20,7 @@ from strategy.workload import EpilogueStep, Input, Workload
 from workers.reference import compare, numpy_dtype, random_inputs, reference, tolerances
 
 TARGET = Target.parse("cpu").with_threads(2)
-ZEN4 = Target.parse("llvm -mcpu=znver4 -num-cores=2")
+ZEN4, ZEN5 = (Target.parse(f"llvm -mcpu={arch} -num-cores=2") for arch in ("znver4", "znver5"))
 NEOVERSE = Target.parse("llvm -mcpu=neoverse-v1 -mtriple=aarch64-linux-gnu -num-cores=2")
 
 
@@ -181,17 +181,23 @@ def test_a_number_that_is_not_finite_counts_in_its_windows_alone(window, layout,
     assert (np.isfinite(found) == ~sees).all()
 
 
-@pytest.mark.parametrize(("out_channels", "form"), [(64, "dot_direct"), (12, "dot_direct"), (4, "dot")])
-def test_output_channels_that_fill_vectors_are_in_the_lanes(out_channels, form):
-    for kind, weight in (("bfloat16", "bfloat16"), ("uint8", "int8")):
-        workload = convolution(f"{kind}[1,64,14,14]", f"{weight}[{out_channels},64,3,3]", padding=1)
-        found = [i for condition, i in evaluate(workload, ZEN4) if condition is None or condition.decide()]
+@pytest.mark.parametrize(
+    ("image", "weight", "form"),
+    [
+        ("64,56,56", "64,64,3,3", "dot_direct"), ("256,14,14", "64,256,1,1", "dot_direct"),
+        ("64,56,56", "4,64,3,3", "dot"), ("64,56,56", "256,64,1,1", "dot"),  # idle lanes, short sums
+    ],
+)
+def test_output_channels_are_in_the_lanes_where_that_pays(image, weight, form):
+    for kind, narrow in (("bfloat16", "bfloat16"), ("uint8", "int8")):
+        workload = convolution(f"{kind}[1,{image}]", f"{narrow}[{weight}]", padding=int(weight[-1]) // 2)
+        found = [i for condition, i in evaluate(workload, ZEN5) if condition is None or condition.decide()]
         assert max(found, key=lambda i: i.plevel).name == f"{workload.op}_nchw_{form}.cpu"
 
 
 @pytest.mark.parametrize("threads", [2, 64])
 def test_untuned_tasks_keep_all_threads_at_work(threads):
-    target = ZEN4.with_threads(threads)
+    target = ZEN5.with_threads(threads)
     for image, weight in (("64,56,56", "64,64,3,3"), ("512,7,7", "512,512,3,3"), ("1024,14,14", "256,1024,1,1")):
         workload = convolution(f"bfloat16[1,{image}]", f"bfloat16[{weight}]", padding=int(weight[-1]) // 2)
         (space,) = (c.space for c in candidates(workload, target) if c.implementation == "conv2d_nchw_dot_direct.cpu")

@@ -133,7 +133,7 @@ def _in_any_layout(
     if data.dtype in _NARROW:
         if not depthwise.is_depthwise(attrs, inputs):
             dot.add(strategy, attrs, inputs, "conv2d_nchw_dot.cpu", plevel_of(target, data.dtype, 14), target)
-            dot_direct.add(strategy, attrs, inputs, "conv2d_nchw_dot_direct.cpu", target)
+            dot_direct.add(strategy, attrs, inputs, out_type, "conv2d_nchw_dot_direct.cpu", target)
             amx_nchw.add(strategy, attrs, inputs, out_type, "conv2d_nchw_amx.cpu", target)
             amx_nchw_direct.add(strategy, attrs, inputs, out_type, "conv2d_nchw_amx_direct.cpu", target)
         else:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 from strategy.condition import ceildiv
@@ -52,7 +53,11 @@ from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType
 
-_FILLED = 0.75  # of the lanes
+_WINDOW = Knob("window", ["unrolled", "loops"])  # of places below each other
+_FEW = 8  # channels
+_SAVED = 0.9  # of the words of single pixels: fewer pay for unfolding
+# Cycles to turn a vector of sums, to unfold one of words, and to begin a task.
+_TURNING, _UNFOLDING, _TASK = 4, 2, 1000
 _BALANCED = 0.9  # of the time of all threads, that they work: more is worth no smaller tasks
 
 
@@ -62,44 +67,73 @@ class Words:
 
     Attributes:
         is_flat: outputs read the pixel at their own place alone, so tiles may go over lines.
+        unfolds: words are of the rows of windows, of all channels, where channels are few and leave parts of words
+            empty. Each output then has those of its own.
         steps: lines and columns from one window to the next in the words: of windows of one pixel, others are left out.
     """
 
     dot: Dot
     is_flat: bool
+    unfolds: bool
     steps: tuple[int, int]
     channels: int
+    kernel_w: int
 
     @classmethod
     def of(cls, dot: Dot, attrs: Conv2DAttrs, weight: TensorType) -> Words:
         """Those of a weight of OIHW."""
         _, channels, *window = weight.concrete_shape
-        is_pixel = window == [1, 1]
-        return cls(dot, is_pixel and leaves_pixels(attrs), (1, 1) if is_pixel else attrs.strides, channels)
+        is_pixel, kernel_w = window == [1, 1], window[1]
+        saves = count_words(dot, channels * kernel_w) <= _SAVED * kernel_w * count_words(dot, channels)
+        unfolds, (down, across) = channels < _FEW and saves, attrs.strides
+        steps = (1, 1) if is_pixel else (down, 1) if unfolds else (down, across)
+        return cls(dot, is_pixel and leaves_pixels(attrs), unfolds, steps, channels, kernel_w)
+
+    @property
+    def length(self) -> int:
+        """The numbers in the words of a pixel, or of a window's row."""
+        return self.channels * self.kernel_w if self.unfolds else self.channels
 
     @property
     def count(self) -> int:
-        """The words of a pixel."""
-        return count_words(self.dot, self.channels)
+        return count_words(self.dot, self.length)
+
+    def number(self, at: Any) -> tuple[Any, Any]:
+        """The channel of a number, and its column of the window's row."""
+        return (at // self.kernel_w, at % self.kernel_w) if self.unfolds else (at, 0)
 
 
 def add(
-    strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], name: str, target: Target
+    strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, name: str,
+    target: Target,
 ) -> None:
-    """Add the implementation to a strategy, of types in NCHW and OIHW, where the target has an instruction for it.
-
-    It is chosen untuned over pixels in the lanes where a group's output channels fill vectors.
-    """
+    """Add the implementation to a strategy, of types in NCHW and OIHW, where the target has an instruction for it."""
     dot = dot_of(attrs, inputs, target)
     if dot is None:
         return
-    data, weight = inputs
-    words, own = Words.of(dot, attrs, weight), int(weight.shape[0]) // attrs.groups
-    pays = own / int(round_up(own, dot.lanes)) >= _FILLED
+    words = Words.of(dot, attrs, inputs[1])
+    level = 15 if _pays(words, Geometry.of(inputs, out_type), target) else 13
     strategy.add_implementation(
-        partial(compute, words), partial(schedule, words), name, plevel_of(target, data.dtype, 15 if pays else 13),
+        partial(compute, words), partial(schedule, words), name, plevel_of(target, inputs[0].dtype, level),
         space=partial(space, words), prepare=partial(prepare, words),
     )
+
+
+def _pays(words: Words, geometry: Geometry, target: Target) -> bool:
+    """Return whether output channels are in the lanes untuned, rather than pixels, as of `conv2d_nchw_dot.cpu`.
+
+    That leaves lanes idle behind the last pixel, and unfolds windows for all output channels; it turns no tile.
+    """
+    lanes, o, pixels = words.dot.lanes, geometry.out_channels, geometry.pixels
+    vector = lanes * 2 if pixels > lanes and target.multiply_adds > 1 else lanes
+    window = geometry.kernel_h * geometry.kernel_w
+    terms = window * count_words(words.dot, words.channels)
+    in_place = window == 1 or (geometry.out_w % lanes == 0 and words.channels < _FEW * words.dot.group)
+    # Cycles of a vector of the output.
+    unfolding = 0.0 if in_place else _UNFOLDING * terms / o
+    of_pixels = terms / target.multiply_adds * int(round_up(pixels, vector)) / pixels + unfolding
+    own = geometry.kernel_h * (1 if words.unfolds else geometry.kernel_w) * words.count
+    return bool(own / target.multiply_adds * int(round_up(o, lanes)) / o + _TURNING < of_pixels)
 
 
 def space(
@@ -111,7 +145,7 @@ def space(
     """
     geometry = Geometry.of(inputs, out_type)
     dot, is_flat, entries = words.dot, words.is_flat, int(geometry.batch) * geometry.groups
-    lanes, o = dot.lanes, geometry.out_channels
+    lanes, o, kernel_w = dot.lanes, geometry.out_channels, 1 if words.unfolds else geometry.kernel_w
     across = geometry.pixels if is_flat else geometry.out_w
     widths = tuple(v * lanes for v in VECTORS if v == 1 or (v - 1) * lanes < o)
     high, wide = up_to("rows", ROWS, 2 * across), Knob("width", widths, "layout")
@@ -121,37 +155,37 @@ def space(
         return int(-(-across // rows)) if is_flat else int(geometry.out_h)
 
     o_blocks = block_knob("o_block", BLOCKS, o, wide)
-    p_blocks = Knob("p_block", [b for b in BLOCKS if any(parts(r) % b == 0 for r in high.values)])
+    heights = [b for b in BLOCKS if any(parts(r) % b == 0 for r in high.values)]
+    terms = words.count * geometry.kernel_h * kernel_w
     # The sums of windows, which a zero point of the weight needs, are made before all tasks.
     by_task = Knob("by_task", BY_TASK.values if not dot.zero_points(attrs, inputs[0].dtype)[1] else [False])
 
     def blocks(rows: int, width: int) -> tuple[float, int, int]:
-        """The share of time that threads have tasks, and the panels and lines of each."""
+        """The share of time that threads are at work on tasks, and the panels and lines of each."""
         panels, count = -(-o // width), parts(rows)
         # A weight that stays in the second level is read by each task for its part of the image.
-        is_kept = panels * width * words.count * geometry.kernel_h * geometry.kernel_w * 4 <= target.l2_bytes // 2
-        o_block = panels if is_kept and o_blocks.has(panels) else 1
+        is_kept = panels * width * terms * 4 <= target.l2_bytes // 2 and o_blocks.has(panels)
 
-        def share(p_block: int) -> float:
+        def share(task: tuple[int, int]) -> float:
+            o_block, p_block = task
             tasks = entries * panels // o_block * (count // p_block)
-            return tasks / int(round_up(tasks, target.threads))
+            return tasks / (-(-tasks // target.threads) * target.threads)
 
-        p_block = max((b for b in p_blocks.values if count % b == 0), key=lambda b: (min(share(b), _BALANCED), b))
-        return share(p_block), o_block, p_block
+        offered = itertools.product({1, panels} if is_kept else {1}, (b for b in heights if count % b == 0))
+        o_block, p_block = max(offered, key=lambda task: (min(share(task), _BALANCED), task))
+        lines = p_block if is_flat else p_block * -(-across // rows)
+        cycles = o_block * lines * rows * width // lanes * terms / target.multiply_adds
+        return share((o_block, p_block)) * cycles / (cycles + _TASK), o_block, p_block
 
     def fallback() -> dict[str, Any]:
         def merit(tile: tuple[int, int]) -> float:
             rows, width = tile
             whole = across * o / (int(round_up(across, rows)) * int(round_up(o, width)))
-            return whole * blocks(*tile)[0] * tile_share(rows, rows, width // lanes, target.multiply_adds)
+            return float(whole * blocks(*tile)[0] * tile_share(rows, rows, width // lanes, target.multiply_adds))
 
-        rows, width = max(
-            (
-                (r, w) for r, w in itertools.product(high.values, widths)
-                if (r + 1) * w // lanes + 1 <= target.vector_registers
-            ),
-            key=merit,
-        )
+        tiles = ((r, w) for r, w in itertools.product(ROWS, widths) if high.has(r))
+        fitting = [(r, w) for r, w in tiles if (r + 1) * w // lanes + 1 <= target.vector_registers]
+        rows, width = max(fitting, key=merit)
         _, o_block, p_block = blocks(rows, width)
         seen = (p_block - 1) * attrs.strides[0] + (geometry.kernel_h - 1) * attrs.dilation[0] + 1
         # Few lines are put into words twice.
@@ -159,22 +193,22 @@ def space(
         return {
             "rows": rows,
             "width": width,
-            "window": "rows",
-            "unroll": largest_divisor((1, 2, 4), words.count, max(1, 4 // geometry.kernel_w)),
+            "window": "loops",
+            "unroll": largest_divisor((1, 2, 4), words.count, max(1, 4 // kernel_w)),
             "o_block": o_block,
             "p_block": p_block,
             "inner": "pixels",
-            "by_task": once and by_task.has(True),
+            "by_task": once and by_task.has(True) and not words.unfolds,
         }
 
     return ConfigSpace(
         [
             wide,
             high,
-            WINDOW,
+            WINDOW if kernel_w > 1 else _WINDOW,
             Knob("unroll", [u for u in (1, 2, 4, 8) if words.count % u == 0]),
             o_blocks,
-            p_blocks,
+            Knob("p_block", heights),
             INNER,
             by_task,
         ],
@@ -220,12 +254,18 @@ def prepare(
         def word(panel: Any, y: Any, x: Any, c: Any, lane: Any) -> Any:
             o = panel % panels * width + lane
             row = panel // panels * own + o
-            found = word_of(dot, channels, c, lambda channel: dot.pack(weight[row, channel, y, x]))
+
+            def read(at: Any) -> Any:
+                channel, column = words.number(at)
+                return dot.pack(weight[row, channel, y, x + column])
+
+            found = word_of(dot, words.length, c, read)
             if sums is not None:
                 found = tirx.if_then_else(c < words.count, found, sums[row])
             return zero_beyond(found, o, own, width)
 
-        return compute_stage("weight_tiles", (groups * panels, kernel_h, kernel_w, words.count + has_sums, width), word)
+        shape = (groups * panels, kernel_h, 1 if words.unfolds else kernel_w, words.count + has_sums, width)
+        return compute_stage("weight_tiles", shape, word)
 
     return {1: pack}
 
@@ -309,40 +349,95 @@ def _image(words: Words, attrs: Conv2DAttrs, data: Any, geometry: Geometry, rows
     """The words [n, g * words, h, w] that tiles of `rows` pixels read, and those of padding around."""
     from tvm import tirx
 
-    dot, channels, count, (top, left, *_) = words.dot, words.channels, words.count, attrs.padding
-    height, width = (int(extent) for extent in data.shape[2:])
+    dot, channels, count, zero = words.dot, words.channels, words.count, getattr(attrs, "input_zero_point", 0)
     down, across = words.steps
     if words.is_flat:
         high, wide = -(-geometry.pixels // rows), rows
     else:
         high = (geometry.out_h - 1) * down + (geometry.kernel_h - 1) * attrs.dilation[0] + 1
         wide = (int(round_up(geometry.out_w, rows)) - 1) * across + (geometry.kernel_w - 1) * attrs.dilation[1] + 1
-    down, across = attrs.strides[0] // down, attrs.strides[1] // across  # from one word to the next
-    zero = getattr(attrs, "input_zero_point", 0) & 255
-    padding = tirx.const(int.from_bytes(bytes([zero] * 4), "little", signed=True), "int32")
+    apart = attrs.strides[0] // down, attrs.strides[1] // across  # from one word to the next
     signs = tirx.const(0x80808080 - 2**32, "int32")
+    reach = (wide - 1) * apart[1] + (words.kernel_w - 1) * attrs.dilation[1] + 1
+    lines = _lines(attrs, data, high, reach, zero) if words.unfolds else None
 
     def word(n: Any, c: Any, h: Any, w: Any) -> Any:
-        if words.is_flat:
-            p = h * rows + w
-            y, x = p // width, p % width
-            tests = [p < geometry.pixels] if geometry.pixels % rows else []
-        else:
-            y, x = h * down - top, w * across - left
-            below, behind = -(-(top + height) // down), -(-(left + width) // across)
-            tests = [
-                test
-                for test, needed in (
-                    (h >= -(-top // down), top), (h < below, high > below),
-                    (w >= -(-left // across), left), (w < behind, wide > behind),
-                ) if needed
-            ]
         first = c // count * channels
-        found = word_of(dot, channels, c % count, lambda channel: data[n, first + channel, y, x], zero)
-        found = tirx.if_then_else(tirx.all(*tests), found, padding) if tests else found
+
+        if lines is not None:
+            def read(at: Any) -> Any:
+                channel, column = words.number(at)
+                return lines[n, first + channel, h, w * apart[1] + column * attrs.dilation[1]]
+
+            found = _word(words, c % count, read, zero & 255)
+        else:
+            y, x, tests = _place(words, attrs, data, geometry.pixels, (high, wide), apart, (h, w))
+            found = _word(words, c % count, lambda channel: data[n, first + channel, y, x], zero & 255)
+            padding = tirx.const(int.from_bytes(bytes([zero & 255] * 4), "little", signed=True), "int32")
+            found = tirx.if_then_else(tirx.all(*tests), found, padding) if tests else found
         return found ^ signs if dot.shift(str(data.dtype)) else found
 
     return compute_stage("image", (data.shape[0], geometry.groups * count, high, wide), word)
+
+
+def _place(
+    words: Words, attrs: Conv2DAttrs, data: Any, pixels: int, extents: tuple[int, int], apart: tuple[int, int],
+    at: tuple[Any, Any],
+) -> tuple[Any, Any, list[Any]]:
+    """The line and column of the data for a word, and the conditions under which they are no padding."""
+    height, width = (int(extent) for extent in data.shape[2:])
+    (h, w), (top, left, *_) = at, attrs.padding
+    if words.is_flat:
+        p = h * extents[1] + w
+        return p // width, p % width, [p < pixels] if pixels % extents[1] else []
+    below, behind = -(-(top + height) // apart[0]), -(-(left + width) // apart[1])
+    tests = [
+        test
+        for test, needed in (
+            (h >= -(-top // apart[0]), top), (h < below, extents[0] > below),
+            (w >= -(-left // apart[1]), left), (w < behind, extents[1] > behind),
+        ) if needed
+    ]
+    return h * apart[0] - top, w * apart[1] - left, tests
+
+
+def _lines(attrs: Conv2DAttrs, data: Any, high: int, wide: int, zero: int) -> Any:
+    """The lines of the data with their padding, so that unfolding has no conditions; of bfloat16, its bits."""
+    from tvm import tirx
+
+    height, width = (int(extent) for extent in data.shape[2:])
+    (top, left, *_), dtype = attrs.padding, str(data.dtype)
+    kept = "uint16" if dtype == "bfloat16" else dtype
+
+    def number(n: Any, c: Any, h: Any, w: Any) -> Any:
+        y, x = h - top, w - left
+        found = data[n, c, y, x] if kept == dtype else tirx.reinterpret(kept, data[n, c, y, x])
+        tests = [
+            test
+            for test, needed in (
+                (y >= 0, top), (y < height, high > height + top), (x >= 0, left), (x < width, wide > width + left),
+            ) if needed
+        ]
+        return tirx.if_then_else(tirx.all(*tests), found, tirx.const(zero, kept)) if tests else found
+
+    return compute_stage("lines", (*data.shape[:2], high, wide), number)
+
+
+def _word(words: Words, word: Any, read: Callable[[Any], Any], zero: int) -> Any:
+    """As `word_of`, by a choice of what is read and `zero`: a vector of words has one condition for all lanes."""
+    from tvm import tirx
+
+    group, length = words.dot.group, words.length
+    bits, last = 32 // group, length % group or group
+
+    def number(place: int) -> Any:
+        at = word * group + place
+        found = tirx.reinterpret(f"uint{bits}", read(at if place < last else tirx.min(at, length - 1))).astype("int32")
+        if place >= last:
+            found = tirx.Select(at < length, found, tirx.const(zero, "int32"))
+        return found << bits * place if place else found
+
+    return reduce(or_, map(number, range(group)))
 
 
 def schedule(words: Words, attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
@@ -375,8 +470,14 @@ def schedule(words: Words, attrs: Conv2DAttrs, outs: Outs, target: Target, confi
     if config["by_task"]:
         sch.compute_at(image, task, preserve_unit_loops=True)
     copy_by_vectors(sch, image, lanes)
+    *_, place, _, _, _ = sch.get_loops(image)
     if not config["by_task"]:
-        sch.parallel(sch.fuse(*sch.get_loops(image)[:3]))
+        # Those of a line are unfolded from it.
+        place = sch.fuse(*sch.get_loops(image)[: 2 if words.unfolds else 3])
+        sch.parallel(place)
+    if words.unfolds:
+        sch.compute_at(stages["lines"], place, preserve_unit_loops=True)
+        copy_by_vectors(sch, stages["lines"], lanes * dot.group)
     _schedule_sums(sch, stages, lanes)
     sch.set_scope(tiles, 0, "local")
     vectorize(sch, columns, lanes)
@@ -385,7 +486,7 @@ def schedule(words: Words, attrs: Conv2DAttrs, outs: Outs, target: Target, confi
         panel, column = sch.split(sch.get_loops(turned)[-2], [None, lanes])
         sch.unroll(panel)
         # A loop imports one piece of code: that over tasks has the instruction's.
-        turn(sch, inner[0], column, 5 if line else 4, rows, lanes, dot.sums)
+        turn(sch, inner[0], column, 4 if words.is_flat else 5, rows, lanes, dot.sums)
         *_, out_o, out_p = sch.get_loops(output)
         vectorize(sch, out_p, min(turned_width(rows, lanes), lanes))
         sch.unroll(out_o)
