@@ -424,7 +424,10 @@ def _lines(attrs: Conv2DAttrs, data: Any, high: int, wide: int, zero: int) -> An
 
 
 def _word(words: Words, word: Any, read: Callable[[Any], Any], zero: int) -> Any:
-    """As `word_of`, by a choice of what is read and `zero`: a vector of words has one condition for all lanes."""
+    """As `word_of`, without a condition, of which TVM makes no vectors: what is beyond the last number is masked.
+
+    Within a condition, the simplifier would take the bound off the place that is read.
+    """
     from tvm import tirx
 
     group, length = words.dot.group, words.length
@@ -434,7 +437,8 @@ def _word(words: Words, word: Any, read: Callable[[Any], Any], zero: int) -> Any
         at = word * group + place
         found = tirx.reinterpret(f"uint{bits}", read(at if place < last else tirx.min(at, length - 1))).astype("int32")
         if place >= last:
-            found = tirx.Select(at < length, found, tirx.const(zero, "int32"))
+            beyond = (at >= length).astype("int32")
+            found = (found & (beyond - 1)) + beyond * zero
         return found << bits * place if place else found
 
     return reduce(or_, map(number, range(group)))
