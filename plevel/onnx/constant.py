@@ -23,7 +23,10 @@ from strategy.network.size import PROBED, Sizes
 FOLDED = 1 << 28  # elements of a constant that is computed
 SHOWN = 1024  # elements of a constant that may say how large an output is
 # Equal, smaller and greater than each other, below most numbers, and with different rests.
-_TRIED = ((1, 1, 1), (2, 3, 5), (7, 5, 3), (4, 8, 6), (13, 12, 10))
+_TRIED = (
+    (1, 1, 1, 1, 1, 1, 1, 1), (2, 3, 5, 4, 7, 6, 9, 8), (7, 5, 3, 6, 2, 9, 4, 11), (4, 8, 6, 5, 9, 3, 10, 7),
+    (13, 12, 10, 11, 15, 14, 9, 16),
+)
 
 Given = Mapping[str, np.ndarray]
 

@@ -80,6 +80,11 @@ class Extent:
         own = frozenset(v.place for v in self.variables if isinstance(v, Symbol))
         return own.union(*(quotient.dividend.places for quotient in self.quotients))
 
+    @property
+    def degree(self) -> int:
+        """The largest number of sizes that are multiplied."""
+        return max((sum(map(_degree, product)) for product, _ in self.terms), default=0)
+
     def at(self, values: Sequence[Any]) -> Any:
         """The value at these sizes, numbers or arrays of them."""
         return sum(factor * math.prod(v.at(values) for v in product) for product, factor in self.terms)
@@ -143,6 +148,10 @@ class Extent:
     def c(self) -> str:
         """Its text in C."""
         return str(self).replace("//", "/")
+
+
+def _degree(variable: Symbol | Quotient) -> int:
+    return 1 if isinstance(variable, Symbol) else variable.dividend.degree
 
 
 def _sum(terms: Iterable[tuple[Product, int]]) -> Extent:

@@ -15,6 +15,7 @@ from strategy.network.rewriter import extents
 from strategy.network.size import PROBED
 from strategy.ops.concatenate import concatenate as joined
 from strategy.ops.convolution import conv3d
+from strategy.types import MAX_DIM
 
 _OPEN = 2**31 - 1  # the end of a slice that has none
 _KEPT = 256  # elements that CPUs take from an axis of a fixed size without sorting it
@@ -37,6 +38,8 @@ def reshape(x: Expr, shape: Sequence[int]) -> Expr:
     """The elements in another shape, of which one extent may be -1."""
     known = -math.prod(shape)
     given = tuple(math.prod(extents(x)) // known if n == -1 else int(n) for n in shape)
+    if max(given, default=0) > MAX_DIM:
+        raise NetworkError("an axis has more than three symbolic sizes multiplied: export the model with one fixed")
     return x if given == extents(x) else call("reshape", x, newshape=given)
 
 

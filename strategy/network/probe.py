@@ -11,9 +11,15 @@ import numpy as np
 from strategy.network.extent import Extent, Quotient
 from strategy.network.size import NAMES, PROBED, Size, Sizes
 
+# No small multiple of one is near one of another, nor a sum of a few near another such sum; the product of any three of
+# them and a number of channels is an integer of 64 bits.
 PROBES = (
-    (300_007, 400_009, 500_009), (300_017, 400_031, 500_029), (311_123, 411_113, 511_123), (322_229, 422_231, 522_227),
-    (333_337, 433_337, 533_353), (344_453, 444_449, 544_451),
+    (325_027, 354_979, 382_801, 407_741, 427_169, 463_831, 486_221, 534_371),
+    (319_519, 356_591, 380_179, 409_951, 429_139, 450_727, 486_071, 529_517),
+    (328_283, 357_377, 368_243, 395_189, 448_969, 466_717, 491_593, 524_899),
+    (312_979, 332_179, 360_649, 403_159, 448_421, 459_443, 481_417, 532_849),
+    (315_893, 338_573, 384_079, 403_567, 439_991, 458_207, 501_121, 510_931),
+    (304_943, 341_983, 361_901, 403_703, 438_241, 468_359, 489_823, 528_823),
 )
 # Rests of numbers that stand for sizes of which there are quotients: these first, then others where they are needed.
 _RESTS = (1, 2, 3, 5)

@@ -12,7 +12,7 @@ from itertools import combinations
 from strategy.network.extent import Decoder, Extent, Quotient, Symbol
 from strategy.types import Dim, TensorType
 
-NAMES = ("n", "m", "k")
+NAMES = ("n", "m", "k", "p", "q", "r", "s", "t")
 MOST = 2**31 - 1  # where the model sets no bound
 PROBED = 290_000  # extents from here on may be symbolic
 _TOLD = 4096  # extents from here on that are known are symbolic: quotients, where the probes were chosen without them

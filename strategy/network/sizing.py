@@ -7,6 +7,8 @@ from strategy.network.graph import NetworkError
 from strategy.network.plan import Place, Plan
 from strategy.network.size import Size
 
+_EXACT = 3  # sizes of 31 bits whose product with a number of bytes is within 128 bits
+
 
 def sizes_of(plan: Plan) -> tuple[Size, ...]:
     return plan.sizes.sizes if plan.sizes else ()
@@ -21,14 +23,22 @@ def write_sizes(plan: Plan, extents: list[Extent]) -> list[str]:
 
     within = [f"_sizes[{i}] >= {s.low} && _sizes[{i}] <= {s.high}" for i, s in enumerate(sizes)]
     within += [f"{extent.c} > 0" for extent in extents]
+    buffers = dict.fromkeys(b for place in plan.places for b in place.bytes if isinstance(b, Extent))
+    exceeding = [f"{b.c} >= (double)TOO_MANY" for b in buffers if b.degree > _EXACT]
     return [
         "static int _plevel_fits(const int64_t *_sizes) {",
         "  (void)_sizes;",
         *known("__int128"),
         f"  return {' && '.join(within) or '1'};",
         "}",
+        "static int _plevel_exceeds(const int64_t *_sizes) {",
+        "  (void)_sizes;",
+        *known("double"),
+        f"  return {' || '.join(exceeding) or '0'};",
+        "}",
         "static uint64_t _plevel_arrange(const int64_t *_sizes, uint64_t *_at) {",
-        *known("__int128"),  # products of sizes are within it
+        "  if (_plevel_exceeds(_sizes)) return TOO_MANY;",
+        *known("__int128"),  # products of sizes are within it, or exceeded what there may be
         "  __int128 _end = 0, _most = 0, _bytes; (void)_sizes, (void)_at, (void)_bytes;",
         *(line for i, found in enumerate(plan.places) for line in _arranged(i, found)),
         "  return _most < (__int128)TOO_MANY ? (uint64_t)_most : TOO_MANY;",

@@ -24,6 +24,7 @@ from plevel.torch.exported import import_program, run_program
 from plevel.torch.program import load_program
 from strategy.compile.c_text import c_names
 from strategy.network.graph import NetworkError
+from strategy.network.probe import PROBES
 from strategy.record import Estimate, estimate
 from tests.docs.page import ROOT, read_blocks
 from tests.limit import HANG_S
@@ -340,6 +341,31 @@ def test_extents_may_be_sums_and_products_of_sizes(
     assert f"agree at sizes {sizes} within" in capsys.readouterr().out
 
 
+@pytest.mark.full
+def test_a_library_takes_five_sizes_and_refuses_those_whose_product_no_memory_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def combined(a, b, c, d, e):
+        outer = a[:, None, None, None, None] * b[:, None, None, None] * c[:, None, None] * d[:, None] * e
+        return outer, torch.cat([a, c, e]).softmax(0), torch.outer(b, d).sum(0) + d.shape[0]
+
+    dims = tuple({0: torch.export.Dim(name)} for name in "abcde")
+    given = tuple(torch.randn(3 + i) for i in range(5))
+    torch.export.save(torch.export.export(Sized(combined), given, dynamic_shapes=dims), tmp_path / "model.pt2")
+    assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--verify") == 0
+    assert "agree at sizes 1×8×1×8×1, 3×64×3×64×3, 8×1×8×1×8, 64×3×64×3×64 within" in capsys.readouterr().out
+    assert "int64_t n, int64_t m, int64_t k, int64_t p, int64_t q, const float *" in (tmp_path / "model.h").read_text()
+    about = json.loads((tmp_path / "model.json").read_text())
+    assert [o["shape"] for o in about["outputs"]] == [["n", "m", "k", "p", "q"], ["n + k + q"], ["p"]]
+    code = f"""
+import ctypes
+library, buffer = ctypes.CDLL({str(tmp_path / "model.so")!r}), (ctypes.c_float * 64)()
+print(library[{about["function"]!r}](*[ctypes.c_int64(2**31 - 1)] * 5, *[buffer] * 8))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.stdout.strip() == "-1", "without memory"
+
+
 class Strided(nn.Module):
     """Strides over a picture, in convolutions with windows and without, and in pools, and a mean of what is left."""
 
@@ -448,8 +474,9 @@ def test_a_model_of_bfloat16_is_compiled_and_compared(tmp_path: Path, capsys: py
 def test_a_fixed_extent_near_the_number_that_stands_for_a_symbolic_one_stays_fixed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ids, sizes = torch.tensor([0, 299_999, 7, 150_000]), ({0: torch.export.Dim("n", max=64)},)
-    program = torch.export.export(nn.Embedding(300_000, 1).eval(), (ids,), dynamic_shapes=sizes)
+    near = PROBES[0][0] - 2
+    ids, sizes = torch.tensor([0, near - 1, 7, 150_000]), ({0: torch.export.Dim("n", max=64)},)
+    program = torch.export.export(nn.Embedding(near, 1).eval(), (ids,), dynamic_shapes=sizes)
     torch.export.save(program, tmp_path / "model.pt2")
     assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--verify") == 0
     assert "agree at sizes 1, 3, 8, 64 within" in capsys.readouterr().out
