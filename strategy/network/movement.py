@@ -183,6 +183,37 @@ def _rows(constant: Expr, begin: int, end: int) -> Constant:
     return Constant(np.ascontiguousarray(constant.value[begin:end]))
 
 
+def leave_rows(rewriter: Rewriter, node: Call) -> Expr | None:
+    """A product whose rows stay in their order, for one between two transposes of them.
+
+    Of [sequence, batch * heads, depth], heads with their own sequence, a transpose of heads and sequence is left.
+    """
+    if not _swaps_first(node) or not rewriter.is_only(node.args[0]):
+        return None
+    source = node.args[0]
+    value = behind(source) or source
+    pair = _dense(value)
+    turned = behind(pair[0].args[0]) if pair else None
+    if pair is None or turned is None or not _swaps_first(turned) or rewriter.uses[value] > 1:
+        return None
+    (product, bias), (first, second, *_), shown = pair, extents(turned), extents(source)
+    if shown[0] != first or shown[1] % second:
+        return None
+    rows = rewriter.reshaped(turned.inputs[0], extents(product.args[0]))
+    made = rewriter.call(product.op, [rows, product.args[1]], product.attrs)
+    if bias is not None:
+        made = rewriter.make("bias_add", made, bias, axis=1)
+    heads = rewriter.reshaped(made, (second, first, shown[1] // second, *shown[2:]))
+    axes = (0, 2, 1, *range(3, len(extents(heads))))
+    return rewriter.reshaped(rewriter.make("transpose", heads, axes=axes), extents(node))
+
+
+def _swaps_first(node: Expr) -> bool:
+    """Return whether the node is a transpose of its first two axes alone."""
+    axes = axes_of(node)
+    return axes is not None and axes == (1, 0, *range(2, len(axes)))
+
+
 def attend_by_tokens(rewriter: Rewriter, node: Call) -> Expr | None:
     """Attention in the layout of the products before it, for one of transposed queries, keys and values."""
     if node.op.name not in ("attention", "attention_bias") or "layout" in node.attrs.to_json():

@@ -2,14 +2,15 @@
 
 Constants are computed; factors and summands of channels move into the weights and the bias before them (batch
 norms); reshapes move behind elementwise operators, so that these are the epilogue of a product; transposes meet. A
-product that is read in parts becomes one for each, and attention reads heads where the products before it wrote them.
+product that is read in parts becomes one for each, and attention reads heads where the products before it wrote them,
+also where a model puts the sequence before the batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from strategy.network import folding, movement, recognition
+from strategy.network import folding, movement, recognition, rotary
 from strategy.network.graph import Network
 from strategy.network.rewriter import Rewriter, Rule
 
@@ -20,12 +21,14 @@ _RULES: tuple[Rule, ...] = (
     recognition.recognize_activation,
     recognition.recognize_softmax,
     recognition.recognize_rms_norm,
+    rotary.recognize_rotary_embedding,
     recognition.drop_mask,
     movement.sink_unary,
     movement.sink_binary,
     folding.add_bias,
     folding.scale_weight,
     movement.join_transposes,
+    movement.leave_rows,
     movement.turn_operand,
     movement.slice_before_transpose,
     movement.slice_before_reshape,
