@@ -14,11 +14,11 @@ import onnx.helper
 
 from plevel.onnx.constant import SHOWN, encode, run_node
 from strategy.network.extent import Extent
-from strategy.network.size import Sizes
+from strategy.network.size import NAMES, Sizes
 
 WIDE = (np.float32, np.float64)  # dtypes that have all sizes below 2²⁴
 _MOST = 64  # parts of a number that a size is multiplied by, so that no float is rounded
-_LARGE = ((1 << 40) + 1, (1 << 42) + 3, (1 << 44) + 7)  # sizes
+_LARGE = tuple((1 << 40 + 2 * i) + (2 << i) - 1 for i in range(len(NAMES)))  # sizes
 _MOVES = frozenset({
     "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose",
     "Unsqueeze",

@@ -24,6 +24,7 @@ from plevel.onnx.file import read_model as read_onnx  # noqa: E402
 from plevel.onnx.network import import_model, import_symbolic  # noqa: E402
 from strategy.expr import Constant  # noqa: E402
 from strategy.network.graph import NetworkError  # noqa: E402
+from strategy.network.probe import PROBES  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("builds")
 SAMPLE = Path(__file__).parents[1] / "data" / "model.onnx"  # of make_onnx.py
@@ -384,8 +385,8 @@ def test_numbers_made_of_sizes_are_computed_at_the_call(tmp_path: Path, capsys: 
 
 
 def test_a_large_number_is_not_taken_for_a_size(tmp_path: Path) -> None:
-    """That of a mask is 2500 times the second size less 9, by the probes that are usual."""
-    far = np.float32(-1e9)
+    """It is 2048 times the second size less 9, by the probes that are usual."""
+    far = np.float32((9 - PROBES[0][1]) * 2048)
     path = of_sizes(tmp_path, helper.make_node("Mul", ["x", "far"], ["y"]), extents=("n", "m"), far=far)
     (product,) = import_symbolic(*read_onnx(path, {})).outputs.values()
     assert product.op.name == "multiply"
@@ -486,6 +487,22 @@ def test_an_image_is_resized_to_half_of_a_symbolic_size(
     assert call("compile", path, "-o", tmp_path / "sizes.so", "--threads", "1", "--verify") == 0, capsys.readouterr()
     assert "agree at sizes" in capsys.readouterr().out
     assert json.loads((tmp_path / "sizes.json").read_text())["outputs"][0]["shape"] == [rows, 4]
+
+
+def test_the_last_of_many_sizes_has_parts(tmp_path: Path) -> None:
+    path = of_sizes(
+        tmp_path, helper.make_node("Shape", ["x"], ["v"], start=3, end=4), helper.make_node("Cast", ["v"], ["f"], to=1),
+        helper.make_node("Mul", ["f", "half"], ["h"]), helper.make_node("Floor", ["h"], ["g"]),
+        helper.make_node("Cast", ["g"], ["rows"], to=TensorProto.INT64),
+        helper.make_node("Slice", ["x", "zero", "rows", "last"], ["a"]),
+        helper.make_node("ReduceSum", ["a", "outer"], ["y"], keepdims=0),
+        half=np.float32(0.5), zero=np.array([0]), last=np.array([3]), outer=np.array([0, 1]),
+        extents=("batch", "channels", "height", "width"),
+    )
+    network = import_symbolic(*read_onnx(path, {}))
+    assert network.sizes is not None
+    (kind,) = (v.tensor_type for v in network.outputs.values())
+    assert [str(network.sizes.encode(n)) for n in kind.concrete_shape] == ["k", "p//2"]
 
 
 @pytest.mark.sample(1)
