@@ -198,7 +198,8 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
             found.append(replace(network, sizes=sizes))
         more = derive_all(found[0].root, both[0], twin=found[1].root)
         if not more.has_quotients or more.known == both[0].known:
-            own, other = (limited(s, r, t) for s, r, t in zip(both, reached, reached[::-1], strict=True))
+            each = [s.knowing(more.known) for s in both]
+            own, other = (limited(s, r, t) for s, r, t in zip(each, reached, reached[::-1], strict=True))
             return replace(found[0], sizes=own, twin=replace(found[1], sizes=other)), plain
         known = list(more.known)  # with those between plevel's own operators, which probes must tell apart, too
 

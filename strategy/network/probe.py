@@ -45,8 +45,9 @@ def make_sizes(
     """
     sizes = tuple(Size(name, *bound) for name, bound in zip(NAMES, bounds, strict=False))
     numbers = set(fixed)
-    found = [Sizes(sizes, probes[: len(sizes)]) for probes in PROBES]
-    if (told := Sizes(sizes, ()).knowing(known)).has_quotients:
+    told = Sizes(sizes, ()).knowing(known)
+    found = [replace(told, probes=probes[: len(sizes)]) for probes in PROBES]
+    if told.has_quotients:
         found = _apart(told, joint=joint)
     first, second = sorted(found, key=lambda s: sum(isinstance(s.encode(n), Extent) for n in numbers))[:2]
     return replace(first, twin=second.probes), replace(second, twin=first.probes)

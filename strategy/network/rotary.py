@@ -23,10 +23,11 @@ def recognize_rotary_embedding(rewriter: Rewriter, node: Call) -> Expr | None:
             x, interleaved = _turned(other)
             if x is None or extents(x) != extents(node):
                 continue
-            cos = next((c for own, c in (plain.inputs, plain.inputs[::-1]) if own is x), None)
-            angles = [a and _angles(rewriter, a, extents(x), interleaved=interleaved) for a in (cos, sin)]
-            if all(angles):
-                return rewriter.make("rotary_embedding", x, *angles, interleaved=interleaved)
+            given = [c for own, c in (plain.inputs, plain.inputs[::-1]) if own is x][:1] + [sin]
+            angles = [_angles(rewriter, a, extents(x), interleaved=interleaved) for a in given]
+            found = [a for a in angles if a is not None]
+            if len(found) == 2:
+                return rewriter.make("rotary_embedding", x, *found, interleaved=interleaved)
     return None
 
 
