@@ -23,7 +23,7 @@ def recognize_rotary_embedding(rewriter: Rewriter, node: Call) -> Expr | None:
             x, interleaved = _turned(other)
             if x is None or extents(x) != extents(node):
                 continue
-            given = [c for own, c in (plain.inputs, plain.inputs[::-1]) if own is x][:1] + [sin]
+            given = [*[c for own, c in (plain.inputs, plain.inputs[::-1]) if own is x][:1], sin]
             angles = [_angles(rewriter, a, extents(x), interleaved=interleaved) for a in given]
             found = [a for a in angles if a is not None]
             if len(found) == 2:
