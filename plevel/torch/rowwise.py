@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import torch
 from torch.fx import Node
 
-from plevel.torch.node import aten, extents, is_alike
+from plevel.torch.node import CONVERT, aten, dtype, extents, is_alike
 from strategy.expr import Call, call
 
 
@@ -36,12 +37,17 @@ def _patterns() -> Mapping[Any, tuple[str, Sequence[Any]]]:
     variance, mean = (CallFunction(operator.getitem, moments, place) for place in (0, 1))
     scaled = CallFunction(mul, normed(CallFunction(sub, x, mean), variance), gamma)
 
-    squares = CallFunction(aten.pow.Tensor_Scalar, x, 2)
-    rms = normed(x, CallFunction(aten.mean.dim, squares, Arg(), True))
+    def rms(data: Any) -> Any:
+        squares = CallFunction(aten.pow.Tensor_Scalar, data, 2)
+        return normed(data, CallFunction(aten.mean.dim, squares, Arg(), True))
+
+    # Of an x of 16 bits, as LLaMA's.
+    wide = CallFunction(CONVERT, x, torch.float32, _users=2)
+    narrow = CallFunction(CONVERT, rms(wide), KeywordArg("dtype"))
     return {
         div: ("softmax", [softmax]),
         add: ("layer_norm", [CallFunction(add, scaled, beta)]),
-        mul: ("rms_norm", [CallFunction(mul, rms, gamma), CallFunction(mul, gamma, rms)]),
+        mul: ("rms_norm", [CallFunction(mul, *pair) for n in (rms(x), narrow) for pair in ((n, gamma), (gamma, n))]),
     }
 
 
@@ -53,8 +59,10 @@ def read_rowwise(reader: Any, last: Node) -> tuple[Call, ...] | None:
         if not found or any(n.kwargs for n in found.nodes if n.target is not aten.var_mean.correction):
             continue
         given = dict(found.kwargs)
-        x, epsilon = given.pop("x"), given.pop("epsilon", 0.0)
+        x, epsilon, narrowed = given.pop("x"), given.pop("epsilon", 0.0), given.pop("dtype", None)
         if not (is_alike(x, last) and extents(x) == extents(last) and isinstance(epsilon, float)):
+            continue
+        if narrowed not in (None, dtype(last)):
             continue
         last_axis = [-1], [len(extents(x)) - 1]
         vectors = [given[key] for key in ("gamma", "beta") if key in given]

@@ -174,6 +174,8 @@ def divide_product(rewriter: Rewriter, node: Call) -> Expr | None:
     if found is None or pair is None or not _is_divided(node.args[0], rewriter.readers[node.args[0]]):
         return None
     (product, bias), (_, begin, end) = pair, found
+    if bias is not None and len(rewriter.readers[product]) > 1:
+        return None  # before its bias it is read whole, too
     made = rewriter.call(product.op, [product.args[0], _rows(product.args[1], begin, end)], product.attrs)
     return made if bias is None else rewriter.make("bias_add", made, _rows(bias, begin, end), axis=1)
 

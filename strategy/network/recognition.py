@@ -138,19 +138,32 @@ def recognize_softmax(rewriter: Rewriter, node: Call) -> Expr | None:
 
 
 def recognize_rms_norm(rewriter: Rewriter, node: Call) -> Expr | None:
-    """Use rms_norm for x / √(mean(x²) + ε) · γ along the last axis, with constants γ for its entries."""
+    """Use rms_norm for x / √(mean(x²) + ε) · γ along the last axis, with constants γ for its entries.
+
+    The quotient of an x of 16 bits may be computed in float32, between two casts.
+    """
     if node.op.name != "multiply":
         return None
     for value, gamma in (node.args, node.args[::-1]):
-        if not isinstance(gamma, Constant) or not isinstance(value, Call) or value.op.name != "multiply":
+        if not isinstance(gamma, Constant) or gamma.value.shape != extents(value)[-1:] or not rewriter.is_only(value):
             continue
-        if gamma.value.shape != extents(value)[-1:] or not rewriter.is_only(value):
+        is_narrowed = isinstance(value, Call) and value.op.name == "cast"
+        product = value.inputs[0] if is_narrowed else value
+        if not isinstance(product, Call) or product.op.name != "multiply" or rewriter.uses[product] > is_narrowed:
             continue
-        for x, root in (value.args, value.args[::-1]):
-            epsilon = _epsilon(root, x)
-            if epsilon is not None and epsilon >= 0 and extents(x) == extents(node):
-                return rewriter.make("rms_norm", x, gamma, axis=-1, epsilon=epsilon)
+        for x, root in (product.args, product.args[::-1]):
+            epsilon, given = _epsilon(root, x), _before_cast(x) if is_narrowed else x
+            if epsilon is None or epsilon < 0 or extents(x) != extents(node):
+                continue
+            if given.tensor_type.dtype == node.tensor_type.dtype:
+                return rewriter.make("rms_norm", given, gamma, axis=-1, epsilon=epsilon)
     return None
+
+
+def _before_cast(node: Expr) -> Expr:
+    """What a cast to float32 reads; other nodes themselves."""
+    is_cast = isinstance(node, Call) and node.op.name == "cast" and node.tensor_type.dtype == "float32"
+    return node.inputs[0] if is_cast else node
 
 
 def _epsilon(node: Expr, x: Expr) -> float | None:

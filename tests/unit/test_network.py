@@ -26,6 +26,7 @@ from strategy.network.rewriter import extents
 from strategy.network.size import MOST, NAMES, PROBED
 from strategy.network.sizing import write_sizes
 from strategy.types import TensorType
+from workers.reference import numpy_dtype
 
 CHANNELS = 6
 
@@ -300,13 +301,13 @@ def test_a_product_of_turned_rows_that_others_read_is_computed_once() -> None:
     assert operators(normalize(Network((x,), outputs, {}))).count("dense") == 1
 
 
-@pytest.mark.parametrize("others", ["whole", "overlapping", "rows", "narrow"])
+@pytest.mark.parametrize("others", ["whole", "without bias", "overlapping", "rows", "narrow"])
 def test_a_product_that_is_not_only_read_in_parts_of_its_columns_stays_one(others: str) -> None:
     x, weights = Var("x", "float32[1,5,6]"), Weights()
     whole = projected(x, weights, 64)
     further = {
-        "whole": whole, "overlapping": part(whole, 2, 31, 64), "rows": part(whole, 1, 0, 2),
-        "narrow": part(whole, 2, 32, 63),
+        "whole": whole, "without bias": whole.inputs[0].inputs[0], "overlapping": part(whole, 2, 31, 64),
+        "rows": part(whole, 1, 0, 2), "narrow": part(whole, 2, 32, 63),
     }[others]
     given = Network((x,), {"a": part(whole, 2, 0, 32), "b": call("relu", further)}, {})
     found = normalize(given)
@@ -427,6 +428,29 @@ def test_a_norm_by_the_root_of_the_mean_of_squares_is_one_operator(
         assert [n.attrs.to_json() for n in post_order(found.root) if isinstance(n, Call)] == [{"epsilon": 1e-6}]
     data = {"x": weights.random.uniform(0.5, 2, (2, 4, 4))}
     np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "inner", "recognized"), [
+    ("float16", "float32", True), ("bfloat16", "float32", True), ("float16", "float64", False),
+    ("float32", "float16", False),
+])
+def test_a_norm_of_16_bits_that_is_computed_in_float32_is_one_operator(
+    dtype: str, inner: str, recognized: bool
+) -> None:
+    """As those of LLaMA."""
+    x, weights = Var("x", f"{dtype}[2,4,4]"), Weights()
+    wide = call("cast", x, dtype=inner)
+    two, epsilon = (Constant(np.array(n, inner)) for n in (2, 1e-6))
+    mean = call("mean", call("power", wide, two), axis=(2,), keepdims=True)
+    normed = times(wide, call("rsqrt", call("add", mean, epsilon)))
+    gamma = Constant(weights(4).value.astype(numpy_dtype(dtype)))
+    made = times(gamma, call("cast", normed, dtype=dtype))
+    data = {"x": weights.random.uniform(0.5, 2, (2, 4, 4))}
+    for outputs, expected in (({"y": made}, recognized), ({"y": made, "normed": normed}, False)):
+        found = normalize(given := Network((x,), outputs, {}))
+        assert (operators(found) == ["rms_norm"]) == expected
+        one, other = (np.float64(evaluate(n.root, data)) for n in (found, given))
+        np.testing.assert_allclose(one, other, rtol=2e-2)
 
 
 def times(*factors: Expr) -> Expr:
