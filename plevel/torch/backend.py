@@ -26,12 +26,13 @@ from plevel.torch.explanation import Report, note, owned
 from plevel.torch.freezing import Stamps, forget, freeze_for, is_volatile, read_stamps, watch
 from plevel.torch.option import OptionError, Options
 from plevel.torch.plan import model_target
-from plevel.torch.progress import Progress
+from plevel.torch.progress import Progress, Series
 from plevel.torch.whole import find_whole
 from workers.pool import Pool
 
 logger = logging.getLogger("plevel.torch")
 _budget = Budget()
+_series = Series()
 
 
 def plevel(
@@ -124,7 +125,7 @@ def _compile(
         return math.inf if budget.is_within(Part.INDUCTOR) else budget.left_s
 
     with (
-        budget.count(Part.CONFIRMATION), Progress(left_s) as progress, Pool(left=build_left_s) as pool,
+        budget.count(Part.CONFIRMATION), Progress(left_s, _series) as progress, Pool(left=build_left_s) as pool,
         ThreadPoolExecutor(1) as ahead,
     ):
         try:

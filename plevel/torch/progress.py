@@ -1,4 +1,4 @@
-"""Progress of a graph's first call: logged while that takes long, so that no user waits without knowing for what."""
+"""Progress of graphs' first calls: logged while they take long, so that no user waits without knowing for what."""
 
 from __future__ import annotations
 
@@ -11,20 +11,44 @@ from typing import Self
 
 logger = logging.getLogger("plevel.torch")
 FIRST_S = 5.0  # after which the first line is logged; the next ones are each twice as late
+MOST_S = 30.0  # between two lines
+PAUSE_S = 10.0  # between graphs, after which those that follow are counted anew
+
+
+class Series:
+    """Graphs that are compiled one soon after the other, as those of one model are: the time of all of them counts."""
+
+    def __init__(self) -> None:
+        self.graphs, self.taken_s, self.due_s = 0, 0.0, FIRST_S
+        self._ended = -math.inf
+
+    def begin(self) -> None:
+        if time.monotonic() - self._ended > PAUSE_S:
+            self.graphs, self.taken_s, self.due_s = 0, 0.0, FIRST_S
+        self.graphs += 1
+
+    def end(self, taken_s: float) -> None:
+        self.taken_s += taken_s
+        self._ended = time.monotonic()
+
+    def postpone(self) -> None:
+        """Make the next line due."""
+        self.due_s += min(self.due_s, MOST_S)
 
 
 class Progress:
     """The stage of a graph's compilation, from when it is entered.
 
-    Each stage is logged as it begins, at the level of information. A stage that goes on after 5, 10, 20 s and so on is
-    logged as a warning, which Python shows unless the program decides otherwise.
+    Each stage is logged as it begins, at the level of information. One that goes on after 5, 10, 20, 40, 70 s and so on
+    is logged as a warning, which Python shows unless the program decides otherwise.
 
     Args:
         left: the seconds that confirmation may take still; infinite where it has no bound, or there is none.
+        series: the graphs before this one.
     """
 
-    def __init__(self, left: Callable[[], float]) -> None:
-        self._left = left
+    def __init__(self, left: Callable[[], float], series: Series) -> None:
+        self._left, self._series = left, series
         self._stage = ""
         self._is_timing = False
         self._ended = threading.Event()
@@ -41,18 +65,21 @@ class Progress:
 
     def __enter__(self) -> Self:
         self._began = time.monotonic()
+        self._series.begin()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+        self._series.end(time.monotonic() - self._began)
 
     def _run(self) -> None:
-        due_s = FIRST_S
-        while not self._ended.wait(self._began + due_s - time.monotonic()):
-            logger.warning("plevel: a graph has been compiling for %.0f s: %s%s", due_s, self._stage, self._rest())
-            due_s *= 2
+        series = self._series
+        which = "a graph has" if series.graphs == 1 else f"{series.graphs} graphs have"
+        while not self._ended.wait(self._began + series.due_s - series.taken_s - time.monotonic()):
+            logger.warning("plevel: %s been compiling for %.0f s: %s%s", which, series.due_s, self._stage, self._rest())
+            series.postpone()
 
     def _rest(self) -> str:
         left_s = self._left()

@@ -43,7 +43,7 @@ from plevel.torch.explanation import make_report
 from plevel.torch.extraction import Extraction, extract
 from plevel.torch.frozen import compile_frozen, copy_strided
 from plevel.torch.plan import graph_digest, model_target
-from plevel.torch.progress import Progress
+from plevel.torch.progress import Progress, Series
 from plevel.torch.store import folder
 from plevel.torch.verdict import Verdict, read_verdict, write_verdict
 from plevel.torch.whole import StaleError, _prefix, draft_whole
@@ -992,7 +992,7 @@ def test_a_graph_of_masked_scores_is_confirmed_though_an_input_has_nan(ratios):
     )
     ratios += [[0.8] * 9]
     x = torch.tensor([-1.0, 1.0, torch.nan])
-    with Progress(lambda: math.inf) as progress:
+    with Progress(lambda: math.inf, Series()) as progress:
         _, _, verdict = confirmation.confirm(plan, lambda kept: masked, apart, [x], [], progress, 0.0)
     assert verdict.refused == ""
     assert ratios == []

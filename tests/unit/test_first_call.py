@@ -13,7 +13,7 @@ import pytest
 
 from plevel.torch import budget, progress
 from plevel.torch.budget import BASE_S, PER_SECOND, Budget, Part
-from plevel.torch.progress import Progress
+from plevel.torch.progress import Progress, Series
 from tests.limit import HANG_S
 
 
@@ -66,7 +66,7 @@ def test_a_stage_that_takes_long_is_told_with_what_is_left(
     left_s: float, rest: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "FIRST_S", 0.001)
-    shown = Progress(lambda: left_s)
+    shown = Progress(lambda: left_s, Series())
     shown.say("it is timed as one library", is_timing=True)
     with told() as came, shown:
         assert came.wait(HANG_S)
@@ -74,6 +74,30 @@ def test_a_stage_that_takes_long_is_told_with_what_is_left(
 
 
 def test_a_graph_that_is_compiled_soon_is_told_of_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    with Progress(lambda: math.inf) as shown:
+    with Progress(lambda: math.inf, Series()) as shown:
         shown.say("Inductor compiles it")
     assert not caplog.messages
+
+
+def test_graphs_that_are_each_compiled_soon_are_told_of_once_all_of_them_take_long(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series = Series()
+    for taken_s in (3.0, 4.0, 20.0):
+        with told() as came, Progress(lambda: math.inf, series) as shown:
+            shown.say("Inductor compiles it")
+            if series.taken_s > progress.FIRST_S:
+                assert came.wait(HANG_S)
+        series.taken_s += taken_s
+    assert caplog.messages == ["plevel: 3 graphs have been compiling for 5 s: Inductor compiles it"]
+    monkeypatch.setattr(progress, "PAUSE_S", -1.0)  # a model that is compiled later
+    with Progress(lambda: math.inf, series):
+        assert (series.graphs, series.taken_s, series.due_s) == (1, 0.0, progress.FIRST_S)
+
+
+def test_no_more_than_half_a_minute_passes_without_a_line() -> None:
+    series, due = Series(), []
+    for _ in range(7):
+        due.append(series.due_s)
+        series.postpone()
+    assert due == [5, 10, 20, 40, 70, 100, 130]
