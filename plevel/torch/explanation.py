@@ -18,7 +18,8 @@ from strategy.select import Selection
 from strategy.workload import Workload
 from strategy.workload_text import parse_workload
 
-_reports: list[Report] = []
+# With the tensors of their graphs, which are not held: a report ends with the first of them.
+_reports: list[tuple[Report, tuple[weakref.ref[torch.Tensor], ...]]] = []
 MAX_REPORTS = 256
 
 
@@ -130,10 +131,8 @@ def owned(model: Any, inputs: Sequence[Any] = ()) -> frozenset[int]:
 
 def note(report: Report, model: Any, inputs: Sequence[Any] = ()) -> None:
     """Keeps a report for as long as the model's parameters live."""
-    _reports.append(report)
+    _reports.append((report, tuple(weakref.ref(t) for t in _tensors(model, inputs))))
     del _reports[:-MAX_REPORTS]
-    for tensor in _tensors(model, inputs):
-        weakref.finalize(tensor, _forget, report)
 
 
 def _tensors(model: Any, inputs: Sequence[Any]) -> list[Any]:
@@ -142,14 +141,8 @@ def _tensors(model: Any, inputs: Sequence[Any]) -> list[Any]:
     return [*model.parameters(), *model.buffers(), *static]
 
 
-def _forget(report: Report) -> None:
-    if report in _reports:
-        _reports.remove(report)
-
-
 def explain(model: Any = None) -> tuple[Report, ...]:
     """The reports of the graphs compiled for a model, or of all where none is named, in the order of compiling."""
-    if not isinstance(model, torch.nn.Module):
-        return tuple(_reports)
-    wanted = owned(model)
-    return tuple(r for r in _reports if r.parameters & wanted)
+    _reports[:] = [(r, tensors) for r, tensors in _reports if all(t() is not None for t in tensors)]
+    wanted = owned(model) if isinstance(model, torch.nn.Module) else None
+    return tuple(r for r, _ in _reports if wanted is None or r.parameters & wanted)

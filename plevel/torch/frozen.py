@@ -6,11 +6,13 @@ order, so the first of them is wrapped.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -133,13 +135,29 @@ def compile_frozen(module: GraphModule, inputs: Any, visit: Visit) -> Callable[.
 
     The module, which may be a frozen form itself, stays as it is, so that it can be compiled again.
     """
+    from torch._inductor.codecache import PyCodeCache
     from torch._inductor.compile_fx import compile_fx
 
     again = copy(module)
     _tell_scalars_apart()
-    with visiting(visit):
-        made: Callable[..., Any] = compile_fx(again, inputs, config_patches={"freezing": True})
+    known = len(PyCodeCache.modules)
+    try:
+        with visiting(visit):
+            made: Callable[..., Any] = compile_fx(again, inputs, config_patches={"freezing": True})
+    finally:
+        _leave_to_callers(PyCodeCache.modules[known:])
     return made
+
+
+def _leave_to_callers(modules: Sequence[ModuleType]) -> None:
+    """Take modules of Inductor's code out of its lists, which would keep their constants for as long as the process."""
+    from torch._inductor.codecache import PyCodeCache
+
+    listed = set(map(id, modules))
+    PyCodeCache.modules[:] = [m for m in PyCodeCache.modules if id(m) not in listed]
+    for module in modules:
+        if sys.modules.get(module.__name__) is module:
+            del sys.modules[module.__name__]
 
 
 @cache

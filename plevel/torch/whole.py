@@ -3,15 +3,18 @@
 Inductor calls kernels one by one from Python; a library runs its steps in C, with weights packed at compile time and
 buffers that later values take over.
 """
+# Over 300 lines: a library as it is made, kept, found and called, by one name and one description.
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import hashlib
 import os
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -231,6 +234,8 @@ def _load(
             results[place] = results[place].permute(axes)
         return tuple(results)
 
+    # With its last reference, such as by `torch._dynamo.reset()`. At the end of the process other threads may call it.
+    weakref.finalize(call, _unload, library, manifest).atexit = False
     kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)
     watching: list[Any] = []  # ctypes frees a function that nothing refers to
 
@@ -239,6 +244,13 @@ def _load(
         trace(watching[0])
 
     return Whole(call, watch, manifest, orders, kept, made)
+
+
+def _unload(library: ctypes.CDLL, manifest: Manifest) -> None:
+    """Unload a library that nothing calls any more, with its buffers and weights."""
+    if manifest.weight_bytes:
+        library[f"{manifest.function}_map"](None)
+    _ctypes.dlclose(library._handle)
 
 
 def _prefix(module: GraphModule, inputs: Sequence[Any], target: Target) -> str:

@@ -152,7 +152,7 @@ def write_library(
         weights: all constants, as the plan has them.
         tables: in C, the functions of workloads with symbolic dimensions.
         appended: leave the weights to the function NAME_map, which is to be called first, with the library's path: they
-            follow the library in its file, which saves to assemble and to link them.
+            follow the library in its file, which saves to assemble and to link them. NULL, before `dlclose`, ends that.
 
     Raises:
         CompileError: there is no C compiler, or it failed.

@@ -103,12 +103,14 @@ __attribute__((constructor)) static void _plevel_load(void) {
 }
 #ifdef PLEVEL_APPENDED
 /* Map the weights behind the library in its file, whose last eight bytes have their place: 0, or -1 where the file cannot
- * be read or lacks a part. */
+ * be read or lacks a part. NULL ends the mapping. No destructor does: at the program's end other threads may still read. */
 static int _plevel_map(const char *path) {
+  static void *room = MAP_FAILED;
+  if (!path) return room == MAP_FAILED ? 0 : munmap(room, PLEVEL_WEIGHT_BYTES + PLEVEL_HUGE);
   int file = open(path, O_RDONLY | O_CLOEXEC);
   struct stat about;
   uint64_t at = 0;
-  void *room = MAP_FAILED, *mapped = MAP_FAILED;
+  void *mapped = MAP_FAILED;
   if (file < 0) return -1;
   if (!fstat(file, &about) && pread(file, &at, sizeof at, about.st_size - sizeof at) == sizeof at &&
       (uint64_t)about.st_size == at + PLEVEL_WEIGHT_BYTES + sizeof at)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -374,6 +376,28 @@ def test_parameters_that_change_are_never_stale():
     with torch.no_grad():
         close(compiled(model)(x), model(x))
     assert explain(model)[-1].rows
+
+
+def test_the_constants_of_a_graph_end_with_it(monkeypatch: pytest.MonkeyPatch):
+    held, pack = [], operation.pack
+
+    def packed(*given):
+        found = pack(*given)
+        held.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(operation, "pack", packed)
+    model, x = torch.nn.Linear(16, 52).eval(), torch.randn(8, 16)
+    held.append(weakref.ref(model.weight))
+    with torch.no_grad():
+        close(compiled(model)(x), model(x))
+    assert len(held) == 3
+    (_,) = explain()
+    del model
+    torch._dynamo.reset()
+    gc.collect()
+    assert not [r for r in held if r() is not None]
+    assert explain() == ()
 
 
 def test_scalars_are_not_those_of_an_equal_graph_in_the_cache():

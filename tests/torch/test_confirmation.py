@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import json
 import math
 import os
@@ -510,6 +511,29 @@ def test_norms_and_softmax_are_one_family_that_replaces_only_where_it_is_timed(r
         "softmax(data=float32[2,12,48])",
     }
     assert [len(s.workloads) for s in report.verdict.steps] == [1, 3]
+
+
+def test_a_norm_of_16_bits_that_a_model_computes_in_float32_is_one_operator(ratios):
+    """As LLaMA's."""
+
+    class Norm(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(33, 33, bias=False)
+            self.gamma = torch.nn.Parameter(torch.rand(33))
+
+        def forward(self, x):
+            wide = self.linear(x).float()
+            return self.gamma * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+    torch.manual_seed(0)
+    model, x = Norm().to(torch.bfloat16).eval(), torch.randn(5, 33, dtype=torch.bfloat16)
+    ratios += [[1.1] * 9, [0.8] * 9]
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.compile(model, backend=plevel)(x), model(x), atol=0.02, rtol=0.02)
+    (report,) = explain(model)
+    (norm,) = (row.workload.key for row in report.rows if row.implementation)
+    assert norm == 'rms_norm(data=bfloat16[5,33],gamma=bfloat16[33]:const){"epsilon":1e-06}'
 
 
 @pytest.mark.full
@@ -1089,6 +1113,23 @@ def test_a_library_that_is_built_after_its_graph_was_timed_is_swept(whole, monke
     run(Twice().eval(), (torch.randn(24, 104),))
     (late,) = built
     assert not late.made.exists()
+
+
+def test_a_library_is_unloaded_with_its_last_reference():
+    torch.manual_seed(0)
+    target, x, layer = model_target(), torch.randn(3, 16), torch.nn.Linear(16, 48)
+    choose = make_chooser(target, NO_RECORDS)
+    given = torch.fx.symbolic_trace(layer)
+    before = Path("/proc/self/maps").read_text().count("graph-")
+    made = draft_whole(given, (x,), target, choose, ask_all)()
+    call = made.call
+    made.sweep()
+    del made
+    torch.testing.assert_close(call(x)[0], layer(x), atol=2e-5, rtol=2e-5)
+    assert Path("/proc/self/maps").read_text().count("graph-") > before
+    del call
+    gc.collect()
+    assert Path("/proc/self/maps").read_text().count("graph-") == before
 
 
 @pytest.fixture(scope="module")
