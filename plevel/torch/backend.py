@@ -23,7 +23,15 @@ from plevel.kernel_selection import Choose, make_chooser, open_records, read_loc
 from plevel.torch.budget import Budget, Part
 from plevel.torch.compilation import Compilation, run_whole
 from plevel.torch.explanation import Report, note, owned
-from plevel.torch.freezing import Stamps, forget, freeze_for, is_volatile, read_stamps, watch
+from plevel.torch.freezing import (
+    Stamps,
+    forget,
+    freeze_for,
+    is_volatile,
+    read_stamps,
+    serves_others,
+    watch,
+)
 from plevel.torch.option import OptionError, Options
 from plevel.torch.plan import model_target
 from plevel.torch.progress import Progress, Series
@@ -72,7 +80,7 @@ def plevel(
             choose = make_chooser(model_target(), database, lock)
             found, left = _compile(module, inputs, wanted, choose, stamps)
         watch(stamps, left)
-        if any(isinstance(i, torch.nn.Parameter) for i in inputs):
+        if any(isinstance(i, torch.nn.Parameter) for i in inputs) and serves_others():
             warnings.warn(
                 "plevel: a graph reads its weights at each call, as the last that PyTorch compiles of one function "
                 "(torch._dynamo.config.recompile_limit); isolate_recompiles=True of torch.compile counts models apart",

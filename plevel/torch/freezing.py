@@ -20,7 +20,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_isolate_recompiles_id
 from torch._dynamo.decorators import mark_static_address
 from torch._dynamo.eval_frame import _get_cache_entries_for_region
 from torch._dynamo.source import GlobalStateSource
-from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.symbolic_convert import InstructionTranslator, tls
 from torch._dynamo.utils import get_static_address_type
 from torch._dynamo.variables import builder
 from torch._guards import Guard, GuardSource, TracingContext
@@ -81,6 +81,12 @@ def _is_last(code: CodeType) -> bool:
     compiled = _get_cache_entries_for_region(code, get_eval_frame_isolate_recompiles_id())
     limit: int = torch._dynamo.config.recompile_limit
     return len(compiled) >= max(1, limit - 1)
+
+
+def serves_others() -> bool:
+    """True if the graph of this thread serves all tensors that come later, so that its weights are inputs."""
+    translator = getattr(tls, "current_tx", None)
+    return translator is not None and _is_last(translator.output.root_tx.f_code)
 
 
 def is_volatile(module: GraphModule) -> bool:

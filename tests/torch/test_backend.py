@@ -574,6 +574,22 @@ def test_the_last_graph_that_dynamo_compiles_of_a_function_serves_all_other_weig
     assert all("weight=float32[28,20]:const" in str(explain(layer)[-1]) for layer in layers)
 
 
+def test_a_graph_that_differentiates_its_weights_is_not_taken_for_the_last_of_a_function():
+    class Jacobian(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(6, 4)
+
+        def forward(self, x):
+            return torch.func.vmap(torch.func.jacrev(lambda row: self.linear(row).tanh()))(x)
+
+    model, x = Jacobian().eval(), torch.randn(3, 6)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", UserWarning)
+        close(compiled(model)(x), model(x))
+    assert not [w for w in found if "isolate_recompiles" in str(w.message)]
+
+
 def test_a_buffer_that_a_model_assigns_does_not_leave_it_uncompiled():
     class Counting(torch.nn.Module):
         def __init__(self):
