@@ -49,7 +49,7 @@ class Progress:
 
     def __init__(self, left: Callable[[], float], series: Series) -> None:
         self._left, self._series = left, series
-        self._stage = ""
+        self._stage = "the next one begins"  # of a series that is slow already
         self._is_timing = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="plevel-progress", daemon=True)

@@ -84,8 +84,9 @@ def test_graphs_that_are_each_compiled_soon_are_told_of_once_all_of_them_take_lo
 ) -> None:
     series = Series()
     for taken_s in (3.0, 4.0, 20.0):
-        with told() as came, Progress(lambda: math.inf, series) as shown:
-            shown.say("Inductor compiles it")
+        shown = Progress(lambda: math.inf, series)
+        shown.say("Inductor compiles it")
+        with told() as came, shown:
             if series.taken_s > progress.FIRST_S:
                 assert came.wait(HANG_S)
         series.taken_s += taken_s
