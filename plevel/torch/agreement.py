@@ -12,13 +12,20 @@ TOLERANCE = 1e-3  # relative error of an output, between two ways of summing; mo
 _PIECE = 1 << 20  # elements that are compared at once: those of a cache, in float64, take several times its memory
 
 
-def agree(found: Sequence[Any], expected: Sequence[Any], tolerance: float = TOLERANCE) -> bool:
-    """Compare dtypes and strides; numbers by their norm; counts and truths by their share that differs.
+def agree(
+    found: Sequence[Any], expected: Sequence[Any], tolerance: float = TOLERANCE, *, by_strides: bool = True
+) -> bool:
+    """Compare dtypes, shapes and strides; numbers by their norm; counts and truths by their share that differs.
 
     Rounding may turn some counts and truths.
+
+    Args:
+        by_strides: whether strides are compared.
     """
     pairs = [(a, b) for a, b in zip(found, expected, strict=True) if isinstance(b, torch.Tensor)]
-    return all(a.dtype == b.dtype and _steps(a) == _steps(b) for a, b in pairs) and all(
+    if by_strides and any(_steps(a) != _steps(b) for a, b in pairs):
+        return False
+    return all(a.dtype == b.dtype and a.shape == b.shape for a, b in pairs) and all(
         _close(_real(a), _real(b), tolerance)
         if b.is_floating_point() or b.is_complex()
         else (a != b).sum().item() <= tolerance * b.numel()

@@ -98,10 +98,11 @@ def import_graph(module: GraphModule, inputs: Sequence[Any]) -> tuple[Network, t
             raise NetworkError(f"it cannot be exported: {type(error).__name__}: {reason}") from error
         finally:  # the graph enters the transforms of torch.func by calls, and an error is raised between them
             torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-        network, plain = import_program(program)
+        network, _ = import_program(program)
         if network.sizes is not None:
             raise NetworkError("its sizes are symbolic")
-        orders = tuple(_order(node.meta["val"]) for node in _results(plain))
+        # As PyTorch's own operators lay them out: their parts may do otherwise.
+        orders = tuple(_order(node.meta["val"]) for node in _results(program))
         pairs = zip(network.outputs.items(), orders, strict=True)
         outputs = {name: layer.transpose(value, order) if order else value for (name, value), order in pairs}
         return replace(network, outputs=outputs), orders

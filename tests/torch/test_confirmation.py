@@ -327,6 +327,29 @@ def test_a_library_gives_outputs_and_takes_inputs_of_any_order_of_axes(whole):
             assert one.stride() == right.stride() != torch.empty(one.shape).stride()
 
 
+def test_a_library_has_the_strides_of_pytorch_where_inductor_has_others(whole):
+    """As of the first keys and values of transformers' caches."""
+
+    class Cached(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.key = torch.nn.Linear(8, 40)
+
+        def forward(self, x):
+            keys = self.key(x).unflatten(2, (4, 10)).transpose(1, 2)
+            return torch.cat([torch.tensor([]), keys], dim=-2), keys.sum(-1)
+
+    torch.manual_seed(0)
+    model, x = Cached().eval(), torch.randn(2, 5, 8)
+    whole += [[0.6] * 9]
+    with torch.inference_mode():
+        found, expected = torch.compile(model, backend=plevel)(x), model(x)
+    assert explain(model)[-1].verdict.whole, str(explain(model)[-1])
+    for one, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, right, atol=2e-5, rtol=2e-5)
+        assert one.stride() == right.stride()
+
+
 def test_a_library_is_not_kept_whose_weights_change_while_it_is_made(whole, monkeypatch: pytest.MonkeyPatch):
     """It may have the new ones, and is found by the old."""
     def confirm_and_change(*given):
