@@ -161,7 +161,7 @@ def recognize_rms_norm(rewriter: Rewriter, node: Call) -> Expr | None:
 
 
 def _before_cast(node: Expr) -> Expr:
-    """What a cast to float32 reads; other nodes themselves."""
+    """The operand of a cast to float32; other nodes themselves."""
     is_cast = isinstance(node, Call) and node.op.name == "cast" and node.tensor_type.dtype == "float32"
     return node.inputs[0] if is_cast else node
 
