@@ -19,13 +19,13 @@ import uvicorn
 
 from service.api.certificate import Certificate
 from service.api.connection import Connection, answer_to
+from service.api.line_limit import LineLimit
 from service.api.peer import network_of, plain_address
 from service.errors import BusyError
 from service.settings import Settings
 
 GONE_S = 60  # of silence, after which an unreachable client is dropped
 RETRY_S = 0.1  # before the next accept if the process has no file descriptor left
-TELL_EVERY_S = 60.0  # interval of warnings about refused connections
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +51,7 @@ class Listener:
         self._held: Counter[str] = Counter()  # connections by `network_of`
         self._tasks: set[asyncio.Task[None]] = set()  # the loop holds only weak references
         self._accepting: asyncio.Task[None] | None = None
-        self._tell_at = 0.0
+        self._warnings = LineLimit(1)
         self._stopped = False
 
     def start(self, listening: socket.socket) -> None:
@@ -129,10 +129,9 @@ class Listener:
 
     def _refuse(self, client: socket.socket, why: str) -> None:
         self._count(BusyError.kind)
-        now = asyncio.get_running_loop().time()
-        if now >= self._tell_at:
-            self._tell_at = now + TELL_EVERY_S
-            log.warning("a connection was refused: %s", why)
+        more = self._warnings.admit()
+        if more is not None:
+            log.warning("a connection was refused: %s%s", why, more)
         with client, contextlib.suppress(OSError):
             if self._certificate is None:
                 with contextlib.suppress(BlockingIOError):

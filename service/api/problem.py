@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import partial
 from http import HTTPStatus
 
 import msgspec
@@ -14,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import Scope
 
+from service.api.line_limit import LineLimit
 from service.api.wire import PROBLEM, FieldFault, Problem
 from service.errors import (
     InvalidError,
@@ -28,6 +30,7 @@ from strategy.select import SelectionError
 from strategy.suggestion import suggest
 
 log = logging.getLogger(__name__)
+CUT_OFF = 10  # lines a minute about bodies that are cut off
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _QUOTED = re.compile(r"'([^']*)'")
 _AT = re.compile(r"^(?P<detail>.*) - at `\$\.?(?P<field>[^`]*)`$", re.DOTALL)
@@ -35,14 +38,16 @@ _AT = re.compile(r"^(?P<detail>.*) - at `\$\.?(?P<field>[^`]*)`$", re.DOTALL)
 
 def install(app: FastAPI) -> None:
     """Make every failure of the application a problem document."""
-    app.add_exception_handler(ClientDisconnect, _note_disconnect)
+    app.add_exception_handler(ClientDisconnect, partial(_note_disconnect, LineLimit(CUT_OFF)))
     for kind in (ServiceError, WireError, *FAULTS, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _handle)
 
 
-def _note_disconnect(request: Request, error: Exception) -> Response:
-    asked = _on_one_line(f"{request.method} {request.url.path}")
-    log.info("%s: the client closed the connection before the end of its body", asked)
+async def _note_disconnect(limit: LineLimit, request: Request, error: Exception) -> Response:
+    more = limit.admit()
+    if more is not None:
+        asked = _on_one_line(f"{request.method} {request.url.path}")
+        log.info("%s: the client closed the connection before the end of its body%s", asked, more)
     return Response(status_code=HTTPStatus.BAD_REQUEST)  # not received by anybody
 
 
