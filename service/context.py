@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, NamedTuple
 
-from anyio import CapacityLimiter
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
@@ -18,6 +17,7 @@ from service.predict.trainer import Trainer
 from service.queue.overdue import Overdue
 from service.queue.retry import Terms
 from service.queue.worker_batches import WorkerBatches
+from service.records.import_slots import ImportSlots
 from service.records.reading import Readers
 from service.records.small_import import SmallImports
 from service.settings import Settings
@@ -27,7 +27,6 @@ from service.tuning.tuner import Tuner
 
 CROWD = 50
 LOOKS = 2000  # per second, by all that wait for a change together
-IMPORTS = 8  # read at a time, each by a thread and a process; others wait
 _DAY_S = 86_400.0
 
 
@@ -65,9 +64,8 @@ class Context:
         return SmallImports(self.store, self.readers)
 
     @cached_property
-    def imports(self) -> CapacityLimiter:
-        """The threads of large imports, separate from those of other requests, as uploads may be slow."""
-        return CapacityLimiter(IMPORTS)
+    def imports(self) -> ImportSlots:
+        return ImportSlots()
 
     @cached_property
     def worker_batches(self) -> WorkerBatches:

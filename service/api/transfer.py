@@ -11,11 +11,13 @@ from fastapi import APIRouter, Query, Request, Response
 
 from service.access import audit
 from service.access.auth import Actor, Who, Within
+from service.api.peer import network_of
 from service.api.wire import describe, reply
 from service.context import Context, Ctx, named_length
 from service.errors import InvalidError
 from service.formats import Format, FormatError, Rejected
 from service.formats.source import GZIP, Pieces, Stream
+from service.records.import_slots import PacedUpload
 from service.records.importer import import_items
 from service.records.reading_message import Order
 from service.records.small_import import Arrived, Upload
@@ -47,14 +49,16 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rejects: tuple[PutAside, ...] = ()
 
 
-def _uploaded(request: Request) -> Pieces:
-    """A request's body as a stream for a thread, which receives the next part on demand."""
+def _uploaded(context: Context, request: Request) -> PacedUpload:
     parts = request.stream().__aiter__()
+    return PacedUpload(lambda: anext(parts, None), context.settings.body_s)
 
-    async def receive() -> bytes | None:
-        return await anext(parts, None)
 
-    return Pieces(lambda: from_thread.run(receive))
+def _client_of(request: Request, who: Actor) -> object:
+    """The token that sends an import, else the network."""
+    if who.token_id is not None:
+        return who.token_id
+    return network_of(request.client.host) if request.client is not None else None
 
 
 _BODY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -85,16 +89,19 @@ async def import_records(
 ) -> Response:
     order = Order(name, format, None if target is None else Target.parse(target), device_model)
     length = named_length(request)
+    body = _uploaded(context, request)
     small = length is not None and length <= SMALL
-    data = await request.body() if small else b""
+    data = await body.read() if small else b""
     if small and not data.startswith(GZIP):  # packed, it may be many records
         upload = Upload(data=data, actor=who, order=order, namespace=within, shown=rejects)
         arrived = await context.small_imports.put(upload)
     else:
-        arrived = await to_thread.run_sync(
-            _store, context, io.BytesIO(data) if small else _uploaded(request), who, order, within, rejects,
-            limiter=context.imports,
-        )
+        # For the thread, which receives the next part on demand.
+        stream = io.BytesIO(data) if small else Pieces(lambda: from_thread.run(body.next))
+        async with context.imports.turn(_client_of(request, who)):
+            arrived = await to_thread.run_sync(
+                _store, context, stream, who, order, within, rejects, limiter=context.imports.threads
+            )
     context.metrics.imported.inc(arrived.summary.new)
     imported = Imported(
         **arrived.summary.to_json(),

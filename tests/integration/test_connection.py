@@ -28,6 +28,7 @@ import sqlalchemy as sa
 from service.access import token
 from service.formats import ImportedRecord, Task
 from service.formats.source import CHUNK
+from service.records.import_slots import IMPORTS, OF_CLIENT
 from service.records.importer import import_items
 from service.server import GRACE_S
 from service.store.db import Store
@@ -402,6 +403,39 @@ def test_an_import_may_take_as_long_as_it_comes(url: str, start: Start, dial: Di
     stalled = dial(service)
     stalled.send(begin(length, "/v1/records:import?format=plevel") + b"\n" * 65537)
     assert stalled.status() == 408
+
+
+def test_slow_imports_of_one_client_leave_slots_to_others(sqlite_copy: str, start: Start, dial: Dial) -> None:
+    store = Store(sqlite_copy)
+    with store.write() as c:
+        one, other = (token.create(c, name, [TokenScope.SUBMIT]).secret for name in ("one", "other"))
+    store.close()
+    service = start(sqlite_copy)
+    slow = [dial(service) for _ in range(2 * IMPORTS)]
+    for client in slow:
+        client.send(begin(10**6, "/v1/records:import", f"authorization: Bearer {one}\r\n") + b"\n" * 65537)
+    wait_until(lambda: len(readers_of(service.process.pid)) >= OF_CLIENT)
+    quick = dial(service)
+    quick.send(begin(10**5, "/v1/records:import", f"authorization: Bearer {other}\r\nconnection: close\r\n"))
+    quick.send(b"\n" * 10**5)
+    assert quick.status() == 422  # of no known format
+    assert not any(client.is_answered() for client in slow)
+    assert len(readers_of(service.process.pid)) <= OF_CLIENT + 1
+
+
+def test_an_import_that_trickles_is_refused(url: str, start: Start, dial: Dial) -> None:
+    """Some bytes come all the time, but fewer than a slot is kept for."""
+    service = start(url, **SHORT)
+    for length in (1000, 10**6):
+        client = dial(service)
+        client.send(begin(length, "/v1/records:import?format=plevel"))
+        began = time.monotonic()
+        while client.send(b"\n") and not client.is_answered():
+            assert time.monotonic() - began < HANG_S
+            time.sleep(0.1)
+        answer = client.answer()
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"send it again faster, or in parts" in answer
 
 
 def test_long_answers_outlast_all_limits(url: str, start: Start) -> None:
