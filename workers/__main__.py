@@ -19,9 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
-from strategy.ending import ending_signals
 from strategy.log import Form, configure
 from strategy.record import Device, decode
 from workers.builder_pool import Elsewhere
@@ -29,6 +27,7 @@ from workers.client import Client, ServiceError, StoppedError, UnreachableError
 from workers.connection import ConnectionSettingError
 from workers.cpu import DeviceError, assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
+from workers.ending import ended_by_signals
 from workers.sandbox import SandboxError
 from workers.scratch import ScratchError, check_executable
 from workers.several import serve_each
@@ -119,18 +118,9 @@ def serve(options: Options, slot: str) -> int:
         hottest_c=options.hottest_c, lifetime_s=options.lifetime_s,
         idle_exit_s=options.idle_exit_s, grace_s=options.grace_s, cluster=cluster,
     )
-    draining = threading.Event()
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if draining.is_set():
-            stop.set()
-        draining.set()
-        daemon.drain()
-
-    for number in ending_signals():
-        signal.signal(number, on_signal)
     try:
-        daemon.run(_PATIENCE_S)
+        with ended_by_signals(daemon.drain, stop.set):
+            daemon.run(_PATIENCE_S)
     except StoppedError:
         return 0
     except UnreachableError as error:
@@ -138,9 +128,6 @@ def serve(options: Options, slot: str) -> int:
     except (DeviceError, SandboxError, ServiceError) as error:
         return _fail(str(error), 1)
     finally:
-        if draining.is_set():  # another signal, while the interpreter ends, would make a failure of what was asked for
-            for number in ending_signals():
-                signal.signal(number, signal.SIG_IGN)
         spool.close()
         client.close()
     return 0

@@ -70,7 +70,7 @@ class Holdings:
     def __init__(self, client: Client, spool: Spool, failed: Callable[[Exception], None] | None = None) -> None:
         self._client = client
         self._held: dict[int, Held] = {}
-        self._lock = threading.RLock()  # also acquired by a signal handler
+        self._lock = threading.Lock()
         self._giving_back = threading.Lock()
         self._sender = Sender(client, spool, self._on_accepted, self._on_lost, failed=failed)
 

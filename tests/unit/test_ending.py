@@ -1,0 +1,40 @@
+"""Signals that ask a worker to end, in the middle of what it does."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from strategy.ending import ending_signals
+from tests.limit import HANG_S
+from workers.ending import ended_by_signals
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
+
+
+def test_a_signal_may_come_while_the_lock_of_an_event_is_held() -> None:
+    drained, stopped = threading.Event(), threading.Event()
+    with ended_by_signals(drained.set, stopped.set):
+        with drained._cond:  # as within `set` and `wait`
+            signal.raise_signal(signal.SIGTERM)
+        assert drained.wait(HANG_S)
+        assert not stopped.is_set()
+        signal.raise_signal(signal.SIGINT)
+        assert stopped.wait(HANG_S)
+    assert {signal.getsignal(kind) for kind in ending_signals()} == {signal.SIG_IGN}
+
+
+def test_a_worker_that_ends_by_itself_can_be_signalled_as_before() -> None:
+    with ended_by_signals(threading.Event().set, threading.Event().set):
+        pass
+    signal.raise_signal(signal.SIGTERM)  # no failure, and not ignored for its children
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
