@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -66,7 +67,9 @@ class Field:
         if value in _WRITTEN and float in _alternatives(self.type):
             value = float(value)
         if not _is_a(value, self.type):
-            raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: expected {self.type_name}")
+            # Written as people do, in JSON.
+            like = f", such as {json.dumps(self.default)}" if isinstance(self.default, tuple) else ""
+            raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: expected {self.type_name}{like}")
         if value is None:
             return None
         real = float in _alternatives(self.type) and isinstance(value, int) and not isinstance(value, bool)

@@ -10,6 +10,7 @@ import msgspec
 
 from strategy.op import all_ops
 from strategy.suggestion import suggest
+from strategy.types import TypeSyntaxError
 from strategy.workload import EpilogueStep, Input, Workload, WorkloadError
 
 EXAMPLE = "dense(data=float32[128,768],weight=float32[3072,768]:const)"
@@ -30,9 +31,10 @@ def parse_workload(text: str) -> Workload:
         closed = text.find(")", opened)
         if opened < 0 or closed < 0:
             raise WorkloadError(f"{text!r:.60} cannot be read{_remedy(text.strip())}")
-        operands = [_operand(part) for part in _split(text[opened + 1 : closed])]
+        op = text[at:opened].strip()
+        operands = [_operand(op, part) for part in _split(text[opened + 1 : closed])]
         attrs, end = _attrs(text, _skip(text, closed + 1))
-        calls.append((text[at:opened].strip(), operands, attrs))
+        calls.append((op, operands, attrs))
         at = _skip(text, end)
         if at < len(text):
             if text[at] != "+" or at + 1 == len(text):
@@ -77,14 +79,22 @@ def _split(text: str) -> Iterator[str]:
     yield text[begin:].strip()
 
 
-def _operand(text: str) -> Input | None:
+def _operand(op: str, text: str) -> Input | None:
     if text == ".":
         return None
     name, equals, kind = (part.strip() for part in text.partition("="))
     if not equals:
         raise WorkloadError(f"input {text!r:.60} has no type: write name=float32[…]")
     bare = kind.removesuffix(":const")
-    return Input(name, bare.strip(), bare != kind)
+    try:
+        return Input(name, bare.strip(), bare != kind)
+    except TypeSyntaxError as error:
+        known = all_ops().get(op)
+        if known is None or name not in known.attrs_type.fields():
+            raise
+        raise WorkloadError(
+            f'{op}.{name}: an attribute, no input: write attributes behind the inputs, as {op}(…){{"{name}":…}}'
+        ) from error
 
 
 def _attrs(text: str, at: int) -> tuple[dict[str, Any], int]:

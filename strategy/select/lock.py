@@ -173,10 +173,11 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             raise LockError(f"not a lock file ({error}): write one with `plevel lock MODEL -o FILE`") from error
         if not isinstance(body, dict) or not body.keys() >= {"digest", "selections", "version"}:
             raise LockError("not a lock file: write one with `plevel lock MODEL -o FILE`")
-        if body["version"] != VERSION:
-            raise LockError(
-                f"version {body['version']!r:.20} of lock files is newer than {VERSION}: update plevel"
-            )
+        version = body["version"]
+        if version != VERSION:
+            newer = isinstance(version, int) and version > VERSION
+            remedy = f"is newer than {VERSION}: update plevel" if newer else "does not exist: write the lock again"
+            raise LockError(f"version {version!r:.20} of lock files {remedy}")
         if body.pop("digest") != _digest(body):
             raise LockError("the lock was changed after it was written (its digest differs): write it again")
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import msgspec
@@ -68,6 +69,17 @@ def test_a_time_that_is_none_makes_no_lock(seconds: float) -> None:
     text = Lock(selections=(msgspec.structs.replace(entry, rivals=rivals),)).write()
     with pytest.raises(LockError, match="a time is not positive|not a lock file"):
         Lock.read(text)
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [(2, "2 of lock files is newer than 1: update"), (0, "0 of lock files does not exist: write the lock again"),
+     ("1", "'1' of lock files does not exist: write")],
+)
+def test_another_version_is_told_with_its_remedy(version: object, said: str) -> None:
+    body = {**json.loads(Lock.make([AT_DEVICE]).write()), "version": version}
+    with pytest.raises(LockError, match=said):
+        Lock.read(json.dumps(body))
 
 
 def test_what_was_selected_without_measurements_is_selected_again() -> None:

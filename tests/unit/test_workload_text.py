@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+from strategy.attrs import AttrsError
 from strategy.op import all_ops
 from strategy.types import TensorType, TypeSyntaxError
 from strategy.workload import EpilogueStep, Input, Workload, WorkloadError
@@ -82,11 +83,19 @@ def test_spaces_do_not_matter() -> None:
         ("dense(a=float32[1])+", "as \\+relu"),
         ("dense(a=float32[1])+relu", "cannot be read"),
         ("dense(a=float32[1])+relu()", "1 to 64 operands"),
+        ("conv2d(data=float32[1,3,8,8],padding=same)",
+         r'conv2d.padding: an attribute, no input: write attributes behind the inputs, as conv2d\(…\)\{"padding":…\}'),
     ],
 )
 def test_what_cannot_be_read_says_how_to_write_it(text: str, said: str) -> None:
     with pytest.raises(WorkloadError, match=said):
         parse_workload(text)
+
+
+def test_an_attribute_of_another_type_is_told_an_example() -> None:
+    workload = 'conv2d(data=float32[1,3,8,8],weight=float32[4,3,3,3]){"padding":"same"}'
+    with pytest.raises(AttrsError, match=r"padding = 'same': expected tuple\[.*\], such as \[0, 0, 0, 0\]"):
+        parse_workload(workload).checked()
 
 
 def test_a_type_that_cannot_be_read_is_named() -> None:
