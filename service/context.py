@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, NamedTuple
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
@@ -25,6 +26,9 @@ from service.store.db import Store
 from service.store.wakeup import Wakeup
 from service.tuning.tuner import Tuner
 
+# Selections at a time; others wait, for less time than it takes to open one more connection. They compute for most of
+# their time, in an interpreter that runs one thread at a time.
+SELECTIONS = 4
 CROWD = 50
 LOOKS = 2000  # per second, by all that wait for a change together
 _DAY_S = 86_400.0
@@ -62,6 +66,10 @@ class Context:
     @cached_property
     def small_imports(self) -> SmallImports:
         return SmallImports(self.store, self.readers)
+
+    @cached_property
+    def selections(self) -> CapacityLimiter:
+        return CapacityLimiter(SELECTIONS)
 
     @cached_property
     def imports(self) -> ImportSlots:

@@ -18,7 +18,7 @@ import uvicorn
 from service.api.certificate import Certificate
 from service.api.connection import Connection
 from service.api.listener import Listener
-from service.context import Context
+from service.context import SELECTIONS, Context
 from service.errors import (
     CUT_OFF,
     STOPPING,
@@ -35,9 +35,9 @@ from strategy.op import all_ops
 GRACE_S = 5
 LAST_S = 1.0  # for clients to read that they are refused
 _REPEATED = ("/v1/leases", "/v1/select", "/v1/workers")  # requests that do no more the second time
-# Connections opened at the start. A new one costs its first request many times that of a selection, as PostgreSQL
-# starts a process, which reads the catalogue and plans the statements.
-WARM = 4
+# Connections opened at the start, for all selections and two other threads. A new one costs its first request many
+# times that of a selection, as PostgreSQL starts a process, which reads the catalogue and plans the statements.
+WARM = SELECTIONS + 2
 log = logging.getLogger(__name__)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
+from anyio import to_thread
 from fastapi import APIRouter, Response
 
 from service.access import audit
@@ -68,7 +69,11 @@ class SelectRequest(DispatchRequest, frozen=True, kw_only=True, forbid_unknown_f
         "`tune_on_miss` created or found.",
     ),
 )
-def choose(context: Ctx, who: Who, within: Within, body: Body[SelectRequest], known: Etag = None) -> Response:
+async def choose(context: Ctx, who: Who, within: Within, body: Body[SelectRequest], known: Etag = None) -> Response:
+    return await to_thread.run_sync(_choose, context, who, within, body, known, limiter=context.selections)
+
+
+def _choose(context: Context, who: Actor, within: str, body: SelectRequest, known: str | None) -> Response:
     asked = candidate.normal(body.workload)
     with context.store.read() as connection:
         database = RecordDatabase(connection, as_of=body.as_of, namespace=within)

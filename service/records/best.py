@@ -133,11 +133,12 @@ def refresh(connection: sa.Connection, changed: Iterable[Change]) -> None:
 
 def settle(
     connection: sa.Connection, changes: Mapping[Place, list[Change]], rows: Iterable[Any],
-    also: Callable[[], object] = lambda: None,
+    also: Callable[[], object] = lambda: None, last: Callable[[], object] = lambda: None,
 ) -> None:
     """As `refresh`, of places whose current rows (`ask_current`) have come.
 
-    `also` is called once to insert more by `put_rows`, in a round trip with a query of this function.
+    `also` is called once to insert more by `put_rows`, in a round trip with a query of this function; `last` to
+    execute statements without results in its last round trip.
     """
     current = {(row.task_id, Scope(row.scope), row.scope_value): row for row in rows}
     places = {
@@ -147,6 +148,7 @@ def settle(
     }
     if not places:
         also()
+        last()
         return
     wanted = {(place[0], digest) for place, digests in places.items() for digest in digests}
     wanted |= {(p[0], row.config_digest) for p, row in current.items() if p in places}
@@ -174,8 +176,12 @@ def settle(
     rows = _rows(winners, current, read)
     for place in gone:
         connection.execute(sa.delete(best).where(_at(place)))
-    if rows:
+    if not rows:
+        last()
+        return
+    with one_trip(connection):
         put_rows(connection, _COLUMNS, rows, _REPLACED, clock=best.c.updated_at)
+        last()
 
 
 def _read_texts(connection: sa.Connection, ids: set[int], read: dict[int, Any]) -> None:

@@ -59,7 +59,7 @@ def append(
         entries: the entries of the leases' jobs that have no result yet.
         about: the rows of `ask_about` for the leases, and any others.
         also: called once to execute more statements without results, in a round trip with others.
-        last: the same, once the tasks are locked: no other transaction waits meanwhile for what they lock.
+        last: the same, in the last round trip: what they lock is locked until the commit alone.
         more: other tasks that this transaction will need, to be locked with those of the records.
     """
     pending = {(e.job_id, e.entry): e for e in entries if e.state == EntryState.PENDING}
@@ -101,8 +101,7 @@ def append(
         _put(connection, rows)
         current = best.ask_current(connection, ask, changes)
         lowest = tvm_history.ask_known(connection, ask, fastest)
-        last()
-    best.settle(connection, changes, current, lambda: tvm_history.settle(connection, fastest, lowest))
+    best.settle(connection, changes, current, lambda: tvm_history.settle(connection, fastest, lowest), last)
     return Counter(
         row["job_id"] for row, result in zip(added, results, strict=True)
         if row["error"] is not None and result.error is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -105,6 +106,33 @@ def test_a_report_holds_its_task_from_the_insertion_on_only(
     with store.write() as c:
         reporting.report_many(c, [report_of(one) for one in (first, *rest[1:])], TERMS)
     assert [r.lease_id for r in scene.records()] == [one.id for one in (known, rest[0], first, *rest[1:])]
+    assert_derived(store)
+    store.close()
+    other.close()
+
+
+def test_a_report_holds_up_no_lease_of_its_worker(postgres_copy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat that it stores is the last it does: the worker's next lease does not wait for the derived rows."""
+    store, other = Store(postgres_copy), Store(postgres_copy, lock_s=2.0)
+    scene = Scene.make(store)
+    for n in range(4):
+        scene.enqueue(configs(4)[n : n + 1])
+    (ask,) = hosts(scene, 1)
+    held = lease_each(scene, [ask])
+    with store.write() as c:
+        c.execute(sa.update(worker).values(seen_at=now() - 50.0))
+    settle = best.settle
+
+    def lease_before(*given: Any) -> None:
+        with other.write() as c:
+            (leased,) = leasing.lease_many(c, [replace(ask, most=4)], TERMS)
+        assert not isinstance(leased, ServiceError)
+        settle(*given)
+
+    monkeypatch.setattr(best, "settle", lease_before)
+    with store.write() as c:
+        reporting.report_many(c, [report_of(one) for one in held], TERMS)
+    assert scene.states() == ["done", "done", "leased", "leased"]
     assert_derived(store)
     store.close()
     other.close()

@@ -6,12 +6,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import psycopg
 import pytest
 
+from service.api.wire import QUESTION
 from service.server import WARM
+from strategy.record import encode
 from tests.integration.process import Start
+from tests.limit import HANG_S
 
 
 @pytest.fixture
@@ -59,3 +64,19 @@ def test_a_service_that_was_killed_starts_again_at_once(url: str, start: Start) 
         service = start(url)
         assert service.raw("GET", "/healthz").status_code == 200
         service.kill()
+
+
+def test_selections_of_many_clients_open_no_more_connections(postgres_copy: str, start: Start) -> None:
+    """Those that come while all connections are used wait for one: another would take longer."""
+    service = start(postgres_copy, PLEVEL_TUNE="false")
+    counted = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    asked = encode(QUESTION)
+
+    def select(_: int) -> set[int]:
+        with httpx.Client(base_url=service.url, timeout=HANG_S) as client:
+            return {client.post("/v1/select", content=asked).status_code for _ in range(5)}
+
+    with psycopg.connect(postgres_copy, autocommit=True) as own, ThreadPoolExecutor(16) as pool:
+        opened = own.execute(counted).fetchone()
+        assert set().union(*pool.map(select, range(16))) == {200}
+        assert own.execute(counted).fetchone() == opened
