@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from plevel.deployment import Deployed
     from plevel.faster import Faster
     from plevel.importing import Imported
+    from strategy.select.lock import Lock
     from strategy.target import Target
 
 
@@ -67,18 +69,46 @@ def compile_model(
     Example: plevel compile model.pt2 -o model.so
     """
     from plevel.cli.output import tell
-    from plevel.comparison import ComparisonError, DisputedError
-    from plevel.deployment import deploy
-    from plevel.extra import EmbeddedError, require_room, require_worker
-    from plevel.faster import Faster, deploy_faster
-    from plevel.importing import import_model
-    from plevel.kernel_selection import make_chooser, open_records
+    from plevel.extra import require_room, require_worker
+
+    asked = _read_options(model, out, target, threads, lock, dim, name, verify, url, database, namespace)
+    require_worker()
+    require_room()
+    if not _is_own(asked.target):  # whose name LLVM knows: without TVM, which only the children load
+        require_known(asked.target)
+    imported, chosen = _compile(asked)
+    found: dict[str, Any] = {"function": asked.function, "files": [str(f) for f in _files(chosen)]}
+    said = _describe(asked, chosen, found)
+    if verify is not False:
+        said += _verify_or_remove(asked, chosen, imported, found)
+    tell(said, found, as_json=as_json)
+
+
+class _Options(NamedTuple):
+    """The options of `plevel compile`, checked.
+
+    Attributes:
+        source: a database, or a lock file alone, with the selections; None: the default database.
+    """
+
+    model: Path
+    out: Path
+    target: Target
+    function: str
+    sizes: Mapping[str, int | tuple[int, str]]
+    locked: Lock | None
+    source: str | None
+    namespace: str | None
+    verify: bool | None
+
+
+def _read_options(
+    model: Path, out: Path, target: str, threads: int | None, lock: Path | None, dim: list[str] | None,
+    name: str | None, verify: bool | None, url: str | None, database: str | None, namespace: str | None,
+) -> _Options:
+    """Check the options, in the order of the command line; raise `UsageError` for the first at fault."""
     from strategy.compile.c_text import is_free
-    from strategy.fault import CompileError
-    from strategy.network.graph import NetworkError
-    from strategy.select import Reason, SelectionError
-    from strategy.table import show_number
-    from workers.sandbox import SandboxError
+    from strategy.select import SelectionError
 
     if out.suffix != ".so":
         raise UsageError(f"--out {out}: name a file.so: its header and its manifest stand beside it")
@@ -107,40 +137,68 @@ def compile_model(
     if url is not None or database is not None or namespace is not None:
         place = location.locate(url, database, namespace)
         database = place.url or place.database
-    require_worker()
-    require_room()
-    if not _is_own(where):  # whose name LLVM knows: without TVM, which only the children load
-        require_known(where)
+    return _Options(model, out, where, function, sizes, locked, database or lock_path, namespace, verify)
+
+
+def _compile(asked: _Options) -> tuple[Imported, Faster]:
+    """Import the model, and write its library with the selections of the records."""
+    from plevel.deployment import deploy
+    from plevel.extra import EmbeddedError
+    from plevel.faster import Faster, deploy_faster
+    from plevel.importing import import_model
+    from plevel.kernel_selection import make_chooser, open_records
+    from strategy.fault import CompileError
+    from strategy.network.graph import NetworkError
+    from workers.sandbox import SandboxError
+
     warnings.filterwarnings("ignore", "`isinstance.treespec", FutureWarning)  # PyTorch's, of itself
     try:
-        with open_records(database or lock_path, namespace) as records:
-            imported = import_model(model, sizes)
-            choose = make_chooser(where, records, locked)
-            given = imported.network, where, choose, out
-            if verify is not False and _is_own(where):
-                chosen = deploy_faster(*given, name=function, about=model.name)
-            else:
-                chosen = Faster(deploy(*given, name=function, about=model.name))
+        with open_records(asked.source, asked.namespace) as records:
+            imported = import_model(asked.model, asked.sizes)
+            choose = make_chooser(asked.target, records, asked.locked)
+            given = imported.network, asked.target, choose, asked.out
+            if asked.verify is not False and _is_own(asked.target):
+                return imported, deploy_faster(*given, name=asked.function, about=asked.model.name)
+            return imported, Faster(deploy(*given, name=asked.function, about=asked.model.name))
     except NetworkError as error:
-        raise UsageError(f"{model}: {error}") from error
+        raise UsageError(f"{asked.model}: {error}") from error
     except (CompileError, EmbeddedError, SandboxError) as error:
-        raise CommandError(f"{model}: {error}") from error
+        raise CommandError(f"{asked.model}: {error}") from error
+
+
+def _files(chosen: Faster) -> list[Path]:
     made = chosen.deployed
-    files = [made.library, made.header, made.manifest]
-    found: dict[str, Any] = {"function": function, "files": [str(f) for f in files]}
+    return [made.library, made.header, made.manifest]
+
+
+def _describe(asked: _Options, chosen: Faster, found: dict[str, Any]) -> str:
+    """Return lines about the library, and add what they tell to `found`."""
+    from strategy.select import Reason
+    from strategy.table import show_number
+
+    made = chosen.deployed
     kernels = [s for s in made.description.steps if s.workload is not None]
     measured = sum(s.reason in (Reason.MEASURED, Reason.TRANSFERRED) for s in kernels)
     found |= {"kernels": len(kernels), "measured": measured}
     said = (
-        f"{out}: {show_number(len(kernels), 'kernel')}, {measured} of them measured; "
+        f"{asked.out}: {show_number(len(kernels), 'kernel')}, {measured} of them measured; "
         f"{made.plan.weight_bytes / 1e6:.1f} MB of weights, {made.plan.arena_bytes / 1e6:.1f} MB of buffers"
     )
     if made.plan.sizes:
         listed = ", ".join(f"{s.name} from {s.low} to {s.high}" for s in made.plan.sizes.sizes)
         said += f" at the least sizes: {listed}"
-    said += _say_layouts(chosen, found)
+    return said + _say_layouts(chosen, found)
+
+
+def _verify_or_remove(asked: _Options, chosen: Faster, imported: Imported, found: dict[str, Any]) -> str:
+    """Return a line about the comparison with the framework; remove a library that it refutes, or does not reach."""
+    from plevel.comparison import ComparisonError, DisputedError
+    from strategy.network.graph import NetworkError
+    from workers.sandbox import SandboxError
+
+    out = asked.out
     try:
-        said += _verify(made, where, imported, found, thorough=verify) if verify is not False else ""
+        return _verify(chosen.deployed, asked.target, imported, found, thorough=asked.verify)
     except DisputedError as error:
         raise CommandError(
             f"verification: {error}; these are the values of ONNX's own reference, which is wrong for some operators: "
@@ -149,13 +207,12 @@ def compile_model(
     except NetworkError as error:  # no verdict
         raise CommandError(f"verification: {error}; {out} is kept, not verified") from error
     except BaseException as error:  # an interrupt, too: what was not compared is not kept
-        for file in files:
+        for file in _files(chosen):
             file.unlink(missing_ok=True)
         if not isinstance(error, ComparisonError | SandboxError):
             raise
-        remedy = "" if verify else "; --no-verify keeps it as it is"
+        remedy = "" if asked.verify else "; --no-verify keeps it as it is"
         raise CommandError(f"verification: {error}; {out} is removed{remedy}") from error
-    tell(said, found, as_json=as_json)
 
 
 def default_name(out: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -87,15 +87,7 @@ def tune(
     Example: plevel tune dense -i data=float32[128,768] -i weight=float32[3072,768]:const
     """
     place = location.locate(url, database, namespace, makes=run is None)
-    if timeout is not None and not 0 < timeout < float("inf"):
-        raise UsageError(f"--timeout {timeout:g}: give a number of seconds greater than 0")
-    if webhook is not None and place.url is None:
-        raise UsageError(
-            "--webhook: needs a service whose PLEVEL_WEBHOOK_HOSTS lists the host: name the service "
-            "with --url"
-        )
-    if wait and place.url is None:
-        raise UsageError("--wait: there is no service to wait for a worker of: name it with --url")
+    _check_place(place, timeout, webhook, wait=wait)
     least_gain = None if until_gain is None else option.read_share(
         "--until-gain", until_gain, lambda share: 0 < share < 1
     )
@@ -103,21 +95,10 @@ def tune(
         request, device = _request_of(ctx, run, place), target or ""
     else:
         workloads, where, device = _read_asked(op, inputs, attr, model, target, threads, far=place.url is not None)
-
-        import msgspec
-
-        from strategy.record import CONFIRM_POLICY, SEARCH_POLICY, RunRequest, Tuner
-
-        search, confirm = (
-            msgspec.structs.replace(policy, cache_flush=cache_flush)
-            for policy in (SEARCH_POLICY, CONFIRM_POLICY)
-        )
-        request = RunRequest(
-            workloads=workloads, target=where, trials=trials,
-            timeout_s=timeout, until_gain=least_gain, seed=seed,
-            tuner=cast("Tuner", tuner), force=force, webhook=webhook,
+        request = _make_request(
+            cache_flush, workloads=workloads, target=where, trials=trials, timeout_s=timeout, until_gain=least_gain,
+            seed=seed, tuner=tuner, force=force, webhook=webhook,
             implementations=tuple(implementation) if implementation else None,
-            search_policy=search, confirm_policy=confirm,
         )
         _check_implementations(request)
     several = model is not None or len(request.workloads) > 1
@@ -144,6 +125,31 @@ def tune(
         report(console, final, answers[0], place, again)
     if final.state != "done":
         raise CommandError(f"run {final.id} {final.state}: {final.message or 'no reason given'}")
+
+
+def _check_place(place: location.Location, timeout: float | None, webhook: str | None, *, wait: bool) -> None:
+    """Raise `UsageError` for a time limit that is none, and for options that need a service, without one."""
+    if timeout is not None and not 0 < timeout < float("inf"):
+        raise UsageError(f"--timeout {timeout:g}: give a number of seconds greater than 0")
+    if webhook is not None and place.url is None:
+        raise UsageError(
+            "--webhook: needs a service whose PLEVEL_WEBHOOK_HOSTS lists the host: name the service "
+            "with --url"
+        )
+    if wait and place.url is None:
+        raise UsageError("--wait: there is no service to wait for a worker of: name it with --url")
+
+
+def _make_request(cache_flush: bool, **asked: Any) -> RunRequest:
+    """The request with the usual policies; `asked` has its other fields."""
+    import msgspec
+
+    from strategy.record import CONFIRM_POLICY, SEARCH_POLICY, RunRequest
+
+    search, confirm = (
+        msgspec.structs.replace(policy, cache_flush=cache_flush) for policy in (SEARCH_POLICY, CONFIRM_POLICY)
+    )
+    return RunRequest(search_policy=search, confirm_policy=confirm, **asked)
 
 
 def _request_of(ctx: typer.Context, run_id: int, place: location.Location) -> RunRequest:
