@@ -106,7 +106,10 @@ def serve(options: Options, slot: str) -> int:
         cluster = _cluster(options)
     except ValueError as error:
         return _fail(f"--build-on {error}", 2)
-    kept = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "plevel/spool"
+    try:
+        kept = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "plevel/spool"
+    except RuntimeError:  # of pathlib; containers may run as users that are not listed
+        return _fail(f"user {os.getuid()} has no home folder: set HOME to one that it may write to", 1)
     try:
         spool = Spool(kept, client.url)
     except OSError as error:

@@ -445,6 +445,14 @@ def read_window(
     return begin, end
 
 
+def explain_field(error: Exception, kind: type) -> str:
+    """The text of an error of a file that was decoded as `kind`; for an unknown field with the known ones."""
+    from service.api.meant import with_suggestion
+    from strategy.record import WireError
+
+    return str(with_suggestion(WireError(str(error)), kind))
+
+
 def read_age(option: str, text: str) -> float:
     """Parse `90d`, `12h`, `30m` or `45s` as seconds."""
     number, unit = text[:-1], {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}.get(text[-1:])

@@ -164,7 +164,7 @@ def _read(path: Path) -> _Profile:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not a profile: {error}") from error
+        raise UsageError(f"{path}: not a profile: {option.explain_field(error, _Profile)}") from error
     for name, text in (("lifetime", profile.lifetime), ("idle_exit", profile.idle_exit)):
         if option.read_age(f"{path}: {name}", text) == 0:
             raise UsageError(f"{path}: {name} {text}: a pilot would end before its first job: write a longer time")

@@ -725,6 +725,13 @@ def test_a_scaler_prints_a_json_document_on_each_line(
     assert (json.loads(line)["queued"], json.loads(line)["submit"]) == (3, 2)
 
 
+def test_a_wrong_field_of_a_profile_is_told_the_right_one(called: Called, tmp_path: Path) -> None:
+    profile = tmp_path / "a.toml"
+    profile.write_text('target = "llvm -mcpu=znver4 -num-cores=2"\njob_per_pilot = 3\n')
+    done = called("fleet", "scale", "--slurm", str(profile), "--url", "http://farm:8765")
+    assert_one_line(done, 2, str(profile), "'job_per_pilot', did you mean jobs_per_pilot?")
+
+
 def test_a_scaler_needs_a_folder_without_spaces(
     called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1557,6 +1564,7 @@ def test_a_user_without_a_home(
     done = called(*command)
     assert done.returncode == 1
     assert "has no home folder: set HOME" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.fixture
