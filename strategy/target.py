@@ -13,6 +13,8 @@ from functools import cache, cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, Self
 
+import msgspec
+
 from strategy import host
 from strategy.extern import find_library
 from strategy.processor import (
@@ -127,7 +129,7 @@ class Target:
         if isinstance(spec, Target):
             return spec
         if isinstance(spec, Mapping):
-            return _from_mapping(spec)
+            return _recall(spec)
         if not isinstance(spec, str) or not spec.strip():
             raise TargetError(f"target {spec!r:.80}: expected a name such as cpu, a dict, or 'llvm -mcpu=…'")
         return _from_mapping(read_options(spec))
@@ -325,6 +327,28 @@ def _spell(key: str) -> str:
     options = {"threads": "num-cores"} | {name: option for name, (option, _) in _TIMED.items()}
     parts = (part.partition("=") for part in rest)
     return " ".join([*words, *(f"-{options[name]}={value}" for name, _, value in parts if name in options)])
+
+
+# The last targets that were read from mappings, by their JSON: requests name the same few, and reading one takes as long
+# as a tenth of a selection.
+_read_targets: dict[bytes, Target] = {}
+_MOST_READ, _LONGEST_READ = 256, 2000
+
+
+def _recall(data: Mapping[str, Any]) -> Target:
+    """As `_from_mapping`, which is called once for equal data."""
+    try:
+        text = msgspec.json.encode(data)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return _from_mapping(data)
+    target = _read_targets.get(text)
+    if target is None:
+        target = _from_mapping(data)
+        if len(text) <= _LONGEST_READ and data.get("kind") in KINDS:  # `cpu` is this host
+            if len(_read_targets) >= _MOST_READ:
+                _read_targets.clear()
+            _read_targets[text] = target
+    return target
 
 
 # The stack of entered targets, the innermost last, per thread and task.

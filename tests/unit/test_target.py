@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategy.record import WireError, decode, encode
-from strategy.target import KINDS, Target, TargetError, cpu_target
+from strategy.target import _MOST_READ, KINDS, Target, TargetError, _read_targets, cpu_target
 
 names = st.text("abcdefgh0123456789-_.", min_size=1, max_size=12).filter(
     lambda s: not s.startswith("-")
@@ -278,6 +278,21 @@ def test_hostile_bytes_are_a_wire_error() -> None:
     ):
         with pytest.raises(WireError):
             decode(data, Target)
+
+
+def test_a_mapping_is_read_once_and_never_taken_for_another() -> None:
+    data = {"kind": "cuda", "arch": "sm_90", "libs": ["cudnn"]}
+    target = Target.parse(data)
+    assert Target.parse(dict(data)) is target
+    assert Target.parse({**data, "arch": "sm_80"}).arch == "sm_80"
+    own = {"kind": "cpu", "num-cores": 1}
+    assert Target.parse(own) is not Target.parse(own)
+    for wrong in ({**data, "num-cores": 0}, {**data, "arch": object()}, {**data, "model": "x" * 201}):
+        for _ in range(2):
+            with pytest.raises(TargetError):
+                Target.parse(wrong)
+    assert {Target.parse({**data, "num-cores": n}).threads for n in range(1, 600)} == {*range(1, 600)}
+    assert len(_read_targets) <= _MOST_READ
 
 
 def test_threads_are_at_least_one() -> None:
