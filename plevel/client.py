@@ -22,7 +22,7 @@ from strategy.select.lock import Lock
 from strategy.target import Target
 from strategy.workload import Workload
 from strategy.workload_text import parse_workload
-from workers.connection import ConnectionSettingError, open_http
+from workers.connection import ConnectionSettingError, certificate_fault, open_http
 
 T = TypeVar("T")
 _QUEUED = re.compile(r'^plevel_jobs_queued\{target="(.*)"\} (\S+)$', re.MULTILINE)
@@ -582,11 +582,8 @@ class Client:
 
     def _unreachable(self, error: Exception) -> UnreachableError:
         said = str(error) or type(error).__name__
-        if "CERTIFICATE_VERIFY_FAILED" in said:
-            return UnreachableError(
-                f"the certificate of {self.url} is not trusted ({said}): name the file of its authority in "
-                "SSL_CERT_FILE, or have it renewed"
-            )
+        if (fault := certificate_fault(self.url, said)) is not None:
+            return UnreachableError(fault)
         if "WRONG_VERSION_NUMBER" in said or "record layer failure" in said:  # as OpenSSL calls plain text
             return UnreachableError(f"{self.url} answers without TLS ({said}): write http:// in its URL")
         if isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http://"):

@@ -329,8 +329,8 @@ def _spell(key: str) -> str:
     return " ".join([*words, *(f"-{options[name]}={value}" for name, _, value in parts if name in options)])
 
 
-# The last targets that were read from mappings, by their JSON: requests name the same few, and reading one takes as long
-# as a tenth of a selection.
+# The last targets that were read from mappings, by their JSON: requests name the same few, and reading one takes a
+# twelfth of a selection's time.
 _read_targets: dict[bytes, Target] = {}
 _MOST_READ, _LONGEST_READ = 256, 2000
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from strategy.log import Form, configure
 from strategy.record import Device, decode
 from workers.builder_pool import Elsewhere
-from workers.client import Client, ServiceError, StoppedError, UnreachableError
+from workers.client import Client, ServiceError, StoppedError, UnreachableError, UntrustedError
 from workers.connection import ConnectionSettingError
 from workers.cpu import DeviceError, assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
@@ -126,6 +126,8 @@ def serve(options: Options, slot: str) -> int:
             daemon.run(_PATIENCE_S)
     except StoppedError:
         return 0
+    except UntrustedError as error:
+        return _fail(str(error), 1)
     except UnreachableError as error:
         return _fail(f"{error}: start it with `plevel serve`, or name another with --url", 1)
     except (DeviceError, SandboxError, ServiceError) as error:

@@ -27,7 +27,7 @@ from strategy.record import (
     decode,
     encode,
 )
-from workers.connection import open_http
+from workers.connection import certificate_fault, open_http
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -51,6 +51,10 @@ class AnswerError(ServiceError):
 
 class UnreachableError(ServiceError):
     """The service did not answer."""
+
+
+class UntrustedError(UnreachableError):
+    """The service's certificate is not accepted."""
 
 
 class UnauthorizedError(ServiceError):
@@ -196,6 +200,8 @@ class Client:
             return self._http.request(method, path, content=content, headers=headers, timeout=timeout)
         except httpx.RequestError as error:
             reason = str(error) or type(error).__name__
+            if (fault := certificate_fault(self.shown, reason)) is not None:
+                raise UntrustedError(fault) from error
             raise UnreachableError(
                 f"the service at {self.shown} is not reachable: {reason}"
             ) from error

@@ -59,6 +59,23 @@ def trusted_certificates() -> ssl.SSLContext:
     return context
 
 
+def certificate_fault(url: str, said: str) -> str | None:
+    """The fault of a service's certificate in the words of an error, with its remedy; None if they name none."""
+    if "CERTIFICATE_VERIFY_FAILED" not in said:
+        return None
+    if "has expired" in said or "not yet valid" in said:
+        return (
+            f"the certificate of {url} is not valid now ({said}): have it renewed where the service runs, or set this "
+            "host's clock"
+        )
+    if "mismatch" in said:
+        return f"the certificate of {url} is another host's ({said}): write the host in the URL as the certificate does"
+    return (
+        f"the certificate of {url} is not trusted ({said}): name the file of its authority in SSL_CERT_FILE, or have "
+        "it signed by one that this host trusts"
+    )
+
+
 def _parse(url: str) -> httpx.URL:
     shown = repr(re.sub(r"(?<=://).*@", "", url)[:120])  # without a password, which may have any character
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
-    from service.store.db import Store
+    from service.store.db import Connection, Store
 
 app = typer.Typer(help="A database's schema, backups, and deletion of records.", no_args_is_help=True)
 
@@ -155,11 +156,22 @@ def prune(
     from service.access import audit
     from service.records import retention
 
-    with _opened(where) as store:
-        found = retention.prune(store, keep_best, before, dry=not yes)
-        if yes:
-            with store.write() as connection:
-                audit.note(connection, audit.user(), "prune", before=before, records=found.records, advice=found.advice)
+    deleted: list[int] = []
+
+    def note(connection: Connection, found: retention.Pruned) -> None:
+        audit.note(connection, audit.user(), "prune", before=before, records=found.records, advice=found.advice)
+        deleted.append(found.records)
+
+    try:
+        with _opened(where) as store:
+            found = retention.prune(store, keep_best, before, dry=not yes, note=note)
+    except KeyboardInterrupt:
+        for number in deleted:
+            print(
+                f"plevel: interrupted: {show_number(number, 'record')} deleted; the same command deletes the rest",
+                file=sys.stderr,
+            )
+        raise
     tell(
         f"{'deleted' if yes else 'would delete'} {show_number(found.records, 'record')} of "
         f"{show_number(found.configs, 'configuration')} of {show_number(found.tasks, 'task')}; "

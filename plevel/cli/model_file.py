@@ -122,6 +122,6 @@ def _read(path: Path) -> _Model:
         return msgspec.convert(tomllib.loads(text), type=_Model)
     except (ValueError, RecursionError, msgspec.DecodeError) as error:  # ValueError: of an integer's length, too
         raise UsageError(
-            f'{path}: {option.explain_field(error, _Model)}: write it as [[workloads]] with op = "relu", inputs = ["data=float32[64]"], attrs = {{}} '
-            "and weight = 1, or with workload and weight"
+            f'{path}: {option.explain_field(error, _Model)}: write it as [[workloads]] with op = "relu", '
+            'inputs = ["data=float32[64]"], attrs = {} and weight = 1, or with workload and weight'
         ) from error

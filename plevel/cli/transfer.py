@@ -99,6 +99,12 @@ def import_files(
                         _pieces(group, advance), name=name, target=on, device_model=device_model,
                         put_aside=partial(_note, aside, group, rejected),
                     )
+            except KeyboardInterrupt:
+                print(
+                    f"plevel: interrupted in {name}: what was stored stays; the same command adds the rest",
+                    file=sys.stderr,
+                )
+                raise
             except ServiceError as error:
                 if len(groups) == 1 or error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
                     raise

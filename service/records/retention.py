@@ -6,8 +6,9 @@ networks, which are not imported, it deletes.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from service.errors import InvalidError
+from service.errors import DatabaseError, InvalidError
 from service.records import best, tvm_history
 from service.records.filter import Wanted
 from service.store.db import Store
@@ -59,7 +60,10 @@ class Purged(msgspec.Struct, frozen=True, kw_only=True):
     networks: int = 0
 
 
-def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
+def prune(
+    store: Store, keep_best: int, before: float, *, dry: bool,
+    note: Callable[[sa.Connection, Pruned], object] | None = None,
+) -> Pruned:
     """Delete the records of configurations that were last measured before an instant; workers' by the database's clock.
 
     For each task its `keep_best` fastest configurations of each device model and of all are kept, by search and by
@@ -72,15 +76,30 @@ def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
         keep_best: the number of configurations of each task, at least 1.
         before: a Unix time.
         dry: count only.
+        note: called in a last transaction with what was deleted, also if it is interrupted or fails in the middle.
     """
     if keep_best < 1:
         raise InvalidError("keep_best: must be at least 1, to keep the best: raise it")
-    total = {"records": 0, "configs": 0, "tasks": 0, "kept": 0, "advice": 0}
-    for page in _task_pages(store):
-        tasks = page
-        while tasks:
-            with store.read() if dry else store.write() as connection:
-                tasks = _prune(connection, tasks, keep_best, before, total, dry=dry)
+    total = {"records": 0, "configs": 0, "tasks": 0, "kept": 0, "advice": 0}  # of what is committed
+
+    def write_note() -> None:
+        if note is not None and not dry:
+            with store.write() as connection:
+                note(connection, Pruned(**total))
+
+    try:
+        for page in _task_pages(store):
+            tasks = page
+            while tasks:
+                found = dict(total)
+                with store.read() if dry else store.write() as connection:
+                    tasks = _prune(connection, tasks, keep_best, before, found, dry=dry)
+                total = found
+    except BaseException:
+        with contextlib.suppress(DatabaseError):
+            write_note()
+        raise
+    write_note()
     return Pruned(**total)
 
 

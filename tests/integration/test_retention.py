@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sqlite3
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,24 @@ def test_a_dry_run_says_what_pruning_then_does(store: Store) -> None:
     kept = {made(i).config_digest for i in (0, 1, 7, 19, *range(10, 20))}
     assert left(store) == kept
     assert prune(store, 2, DAY_S * 11, dry=False).records == 0
+
+
+def test_what_an_interrupted_pruning_has_deleted_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    import_items(store, [made(i, (1.0 + i,), measured_at=DAY_S, space=f"{i % 3}") for i in range(12)])
+    monkeypatch.setattr(retention, "TASKS", 1)
+    total, before = count(store), retention._prune
+    told: list[int] = []
+
+    def interrupted(connection: sa.Connection, tasks: Sequence[int], *given: Any, **options: Any) -> Sequence[int]:
+        left = before(connection, tasks, *given, **options)
+        if count(store) < total:  # of another transaction, as this one is to be rolled back
+            raise KeyboardInterrupt
+        return left
+
+    monkeypatch.setattr(retention, "_prune", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prune(store, 1, DAY_S * 2, dry=False, note=lambda _, found: told.append(found.records))
+    assert told == [total - count(store)] and told[0] > 0
 
 
 def test_pruning_holds_tasks_for_a_short_time_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,17 @@ def test_patience_ends() -> None:
             httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate"),
             "the certificate of http://farm is not trusted .*self-signed.* SSL_CERT_FILE",
         ),
+        (
+            httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired"),
+            "the certificate of http://farm is not valid now .*: have it renewed where the service runs",
+        ),
+        (
+            httpx.ConnectError(
+                "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: IP address mismatch, certificate is not "
+                "valid for '127.0.0.1'"
+            ),
+            "the certificate of http://farm is another host's .*: write the host in the URL as the certificate does",
+        ),
         (httpx.RemoteProtocolError("Server disconnected"), "Server disconnected; if it has a certificate, write https://"),
     ],
 )
