@@ -202,11 +202,11 @@ def advice_of(valid: Sequence[Candidate], advised: Sequence[Advised]) -> Advised
 
 def doubtful(estimates: Mapping[str, Estimate]) -> list[str]:
     """The implementations that may be the fastest and whose estimates are not bounded."""
-    lowest = min((e.judged for e in estimates.values()), key=lambda e: e.median_s, default=None)
-    return [
-        name for name, e in estimates.items()
-        if lowest is not None and not e.is_bounded and e.low_s <= lowest.high_s
-    ]
+    open_ones = {name: e for name, e in estimates.items() if not e.is_bounded}
+    if not open_ones:
+        return []
+    lowest = min((e.judged for e in estimates.values()), key=lambda e: e.median_s)
+    return [name for name, e in open_ones.items() if e.low_s <= lowest.high_s]
 
 
 def unsettled(estimates: Mapping[str, Estimate]) -> set[str]:

@@ -149,13 +149,11 @@ def _fastest(
     valid: Sequence[Candidate], best: Mapping[str, Measured]
 ) -> tuple[Candidate, Measured, int]:
     """The selected implementation, the lowest median, and how many have intervals that overlap its."""
-    lowest = min(best.values(), key=lambda m: m.estimate.judged.median_s)
-    close = [
-        c for c in valid
-        if c.implementation in best
-        and best[c.implementation].estimate.judged.low_s <= lowest.estimate.judged.high_s
-    ]
-    return max(close, key=lambda c: c.plevel), lowest, len(close)
+    judged = {name: m.estimate.judged for name, m in best.items()}
+    lowest = min(judged, key=lambda name: judged[name].median_s)
+    high_s = judged[lowest].high_s
+    close = [c for c in valid if c.implementation in judged and judged[c.implementation].low_s <= high_s]
+    return max(close, key=lambda c: c.plevel), best[lowest], len(close)
 
 
 def choose_as_tvm(
