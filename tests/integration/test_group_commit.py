@@ -13,14 +13,14 @@ import sqlalchemy as sa
 
 from service.access import token
 from service.errors import LeaseLostError, ServiceError
-from service.queue import fleet, renewal
+from service.queue import claim, fleet, renewal
 from service.queue import lease as leasing
 from service.queue import report as reporting
 from service.queue.place import LeaseAsk
 from service.records import best
 from service.store.db import Store
 from service.store.sql import now
-from service.store.tables import TokenScope, event, lease, record, worker
+from service.store.tables import TokenScope, event, job, lease, record, worker
 from service.tuning import run as runs
 from strategy.record import Lease, Renewed, Report, Results
 from tests.integration.derived import assert_derived
@@ -109,6 +109,33 @@ def test_a_report_holds_its_task_from_the_insertion_on_only(
     assert_derived(store)
     store.close()
     other.close()
+
+
+@pytest.mark.parametrize(
+    "statement", [claim._claim_plain(), claim._claim(named=True, several=True)], ids=["together", "alone"]
+)
+def test_a_claim_reads_the_head_of_a_long_queue_only(postgres_copy: str, statement: Any) -> None:
+    """By its index: where it expected fewer jobs than are asked for, PostgreSQL sorted the whole queue."""
+    store = Store(postgres_copy)
+    scene = Scene.make(store)
+    scene.enqueue(configs(1))
+    executed: list[tuple[str, Any]] = []
+    with store.write() as c:
+        (one,) = c.execute(sa.select(job))
+        names = [column.name for column in job.c if column.name != "id"]
+        values = ["random()" if name == "turn" else name for name in names]
+        copied = f"SELECT {', '.join(values)} FROM job, generate_series(1, 10000)"
+        c.execute(sa.text(f"INSERT INTO job ({', '.join(names)}) {copied}"))
+        c.execute(sa.text("ANALYZE job, run"))
+        sa.event.listen(store.engine, "before_cursor_execute", lambda *given: executed.append(given[2:4]))
+        given = {"target": one.target_id, "known_needs": [one.needs], "most": 100}
+        claimed = c.execute(statement, {**given, "asking": 1, "device": 1, "alive_s": 1.0}).all()
+        text, parameters = executed[-1]
+        plan = "\n".join(c.exec_driver_sql(f"EXPLAIN {text}", parameters).scalars())
+    store.close()
+    assert len(claimed) == 100
+    assert "Index Scan using ix_job_queued" in plan
+    assert "Sort" not in plan, plan
 
 
 def test_a_report_holds_up_no_lease_of_its_worker(postgres_copy: str, monkeypatch: pytest.MonkeyPatch) -> None:
