@@ -17,7 +17,7 @@ from service.queue import claim, fleet, renewal
 from service.queue import lease as leasing
 from service.queue import report as reporting
 from service.queue.place import LeaseAsk
-from service.records import best
+from service.records import best, origin
 from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import TokenScope, event, job, lease, record, worker
@@ -136,6 +136,19 @@ def test_a_claim_reads_the_head_of_a_long_queue_only(postgres_copy: str, stateme
     assert len(claimed) == 100
     assert "Index Scan using ix_job_queued" in plan
     assert "Sort" not in plan, plan
+
+
+def test_identities_are_looked_up_by_their_index_without_statistics(postgres_copy: str) -> None:
+    """A plan that was made while there was no record is kept until there are statistics."""
+    store = Store(postgres_copy)
+    listed = ",".join(rf"\\x{n:032x}" for n in range(48))
+    with store.read() as c:
+        compiled = origin._IDENTITIES[record].compile(dialect=c.dialect)
+        told = {**compiled.params, "listed": f"{{{listed}}}"}
+        plan = "\n".join(c.exec_driver_sql(f"EXPLAIN {compiled.string}", told).scalars())
+    store.close()
+    assert "using uq_record_identity on record" in plan
+    assert "Seq Scan" not in plan, plan
 
 
 def test_a_report_holds_up_no_lease_of_its_worker(postgres_copy: str, monkeypatch: pytest.MonkeyPatch) -> None:
