@@ -995,25 +995,35 @@ def test_a_library_copies_inputs_that_are_not_contiguous(whole):
     assert explain(model)[-1].verdict.whole
 
 
+class Branching(torch.nn.Module):
+    def __init__(self, branch) -> None:
+        super().__init__()
+        self.linear, self.branch = torch.nn.Linear(104, 40), branch
+
+    def forward(self, x):
+        y = self.linear(x)
+        return torch.cond(y.sum() > 0, self.branch, torch.cos, (y,))
+
+
 @pytest.mark.full
 def test_a_graph_with_branches_keeps_the_kernels_of_its_products_and_is_extracted(whole):
-    class Branching(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = torch.nn.Linear(104, 40)
-
-        def forward(self, x):
-            y = self.linear(x)
-            return torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,))
-
     torch.manual_seed(0)
-    model, inputs = Branching().eval(), (torch.randn(24, 104),)
+    model, inputs = Branching(torch.special.bessel_j0).eval(), (torch.randn(24, 104),)
     (found,) = extract(model, inputs).workloads
     whole += [[0.8] * 9]
     report = run(model, inputs)
     assert whole == []
     assert [row.workload for row in report.rows if row.implementation] == [found.workload]
-    assert "cond" in report.verdict.apart
+    assert "bessel_j0" in report.verdict.apart
+
+
+@pytest.mark.full
+def test_a_graph_whose_branches_plevel_has_runs_as_one_library(whole):
+    torch.manual_seed(0)
+    model, inputs = Branching(torch.sin).eval(), (torch.randn(24, 104),)
+    whole += [[0.5] * 9]
+    assert run(model, inputs).verdict.whole
+    assert whole == []
 
 
 def test_graphs_that_differ_in_a_branch_have_digests_of_their_own():
