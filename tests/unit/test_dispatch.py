@@ -352,6 +352,16 @@ def test_a_row_says_where_all_was_measured_elsewhere() -> None:
     assert (row.implementation, row.reason) == ("common", Reason.TRANSFERRED)
     assert row_of({8: [("common", 1.0, 0, 1)]}).reason is Reason.MEASURED
 
+    class Both(Given):
+        def instances(
+            self, w: Workload, target: Target, device: str | None
+        ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
+            there, here = (kind(self.found).instances(w, target, device) for kind in (Priors, Given))
+            return [there[0], here[1]]
+
+    both = Both({8: [("common", 1.0, 0, 1)], 16: [("common", 1.0, 0, 1)]})
+    assert dispatch(workload("m"), TARGET, both, offered=offered).rows[0].reason is Reason.MEASURED
+
 
 def test_what_the_noise_cannot_tell_apart_is_decided_by_plevel_in_a_row_too() -> None:
     def row(half: float) -> Row:

@@ -19,6 +19,7 @@ from strategy.op import _ops as registered
 from strategy.op_strategy import Candidate, OpStrategy, candidates
 from strategy.record import Estimate, convert, decode, encode, to_json
 from strategy.select import (
+    Advised,
     History,
     Level,
     Measured,
@@ -433,6 +434,24 @@ def test_explanations_of_measurements() -> None:
         assert (
             f"measured {where}: 1.00 s" in choose(workload(8), TARGET, known, [record]).explanation
         )
+
+
+def test_rivals_without_times_are_in_the_order_of_plevel() -> None:
+    known = [plain("low", 5), plain("high", 15), plain("between", 10)]
+    answer = choose(workload(8), TARGET, known, [])
+    assert [r.implementation for r in answer.rivals] == ["high", "between", "low"]
+    measured = choose(workload(8), TARGET, known, [measure("low", 1.0)])
+    assert [r.implementation for r in measured.rivals] == ["low", "high", "between"]
+
+
+def test_the_advice_of_the_finest_level_is_taken() -> None:
+    known = [plain("a", 5), plain("b", 15)]
+    advised = [
+        Advised(implementation=name, version="1.0", config=Config({"tile": tile}), level=level, source="helion")
+        for name, tile, level in (("b", 1, Level.TARGET), ("a", 2, Level.MODEL), ("a", 4, Level.MODEL))
+    ]
+    answer = choose(workload(8), TARGET, known, [], advised=advised)
+    assert (answer.implementation, answer.config, answer.level) == ("a", Config({"tile": 2}), Level.MODEL)
 
 
 def test_the_explanation_of_a_plevel() -> None:

@@ -215,6 +215,13 @@ def test_what_is_faster_than_the_device_is_no_time_and_no_best() -> None:
     assert good.samples_s == pytest.approx([1e-5] * 6)
 
 
+def test_what_is_a_little_faster_than_the_device_is_no_time() -> None:
+    machine = Machine()
+    broken, good = run([machine.kernel(0, 0.9e-5), machine.kernel(1, 1.1e-5)], least_s=1e-5)
+    assert isinstance(broken.error, ImplausibleError)
+    assert good.error is None
+
+
 def test_the_median_withstands_spikes() -> None:
     machine = Machine(seed=1)
     (timed,) = run([machine.kernel(0, 1e-4, noise=0.002, spikes=0.15)], CONFIRM_POLICY)
@@ -245,6 +252,28 @@ def test_what_is_far_slower_than_the_best_is_given_up() -> None:
     assert slow.gave_up and len(slow.samples_s) == 2
     assert hopeless.gave_up and hopeless.samples_s == pytest.approx([0.1])
     assert [index for index, _ in machine.calls].count(2) == 2  # the first may have been a stall
+
+
+def test_one_slow_sample_gives_nothing_up() -> None:
+    machine = Machine()
+    kernel, slow = machine.kernel(0, 1e-4), itertools.count()
+
+    def stalled(calls: int) -> float:
+        took = kernel(calls)
+        return 5 * took if calls > 1 and next(slow) == 3 else took
+
+    (timed,) = run([stalled], best_s=[1e-4])
+    assert max(timed.samples_s) > 4e-4
+    assert not timed.gave_up
+    assert len(timed.samples_s) >= 6
+
+
+def test_what_is_shorter_than_half_of_a_repeat_is_no_sample() -> None:
+    machine = Machine()
+    machine.drift = lambda now: 8.0 if now < 0.004 else 1.0  # calls are counted while the core is slow
+    (timed,) = run([machine.kernel(0, 1e-5)], TimingPolicy(budget_s=1))
+    assert timed.samples_s
+    assert timed.calls * 1e-5 >= TimingPolicy().min_repeat_s / 2
 
 
 def test_the_best_of_the_session_counts_for_its_own_task_only() -> None:
