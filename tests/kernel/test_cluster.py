@@ -203,7 +203,10 @@ def test_a_slow_cluster_is_helped_out_and_named_once(
         os.kill(pid, signal.SIGSTOP)
     try:
         assert [b.error for b in build(pool, a_job(3))] == [None] * 3
-        assert len(said(caplog)) == 1 and "has not built" in said(caplog)[0]
+        # After a second one that is late it gets no orders for a while, which is another message.
+        first, *more = said(caplog)
+        assert "has not built" in first
+        assert len(more) <= 1 and all("has answered no order" in text for text in more)
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
