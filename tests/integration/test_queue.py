@@ -319,6 +319,54 @@ def test_backoff_keeps_a_lost_job_away_for_a_while(scene: Scene) -> None:
     assert scene.lease(worker_id) is None
 
 
+def test_backoff_doubles_with_each_loss(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    worker_id, left = scene.register(), []
+    for _ in range(2):
+        held = scene.leased(worker_id)
+        with scene.store.write() as c:
+            c.execute(sa.update(lease).where(lease.c.id == held.id).values(expires_at=now() - 1.0))
+            retry.expire(c, TERMS)
+            left.append(c.scalar(sa.select(job.c.available_at - now())))
+            c.execute(sa.update(job).values(available_at=now() - 1.0))
+    assert left[1] == pytest.approx(2 * left[0], rel=0.4)
+
+
+def test_a_job_that_is_given_back_keeps_the_reason_of_its_loss(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    worker_id = scene.register()
+    scene.lose(scene.leased(worker_id))
+    held = scene.leased(worker_id)
+    with scene.store.write() as c:
+        leasing.release(c, held.id, held.token, TERMS)
+        assert c.scalar(sa.select(job.c.reason)) == f"worker {worker_id} was lost"
+
+
+def test_parts_of_a_lost_job_go_to_a_device_that_has_not_lost_it(scene: Scene) -> None:
+    scene.enqueue(configs(2))
+    worker_id, other = scene.register(), scene.register(device("host-b/cpu:0"))
+    for _ in range(retry.SPLIT_ATTEMPTS):
+        scene.lose(scene.leased(worker_id))
+    assert scene.states() == ["done", "queued", "queued"]
+    assert scene.lease(worker_id) is None
+    assert scene.leased(other, "host-b/cpu:0").job.attempt == retry.SPLIT_ATTEMPTS + 1
+
+
+def test_a_timing_lease_is_renewed_as_one(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    held = scene.leased(scene.register())
+    for _ in range(2):
+        assert not renew(scene, held.id, held.token, timing=True).cancelled
+
+
+@pytest.mark.parametrize("run_priority", [0, 1, 3])
+def test_a_job_that_a_run_needs_is_not_behind_that_run_s_own(run_priority: int) -> None:
+    last = jobs.lowest(run_priority)
+    for priority in range(-400, 400, 7):
+        found = jobs.raised(priority, run_priority)
+        assert found == priority if priority <= last else last - jobs.RUN_PRIORITY < found <= last
+
+
 def test_backoff_has_a_limit_however_often_a_job_was_lost(scene: Scene) -> None:
     """By one device, while another that lives does not take it."""
     scene.enqueue(configs(1))

@@ -440,6 +440,31 @@ def test_a_record_keeps_everything(scene: Scene) -> None:
     assert row.estimate.median_s == 2.0
 
 
+def test_a_filter_has_its_first_instant_and_not_its_last(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    held = scene.leased(scene.register())
+    scene.report(held, [timed(e) for e in held.job.entries])  # measured at 1.0
+    with scene.store.read() as c:
+        found = [len(log_page.page(c, Wanted(since=a, until=b)).records) for a, b in ((1.0, None), (None, 1.0))]
+    assert found == [1, 0]
+
+
+def test_a_result_without_an_instant_was_measured_when_it_came(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    held = scene.leased(scene.register())
+    scene.report(held, [msgspec.structs.replace(timed(e), measured_at=0.0) for e in held.job.entries])
+    (row,) = scene.records()
+    assert row.measured_at == pytest.approx(row.recorded_at, abs=60)
+
+
+def test_the_last_page_of_tasks_has_no_cursor(scene: Scene) -> None:
+    tasks = sorted(scene.tasks.values())
+    with scene.store.read() as c:
+        assert Tasks(limit=len(tasks)).find(c) == (tasks, None)
+        assert Tasks(limit=2).find(c) == (tasks[:2], tasks[1])
+        assert Tasks(limit=2, cursor=tasks[1]).find(c) == (tasks[2:], None)
+
+
 @pytest.mark.parametrize("newest", [False, True])
 def test_pages_go_through_all_records_once(scene: Scene, newest: bool) -> None:
     scene.enqueue(configs(7))

@@ -27,7 +27,7 @@ from service.store.tables import advice, advice_tombstone, purge, record, run, t
 from service.store.tables import network as network_table
 from service.tuning import run_status
 from strategy.confirmation import Confirmation
-from strategy.record import Device, ErrorKind, Phase
+from strategy.record import Device, ErrorKind, Phase, RunState
 from strategy.select import select
 from strategy.target import Target
 from strategy.workload import Workload
@@ -125,6 +125,25 @@ def test_pruning_keeps_the_fastest_of_each_device_model(store: Store) -> None:
     )
     prune(store, 2, DAY_S, dry=False)
     assert left(store) == {made(i).config_digest for i in (0, 1, 6, 7)}
+
+
+def test_pruning_keeps_the_lowest_mean(store: Store) -> None:
+    times = [(1.0, 1.0, 1.0), (0.1, 1.2, 1.2), (3.0, 3.0, 3.0)]  # the second has the lowest mean alone
+    import_items(store, [made(i, t, measured_at=DAY_S, device_model="A") for i, t in enumerate(times)])
+    assert prune(store, 1, DAY_S * 2, dry=False).records == 1
+    assert len(left(store)) == 2
+
+
+def test_pruning_leaves_the_trials_of_live_runs(store: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(5))
+    held = scene.leased(scene.register())
+    scene.report(held, [timed(e) for e in held.job.entries])
+    later = time.time() + DAY_S
+    assert prune(store, 1, later, dry=False).records == 0
+    with store.write() as c:
+        c.execute(sa.update(run).values(state=RunState.DONE))
+    assert prune(store, 1, later, dry=False).records == 4
 
 
 def test_pruning_needs_a_best_to_keep(store: Store) -> None:
