@@ -16,6 +16,7 @@ from service.queue import claim, fleet, heartbeat, renewal, retry, worker_status
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
+from service.queue.place import LeaseAsk
 from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import event, job, job_entry, lease, worker
@@ -266,6 +267,26 @@ def test_results_sent_again_change_nothing(scene: Scene) -> None:
     assert (after_the_end.accepted, after_the_end.known) == (0, 2)
     assert [r.error for r in scene.records()] == [None, None]
     assert scene.states() == ["done"]
+
+
+def test_what_is_sent_again_with_more_is_named(scene: Scene) -> None:
+    scene.enqueue(configs(3))
+    held = scene.leased(scene.register())
+    sent = [timed(e) for e in held.job.entries]
+    scene.report(held, sent[:1], done=False)
+    more = scene.report(held, sent[:2], done=False)
+    assert (more.accepted, more.known, more.repeated) == (1, 1, (0,))
+    again = scene.report(held, sent[:2], done=False)
+    assert (again.accepted, again.known, again.repeated) == (0, 2, ())
+
+
+def test_two_requests_for_one_device_get_no_more_than_one(scene: Scene) -> None:
+    for _ in range(3):
+        scene.enqueue(configs(1))
+    asked = LeaseAsk(scene.register(), "host-a/cpu:0-1", 1)
+    with scene.store.write() as c:
+        answers = leasing.lease_many(c, [asked, asked], TERMS)
+    assert [len(leases) for leases in answers if isinstance(leases, list)] == [1, 0]
 
 
 def test_a_lost_job_comes_back_without_what_is_known(scene: Scene) -> None:
@@ -552,6 +573,15 @@ def test_the_report_that_ended_a_lease_unfinished_may_come_again(scene: Scene) -
     assert len(scene.records()) == 2
     with scene.store.read() as c:
         assert c.scalar(sa.select(sa.func.count()).select_from(event).where(event.c.kind == "late")) == 0
+
+
+def test_a_lease_that_ended_unfinished_takes_no_further_part(scene: Scene) -> None:
+    scene.enqueue(configs(3))
+    held = scene.leased(scene.register())
+    scene.report(held, [timed(held.job.entries[0])])
+    with pytest.raises(LeaseLostError):
+        scene.report(held, [timed(held.job.entries[1])], done=False)
+    assert len(scene.records()) == 1
 
 
 def test_a_lease_of_before_a_restore_is_not_one_of_after_it(scene: Scene) -> None:

@@ -182,6 +182,27 @@ def test_a_purge_derives_the_best_anew_and_outlives_an_import(store: Store) -> N
     assert {k[1:]: v[:3] for k, v in bests(store).items()} == expected_best(trusted)
 
 
+def test_a_run_whose_records_are_purged_is_no_reason_not_to_tune(store: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(2))
+    held = scene.leased(scene.register())
+    scene.report(held, [timed(e) for e in held.job.entries])
+    with store.write() as c:
+        c.execute(sa.update(run).values(state=RunState.DONE, complete=True))
+        assert retention.purge_doubtful(c, Doubtful(device="host-a/cpu:0-1"), "a wrong clock").records == 2
+        assert c.scalars(sa.select(run.c.complete)).all() == [False]
+
+
+def test_a_wrong_answer_on_an_unknown_device_refutes_on_all(store: Store) -> None:
+    times = [made(i, (1.0,), device_model="A") for i in range(3)]
+    wrong = [made(i, (), error=ErrorKind.WRONG_ANSWER, device_model=model) for i, model in enumerate(("", "A", "B"))]
+    import_items(store, times + wrong)
+    with store.read() as c:
+        tasks = c.scalars(sa.select(record.c.task_id).distinct()).all()
+        found = {model: len(best.refuted(c, tasks, model)) for model in ("A", "B", None)}
+    assert found == {"A": 2, "B": 2, None: 3}
+
+
 def test_a_purged_wrong_answer_refutes_no_more(store: Store) -> None:
     import_items(
         store,
