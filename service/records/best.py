@@ -248,14 +248,13 @@ def _contenders(changes: Iterable[Change], old: Any) -> set[str]:
     if old is None:
         return {c.config_digest for c in changes}
     digest, phase, median_s = old.config_digest, old.phase, old.median_s
-    confirms = phase != Phase.CONFIRM.value  # a confirm sample outranks all search samples
     return {
         c.config_digest for c in changes
         if c.phase is None or c.config_digest == digest or (
             c.median_s is not None
-            # Of equal medians, the lowest digest is the best.
+            # Of equal medians, the lowest digest is the best. A confirm sample outranks all search samples.
             and ((c.median_s, c.config_digest) < (median_s, digest) if c.phase == phase
-                 else confirms and c.phase == Phase.CONFIRM)
+                 else c.phase == Phase.CONFIRM)
         )
     }
 

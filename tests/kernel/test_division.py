@@ -30,17 +30,19 @@ def test_pairs_have_numpys_quotient_and_remainder(dtype: str, numbers: list[floa
             np.testing.assert_array_equal(np.signbit(got[right == 0]), np.signbit(right[right == 0]))
 
 
-def test_remainders_of_numbers_of_any_size_are_exact() -> None:
-    draw = np.random.default_rng(0)
-    x, y = (draw.integers(0, 2**32, 20_000, dtype=np.uint32).view(np.float32) for _ in range(2))
-    x[:4], y[:4] = np.finfo(np.float32).max, np.float32([1e-45, 3e-45, 1.1754944e-38, 0.1])
-    near = slice(4, 8_000)  # quotients around a whole number
+def test_remainders_of_float32_are_exact() -> None:
+    rng = np.random.default_rng(3)
+    bits = rng.integers(0, 1 << 32, (2, 40_000), dtype=np.uint32)
+    divisors = rng.uniform(-8, 8, 40_000).astype(np.float32)
+    times = rng.integers(-(1 << 25), 1 << 25, divisors.size) >> rng.integers(0, 25, divisors.size)
+    near = np.nextafter((divisors * times.astype(np.float64)).astype(np.float32), np.float32(0))
+    far = [(rng.integers(0, 1 << 20, 10_000) + n).astype(np.uint32).view(np.float32) for n in (0x7F60_0000, 1)]
+    x, y = np.concatenate([bits.view(np.float32), [near, divisors], far], axis=1)
+    lhs, rhs = (Var(name, f"float32[{x.size}]") for name in ("lhs", "rhs"))
+    quotient, rest = compile_graph(Tuple([floor_divide(lhs, rhs), floor_mod(lhs, rhs)]), "cpu")(x, y)
     with np.errstate(all="ignore"):
-        x[near] = y[near] * draw.integers(1, 2**24, 7_996).astype(np.float32)
-        right = x % y
-    lhs, rhs = (Var(name, "float32[20000]") for name in ("lhs", "rhs"))
-    (found,) = compile_graph(Tuple([floor_mod(lhs, rhs)]), "cpu")(x, y)
-    np.testing.assert_array_equal(found, right)
+        np.testing.assert_array_equal(rest, np.mod(x, y))
+        np.testing.assert_allclose(quotient, np.floor_divide(x, y), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32"])
