@@ -167,8 +167,7 @@ def _compile(asked: _Options) -> tuple[Imported, Faster]:
 
 
 def _files(chosen: Faster) -> list[Path]:
-    made = chosen.deployed
-    return [made.library, made.header, made.manifest]
+    return [(made := chosen.deployed).library, made.header, made.manifest]
 
 
 def _describe(asked: _Options, chosen: Faster, found: dict[str, Any]) -> str:

@@ -1,4 +1,5 @@
 """`plevel import` and `plevel export`: tuning logs of other tools and of plevel."""
+# Over 300 lines: two commands that share their files, progress and errors.
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 Pruning deletes records and advice. A purge marks both, and derives the best again in the same transaction; verdicts on
 networks, which are not imported, it deletes.
 """
+# Over 300 lines: two ways of deletion, which share what they count, mark and derive again.
 
 from __future__ import annotations
 

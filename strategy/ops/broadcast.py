@@ -10,7 +10,7 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.cpu.binding import INDICES, keep_each, share
-from strategy.cpu.elementary import remainder
+from strategy.cpu.remainder import remainder
 from strategy.cpu.widened import NARROW
 from strategy.document import documented
 from strategy.expr import Call, Expr, call

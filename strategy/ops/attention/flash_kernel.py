@@ -4,6 +4,7 @@ A block has a tile of queries, and takes keys and values tile by tile through sh
 ahead. A warp keeps its scores, and the sums of its values, in fragments of `mma.sync`; powers become operands of the
 second product where they are. Of several parts, each has some of the keys (Flash-Decoding), and `JOIN` joins them.
 """
+# Over 300 lines: one kernel in CUDA C, and the parts of it that the kernel by wgmma shares.
 
 from __future__ import annotations
 
