@@ -7,7 +7,7 @@ the second finds it no longer queued. Functions run in the caller's transaction.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from service.queue import rule
 from service.queue.place import Place
 from service.store.listed import Texts
-from service.store.sql import Ask, among, one_trip
+from service.store.sql import Ask, among, in_index_order, one_trip
 from service.store.tables import JobState, job, worker_device
 
 TOGETHER = 3  # requests from which a joint claim takes fewer statements
@@ -73,7 +73,8 @@ class Needs:
 
     def __init__(self, connection: sa.Connection, ask: Ask, targets: Iterable[int]) -> None:
         self._connection = connection
-        self._next = {t: ask(_NEXT_NEEDS, {"target": t, "most": NEXT}) for t in targets}
+        with in_index_order(connection):
+            self._next = {t: ask(_NEXT_NEEDS, {"target": t, "most": NEXT}) for t in targets}
         self._all: dict[int, frozenset[str]] = {}
 
     def next(self, target_id: int) -> frozenset[str]:
@@ -119,10 +120,18 @@ def _take(
         "alive_s": alive_s, "known_needs": sorted(needs or ()), "most": 1,
     }
     named = needs is not None
-    claimed = list(connection.execute(_claim(named=named, several=False), given))
+    claimed = _execute(connection, _claim(named=named, several=False), given)
     if most > 1 and claimed and not claimed[0].attempts:
-        rest = connection.execute(_claim(named=named, several=True), given | {"most": most - 1})
+        rest = _execute(connection, _claim(named=named, several=True), given | {"most": most - 1})
         claimed += sorted(rest, key=_order)
+    return claimed
+
+
+def _execute(
+    connection: sa.Connection, statement: sa.sql.dml.ReturningUpdate[Any], given: Mapping[str, Any]
+) -> list[Any]:
+    with one_trip(connection) as ask, in_index_order(connection):
+        claimed = ask(statement, given)
     return claimed
 
 
@@ -147,13 +156,15 @@ def _claim(*, named: bool, several: bool) -> sa.sql.dml.ReturningUpdate[Any]:
 def _taking(*conditions: sa.ColumnElement[bool]) -> sa.sql.dml.ReturningUpdate[Any]:
     """Claim `most` jobs of a queue, read by a query that is materialised, as PostgreSQL might evaluate it for each row.
 
-    The locks only let concurrent claims pass each other; SQLite has no such clause.
+    Its locks let concurrent claims pass each other: of a job that another has claimed meanwhile, PostgreSQL finds that
+    it is no longer queued. SQLite, which has no such clause, has one writer at a time. The update has no condition on
+    the state: PostgreSQL might expect an empty queue, and compare all queued jobs with each one found.
     """
     first = _queue(job.c.id, *conditions).limit(_MOST)
     found = first.with_for_update(skip_locked=True, key_share=True).cte("wanted")
     return (
         sa.update(job)
-        .where(job.c.id.in_(sa.select(found.c.id)), job.c.state == JobState.QUEUED)
+        .where(job.c.id.in_(sa.select(found.c.id)))
         .values(state=JobState.LEASED, fence=job.c.fence + 1)
         .returning(job)
     )
@@ -189,7 +200,7 @@ def take_together(
         buildable = frozenset(filter(place.can_build, needs.next(place.target_id)))
         alike.setdefault((place.target_id, buildable), {})[i] = room
     asked = []
-    with one_trip(connection) as ask:
+    with one_trip(connection) as ask, in_index_order(connection):
         for (target_id, buildable), rooms in alike.items():
             given = {"target": target_id, "known_needs": sorted(buildable), "most": sum(rooms.values())}
             if buildable:

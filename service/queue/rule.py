@@ -164,7 +164,7 @@ def _lost_on(device_id: Any) -> sa.Select[Any]:
         sa.select(lost.c.id)
         .where(
             lost.c.device_id == device_id,
-            lost.c.end_reason.in_(retry.LOST),
+            sa.or_(*(lost.c.end_reason == reason for reason in retry.LOST)),
             sa.or_(lost.c.job_id == job.c.id, lost.c.job_id == job.c.parent_id),
         )
         .correlate_except(lost)

@@ -257,6 +257,21 @@ def one_trip(connection: sa.Connection, *, joined: bool = True) -> Iterator[Ask]
             cursor.close()
 
 
+@contextlib.contextmanager
+def in_index_order(connection: sa.Connection) -> Iterator[None]:
+    """Keep PostgreSQL from sorting in the statements of a block: an index must have the order of each.
+
+    Its statistics are those of a queue's past. It may expect fewer rows than a limit allows, and would then read and
+    sort a whole queue for the first of its rows. An error ends the setting with the transaction.
+    """
+    if connection.dialect.name == "sqlite":
+        yield
+        return
+    connection.exec_driver_sql("SET LOCAL enable_sort = off")
+    yield
+    connection.exec_driver_sql("SET LOCAL enable_sort = DEFAULT")
+
+
 @cache
 def _can_join(dialect: sa.Dialect) -> bool:
     """Return whether the client library has pipelines: on some systems it is older than the driver."""
