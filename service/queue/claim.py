@@ -1,7 +1,7 @@
 """Claims: the queued jobs that a device gets.
 
-A claim is one conditional UPDATE, correct by itself on SQLite and PostgreSQL: of two claims of a job,
-the second finds it no longer queued. Functions run in the caller's transaction.
+A claim is one UPDATE of the queued jobs that it finds, correct by itself on SQLite and PostgreSQL: of two claims
+of a job, the second finds it no longer queued. Functions run in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -131,8 +131,7 @@ def _execute(
     connection: sa.Connection, statement: sa.sql.dml.ReturningUpdate[Any], given: Mapping[str, Any]
 ) -> list[Any]:
     with one_trip(connection) as ask, in_index_order(connection):
-        claimed = ask(statement, given)
-    return claimed
+        return ask(statement, given)
 
 
 @cache
