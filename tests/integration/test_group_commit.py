@@ -70,7 +70,7 @@ def test_a_batch_takes_few_round_trips(store: Store) -> None:
     held = lease_each(scene, asks[:3])
     assert len(held) == 6
     if not store.is_sqlite:
-        assert {" ".join(one.split()[:2]) for one in told} == {"UPDATE worker", "INSERT INTO"}
+        assert {" ".join(one.split()[:2]) for one in told} == {"UPDATE worker", "INSERT INTO", "SET LOCAL"}
     told.clear()
     with store.write() as c:
         answers = reporting.report_many(c, [report_of(one) for one in held], TERMS)
