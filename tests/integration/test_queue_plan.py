@@ -16,7 +16,7 @@ from service.store.tables import JobState, job
 from tests.integration.scene import TERMS, Scene, configs, device
 
 JOBS = 6000
-LEASED = 60
+LEASED = 30
 _COPIED = [c for c in job.c if c.name not in ("id", "state", "turn")]
 _HEAD = sa.select(job.c.id).where(job.c.state == JobState.QUEUED).order_by(job.c.priority, job.c.turn, job.c.id)
 _READ = sa.text("SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'job'")
