@@ -70,7 +70,7 @@ class Lowered:
                 kernel.
 
         Raises:
-            CompileError: LLVM does not know the processor; TVM or LLVM failed.
+            CompileError: LLVM does not know the processor or triple; TVM or LLVM failed.
         """
         import tvm
 

@@ -1,4 +1,4 @@
-"""Names of processors that code can be built for, as LLVM knows them."""
+"""Names of processors and triples that code can be built for, as LLVM knows them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from strategy.target import Target
 
 
 def unknown_processor(target: Target) -> str:
-    """The message on a target whose processor LLVM does not know; empty if it does.
+    """The message on a target whose processor or triple LLVM does not know; empty if it does.
 
-    TVM would only warn, and build for a generic one.
+    TVM would only warn, and build for a generic processor; with an unknown triple the process would crash.
     """
-    return _unknown(target.arch, target.triple) if target.kind == "llvm" and target.arch else ""
+    return _unknown(target.arch, target.triple) if target.kind == "llvm" and (target.arch or target.triple) else ""
 
 
 @cache
@@ -22,7 +22,11 @@ def _unknown(arch: str, triple: str) -> str:
     from tvm.target import codegen
 
     triple = triple or codegen.llvm_get_system_triple()
-    if codegen.llvm_is_valid_cpu(arch, triple):
+    if arch and codegen.llvm_is_valid_cpu(arch, triple):
+        return ""
+    if not codegen.llvm_is_valid_cpu("generic", triple):  # all CPUs' triples have it
+        return f"LLVM knows no -mtriple={triple:.80}: expected one such as x86_64-linux-gnu or aarch64-linux-gnu"
+    if not arch:
         return ""
     known = codegen.llvm_get_cpu_archlist(tvm.target.Target({"kind": "llvm", "mtriple": triple}))
     return f"LLVM knows no -mcpu={arch:.40} of {triple:.80}{suggest(arch, map(str, known))}: see `llc -mcpu=help`"

@@ -100,6 +100,12 @@ def test_a_processor_that_llvm_does_not_know_is_refused(engine):
         engine.compile(relu(Var("x", "float32[8]")), "llvm -mcpu=znvr4 -mtriple=x86_64-linux-gnu")
 
 
+@pytest.mark.parametrize("processor", ["", "-mcpu=znver4 "])
+def test_a_triple_that_llvm_does_not_know_is_refused(engine, processor):
+    with pytest.raises(CompileError, match="LLVM knows no -mtriple=x86-64-linux-gnu: expected one such as x86_64-"):
+        engine.compile(relu(Var("x", "float32[8]")), f"llvm {processor}-mtriple=x86-64-linux-gnu")
+
+
 def test_an_anchor_takes_what_follows_it(engine):
     graph, inputs = layer()
     function = engine.compile(graph, TARGET)
