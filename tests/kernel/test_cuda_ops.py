@@ -541,6 +541,24 @@ def test_queries_that_see_few_keys(implementation: str, knobs: dict[str, int], s
         np.testing.assert_allclose(output.astype(np.float64), right, rtol=4e-3, atol=2e-3, err_msg=f"{m} {n}")
 
 
+@pytest.mark.parametrize(
+    ("implementation", "knobs"),
+    [
+        ("attention_flash.cuda", FLASH | {"parts": 1}),
+        ("attention_wgmma.cuda", {"groups": 1, "block_n": 32, "stages": 2}),
+    ],
+)
+def test_queries_without_keys_give_0(implementation: str, knobs: dict[str, int], scratch: Path) -> None:
+    shapes = {"query": "float16[1,2,40,16]", "key": "float16[1,2,n,16]", "value": "float16[1,2,n,24]"}
+    source = emit(lower(Workload.make("attention", shapes), TARGET, implementation, Config(knobs)))
+    emulation = Emulation(source.code, source.programs, scratch / str(next(_numbers)))
+    given = {"query": aligned((1, 2, 40, 16), "float16"), "key": aligned((1, 2, 0, 16), "float16")}
+    output = aligned((1, 2, 40, 24), "float16")
+    given["query"][...], output[...] = 1, np.nan
+    emulation.run("main", {**given, "value": aligned((1, 2, 0, 24), "float16"), "output": output}, {"n": 0})
+    assert (output == 0).all()
+
+
 def test_a_scale_that_float32_takes_for_0_weighs_all_keys_alike(scratch: Path) -> None:
     head = "float16[1,1,20,16]"
     workload = Workload.make("attention", {"query": head, "key": head, "value": head}, {"scale": 1e-50})

@@ -114,6 +114,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_wgmma(
     if (!BY_TOKENS) return ((long long)blockIdx.z * GROUPS + group) * rows + row;
     return ((blockIdx.z * (long long)m + row % m) * GROUPS + group) * EACH + row / m;
   };
+  if (n == 0) {  // queries that see no key give 0
+    for (int i = threadIdx.x; i < BLOCK_M * WIDTH; i += THREADS)
+      if (first + i / WIDTH < rows) output[query_place(first + i / WIDTH) * WIDTH + i % WIDTH] = (TYPE)0.0f;
+    return;
+  }
   const long long key_place = BY_TOKENS ? blockIdx.z * (long long)n * GROUPS + group
                                         : ((long long)blockIdx.z * GROUPS + group) * n;
   const TYPE *keys = key + key_place * DEPTH, *values = value + key_place * WIDTH;
