@@ -7,10 +7,10 @@
     conv2d_nchw_lines.cpu          pixels of a line in the lanes, nothing unfolded, for few output channels of a group
     conv2d_nchw_1x1.cpu            windows of one pixel: a product of what lies there, or is gathered
     conv2d_nchw_dot.cpu            bfloat16 and 8-bit integers by dot-product instructions, windows unfolded
-    conv2d_nchw_dot_direct.cpu     the same, output channels in the lanes, nothing unfolded
+    conv2d_nchw_dot_direct.cpu     the same, output channels in the lanes, unfolded over few channels alone
     conv2d_nchw_amx.cpu            the same by AMX, words of neighbouring channels unfolded
     conv2d_nchw_amx_direct.cpu     the same, tiles read from the words of the image
-    conv2d_nhwc_dot.cpu            the same of NHWC, nothing unfolded
+    conv2d_nhwc_dot.cpu            the same of NHWC, unfolded over few channels of bfloat16 alone
     conv2d_nhwc_amx.cpu            the same of NHWC by AMX, windows unfolded
     conv2d_nhwc_amx_direct.cpu     the same, tiles read from the image
     conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    3×3 without stride, of one group or of groups of several channels

@@ -1,10 +1,10 @@
 """`conv2d_nchw_dot_direct.cpu`, `qconv2d_nchw_dot_direct.cpu`: the words of an image, and a dot-product instruction.
 
 As `conv2d_nchw_dot.cpu`, words are neighbouring channels of a pixel; but output channels are in the lanes, so that
-small images fill vectors as well as large ones, and nothing is unfolded. The image is put into words once, beside its
-padding, each line of all channels together: [n, h, words, w]. Words are broadcast to all lanes from where they lie, and
-a finished tile is turned. A tile is `rows` pixels of a line × `width` channels; where windows are of one pixel, lines
-are the pixels of a tile.
+small images fill vectors as well as large ones, and nothing is unfolded but rows of windows over few channels. The
+image is put into words once, beside its padding, each line of all channels together: [n, h, words, w]. Words are
+broadcast to all lanes from where they lie, and a finished tile is turned. A tile is `rows` pixels of a line × `width`
+channels; where windows are of one pixel, lines are the pixels of a tile.
 """
 # Over 300 lines: one implementation, whose space, packing, image and schedule share its words.
 
