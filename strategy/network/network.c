@@ -103,14 +103,14 @@ __attribute__((constructor)) static void _plevel_load(void) {
 }
 #ifdef PLEVEL_APPENDED
 /* Map the weights behind the library in its file, whose last eight bytes have their place: 0, or -1 where the file cannot
- * be read or lacks a part. NULL ends the mapping. No destructor does: at the program's end other threads may still read. */
-static int _plevel_map(const char *path) {
-  static void *room = MAP_FAILED;
-  if (!path) return room == MAP_FAILED ? 0 : munmap(room, PLEVEL_WEIGHT_BYTES + PLEVEL_HUGE);
+ * be read or lacks a part. NULL ends the mapping, once for each time that a loader of this library has asked for it: they
+ * share it, as `dlopen` gives one library to all that load one file. No destructor does: at the program's end other
+ * threads may still read. */
+static int _plevel_map_file(const char *path, void **kept) {
   int file = open(path, O_RDONLY | O_CLOEXEC);
   struct stat about;
   uint64_t at = 0;
-  void *mapped = MAP_FAILED;
+  void *room = MAP_FAILED, *mapped = MAP_FAILED;
   if (file < 0) return -1;
   if (!fstat(file, &about) && pread(file, &at, sizeof at, about.st_size - sizeof at) == sizeof at &&
       (uint64_t)about.st_size == at + PLEVEL_WEIGHT_BYTES + sizeof at)
@@ -124,7 +124,22 @@ static int _plevel_map(const char *path) {
   if (mapped == MAP_FAILED) return -1;
   _plevel_weights = mapped;
   _plevel_ask(_plevel_weights, PLEVEL_WEIGHT_BYTES);
+  *kept = room;
   return 0;
+}
+static int _plevel_map(const char *path) {
+  static void *room;
+  static int loaders;
+  int failed = 0;
+  pthread_mutex_lock(&_plevel_lock);
+  if (path) {
+    failed = loaders ? 0 : _plevel_map_file(path, &room);
+    loaders += !failed;
+  } else if (loaders && !--loaders) {
+    failed = munmap(room, PLEVEL_WEIGHT_BYTES + PLEVEL_HUGE);
+  }
+  pthread_mutex_unlock(&_plevel_lock);
+  return failed;
 }
 #endif
 

@@ -9,6 +9,8 @@ import json
 import math
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -1163,6 +1165,36 @@ def test_a_library_is_unloaded_with_its_last_reference():
     del call
     gc.collect()
     assert Path("/proc/self/maps").read_text().count("graph-") == before
+
+
+def test_a_library_that_was_loaded_twice_is_called_after_the_first_is_gone():
+    """As by a model of the same weights, which finds the kept file: `dlopen` gives both the same library."""
+    code = """
+import gc
+import torch
+from plevel.kernel_selection import make_chooser
+from plevel.torch.plan import model_target
+from plevel.torch.whole import _load, draft_whole
+from strategy.select import NO_RECORDS
+from workers.pool import ask_all
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    target, x, layer = model_target(), torch.randn(3, 16), torch.nn.Linear(16, 48)
+    given, choose = torch.fx.symbolic_trace(layer), make_chooser(target, NO_RECORDS)
+    made = draft_whole(given, (x,), target, choose, ask_all)()
+    file = made.made / made.path.name
+    again = _load(file, made.manifest, made.orders, made.path, (x,))
+    made.sweep()
+    del made
+    gc.collect()
+    torch.testing.assert_close(again.call(x)[0], layer(x), atol=2e-5, rtol=2e-5)
+    del again
+    gc.collect()
+    assert "graph-" not in open("/proc/self/maps").read()
+    print("called")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert ran.stdout == "called\n", ran.stderr[-2000:]
 
 
 @pytest.fixture(scope="module")
