@@ -199,8 +199,10 @@ def leave_rows(rewriter: Rewriter, node: Call) -> Expr | None:
     if pair is None or turned is None or not _swaps_first(turned) or rewriter.uses[value] > 1:
         return None
     (product, bias), (first, second, *_), shown = pair, extents(turned), extents(source)
-    if shown[0] != first or shown[1] % second:
+    if 0 in extents(turned) or shown[0] != first or shown[1] % second:
         return None
+    if math.prod(extents(turned)[2:]) % extents(product.args[0])[1]:
+        return None  # its rows have elements of several that are turned
     rows = rewriter.reshaped(turned.inputs[0], extents(product.args[0]))
     made = rewriter.call(product.op, [rows, product.args[1]], product.attrs)
     if bias is not None:

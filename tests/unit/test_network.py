@@ -294,6 +294,16 @@ def test_rows_of_a_product_that_are_not_turned_back_stay(axes: tuple[int, ...]) 
     np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-5, atol=1e-5)
 
 
+def test_rows_of_a_product_that_are_several_turned_ones_stay() -> None:
+    x, weights = Var("x", "float32[4,3,4]"), Weights()
+    pairs = call("reshape", call("transpose", x, axes=(1, 0, 2)), newshape=(1, 6, 8))
+    made = call("reshape", projected(pairs, weights, 12), newshape=(3, 4, 6))
+    found = normalize(given := Network((x,), {"y": call("transpose", made, axes=(1, 0, 2))}, {}))
+    assert operators(found) == ["transpose", "dense", "bias_add", "transpose"]
+    data = {"x": weights.random.normal(size=(4, 3, 4))}
+    np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-5, atol=1e-5)
+
+
 def test_a_product_of_turned_rows_that_others_read_is_computed_once() -> None:
     x, weights = Var("x", "float32[2,5,6]"), Weights()
     turned = projected(call("transpose", x, axes=(1, 0, 2)), weights, 8)
