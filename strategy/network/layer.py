@@ -39,7 +39,7 @@ def reshape(x: Expr, shape: Sequence[int]) -> Expr:
     known = -math.prod(shape)
     given = tuple(math.prod(extents(x)) // known if n == -1 else int(n) for n in shape)
     if max(given, default=0) > MAX_DIM:
-        raise NetworkError("an axis has more than three symbolic sizes multiplied: export the model with one fixed")
+        raise NetworkError("an axis multiplies too many symbolic sizes, or three and many channels: export one fixed")
     return x if given == extents(x) else call("reshape", x, newshape=given)
 
 

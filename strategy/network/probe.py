@@ -12,7 +12,7 @@ from strategy.network.extent import Extent, Quotient
 from strategy.network.size import NAMES, PROBED, Size, Sizes
 
 # No small multiple of one is near one of another, nor a sum of a few near another such sum; the product of any three of
-# them and a number of channels is an integer of 64 bits.
+# them and up to 76 channels is an integer of 64 bits.
 PROBES = (
     (325_027, 354_979, 382_801, 407_741, 427_169, 463_831, 486_221, 534_371),
     (319_519, 356_591, 380_179, 409_951, 429_139, 450_727, 486_071, 529_517),

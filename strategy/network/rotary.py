@@ -14,7 +14,7 @@ def recognize_rotary_embedding(rewriter: Rewriter, node: Call) -> Expr | None:
 
     Both of a pair have one angle, which is the same in all batches and heads.
     """
-    if node.op.name != "add" or len(extents(node)) != 4:
+    if node.op.name != "add" or len(extents(node)) != 4 or "int" in node.tensor_type.dtype:
         return None
     for plain, turned in (node.args, node.args[::-1]):
         if not (_is_product(plain) and _is_product(turned)):

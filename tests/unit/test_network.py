@@ -525,6 +525,13 @@ def test_a_rotary_embedding_that_a_model_writes_is_one_operator(angles: str, *, 
     np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-5, atol=1e-6)
 
 
+def test_a_rotation_of_integers_is_no_rotary_embedding() -> None:
+    x, angles = Var("x", "int32[1,2,3,4]"), Constant(np.ones((3, 4), "int32"))
+    turned = call("concatenate", Tuple((call("negative", part(x, 3, 2, 4)), part(x, 3, 0, 2))), axis=-1)
+    made = call("add", call("multiply", x, angles), call("multiply", turned, angles))
+    assert "rotary_embedding" not in operators(normalize(Network((x,), {"y": made}, {})))
+
+
 def test_a_rotation_of_other_pairs_or_with_another_sign_is_no_rotary_embedding() -> None:
     x, rng = Var("x", "float32[2,3,5,8]"), np.random.default_rng(0)
     angle = np.tile(rng.normal(size=(5, 4)), 2).astype("float32")
@@ -585,7 +592,7 @@ def test_sums_and_products_of_many_sizes_are_told_apart() -> None:
 def test_an_axis_of_more_than_three_sizes_is_refused() -> None:
     sizes = make_sizes([(1, MOST)] * 4)[0]
     x = Var("x", f"float32[{','.join(map(str, sizes.probes))},8]")
-    with pytest.raises(NetworkError, match="more than three symbolic sizes multiplied"):
+    with pytest.raises(NetworkError, match="multiplies too many symbolic sizes"):
         layer.reshape(x, (-1, 8))
 
 
