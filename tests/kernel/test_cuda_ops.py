@@ -592,6 +592,16 @@ LATE = [
 
 
 @pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("m", "n", "first"), [(64, 131072, "attention_flash.cuda"), (2048, 2048, "attention_wgmma.cuda")]
+)
+def test_few_queries_of_many_keys_take_parts_of_the_keys_untuned(m: int, n: int, first: str) -> None:
+    keys = f"float16[1,8,{n},64]"
+    workload = Workload.make("attention", {"query": f"float16[1,8,{m},64]", "key": keys, "value": keys})
+    found = candidates(workload, Target.parse("cuda -arch=sm_90"))
+    assert max(found, key=lambda c: c.plevel).implementation == first
+
+
 @pytest.mark.parametrize(("old", "new"), LATE)
 def test_the_emulation_notices_what_is_wrong_with_attention(old: str, new: str, scratch: Path) -> None:
     head = "float16[1,1,70,72]"  # in two panels

@@ -41,6 +41,7 @@ from strategy.types import TensorType
 _LARGEST_DEPTH = 256  # and width: sums of one more would not fit the registers
 _LARGEST_SCALE = 2.0**127  # that float32 has
 _PARTS = (1, 2, 4, 8, 16, 32, 64)
+_MANY_PARTS = 4  # `wgmma` takes about half as long for a tile
 _JOIN_ROWS = 4  # of a block, a warp each
 
 
@@ -53,9 +54,12 @@ def _strategy(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: Ten
         _, heads, m, _ = attrs.order(inputs[0].shape)
         each = int(heads) // int(attrs.order(inputs[1].shape)[1])
         if wgmma.takes(attrs, inputs, out_type, limits_of(target)):
+            # The parts that flash takes of the keys fill multiprocessors which tiles of queries alone leave idle.
+            parts = int(space(attrs, inputs, out_type, target).fallback["parts"])
             with SpecializedCondition(m >= -(-wgmma.FEWEST_ROWS // each)):
                 strategy.add_implementation(
-                    wgmma.compute, schedule_in_place, "attention_wgmma.cuda", 16, space=wgmma.space
+                    wgmma.compute, schedule_in_place, "attention_wgmma.cuda", 16 if parts < _MANY_PARTS else 14,
+                    space=wgmma.space,
                 )
     return strategy
 
