@@ -70,19 +70,21 @@ class SelectRequest(DispatchRequest, frozen=True, kw_only=True, forbid_unknown_f
     ),
 )
 async def choose(context: Ctx, who: Who, within: Within, body: Body[SelectRequest], known: Etag = None) -> Response:
-    return await to_thread.run_sync(_choose, context, who, within, body, known, limiter=context.selections)
-
-
-def _choose(context: Context, who: Actor, within: str, body: SelectRequest, known: str | None) -> Response:
-    asked = candidate.normal(body.workload)
-    with context.store.read() as connection:
-        database = RecordDatabase(connection, as_of=body.as_of, namespace=within)
-        found = _select(database, body, asked, "workload")
+    found = await to_thread.run_sync(_choose, context, within, body, limiter=context.selections)
     headers = {}
     if body.tune_on_miss and found.reason not in (Reason.MEASURED, Reason.TRANSFERRED):
         who.check(TokenScope.SUBMIT)
-        headers["location"] = f"/v1/runs/{_tune(context, who, within, body)}"
+        # Apart from selections, as it may wait for other writers.
+        run_id = await to_thread.run_sync(_tune, context, who, within, body)
+        headers["location"] = f"/v1/runs/{run_id}"
     return reply_tagged(found, known, headers)
+
+
+def _choose(context: Context, within: str, body: SelectRequest) -> Selection:
+    asked = candidate.normal(body.workload)
+    with context.store.read() as connection:
+        database = RecordDatabase(connection, as_of=body.as_of, namespace=within)
+        return _select(database, body, asked, "workload")
 
 
 def _tune(context: Context, who: Actor, within: str, body: SelectRequest) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from plevel import Client, UnreachableError, plevel_database
 from plevel.cli.location import locate
 from plevel.cli.main import main
 from plevel.direct import connect
+from service.context import SELECTIONS
 from service.formats import ImportedRecord, Task
 from service.records.importer import import_items
 from service.selection.database import RecordDatabase
@@ -193,6 +198,26 @@ def test_what_was_never_measured_is_tuned_once(start: Start, sqlite_copy: str) -
     hit = service.http.post("/v1/select", json=question(8, tune_on_miss=True))
     assert "location" not in hit.headers
     assert len(service.http.get("/v1/runs").json()["runs"]) == 1
+
+
+def test_runs_on_a_miss_hold_up_no_selection(start: Start, sqlite_copy: str) -> None:
+    """They wait for SQLite's one writer, for which a selection has no need."""
+    fill(sqlite_copy)
+    service = start(sqlite_copy)
+    other = sqlite3.connect(sqlite_copy.removeprefix("sqlite:///"), isolation_level=None)
+
+    def ask(m: int, wait_s: float = HANG_S, **more: Any) -> httpx.Response:
+        return httpx.post(f"{service.url}/v1/select", json=question(m, **more), timeout=wait_s)
+
+    with ThreadPoolExecutor() as pool, contextlib.closing(other):
+        other.execute("BEGIN IMMEDIATE")
+        misses = [pool.submit(ask, 40 + i, tune_on_miss=True) for i in range(SELECTIONS)]
+        time.sleep(0.5)
+        found = ask(8, wait_s=10.0)
+        assert not any(miss.done() for miss in misses)
+        other.execute("COMMIT")
+        assert found.json()["reason"] == "measured"
+        assert all("location" in miss.result().headers for miss in misses)
 
 
 def test_every_database_gives_the_same_selection(
