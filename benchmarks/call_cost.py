@@ -1,4 +1,4 @@
-"""What a call of a kernel costs in a graph of `torch.compile`, beside PyTorch's own operators.
+"""The cost of a call of a kernel in a graph of `torch.compile`, beside PyTorch's own operators.
 
     python benchmarks/call_cost.py
 

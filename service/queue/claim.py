@@ -144,22 +144,28 @@ def _claim(*, named: bool, several: bool) -> sa.sql.dml.ReturningUpdate[Any]:
         named: claim only jobs that need one of `known_needs`.
         several: claim only jobs that no rule concerns; each claim of another job must see the previous one.
     """
-    conditions = [r.allows for r in (*rule.claimant_rules(_ASKING), *rule.job_rules(_ASKING))]
+    conditions = [r.allows for r in rule.job_rules(_ASKING)]
     if named:
         conditions.append(_IS_NEEDED)
     if several:
         conditions.append(~_IS_SPECIAL)
-    return _taking(*conditions)
+    return _taking(*conditions, once=[r.allows for r in rule.claimant_rules(_ASKING)])
 
 
-def _taking(*conditions: sa.ColumnElement[bool]) -> sa.sql.dml.ReturningUpdate[Any]:
+def _taking(
+    *conditions: sa.ColumnElement[bool], once: Iterable[sa.ColumnElement[bool]] = ()
+) -> sa.sql.dml.ReturningUpdate[Any]:
     """Claim `most` jobs of a queue, read by a query that is materialised, as PostgreSQL might evaluate it for each row.
 
     Its locks let concurrent claims pass each other: of a job that another has claimed meanwhile, PostgreSQL finds that
     it is no longer queued. SQLite, which has no such clause, has one writer at a time. The update has no condition on
     the state: PostgreSQL might expect an empty queue, and compare all queued jobs with each one found.
+
+    Args:
+        conditions: on each job.
+        once: conditions that hold for all jobs or for none: outside the CASE, as PostgreSQL then reads no job in vain.
     """
-    first = _queue(job.c.id, *conditions).limit(_MOST)
+    first = _queue(job.c.id, *conditions).where(*once).limit(_MOST)
     found = first.with_for_update(skip_locked=True, key_share=True).cte("wanted")
     return (
         sa.update(job)

@@ -13,14 +13,14 @@ import sqlalchemy as sa
 
 from service.access import token
 from service.errors import LeaseLostError, ServiceError
-from service.queue import claim, fleet, renewal
+from service.queue import claim, fleet, pause, renewal
 from service.queue import lease as leasing
 from service.queue import report as reporting
 from service.queue.place import LeaseAsk
 from service.records import best, origin
 from service.store.db import Store
 from service.store.sql import now
-from service.store.tables import TokenScope, event, job, lease, record, worker
+from service.store.tables import TokenScope, event, job, lease, record, worker, worker_device
 from service.tuning import run as runs
 from strategy.record import Lease, Renewed, Report, Results
 from tests.integration.derived import assert_derived
@@ -136,6 +136,26 @@ def test_a_claim_reads_the_head_of_a_long_queue_only(postgres_copy: str, stateme
     assert len(claimed) == 100
     assert "Index Scan using ix_job_queued" in plan
     assert "Sort" not in plan, plan
+
+
+def test_a_device_that_gets_no_job_reads_none(postgres_copy: str) -> None:
+    """Those that are paused poll all the time, however long their queue is."""
+    store = Store(postgres_copy)
+    scene = Scene.make(store)
+    scene.enqueue(configs(1))
+    worker_id = scene.register()
+    with store.write() as c:
+        pause.create(c, pause.PauseRequest(reason="a fan", device="host-a/cpu:0-1"))
+        (place,) = c.execute(sa.select(worker_device))
+        executed: list[tuple[str, Any]] = []
+        sa.event.listen(store.engine, "before_cursor_execute", lambda *given: executed.append(given[2:4]))
+        given = {"asking": worker_id, "device": place.device_id, "target": place.target_id, "alive_s": 1.0, "most": 1}
+        assert not c.execute(claim._claim(named=False, several=False), given).all()
+        text, parameters = executed[-1]
+        plan = "\n".join(c.exec_driver_sql(f"EXPLAIN ANALYZE {text}", parameters).scalars())
+    store.close()
+    read = next(line for line in plan.partition("LockRows")[2].splitlines() if "ix_job_queued" in line)
+    assert "never executed" in read, plan
 
 
 def test_identities_are_looked_up_by_their_index_without_statistics(postgres_copy: str) -> None:

@@ -55,7 +55,7 @@ def _strategy(attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: Ten
         each = int(heads) // int(attrs.order(inputs[1].shape)[1])
         if wgmma.takes(attrs, inputs, out_type, limits_of(target)):
             # The parts that flash takes of the keys fill multiprocessors which tiles of queries alone leave idle.
-            parts = int(space(attrs, inputs, out_type, target).fallback["parts"])
+            parts = integer(space(attrs, inputs, out_type, target).fallback, "parts")
             with SpecializedCondition(m >= -(-wgmma.FEWEST_ROWS // each)):
                 strategy.add_implementation(
                     wgmma.compute, schedule_in_place, "attention_wgmma.cuda", 16 if parts < _MANY_PARTS else 14,
