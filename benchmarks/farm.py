@@ -338,12 +338,12 @@ def sleep_and_report(url: str, name: str, seconds: float) -> float:
 def add_trips(table: Table, kind: str, database: str, seconds: float) -> None:
     goal = 1500 if kind == "SQLite" else 1000
     for batch in (8, 1):
-        with farm(database, jobs=int((seconds + WARM_UP_S) * (5000 if batch == 8 else 2000))) as url:
+        with farm(database, jobs=int((seconds + WARM_UP_S) * (8000 if batch == 8 else 4000))) as url:
             rate, seen = uvloop.run(round_trips(url, batch, seconds))
         goals = f"≥ {goal:,} jobs/s; p99 ≤ 50 ms" if batch == 8 else None
         table.add(f"{kind}, batches of {batch}: leases", (round(rate), "jobs/s"), *spread(seen.leases_s), goals)
         table.add(f"{kind}, batches of {batch}: reports", None, *spread(seen.reports_s), None)
-    with farm(database, jobs=int((seconds + WARM_UP_S) * 600), entries=4) as url:
+    with farm(database, jobs=int((seconds + WARM_UP_S) * 2000), entries=4) as url:
         rate, seen = uvloop.run(round_trips(url, 1, seconds, tune))
     table.add(f"{kind}, all requests of a job: leases", (round(rate), "jobs/s"), *spread(seen.leases_s), None)
     table.add(f"{kind}, all requests of a job: timing and reports", None, *spread(seen.reports_s), None)

@@ -73,7 +73,7 @@ def load(url: str, batch: int, seconds: float) -> tuple[float, list[float]]:
 
 
 def measure(table: Table, database: str, services: int, batch: int, seconds: float) -> None:
-    fill(database, jobs=int((seconds + WARM_UP_S) * services * (4000 if batch > 1 else 2000)))
+    fill(database, jobs=int((seconds + WARM_UP_S) * services * (8000 if batch > 1 else 4000)))
     store = Store(database)
     with store.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as c:
         c.execute(sa.text("VACUUM ANALYZE"))  # no measurement inherits the rows of the one before
