@@ -14,11 +14,11 @@ from strategy.ending import ending_signals
 
 @contextlib.contextmanager
 def ended_by_signals(drain: Callable[[], object], stop: Callable[[], object]) -> Iterator[None]:
-    """Call `drain` at the first signal during the block, and `stop` at the second, in a thread of their own.
+    """Call `drain` at the first signal during the block, and `stop` at the second, each in a thread of its own.
 
-    A signal's handler runs in the middle of other code: it would wait for ever for a lock that this holds, such as an
-    event's. After the block, further signals are ignored if there was one, as they would make a failure of an end that
-    was asked for.
+    So `stop` is called whatever becomes of `drain`. A signal's handler runs in the middle of other code: it would wait
+    for ever for a lock that this holds, such as an event's. After the block, further signals are ignored if there was
+    one, as they would make a failure of an end that was asked for.
     """
     given: queue.SimpleQueue[int] = queue.SimpleQueue()  # its `put` may interrupt itself
     came = False
@@ -30,7 +30,7 @@ def ended_by_signals(drain: Callable[[], object], stop: Callable[[], object]) ->
 
     def obey() -> None:
         given.get()
-        drain()
+        threading.Thread(target=drain, name="drain", daemon=True).start()
         given.get()
         stop()
 
