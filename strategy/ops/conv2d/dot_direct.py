@@ -35,6 +35,7 @@ from strategy.cpu.tile import (
 from strategy.cpu.turn import turn, turned_width
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d.dot import count_words, dot_of, word_of
+from strategy.ops.conv2d.dot_form import SAVED
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import copy_by_vectors, put_in_order
 from strategy.ops.conv2d.pointwise import leaves_pixels
@@ -56,7 +57,6 @@ from strategy.types import TensorType
 
 _WINDOW = Knob("window", ["unrolled", "loops"])  # of places below each other
 _FEW = 8  # channels
-_SAVED = 0.9  # of the words of single pixels: fewer pay for unfolding
 # Cycles to turn a vector of sums, to unfold one of words, and to begin a task.
 _TURNING, _UNFOLDING, _TASK = 4, 2, 1000
 _BALANCED = 0.9  # of the time of all threads, that they work: more is worth no smaller tasks
@@ -85,7 +85,7 @@ class Words:
         """Those of a weight of OIHW."""
         _, channels, *window = weight.concrete_shape
         is_pixel, kernel_w = window == [1, 1], window[1]
-        saves = count_words(dot, channels * kernel_w) <= _SAVED * kernel_w * count_words(dot, channels)
+        saves = count_words(dot, channels * kernel_w) <= SAVED * kernel_w * count_words(dot, channels)
         unfolds, (down, across) = channels < _FEW and saves, attrs.strides
         steps = (1, 1) if is_pixel else (down, 1) if unfolds else (down, across)
         return cls(dot, is_pixel and leaves_pixels(attrs), unfolds, steps, channels, kernel_w)

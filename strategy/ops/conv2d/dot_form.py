@@ -14,7 +14,7 @@ from strategy.schedule import compute_stage, integer, zero_beyond
 from strategy.space import Config
 from strategy.types import TensorType
 
-_SAVED = 0.9  # of the words of single pixels: fewer pay for unfolding
+SAVED = 0.9  # of the words of single pixels: fewer pay for unfolding
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Form:
         is_flat = leaves_pixels(attrs) and window == [1, 1]
         few = channels % dot.group > 0 and attrs.groups == 1 and attrs.dilation[1] == 1 and not is_flat
         finite = dot.sums == "int32" or channels * window[1] % dot.group == 0
-        pays = -(-channels * window[1] // dot.group) <= _SAVED * window[1] * -(-channels // dot.group)
+        pays = -(-channels * window[1] // dot.group) <= SAVED * window[1] * -(-channels // dot.group)
         return cls(dot, is_flat, few and (finite or pays), few and not finite and pays, channels, window[1])
 
     @property
