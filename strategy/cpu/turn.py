@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from strategy.schedule import ScheduleError
 from strategy.tir import register_intrinsic
 
 _TYPES = {"float32": "float", "float64": "double", "int32": "i32"}
@@ -27,7 +28,12 @@ def turn(sch: Any, task: Any, column: Any, rank: int, rows: int, lanes: int, dty
     Args:
         task: a loop around.
         rank: the dimensions of what is written.
+
+    Raises:
+        ScheduleError: `lanes` are no power of two, which the steps take for granted.
     """
+    if lanes.bit_count() != 1:
+        raise ScheduleError(f"a tile of {lanes} lanes cannot be turned: give a power of two")
     sch.annotate(task, "pragma_import_llvm", _source(rows, lanes, dtype))
     sch.tensorize(column, _intrinsic(rows, lanes, dtype, rank))
 

@@ -26,6 +26,7 @@ TARGET = Target.parse("cpu").with_threads(2)
 DIRECT, IM2COL, SPATIAL = "conv2d_nchw.cpu", "conv2d_nchw_im2col.cpu", "conv2d_nchw_spatial_pack.cpu"
 POINTWISE, DEPTHWISE = "conv2d_nchw_1x1.cpu", "depthwise_conv2d_nchw.cpu"
 F2, F4 = "conv2d_nchw_winograd_2x2.cpu", "conv2d_nchw_winograd_4x4.cpu"
+F4_LINES = "conv2d_nchw_winograd_lines_4x4.cpu"
 TAPS, LINES = "conv2d_nchw_taps.cpu", "conv2d_nchw_lines.cpu"
 NARROW = {DIRECT, IM2COL, SPATIAL}
 GENERAL = {*NARROW, TAPS}
@@ -41,6 +42,7 @@ EXAMPLES = {
     DEPTHWISE: ("float32[2,6,12,21]", "float32[12,1,3,3]", {"padding": 1, "strides": 2, "groups": 6}),
     F2: ("float32[2,5,9,11]", "float32[19,5,3,3]", {"padding": 1}),
     F4: ("float32[1,17,9,22]", "float32[19,17,3,3]", {"padding": [1, 0, 2, 1]}),
+    F4_LINES: ("float32[2,17,15,23]", "float32[19,17,3,3]", {"padding": [1, 0, 2, 1]}),
 }
 LAST, LAST_SPATIAL = "conv2d_nhwc.cpu", "conv2d_nhwc_spatial_pack.cpu"
 EXAMPLES[LAST_SPATIAL] = (
@@ -55,7 +57,8 @@ EXAMPLES[LAST_DEPTHWISE] = (
 BLOCKED, BLOCKED_SPATIAL = "conv2d_nchwc.cpu", "conv2d_nchwc_spatial_pack.cpu"
 BLOCKED_DEPTHWISE = "depthwise_conv2d_nchwc.cpu"
 BLOCKED_F2, BLOCKED_F4 = "conv2d_nchwc_winograd_2x2.cpu", "conv2d_nchwc_winograd_4x4.cpu"
-IN_BLOCKS = {BLOCKED, BLOCKED_SPATIAL, BLOCKED_DEPTHWISE, BLOCKED_F2, BLOCKED_F4}
+BLOCKED_LINES = "conv2d_nchwc_winograd_lines_4x4.cpu"
+IN_BLOCKS = {BLOCKED, BLOCKED_SPATIAL, BLOCKED_DEPTHWISE, BLOCKED_F2, BLOCKED_F4, BLOCKED_LINES}
 EXAMPLES[BLOCKED_SPATIAL] = (
     "float32[2,3,12,11,8]", "float32[48,24,3,3]",
     {"padding": 1, "strides": [1, 2], "data_layout": "NCHW8c", "out_layout": "NCHW16c"},
@@ -63,6 +66,10 @@ EXAMPLES[BLOCKED_SPATIAL] = (
 EXAMPLES[BLOCKED_F2] = ("float32[2,1,9,11,8]", "float32[24,8,3,3]", {"padding": 1, "data_layout": "NCHW8c"})
 EXAMPLES[BLOCKED_F4] = (
     "float32[1,3,9,22,8]", "float32[48,24,3,3]",
+    {"padding": [1, 0, 2, 1], "data_layout": "NCHW8c", "out_layout": "NCHW16c"},
+)
+EXAMPLES[BLOCKED_LINES] = (
+    "float32[2,3,15,23,8]", "float32[48,24,3,3]",
     {"padding": [1, 0, 2, 1], "data_layout": "NCHW8c", "out_layout": "NCHW16c"},
 )
 EXAMPLES[BLOCKED_DEPTHWISE] = (
@@ -255,7 +262,7 @@ def test_what_is_chosen_untuned_for_a_first_layer(image, weight, stride, chosen)
 
 
 @pytest.mark.parametrize(
-    ("size", "dilation", "chosen"), [(24, 6, TAPS), (17, 6, TAPS), (28, 3, TAPS), (32, 4, F4), (56, 7, TAPS)]
+    ("size", "dilation", "chosen"), [(24, 6, TAPS), (17, 6, TAPS), (28, 3, F4), (32, 4, F4), (56, 7, TAPS)]
 )
 def test_what_is_chosen_untuned_for_a_dilated_window(size, dilation, chosen):
     workload = make(
@@ -268,7 +275,7 @@ def test_what_is_chosen_untuned_for_a_dilated_window(size, dilation, chosen):
 
 @pytest.mark.parametrize(("data", "weight", "groups", "chosen"), [
     ("1,128,56,56", "128,4,3,3", 32, LINES), ("1,512,14,14", "512,16,3,3", 32, SPATIAL),
-    ("1,64,64,64", "3,64,3,3", 1, LINES), ("1,64,64,64", "24,64,3,3", 1, F4), ("1,64,8,8", "64,64,3,3", 1, F2),
+    ("1,64,64,64", "3,64,3,3", 1, LINES), ("1,64,64,64", "24,64,3,3", 1, F4_LINES), ("1,64,8,8", "64,64,3,3", 1, F2),
     ("8,512,7,7", "512,512,3,3", 1, F4),
 ])
 def test_what_is_chosen_untuned_for_few_channels_and_for_small_images(data, weight, groups, chosen):
@@ -364,7 +371,7 @@ def test_a_symbolic_image_has_fewer_implementations_than_a_symbolic_batch():
 def test_a_space_for_any_batch_has_the_configurations_of_each():
     for data, weight, attrs, names in CASES:
         symbolic = data.replace("[1,", "[n,").replace("[2,", "[n,")
-        for name in names - {DIRECT, LAST, F2, F4, *IN_BLOCKS}:
+        for name in names - {DIRECT, LAST, F2, F4, F4_LINES, *IN_BLOCKS}:
             whole, own = (space_of(make(d, weight, attrs), name) for d in (symbolic, data))
             assert whole.digest == own.digest
 

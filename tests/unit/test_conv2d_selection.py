@@ -172,15 +172,15 @@ def test_half_of_the_lanes_of_a_group_are_enough_unless_lines_fill_more(channels
 @pytest.mark.parametrize(
     ("channels", "size", "batch", "dilation", "expected"),
     [
-        (512, 7, 1, 1, "spatial_pack"),  # 16 tiles, and 16 MB of weights of F(2×2)
-        (128, 7, 1, 1, "winograd_2x2"),  # 1 MB
-        (512, 7, 2, 1, "winograd_2x2"),
-        (512, 14, 1, 1, "winograd_2x2"),  # 16 tiles of F(4×4), 49 of F(2×2)
-        (96, 14, 1, 1, "winograd_4x4"),
+        (512, 7, 1, 1, "winograd_2x2"),  # 49 pixels, and 36 MB of weights of F(4×4)
+        (512, 5, 1, 1, "spatial_pack"),  # 25 pixels, and 16 MB of F(2×2)
+        (128, 7, 1, 1, "winograd_2x2"),  # 2.3 MB of F(4×4)
+        (96, 7, 1, 1, "winograd_4x4"),  # 1.3 MB
+        (512, 7, 2, 1, "winograd_4x4"), (512, 14, 1, 1, "winograd_4x4"), (96, 14, 1, 1, "winograd_4x4"),
         (256, 28, 1, 1, "winograd_4x4"), (256, 28, 1, 2, "winograd_4x4"),
     ],
 )
-def test_a_transformed_weight_that_waits_for_memory_has_more_than_a_vector_of_tiles(
+def test_few_pixels_do_not_wait_for_a_transformed_weight(
     channels, size, batch, dilation, expected
 ):
     shapes = {"data": f"float32[{batch},{channels},{size},{size}]", "weight": f"float32[{channels},{channels},3,3]"}
@@ -210,14 +210,15 @@ def test_weights_that_leave_the_second_level_come_ahead_of_blocked_images(channe
 @pytest.mark.parametrize(
     ("channels", "size", "out", "expected"),
     [
-        (160, 80, 32, "spatial_pack"), (128, 56, 32, "spatial_pack"), (96, 56, 16, "spatial_pack"),
-        (256, 56, 48, "spatial_pack"),
-        (128, 28, 32, "winograd_4x4"),  # the transformed image stays in the second level
-        (160, 80, 48, "winograd_4x4"), (64, 56, 24, "winograd_4x4"), (256, 56, 64, "winograd_4x4"),
-        (256, 59, 24, "winograd_4x4"),  # no tile of pixels divides a line
+        (160, 80, 32, "winograd_lines_4x4"), (64, 56, 64, "winograd_lines_4x4"), (256, 59, 24, "winograd_lines_4x4"),
+        (128, 28, 128, "winograd_4x4"),  # 2.3 MB of weights; what lies between the stages stays in the second levels
+        (128, 112, 128, "winograd_lines_4x4"),
+        (512, 28, 512, "winograd_4x4"),  # 36 MB of weights for each line of 7 tiles
+        (16, 14, 16, "winograd_4x4"),  # no line of 16 pixels
+        (64, 56, 12, "lines"),  # output channels of less than a vector
     ],
 )
-def test_images_of_many_channels_are_not_transformed_for_few(channels, size, out, expected):
+def test_tasks_take_lines_of_tiles_where_the_weight_is_read_soon(channels, size, out, expected):
     shapes = {"data": f"float32[1,{channels},{size},{size}]", "weight": f"float32[{out},{channels},3,3]"}
     workload = Workload.make("conv2d", shapes, {"padding": 1}, ["weight"])
     target = Target.parse({"kind": "llvm", "mcpu": "emeraldrapids", "num-cores": 2, "l2_bytes": 2 << 20})

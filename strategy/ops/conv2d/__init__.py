@@ -14,13 +14,14 @@
     conv2d_nhwc_amx.cpu            the same of NHWC by AMX, windows unfolded
     conv2d_nhwc_amx_direct.cpu     the same, tiles read from the image
     conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    3×3 without stride, of one group or of groups of several channels
+    conv2d_nchw_winograd_lines_4x4.cpu         the same of one group, some lines of tiles after the other
     depthwise_conv2d_nchw.cpu      as many groups as channels
     depthwise_conv2d_nhwc.cpu      the same of NHWC, where each channel gives one
 
 In NHWC there are also the first and the third, as conv2d_nhwc.cpu and conv2d_nhwc_spatial_pack.cpu. With blocks of
-channels there are conv2d_nchwc.cpu, of one group conv2d_nchwc_spatial_pack.cpu, conv2d_nchwc_winograd_2x2.cpu and
-…_4x4.cpu, and depthwise_conv2d_nchwc.cpu. Any order of the weight's axes goes with each. A symbolic batch goes with all
-but winograd's and those with blocks, and an image of any size with conv2d_nchw_spatial_pack.cpu.
+channels there are conv2d_nchwc.cpu, of one group conv2d_nchwc_spatial_pack.cpu and winograd's three, and
+depthwise_conv2d_nchwc.cpu. Any order of the weight's axes goes with each. A symbolic batch goes with all but
+winograd's and those with blocks, and an image of any size with conv2d_nchw_spatial_pack.cpu.
 """
 
 from __future__ import annotations
@@ -56,11 +57,12 @@ from strategy.ops.conv2d import (
     spatial_pack,
     taps,
     winograd,
-    winograd_blocked,
+    winograd_channels,
+    winograd_lines,
 )
 from strategy.ops.conv2d.layout import in_any_layout, plain_inputs
 from strategy.ops.conv2d.operator import Conv2DAttrs, conv2d
-from strategy.ops.conv2d.transform import F2, F4, Transform, is_narrow
+from strategy.ops.conv2d.transform import F2, F4, Transform
 from strategy.pattern import schedule_plain_cpu
 from strategy.schedule import accumulator, lanes_of
 from strategy.target import Target
@@ -72,7 +74,6 @@ _NARROW = ("bfloat16", "float16", "int8", "uint8")
 _SPATIAL_PACK = "conv2d_nchw_spatial_pack.cpu"
 _BLOCKED = "conv2d_nchwc_spatial_pack.cpu"
 _MOST_IMAGES = 6  # along an axis, of those that winograd's divide a dilated one into
-_MANY = 512  # channels
 
 conv2d_strategy: GenericFunc = get_native_generic_func("conv2d_strategy")
 
@@ -105,13 +106,7 @@ def conv2d_strategy_cpu(
         plain_steps = attrs.strides == attrs.dilation == (1, 1)
         if weight.concrete_shape[2:] == (3, 3) and plain_steps and block_of(attrs.data_layout) > 1:
             plain = plain_type(out_type, attrs.result_layout)
-            two, four = (
-                10 if winograd.waits(transform, attrs, weight, plain, target) else usual
-                for transform, usual in ((F2, 13), (F4, 14))
-            )
-            _add_winograd(found, winograd_blocked, "conv2d_nchwc_winograd", F2, two)
-            if int(weight.shape[1]) >= 16 and min(data.concrete_shape[2:]) >= 8:
-                _add_winograd(found, winograd_blocked, "conv2d_nchwc_winograd", F4, four)
+            _add_winograds(found, attrs, data, weight, plain, target, "conv2d_nchwc_winograd")
     elif depthwise_blocked.is_offered(attrs, data, weight):
         found.add_implementation(
             depthwise_blocked.compute, depthwise_blocked.schedule, "depthwise_conv2d_nchwc.cpu", 15,
@@ -177,7 +172,7 @@ def _add_products(
             lines.compute, lines.schedule, "conv2d_nchw_lines.cpu",
             14 if lines.pays((data, weight), out_type, target) else 8, space=lines.space, prepare=lines.prepare,
         )
-    (_, channels, height, width), (_, _, kernel_h, kernel_w) = data.shape, weight.shape
+    (_, _, height, width), (_, _, kernel_h, kernel_w) = data.shape, weight.shape
     # Vectors of pixels cross the lines of a small image, and some of their lanes are idle; those of channels are not.
     small = int(height) * int(width) // (attrs.strides[0] * attrs.strides[1]) <= 14 * 14
     if taps.is_offered(attrs, (data, weight), out_type):
@@ -197,36 +192,42 @@ def _add_products(
     if not data.shape[0].is_constant or attrs.strides != (1, 1):
         return
     if attrs.groups == 1:
-        square = (kernel_h == 3) & (kernel_w == 3)
-        # Dilation divides the image into as many. Of less than 4 pixels a tile is idle in part: it is still faster
-        # than columns, unless it is one tile alone, and slower than a spatial pack that fills its own.
-        least = [7 * d for d in attrs.dilation]
-        sides = [int(n) / d for n, d in zip((height, width), attrs.dilation, strict=True) if d > 1]
-        # Many images, or of several sizes, take longer to divide and join than to convolve by taps.
-        whole = all(int(n) % d == 0 and d <= _MOST_IMAGES for n, d in zip((height, width), attrs.dilation, strict=True))
-        narrow = is_narrow(weight, out_type, target) and spatial_pack.fills_tiles(out_type)
-        few = im2col.has_few_channels(weight, attrs.groups)
-        level = 10 if few or narrow or min(sides, default=4) < 3 else 11 if min(sides, default=4) < 4 else 13
-        # Larger tiles are fewer, and fill no vectors of a small image; of one with less than 8 pixels they are idle in
-        # part, which only many channels pay for.
-        multiplied = [winograd.multiplications(t, attrs, out_type, lanes) for t in (F2, F4)]
-        is_small = any(int(n) < 8 * d for n, d in zip((height, width), attrs.dilation, strict=True))
-        pays = whole and multiplied[1] < multiplied[0] and (int(channels) >= _MANY or not is_small)
-        two, four = (
-            10 if winograd.waits(transform, attrs, weight, out_type, target) else usual
-            for transform, usual in ((F2, level), (F4, 10 if narrow else 14 if pays else 12))
-        )
-        with SpecializedCondition(square):
-            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F2, two, version=2)
-        # Few channels do not average out the rounding of its transforms; small images fill no tile.
-        with SpecializedCondition(square & (channels >= 16) & (height >= least[0]) & (width >= least[1])):
-            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F4, four, version=2)
+        if weight.concrete_shape[2:] == (3, 3):
+            _add_winograds(strategy, attrs, data, weight, out_type, target, "conv2d_nchw_winograd")
     elif weight.concrete_shape[2:] == (3, 3) and min(int(weight.shape[1]), int(weight.shape[0]) // attrs.groups) >= 8:
         # Untuned, what computes each group apart is faster, or not much slower.
         _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F2, 8, version=2)
         whole = all(int(n) >= 7 * d for n, d in zip((height, width), attrs.dilation, strict=True))
         if int(weight.shape[1]) >= 16 and whole:
             _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F4, 8, version=2)
+
+
+def _add_winograds(
+    strategy: OpStrategy, attrs: Conv2DAttrs, data: TensorType, weight: TensorType, plain: TensorType, target: Target,
+    name: str,
+) -> None:
+    """Add winograd's algorithm for windows of 3×3 and one group, whose output is `plain`."""
+    # Dilation divides the image into as many: of less than 4 pixels a tile is idle in part, and one alone is slower
+    # than a spatial pack that fills its own. Many images take longer to divide and join than to convolve by taps.
+    sides = [int(n) / d for n, d in zip(data.shape[2:], attrs.dilation, strict=True)]
+    dilated = [side for side, d in zip(sides, attrs.dilation, strict=True) if d > 1]
+    divides = max(attrs.dilation) > _MOST_IMAGES or min(dilated, default=4) < 3
+    # Less than a vector of output channels leaves lanes idle.
+    idle = int(weight.shape[0]) < lanes_of(target, accumulator(weight.dtype))
+    slow = divides or idle or im2col.has_few_channels(weight, attrs.groups)
+    usual = {F2: 10 if slow else 11 if min(dilated, default=4) < 4 else 13, F4: 10 if idle else 12 if divides else 14}
+
+    def level(transform: Transform) -> int:
+        return 10 if winograd_channels.waits(transform, weight, plain, target) else usual[transform]
+
+    _add_winograd(strategy, winograd_channels, name, F2, level(F2), version=3)
+    # Few channels do not average out the rounding of its transforms; small images fill no tile.
+    if int(weight.shape[1]) < 16 or min(sides) < 7:
+        return
+    _add_winograd(strategy, winograd_channels, name, F4, level(F4), version=3)
+    if winograd_lines.is_offered(attrs, plain):
+        pays = not idle and winograd_lines.pays(attrs, weight, plain, target)
+        _add_winograd(strategy, winograd_lines, f"{name}_lines", F4, 15 if pays else 9)
 
 
 def _add_spatial_pack(strategy: OpStrategy) -> None:

@@ -7,21 +7,17 @@ Analysis and Improving the Accuracy of Winograd Convolution", 2020).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from strategy.cpu.tile import round_up
-from strategy.schedule import accumulator, compute_stage, dtype_bytes, zero_beyond
-from strategy.target import Target
-from strategy.types import TensorType
+from strategy.schedule import compute_stage, zero_beyond
 
 Matrix = tuple[tuple[float, ...], ...]
 
 KERNEL = 3
-_NARROW = 48  # output channels
 
 
 @dataclass(frozen=True)
@@ -87,17 +83,6 @@ F2 = Transform(
 F4 = _of_points(2 / 3, 3 / 2)
 
 
-def is_narrow(weight: TensorType, out_type: TensorType, target: Target) -> bool:
-    """Return whether transforms of the image, at a constant batch, take longer than multiplications are saved.
-
-    An image of many channels for few of the output, which leaves half of the second level once it is transformed.
-    """
-    out_channels, channels, *_ = weight.concrete_shape
-    pixels = math.prod(int(out_type.shape[axis]) for axis in (0, 2, 3))
-    transformed = F4.alpha**2 * channels * pixels // F4.tile**2 * dtype_bytes(accumulator(weight.dtype))
-    return out_channels <= _NARROW and 4 * out_channels <= channels and transformed > target.l2_bytes // 2
-
-
 def combine(matrix: Matrix, row: Any, values: Sequence[Any]) -> Any:
     """Row `row` of a constant matrix times a vector; the row is only known at run time."""
     from tvm import tirx
@@ -113,15 +98,20 @@ def _weighted(weights: Sequence[float], values: Sequence[Any]) -> Any:
     return sum(terms[1:], terms[0])
 
 
-def weight_columns(transform: Transform, weight: Any, multiple: int) -> Any:
-    """The stage of a weight [o, c, 3, 3] that is transformed down: [alpha, 3, c, o], with zeros to a multiple of o."""
+def weight_columns(transform: Transform, weight: Any, multiple: int, block: int = 1) -> Any:
+    """The stage of a weight [o, c, 3, 3] that is transformed down: [alpha, 3, c, o].
+
+    With zeros to a `multiple` of o and whole blocks of c.
+    """
     out_channels, channels = (int(extent) for extent in weight.shape[:2])
 
     def entry(i: Any, x: Any, c: Any, o: Any) -> Any:
-        numbers = (zero_beyond(weight[o, c, y, x], o, out_channels, multiple) for y in range(KERNEL))
-        return combine(transform.weight, i, list(numbers))
+        numbers = (weight[o, c, y, x] for y in range(KERNEL))
+        whole = (zero_beyond(zero_beyond(n, c, channels, block), o, out_channels, multiple) for n in numbers)
+        return combine(transform.weight, i, list(whole))
 
-    return compute_stage("weight_columns", (transform.alpha, KERNEL, channels, round_up(out_channels, multiple)), entry)
+    shape = (transform.alpha, KERNEL, round_up(channels, block), round_up(out_channels, multiple))
+    return compute_stage("weight_columns", shape, entry)
 
 
 def coefficient(matrix: Matrix, column: int, row: Any, dtype: str) -> Any:

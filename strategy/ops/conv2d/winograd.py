@@ -1,11 +1,11 @@
-"""`conv2d_nchw_winograd_2x2.cpu` and `…_4x4.cpu`: fewer multiplications for 3×3 windows.
+"""`conv2d_nchw_winograd_2x2.cpu` and `…_4x4.cpu` of groups: fewer multiplications for 3×3 windows, tiles in the lanes.
 
 F(m×m, 3×3) takes (m + 2)² multiplications for m² outputs where direct takes 9 m²: 4 and 2.25 for one
 output. After Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015). The weight's
 transform is a preparation, done once for a constant weight. Where the window is dilated by d, every d-th row
-and column is an image of its own. Of several groups a tile's rows are output channels of one.
+and column is an image of its own. A tile's rows are output channels of one group. Where there is one group alone,
+`winograd_channels.py` has channels in the lanes.
 """
-# Over 300 lines: one algorithm, with its space, compute and schedule.
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ from strategy.schedule import (
     Outs,
     accumulator,
     compute_stage,
-    dtype_bytes,
     integer,
     lanes_of,
     start_schedule,
@@ -48,24 +47,6 @@ from strategy.target import Target
 from strategy.types import TensorType
 
 _ORDER = Knob("order", ["points", "channels"])
-
-
-def waits(
-    transform: Transform, attrs: Conv2DAttrs, weight: TensorType, out_type: TensorType, target: Target
-) -> bool:
-    """Return whether the products wait for their weight, at a constant batch.
-
-    It is larger than before its transform. If it leaves the second level and there is only a vector of tiles, each of
-    its numbers is brought for a single multiply-add.
-    """
-    (out_channels, channels, *_), dtype = weight.concrete_shape, accumulator(weight.dtype)
-    weight_bytes = transform.alpha**2 * out_channels * channels * dtype_bytes(dtype)
-    return weight_bytes > target.l2_bytes and _tiles(transform, attrs, out_type) <= lanes_of(target, dtype)
-
-
-def multiplications(transform: Transform, attrs: Conv2DAttrs, out_type: TensorType, lanes: int) -> int:
-    """Those of a pair of channels, in whole vectors of tiles, at a constant batch."""
-    return transform.alpha**2 * int(round_up(_tiles(transform, attrs, out_type), lanes))
 
 
 def space(
