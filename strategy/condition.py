@@ -532,7 +532,7 @@ class SpecializedCondition:
             else:
                 raise ExpressionError(
                     f"SpecializedCondition takes comparisons over shape dimensions "
-                    f"such as m > 16, got {c!r:.80}"
+                    f"such as m > 16, several as arguments or joined by &, got {c!r:.80}"
                 )
         self.clauses = tuple(flat[k] for k in sorted(flat))
 

@@ -52,7 +52,11 @@ class GenericFunc:
         self._target_index = names.index("target")
 
     def set_default(self, func: Callable[..., Any], override: bool = False) -> GenericFunc:
-        """Set the default body."""
+        """Set the default body.
+
+        Raises:
+            GenericFuncError: there is one and `override` is not set, or `func` has no parameter called `target`.
+        """
         if self.default is not None and not override:
             raise GenericFuncError(f"{self.name} already has a default: pass override=True to replace it")
         self._learn(func)
@@ -65,7 +69,8 @@ class GenericFunc:
         """Register a body for each of `keys`: `func`, or the decorated function.
 
         Raises:
-            GenericFuncError: a key has a body already and `override` is not set.
+            GenericFuncError: a key has a body already and `override` is not set, or a body has no parameter called
+                `target`.
         """
         wanted = [keys] if isinstance(keys, str) else list(keys)
 
@@ -102,7 +107,7 @@ class GenericFunc:
         return add
 
     def dispatch(self, target: Target) -> Callable[..., Any]:
-        """The body for `target`."""
+        """The body for `target`; raise as `find`."""
         return self.find(target)[1]
 
     def find(
@@ -111,6 +116,9 @@ class GenericFunc:
         """The matching key of `target` (None for the default) and the body.
 
         For a body with several keys, the key is the first of them. Keys in `skip` are ignored.
+
+        Raises:
+            GenericFuncError: no key has a body, and there is no default.
         """
         for key in target.keys:
             if key in self._by_key and key not in skip:

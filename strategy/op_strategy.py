@@ -170,7 +170,11 @@ class OpStrategy:
 def evaluate(workload: Workload, target: Target) -> OpStrategy:
     """The strategy of the workload's operator for this workload and target.
 
-    It is empty if the operator has no implementation for the target.
+    It is empty if the operator has no implementation for the target. Versions of implementations for processors,
+    whatever the target's keys are, include that of the lowering that they share.
+
+    Raises:
+        OpError: the operator has no strategy, or its strategy returns something else.
     """
     op = workload.operator
     strategy = op.get_attr("FTVMStrategy")
@@ -188,7 +192,7 @@ def evaluate(workload: Workload, target: Target) -> OpStrategy:
         raise OpError(f"the strategy of {op.name} on {target} gives {type(found).__name__}: return its OpStrategy")
     if not any(given.constant for given in workload.inputs[1:]):  # the data are not prepared
         found = found.varying()
-    return found.raised(PROCESSOR_VERSION) if "cpu" in target.keys else found
+    return found.raised(PROCESSOR_VERSION) if target.is_cpu else found
 
 
 def find_body(generic: GenericFunc, target: Target) -> tuple[str | None, Callable[..., Any]] | None:
@@ -217,6 +221,9 @@ def candidates(
     """The implementations of a workload on a target, as data; those that call a library if `libraries`.
 
     Includes those whose condition does not hold, but not those that do not support the symbolic dimensions.
+
+    Raises:
+        OpError: as `evaluate`. ScheduleError: an implementation's space refuses constant shapes.
     """
     found = []
     for condition, implementation in evaluate(workload, target):

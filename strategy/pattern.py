@@ -54,7 +54,8 @@ def register_schedule(
         version: of the implementation, where the compute has changed since `PLAIN_VERSION`.
 
     Raises:
-        OpError: the operator has no compute. GenericFuncError: no parameter is called `target`.
+        OpError: the operator is not registered, has no compute, or has a strategy of this level.
+        GenericFuncError: no parameter is called `target`.
     """
     chosen = schedule if isinstance(schedule, GenericFunc) else generic_func(schedule)
     op = get_registered_op(name)
@@ -106,12 +107,14 @@ def register_cpu_implementations(name: str, add: Callable[..., None]) -> None:
 
 
 def register_injective_schedule(name: str, level: int = 10) -> None:
-    """The schedule of operators whose output elements each depend on few input elements."""
+    """As `register_schedule`, for operators whose output elements each depend on few input elements."""
     register_schedule(name, schedule_injective, level)
 
 
 def register_broadcast_schedule(name: str, level: int = 10, changes: int = 0) -> None:
-    """The schedule of operators that broadcast; on CPUs with constant shapes it can be tuned.
+    """As `register_schedule`, for operators that broadcast.
+
+    On CPUs, for constant shapes, `elementwise.cpu` is added, which can be tuned.
 
     Args:
         name: the operator.
@@ -123,7 +126,7 @@ def register_broadcast_schedule(name: str, level: int = 10, changes: int = 0) ->
 
 
 def register_reduce_schedule(name: str, level: int = 10) -> None:
-    """The schedule of reductions."""
+    """As `register_schedule`, for reductions."""
     register_schedule(name, schedule_reduce, level)
 
 

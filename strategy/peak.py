@@ -52,7 +52,7 @@ def _peak(workload: Workload, target: Target) -> tuple[float, float] | None:
     if target.kind == "cuda":
         cycles = _MARGIN * _GPU_HZ * _GPU_CORES
         return cycles * _GPU_OPERATIONS / width, cycles * _GPU_BYTES
-    if "cpu" in target.keys:
+    if target.is_cpu:
         cycles = _MARGIN * _CORE_HZ * target.threads
         narrow = _MATRIX_UNIT if width <= 2 else 1
         return cycles * 2 * _CORE_BYTES / width * narrow, cycles * _CORE_BYTES

@@ -201,6 +201,11 @@ class Target:
         return "gpu" in KINDS.get(self.kind, ())
 
     @property
+    def is_cpu(self) -> bool:
+        """Return whether its kind is a processor's, whatever its keys are."""
+        return "cpu" in KINDS.get(self.kind, ())
+
+    @property
     def is_arm(self) -> bool:
         return self.triple.startswith(("aarch64", "arm64")) or self.arch.startswith(
             ("neoverse", "cortex", "apple", "ampere", "a64fx")
@@ -362,9 +367,10 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
         raise TargetError("target.kind is missing: name one of cpu, " + ", ".join(KINDS))
     base = _pop_base(kind, options)
     keys = read_words("keys", options.pop("keys", ()))
-    device = options.pop("device", None)
-    if device and (not keys or kind not in ("cpu", *KINDS)):
-        keys = (read_name("device", device), *(keys or base.keys))
+    if device := options.pop("device", None):
+        name = read_name("device", device)
+        # As in TVM: behind given keys, before those of the kind. Old logs of other kinds have it first.
+        keys = (*keys, name) if keys and kind in ("cpu", *KINDS) else (name, *(keys or base.keys))
     capability = dict(base.capability)
     for name in _CAPABILITIES & options.keys():
         capability[name] = read_count(name, options.pop(name))

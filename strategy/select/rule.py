@@ -79,6 +79,9 @@ def choose(
     Args:
         shorter: measurements of the same call with shorter epilogues, the longest first; read only where
             the workload itself has none.
+
+    Raises:
+        SelectionError: no candidate is valid, or two have one name.
     """
     valid = valid_candidates(workload, target, known)
 
@@ -164,6 +167,9 @@ def choose_as_tvm(
     Each tunable implementation takes the lowest mean cost at its own first hit (the target's device model, then its
     keys in order); the cheapest wins whatever its plevel. Without a hit, and for symbolic shapes, the highest
     plevel wins, the first added on a tie.
+
+    Raises:
+        SelectionError: as `choose`.
     """
     valid = valid_candidates(workload, target, known)
     hits: dict[str, History] = {}

@@ -143,6 +143,12 @@ def test_candidates_are_all_implementations_in_order() -> None:
     assert found[0].fallback == Config()
 
 
+def test_versions_have_that_of_the_lowering_whatever_keys_a_processor_has() -> None:
+    board = Target.parse({"kind": "llvm", "keys": ["myboard"]})
+    assert candidates(workload(64), board)[0].version == f"{1 + PROCESSOR_VERSION}.0"
+    assert candidates(workload(64), Target.parse("cuda"))[0].version == "1.0"
+
+
 def test_a_plevel_may_depend_on_constants() -> None:
     def strategy(attrs: ProductAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> OpStrategy:
         found = OpStrategy()

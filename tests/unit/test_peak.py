@@ -51,6 +51,11 @@ def test_peaks_of_real_devices_are_believed(
     assert least_seconds(workload, target) < measured_s
 
 
+def test_a_processor_has_a_peak_whatever_its_keys_are() -> None:
+    board = Target.parse({"kind": "llvm", "keys": ["myboard"], "num-cores": 2})
+    assert least_seconds(dense(512, 512, 512), board) == least_seconds(dense(512, 512, 512), TWO) > CALL_S
+
+
 @pytest.mark.parametrize("tile", [2, 4, 6])
 def test_winograd_is_believed_at_the_peak(tile: int) -> None:
     """F(m×m, 3×3) multiplies (m + 2)² where the window does 9 m²."""
