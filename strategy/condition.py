@@ -415,14 +415,7 @@ class Clause:
         return None if undecided else False
 
     def __bool__(self) -> bool:
-        decided = self.decide()
-        if decided is None:
-            names = ", ".join(sorted(self.variables()))
-            raise UndecidedError(
-                f"'{self}' is undecided: {names} is symbolic here; "
-                "use SpecializedCondition to dispatch on it"
-            )
-        return decided
+        return _as_bool(self)
 
     def evaluate(self, env: Mapping[str, Any]) -> Any:
         """Return whether it holds for the variables in `env`: numbers, or arrays of them."""
@@ -484,6 +477,16 @@ class Clause:
         return f"Clause({self})"
 
 
+def _as_bool(claim: Clause | SpecializedCondition) -> bool:
+    decided = claim.decide()
+    if decided is None:
+        names = ", ".join(sorted(claim.variables()))
+        raise UndecidedError(
+            f"'{claim}' is undecided: {names} is symbolic here; use SpecializedCondition to dispatch on it"
+        )
+    return decided
+
+
 def _canonical(expr: Expr) -> str:
     return repr(expr.to_json())
 
@@ -511,8 +514,8 @@ _stack: ContextVar[tuple[SpecializedCondition, ...]] = ContextVar(
 class SpecializedCondition:
     """A conjunction of clauses over shape dimensions, under which implementations are valid.
 
-    As a context manager, it specialises the implementations added inside. All nested contexts hold (in TVM
-    only the innermost one).
+    It can be used as a bool as a clause can. As a context manager, it specialises the implementations added inside. All
+    nested contexts hold (in TVM only the innermost one).
 
         with SpecializedCondition(m > 16):
             strategy.add_implementation(...)
@@ -561,6 +564,9 @@ class SpecializedCondition:
         if any(r is False for r in results):
             return False
         return None if any(r is None for r in results) else True
+
+    def __bool__(self) -> bool:
+        return _as_bool(self)
 
     def evaluate(self, env: Mapping[str, Any]) -> Any:
         """Return whether it holds for the variables in `env`: numbers, or arrays of them."""

@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any, Self, TypeVar
 
 from strategy.attrs import Attrs
-from strategy.condition import Clause
+from strategy.condition import Clause, SpecializedCondition
 from strategy.generic_func import keep_bodies
 from strategy.suggestion import suggest
 from strategy.types import IncompleteType, TensorType, Type, may_equal
@@ -91,18 +91,20 @@ class TypeReporter:
                 f"{self.op.name}: {self.name(index)} is {known}, but must be {found}"
             )
 
-    def check(self, claim: bool | Clause, index: int, remedy: str) -> None:
+    def check(self, claim: bool | Clause | SpecializedCondition, index: int, remedy: str) -> None:
         """Raise `TypeRelationError` for the argument at `index` if `claim` is certainly false.
 
-        An undecided clause over symbolic dimensions passes, and is checked at run time (`Workload.assumptions`).
+        Undecided clauses over symbolic dimensions pass, and are checked at run time (`Workload.assumptions`).
         """
-        holds = claim
-        if isinstance(claim, Clause):
+        if isinstance(claim, Clause | SpecializedCondition):
             decided = claim.decide()
             holds = decided is not False
             if decided is None:
-                self.assumed.append(claim)
-        if holds is False:
+                clauses = (claim,) if isinstance(claim, Clause) else claim.clauses
+                self.assumed += [c for c in clauses if c.decide() is None]
+        else:
+            holds = bool(claim)
+        if not holds:
             raise TypeRelationError(
                 f"{self.op.name}: {self.name(index)} is {self.types[index]}: {remedy}"
             )

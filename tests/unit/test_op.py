@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from strategy import op as registry
@@ -441,9 +442,13 @@ def test_a_relation_reports_assigns_and_checks():
     assert str(reporter.types[0]) == "float32[m,4]", "what may be equal is kept"
     with pytest.raises(TypeRelationError, match=r"twice: data is float32\[m,4\], but must be int8\[8,4\]"):
         reporter.assign(0, TensorType([8, 4], "int8"))
-    reporter.check(known.shape[0] > 4, 0, "undecided passes")
-    with pytest.raises(TypeRelationError, match=r"twice: data is float32\[m,4\]: too few"):
-        reporter.check(known.shape[1] > 4, 0, "too few")
+    m, four = known.shape
+    reporter.check(m > 4, 0, "undecided passes")
+    reporter.check((m % 2 == 0) & (four == 4), 0, "what is undecided of a conjunction passes")
+    assert list(map(str, reporter.assumed)) == ["m > 4", "(m % 2) == 0"]
+    for false in (four > 4, (m > 4) & (four > 4), np.bool_(False)):
+        with pytest.raises(TypeRelationError, match=r"twice: data is float32\[m,4\]: too few"):
+            reporter.check(false, 0, "too few")
 
 
 def test_a_relation_may_be_called_with_incomplete_types():
