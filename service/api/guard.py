@@ -35,7 +35,7 @@ _NAMESPACED = (
 
 
 def needed(method: str, path: str) -> TokenScope | None:
-    """The scope that a request needs, None if it needs no token; `admin` for unlisted paths."""
+    """The scope that a request needs, None if it needs no token; `admin` for what is neither listed nor a GET."""
     if path.startswith(_OPEN):
         return None
     if path.startswith(_ADMIN):
