@@ -400,6 +400,15 @@ class Clause:
         return repr(data), msgspec.json.encode(data)
 
     @property
+    def equation(self) -> tuple[Expr, Expr] | None:
+        """The sides of a clause that is one equation, a constant on the right; None for another."""
+        first, *others = self.alternatives
+        if others or first.op != "==":
+            return None
+        left, right = first.args
+        return left, right
+
+    @property
     def expression(self) -> Expr:
         """The disjunction as one expression."""
         return _join("or", self.alternatives)

@@ -349,7 +349,11 @@ def get_registered_op(name: str) -> Op:
 
 
 def register_op_attr(name: str, key: str, value: Any = None, level: int = 10) -> Callable[[F], F]:
-    """Set an attribute of an operator to `value`, or to the decorated function."""
+    """Set an attribute of an operator to `value`, or to the decorated function.
+
+    Raises:
+        OpError: the operator is not registered, or has the attribute at this level.
+    """
     op = get_registered_op(name)
 
     def decorate(found: F) -> F:
@@ -367,7 +371,7 @@ def register_compute(name: str, compute: Any = None, level: int = 10) -> Callabl
 
 
 def register_strategy(name: str, strategy: Any = None, level: int = 10) -> Callable[[F], F]:
-    """Register `strategy(attrs, inputs, out_type, target) -> OpStrategy`, a generic function."""
+    """Register `strategy(attrs, inputs, out_type, target) -> OpStrategy`, generic or for all targets."""
     return register_op_attr(name, "FTVMStrategy", strategy, level)
 
 

@@ -211,8 +211,9 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         found = self
         while True:
             for clause in found.assumptions.clauses:
-                a, b = (*clause.alternatives[0].args, None)[:2]
-                if str(clause) == f"{a} == {b}" and a.op == "var" and b.op in ("var", "const"):
+                sides = clause.equation
+                if sides and sides[0].op == "var" and sides[1].op in ("var", "const"):
+                    a, b = sides
                     found = found.bind({str(a): b.args[0] if b.op == "const" else b})
                     break
             else:

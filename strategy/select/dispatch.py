@@ -109,11 +109,9 @@ class DispatchTable(msgspec.Struct, frozen=True, kw_only=True):
         fixed = {}
         for condition, held in zip(self.conditions, holds, strict=True):
             for clause in condition.clauses if held else ():
-                first, *more = clause.alternatives
-                if not more and first.op == "==":
-                    a, b = first.args
-                    if a.op == "var" and a.value is None and b.op == "const":
-                        fixed[str(a)] = int(b.args[0])
+                sides = clause.equation
+                if sides and sides[0].op == "var" and sides[0].value is None and sides[1].op == "const":
+                    fixed[str(sides[0])] = int(sides[1].args[0])
         return fixed
 
     @property
