@@ -21,7 +21,8 @@ from strategy.workload import Workload
 
 # Of inputs, with attributes and output of the operator's own types.
 SpaceFunction = Callable[[Any, Sequence[TensorType], Any, Target], ConfigSpace]
-_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]  # as in the entries of a job
+MAX_NAME = 200  # as in the entries of a job
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class OpStrategy:
         """Add an implementation under the current `SpecializedCondition` contexts.
 
         Raises:
-            OpError: the name is taken in this strategy.
+            OpError: the name is taken in this strategy, empty, too long, or like those of other tools.
         """
         self._add(
             SpecializedCondition.current(),
@@ -129,6 +130,11 @@ class OpStrategy:
         )
 
     def _add(self, condition: SpecializedCondition | None, added: OpImplementation) -> None:
+        if not 0 < len(added.name) <= MAX_NAME or ":" in added.name:
+            raise OpError(
+                f"implementation {added.name!r:.80}: a name has 1 to {MAX_NAME} characters and no ':', which other "
+                "tools' have"
+            )
         if any(i.name == added.name for _, i in self._added):
             raise OpError(f"implementation {added.name!r} is added twice to a strategy: rename one")
         self._added.append((condition, added))

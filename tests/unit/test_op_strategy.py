@@ -127,6 +127,12 @@ def test_a_name_is_given_once() -> None:
     assert len(list(strategy)) == 1
 
 
+@pytest.mark.parametrize("name", ["", "autotvm:conv2d", "a" * 201])
+def test_a_name_is_no_other_tools(name: str) -> None:
+    with pytest.raises(OpError, match="a name has 1 to 200 characters and no ':', which other tools' have"):
+        OpStrategy().add_implementation(print, repr, name)
+
+
 def test_candidates_are_all_implementations_in_order() -> None:
     found = candidates(workload(64), CPU)
     assert [(c.implementation, c.plevel) for c in found] == [
