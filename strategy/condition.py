@@ -489,10 +489,9 @@ class Clause:
 def _as_bool(claim: Clause | SpecializedCondition) -> bool:
     decided = claim.decide()
     if decided is None:
-        names = ", ".join(sorted(claim.variables()))
-        raise UndecidedError(
-            f"'{claim}' is undecided: {names} is symbolic here; use SpecializedCondition to dispatch on it"
-        )
+        names = sorted(claim.variables())
+        symbolic = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} symbolic here"
+        raise UndecidedError(f"'{claim}' is undecided: {symbolic}; use SpecializedCondition to dispatch on it")
     return decided
 
 

@@ -280,7 +280,7 @@ def test_what_is_certain_is_decided_though_symbolic() -> None:
 
 def test_a_conjunction_is_no_truth_of_its_own() -> None:
     """An `if` of a strategy over `(m > 16) & (n == 1)` is decided, or an error, as over `m > 16`."""
-    with pytest.raises(UndecidedError, match=r"'\(m > 16\) & \(n == 1\)' is undecided: m, n is symbolic here"):
+    with pytest.raises(UndecidedError, match=r"'\(n == 1\) & \(m > 16\)' is undecided: m, n are symbolic here"):
         bool((m > 16) & (n == 1))
     assert not (m > 16) & (Dim(2) == 1)
     assert (Dim(17) > 16) & (Dim(1) == 1)
