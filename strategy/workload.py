@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from strategy.attrs import Attrs
-from strategy.condition import SpecializedCondition
+from strategy.condition import Expr, SpecializedCondition
 from strategy.op import Op, find_op, get_op
 from strategy.suggestion import suggest
 from strategy.types import Dim, TensorType, TupleType, Type, require_size
@@ -273,8 +273,8 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         """Return whether every dimension is known."""
         return all(i.tensor.is_constant for i in self.operands if i is not None)
 
-    def bind(self, dims: Mapping[str, int]) -> Workload:
-        """The workload with symbols replaced by sizes."""
+    def bind(self, dims: Mapping[str, int | Expr]) -> Workload:
+        """The workload with symbols replaced by sizes, or by other dimensions."""
 
         def bound(given: Input) -> Input:
             kind = given.tensor
