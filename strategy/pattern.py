@@ -54,8 +54,7 @@ def register_schedule(
         version: of the implementation, where the compute has changed since `PLAIN_VERSION`.
 
     Raises:
-        OpError: the operator is not registered, has no compute, or has a strategy of this level.
-        GenericFuncError: no parameter is called `target`.
+        OpError: the operator has no compute, or a strategy of this level. GenericFuncError: no parameter is `target`.
     """
     chosen = schedule if isinstance(schedule, GenericFunc) else generic_func(schedule)
     op = get_registered_op(name)
@@ -112,9 +111,7 @@ def register_injective_schedule(name: str, level: int = 10) -> None:
 
 
 def register_broadcast_schedule(name: str, level: int = 10, changes: int = 0) -> None:
-    """As `register_schedule`, for operators that broadcast.
-
-    On CPUs, for constant shapes, `elementwise.cpu` is added, which can be tuned.
+    """As `register_schedule`, for operators that broadcast; on CPUs with constant shapes they can be tuned.
 
     Args:
         name: the operator.

@@ -62,7 +62,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     def _repr_html_(self) -> str:
         rows = []
         for rival in self.rivals:
-            known = "" if rival.valid else f"not valid: needs {rival.condition}"
+            known = "" if rival.valid else f"not valid: needs {rival.condition or 'constant shapes'}"
             last = known or str(rival.level or "")
             row = (rival.implementation, str(rival.plevel), *time_cells(rival.estimate), last)
             rows.append((row, rival.implementation == self.implementation))

@@ -25,9 +25,10 @@ def valid_candidates(workload: Workload, target: Target, known: Sequence[Candida
     require_some(workload, target, known)
     valid = [c for c in known if holds(c, workload)]
     if not valid:
+        or_symbolic = "" if workload.is_constant else ", or they need constant shapes"
         raise SelectionError(
             f"no implementation of {workload.op} is valid for {workload} on {target}"
-            f": {len(known)} exist, but their conditions fail"
+            f": {len(known)} exist, but their conditions fail{or_symbolic}"
         )
     return valid
 
@@ -46,11 +47,13 @@ def require_some(workload: Workload, target: Target, known: Sequence[Candidate])
 
 
 def holds(candidate: Candidate, workload: Workload) -> bool:
-    """Return whether the candidate's condition certainly holds; an undecidable one does not.
+    """Return whether the candidate's condition certainly holds, and it can be lowered; an undecidable one does not.
 
     Raises:
         SelectionError: the condition has a variable that is no dimension of the workload.
     """
+    if not (candidate.symbolic or candidate.foreign or workload.is_constant):
+        return False
     if candidate.condition is None:
         return True
     decided = candidate.condition.decide()

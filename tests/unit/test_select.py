@@ -724,6 +724,18 @@ def test_policy_tvm_does_not_look_at_records_for_symbolic_shapes() -> None:
     assert choose_as_tvm(workload(8), TARGET, known, [line]).implementation == "a"
 
 
+@pytest.mark.parametrize("policy", ["plevel", "tvm"])
+def test_what_needs_constant_shapes_is_not_selected_for_symbolic_ones(policy: Policy) -> None:
+    known = [Candidate("a", "1.0", 10, None, SPACE), Candidate("b", "1.0", 15, None, SPACE, symbolic=False)]
+    for rows, expected in (("m", "a"), (8, "b")):
+        found = select(workload(rows), TARGET, Records(), offered=known, policy=policy)
+        assert found.implementation == expected
+        assert {r.implementation: r.valid for r in found.rivals} == {"a": True, "b": rows == 8}
+    assert "not valid: needs constant shapes" in select(workload("m"), TARGET, Records(), offered=known)._repr_html_()
+    with pytest.raises(SelectionError, match="1 exist, but their conditions fail, or they need constant shapes"):
+        select(workload("m"), TARGET, Records(), offered=known[1:], policy=policy)
+
+
 # ---- answers that are kept --------------------------------------------------------------------
 
 
