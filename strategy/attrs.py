@@ -201,6 +201,7 @@ class Attrs:
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
+        """Parse the JSON form, in which attributes with a default may be missing; raise `AttrsError`."""
         if not isinstance(data, Mapping):
             raise AttrsError(f"{cls.__name__}: expected an object of attributes, got {data!r:.80}")
         return cls(**{str(k): v for k, v in data.items()})

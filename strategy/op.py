@@ -121,7 +121,7 @@ class TypeReporter:
         return found
 
     def known(self, index: int) -> TensorType:
-        """The tensor type at `index`; while it is unknown, the relation ends here, and is run again later."""
+        """As `tensor`; while the type is unknown, the relation ends here, and is run again later."""
         found = self.tensor(index)
         if found is None:
             raise UnknownTypeError
@@ -174,6 +174,7 @@ class Op:
         return self
 
     def add_argument(self, name: str, kind: str, description: str) -> Self:
+        """Add the next argument; `kind` is `Tensor`, or `Tuple` for any number of tensors."""
         self.arguments.append(Argument(name, kind, description))
         return self
 
@@ -187,10 +188,20 @@ class Op:
         return self
 
     def add_type_rel(self, name: str, relation: TypeRelation) -> Self:
+        """Set `relation(types, attrs, reporter) -> bool`, False while a type that it needs is unknown.
+
+        `types` are those of the arguments, then of the output; any may be incomplete. The relation derives and checks
+        types by the reporter, whose errors it lets pass.
+        """
         self.type_rel_name, self.type_rel = name, relation
         return self
 
     def set_attr(self, key: str, value: Any, level: int = 10) -> Self:
+        """Set an attribute, unless it is known at a higher level.
+
+        Raises:
+            OpError: it is known at this level.
+        """
         if key in self._attrs:
             known = self._attrs[key][1]
             if level == known:
@@ -219,7 +230,11 @@ class Op:
         self._attrs.pop(key, None)
 
     def solve(self, reporter: TypeReporter, attrs: Attrs) -> bool:
-        """Run the type relation; return whether it had the types that it needs."""
+        """Run the type relation; return whether it had the types that it needs.
+
+        Raises:
+            OpError: there is none. TypeRelationError: the types do not fit.
+        """
         if self.type_rel is None:
             raise OpError(f"{self.name} has no type relation: add one with add_type_rel")
         try:

@@ -131,7 +131,11 @@ class ConfigSpace:
 
     @cached_property
     def fallback(self) -> Config:
-        """The configuration used without tuning."""
+        """The configuration used without tuning.
+
+        Raises:
+            SpaceError: the given one is invalid, or none is given and no valid one was found.
+        """
         if self._given is not None:
             given = self._given() if callable(self._given) else self._given
             try:
@@ -150,7 +154,11 @@ class ConfigSpace:
         return self._by_name[name]
 
     def config(self, index: int) -> Config:
-        """The configuration at `index` of `size`, which may violate constraints (see `contains`)."""
+        """The configuration at `index`, which may violate constraints (see `contains`).
+
+        Raises:
+            ConfigError: `index` is not below `size`.
+        """
         if not 0 <= index < self.size:
             raise ConfigError(f"index {index} is out of range 0 … {self.size - 1}")
         values = {}

@@ -224,6 +224,7 @@ class Target:
         return self.capability.get("l3_bytes", 8 * 1024 * 1024)
 
     def with_threads(self, threads: int) -> Target:
+        """The same target with another number of threads; raise `TargetError` if it is below 1."""
         if threads < 1:
             raise TargetError(f"threads = {threads}: must be at least 1")
         return Target.parse({**self.to_json(), "num-cores": threads})
