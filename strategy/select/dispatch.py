@@ -129,7 +129,10 @@ class DispatchTable(msgspec.Struct, frozen=True, kw_only=True):
 
     def _when(self, row: Row) -> str:
         pairs = zip(self.conditions, row.holds, strict=True)
-        return " and ".join(str(c) if holds else f"not ({c})" for c, holds in pairs) or "always"
+        shown = [str(c) if holds else f"not ({c})" for c, holds in pairs]
+        if len(shown) > 1:  # `and` binds more loosely than the `|` of a clause
+            shown = [f"({text})" if text.startswith("(") else text for text in shown]
+        return " and ".join(shown) or "always"
 
 
 def dispatch(

@@ -91,6 +91,14 @@ def test_a_row_says_how_its_times_were_taken() -> None:
     assert "timed with" not in own.explanation
 
 
+def test_a_row_names_its_conditions_unambiguously() -> None:
+    offered = [candidate("common", 5), candidate("one", 20, m == 1), candidate("some", 15, (m > 16) | (m == 4))]
+    shown = dispatch(workload("m"), TARGET, NOTHING, offered=offered).explanation
+    assert "not (m == 1) and ((m == 4) | (m > 16)): some (plevel; no shape on record)" in shown
+    alone = dispatch(workload("m"), TARGET, NOTHING, offered=[offered[0], offered[2]]).explanation
+    assert alone.startswith("(m == 4) | (m > 16): some")
+
+
 def test_libraries_can_be_left_out() -> None:
     types = {"data": "float32[m,64]", "weight": "float32[128,64]"}
     asked = Workload.make("dense", types, constants=["weight"])
