@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
@@ -289,12 +290,22 @@ def register_op(name: str) -> Op:
     return _ops[name]
 
 
-@cache
+# While packages are loaded, of this thread or task.
+_loads: ContextVar[bool] = ContextVar("loads", default=False)
+
+
 def _load_installed() -> None:
     """Import plevel's operators, and those of packages in the entry-point group `plevel.ops`.
 
-    A package whose operators cannot be loaded is skipped with a warning.
+    A package whose operators cannot be loaded is skipped with a warning. One that looks an operator up while it is
+    loaded loads no others, whose registrations would be undone with its own.
     """
+    if not _loads.get():
+        _load_all()
+
+
+@cache
+def _load_all() -> None:
     from importlib.metadata import entry_points  # slow to import
 
     for module in _modules:
@@ -302,6 +313,7 @@ def _load_installed() -> None:
     for entry in entry_points(group="plevel.ops"):
         before = {op: dict(op._attrs) for op in _ops.values()}
         put_back = keep_bodies()
+        loads = _loads.set(True)
         try:
             entry.load()
         except (Exception, SystemExit) as error:  # another package may raise anything
@@ -318,6 +330,8 @@ def _load_installed() -> None:
                 "correct or remove the package",
                 package, entry.name, entry.value, type(error).__name__, " ".join(str(error).split()),
             )
+        finally:
+            _loads.reset(loads)
 
 
 def find_op(name: str) -> Op | None:

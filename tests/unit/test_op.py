@@ -309,6 +309,19 @@ def test_a_package_that_cannot_be_loaded_is_reported_once_and_left_out(tmp_path,
     )
 
 
+def test_a_package_that_cannot_be_loaded_takes_no_other_with_it(tmp_path):
+    """It looks an operator up, for which packages are loaded, and fails after that."""
+    later = tmp_path / "later"
+    later.mkdir()
+    make_package(tmp_path, "broken", "from strategy.op import get_op\nget_op('dense')\nraise ValueError('one')")
+    make_package(later, "sound", "from strategy.op import get_op, register_op\nget_op('dense')\nregister_op('whole')\n")
+    look_up = "from strategy.op import get_op\nprint(get_op('whole').name)"
+    program = f"import sys\nsys.path.append({str(later)!r})\n{look_up}"
+    done = run_with_packages(tmp_path, "-c", program)
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
+    assert done.stderr.count("are left out: ValueError: one") == 1
+
+
 @pytest.mark.full
 def test_commands_go_on_without_a_package_that_cannot_be_loaded(tmp_path):
     make_package(tmp_path, "broken", "1 / 0")
