@@ -335,13 +335,16 @@ def test_elsewhere_it_is_not_offered(spec):
         assert not any(i.name.endswith("_dot.cpu") for _, i in evaluate(workload, ZEN4))
 
 
-@pytest.mark.parametrize("m", [1, 16, 128])
+@pytest.mark.parametrize("m", [1, 7, 14, 16, 128])
 def test_a_tenth_of_the_space_is_valid(m):
     for kind, weight in (("bfloat16", "bfloat16"), ("uint8", "int8")):
         image = convolution(f"{kind}[1,64,{m},{m}]", f"{weight}[64,64,3,3]", padding=1)
         last = convolution(f"{kind}[1,{m},{m},64]", f"{weight}[64,64,3,3]", padding=1, data_layout="NHWC")
+        pixels = convolution(f"{kind}[1,{m},{m},64]", f"{weight}[1024,64,1,1]", data_layout="NHWC")
         dense = product(f"{kind}[{m},768]", f"{weight}[3072,768]")
-        for workload, name in ((dense, "dot"), (image, "nchw_dot"), (image, "nchw_dot_direct"), (last, "nhwc_dot")):
+        for workload, name in (
+            (dense, "dot"), (image, "nchw_dot"), (image, "nchw_dot_direct"), (last, "nhwc_dot"), (pixels, "nhwc_dot"),
+        ):
             spaces = {c.implementation: c.space for c in candidates(workload, ZEN4)}
             space = spaces[f"{workload.op}_{name}.cpu"]
             size = np.prod([len(k.values) for k in space.knobs])

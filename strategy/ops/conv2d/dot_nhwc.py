@@ -20,7 +20,6 @@ from strategy.cpu.tile import (
     VECTORS,
     accumulators,
     best_tile_of,
-    block_knob,
     largest_divisor,
     one_order,
     register_constraint,
@@ -35,7 +34,7 @@ from strategy.ops.conv2d.dot_form import Form, copied, prepare, unfolded
 from strategy.ops.conv2d.layout import plain_inputs
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import schedule_padding
-from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, idle_window, split_groups
+from strategy.ops.conv2d.product import INNER, Geometry, fitting_blocks, idle_window, split_groups
 from strategy.schedule import Outs, compute_stage, find_stages, integer, store_tile, unroll_tile
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -79,6 +78,10 @@ def space(
         """The number of lines that tasks share, or of tiles where these may go over lines."""
         return int(-(-across // rows)) if form.is_flat else int(geometry.out_h)
 
+    # Tiles over lines have two blocks that divide numbers of them.
+    o_blocks = fitting_blocks([-(-o // w) for w in widths], 4 if form.is_flat else len(widths))
+    p_blocks = fitting_blocks([parts(r) for r in high.values], 6)
+
     def fallback() -> dict[str, Any]:
         rows, width = best_tile_of(across, o, lanes, target.vector_registers, target.multiply_adds)
         panels, count = -(-o // width) * geometry.groups * int(geometry.batch), parts(rows)
@@ -89,7 +92,7 @@ def space(
             "window": "rows",
             "unroll": largest_divisor((1, 2, 4), words, max(1, 4 // geometry.kernel_w)),
             "o_block": 1,
-            "p_block": largest_divisor(BLOCKS, count, -(-count // target.threads) if shared else count),
+            "p_block": largest_divisor(p_blocks, count, -(-count // target.threads) if shared else count),
             "inner": "pixels",
             "copied": choices[-1],
         }
@@ -100,8 +103,8 @@ def space(
             high,
             _WINDOW,
             Knob("unroll", [u for u in (1, 2, 4, 8) if words % u == 0]),
-            block_knob("o_block", BLOCKS, o, wide),
-            Knob("p_block", [b for b in BLOCKS if any(parts(r) % b == 0 for r in high.values)]),
+            Knob("o_block", o_blocks),
+            Knob("p_block", p_blocks),
             INNER,
             Knob("copied", choices),
         ],

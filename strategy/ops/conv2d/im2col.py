@@ -35,9 +35,9 @@ from strategy.ops.conv2d.pad import (
     schedule_split,
 )
 from strategy.ops.conv2d.product import (
-    BLOCKS,
     INNER,
     Geometry,
+    fitting_blocks,
     pack_rows,
     product,
     schedule_packing,
@@ -93,7 +93,9 @@ def space_of_columns(
     lanes, o = lanes_of(target, dtype), geometry.out_channels
     column_bytes = geometry.depth * geometry.out_w * dtype_bytes(dtype)
     high, wide = up_to("rows", ROWS, 2 * o, "layout"), width_knob(lanes, geometry.pixels)
-    blocks, heights = _blocks(o, high.values), _heights(geometry.out_h, geometry.out_w, wide.values)
+    sizes: Sequence[Any] = high.values
+    blocks = [0, *fitting_blocks([-(-o // r) for r in sizes], 3)]  # 0 is all
+    heights = _heights(geometry.out_h, geometry.out_w, wide.values)
     window = geometry.kernel_h * geometry.kernel_w
     whole = [w for v in VECTORS if (w := v * lanes) in wide.values and geometry.out_w % w == 0 and window > 1]
 
@@ -180,12 +182,6 @@ def space_of_columns(
             )
         },
     )
-
-
-def _blocks(out_channels: int, rows: Sequence[Any]) -> list[int]:
-    """Numbers of tiles of a task that fit a third of the sizes of tiles, so that draws are often valid; 0 is all."""
-    counts = [-(-out_channels // r) for r in rows]
-    return [0, *(b for b in BLOCKS if b == 1 or 3 * sum(n % b == 0 for n in counts) >= len(counts))]
 
 
 def _heights(out_h: int, out_w: int, widths: Sequence[Any]) -> list[int]:

@@ -86,6 +86,14 @@ class Geometry:
         return self.out_h * self.out_w
 
 
+def fitting_blocks(counts: Sequence[int], part: int) -> list[int]:
+    """The numbers of tiles of a task that divide those of at least one in `part` sizes of tiles, `counts` of each.
+
+    Draws of a block and of a tile are then often valid together.
+    """
+    return [b for b in BLOCKS if part * sum(n % b == 0 for n in counts) >= len(counts)]
+
+
 def idle_window(geometry: Geometry) -> dict[str, Clause]:
     """The condition under which the knob `window` is idle: a window of one pixel has no loops."""
     return {"window": ALWAYS} if geometry.kernel_h == geometry.kernel_w == 1 else {}
