@@ -160,7 +160,7 @@ def _add_products(
     """Add im2col and what takes the place of it."""
     lanes = lanes_of(target, accumulator(data.dtype))
     # On a tie the first is taken.
-    unfolds = im2col.pays(weight, out_type, attrs.groups, lanes)
+    unfolds = im2col.pays(weight, out_type, attrs.groups, target)
     strategy.add_implementation(
         im2col.compute, im2col.schedule, "conv2d_nchw_im2col.cpu", 11 if unfolds else 10, version=3,
         space=im2col.space, prepare=im2col.prepare,

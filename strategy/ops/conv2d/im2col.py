@@ -61,9 +61,13 @@ def has_few_channels(weight: TensorType, groups: int) -> bool:
     return int(weight.shape[1]) < 8 or (groups > 1 and int(weight.shape[0]) < 8 * groups)
 
 
-def pays(weight: TensorType, out_type: TensorType, groups: int, lanes: int) -> bool:
+def pays(weight: TensorType, out_type: TensorType, groups: int, target: Target) -> bool:
     """Return whether windows of a constant image are unfolded untuned, rather than read by a spatial pack."""
-    in_place = int(out_type.shape[3]) % lanes == 0  # columns may be read where they lie
+    lanes, columns = lanes_of(target, accumulator(weight.dtype)), int(out_type.shape[3])
+    # Columns are read where they lie by tiles that divide a line. A tile of one vector loads a number of the weight for
+    # each multiply-add: a processor with two in a cycle waits for these loads.
+    least = 2 * lanes if target.multiply_adds > 1 else lanes
+    in_place = any(columns % (v * lanes) == 0 for v in VECTORS if v * lanes >= least)
     # Over a large window sums are long, and copying its columns takes as long as turning.
     is_long = groups == 1 and math.prod(weight.concrete_shape[1:]) >= _LONG
     return has_few_channels(weight, groups) and (in_place or not is_long)

@@ -17,7 +17,7 @@ from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d import Conv2DAttrs, im2col, spatial_pack
 from strategy.ops.conv2d_transpose.operator import Conv2DTransposeAttrs
 from strategy.pattern import register_cpu_implementations
-from strategy.schedule import Outs, compute_stage, lanes_of
+from strategy.schedule import Outs, compute_stage
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import TensorType
@@ -182,7 +182,7 @@ def _add(
     if known and widened.serves(inputs, out_type):
         found, phases = OpStrategy(), _Phases.of(attrs, inputs, widened.wide_type(out_type))
         _, weight, made = phases.types
-        unfolds = im2col.pays(weight, made, phases.groups, lanes_of(target, made.dtype))
+        unfolds = im2col.pays(weight, made, phases.groups, target)
         unfolds = unfolds or not spatial_pack.fills_tiles(made)
         _add_by_phases(found, im2col, phases, "conv2d_transpose_im2col.cpu", 12 if unfolds else 10, 6)
         _add_by_phases(found, spatial_pack, phases, "conv2d_transpose_spatial_pack.cpu", 11, 10)
