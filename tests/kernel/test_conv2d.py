@@ -150,6 +150,15 @@ CASES = [
     ("float64[1,2,9,8,8]", "float64[16,1,5,3]",
      {"groups": 16, "padding": [2, 1], "dilation": [1, 2], "data_layout": "NCHW8c"}, {BLOCKED, BLOCKED_DEPTHWISE}),
     ("float32[1,2,9,8,8]", "float32[32,4,3,3]", {"groups": 4, "data_layout": "NCHW8c"}, {BLOCKED}),
+    ("float32[1,4,9,8,8]", "float32[32,8,3,3]", {"groups": 4, "padding": 1, "data_layout": "NCHW8c"},
+     {BLOCKED, BLOCKED_SPATIAL}),
+    ("float64[2,6,9,7]", "float64[48,3,1,1]", {"groups": 2, "strides": 2, "out_layout": "NCHW8c"},
+     {BLOCKED, BLOCKED_SPATIAL}),
+    ("float32[1,2,17,21,8]", "float32[16,16,3,3]", {"padding": [2, 3], "dilation": [2, 1], "data_layout": "NCHW8c"},
+     {BLOCKED, BLOCKED_SPATIAL, BLOCKED_F2, BLOCKED_F4}),
+    ("float64[2,1,7,11,8]", "float64[16,8,3,3]",
+     {"padding": 3, "dilation": 3, "data_layout": "NCHW8c", "out_layout": "NCHW16c"},
+     {BLOCKED, BLOCKED_SPATIAL, BLOCKED_F2}),
     ("float32[1,2,9,8,8]", "float32[5,16,3,3]", {"data_layout": "NCHW8c", "out_layout": "NHWC"}, {BLOCKED}),
     ("int8[1,1,8,8,8]", "int8[8,8,3,3]", {"out_dtype": "int32", "data_layout": "NCHW8c"}, {BLOCKED}),
     ("float16[1,2,9,8,8]", "float16[8,16,3,3]", {"padding": 1, "data_layout": "NCHW8c"},
@@ -275,6 +284,13 @@ def test_what_is_chosen_untuned_for_a_dilated_window(size, dilation, chosen):
     found = candidates(workload, Target.parse("llvm -mcpu=znver4"))
     valid = [c for c in found if c.condition is None or c.condition.decide()]
     assert max(valid, key=lambda c: c.plevel).implementation == chosen
+
+
+@pytest.mark.parametrize(("size", "dilation", "chosen"), [(56, 2, BLOCKED_F4), (28, 12, BLOCKED_SPATIAL)])
+def test_what_is_chosen_untuned_for_a_dilated_window_of_a_blocked_image(size, dilation, chosen):
+    attrs = {"padding": dilation, "dilation": dilation, "data_layout": "NCHW16c"}
+    workload = make(f"float32[1,4,{size},{size},16]", "float32[64,64,3,3]", attrs)
+    assert max(candidates(workload, Target.parse("llvm -mcpu=znver5")), key=lambda c: c.plevel).implementation == chosen
 
 
 @pytest.mark.parametrize(("data", "weight", "groups", "chosen"), [
@@ -424,6 +440,17 @@ def test_any_configuration_of_any_shape(
     check(workload, name, space and space.sample(rng, 1)[0])
 
 
+@pytest.mark.parametrize("width", [8, 16, 24])
+def test_panels_of_blocked_images_are_of_one_group(width):
+    weight = f"float32[{2 * width},16,3,3]"
+    workload = make("float32[1,4,6,7,8]", weight, {"groups": 2, "padding": 1, "data_layout": "NCHW8c"})
+    space = space_of(workload, BLOCKED_SPATIAL)
+    assert all(width % wide == 0 for wide in space["width"].values)
+    for wide in space["width"].values:
+        blocks = max(b for b in space["o_block"].values if 2 * width // wide % b == 0)
+        check(workload, BLOCKED_SPATIAL, {**space.fallback, "rows": 7, "width": wide, "o_block": blocks, "p_block": 2})
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_epilogue_joins_the_output(name):
@@ -524,6 +551,8 @@ def test_every_shape_has_a_fallback(
         made.append(make(data, f"float32[{out},{channels},{kernel},{kernel}]", attrs | {"out_layout": layout}))
         made.append(make(blocks, f"float32[{out},{whole},{kernel},{kernel}]", blocked))
         made.append(make(blocks, f"float32[{whole},1,{kernel},{kernel}]", blocked | {"groups": whole}))
+        three = f"float32[{batch},{3 * whole // block},{height},{width},{block}]"
+        made.append(make(three, f"float32[{3 * out},{whole},{kernel},{kernel}]", blocked | {"groups": 3}))
     for workload in made:
         for space in valid(workload, target).values():
             assert space is None or space.contains(space.fallback)

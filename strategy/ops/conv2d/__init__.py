@@ -19,8 +19,8 @@
     depthwise_conv2d_nhwc.cpu      the same of NHWC, where each channel gives one
 
 In NHWC there are also the first and the third, as conv2d_nhwc.cpu and conv2d_nhwc_spatial_pack.cpu. With blocks of
-channels there are conv2d_nchwc.cpu, of one group conv2d_nchwc_spatial_pack.cpu and winograd's three, and
-depthwise_conv2d_nchwc.cpu. Any order of the weight's axes goes with each. A symbolic batch goes with all but
+channels there are conv2d_nchwc.cpu, of groups of whole blocks conv2d_nchwc_spatial_pack.cpu, of one group winograd's
+three, and depthwise_conv2d_nchwc.cpu. Any order of the weight's axes goes with each. A symbolic batch goes with all but
 winograd's and those with blocks, and an image of any size with conv2d_nchw_spatial_pack.cpu.
 """
 
@@ -98,20 +98,20 @@ def conv2d_strategy_cpu(
     if not all(d.is_constant for d in (*data.shape, *weight.shape)):
         return strategy
     found = OpStrategy()
-    if attrs.groups == 1:
-        found.add_implementation(
-            blocked.compute, blocked.schedule, _BLOCKED, 12,
-            space=blocked.space, prepare=blocked.prepare,
-        )
-        plain_steps = attrs.strides == attrs.dilation == (1, 1)
-        if weight.concrete_shape[2:] == (3, 3) and plain_steps and block_of(attrs.data_layout) > 1:
-            plain = plain_type(out_type, attrs.result_layout)
-            _add_winograds(found, attrs, data, weight, plain, target, "conv2d_nchwc_winograd")
-    elif depthwise_blocked.is_offered(attrs, data, weight):
+    if depthwise_blocked.is_offered(attrs, data, weight):
         found.add_implementation(
             depthwise_blocked.compute, depthwise_blocked.schedule, "depthwise_conv2d_nchwc.cpu", 15,
             space=depthwise_blocked.space, prepare=depthwise_blocked.prepare,
         )
+    elif blocked.is_offered(attrs, weight):
+        found.add_implementation(
+            blocked.compute, blocked.schedule, _BLOCKED, 12,
+            space=blocked.space, prepare=blocked.prepare,
+        )
+    is_square = weight.concrete_shape[2:] == (3, 3) and attrs.strides == (1, 1)
+    if attrs.groups == 1 and is_square and block_of(attrs.data_layout) > 1:
+        plain = plain_type(out_type, attrs.result_layout)
+        _add_winograds(found, attrs, data, weight, plain, target, "conv2d_nchwc_winograd")
     strategy.extend(widened.for_types(found, inputs, {_BLOCKED: lambda attrs, _: not any(attrs.padding)}))
     return strategy
 
@@ -158,7 +158,6 @@ def _add_products(
     target: Target,
 ) -> None:
     """Add im2col and what takes the place of it."""
-    lanes = lanes_of(target, accumulator(data.dtype))
     # On a tie the first is taken.
     unfolds = im2col.pays(weight, out_type, attrs.groups, target)
     strategy.add_implementation(

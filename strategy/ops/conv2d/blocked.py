@@ -2,7 +2,8 @@
 
 The channels of a block lie together: a tile reads those of a pixel from a cache line, each broadcast to all lanes, and
 is written as it is. The data may be of NCHW, too, as that of a network's first layer, or of blocks of another size
-than the result's. The weight is packed into panels [ceil(o / width), c / block, kh, kw, block, width].
+than the result's. The weight is packed into panels [ceil(o / width), c / block, kh, kw, block, width]. Groups are of
+whole blocks, and panels of one group.
 """
 
 from __future__ import annotations
@@ -52,6 +53,13 @@ _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
 _AHEAD = Knob("ahead", [False, True])
 
 
+def is_offered(attrs: Conv2DAttrs, weight: TensorType) -> bool:
+    """Return whether no block of the data, nor of the result, is of two groups, for a weight of OIHW."""
+    out_channels, channels, *_ = weight.concrete_shape
+    of_data, of_result = block_of(attrs.data_layout), block_of(attrs.result_layout)
+    return attrs.groups == 1 or (channels % of_data == 0 and out_channels // attrs.groups % of_result == 0)
+
+
 def lanes_of_block(attrs: Conv2DAttrs, dtype: str, target: Target) -> int:
     """Those of a vector of one block's channels."""
     return min(lanes_of(target, accumulator(dtype)), block_of(attrs.result_layout))
@@ -64,23 +72,28 @@ def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
     `by_task`: each then has whole lines, and pads those that it reads.
     """
     plain = plain_inputs(attrs, inputs)
-    geometry, pads = Geometry.of(plain, plain_type(out_type, attrs.result_layout)), is_large(attrs, plain[0])
+    geometry = Geometry.of(plain, plain_type(out_type, attrs.result_layout))
+    own, out_channels = geometry.out_channels, geometry.groups * geometry.out_channels
+    pads = geometry.groups == 1 and is_large(attrs, plain[0])
     lanes, block, out_w = lanes_of_block(attrs, inputs[0].dtype, target), block_of(attrs.data_layout), geometry.out_w
     # A tile is a part of a row of the image, or whole rows; of windows of one pixel any pixels.
     fitting = [
         r for r in ROWS
         if r <= geometry.pixels and (_is_flat(attrs, geometry) or out_w % r == 0 or r % out_w == 0)
     ]
-    widths = tuple(v * lanes for v in VECTORS if v == 1 or (v - 1) * lanes < geometry.out_channels)
+    widths = tuple(
+        v * lanes for v in VECTORS
+        if (v == 1 or (v - 1) * lanes < own) and (geometry.groups == 1 or own % (v * lanes) == 0)
+    )
     high, wide = Knob("rows", fitting), Knob("width", widths, "layout")
 
     def fallback() -> dict[str, Any]:
         registers, multiply_adds = target.vector_registers, target.multiply_adds
         few = [r for r in fitting if r <= 14]
-        best = [best_tile_of(r, geometry.out_channels, lanes, registers, multiply_adds) for r in few]
-        whole = [(r, w) for r, w in best if r in fitting]
+        best = [best_tile_of(r, own, lanes, registers, multiply_adds) for r in few]
+        whole = [(r, w) for r, w in best if r in fitting and w in widths]
         rows, width = max(whole, key=lambda t: (t[0] * t[1], t[1]), default=(1, lanes))
-        panels, tiles = -(-geometry.out_channels // width), -(-geometry.pixels // rows)
+        panels, tiles = -(-out_channels // width), -(-geometry.pixels // rows)
         shared = panels < 2 * target.threads
         panel_bytes = geometry.depth * width * dtype_bytes(inputs[0].dtype)
         o_block, p_block = 1, largest_divisor(BLOCKS, tiles, -(-tiles // target.threads) if shared else tiles)
@@ -107,7 +120,7 @@ def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
             high,
             _WINDOW,
             up_to("unroll", (1, 2, 4, 8, 16), block),
-            block_knob("o_block", BLOCKS, geometry.out_channels, wide),
+            block_knob("o_block", BLOCKS, out_channels, wide),
             block_knob("p_block", BLOCKS, geometry.pixels, high),
             INNER,
             _AHEAD,
@@ -115,7 +128,7 @@ def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
         ],
         [
             register_constraint(target.vector_registers, lanes),
-            whole_blocks(geometry.out_channels, "width", "o_block"),
+            whole_blocks(out_channels, "width", "o_block"),
             whole_blocks(geometry.pixels, "rows", "p_block"),
             *([have_lines(geometry)] if pads else []),
         ],
@@ -161,14 +174,15 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     outer, y, x, inner = (
         te.reduce_axis((0, extent), name=name) for extent, name in zip(weight.shape[1:5], "cyxi", strict=True)
     )
-    wide, pixels = accumulator(dtype), out_h * out_w
+    wide, pixels, of_group = accumulator(dtype), out_h * out_w, out_channels // attrs.groups // width
 
     def term(n: Any, p: Any, o: Any) -> Any:
         if pixels % rows:
             p = tirx.min(p, pixels - 1)
         h, w = p // out_w, p % out_w
         row, column = h * stride_h + y * dilation_h, w * stride_w + x * dilation_w
-        at = (n, outer, row, column, *([inner] if block > 1 else []))
+        first = o // width // of_group * weight.shape[1] if attrs.groups > 1 else 0
+        at = (n, first + outer, row, column, *([inner] if block > 1 else []))
         weighted = padded(*at).astype(wide) * weight[o // width, outer, y, x, inner, o % width].astype(wide)
         return te.sum(weighted, axis=[outer, y, x, inner])
 

@@ -163,9 +163,10 @@ def schedule(transform: Transform, attrs: Conv2DAttrs, outs: Outs, target: Targe
     schedule_data(sch, stages, (y, i, j, c), min(lanes_of(target, dtype), input_block(attrs, dtype)))
     sch.parallel(sch.fuse(n, o, y))
     _schedule_product(sch, stages, lanes, config)
-    n, line, o, y, tile = start_result(sch, stages, output, transform.tile, 1)
-    task = sch.fuse(n, line, o, y)
-    schedule_result(sch, stages, output, tile, lanes, task, joins=attrs.dilation != (1, 1))
+    is_turned = "pixels" in stages
+    loops, tile = start_result(sch, stages, output, (transform.tile, 1), (1, 1) if is_turned else attrs.dilation)
+    task = sch.fuse(*loops)
+    schedule_result(sch, stages, output, tile, lanes, task, joins=is_turned and attrs.dilation != (1, 1))
     sch.parallel(task)
     return sch
 

@@ -3,6 +3,7 @@
 Channels lie in blocks, which are the lanes of the transforms, so that images of any size fill them. An image of layout
 NCHW is turned into blocks of a cache line, and the result, in blocks of a panel's output channels, back.
 """
+# Over 300 lines: the image before and after, of two layouts.
 
 from __future__ import annotations
 
@@ -142,18 +143,27 @@ class Tiles:
 
         top, left, *_ = self.attrs.padding
         apart = self.lines * self.transform.tile
-        if block_of(self.attrs.data_layout) > 1:
-            whole = self.down * self.transform.tile + KERNEL - 1
-            missing = (whole - int(data.shape[2]) - top, width - int(data.shape[3]) - left)
-            padded = pad_zeros(data, (top, left, max(0, missing[0]), max(0, missing[1])))
-            return lambda n, p, o, h, w, c: padded[n, o, p * apart + h, w, c]
-        channels, image_h, image_w = (int(extent) for extent in data.shape[1:])
         dilation_h, dilation_w = self.attrs.dilation
 
+        def place(n: Any, p: Any, h: Any, w: Any) -> tuple[Any, Any, Any]:
+            h, w = (p * apart + h) * dilation_h + n // dilation_w % dilation_h, w * dilation_w + n % dilation_w
+            return n // (dilation_h * dilation_w), h, w
+
+        if block_of(self.attrs.data_layout) > 1:
+            whole = (self.down * self.transform.tile + KERNEL - 1) * dilation_h
+            missing = (whole - int(data.shape[2]) - top, width * dilation_w - int(data.shape[3]) - left)
+            padded = pad_zeros(data, (top, left, max(0, missing[0]), max(0, missing[1])))
+
+            def blocked_pixel(n: Any, p: Any, o: Any, h: Any, w: Any, c: Any) -> Any:
+                n, h, w = place(n, p, h, w)
+                return padded[n, o, h, w, c]
+
+            return blocked_pixel
+        channels, image_h, image_w = (int(extent) for extent in data.shape[1:])
+
         def pixel(n: Any, p: Any, o: Any, h: Any, inner: Any, w: Any) -> Any:
-            c, h, w = o * self.block + inner, (p * apart + h) * dilation_h - top, w * dilation_w - left
-            h, w = h + n // dilation_w % dilation_h, w + n % dilation_w
-            n = n // (dilation_h * dilation_w)
+            n, h, w = place(n, p, h, w)
+            c, h, w = o * self.block + inner, h - top, w - left
             inside = [h >= 0, h < image_h, w >= 0, w < image_w]
             if channels % self.block:
                 inside.append(c < channels)
@@ -183,23 +193,29 @@ class Tiles:
             values = [inverse[n, o, h // tile, w // tile, b, h % tile, c] for b in range(alpha)]
             return combine(matrix, w % tile, values).astype(dtype)
 
+        dilation_h, dilation_w = self.attrs.dilation
+        batch = self.images // (dilation_h * dilation_w)
+
+        def image(n: Any, h: Any, w: Any) -> Any:
+            return (n * dilation_h + h % dilation_h) * dilation_w + w % dilation_w
+
         if block_of(self.attrs.result_layout) > 1:
-            full = (self.images, self.out_blocks, self.out_h, self.out_w, self.out_block)
-            return [te.compute(full, pixel, name="conv2d_winograd")]
+            full = (batch, self.out_blocks, self.out_h, self.out_w, self.out_block)
+            return [te.compute(
+                full, lambda n, o, h, w, c: pixel(image(n, h, w), o, h // dilation_h, w // dilation_w, c),
+                name="conv2d_winograd",
+            )]
         height, width = self.down * tile, self.across * tile
         pixels = compute_stage("pixels", (self.images, self.out_blocks, height, width, self.out_block), pixel)
         turned = compute_stage(
             "turned", (self.images, self.out_blocks, height, self.out_block, width),
             lambda n, o, h, c, w: pixels[n, o, h, w, c],
         )
-        dilation_h, dilation_w = self.attrs.dilation
 
         def join(n: Any, o: Any, h: Any, w: Any) -> Any:
-            image = (n * dilation_h + h % dilation_h) * dilation_w + w % dilation_w
-            return turned[image, o // self.out_block, h // dilation_h, o % self.out_block, w // dilation_w]
+            return turned[image(n, h, w), o // self.out_block, h // dilation_h, o % self.out_block, w // dilation_w]
 
-        joined = (self.images // (dilation_h * dilation_w), self.out_channels, self.out_h, self.out_w)
-        return [te.compute(joined, join, name="conv2d_winograd")]
+        return [te.compute((batch, self.out_channels, self.out_h, self.out_w), join, name="conv2d_winograd")]
 
 
 def schedule_image(sch: Any, stages: dict[str, Any], lanes: int, task: Any = None) -> None:
@@ -239,18 +255,25 @@ def schedule_data(sch: Any, stages: dict[str, Any], loops: Sequence[Any], lanes:
     sch.unroll(points)
 
 
-def start_result(sch: Any, stages: dict[str, Any], output: Any, tile: int, lines: int) -> list[Any]:
-    """The loops over images, tasks of `lines` of tiles, blocks, lines and tiles; in one, the inverse down, then across.
+def start_result(
+    sch: Any, stages: dict[str, Any], output: Any, form: tuple[int, int], dilation: tuple[int, int] = (1, 1)
+) -> tuple[list[Any], tuple[Any, Any, Any]]:
+    """Put the inverse of a tile beside what reads it.
 
-    The result of NCHW is turned back line by line.
+    Args:
+        form: the rows of a tile, and the lines of tiles of a task.
+        dilation: of a result that is written in place.
+
+    Returns:
+        The loops over images, tasks, blocks, lines, and every d-th row and column; those of a tile.
     """
-    base = stages.get("pixels", output)
-    n, o, h, w, c = sch.get_loops(base)
-    task, y, row = sch.split(h, [None, lines, tile])
-    x, column = sch.split(w, [None, tile])
-    sch.reorder(n, task, o, y, x, row, column, c)
+    (tile, lines), (down, across) = form, dilation
+    n, o, h, w, c = sch.get_loops(stages.get("pixels", output))
+    task, y, row, phase = sch.split(h, [None, lines, tile, down])
+    x, column, side = sch.split(w, [None, tile, across])
+    sch.reorder(n, task, o, y, phase, side, x, row, column, c)
     sch.compute_at(stages["inverse"], x, preserve_unit_loops=True)
-    return [n, task, o, y, (row, column, c)]
+    return [n, task, o, y, phase, side], (row, column, c)
 
 
 def schedule_result(

@@ -165,7 +165,7 @@ def schedule(transform: Transform, attrs: Conv2DAttrs, outs: Outs, target: Targe
     tiles, product, data = stages["tiles"], stages["product"], stages["data_transform"]
     block = int(sch.get(product).writes[0].source.shape[6])
     sch.transform_block_layout(product, lambda n, g, i, j, o, t, c: (n, g, i, j, t, o * block + c))
-    n, group, _, line, tile = start_result(sch, stages, output, transform.tile, integer(config, "lines"))
+    (n, group, _, line, *_), tile = start_result(sch, stages, output, (transform.tile, integer(config, "lines")))
     for stage in (product, tiles, data, stages["data_columns"]):
         sch.compute_at(stage, group, preserve_unit_loops=True)
     task = sch.fuse(n, group)
