@@ -19,6 +19,7 @@ _BF16 = frozenset("cooperlake sapphirerapids emeraldrapids graniterapids granite
 # emeraldrapids, the others have the same cores or their successors.
 SLOW_BF16 = frozenset("sapphirerapids emeraldrapids graniterapids graniterapids-d".split())
 _AMX = frozenset("sapphirerapids emeraldrapids graniterapids graniterapids-d".split())
+_MATRICES = frozenset("neoverse-v1 neoverse-n2 neoverse-v2".split())
 # By LLVM's name of the feature.
 _INSTRUCTIONS = {
     "avx2": _AVX2 | _AVX512,
@@ -30,7 +31,8 @@ _INSTRUCTIONS = {
     "avx512bf16": _BF16,
     "avx512vnni": _BF16 | frozenset("cascadelake icelake-client icelake-server tigerlake rocketlake".split()),
     "avx512fp16": _AMX,
-    "bf16": frozenset("neoverse-v1 neoverse-n2 neoverse-v2".split()),
+    "bf16": _MATRICES,
+    "i8mm": _MATRICES,
     "amx-tile": _AMX,
     "amx-bf16": _AMX,
     "amx-int8": _AMX,

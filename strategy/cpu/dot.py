@@ -3,6 +3,9 @@
 A weight is packed so that a vector holds, for each lane, its neighbours along k; those of the data are broadcast to
 all lanes. An instruction that takes unsigned data gets signed data with 128 added, and the other way round: both are
 one operation on the broadcast word.
+
+Arm's matrix instructions multiply two rows of the data by two of a weight, in vectors of twice as many neighbours of
+each: four sums at a time. The data are copied so that two rows lie side by side.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any, Literal
 
 from strategy.attrs import Attrs
 from strategy.processor import SLOW_BF16
+from strategy.schedule import unroll_tile
 from strategy.target import Target
 from strategy.tir import register_intrinsic
 
@@ -21,7 +25,10 @@ from strategy.tir import register_intrinsic
 class Dot:
     """An instruction of a processor's `feature`, by LLVM's name, and its dtypes.
 
-    `offset` is taken from each number of a weight when it is packed: an instruction takes weights with a sign.
+    Attributes:
+        lanes: sums of an instruction.
+        offset: what is taken from each number of a weight when it is packed: an instruction takes weights with a sign.
+        rows: of the data that it multiplies; 2 of a matrix instruction.
     """
 
     feature: str
@@ -31,11 +38,21 @@ class Dot:
     weight: str
     sums: str
     offset: int = 0
+    rows: int = 1
 
     @property
     def group(self) -> int:
-        """Neighbours that one lane takes at a time."""
-        return 4 if self.sums == "int32" else 2
+        """Neighbours along k that one lane takes at a time."""
+        return (4 if self.sums == "int32" else 2) * self.rows
+
+    @property
+    def columns(self) -> int:
+        """Rows of a weight that an instruction multiplies."""
+        return self.lanes // self.rows
+
+    def is_of(self, target: Target) -> bool:
+        """Return whether code for a target may use the instruction, whatever features it names of other processors."""
+        return target.has(self.feature) and target.is_arm == self.intrinsic.startswith("llvm.aarch64")
 
     def shift(self, dtype: str) -> int:
         """The number that is added to data of `dtype` before it is multiplied."""
@@ -63,6 +80,12 @@ class Dot:
     def kept(self) -> str:
         """The dtype of a copy of the data."""
         return self.data if self.sums == "int32" else self.packed
+
+    def keep(self, number: Any) -> Any:
+        """A number of the data, of its dtype for the instruction, as a copy has it."""
+        from tvm import tirx
+
+        return number if self.kept == self.data else tirx.reinterpret(self.kept, number)
 
     def number(self, packed: Any) -> Any:
         """A number of a packed weight, or of a copy of the data, in the dtype of the sums."""
@@ -96,7 +119,7 @@ class Dot:
         """LLVM code of the instruction as `symbol`, on vectors of words: TVM has no vectors of bfloat16."""
         sums = f"<{self.lanes} x {'i32' if self.sums == 'int32' else 'float'}>"
         words = f"<{self.lanes} x i32>"
-        narrow = f"<{self.lanes * self.group} x {'i8' if self.weight == 'int8' else 'bfloat'}>"
+        narrow = f"<{self.columns * self.group} x {'i8' if self.sums == 'int32' else 'bfloat'}>"
         return f"""
 declare {sums} @{self.intrinsic}({sums}, {narrow}, {narrow})
 define linkonce_odr hidden {sums} @{self.symbol}({sums} %s, {words} %a, {words} %b) alwaysinline nounwind {{
@@ -109,7 +132,7 @@ define linkonce_odr hidden {sums} @{self.symbol}({sums} %s, {words} %a, {words} 
 
     @property
     def symbol(self) -> str:
-        return f"plevel_dot_{self.feature}_{self.weight}"
+        return f"plevel_{self.intrinsic.split('.')[3]}"
 
 
 _DOTS = (
@@ -117,6 +140,12 @@ _DOTS = (
     Dot("avx512vnni", "llvm.x86.avx512.vpdpbusd.512", 16, "uint8", "int8", "int32"),
     Dot("bf16", "llvm.aarch64.neon.bfdot.v4f32.v8bf16", 4, "bfloat16", "bfloat16", "float32"),
     Dot("dotprod", "llvm.aarch64.neon.sdot.v4i32.v16i8", 4, "int8", "int8", "int32"),
+)
+_MATRICES = (
+    Dot("bf16", "llvm.aarch64.neon.bfmmla", 4, "bfloat16", "bfloat16", "float32", rows=2),
+    Dot("i8mm", "llvm.aarch64.neon.smmla.v4i32.v16i8", 4, "int8", "int8", "int32", rows=2),
+    Dot("i8mm", "llvm.aarch64.neon.usmmla.v4i32.v16i8", 4, "uint8", "int8", "int32", rows=2),
+    Dot("i8mm", "llvm.aarch64.neon.ummla.v4i32.v16i8", 4, "uint8", "uint8", "int32", rows=2),
 )
 
 
@@ -126,8 +155,17 @@ _SLOWER = 9
 def find_dot(target: Target, weight: str) -> Dot | None:
     """The target's instruction for weights of a dtype, None without one."""
     signed = "int8" if weight == "uint8" else weight
-    found = next((d for d in _DOTS if d.weight == signed and target.has(d.feature)), None)
+    found = next((d for d in _DOTS if d.weight == signed and d.is_of(target)), None)
     return replace(found, offset=128) if found is not None and signed != weight else found
+
+
+def find_matrix(target: Target, data: str, weight: str) -> Dot | None:
+    """The target's matrix instruction for data and weights of some dtypes, None without one."""
+    # None takes signed data and unsigned weights.
+    offset = 128 if (data, weight) == ("int8", "uint8") else 0
+    taken = (data, "int8" if offset else weight)
+    found = next((d for d in _MATRICES if (d.data, d.weight) == taken and d.is_of(target)), None)
+    return found and replace(found, offset=offset)
 
 
 def plevel_of(target: Target, data: str, plevel: int) -> int:
@@ -145,6 +183,67 @@ def use_dot_of_words(sch: Any, dot: Dot, task: Any, lane: Any, *, broadcast: Lit
     """Replace the loop over lanes by the instruction, for a word of one operand and a vector of the other's."""
     sch.annotate(task, "pragma_import_llvm", dot.source)
     sch.tensorize(lane, _intrinsic_of_words(replace(dot, offset=0), broadcast))
+
+
+def schedule_matrices(sch: Any, dot: Dot, tiles: Any, task: Any, steps: int, unroll: int) -> None:
+    """Schedule a tile by a matrix instruction, its four sums side by side.
+
+    Args:
+        tiles: the block, whose last loops are rows, columns, `steps` of the sum, and neighbours.
+        task: the loop that the tile is in.
+        unroll: turns of the last step that are unrolled.
+    """
+    rows, columns, *outer, group = sch.get_loops(tiles)[-3 - steps :]
+    pairs, row = sch.split(rows, [None, dot.rows])
+    vectors, column = sch.split(columns, [None, dot.columns])
+    outer[-1:] = sch.split(outer[-1], [None, unroll])
+    sch.reorder(*outer, pairs, vectors, row, column, group)
+    for loop in (outer[-1], pairs, vectors):
+        sch.unroll(loop)
+    sch.transform_layout(
+        tiles, ("write", 0),
+        lambda *i: (*i[:-2], i[-2] // dot.rows, i[-1] // dot.columns, i[-2] % dot.rows, i[-1] % dot.columns),
+    )
+    unroll_tile(sch, sch.decompose_reduction(tiles, outer[0]), 4)
+    sch.annotate(task, "pragma_import_llvm", dot.source)
+    sch.tensorize(row, _intrinsic_of_matrices(replace(dot, offset=0)))
+
+
+@cache
+def _intrinsic_of_matrices(dot: Dot) -> str:
+    """The registered name of the instruction on copied data, and what it computes."""
+    group, count = dot.group, dot.columns * dot.group
+    rows, columns = (
+        f"T.reinterpret({place}, dtype='{dtype}')" if kept != dtype else place
+        for place, kept, dtype in (("A[vi, vk]", dot.kept, dot.data), ("B[vj, vk]", dot.packed, dot.weight))
+    )
+    head = f"""
+@T.prim_func(s_tir=True)
+def main(
+    A: T.Buffer(({dot.rows}, {group}), "{dot.kept}", offset_factor=1),
+    B: T.Buffer(({dot.columns}, {group}), "{dot.packed}", offset_factor=1),
+    C: T.Buffer(({dot.rows}, {dot.columns}), "{dot.sums}", offset_factor=1, scope="local"),
+) -> None:
+    with T.sblock("root"):
+        T.reads(C[0:{dot.rows}, 0:{dot.columns}], A[0:{dot.rows}, 0:{group}], B[0:{dot.columns}, 0:{group}])
+        T.writes(C[0:{dot.rows}, 0:{dot.columns}])
+"""
+    meaning = f"""
+        for i in T.serial(0, {dot.rows}):
+            for j in T.serial(0, {dot.columns}):
+                for k in T.serial(0, {group}):
+                    with T.sblock("update"):
+                        vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                        C[vi, vj] = C[vi, vj] + T.cast({rows}, "{dot.sums}") * T.cast({columns}, "{dot.sums}")
+"""
+    code = f"""
+        C[0, T.ramp(T.int32(0), 1, {dot.lanes})] = T.call_pure_extern(
+            "{dot.sums}x{dot.lanes}", "{dot.symbol}", C.vload([0, 0], "{dot.sums}x{dot.lanes}"),
+            T.reinterpret(A.vload([0, 0], "{dot.kept}x{count}"), dtype="int32x{dot.lanes}"),
+            T.reinterpret(B.vload([0, 0], "{dot.packed}x{count}"), dtype="int32x{dot.lanes}"),
+        )
+"""
+    return register_intrinsic(dot.symbol, head, meaning, code)
 
 
 @cache

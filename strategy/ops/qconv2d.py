@@ -33,6 +33,7 @@ from strategy.ops.conv2d import (
     dot,
     dot_direct,
     dot_nhwc,
+    mmla,
 )
 from strategy.ops.conv2d.layout import in_any_layout
 from strategy.ops.conv2d.operator import (
@@ -129,6 +130,7 @@ def qconv2d_strategy_cpu(
     """The implementations for processors."""
     strategy = _in_any_layout(attrs, inputs, out_type, target)
     dot_nhwc.add(strategy, attrs, inputs, "qconv2d_nhwc_dot.cpu", 14, target)
+    mmla.add(strategy, attrs, inputs, "qconv2d", target)
     amx.add(strategy, attrs, inputs, out_type, "qconv2d_nhwc_amx.cpu", target)
     amx_direct.add(strategy, attrs, inputs, out_type, "qconv2d_nhwc_amx_direct.cpu", target)
     depthwise_nhwc.add(strategy, attrs, inputs, "depthwise_qconv2d_nhwc.cpu", 15)

@@ -103,6 +103,7 @@ def _add_products(
     instruction = dot.dot_of(inputs, target)
     if instruction is not None:
         dot.add(strategy, instruction, "qdense_dot.cpu", 14)
+    dot.add_matrix(strategy, inputs, "qdense_mmla.cpu", target)
     product = amx.product_of(inputs, target)
     if product is not None:
         # One row is bound by memory, and needs no copy there.

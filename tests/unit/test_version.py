@@ -53,6 +53,7 @@ TARGETS = (
     Target.parse({"kind": "llvm", "mcpu": "znver4", "num-cores": 2, "libs": ["cblas"]}),
     Target.parse("cuda -arch=sm_90 -libs=cublas,cudnn"),
     Target.parse("llvm -mcpu=sapphirerapids -num-cores=2"),
+    Target.parse("llvm -mcpu=neoverse-v1 -mtriple=aarch64-linux-gnu -num-cores=2"),
 )
 
 def implementations() -> dict[str, OpImplementation]:

@@ -8,6 +8,7 @@
     conv2d_nchw_1x1.cpu            windows of one pixel: a product of what lies there, or is gathered
     conv2d_nchw_dot.cpu            bfloat16 and 8-bit integers by dot-product instructions, windows unfolded
     conv2d_nchw_dot_direct.cpu     the same, output channels in the lanes, unfolded over few channels alone
+    conv2d_nchw_mmla.cpu           the same by Arm's matrix instructions, pairs of windows unfolded; also of NHWC
     conv2d_nchw_amx.cpu            the same by AMX, words of neighbouring channels unfolded
     conv2d_nchw_amx_direct.cpu     the same, tiles read from the words of the image
     conv2d_nhwc_dot.cpu            the same of NHWC, unfolded over few channels of bfloat16 alone
@@ -53,6 +54,7 @@ from strategy.ops.conv2d import (
     gradient,
     im2col,
     lines,
+    mmla,
     pointwise,
     spatial_pack,
     taps,
@@ -90,6 +92,7 @@ def conv2d_strategy_cpu(
     if inputs[0].dtype in _NARROW:
         level = plevel_of(target, inputs[0].dtype, 14)
         dot_nhwc.add(strategy, attrs, inputs, "conv2d_nhwc_dot.cpu", level, target)
+        mmla.add(strategy, attrs, inputs, "conv2d", target)
         amx.add(strategy, attrs, inputs, out_type, "conv2d_nhwc_amx.cpu", target)
         amx_direct.add(strategy, attrs, inputs, out_type, "conv2d_nhwc_amx_direct.cpu", target)
     if block_of(attrs.result_layout) == 1 or attrs.data_layout == "NHWC" or not widened.serves(inputs, out_type):

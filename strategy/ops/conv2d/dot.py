@@ -47,20 +47,27 @@ def add(
 def dot_of(attrs: Conv2DAttrs, inputs: Sequence[TensorType], target: Target) -> Dot | None:
     """The target's instruction for a convolution of types in NCHW and OIHW, None without one.
 
-    A group of few channels would leave a part of each word empty; all but the batch must be known; the zero point must
-    be a number of the data, as words are filled and images padded with it; and int32 must hold sums of int64.
+    A group of few channels would leave a part of each word empty.
     """
     data, weight = inputs
     dot = find_dot(target, weight.dtype)
-    known = all(d.is_constant for d in (*data.shape[1:], *weight.shape))
-    if dot is None or not known or (data.dtype == "bfloat16") != (dot.data == "bfloat16"):
-        return None
-    least, most = (-128, 127) if data.dtype == "int8" else (0, 255)
-    if not least <= getattr(attrs, "input_zero_point", 0) <= most:
-        return None
-    if attrs.out_dtype == "int64" and largest_sum(attrs, data, weight) >= 1 << 31:
+    if dot is None or (data.dtype == "bfloat16") != (dot.data == "bfloat16") or not takes(attrs, data, weight):
         return None
     return dot if int(weight.shape[1]) * 2 > dot.group else None
+
+
+def takes(attrs: Conv2DAttrs, data: TensorType, weight: TensorType) -> bool:
+    """Return whether an instruction for the dtypes can compute a convolution of types in NCHW and OIHW.
+
+    All but the batch must be known; the zero point must be a number of the data, as words are filled and images padded
+    with it; and int32 must hold sums of int64.
+    """
+    least, most = (-128, 127) if data.dtype == "int8" else (0, 255)
+    if not least <= getattr(attrs, "input_zero_point", 0) <= most:
+        return False
+    if not all(d.is_constant for d in (*data.shape[1:], *weight.shape)):
+        return False
+    return attrs.out_dtype != "int64" or largest_sum(attrs, data, weight) < 1 << 31
 
 
 def space(

@@ -110,7 +110,7 @@ def prepare(
 
         def number_or_byte(panel: Any, y: Any, x: Any, word: Any, lane: Any, place: Any) -> Any:
             flat = lane * group + place
-            byte = within(panel, flat % width, lambda o: (sums[o] >> (flat // width * 8)).astype(dot.packed))
+            byte = within(panel, flat % width, lambda o: (sums[o] >> (flat // width % 4 * 8)).astype(dot.packed))
             return tirx.if_then_else(word < words, number(panel, y, x, word, lane, place), byte)
 
         shape = (*shape[:3], words + 1, *shape[4:])

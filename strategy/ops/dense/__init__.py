@@ -122,6 +122,7 @@ def dense_strategy(
         )
     if (instruction := dot.dot_of(inputs, target)) is not None:
         dot.add(strategy, instruction, "dense_dot.cpu", plevel_of(target, inputs[0].dtype, 14))
+    dot.add_matrix(strategy, inputs, "dense_mmla.cpu", target)
     if (product := amx.product_of(inputs, target)) is not None:
         amx.add(strategy, product, "dense_amx.cpu", 18)
     if "cblas" in target.libs and inputs[0].dtype == out_type.dtype == "float32":

@@ -1,9 +1,11 @@
 """`dense_dot.cpu`, `qdense_dot.cpu`, `batch_matmul_dot.cpu`: products by dot-product instructions.
 
 As `dense_pack.cpu`, with a weight packed for the instruction: [panel, k / group, width, group], where a group is the
-neighbours along k that a lane takes at a time. A zero point of the data, and what the instruction adds to it, is taken
-off by the sums of the weight's rows, whose bytes are one step more of k in the packed weight; one of the weight, by the
-sums of the data's rows.
+neighbours along k that a lane takes at a time. `dense_mmla.cpu` and `qdense_mmla.cpu` are the same by Arm's matrix
+instructions, which also take copied data: [m / 2, k / group, 2, group].
+
+A zero point of the data, and what the instruction adds to it, is taken off by the sums of the weight's rows, whose
+bytes are one step more of k in the packed weight; one of the weight, by the sums of the data's rows.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from functools import partial
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.condition import ceildiv
-from strategy.cpu.dot import Dot, find_dot, use_dot
+from strategy.condition import Clause, ceildiv
+from strategy.cpu.dot import Dot, find_dot, find_matrix, schedule_matrices, use_dot
 from strategy.cpu.tile import (
     ROWS,
+    VECTORS,
     Extents,
     accumulators,
     best_tile_of,
@@ -24,7 +27,6 @@ from strategy.cpu.tile import (
     clamped_row,
     largest_divisor,
     one_order,
-    register_constraint,
     round_up,
     up_to,
     whole_blocks,
@@ -56,6 +58,20 @@ def dot_of(inputs: Sequence[TensorType], target: Target) -> Dot | None:
     return dot if dot is not None and known and int(k) % dot.group == 0 else None
 
 
+def matrix_of(inputs: Sequence[TensorType], target: Target) -> Dot | None:
+    """The target's matrix instruction for these dtypes; any k will do, as the data are copied."""
+    data, weight = inputs
+    known = all(d.is_constant for d in (data.shape[-1], *weight.shape))
+    return find_matrix(target, data.dtype, weight.dtype) if known else None
+
+
+def add_matrix(strategy: OpStrategy, inputs: Sequence[TensorType], name: str, target: Target) -> None:
+    """Add the implementation by a matrix instruction, chosen untuned for more than one row."""
+    if (matrix := matrix_of(inputs, target)) is not None:
+        is_row = (inputs[0].shape[0] == 1).decide()  # half of each product would be of no row
+        add(strategy, matrix, name, 13 if is_row else 16)
+
+
 def add(strategy: OpStrategy, dot: Dot, name: str, plevel: int) -> None:
     """Add the implementation by an instruction to a strategy."""
     strategy.add_implementation(
@@ -70,10 +86,10 @@ def space(
     """Tile, unrolling, and how tiles are grouped into tasks, as in `dense_pack.cpu`."""
     *_, m, n = out_type.shape
     extents, lanes = Extents(m, int(n), int(inputs[0].shape[-1])), dot.lanes
-    steps = extents.k // dot.group
+    steps = -(-extents.k // dot.group)
 
     def fallback() -> dict[str, Any]:
-        rows, width = best_tile_of(extents.rows, extents.n, lanes, target.vector_registers, target.multiply_adds)
+        rows, width = usual_tile(dot, extents.rows, extents.n, target)
         tiles = -(-extents.rows // rows)
         split_rows = -(-extents.n // width) < target.threads and extents.m.is_constant
         return {
@@ -85,10 +101,10 @@ def space(
             "inner": "rows",
         }
 
-    high, wide = up_to("rows", ROWS, 2 * extents.rows), width_knob(lanes, extents.n)
+    high, wide = up_to("rows", heights(dot), 2 * extents.rows), width_knob(lanes, extents.n)
     m_tasks = block_knob("m_tasks", _BLOCKS, int(extents.m), high) if extents.m.is_constant else Knob("m_tasks", [1])
     constraints = [
-        register_constraint(target.vector_registers, lanes),
+        fit_registers(dot, target),
         whole_blocks(extents.n, "width", "n_block"),
     ]
     if extents.m.is_constant:
@@ -113,6 +129,37 @@ def space(
     )
 
 
+def heights(dot: Dot, multiple: int = 1) -> tuple[int, ...]:
+    """The rows of tiles: whole instructions, and a multiple."""
+    return tuple(rows for rows in ROWS if rows % dot.rows == rows % multiple == 0)
+
+
+def fit_registers(dot: Dot, target: Target) -> Clause:
+    """The constraint that accumulators, a step of the weight and one vector of the data fit the registers."""
+    return accumulators(dot.lanes) + knob("width") // dot.columns + 1 <= target.vector_registers
+
+
+def usual_tile(dot: Dot, m: int, n: int, target: Target, multiple: int = 1) -> tuple[int, int]:
+    """The rows, of a matrix instruction a multiple, and the width of an untuned tile over m rows and n columns."""
+    if dot.rows == 1:
+        return best_tile_of(m, n, dot.lanes, target.vector_registers, target.multiply_adds)
+
+    def gain(tile: tuple[int, int]) -> float:
+        """The share of a tile that is stored, and of its instructions that multiply."""
+        rows, width = tile
+        products, loads = rows * width // dot.lanes, rows // dot.rows + width // dot.columns
+        stored = m * n / int(round_up(m, rows) * round_up(n, width))
+        return stored * products / (products + loads)
+
+    tiles = (
+        (rows, vectors * dot.lanes) for rows in heights(dot, multiple) for vectors in VECTORS
+        if vectors == 1 or (vectors - 1) * dot.lanes < n
+    )
+    return max(
+        ((r, w) for r, w in tiles if r * w // dot.lanes + w // dot.columns + 1 <= target.vector_registers), key=gain
+    )
+
+
 def prepare(
     dot: Dot, attrs: Attrs, inputs: Sequence[TensorType], config: Config
 ) -> dict[int, Callable[[Any], Any]]:
@@ -121,7 +168,8 @@ def prepare(
     Those of a batch into panels of each entry.
     """
     is_transposed = getattr(attrs, "transpose_b", True)
-    return {1: packing(dot, integer(config, "width"), is_transposed=is_transposed, summed=dot.sums == "int32")}
+    words = -(-int(inputs[0].shape[-1]) // dot.group)
+    return {1: packing(dot, integer(config, "width"), words, is_transposed=is_transposed, summed=dot.sums == "int32")}
 
 
 def packing(
@@ -159,7 +207,7 @@ def packing(
         def number_or_byte(panel: Any, step: Any, lane: Any, place: Any) -> Any:
             flat = lane * group + place  # the bytes of a number are `width` apart
             column = panel * width + flat % width
-            byte = zero_beyond((sums[column] >> (flat // width * 8)).astype(dot.packed), column, n, width)
+            byte = zero_beyond((sums[column] >> (flat // width % 4 * 8)).astype(dot.packed), column, n, width)
             return tirx.if_then_else(step < steps, number(panel, step, lane, place), byte)
 
         shape = (-(-n // width), steps + 1, width, group)
@@ -201,15 +249,19 @@ def compute(
     data, weight = inputs
     m, k = data.shape[-2:]
     batch = [int(extent) for extent in out_type.shape[:-2]]
-    n, steps, group = int(out_type.shape[-1]), int(k) // dot.group, dot.group
+    n, steps, group = int(out_type.shape[-1]), -(-int(k) // dot.group), dot.group
     rows, width = integer(config, "rows"), integer(config, "width")
     row, shift = clamped_row(m), dot.shift(str(data.dtype))
     of_data, of_weight = dot.zero_points(attrs, str(data.dtype))
     r, t = te.reduce_axis((0, steps), name="r"), te.reduce_axis((0, group), name="t")
+    pairs = _paired(dot, data, round_up(m, rows), steps) if dot.rows > 1 else None
 
     def term(*place: Any) -> Any:
         *b, i, j = place
-        number = data[(*entry_of(data, b), row(i), r * group + t)].astype(dot.sums)
+        if pairs is not None:
+            number = dot.number(pairs[i // dot.rows, r, i % dot.rows, t])
+        else:
+            number = data[(*entry_of(data, b), row(i), r * group + t)].astype(dot.sums)
         number = number + shift if shift else number
         packed = weight[(*entry_of(weight, b), j // width, r, j % width, t)]
         return te.sum(number * dot.number(packed), axis=[r, t])
@@ -232,14 +284,28 @@ def compute(
     return [te.compute((*batch, m, n), lambda *i: total(*i).astype(out_type.dtype), name="dense")]
 
 
+def _paired(dot: Dot, data: Any, rows: Any, steps: int) -> Any:
+    """The data [rows / 2, steps, 2, group], the numbers of two rows that an instruction takes side by side."""
+    m, k = data.shape
+    row = clamped_row(m)
+
+    def number(pair: Any, step: Any, place: Any, neighbour: Any) -> Any:
+        at = step * dot.group + neighbour
+        return zero_beyond(dot.keep(data[row(pair * dot.rows + place), at]), at, int(k), dot.group)
+
+    return compute_stage("pairs", (rows // dot.rows, steps, dot.rows, dot.group), number)
+
+
 def schedule(dot: Dot, attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of panels × rows in parallel; in each, one register tile after the other."""
     sch, stages, output = start_schedule(outs)
     tiles = stages["tiles"]
-    for name in ("sums", "panels", "row_sums"):
+    for name in ("sums", "panels", "row_sums", "pairs"):
         if name in stages:
             outer = sch.get_loops(stages[name])
             sch.parallel(sch.fuse(*outer[:2]) if name == "panels" else outer[0])
+    if "pairs" in stages:
+        sch.vectorize(sch.get_loops(stages["pairs"])[-1])
     anchor = stages.get("total", tiles)
     for block in dict.fromkeys((tiles, anchor)):
         sch.set_scope(block, 0, "local")
@@ -256,6 +322,9 @@ def schedule(dot: Dot, attrs: Attrs, outs: Outs, target: Target, config: Config)
     sch.parallel(task)
     for block in (output,) if anchor is tiles else (output, anchor):
         store_tile(sch, block, dot.lanes)
+    if dot.rows > 1:
+        schedule_matrices(sch, dot, tiles, task, 1, integer(config, "unroll"))
+        return sch
     rows, columns, steps, group = sch.get_loops(tiles)[-4:]
     vectors, lane = sch.split(columns, [None, dot.lanes])
     outer, inner = sch.split(steps, [None, integer(config, "unroll")])
