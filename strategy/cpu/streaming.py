@@ -1,7 +1,9 @@
 """Non-temporal stores: results that no cache keeps are written past all of them, without being read before.
 
 LLVM's stores of this kind need an address of whole vectors, which each is asked for, and all lanes: a mask that leaves
-out those beyond a loop's end is asked for, too. They are not ordered with others: a fence behind those of a task is.
+out those beyond a loop's end is asked for, too. At other multiples of 16 bytes, as rows of odd lengths have them, a
+vector is written in parts of 16, which the processor joins to lines. Such stores are not ordered with others: a fence
+behind those of a task is.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ _STREAM = "plevel.stream"
 _KINDS = {"float32": "float", "float64": "double", "int32": "i32", "int64": "i64"}
 _FENCE = "plevel_fence"
 _ALL = "plevel_all_of"
+_PART_BYTES = 16
 
 
 def can_stream(dtype: str, target: Target) -> bool:
@@ -35,7 +38,14 @@ def _symbol(dtype: str) -> str:
 
 def _source(dtype: str, lanes: int) -> str:
     vector, bytes_ = f"<{lanes} x {_KINDS[dtype]}>", dtype_bytes(dtype)
-    whole = min(64, lanes * bytes_)
+    whole, part = min(64, lanes * bytes_), _PART_BYTES // bytes_
+    parts = ""
+    for number in range(lanes // part):
+        places = ", ".join(f"i32 {number * part + i}" for i in range(part))
+        parts += f"""
+  %v{number} = shufflevector {vector} %v, {vector} poison, <{part} x i32> <{places}>
+  %p{number} = getelementptr i8, ptr %p, i64 {number * _PART_BYTES}
+  store <{part} x {_KINDS[dtype]}> %v{number}, ptr %p{number}, align {_PART_BYTES}, !nontemporal !0"""
     return f"""
 declare void @llvm.x86.sse.sfence()
 define linkonce_odr hidden i32 @{_FENCE}() alwaysinline nounwind {{
@@ -51,6 +61,12 @@ whole:
   store {vector} %v, ptr %p, align {whole}, !nontemporal !0
   ret i32 0
 apart:
+  %q = and i64 %a, {_PART_BYTES - 1}
+  %h = icmp eq i64 %q, 0
+  br i1 %h, label %parts, label %cached
+parts:{parts}
+  ret i32 0
+cached:
   store {vector} %v, ptr %p, align {bytes_}
   ret i32 0
 }}

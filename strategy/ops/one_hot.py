@@ -9,8 +9,15 @@ from strategy.attrs import Attrs, field
 from strategy.expr import Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
-from strategy.pattern import register_injective_schedule
+from strategy.op_strategy import OpStrategy
+from strategy.pattern import (
+    add_elementwise,
+    register_cpu_implementations,
+    register_injective_schedule,
+)
+from strategy.schedule import lanes_of
 from strategy.shape_func import register_shape_func
+from strategy.target import Target
 from strategy.type_relation import represents
 from strategy.types import DTYPES, TensorType, Type
 
@@ -52,6 +59,7 @@ def one_hot_rel(types: Sequence[Type], attrs: OneHotAttrs, reporter: TypeReporte
     .add_type_rel("OneHot", one_hot_rel)
     .set_attr("TOpPattern", TOpPattern.kInjective)
     .example({"indices": "int32[5,3]"}, {"depth": 7})
+    .example({"indices": "int32[3]"}, {"depth": 70})
     .example({"indices": "int32[19]"}, {"depth": 5, "axis": 0, "off_value": -1, "dtype": "int8"})
 )
 
@@ -83,6 +91,18 @@ def reference_one_hot(attrs: OneHotAttrs, inputs: Sequence[Any]) -> Any:
 
 
 register_injective_schedule("one_hot")
+
+
+def _add(
+    strategy: OpStrategy, attrs: OneHotAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> None:
+    """Add the tunable schedule, whose stores may pass the caches, where rows fill its vectors."""
+    columns = out_type.shape[-1]
+    if columns.is_constant and int(columns) >= lanes_of(target, out_type.dtype):
+        add_elementwise(strategy, attrs, inputs, out_type, target)
+
+
+register_cpu_implementations("one_hot", _add)
 register_gradient("one_hot", lambda orig, grad: [None])
 register_shape_func("one_hot", False, lambda attrs, inputs: [tuple(_shape(attrs, inputs[0]))])
 

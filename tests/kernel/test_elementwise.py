@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from typing import Any
 
@@ -247,3 +248,15 @@ def test_a_large_result_of_one_loop_passes_the_caches(threads: int) -> None:
     check(work, config, small)
     code = lower(work, small, NAME, config).compile(checks=False).executable.mod.inspect_source("s")
     assert ("movntps" in code) == small.has("avx2")
+
+
+def test_rows_between_whole_vectors_pass_the_caches_in_parts() -> None:
+    zen4 = Target.parse({"kind": "llvm", "mcpu": "znver4", "num-cores": 2, "l3_bytes": 1 << 18})
+    small = Target.parse({**TARGET.to_json(), "l3_bytes": 1 << 18})
+    work = Workload.make("one_hot", {"indices": "int32[37]"}, {"depth": 1002, "dtype": "int64"})
+    check(work, space_of(work, small).fallback, small)
+    config = space_of(work, zen4).fallback
+    assert config["stores"] == "streamed"
+    code = lower(work, zen4, NAME, config).compile(checks=False).executable.mod.inspect_source("s")
+    for register in ("xmm", "zmm"):
+        assert re.search(rf"vmovnt\w+\t%{register}", code)
