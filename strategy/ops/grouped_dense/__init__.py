@@ -2,6 +2,7 @@
 
     reduce.cpu               every dtype and all dimensions symbolic; weights that vary, for few rows
     grouped_dense_pack.cpu   register tiles of each group's rows, weights packed into panels
+    grouped_dense_dot.cpu    the same for bfloat16 by dot-product instructions
     grouped_dense_amx.cpu    bfloat16 by AMX, for more rows than groups
 """
 
@@ -13,7 +14,9 @@ from functools import partial
 from strategy.attrs import Attrs
 from strategy.condition import SpecializedCondition
 from strategy.cpu.amx import find_product
+from strategy.cpu.dot import Dot, plevel_of
 from strategy.op_strategy import OpStrategy
+from strategy.ops.dense.dot import dot_of
 from strategy.ops.grouped_dense import amx, loops, pack
 from strategy.ops.grouped_dense.operator import grouped_dense
 from strategy.pattern import register_cpu_implementations
@@ -33,10 +36,15 @@ def _add(
     groups = int(weight.shape[0])
     # Packing moves the weights of all groups, of which few rows read few.
     is_few = m.is_constant and int(m) <= groups
-    strategy.add_implementation(
-        partial(pack.compute, lanes_of(target, accumulator(inputs[0].dtype))), loops.schedule,
-        "grouped_dense_pack.cpu", 12, space=pack.space, prepare=pack.prepare, varying_plevel=9 if is_few else None,
-    )
+    def add_packed(dot: Dot | None, lanes: int, name: str, plevel: int) -> None:
+        strategy.add_implementation(
+            partial(pack.compute, lanes, dot), loops.schedule, name, plevel,
+            space=partial(pack.space, dot), prepare=partial(pack.prepare, dot), varying_plevel=9 if is_few else None,
+        )
+
+    add_packed(None, lanes_of(target, accumulator(inputs[0].dtype)), "grouped_dense_pack.cpu", 12)
+    if (dot := dot_of(inputs, target)) is not None:
+        add_packed(dot, dot.lanes, "grouped_dense_dot.cpu", plevel_of(target, inputs[0].dtype, 14))
     if (product := find_product(target, inputs[0].dtype, weight.dtype)) is not None:
         with SpecializedCondition(m > groups):  # a block has more rows than fewer would fill
             strategy.add_implementation(

@@ -1,18 +1,23 @@
 """`grouped_dense_pack.cpu`: each weight packed into panels, of which a row reads only those of its group.
 
+`grouped_dense_dot.cpu` is the same by a dot-product instruction, with panels as those of `dense_dot.cpu`.
+
 The rows of a group are computed in tiles: the highest as long as there are enough rows, then lower ones down to a
 single row. So no tile has rows of another group.
 
-Narrow floats of the data are widened once, before all tasks; those of the weight where they are multiplied.
+Without the instruction, narrow floats of the data are widened once, before all tasks; those of the weight where they
+are multiplied.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cpu.dot import Dot
 from strategy.cpu.loop import allocate, fill, written
 from strategy.cpu.tile import (
     ROWS,
@@ -25,6 +30,7 @@ from strategy.cpu.tile import (
     whole_blocks,
     width_knob,
 )
+from strategy.ops.dense.dot import packing
 from strategy.ops.grouped_dense.loops import Loops, rows_of, task_knobs, usual_tasks
 from strategy.schedule import accumulator, compute_stage, integer, lanes_of, zero_beyond
 from strategy.space import Config, ConfigSpace, Knob, knob
@@ -35,13 +41,17 @@ _STREAMS = (1, 2, 4, 8)
 _ROW_VECTORS = 4  # of an untuned panel that a single row reads
 
 
-def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
+def space(
+    dot: Dot | None, attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> ConfigSpace:
     """The highest tile, unrolling, and the tasks.
 
     `streams` are the parts of k that a single row reads side by side: memory hides the latency of one behind others.
     """
     (m, k), (groups, n, _) = inputs[0].shape, inputs[1].concrete_shape
     lanes, depth = lanes_of(target, accumulator(inputs[0].dtype)), int(k)
+    if dot is not None:
+        lanes, depth = dot.lanes, depth // dot.group
     streams = tuple(s for s in _STREAMS if depth % s == 0)
 
     def fallback() -> dict[str, Any]:
@@ -70,9 +80,13 @@ def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, targ
     )
 
 
-def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
-    """The weights are packed into panels [g, ceil(n / width), k, width]."""
+def prepare(
+    dot: Dot | None, attrs: Attrs, inputs: Sequence[TensorType], config: Config
+) -> dict[int, Callable[[Any], Any]]:
+    """The weights are packed into panels [g, ceil(n / width), k, width], of an instruction [g, …, k / 2, width, 2]."""
     width = integer(config, "width")
+    if dot is not None:
+        return {1: packing(dot, width, is_transposed=True, summed=False)}
 
     def pack(weight: Any) -> Any:
         groups, n, k = (int(extent) for extent in weight.shape)
@@ -88,10 +102,10 @@ def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[
 
 
 def compute(
-    lanes: int, attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+    lanes: int, dot: Dot | None, attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
     """The whole function as loops."""
-    return written(lambda ins, out: _built(lanes, ins, out, config), inputs, out_type, "grouped_dense")
+    return written(lambda ins, out: _built(lanes, dot, ins, out, config), inputs, out_type, "grouped_dense")
 
 
 def _heights(rows: int) -> Iterator[int]:
@@ -102,31 +116,48 @@ def _heights(rows: int) -> Iterator[int]:
     yield 1
 
 
-def _built(lanes: int, ins: Sequence[Any], out: Any, config: Config) -> Any:
+def _built(lanes: int, dot: Dot | None, ins: Sequence[Any], out: Any, config: Config) -> Any:
     from tvm import tirx
+    from tvm.ir import StringImm
     from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as script
 
     data, weight, ends = ins
     m, k = data.shape[0], int(data.shape[1])
-    _, count, _, width = (int(extent) for extent in weight.shape)
+    _, count, depth, width, *_ = (int(extent) for extent in weight.shape)
     unroll, dtype = integer(config, "unroll"), accumulator(str(data.dtype))
     loops = Loops(out, ends, count, width, lanes, dtype, config)
 
     def multiply(rows: int, group: Any, panel: Any, row: Any, wide: Callable[[Any, Any], Any]) -> None:
         """A tile, or a single row by streams, each with sums of its own."""
         streams = integer(config, "streams") if rows == 1 else 1
-        length, chains = k // streams, rows * streams
+        length, chains = depth // streams, rows * streams
         sums = allocate(chains * width, dtype)
         loops.each(chains, lambda c, j: fill(sums, c * width + j, tirx.const(0, dtype)))
         with script.serial(0, length // unroll) as outer, script.unroll(0, unroll) as inner:
 
+            def step_of(c: Any) -> Any:
+                return c // rows * length + outer * unroll + inner
+
             def add(c: Any, j: Any) -> None:
-                at, step = c * width + j, c // rows * length + outer * unroll + inner
+                at, step = c * width + j, step_of(c)
                 number = weight[group, panel, step, j].astype(dtype)
                 fill(sums, at, sums[at] + wide(row + c % rows, step) * number)
 
-            loops.each(chains, add)
+            def add_words(dot: Dot, c: Any, v: Any) -> None:
+                at, step, side = tirx.Ramp(c * width + v * lanes, 1, lanes), step_of(c), dot.group
+                pair = data[row + c % rows, tirx.Ramp(step * side, 1, side)]
+                words = tirx.BufferLoad(weight, [group, panel, step, v * lanes, tirx.Ramp(0, 1, side * lanes)])
+                broadcast = tirx.Broadcast(tirx.call_intrin("int32", "tirx.reinterpret", pair), lanes)
+                vector = tirx.call_intrin(f"int32x{lanes}", "tirx.reinterpret", words)
+                kind = f"{dtype}x{lanes}"
+                fill(sums, at, tirx.call_pure_extern(kind, dot.symbol, sums[at], broadcast, vector))
+
+            if dot is None:
+                loops.each(chains, add)
+            else:
+                with script.unroll(0, chains) as c, script.unroll(0, width // lanes) as v:
+                    add_words(dot, c, v)
 
         def write(i: Any, j: Any) -> None:
             first, *more = (sums[(s * rows + i) * width + j] for s in range(streams))
@@ -136,14 +167,16 @@ def _built(lanes: int, ins: Sequence[Any], out: Any, config: Config) -> Any:
 
     def widened() -> Callable[[Any, Any], Any]:
         """Read the data as they are, or from their copy in the dtype of the sums."""
-        if str(data.dtype) == dtype:
+        if str(data.dtype) == dtype or dot is not None:
             return lambda i, step: data[i, step]
         copy, side = allocate(m * k, dtype, "global"), math.gcd(k, lanes)
         with script.parallel(0, m) as i, script.serial(0, k // side) as part, script.vectorized(0, side) as lane:
             fill(copy, i * k + part * side + lane, data[i, part * side + lane].astype(dtype))
         return lambda i, step: copy[i * k + step]
 
-    with IRBuilder() as builder:
+    with IRBuilder() as builder, ExitStack() as scope:
+        if dot is not None:
+            scope.enter_context(script.attr(0, "pragma_import_llvm", StringImm(dot.source)))
         with script.serial(0, 1):  # one statement, which a function's body is
             wide = widened()
 
@@ -156,4 +189,5 @@ def _built(lanes: int, ins: Sequence[Any], out: Any, config: Config) -> Any:
                     at[0] = at[0] + (end - at[0]) // rows * rows
 
             loops.run(multiply_rows)
+        scope.close()
         return builder.get()
