@@ -78,6 +78,7 @@ def scatter_add_rel(types: Sequence[Type], attrs: GatherAttrs, reporter: TypeRep
     .set_attr("TOpPattern", TOpPattern.kInjective)
     .example({"data": "float32[5,19]", "indices": "int32[5,7]"}, {"axis": 1})
     .example({"data": "float32[5,19]", "indices": "int32[3,19]"})
+    .example({"data": "float32[5,19]", "indices": "int32[5,48]"}, {"axis": 1})
 )
 (
     register_op("scatter_add")
@@ -91,6 +92,7 @@ def scatter_add_rel(types: Sequence[Type], attrs: GatherAttrs, reporter: TypeRep
     .set_attr("TOpPattern", TOpPattern.kCommReduce)
     .example({"data": "float32[5,19]", "indices": "int32[5,7]", "updates": "float32[5,7]"}, {"axis": 1})
     .example({"data": "float32[5,19]", "indices": "int64[7,19]", "updates": "float32[7,19]"})
+    .example({"data": "float32[2,19]", "indices": "int64[2,70]", "updates": "float32[2,70]"}, {"axis": 1})
 )
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import strategy.ops.scatter  # noqa: F401  # the operator of one of them
-from strategy.cpu.loop import allocate, written
+from strategy.cpu.loop import allocate, fill, written
 from strategy.cpu.row import PARALLEL_BYTES, constant_size
 from strategy.cpu.widened import NARROW
 from strategy.op_strategy import OpStrategy
@@ -23,6 +23,8 @@ from strategy.target import Target
 from strategy.types import TensorType, Type
 
 _FEW = 3  # places, up to which vectors of choices are faster
+_PART = 64  # updates of a row whose places are computed by vectors, before the sums
+_LANES = 16
 
 
 def space(attrs: GatherAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
@@ -78,9 +80,22 @@ def _loops(attrs: GatherAttrs, config: Config, is_sum: bool, ins: Sequence[Any],
         def wide(value: Any) -> Any:
             return tirx.Cast("float32", value) if apart else value
 
+        def add_parts(first: Any, length: int) -> None:
+            with script.serial(0, length // _PART) as part:
+                at, places = first + part * _PART, allocate(_PART, "int32")
+                with script.serial(0, _PART // _LANES) as v, script.vectorized(0, _LANES) as lane:
+                    k = v * _LANES + lane
+                    fill(places, k, place_of(indices[at + k], extent).astype("int32"))
+                with script.serial(0, _PART) as k:
+                    place = own(places[k], 0)
+                    fill(sums, place, sums[place] + wide(updates[at + k]))
+
         with script.serial(0, extent) as j, script.serial(0, columns) as c:
             sums[own(j, c)] = wide(data[whole(j, c)])
-        with script.serial(0, count) as k, script.serial(0, columns) as c:
+        done = count // _PART * _PART if is_sum and inner == 1 and isinstance(count, int) else 0
+        if done:
+            add_parts(row * count, done)
+        with script.serial(done, count) as k, script.serial(0, columns) as c:
             source = (row * count + k) * inner + begin + c
             if is_sum:
                 place = own(place_of(indices[source], extent), c)
@@ -101,15 +116,17 @@ def _loops(attrs: GatherAttrs, config: Config, is_sum: bool, ins: Sequence[Any],
 
 def _add(
     strategy: OpStrategy, attrs: GatherAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target, *,
-    name: str, compute: Any,
+    name: str, compute: Any, version: int,
 ) -> None:
     data, indices, _ = inputs
     if any(d.is_constant and int(d) < 1 for d in (*data.shape, *indices.shape)):
         return
     extent = data.shape[attrs.axis]
     level = 8 if extent.is_constant and int(extent) <= _FEW else 12
-    strategy.add_implementation(compute, schedule_extern_cpu, f"{name}_in_order.cpu", level, space=space)
+    strategy.add_implementation(
+        compute, schedule_extern_cpu, f"{name}_in_order.cpu", level, version=version, space=space
+    )
 
 
-for _name, _compute in (("scatter", compute), ("scatter_add", compute_sum)):
-    register_cpu_implementations(_name, partial(_add, name=_name, compute=_compute))
+for _name, _compute, _version in (("scatter", compute, 1), ("scatter_add", compute_sum, 2)):
+    register_cpu_implementations(_name, partial(_add, name=_name, compute=_compute, version=_version))

@@ -14,7 +14,7 @@ from strategy.compile.lower import lower
 from strategy.op_strategy import candidates
 from strategy.space import ConfigSpace
 from strategy.target import Target
-from strategy.workload import Workload
+from strategy.workload import EpilogueStep, Workload
 from workers.reference import compare, random_inputs, reference, tolerances
 
 from .conftest import run
@@ -123,6 +123,35 @@ def test_entries_of_a_batch_have_updates_of_their_own() -> None:
     check(work, "take_backward_loops.cpu", None)
     flat = {"grad": "float32[7]", "indices": "int64[7]", "data": "float32[3,4]"}
     check(Workload.make("take_backward", flat, {"mode": "wrap"}), "take_backward_loops.cpu", None)
+
+
+INDICES = np.array([0, -1, 18, 19, -19, -20, 2**31 + 3, -(2**40)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+def test_rows_of_many_updates(dtype: str) -> None:
+    inputs = {"data": f"{dtype}[3,19]", "indices": "int64[3,131]", "updates": f"{dtype}[3,131]"}
+    work = Workload.make("scatter_add", inputs, {"axis": 1})
+    indices = np.random.default_rng(0).choice(INDICES, (3, 131))
+    for parallel in (False, True):
+        check(work, "scatter_add_in_order.cpu", {"columns": 1, "parallel": parallel}, {"indices": indices})
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+@pytest.mark.parametrize(
+    ("shape", "taken", "axis"), [([3, 19], [3, 96], 1), ([19], [32], 0), ([2, 19, 48], [2, 5, 48], 1)]
+)
+def test_places_before_elements(shape: list[int], taken: list[int], axis: int, dtype: str) -> None:
+    data, indices = (",".join(map(str, s)) for s in (shape, taken))
+    inputs = {"data": f"{dtype}[{data}]", "indices": f"int64[{indices}]"}
+    given_indices = {"indices": np.random.default_rng(0).choice(INDICES, taken)}
+    for epilogue in ([], [EpilogueStep("relu", (None,))]):
+        work = Workload.make("gather", inputs, {"axis": axis}, epilogue=epilogue)
+        name, space = space_of(work)
+        assert name == "gather_places.cpu"
+        for config in (space.fallback, *space.sample(random.Random(0), 3)):
+            check(work, name, config, given_indices)
 
 
 def test_updates_add_up_in_as_many_steps_as_there_are() -> None:
