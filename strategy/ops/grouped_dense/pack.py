@@ -55,8 +55,10 @@ def space(
     streams = tuple(s for s in _STREAMS if depth % s == 0)
 
     def fallback() -> dict[str, Any]:
-        registers = target.vector_registers
-        rows, width = best_tile_of(-(-rows_of(m) // groups), n, lanes, registers, target.multiply_adds)
+        registers, usual = target.vector_registers, -(-rows_of(m) // groups)
+        # Tiles that divide the usual rows of a group may be lower than those that hide the instruction's latency.
+        height, most = (usual, ROWS[-1]) if dot is None else (rows_of(m), usual)
+        rows, width = best_tile_of(height, n, lanes, registers, target.multiply_adds, most)
         if rows == 1:
             wide = (v for v in VECTORS if v <= _ROW_VECTORS and v * lanes * target.threads <= n)
             width = lanes * max(wide, default=1)
