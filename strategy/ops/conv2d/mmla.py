@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from strategy.cpu.dot import find_matrix, schedule_matrices
+from strategy.cpu.matrices import find_matrix, schedule_matrices
 from strategy.cpu.tile import (
     VECTORS,
     accumulators,
@@ -32,7 +32,7 @@ from strategy.ops.conv2d.layout import plain_inputs
 from strategy.ops.conv2d.operator import DATA, Conv2DAttrs
 from strategy.ops.conv2d.pad import schedule_padding
 from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, split_groups
-from strategy.ops.dense.dot import fit_registers, heights, usual_tile
+from strategy.ops.dense.dot_tile import fit_registers, heights, usual_tile
 from strategy.schedule import (
     VIEW,
     Outs,

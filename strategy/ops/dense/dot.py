@@ -15,14 +15,12 @@ from functools import partial
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.condition import Clause, ceildiv
-from strategy.cpu.dot import Dot, find_dot, find_matrix, schedule_matrices, use_dot
+from strategy.condition import ceildiv
+from strategy.cpu.dot import Dot, find_dot, use_dot
+from strategy.cpu.matrices import find_matrix, paired, schedule_matrices
 from strategy.cpu.tile import (
-    ROWS,
-    VECTORS,
     Extents,
     accumulators,
-    best_tile_of,
     block_knob,
     clamped_row,
     largest_divisor,
@@ -33,6 +31,7 @@ from strategy.cpu.tile import (
     width_knob,
 )
 from strategy.op_strategy import OpStrategy
+from strategy.ops.dense.dot_tile import fit_registers, heights, usual_tile
 from strategy.schedule import (
     Outs,
     compute_stage,
@@ -126,37 +125,6 @@ def space(
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
         idle=idle,
-    )
-
-
-def heights(dot: Dot, multiple: int = 1) -> tuple[int, ...]:
-    """The rows of tiles: whole instructions, and a multiple."""
-    return tuple(rows for rows in ROWS if rows % dot.rows == rows % multiple == 0)
-
-
-def fit_registers(dot: Dot, target: Target) -> Clause:
-    """The constraint that accumulators, a step of the weight and one vector of the data fit the registers."""
-    return accumulators(dot.lanes) + knob("width") // dot.columns + 1 <= target.vector_registers
-
-
-def usual_tile(dot: Dot, m: int, n: int, target: Target, multiple: int = 1) -> tuple[int, int]:
-    """The rows, of a matrix instruction a multiple, and the width of an untuned tile over m rows and n columns."""
-    if dot.rows == 1:
-        return best_tile_of(m, n, dot.lanes, target.vector_registers, target.multiply_adds)
-
-    def gain(tile: tuple[int, int]) -> float:
-        """The share of a tile that is stored, and of its instructions that multiply."""
-        rows, width = tile
-        products, loads = rows * width // dot.lanes, rows // dot.rows + width // dot.columns
-        stored = m * n / int(round_up(m, rows) * round_up(n, width))
-        return stored * products / (products + loads)
-
-    tiles = (
-        (rows, vectors * dot.lanes) for rows in heights(dot, multiple) for vectors in VECTORS
-        if vectors == 1 or (vectors - 1) * dot.lanes < n
-    )
-    return max(
-        ((r, w) for r, w in tiles if r * w // dot.lanes + w // dot.columns + 1 <= target.vector_registers), key=gain
     )
 
 
@@ -254,7 +222,7 @@ def compute(
     row, shift = clamped_row(m), dot.shift(str(data.dtype))
     of_data, of_weight = dot.zero_points(attrs, str(data.dtype))
     r, t = te.reduce_axis((0, steps), name="r"), te.reduce_axis((0, group), name="t")
-    pairs = _paired(dot, data, round_up(m, rows), steps) if dot.rows > 1 else None
+    pairs = paired(dot, data, round_up(m, rows), steps) if dot.rows > 1 else None
 
     def term(*place: Any) -> Any:
         *b, i, j = place
@@ -282,18 +250,6 @@ def compute(
     if of_data or of_weight:
         total = compute_stage("total", tiles.shape, less_zeros)
     return [te.compute((*batch, m, n), lambda *i: total(*i).astype(out_type.dtype), name="dense")]
-
-
-def _paired(dot: Dot, data: Any, rows: Any, steps: int) -> Any:
-    """The data [rows / 2, steps, 2, group], the numbers of two rows that an instruction takes side by side."""
-    m, k = data.shape
-    row = clamped_row(m)
-
-    def number(pair: Any, step: Any, place: Any, neighbour: Any) -> Any:
-        at = step * dot.group + neighbour
-        return zero_beyond(dot.keep(data[row(pair * dot.rows + place), at]), at, int(k), dot.group)
-
-    return compute_stage("pairs", (rows // dot.rows, steps, dot.rows, dot.group), number)
 
 
 def schedule(dot: Dot, attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
