@@ -15,7 +15,6 @@ from typing import Any
 
 from strategy.cpu.matrices import find_matrix, schedule_matrices
 from strategy.cpu.tile import (
-    VECTORS,
     accumulators,
     block_knob,
     largest_divisor,
@@ -32,7 +31,7 @@ from strategy.ops.conv2d.layout import plain_inputs
 from strategy.ops.conv2d.operator import DATA, Conv2DAttrs
 from strategy.ops.conv2d.pad import schedule_padding
 from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, split_groups
-from strategy.ops.dense.dot_tile import fit_registers, heights, usual_tile
+from strategy.ops.dense.dot_tile import fit_registers, heights, usual_tile, widths
 from strategy.schedule import (
     VIEW,
     Outs,
@@ -75,10 +74,8 @@ def space(
     lanes = dot.lanes
     # In NCHW the lanes of what is stored are pixels.
     of_pixels = lanes if attrs.data_layout == DATA else 1
-    offered = heights(dot, of_pixels)
-    high = up_to("rows", offered, pixels + lanes)
-    fitting = (v * lanes for v in VECTORS if (offered[0] + dot.rows) * v < target.vector_registers)
-    wide = Knob("width", tuple(w for w in fitting if w < o + lanes), "layout")
+    high = up_to("rows", heights(dot, of_pixels), pixels + lanes)
+    wide = up_to("width", widths(dot, target, of_pixels), o + lanes - 1, "layout")
 
     def fallback() -> dict[str, Any]:
         rows, width = usual_tile(dot, pixels, o, target, of_pixels)

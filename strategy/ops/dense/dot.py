@@ -28,10 +28,9 @@ from strategy.cpu.tile import (
     round_up,
     up_to,
     whole_blocks,
-    width_knob,
 )
 from strategy.op_strategy import OpStrategy
-from strategy.ops.dense.dot_tile import fit_registers, heights, usual_tile
+from strategy.ops.dense.dot_tile import fit_registers, heights, usual_tile, widths
 from strategy.schedule import (
     Outs,
     compute_stage,
@@ -100,7 +99,8 @@ def space(
             "inner": "rows",
         }
 
-    high, wide = up_to("rows", heights(dot), 2 * extents.rows), width_knob(lanes, extents.n)
+    high = up_to("rows", heights(dot), 2 * extents.rows)
+    wide = up_to("width", widths(dot, target), extents.n + lanes - 1, "layout")
     m_tasks = block_knob("m_tasks", _BLOCKS, int(extents.m), high) if extents.m.is_constant else Knob("m_tasks", [1])
     constraints = [
         fit_registers(dot, target),

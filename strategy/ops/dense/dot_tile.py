@@ -14,6 +14,12 @@ def heights(dot: Dot, multiple: int = 1) -> tuple[int, ...]:
     return tuple(rows for rows in ROWS if rows % dot.rows == rows % multiple == 0)
 
 
+def widths(dot: Dot, target: Target, multiple: int = 1) -> tuple[int, ...]:
+    """The widths of tiles that fit the registers with the fewest rows."""
+    least = heights(dot, multiple)[0]
+    return tuple(v * dot.lanes for v in VECTORS if (least + dot.rows) * v < target.vector_registers)
+
+
 def fit_registers(dot: Dot, target: Target) -> Clause:
     """The constraint that accumulators, a step of the weight and one vector of the data fit the registers."""
     return accumulators(dot.lanes) + knob("width") // dot.columns + 1 <= target.vector_registers
