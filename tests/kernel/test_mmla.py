@@ -16,8 +16,18 @@ from strategy.cpu.dot import Dot
 from strategy.op_strategy import candidates, evaluate
 from strategy.target import Target
 from strategy.workload import Workload
+from workers.reference import compare, numpy_dtype, reference, tolerances
 
-from .test_low_precision import TARGET, check, convolution, laid_out_shapes, points, product, steps
+from .test_low_precision import (
+    TARGET,
+    check,
+    convolution,
+    laid_out_shapes,
+    points,
+    product,
+    steps,
+    whole_range,
+)
 
 NEOVERSE = Target.parse("llvm -mcpu=neoverse-v1 -mtriple=aarch64-linux-gnu -num-cores=2")
 OPCODES = {
@@ -127,11 +137,21 @@ def test_what_follows_is_part_of_the_product(layout):
         check(workload, space(workload)[0])
 
 
-def test_a_number_of_rows_may_be_unknown():
-    name, _ = space(product("int8[m,64]", "int8[32,64]"), NEOVERSE)
-    assert name == "qdense_mmla.cpu"
-    code = lower(product("int8[m,64]", "int8[32,64]"), NEOVERSE, name).compile(checks=False)
-    assert "smmla" in code.executable.mod.inspect_source("s")
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize(("kind", "weight"), [("uint8", "int8"), ("bfloat16", "bfloat16")])
+def test_one_function_serves_any_number_of_rows(kind, weight):
+    import tvm
+
+    workload = product(f"{kind}[m,37]", f"{weight}[21,37]", **points(kind, (100, 120)))
+    artefact = lower(workload, TARGET, space(workload)[0]).compile(checks=False)
+    for m in (1, 7, 64):
+        bound = workload.bind({"m": m})
+        inputs = whole_range(bound, 5)
+        (right,) = reference(bound, inputs)
+        *others, out = artefact.arguments
+        output = tvm.runtime.tensor(np.full(right.shape, 77).astype(numpy_dtype(out.tensor.dtype)))
+        artefact.main(*(artefact.prepare(a, tvm.runtime.tensor(inputs[a.name])) for a in others), output)
+        compare(output.numpy(), np.asarray(right), tolerances(bound, inputs, [right])[0])
 
 
 @pytest.mark.parametrize(("kind", "weight"), OPCODES)
@@ -155,6 +175,11 @@ def test_it_is_chosen_untuned_for_more_than_one_row():
         assert chosen(product(f"int8[{m},64]", "int8[32,64]")).implementation == f"qdense_{form}.cpu"
     image = convolution("uint8[1,16,8,8]", "int8[32,16,3,3]")
     assert chosen(image).implementation == "qconv2d_nchw_mmla.cpu"
+    for layout, is_chosen in (("NCHW", False), ("NHWC", True)):  # whose channels lie together already
+        attrs = {"data_layout": layout, "kernel_layout": "OIHW"}
+        data, weight = laid_out_shapes(attrs, (1, 16, 8, 8), (32, 16, 1, 1))
+        found = chosen(convolution(f"uint8[{data}]", f"int8[{weight}]", **attrs)).implementation
+        assert found.endswith("_mmla.cpu") == is_chosen
 
 
 @pytest.mark.parametrize("spec", [

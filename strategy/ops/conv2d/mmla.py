@@ -8,6 +8,7 @@ the channels of a group end within a word. Zero points are taken off as by `conv
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,6 +47,7 @@ from strategy.target import Target
 from strategy.types import TensorType
 
 _LAYOUTS = (DATA, "NHWC")
+_PAYS = 128  # products of each number of an image in NCHW that pay for its copy, channels last; estimated, not measured
 
 
 def add(strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], op: str, target: Target) -> None:
@@ -59,9 +61,12 @@ def add(strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], 
     form = replace(Form.of(dot, attrs, weight), unfolds=False)  # all are unfolded here
     if form.length * 2 <= dot.group:
         return
+    out_channels, _, *window = weight.concrete_shape
+    products = out_channels // attrs.groups * math.prod(window) // math.prod(attrs.strides)
+    pays = attrs.data_layout != DATA or products >= _PAYS
     strategy.add_implementation(
-        partial(compute, form), partial(schedule, form), f"{op}_{attrs.data_layout.lower()}_mmla.cpu", 16,
-        space=partial(space, form), prepare=partial(prepare, form),
+        partial(compute, form), partial(schedule, form), f"{op}_{attrs.data_layout.lower()}_mmla.cpu",
+        16 if pays else 13, space=partial(space, form), prepare=partial(prepare, form),
     )
 
 
