@@ -1,7 +1,8 @@
-"""`gather_places.cpu`: places of a part of a row by vectors, then its elements one by one.
+"""`gather_places.cpu`: the places of a part of a row by vectors, then its elements.
 
-Vectors of elements would be put together from places that are taken out of vectors, which takes longer than to read
-both from the stack. What follows is computed by vectors, so with an epilogue the schedule is that of `injective.cpu`.
+Places are kept as int32, from where LLVM reads the elements one by one, or by the processor's instruction for several:
+to take places of int64 out of vectors takes longer. With an epilogue, which is computed by vectors, the schedule is
+that of `injective.cpu`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def schedule(attrs: GatherAttrs, outs: Outs, target: Target, config: Config) -> 
     _, vector = sch.split(sch.get_loops(stages["places"])[-1], [None, lanes_of(target, "int32")])
     sch.vectorize(vector)
     if config["parallel"]:
-        sch.parallel(sch.fuse(*rows) if rows else part)
+        sch.parallel(sch.fuse(*rows, part))
     return sch
 
 
