@@ -16,20 +16,53 @@ PAUSE_S = 10.0  # between graphs, after which those that follow are counted anew
 
 
 class Series:
-    """Graphs that are compiled one soon after the other, as those of one model are: the time of all of them counts."""
+    """Graphs that are compiled one soon after the other, as those of one model are: the time of all of them counts.
+
+    Time in which several are compiled at once, by threads of a program, counts once.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._compiling = 0
+        self._since, self._ended = 0.0, -math.inf
+        self._restart()
+
+    def _restart(self) -> None:
         self.graphs, self.taken_s, self.due_s = 0, 0.0, FIRST_S
-        self._ended = -math.inf
 
     def begin(self) -> None:
-        if time.monotonic() - self._ended > PAUSE_S:
-            self.graphs, self.taken_s, self.due_s = 0, 0.0, FIRST_S
-        self.graphs += 1
+        with self._lock:
+            now = time.monotonic()
+            if not self._compiling:
+                if now - self._ended > PAUSE_S:
+                    self._restart()
+                self._since = now
+            self._compiling += 1
+            self.graphs += 1
 
-    def end(self, taken_s: float) -> None:
-        self.taken_s += taken_s
-        self._ended = time.monotonic()
+    def end(self) -> None:
+        with self._lock:
+            self._compiling -= 1
+            if not self._compiling:
+                self._ended = time.monotonic()
+                self.taken_s += self._ended - self._since
+
+    def rest_s(self) -> float:
+        """Seconds until the next line is due, while a graph is compiled."""
+        with self._lock:
+            return self._rest_s()
+
+    def _rest_s(self) -> float:
+        return self._since + self.due_s - self.taken_s - time.monotonic()
+
+    def claim(self) -> float | None:
+        """The seconds that a line is due for, which no other thread is given; None where none is due."""
+        with self._lock:
+            if self._rest_s() > 0:
+                return None
+            due_s = self.due_s
+            self.postpone()
+            return due_s
 
     def postpone(self) -> None:
         """Make the next line due."""
@@ -64,7 +97,6 @@ class Progress:
         logger.info("%s", stage)
 
     def __enter__(self) -> Self:
-        self._began = time.monotonic()
         self._series.begin()
         self._thread.start()
         return self
@@ -72,14 +104,15 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        self._series.end(time.monotonic() - self._began)
+        self._series.end()
 
     def _run(self) -> None:
         series = self._series
-        which = "a graph has" if series.graphs == 1 else f"{series.graphs} graphs have"
-        while not self._ended.wait(self._began + series.due_s - series.taken_s - time.monotonic()):
-            logger.warning("plevel: %s been compiling for %.0f s: %s%s", which, series.due_s, self._stage, self._rest())
-            series.postpone()
+        while not self._ended.wait(series.rest_s()):
+            due_s = series.claim()
+            if due_s is not None:
+                which = "a graph has" if series.graphs == 1 else f"{series.graphs} graphs have"
+                logger.warning("plevel: %s been compiling for %.0f s: %s%s", which, due_s, self._stage, self._rest())
 
     def _rest(self) -> str:
         left_s = self._left()

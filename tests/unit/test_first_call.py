@@ -96,6 +96,28 @@ def test_graphs_that_are_each_compiled_soon_are_told_of_once_all_of_them_take_lo
         assert (series.graphs, series.taken_s, series.due_s) == (1, 0.0, progress.FIRST_S)
 
 
+def test_time_in_which_several_graphs_are_compiled_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now_s))
+    series = Series()
+    series.begin()
+    now_s += 2
+    series.begin()
+    now_s += 1
+    assert (series.graphs, series.rest_s()) == (2, progress.FIRST_S - 3)
+    series.end()
+    now_s += 1
+    assert series.claim() is None
+    series.end()
+    assert series.taken_s == 4
+    now_s += 5  # between two graphs
+    series.begin()
+    now_s += 1
+    assert [series.claim(), series.claim()] == [5, None]  # one line, whichever graph's thread asks first
+    assert series.rest_s() == 5
+    series.end()
+
+
 def test_no_more_than_half_a_minute_passes_without_a_line() -> None:
     series, due = Series(), []
     for _ in range(7):
