@@ -92,9 +92,10 @@ def _root_norm(node: Node, x: Expr, scale: Expr) -> tuple[Expr, Expr]:
     """Each row by the root of the mean of its squares; behind it the inverse of that root, in float32."""
     axis = node.get("axis", -1) % len(extents(x))
     size, epsilon = math.prod(extents(x)[axis:]), node.get("epsilon", 1e-5)
-    rows = layer.reshape(x, (*extents(x)[:axis], size))
-    found = call("rms_norm", rows, layer.reshape(scale, (size,)), axis=-1, epsilon=float(epsilon))
     wide = x if x.tensor_type.dtype == "float32" else call("cast", x, dtype="float32")
+    given = wide if scale.tensor_type.dtype == "float32" else x  # the norm has the dtype of its scale
+    rows = layer.reshape(given, (*extents(x)[:axis], size))
+    found = call("rms_norm", rows, layer.reshape(scale, (size,)), axis=-1, epsilon=float(epsilon))
     about = {"axis": tuple(range(axis, len(extents(x)))), "keepdims": True}
     mean = call("mean", call("multiply", wide, wide), **about)
     return layer.reshape(found, extents(x)), call("rsqrt", call("add", mean, number(epsilon, wide)))

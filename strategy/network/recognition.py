@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from strategy.cpu.widened import NARROW
 from strategy.expr import Call, Constant, Expr
 from strategy.network.rewriter import Rewriter, extents, is_product
 
@@ -140,7 +141,8 @@ def recognize_softmax(rewriter: Rewriter, node: Call) -> Expr | None:
 def recognize_rms_norm(rewriter: Rewriter, node: Call) -> Expr | None:
     """Use rms_norm for x / √(mean(x²) + ε) · γ along the last axis, with constants γ for its entries.
 
-    The quotient of an x of 16 bits may be computed in float32, between two casts.
+    The quotient of an x of 16 bits may be computed in float32, between two casts: PyTorch rounds it before its weight,
+    and the result again, rms_norm the result alone.
     """
     if node.op.name != "multiply":
         return None
@@ -158,6 +160,26 @@ def recognize_rms_norm(rewriter: Rewriter, node: Call) -> Expr | None:
             if given.tensor_type.dtype == node.tensor_type.dtype:
                 return rewriter.make("rms_norm", given, gamma, axis=-1, epsilon=epsilon)
     return None
+
+
+def narrow_rms_norm(rewriter: Rewriter, node: Call) -> Expr | None:
+    """rms_norm of 16 bits for one of float32 between two casts, as Gemma's, whose numbers are the same.
+
+    The weight stays of float32 where the narrower dtype lacks a number of it.
+    """
+    if node.op.name != "cast" or node.tensor_type.dtype not in NARROW:
+        return None
+    norm = node.inputs[0]
+    if not isinstance(norm, Call) or norm.op.name != "rms_norm" or not rewriter.is_only(norm):
+        return None
+    given, gamma = _before_cast(norm.args[0]), norm.args[1]
+    if given.tensor_type.dtype != node.tensor_type.dtype:
+        return None
+    if isinstance(gamma, Constant):
+        with np.errstate(over="ignore"):
+            narrowed = gamma.value.astype(node.tensor_type.dtype)
+        gamma = Constant(narrowed) if (narrowed.astype(gamma.value.dtype) == gamma.value).all() else gamma
+    return rewriter.make("rms_norm", given, gamma, **norm.attrs.to_json())
 
 
 def _before_cast(node: Expr) -> Expr:
@@ -178,9 +200,15 @@ def _epsilon(node: Expr, x: Expr) -> float | None:
             continue
         if mean.op.name != "mean" or extents(mean) != (*extents(x)[:-1], 1):
             continue
-        if mean.attrs.to_json().get("axis") in ([-1], [len(extents(x)) - 1]) and _polynomial(mean.args[0], x) == {2: 1}:
+        if mean.attrs.to_json().get("axis") in ([-1], [len(extents(x)) - 1]) and _is_square(mean.args[0], x):
             return float(str(number.value.reshape(())[()]))  # 1e-6, not the float32 next to it
     return None
+
+
+def _is_square(node: Expr, x: Expr) -> bool:
+    """Return whether the node is x², or that of another cast of what x is cast from, as T5's."""
+    twins = [i for i in node.inputs if _before_cast(i) is not i and _before_cast(i) is _before_cast(x)]
+    return any(_polynomial(node, base) == {2: 1} for base in (x, *twins))
 
 
 def drop_mask(rewriter: Rewriter, node: Call) -> Expr | None:

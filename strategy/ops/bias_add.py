@@ -7,6 +7,7 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.cpu.binding import keep_each
+from strategy.cpu.widened import NARROW
 from strategy.expr import Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -25,10 +26,15 @@ class BiasAddAttrs(Attrs):
     axis: int = field(1, "The axis along which the bias lies")
 
 
-def vector_relation(reporter: TypeReporter, indices: Sequence[int], axis: int) -> TensorType:
+def vector_relation(
+    reporter: TypeReporter, indices: Sequence[int], axis: int, *, may_be_wider: bool = False
+) -> TensorType:
     """The type of input 0, once it is known that the inputs at `indices` are vectors along its axis.
 
     The type of a vector that is unknown follows from the data.
+
+    Args:
+        may_be_wider: vectors beside data of 16 bits may be of float32.
     """
     data = reporter.known(0)
     require_number(reporter, 0, data)
@@ -39,7 +45,8 @@ def vector_relation(reporter: TypeReporter, indices: Sequence[int], axis: int) -
             reporter.assign(index, TensorType([extent], data.dtype))
             continue
         require_rank(reporter, index, vector, 1, f"as many numbers as axis {axis} of the data has")
-        require_dtype_of(reporter, index, 0)
+        if not (may_be_wider and vector.dtype == "float32" and data.dtype in NARROW):
+            require_dtype_of(reporter, index, 0)
         fits = vector.shape[0] == extent
         reporter.check(fits, index, f"axis {axis} of {reporter.name(0)}, {data}, has another extent")
     return data
@@ -57,8 +64,14 @@ def array_along(vector: Any, axis: int, rank: int) -> Any:
 
 
 def vector_grad(grad: Expr, vector: Expr, axis: int) -> Expr:
-    """`grad`, summed to a vector that was broadcast along an axis."""
-    return reshape_like(collapse_sum_like(grad, along(vector, axis, grad.tensor_type.ndim)), vector)
+    """`grad`, summed to a vector that was broadcast along an axis, in the vector's dtype."""
+    wide = in_dtype(grad, vector.tensor_type.dtype)
+    return reshape_like(collapse_sum_like(wide, along(vector, axis, grad.tensor_type.ndim)), vector)
+
+
+def in_dtype(value: Expr, dtype: str) -> Expr:
+    """The value itself where it has the dtype, else cast to it."""
+    return value if value.tensor_type.dtype == dtype else call("cast", value, dtype=dtype)
 
 
 def bias_add_rel(types: Sequence[Type], attrs: BiasAddAttrs, reporter: TypeReporter) -> bool:

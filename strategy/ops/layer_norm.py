@@ -22,7 +22,7 @@ from strategy.op import (
     register_reference,
     register_terms,
 )
-from strategy.ops.bias_add import along, array_along, vector_grad, vector_relation
+from strategy.ops.bias_add import along, array_along, in_dtype, vector_grad, vector_relation
 from strategy.ops.reduce import mean
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import axis_peaks, norm_condition, widened
@@ -41,8 +41,8 @@ class LayerNormAttrs(Attrs):
 
 
 def layer_norm_rel(types: Sequence[Type], attrs: LayerNormAttrs, reporter: TypeReporter) -> bool:
-    """The type of the data; gamma and beta have its extent along the axis."""
-    data = vector_relation(reporter, (1, 2), attrs.axis)
+    """The type of the data; gamma and beta have its extent along the axis, and its dtype or float32."""
+    data = vector_relation(reporter, (1, 2), attrs.axis, may_be_wider=True)
     require_float(reporter, 0, data)
     require_nonempty(reporter, 0, data, [attrs.axis % data.ndim])
     reporter.assign(3, data)
@@ -55,8 +55,8 @@ def layer_norm_rel(types: Sequence[Type], attrs: LayerNormAttrs, reporter: TypeR
         "(x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance along an axis."
     )
     .add_argument("data", "Tensor", "The input tensor.")
-    .add_argument("gamma", "Tensor", "The scale of each entry of the axis.")
-    .add_argument("beta", "Tensor", "Added to each entry of the axis.")
+    .add_argument("gamma", "Tensor", "The scale of each entry of the axis, of the data's dtype or of float32.")
+    .add_argument("beta", "Tensor", "Added to each entry of the axis, of the data's dtype or of float32.")
     .set_attrs_type(LayerNormAttrs)
     .set_support_level(1)
     .add_type_rel("LayerNorm", layer_norm_rel)
@@ -150,7 +150,7 @@ def layer_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
     variance = mean(offset * offset, axis, keepdims=True)
     scale = call("rsqrt", variance + const(orig.attrs.epsilon, x.tensor_type.dtype))
     norm = offset * scale
-    slope = grad * along(gamma, axis, rank)
+    slope = grad * along(in_dtype(gamma, x.tensor_type.dtype), axis, rank)
     dx = slope - mean(slope, axis, keepdims=True) - norm * mean(slope * norm, axis, keepdims=True)
     return [dx * scale, vector_grad(grad * norm, gamma, axis), vector_grad(grad, beta, axis)]
 

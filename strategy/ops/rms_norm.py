@@ -21,7 +21,7 @@ from strategy.op import (
     register_reference,
     register_terms,
 )
-from strategy.ops.bias_add import along, array_along, vector_grad, vector_relation
+from strategy.ops.bias_add import along, array_along, in_dtype, vector_grad, vector_relation
 from strategy.ops.reduce import mean
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import axis_peaks, widened
@@ -40,8 +40,8 @@ class RMSNormAttrs(Attrs):
 
 
 def rms_norm_rel(types: Sequence[Type], attrs: RMSNormAttrs, reporter: TypeReporter) -> bool:
-    """The type of the data; gamma has its extent along the axis."""
-    data = vector_relation(reporter, (1,), attrs.axis)
+    """The type of the data; gamma has its extent along the axis, and its dtype or float32."""
+    data = vector_relation(reporter, (1,), attrs.axis, may_be_wider=True)
     require_float(reporter, 0, data)
     require_nonempty(reporter, 0, data, [attrs.axis % data.ndim])
     reporter.assign(2, data)
@@ -52,7 +52,7 @@ def rms_norm_rel(types: Sequence[Type], attrs: RMSNormAttrs, reporter: TypeRepor
     register_op("rms_norm")
     .describe("x / sqrt(mean(x²) + epsilon) * gamma, with the mean along an axis, as ONNX's RMSNormalization.")
     .add_argument("data", "Tensor", "The input tensor.")
-    .add_argument("gamma", "Tensor", "The scale of each entry of the axis.")
+    .add_argument("gamma", "Tensor", "The scale of each entry of the axis, of the data's dtype or of float32.")
     .set_attrs_type(RMSNormAttrs)
     .set_support_level(1)
     .add_type_rel("RMSNorm", rms_norm_rel)
@@ -126,7 +126,7 @@ def rms_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
     axis = orig.attrs.axis
     scale = call("rsqrt", mean(x * x, axis, keepdims=True) + const(orig.attrs.epsilon, x.tensor_type.dtype))
     norm = x * scale
-    slope = grad * along(gamma, axis, x.tensor_type.ndim)
+    slope = grad * along(in_dtype(gamma, x.tensor_type.dtype), axis, x.tensor_type.ndim)
     return [
         (slope - norm * mean(slope * norm, axis, keepdims=True)) * scale,
         vector_grad(grad * norm, gamma, axis),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from strategy.op import TypeRelationError
 from strategy.op_strategy import candidates
 from strategy.space import ConfigSpace
 from strategy.target import Target
@@ -50,6 +51,15 @@ def test_a_group_of_channels_alone_may_leave_one_behind_its_vectors(
 ) -> None:
     inputs = {"data": f"float32[3,{channels}]", **dict.fromkeys(("gamma", "beta"), f"float32[{channels}]")}
     check(Workload.make("group_norm", inputs, {"num_groups": groups}), "group_norm_row.cpu", None)
+
+
+@pytest.mark.parametrize("name", ["rms_norm_row.cpu", "rms_norm.cpu", "layer_norm_row.cpu", "layer_norm.cpu"])
+def test_a_norm_of_16_bits_may_have_vectors_of_float32(check: Callable[..., None], name: str) -> None:
+    op = name.removesuffix(".cpu").removesuffix("_row")
+    vectors = ("gamma", "beta") if op == "layer_norm" else ("gamma",)
+    check(Workload.make(op, {"data": "float16[3,70]", **dict.fromkeys(vectors, "float32[70]")}), name, None)
+    with pytest.raises(TypeRelationError, match="expected the dtype of data"):
+        Workload.make(op, {"data": "float32[3,70]", **dict.fromkeys(vectors, "float16[70]")})
 
 
 @pytest.mark.full

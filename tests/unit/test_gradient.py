@@ -385,6 +385,13 @@ def test_vectors_along_an_axis(shape, data):
     check(lambda x, g, b: layer_norm(x, g, b, axis, 0.1), [tuple(shape), vector, vector])
 
 
+def test_the_gradient_of_a_vector_has_its_dtype_whatever_the_datas():
+    x, g, b = (Var(name, kind) for name, kind in (("x", "float16[2,3]"), ("g", "float32[3]"), ("b", "float32[3]")))
+    for norm in (layer_norm(x, g, b), rms_norm(x, g)):
+        inputs = [x, g, b][: len(norm.args)]
+        assert [of.tensor_type for of in gradient(norm, inputs)] == [i.tensor_type for i in inputs]
+
+
 @given(shape=st.lists(extents, min_size=1, max_size=3), exclusive=st.booleans(), data=st.data())
 def test_cumsum(shape, exclusive, data):
     axis = data.draw(st.none() | st.integers(-len(shape), len(shape) - 1))

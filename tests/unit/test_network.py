@@ -463,6 +463,29 @@ def test_a_norm_of_16_bits_that_is_computed_in_float32_is_one_operator(
         np.testing.assert_allclose(one, other, rtol=2e-2)
 
 
+@pytest.mark.parametrize(("spelled", "weight"), [("t5", "float16"), ("torch", "float16"), ("gemma", "float32")])
+def test_each_spelling_of_a_norm_of_16_bits_is_one_operator(spelled: str, weight: str) -> None:
+    x, weights = Var("x", "float16[2,4,4]"), Weights()
+    wide, again = (call("cast", x, dtype="float32") for _ in range(2))
+    mean = call("mean", times(wide, wide), axis=(2,), keepdims=True)
+    normed = times(again if spelled == "t5" else wide, call("rsqrt", call("add", mean, number(1e-6))))
+    gamma = weights(4).value
+    if weight == "float16":
+        gamma = gamma.astype(weight)
+    if spelled == "t5":
+        made = times(Constant(gamma), call("cast", normed, dtype="float16"))
+    else:
+        made = call("cast", times(normed, Constant(gamma.astype("float32"))), dtype="float16")
+    found = normalize(given := Network((x,), {"y": made}, {}))
+    (norm,) = (n for n in post_order(found.root) if isinstance(n, Call))
+    assert (norm.op.name, [arg.tensor_type.dtype for arg in norm.args]) == ("rms_norm", ["float16", weight])
+    data = {"x": weights.random.uniform(0.5, 2, (2, 4, 4))}
+    one, other = (np.float64(evaluate(n.root, data)) for n in (found, given))
+    np.testing.assert_allclose(one, other, rtol=2e-3)
+    read = Network((x,), {"y": made, "normed": normed}, {})
+    assert "rms_norm" not in operators(normalize(read))
+
+
 def times(*factors: Expr) -> Expr:
     return reduce(lambda a, b: call("multiply", a, b), factors)
 
