@@ -38,6 +38,14 @@ typedef struct {
   size_t bytes[MOST_ARGUMENTS];
 } Kernel;
 
+// GCC's OpenMP keeps its threads. A child of fork has a copy of their state and no such threads, for which its first
+// loop would wait: they end before, and start again at the next loop. LLVM's OpenMP does that by itself.
+extern __typeof__(omp_pause_resource_all) omp_pause_resource_all __attribute__((weak));
+extern void kmp_set_defaults(const char *) __attribute__((weak));  // of LLVM alone
+static void end_threads(void) {
+  if (omp_pause_resource_all && !kmp_set_defaults) omp_pause_resource_all(omp_pause_soft);
+}
+
 static void *(*address_of)(PyObject *);  // PyTorch's: the data of a tensor
 static PyObject *kernels;                // digest -> capsule of a Kernel
 
@@ -222,5 +230,6 @@ PyMODINIT_FUNC PyInit_plevel_torch_runtime(void) {
   PyObject *module = PyModule_Create(&definition);
   kernels = PyDict_New();
   if (!module || !kernels) return NULL;
+  if (pthread_atfork(end_threads, NULL, NULL)) return PyErr_NoMemory();
   return module;
 }
