@@ -216,4 +216,5 @@ _READERS: Mapping[Any, Any] = {
     aten.div.Tensor: read_rowwise,
     aten.add.Tensor: read_rowwise,
     aten.mul.Tensor: read_rowwise,
+    CONVERT: read_rowwise,
 }
