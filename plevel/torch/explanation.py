@@ -84,6 +84,8 @@ def make_report(
         elif error := plan.errors.get(found.workload) or (verdict.errors.get(found.workload.key) if verdict else None):
             name, why = "", error
             failed.add(found.workload)
+        elif found.workload not in plan.selections:
+            name, why = "", "Inductor keeps a reduction whose kernel has not been measured"
         elif found.workload in kept:
             kernel = plan.kernels[found.workload]
             name, why = kernel.implementation, kernel.explanation

@@ -158,6 +158,13 @@ def through_reshapes(node: Node) -> Node:
     return node
 
 
+def through_views(node: Node) -> Node:
+    """The node behind reshapes, which has the same elements in memory."""
+    while is_call(node, *RESHAPES) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
 def flops(module: GraphModule) -> Iterator[tuple[Node, int]]:
     """The nodes with the values whose floating-point operations PyTorch counts, with that number."""
     from torch.utils.flop_counter import flop_registry

@@ -23,7 +23,7 @@ from strategy.types import TensorType
 # DLPack's codes with the bits, and PyTorch's dtypes of as many bits.
 _TYPES = {
     "float32": (2, 32, torch.float32), "float16": (2, 16, torch.float16), "bfloat16": (4, 16, torch.bfloat16),
-    "uint16": (1, 16, torch.int16), "int32": (0, 32, torch.int32),
+    "uint16": (1, 16, torch.int16), "int32": (0, 32, torch.int32), "int64": (0, 64, torch.int64),
 }
 _loaded: set[str] = set()
 

@@ -16,6 +16,7 @@ from plevel.torch.extraction import Extracted, Extraction, extract_graph
 from plevel.torch.kernel import Kernel, build, kernel_digest
 from plevel.torch.merging import find_merged
 from plevel.torch.node import extent_of, extents
+from plevel.torch.reduction import REDUCTIONS
 from plevel.torch.replacement import replace
 from plevel.torch.site import find_sites
 from plevel.torch.store import digest_of
@@ -33,7 +34,7 @@ class Plan:
     """Possible replacements in a graph, with the selections of their kernels.
 
     Args:
-        refused: the reasons of workloads without a selection.
+        refused: the reasons of workloads that nothing can be selected for.
         graph: digest of the graph.
         key: digest of the graph, the kernels, the machine, its threads, and the versions of PyTorch and plevel.
         ask: has children build kernels.
@@ -101,7 +102,7 @@ class Plan:
                 by_op.setdefault(op, []).append(found.workload)
                 shares[op] = shares.get(op, 0.0) + self.extraction.share(found)
         ops = sorted(by_op, key=lambda op: -shares[op])
-        # Each family costs a compilation: softmax and norms, which have no share of the arithmetic, are one.
+        # Each family costs a compilation: softmax, norms and reductions, which have no share of the arithmetic, are one.
         families: dict[str, list[Workload]] = {}
         for op in ops:
             name = op if shares[op] >= SMALL else ops[0] if shares[op] else ""
@@ -123,8 +124,8 @@ class Plan:
     def preferred(self) -> frozenset[Workload]:
         """The workloads to replace where nothing is timed.
 
-        Products are merged where that was measured to be faster; softmax and norms, which Inductor fuses with
-        their neighbours, are left to it.
+        Products are merged where that was measured to be faster; softmax, norms and reductions, which Inductor fuses
+        with their neighbours, are left to it.
         """
         times = {w: measured_s(selection) for w, selection in self.selections.items()}
 
@@ -143,16 +144,19 @@ def model_target() -> Target:
 
 
 def make_plan(module: GraphModule, choose: Choose, ask: Ask) -> Plan:
-    """The chosen kernels of a frozen graph."""
+    """The chosen kernels of a frozen graph; reductions have one where it has been measured."""
     extraction = extract_graph(module)
     target = model_target()
     selections: dict[Workload, Chosen] = {}
     refused = {}
     for found in extraction.workloads:
         try:
-            selections[found.workload] = choose(found.workload)
+            chosen = choose(found.workload)
         except Exception as error:  # a strategy's, for this workload alone
             refused[found.workload] = str(error)
+        else:
+            if found.workload.op not in REDUCTIONS or not math.isnan(measured_s(chosen)):
+                selections[found.workload] = chosen
     graph = graph_digest(module)
     key = digest_of(
         graph, sorted(map(kernel_digest, selections.values())), cpu_model(), target.threads, str(torch.__version__),

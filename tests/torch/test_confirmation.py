@@ -538,6 +538,33 @@ def test_norms_and_softmax_are_one_family_that_replaces_only_where_it_is_timed(r
     assert [len(s.workloads) for s in report.verdict.steps] == [1, 3]
 
 
+def test_a_measured_reduction_is_timed_with_norms_and_goes_where_the_graph_is_not_faster(
+    ratios, monkeypatch: pytest.MonkeyPatch
+):
+    class Pooled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = torch.nn.Linear(32, 40), torch.nn.LayerNorm(40)
+
+        def forward(self, x):
+            return self.norm(self.linear(x)).mean(0)
+
+    torch.manual_seed(0)
+    model, x = Pooled().eval(), torch.randn(24, 32)
+    for measured, kept in ((False, True), (True, False), (True, True)):
+        if measured:
+            monkeypatch.setattr("plevel.torch.plan.measured_s", lambda chosen: 1e-6)
+        ratios += [[1.1] * 9, [0.8 if kept else 1.1] * 9]
+        torch._dynamo.reset()
+        with torch.inference_mode():
+            found = torch.compile(model, backend=plevel, options={"again": True})(x)
+            torch.testing.assert_close(found, model(x), atol=2e-5, rtol=2e-5)
+        report = explain(model)[-1]
+        tried = {key.partition("(")[0] for key in report.verdict.steps[1].workloads}
+        assert tried == {"layer_norm", "mean"} if measured else {"layer_norm"}
+        assert {row.workload.op for row in report.rows if row.implementation} == (tried if kept else set())
+
+
 def test_a_norm_of_16_bits_that_a_model_computes_in_float32_is_one_operator(ratios):
     """As LLaMA's."""
 
