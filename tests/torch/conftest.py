@@ -78,6 +78,14 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are in place of all that has one, products merged."""
+    from plevel.torch.plan import Plan
+
+    monkeypatch.setattr(Plan, "preferred", lambda self: frozenset(self.selections))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def builds(caches: None, request: pytest.FixtureRequest) -> Iterator[None]:
     if find_spec("torch") is None:

@@ -190,12 +190,6 @@ class Merged(torch.nn.Module):
         return self.function(self.keys(x), self.values(x))
 
 
-@pytest.fixture
-def everywhere(monkeypatch: pytest.MonkeyPatch):
-    """Kernels are in place of all that has one, products merged."""
-    monkeypatch.setattr(Plan, "preferred", lambda self: frozenset(self.selections))
-
-
 def attend(heads):
     return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
 
