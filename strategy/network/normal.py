@@ -21,7 +21,7 @@ _RULES: tuple[Rule, ...] = (
     recognition.recognize_activation,
     recognition.recognize_softmax,
     recognition.recognize_rms_norm,
-    recognition.narrow_rms_norm,
+    recognition.narrow_rows,
     rotary.recognize_rotary_embedding,
     recognition.drop_mask,
     movement.sink_unary,

@@ -11,6 +11,8 @@ from strategy.cpu.widened import NARROW
 from strategy.expr import Call, Constant, Expr
 from strategy.network.rewriter import Rewriter, extents, is_product
 
+_OF_ROWS = ("softmax", "log_softmax", "layer_norm", "rms_norm")
+
 
 def recognize_activation(rewriter: Rewriter, node: Call) -> Expr | None:
     """Use gelu for x · ½ · (1 + erf(x/√2)) and its form by tanh, and silu for x · sigmoid(x)."""
@@ -162,24 +164,30 @@ def recognize_rms_norm(rewriter: Rewriter, node: Call) -> Expr | None:
     return None
 
 
-def narrow_rms_norm(rewriter: Rewriter, node: Call) -> Expr | None:
-    """rms_norm of 16 bits for one of float32 between two casts, as Gemma's, whose numbers are the same.
+def narrow_rows(rewriter: Rewriter, node: Call) -> Expr | None:
+    """A softmax or norm of 16 bits for one of float32 between two casts, as Gemma's, whose numbers are the same.
 
-    The weight stays of float32 where the narrower dtype lacks a number of it.
+    Its vectors stay of float32 where the narrower dtype lacks a number of them.
     """
     if node.op.name != "cast" or node.tensor_type.dtype not in NARROW:
         return None
-    norm = node.inputs[0]
-    if not isinstance(norm, Call) or norm.op.name != "rms_norm" or not rewriter.is_only(norm):
+    found = node.inputs[0]
+    if not isinstance(found, Call) or found.op.name not in _OF_ROWS or not rewriter.is_only(found):
         return None
-    given, gamma = _before_cast(norm.args[0]), norm.args[1]
-    if given.tensor_type.dtype != node.tensor_type.dtype:
+    data, *vectors = _before_cast(found.args[0]), *found.args[1:]
+    if data.tensor_type.dtype != node.tensor_type.dtype:
         return None
-    if isinstance(gamma, Constant):
-        with np.errstate(over="ignore"):
-            narrowed = gamma.value.astype(node.tensor_type.dtype)
-        gamma = Constant(narrowed) if (narrowed.astype(gamma.value.dtype) == gamma.value).all() else gamma
-    return rewriter.make("rms_norm", given, gamma, **norm.attrs.to_json())
+    narrowed = (_narrowed(vector, node.tensor_type.dtype) for vector in vectors)
+    return rewriter.make(found.op.name, data, *narrowed, **found.attrs.to_json())
+
+
+def _narrowed(vector: Expr, dtype: str) -> Expr:
+    """A constant in a narrower dtype that has all of its numbers; others as they are."""
+    if not isinstance(vector, Constant):
+        return vector
+    with np.errstate(over="ignore"):
+        made = vector.value.astype(dtype)
+    return Constant(made) if (made.astype(vector.value.dtype) == vector.value).all() else vector
 
 
 def _before_cast(node: Expr) -> Expr:

@@ -136,7 +136,7 @@ def test_modes_may_change_between_calls() -> None:
             assert found.is_inference()
             with torch.autocast("cpu", torch.bfloat16):
                 narrow = fast(x)
-                torch.testing.assert_close(narrow, model(x), atol=0.02, rtol=0.02)
+                torch.testing.assert_close(narrow, model(x), atol=0.05, rtol=0.05)
                 assert narrow.dtype == model(x).dtype
         found = fast(x)
         close(found, model(x))
@@ -145,15 +145,17 @@ def test_modes_may_change_between_calls() -> None:
     assert sum(p.grad is not None for p in model.parameters()) == 4
 
 
-def test_a_model_may_have_another_dtype_after_a_call() -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.05), (torch.float64, 1e-12)])
+def test_a_model_may_have_another_dtype_after_a_call(dtype: Any, tolerance: float) -> None:
     model, x = block()
     fast = compiled(model)
-    for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 0.05), (torch.float64, 0.05)):
-        model.to(dtype)
-        with torch.inference_mode():
-            found, expected = fast(x.to(dtype)), model(x.to(dtype))
-        assert found.dtype == dtype
-        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    with torch.inference_mode():
+        close(fast(x), model(x))
+    model.to(dtype)
+    with torch.inference_mode():
+        found, expected = fast(x.to(dtype)), model(x.to(dtype))
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
 def saved(model: Any) -> Any:

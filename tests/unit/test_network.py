@@ -486,6 +486,18 @@ def test_each_spelling_of_a_norm_of_16_bits_is_one_operator(spelled: str, weight
     assert "rms_norm" not in operators(normalize(read))
 
 
+@pytest.mark.parametrize(("op", "vectors"), [("softmax", 0), ("log_softmax", 0), ("layer_norm", 2)])
+def test_rows_of_float32_between_two_casts_are_of_16_bits(op: str, vectors: int) -> None:
+    x, weights = Var("x", "bfloat16[2,4,4]"), Weights()
+    wide = call(op, call("cast", x, dtype="float32"), *(weights(4) for _ in range(vectors)))
+    made = call("cast", wide, dtype="bfloat16")
+    (found,) = (n for n in post_order(normalize(Network((x,), {"y": made}, {})).root) if isinstance(n, Call))
+    assert [arg.tensor_type.dtype for arg in found.args] == ["bfloat16", *["float32"] * vectors]
+    assert (found.op.name, found.tensor_type) == (op, made.tensor_type)
+    for outputs in ({"y": made, "wide": wide}, {"y": call("cast", wide, dtype="float16")}):
+        assert operators(normalize(Network((x,), outputs, {}))) == ["cast", op, "cast"]
+
+
 def times(*factors: Expr) -> Expr:
     return reduce(lambda a, b: call("multiply", a, b), factors)
 
