@@ -102,7 +102,7 @@ class Plan:
                 by_op.setdefault(op, []).append(found.workload)
                 shares[op] = shares.get(op, 0.0) + self.extraction.share(found)
         ops = sorted(by_op, key=lambda op: -shares[op])
-        # Each family costs a compilation: softmax, norms and reductions, which have no share of the arithmetic, are one.
+        # Each family costs a compilation: softmax, norms and reductions, without a share of the arithmetic, are one.
         families: dict[str, list[Workload]] = {}
         for op in ops:
             name = op if shares[op] >= SMALL else ops[0] if shares[op] else ""

@@ -25,7 +25,7 @@ from plevel.torch import compilation, explain, freezing, frozen, kernel, operati
 from plevel.torch.backend import plevel
 from plevel.torch.kernel import kernel_digest
 from plevel.torch.option import OptionError
-from plevel.torch.plan import Plan, model_target
+from plevel.torch.plan import model_target
 from plevel.torch.toolchain import ask_toolchain
 from strategy.select import NO_RECORDS, select
 from strategy.types import TensorType

@@ -74,6 +74,7 @@ from strategy.ops.reduce import mean, prod
 from strategy.ops.reduce import min as reduce_min
 from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import expand_dims, reshape, reshape_like, squeeze
+from strategy.ops.rms_norm import rms_norm
 from strategy.ops.scan import cummax, cumprod, cumsum
 from strategy.ops.softmax import log_softmax, softmax
 from strategy.ops.statistics import std
