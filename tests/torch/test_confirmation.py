@@ -172,6 +172,29 @@ def test_a_graph_that_is_faster_as_one_library_runs_as_one(whole):
     assert len(set(folder().glob("graph-*.so")) - before) == 2
 
 
+def test_a_library_is_made_anew_for_other_weights_and_threads(whole):
+    def step():
+        model(x).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+    torch.manual_seed(0)
+    model, x = models.Block(56, 40).eval(), torch.randn(24, 56)
+    fast, threads = torch.compile(model, backend=plevel), torch.get_num_threads()
+    changes = (
+        lambda: None, step, lambda: torch.set_num_threads(2 if threads == 1 else 1),
+        lambda: torch.set_num_threads(threads),
+    )
+    try:
+        for change in changes:
+            change()
+            whole[:] = [[0.6] * 9]
+            with torch.inference_mode():
+                torch.testing.assert_close(fast(x), model(x), atol=2e-5, rtol=2e-5)
+    finally:
+        torch.set_num_threads(threads)
+    assert [report.verdict.whole for report in explain(model)] == [True] * 3  # the last call was of the second
+
+
 @pytest.mark.full
 def test_a_library_of_slow_steps_that_inductor_could_run_is_compared_with_the_form_of_all_products(
     whole, monkeypatch: pytest.MonkeyPatch
