@@ -50,7 +50,7 @@ def find_sites(module: GraphModule) -> list[Site]:
     for node in module.graph.nodes:
         reader = Reader(module)
         reduction = read_reduction(reader, node, stored)
-        if reduction is not None and node not in claimed:
+        if reduction is not None:
             found[node] = make_site(reader, reduction, (node,), (node,))
     return [found[node] for node in module.graph.nodes if node in found]
 
