@@ -117,6 +117,7 @@ def test_each_spelling_is_one_kernel_that_rounds_once(dtype: Any, everywhere: No
         assert (errors_of_eager.max() > 0.6) == is_rounded_twice, name
 
 
+@pytest.mark.filterwarnings("ignore:`isinstance")  # of PyTorch's own trees
 def test_each_spelling_is_one_operator_of_a_library() -> None:
     model, xs = norms(torch.bfloat16)
     network, _ = import_program(torch.export.export(model, xs))
