@@ -112,4 +112,4 @@ def _is_vector(node: Any, like: Node) -> bool:
 def _before_conversion(node: Node) -> Node | None:
     """The node whose value a conversion to float32 reads; None where there is none."""
     is_wide = is_call(node, CONVERT) and dtype(node) == torch.float32 and is_plain(node.args[0])
-    return node.args[0] if is_wide else None  # type: ignore[return-value]  # a node, as it is plain
+    return node.args[0] if is_wide else None
