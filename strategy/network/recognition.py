@@ -9,7 +9,7 @@ import numpy as np
 
 from strategy.cpu.widened import NARROW
 from strategy.expr import Call, Constant, Expr
-from strategy.network.rewriter import Rewriter, extents, is_product
+from strategy.network.rewriter import Rewriter, behind, extents, is_product
 
 _OF_ROWS = ("softmax", "log_softmax", "layer_norm", "rms_norm")
 
@@ -156,7 +156,7 @@ def recognize_rms_norm(rewriter: Rewriter, node: Call) -> Expr | None:
         if not isinstance(product, Call) or product.op.name != "multiply" or rewriter.uses[product] > is_narrowed:
             continue
         for x, root in (product.args, product.args[::-1]):
-            epsilon, given = _epsilon(root, x), _before_cast(x) if is_narrowed else x
+            epsilon, given = _epsilon(root, x), _before_cast(rewriter, x) if is_narrowed else x
             if epsilon is None or epsilon < 0 or extents(x) != extents(node):
                 continue
             if given.tensor_type.dtype == node.tensor_type.dtype:
@@ -174,7 +174,7 @@ def narrow_rows(rewriter: Rewriter, node: Call) -> Expr | None:
     found = node.inputs[0]
     if not isinstance(found, Call) or found.op.name not in _OF_ROWS or not rewriter.is_only(found):
         return None
-    data, *vectors = _before_cast(found.args[0]), *found.args[1:]
+    data, *vectors = _before_cast(rewriter, found.args[0]), *found.args[1:]
     if data.tensor_type.dtype != node.tensor_type.dtype:
         return None
     narrowed = (_narrowed(vector, node.tensor_type.dtype) for vector in vectors)
@@ -190,10 +190,17 @@ def _narrowed(vector: Expr, dtype: str) -> Expr:
     return Constant(made) if (made.astype(vector.value.dtype) == vector.value).all() else vector
 
 
-def _before_cast(node: Expr) -> Expr:
-    """The operand of a cast to float32; other nodes themselves."""
-    is_cast = isinstance(node, Call) and node.op.name == "cast" and node.tensor_type.dtype == "float32"
-    return node.inputs[0] if is_cast else node
+def _before_cast(rewriter: Rewriter, node: Expr) -> Expr:
+    """The value that is cast to float32, in the node's shape; other nodes themselves."""
+    source = _cast_source(node)
+    return node if source is None else rewriter.reshaped(source, extents(node))
+
+
+def _cast_source(node: Expr) -> Expr | None:
+    """The operand of a cast to float32, which a reshape may show; None for other nodes."""
+    made = behind(node) or node
+    is_cast = isinstance(made, Call) and made.op.name == "cast" and made.tensor_type.dtype == "float32"
+    return made.inputs[0] if is_cast else None
 
 
 def _epsilon(node: Expr, x: Expr) -> float | None:
@@ -215,8 +222,9 @@ def _epsilon(node: Expr, x: Expr) -> float | None:
 
 def _is_square(node: Expr, x: Expr) -> bool:
     """Return whether the node is x², or that of another cast of what x is cast from, as T5's."""
-    twins = [i for i in node.inputs if _before_cast(i) is not i and _before_cast(i) is _before_cast(x)]
-    return any(_polynomial(node, base) == {2: 1} for base in (x, *twins))
+    source, square = _cast_source(x), behind(node) or node
+    twins = [i for i in square.inputs if source is not None and _cast_source(i) is source]
+    return any(_polynomial(square, base) == {2: 1} for base in (x, *twins))
 
 
 def drop_mask(rewriter: Rewriter, node: Call) -> Expr | None:

@@ -463,23 +463,33 @@ def test_a_norm_of_16_bits_that_is_computed_in_float32_is_one_operator(
         np.testing.assert_allclose(one, other, rtol=2e-2)
 
 
-@pytest.mark.parametrize(("spelled", "weight"), [("t5", "float16"), ("torch", "float16"), ("gemma", "float32")])
-def test_each_spelling_of_a_norm_of_16_bits_is_one_operator(spelled: str, weight: str) -> None:
-    x, weights = Var("x", "float16[2,4,4]"), Weights()
-    wide, again = (call("cast", x, dtype="float32") for _ in range(2))
+def is_kernel(node: Expr) -> bool:
+    return isinstance(node, Call) and node.op.name != "reshape"
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 4), (8, 4)], ids=["plain", "behind a reshape"])
+@pytest.mark.parametrize(
+    ("spelled", "weight"), [("llama", "float16"), ("t5", "float16"), ("torch", "float16"), ("gemma", "float32")]
+)
+def test_each_spelling_of_a_norm_of_16_bits_is_one_operator(
+    spelled: str, weight: str, shape: tuple[int, ...]
+) -> None:
+    x, weights = Var("x", f"float16[{','.join(map(str, shape))}]"), Weights()
+    casts = (call("cast", x, dtype="float32") for _ in range(2))
+    wide, again = (cast if len(shape) == 3 else call("reshape", cast, newshape=(2, 4, 4)) for cast in casts)
     mean = call("mean", times(wide, wide), axis=(2,), keepdims=True)
     normed = times(again if spelled == "t5" else wide, call("rsqrt", call("add", mean, number(1e-6))))
     gamma = weights(4).value
     if weight == "float16":
         gamma = gamma.astype(weight)
-    if spelled == "t5":
+    if spelled in ("t5", "llama"):
         made = times(Constant(gamma), call("cast", normed, dtype="float16"))
     else:
         made = call("cast", times(normed, Constant(gamma.astype("float32"))), dtype="float16")
     found = normalize(given := Network((x,), {"y": made}, {}))
-    (norm,) = (n for n in post_order(found.root) if isinstance(n, Call))
+    (norm,) = (n for n in post_order(found.root) if is_kernel(n))
     assert (norm.op.name, [arg.tensor_type.dtype for arg in norm.args]) == ("rms_norm", ["float16", weight])
-    data = {"x": weights.random.uniform(0.5, 2, (2, 4, 4))}
+    data = {"x": weights.random.uniform(0.5, 2, shape)}
     one, other = (np.float64(evaluate(n.root, data)) for n in (found, given))
     np.testing.assert_allclose(one, other, rtol=2e-3)
     read = Network((x,), {"y": made, "normed": normed}, {})
@@ -494,6 +504,10 @@ def test_rows_of_float32_between_two_casts_are_of_16_bits(op: str, vectors: int)
     (found,) = (n for n in post_order(normalize(Network((x,), {"y": made}, {})).root) if isinstance(n, Call))
     assert [arg.tensor_type.dtype for arg in found.args] == ["bfloat16", *["float32"] * vectors]
     assert (found.op.name, found.tensor_type) == (op, made.tensor_type)
+    shown = call("reshape", call("cast", x, dtype="float32"), newshape=(8, 4))  # as behind a product
+    again = call("cast", call(op, shown, *wide.args[1:]), dtype="bfloat16")
+    (found,) = (n for n in post_order(normalize(Network((x,), {"y": again}, {})).root) if is_kernel(n))
+    assert (found.op.name, found.tensor_type) == (op, again.tensor_type)
     for outputs in ({"y": made, "wide": wide}, {"y": call("cast", wide, dtype="float16")}):
         assert operators(normalize(Network((x,), outputs, {}))) == ["cast", op, "cast"]
 
