@@ -123,6 +123,7 @@ def test_a_child_of_fork_calls_what_its_parent_has_called() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_modes_may_change_between_calls() -> None:
     model, x = block()
     fast = compiled(model)
@@ -146,6 +147,7 @@ def test_modes_may_change_between_calls() -> None:
     assert sum(p.grad is not None for p in model.parameters()) == 4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.05), (torch.float64, 1e-12)])
 def test_a_model_may_have_another_dtype_after_a_call(dtype: Any, tolerance: float) -> None:
     model, x = block()
@@ -166,6 +168,7 @@ def saved(model: Any) -> Any:
     return torch.load(memory, weights_only=False)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("called", [False, True])
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved])
 def test_a_copy_of_a_compiled_model_has_weights_of_its_own(duplicate: Callable[[Any], Any], called: bool) -> None:
