@@ -140,12 +140,14 @@ def compile_frozen(module: GraphModule, inputs: Any, visit: Visit) -> Callable[.
 
     again = copy(module)
     _tell_scalars_apart()
-    known = len(PyCodeCache.modules)
+    before = list(PyCodeCache.modules)
     try:
         with visiting(visit):
             made: Callable[..., Any] = compile_fx(again, inputs, config_patches={"freezing": True})
     finally:
-        _leave_to_callers(PyCodeCache.modules[known:])
+        # By identity: another thread may have cleared the list meanwhile, which is shorter then.
+        known = set(map(id, before))
+        _leave_to_callers([m for m in PyCodeCache.modules if id(m) not in known])
     return made
 
 

@@ -12,6 +12,7 @@ import threading
 import warnings
 import weakref
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -19,7 +20,7 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from torch._dynamo.exc import BackendCompilerFailed, RestartAnalysis
 from torch._inductor import cpu_vec_isa
-from torch._inductor.codecache import CppPythonBindingsCodeCache
+from torch._inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache
 
 from plevel.torch import compilation, explain, freezing, frozen, kernel, operation, store
 from plevel.torch.backend import plevel
@@ -372,13 +373,17 @@ def test_parameters_that_change_are_never_stale():
     assert explain(model)[-1].rows
 
 
-def test_the_constants_of_a_graph_end_with_it(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("cleared", [False, True])
+def test_the_constants_of_a_graph_end_with_it(cleared: bool, monkeypatch: pytest.MonkeyPatch):
     held, pack = [], operation.pack
     torch._dynamo.reset()
     gc.collect()
     others = explain()
+    monkeypatch.setattr(PyCodeCache, "modules", [ModuleType(f"earlier{i}") for i in range(9)])
 
     def packed(*given):
+        if cleared:  # as another thread does at the end of its `fresh_cache`
+            PyCodeCache.modules.clear()
         found = pack(*given)
         held.append(weakref.ref(found))
         return found
