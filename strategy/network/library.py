@@ -26,7 +26,7 @@ from strategy.select.dispatch import DispatchTable
 from strategy.space import Config
 from strategy.table import show_number
 from strategy.target import Target
-from strategy.types import TensorType
+from strategy.types import MAX_RANK, TensorType
 from strategy.workload import Workload
 
 _HEADER = Template("""\
@@ -39,6 +39,11 @@ $ports$sizes *
  * It returns 0; -1 without memory; -2 for ${wrong}a buffer that is NULL; -3 on a processor without its instructions; or
  * the number of the step that failed, from 1.
  *
+ * ${name}_shapes and ${name}_call are for programs that load any such library. `inputs` has each input's rank and
+ * then its extents. The first writes the extents of each output to its row of `outputs`; the second takes the buffers
+ * of the inputs and then the outputs, and returns what ${name} does. Both return -2 for inputs of other shapes than
+ * those above.
+ *
  * ${name}_trace has a function called after each step of the manifest, with its number, from 0, and its output;
  * NULL ends that.
  */
@@ -49,6 +54,8 @@ $ports$sizes *
 extern "C" {
 #endif
 int $name($arguments);
+int ${name}_shapes(const int64_t *inputs, int64_t (*outputs)[$most_rank]);
+int ${name}_call(const int64_t *inputs, void *const *buffers);
 void ${name}_trace(void (*function)(int step, const void *output));
 #ifdef __cplusplus
 }
@@ -167,7 +174,7 @@ def write_library(
         parts = {} if appended else _weight_parts(plan, weights.resolve())
         for file, text in parts.items():
             (made / file).write_text(text)
-        names = [name, f"{name}_trace", *([f"{name}_map"] if appended else [])]
+        names = [name, *(f"{name}_{each}" for each in ("shapes", "call", "trace", *(["map"] if appended else [])))]
         (made / "symbols").write_text(_SYMBOLS.format(names="; ".join(names)))
         sources = ["-fopenmp", "network.c", *parts, *map(str, objects), "-Wl,--version-script=symbols"]
         beside = {".h": header, ".json": manifest}
@@ -210,7 +217,7 @@ def _header(plan: Plan, name: str, about: str, target: Target) -> str:
     return _HEADER.substitute(
         about=about.replace("*/", "* /"), target=target, ports="".join(lines), alignment=ALIGNMENT, name=name,
         threads=show_number(target.threads, "thread"), arena=plan.arena_bytes, guard=f"PLEVEL_{name}_H",
-        arguments=_parameters(plan), least=" at the least sizes" if plan.sizes else "",
+        arguments=_parameters(plan), least=" at the least sizes" if plan.sizes else "", most_rank=MAX_RANK,
         wrong="a size out of range or " if plan.sizes else "",
         sizes="".join(f" *   {s.name}: a symbolic size, from {s.low} to {s.high}\n" for s in sizes_of(plan)),
     )
@@ -287,6 +294,7 @@ def _source(plan: Plan, name: str, target: Target, tables: Sequence[str], *, app
         f"#define PLEVEL_STEPS {len(plan.steps)}",
         f"#define PLEVEL_RANK {max([1, *map(len, shapes)])}",
         f"#define PLEVEL_OPERANDS {max(len(s.buffers) for s in plan.steps)}",
+        f"#define PLEVEL_MOST_RANK {MAX_RANK}",
         network_code(),
         *(f"int __tvm_ffi_{kernel}(void *, const Any *, int32_t, Any *);" for kernel in kernels),
         *(f"static const int64_t {word}[] = {{{shape(s)}}};" for s, word in shapes.items()),
@@ -305,6 +313,10 @@ def _source(plan: Plan, name: str, target: Target, tables: Sequence[str], *, app
         f"  const int64_t _sizes[] = {{{', '.join([*(s.name for s in sizes_of(plan)), '0'])}}};",
         "  return _plevel_run(_sizes, _given);",
         "}",
+        f"int {name}_shapes(const int64_t *inputs, int64_t (*outputs)[{MAX_RANK}]) {{",
+        "  return _plevel_shapes(inputs, outputs);",
+        "}",
+        f"int {name}_call(const int64_t *inputs, void *const *buffers) {{ return _plevel_call(inputs, buffers); }}",
         f"void {name}_trace(void (*function)(int step, const void *output)) {{ _plevel_trace = function; }}",
         "",
     ])

@@ -1,7 +1,7 @@
 /* What the libraries of all networks have in common. It stands behind `entry.c` and the macros PLEVEL_SIZES,
- * PLEVEL_EXTENTS, PLEVEL_PLACES, PLEVEL_INPUTS, PLEVEL_PORTS, PLEVEL_STEPS and PLEVEL_OPERANDS, and before the tables and
- * functions that `library.py` writes. In the shapes of those, -1 - i stands for the extent i that depends on the
- * symbolic sizes.
+ * PLEVEL_EXTENTS, PLEVEL_PLACES, PLEVEL_INPUTS, PLEVEL_PORTS, PLEVEL_STEPS, PLEVEL_OPERANDS and PLEVEL_MOST_RANK, and
+ * before the tables and functions that `library.py` writes. In the shapes of those, -1 - i stands for the extent i that
+ * depends on the symbolic sizes.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -193,6 +193,37 @@ static int _plevel_run(const int64_t *sizes, void *const *given) {
     if (ports[i] != given[i]) memcpy(given[i], ports[i], _plevel_port_bytes(i, extents));
   _plevel_give_back(arena);
   return failed;
+}
+
+/* The symbolic sizes, and the extents that depend on them, of inputs with these ranks and extents: 0, or -2 for inputs
+ * that the network does not take. */
+static int _plevel_read_shapes(const int64_t *shapes, int64_t *sizes, int64_t *extents) {
+  Tensor tensors[PLEVEL_INPUTS + 1];
+  const Tensor *given[PLEVEL_INPUTS + 1];
+  for (int i = 0; i < PLEVEL_INPUTS; ++i) {
+    if (*shapes != _plevel_ports[i].ndim) return -2;
+    tensors[i].shape = (int64_t *)shapes + 1;
+    given[i] = &tensors[i];
+    shapes += 1 + _plevel_ports[i].ndim;
+  }
+  _plevel_read(given, sizes);
+  if (!_plevel_fits(sizes)) return -2;
+  _plevel_measure(sizes, extents);
+  for (int i = 0; i < PLEVEL_INPUTS; ++i)
+    for (int d = 0; d < _plevel_ports[i].ndim; ++d)
+      if (given[i]->shape[d] != _plevel_extent(_plevel_ports[i].shape[d], extents)) return -2;
+  return 0;
+}
+static int _plevel_shapes(const int64_t *inputs, int64_t (*outputs)[PLEVEL_MOST_RANK]) {
+  int64_t sizes[PLEVEL_SIZES + 1], extents[PLEVEL_EXTENTS];
+  if (_plevel_read_shapes(inputs, sizes, extents)) return -2;
+  for (const Port *port = _plevel_ports + PLEVEL_INPUTS; port < _plevel_ports + PLEVEL_PORTS; ++port, ++outputs)
+    for (int d = 0; d < port->ndim; ++d) (*outputs)[d] = _plevel_extent(port->shape[d], extents);
+  return 0;
+}
+static int _plevel_call(const int64_t *inputs, void *const *buffers) {
+  int64_t sizes[PLEVEL_SIZES + 1], extents[PLEVEL_EXTENTS];
+  return _plevel_read_shapes(inputs, sizes, extents) ? -2 : _plevel_run(sizes, buffers);
 }
 
 /* The function `main` for tvm_ffi: tensors of the inputs, then of the outputs. */
