@@ -25,7 +25,9 @@ def _histogram(x: Expr, bins: int = 100, low: float = 0, high: float = 0) -> Exp
     n, dtype = math.prod(extents(x)), x.tensor_type.dtype
     require_few(math.prod(e for e in extents(x) if e < PROBED) * bins, f"{bins} bins of {n} elements")
     flat = layer.reshape(x, (n, 1))
-    from_low = call("multiply", call("subtract", flat, number(low, flat)), number(bins / (high - low), flat))
+    # In PyTorch's order, whose rounding decides where a bound itself belongs.
+    many = call("multiply", call("subtract", flat, number(low, flat)), number(bins, flat))
+    from_low = call("divide", many, number(high - low, flat))
     # The last bin has its upper end, too.
     place = call("minimum", call("floor", from_low), number(bins - 1, flat))
     least, most = number(low, flat), number(high, flat)
