@@ -48,12 +48,11 @@ from plevel.onnx.sequence import SEQUENCES
 from plevel.onnx.types import known_types, nested, own_graphs, read_type, within
 from strategy.expr import Constant, Expr, Tuple, Var, post_order
 from strategy.network.derivation import derive_all
-from strategy.network.extent import Extent
-from strategy.network.graph import Network, NetworkError
+from strategy.network.extent import Extent, Symbol
+from strategy.network.graph import Network, NetworkError, require_known
 from strategy.network.plan import Port
 from strategy.network.probe import make_sizes
 from strategy.network.size import MOST, NAMES, PROBED, Sizes
-from strategy.table import show_number
 from strategy.types import DTYPES, TensorType
 
 _OF_TYPES = frozenset({"Shape", "Size"})  # constant, whatever their input is
@@ -209,9 +208,7 @@ class _Importer:
                     counts[_name(node)] += 1
                 elif not (node.op_type == "If" and is_known(node.input)):
                     pending += own_graphs(node)
-        if counts:
-            listed = ", ".join(f"{name} ({n})" for name, n in counts.most_common())
-            raise NetworkError(f"{show_number(len(counts), 'operator')} that plevel has no kernel for: {listed}")
+        require_known(counts)
 
     def _value(self, name: str, reader: str) -> Expr:
         if name in self.unsized:

@@ -29,7 +29,9 @@ import plevel.torch.aten_writing  # noqa: F401  # all eight register their opera
 from plevel.comparison import Reference, UnfitError
 from plevel.torch.aten import OPERATORS
 from plevel.torch.aten_complex import COMPLEX, Complex, call_complex, is_complex
+from plevel.torch.control import MOST_UNROLLED, Run, control_of
 from plevel.torch.frozen import is_dense
+from plevel.torch.joining import join_sizes
 from plevel.torch.quantization import quantized_parts
 from plevel.torch.symbol import (
     SYMBOLIC,
@@ -43,18 +45,16 @@ from plevel.torch.symbol import (
     read_number,
     resized,
 )
-from strategy.expr import Constant, Expr, Tuple, Var, call
+from strategy.expr import Constant, Expr, Tuple, Var
 from strategy.network import layer
 from strategy.network.derivation import derive_all
-from strategy.network.graph import Network, NetworkError
+from strategy.network.graph import Network, NetworkError, require_known
 from strategy.network.probe import make_sizes
 from strategy.network.rewriter import extents
 from strategy.network.size import PROBED
-from strategy.table import show_number
 from strategy.types import DTYPES
 
 aten = torch.ops.aten
-_COND = torch.ops.higher_order.cond
 MOST_BYTES = 2**30  # of weights: a library holds them all, packed
 # Kept as they are: plevel has an operator for them, or better parts than PyTorch's decomposition.
 _WHOLE = (
@@ -177,6 +177,7 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
         raise NetworkError(f"PyTorch cannot decompose it: {type(error).__name__}: {reason}") from error
     _drop_claims(plain)
     _refuse_unknown(plain)
+    join_sizes(plain)
     symbols = find_symbols(plain)
     if not symbols:
         return _import(plain, {})[0], plain
@@ -192,8 +193,8 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
         for sizes in both:
             at = dict(zip(symbols, sizes.probes, strict=True))
             try:
-                network, values = _import(plain, at)
-                reached.append(find_reached(plain, at, values))
+                network, places = _import(plain, at)
+                reached.append(places)
             except NetworkError as error:
                 raise NetworkError(sizes.shown(error)) from error
             found.append(replace(network, sizes=sizes))
@@ -242,8 +243,8 @@ def _fixed(plain: ExportedProgram) -> set[int]:
     return {n for v in values if isinstance(v, torch.Tensor) for n in v.shape if isinstance(n, int)}
 
 
-def _import(plain: ExportedProgram, at: Binding) -> tuple[Network, dict[Any, Any]]:
-    """The network of a program at one value of each of its symbols, and the expressions of the program's nodes."""
+def _import(plain: ExportedProgram, at: Binding) -> tuple[Network, list[tuple[int, int]]]:
+    """The network of a program at one value of each of its symbols, and what `find_reached` finds in all of it."""
     values: dict[Any, Any] = {}
     names: dict[Expr, str] = {}
     inputs = []
@@ -258,11 +259,34 @@ def _import(plain: ExportedProgram, at: Binding) -> tuple[Network, dict[Any, Any
         elif node.users:
             values[node] = _constant(_held(plain, spec))
         names.update({values[node]: node.name} if isinstance(values.get(node), Expr) else {})
-    _compute(plain.graph_module, values, names, at)
-    return Network(tuple(inputs), _outputs(plain, values), names), values
+    reached: list[tuple[int, int]] = []
+    _compute(plain.graph_module, values, names, at, _runner(values, at, reached))
+    reached += find_reached(plain.graph_module.graph, at, values)
+    return Network(tuple(inputs), _outputs(plain, values), names), reached
 
 
-def _compute(module: GraphModule, values: dict[Any, Any], names: dict[Expr, str], at: Binding) -> None:
+def _runner(values: dict[Any, Any], at: Binding, reached: list[tuple[int, int]]) -> Run:
+    """The function that computes graphs within a program.
+
+    The values of their nodes join `values`, and what each of its calls reaches joins `reached`.
+    """
+    unrolled = 0
+
+    def run(module: GraphModule, operands: Sequence[Any]) -> tuple[Any, ...]:
+        nonlocal unrolled
+        unrolled += 1 + len(module.graph.nodes)
+        if unrolled > MOST_UNROLLED:
+            raise NetworkError(f"plevel unrolls loops of at most {MOST_UNROLLED} nodes and steps in all")
+        values.update(zip(module.graph.find_nodes(op="placeholder"), operands, strict=True))
+        _compute(module, values, {}, at, run)
+        reached.extend(find_reached(module.graph, at, values))
+        made = module.graph.output_node().args[0]
+        return tuple(torch.fx.map_arg(made if isinstance(made, list | tuple) else (made,), lambda n: values[n]))
+
+    return run
+
+
+def _compute(module: GraphModule, values: dict[Any, Any], names: dict[Expr, str], at: Binding, run: Run) -> None:
     """Add the values of a graph's nodes, and their names, to those of its inputs."""
     for node in module.graph.nodes:
         if node.op == "get_attr":
@@ -283,40 +307,13 @@ def _compute(module: GraphModule, values: dict[Any, Any], names: dict[Expr, str]
             args = (*args[:3], min(args[3], axis) if axis < PROBED else args[3], *args[4:])
         if node.target is aten.as_strided.default:
             args = (*args[:3], *_memory(node, args, at))
+        control = control_of(node)
         try:
-            values[node] = _choose(node, args, at, values) if node.target is _COND else _call(node, args, kwargs, at)
+            values[node] = control(node, run, *args) if control else _call(node, args, kwargs, at)
         except _REFUSED as error:
             raise NetworkError(f"{node.name} ({node.target}): {error}") from error
         if isinstance(values[node], Expr) and not isinstance(values[node], Tuple):
             names[values[node]] = node.name
-
-
-def _choose(node: Any, args: Sequence[Any], at: Binding, values: dict[Any, Any]) -> tuple[Any, ...]:
-    """The values of one branch if the condition is constant, else of both, of which one each is taken at the call.
-
-    Those of the nodes of branches join `values`.
-    """
-    if isinstance(node.args[0], torch.fx.Node) and isinstance(node.args[0].meta["val"], SYMBOLIC):
-        raise NetworkError("its condition depends on a symbolic size: export the model with that size fixed")
-    condition, yes, no, operands = args
-    if not isinstance(condition, Expr):
-        return _branch(yes if condition else no, operands, at, values)
-    chosen = layer.reshape(condition, ())
-    found: list[Expr | None] = []
-    for x, y in zip(*(_branch(branch, operands, at, values) for branch in (yes, no)), strict=True):
-        if isinstance(x, Expr) and isinstance(y, Expr) and x.tensor_type == y.tensor_type:
-            found.append(call("where", chosen, x, y))
-        elif x is y is None:
-            found.append(None)
-        else:
-            raise NetworkError("its branches give values of different types: export the model with one of them")
-    return tuple(found)
-
-
-def _branch(module: GraphModule, operands: Sequence[Any], at: Binding, values: dict[Any, Any]) -> tuple[Any, ...]:
-    values |= zip(module.graph.find_nodes(op="placeholder"), operands, strict=True)
-    _compute(module, values, {}, at)
-    return tuple(torch.fx.map_arg(module.graph.output_node().args[0], lambda n: values[n]))
 
 
 def _nodes(program: ExportedProgram, kind: str) -> list[Any]:
@@ -381,13 +378,12 @@ def _refuse_unknown(program: ExportedProgram) -> None:
         for node in module.graph.nodes
         if node.op == "call_function"
         and str(node.target) not in known_names
-        and node.target not in (operator.getitem, _COND)
+        and node.target is not operator.getitem
+        and control_of(node) is None
         and not isinstance(node.meta.get("val"), SYMBOLIC)
         and not _is_made(node)
     )
-    if unknown:
-        listed = ", ".join(f"{name} ({n})" for name, n in unknown.most_common())
-        raise NetworkError(f"{show_number(len(unknown), 'operator')} that plevel has no kernel for: {listed}")
+    require_known(unknown)
 
 
 def _held(program: ExportedProgram, spec: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import Graph
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
@@ -49,7 +49,7 @@ def find_symbols(program: ExportedProgram) -> tuple[Any, ...]:
     symbols: dict[Any, None] = {}
     for node, axis, expression in _sizes_in(program):
         free = sorted(expression.free_symbols, key=str)
-        if any(map(_is_of_values, free)):
+        if any(map(is_of_values, free)):
             raise NetworkError(
                 f"axis {axis} of {node.name} has the size {expression}, which depends on values: a library takes "
                 "sizes of its inputs' axes alone"
@@ -157,7 +157,8 @@ def range_of(program: ExportedProgram, symbol: Any) -> tuple[int, int]:
     return 1 if low <= 2 else low, min(int(found.upper), MOST) if found.upper.is_Integer else MOST
 
 
-def _is_of_values(symbol: Any) -> bool:
+def is_of_values(symbol: Any) -> bool:
+    """Return whether a symbol stands for a number that is not known until the values are computed."""
     return bool(symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)))
 
 
@@ -166,7 +167,7 @@ def known(size: Any, at: Binding) -> Any:
     if not isinstance(size, SYMBOLIC):
         return size
     found = size.node.expr.subs(at)
-    if any(map(_is_of_values, found.free_symbols)):
+    if any(map(is_of_values, found.free_symbols)):
         raise NetworkError(f"the number {size}, such as of .item(), depends on values: keep it a tensor")
     kinds: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
     return kinds[type(size)](found)
@@ -255,28 +256,27 @@ def _read(node: Any, values: Mapping[Any, Any]) -> Iterator[tuple[int, Sequence[
     elif kind in _INDEXED:
         indices: Iterable[Any] = enumerate(node.args[1]) if kind == _INDEXED[0] else [(place, node.args[2])]
         for axis, index in indices:
-            numbers = None if index is None else _numbers(values[index])
+            numbers = None if index is None else constant_of(values[index])
             if numbers is not None and numbers.size:
                 yield axis, [int(numbers.min()), int(numbers.max())]
 
 
-def _numbers(index: Expr) -> np.ndarray | None:
-    """The values of an index that depends on no input."""
-    for node in post_order(index):
+def constant_of(value: Expr) -> np.ndarray | None:
+    """A value, such as an index, that depends on no input; None for others."""
+    for node in post_order(value):
         kind = node.checked_type
         if isinstance(node, Var) or (isinstance(kind, TensorType) and kind.size >= PROBED):
             return None
-    return np.asarray(evaluate(index, {}))
+    return np.asarray(evaluate(value, {}))
 
 
-def find_reached(program: ExportedProgram, at: Binding, values: Mapping[Any, Any]) -> list[tuple[int, int]]:
-    """The places that parts of a fixed extent reach to, with the extents of their axes, in branches, too.
+def find_reached(graph: Graph, at: Binding, values: Mapping[Any, Any]) -> list[tuple[int, int]]:
+    """The places that parts of a fixed extent reach to, with the extents of their axes, in a program's graph.
 
     Args:
-        values: the expressions of the program's nodes, and of those of branches that are computed.
+        values: the expressions of its nodes.
     """
-    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, GraphModule)]
-    return [pair for g in graphs for node in g.nodes if node in values for pair in _reached(node, at, values)]
+    return [pair for node in graph.nodes if at and node in values for pair in _reached(node, at, values)]
 
 
 def limited(sizes: Sizes, reached: Sequence[tuple[int, int]], twin: Sequence[tuple[int, int]]) -> Sizes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strategy.expr import Expr, Tuple, Var
 from strategy.network.size import Sizes
+from strategy.table import show_number
 
 
 class NetworkError(ValueError):
@@ -36,3 +38,13 @@ class Network:
     @property
     def root(self) -> Tuple:
         return Tuple(list(self.outputs.values()))
+
+
+def require_known(unknown: Counter[str]) -> None:
+    """Raise `NetworkError` for operators that plevel lacks, with the numbers of their nodes, if there are any."""
+    if unknown:
+        listed = ", ".join(f"{name} ({n})" for name, n in unknown.most_common())
+        raise NetworkError(
+            f"{show_number(len(unknown), 'operator')} that plevel has no kernel for: {listed}: write the model without "
+            "them, or end it before"
+        )

@@ -53,11 +53,11 @@ def resize(x: Expr, size: Sequence[int], scales: Sequence[float | None], **attrs
     ]
     if tuple(size) == shape[2:] and not any(ratios):
         return x
-    if max(*size, *shape[2:]) < PROBED and not any(ratios):
-        return call("resize2d", x, size=tuple(int(n) for n in size), **attrs)
     kind = x.tensor_type.dtype
     if "float" not in kind and attrs["method"] != "nearest_neighbor":
         raise NetworkError(f"{kind} between pixels: plevel resizes floats so, cast it first")
+    if max(*size, *shape[2:]) < PROBED and not any(ratios):
+        return call("resize2d", x, size=tuple(int(n) for n in size), **attrs)
     found = call("cast", x, dtype="float32") if kind in _NARROW else x
     for axis, (wanted, ratio) in enumerate(zip(size, ratios, strict=True), 2):
         found = found if wanted == shape[axis] and ratio is None else _along(found, axis, wanted, ratio, **attrs)

@@ -10,6 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from torch import nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.functional import (
     adaptive_avg_pool2d,
     adaptive_max_pool2d,
@@ -570,6 +572,15 @@ COMPUTED = {
             for test in (b[0], b[1], (x.sum() > 1).logical_not())
         ], X, torch.tensor([True, False]),
     ),
+    "steps over an axis": (
+        lambda x, state: (
+            *scan(lambda s, row: (s * 0.5 + row, (s.sin(), row - s)), state, x),
+            *scan(lambda s, y: ((s[0] + y, s[1] * 2), s[0] * y), (state[:4] * 1, x[:, 0] + 1), x, dim=1, reverse=True),
+        ), X, X[0].exp(),
+    ),
+    "steps until a number": (
+        lambda x: while_loop(lambda i, x: i.sum() < 4, lambda i, x: (i + 1, x.cos() + i), (torch.tensor([0]), x)), X,
+    ),
     "an input named as an output": (lambda output: output * 2, X),
     "an input unchanged": (lambda x: (x, x.view(8, 4), x + 1), X),
 }
@@ -707,6 +718,40 @@ def test_a_branch_by_a_symbolic_size_is_refused() -> None:
     program = torch.export.export(model, (X,), dynamic_shapes=((sizes,),))
     with pytest.raises(NetworkError, match="its condition depends on a symbolic size"):
         import_program(program)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda x: while_loop(lambda x: x.sum() < 9, lambda x: (x + 1,), (x,)),
+            r"while_loop \(while_loop\): whether there is another step depends on data: plevel unrolls loops of",
+        ),
+        (
+            lambda x: while_loop(lambda i, x: i < 9999, lambda i, x: (i + 1, x.cos()), (torch.tensor(0), x)),
+            r"while_loop \(while_loop\): plevel unrolls loops of at most 16384 nodes and steps in all",
+        ),
+    ],
+)
+def test_a_loop_that_cannot_be_unrolled_is_refused_in_one_line(function, message: str) -> None:
+    with pytest.raises(NetworkError, match=message):
+        import_program(torch.export.export(Calls(function), (X,)))
+
+
+def test_integers_between_pixels_are_refused_in_one_line() -> None:
+    program = torch.export.export(Calls(lambda x: interpolate(x, (9, 7), mode="bilinear")), (IMAGE.byte(),))
+    with pytest.raises(NetworkError, match=r"^upsample_bilinear2d \(.*\): uint8 between pixels: .*, cast it first$"):
+        import_program(program)
+
+
+def test_an_index_in_an_early_step_of_a_loop_limits_a_symbolic_size() -> None:
+    places = torch.tensor([[7], [0]])
+    model = Calls(lambda x: scan(lambda s, place: (s + 1, x.index_select(0, place)[0] * 1), x[0] * 1, places)[1])
+    sizes = {0: torch.export.Dim("n", min=2, max=64)}
+    network, _ = import_program(torch.export.export(model, (torch.randn(9, 4),), dynamic_shapes=((sizes,),)))
+    assert network.sizes is not None
+    (size,) = network.sizes.sizes
+    assert size.low == 8
 
 
 @pytest.mark.sample(2)

@@ -18,6 +18,7 @@ from torch.nn.functional import (
     layer_norm,
     max_pool2d,
     pad,
+    scaled_dot_product_attention,
 )
 
 from plevel.cli.main import main
@@ -146,6 +147,23 @@ COMPILED = {
 }
 
 
+class Cached(nn.Module):
+    """Two layers of attention to caches and to new tokens, with a mask over both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 24), nn.Linear(8, 24)])
+
+    def forward(self, x, seen, keys0, values0, keys1, values1):
+        found = []
+        for layer, keys, values in zip(self.layers, (keys0, keys1), (values0, values1), strict=True):
+            q, k, v = (p.unflatten(-1, (2, 4)).transpose(1, 2) for p in layer(x).chunk(3, -1))
+            found += [torch.cat([keys, k], 2), torch.cat([values, v], 2)]
+            y = scaled_dot_product_attention(q, *found[-2:], attn_mask=seen[:, None, None])
+            x = x + y.transpose(1, 2).flatten(2)
+        return x, *found
+
+
 class Called(nn.Module):
     def __init__(self, function) -> None:
         super().__init__()
@@ -166,3 +184,28 @@ def test_a_library_of_symbolic_sizes_computes_what_pytorch_does(
         main(["compile", *map(str, arguments)])
     assert not done.value.code, capsys.readouterr().err
     assert "agree at sizes" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")  # PyTorch's, of itself
+@pytest.mark.parametrize("most", [None, 20])
+def test_the_axes_of_a_cache_that_are_equal_are_one_size(
+    most: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PyTorch has a symbol for each, with the bounds that each is given."""
+    torch.manual_seed(0)
+    seen = torch.ones(2, 8, dtype=torch.bool)
+    seen[0, 0] = False
+    given = torch.randn(2, 3, 8), seen, *torch.randn(4, 2, 2, 5, 4).unbind()
+    free = torch.export.Dim.DYNAMIC
+    dims = ({0: free, 1: free},) * 2 + ({0: free, 2: free},) * 3 + ({0: free, 2: free(max=most) if most else free},)
+    program = torch.export.export(Cached().eval(), given, dynamic_shapes=dims, strict=False)
+    torch.export.save(program, tmp_path / "model.pt2")
+    arguments = [tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--verify", "--target", "cpu", "--threads", "2"]
+    with pytest.raises(SystemExit) as done:
+        main(["compile", *map(str, arguments)])
+    assert not done.value.code, capsys.readouterr().err
+    assert "agree at sizes" in capsys.readouterr().out
+    header = (tmp_path / "model.h").read_text()
+    assert "seen: bool[n,m + k], input" in header
+    assert header.count("float32[n,2,k,4], input") == 4
+    assert ("k: a symbolic size, from 1 to 20" in header) == bool(most)
