@@ -10,6 +10,9 @@ from plevel.comparison import Reference
 from plevel.extra import require
 from strategy.network.graph import Network, NetworkError
 
+Dims = Mapping[str, int | tuple[tuple[int, str], ...]]
+"""Sizes by the names that a model has for them: numbers, or the factors and symbols of sums; a number has none."""
+
 
 @dataclass(frozen=True)
 class Imported:
@@ -20,11 +23,11 @@ class Imported:
     reference: Callable[[Sequence[str], Sequence[int]], Reference]
 
 
-def import_model(path: Path, dims: Mapping[str, int | tuple[int, str]]) -> Imported:
+def import_model(path: Path, dims: Dims) -> Imported:
     """The model in a file of `torch.export.save` (`.pt2`), or in an ONNX file.
 
     Args:
-        dims: sizes for the symbolic ones of an ONNX file, or factors of other symbols.
+        dims: sizes for the symbolic ones of an ONNX file, or sums of other symbols.
 
     Raises:
         NetworkError: the file cannot be read, or has what plevel has no operator for.
@@ -52,7 +55,7 @@ def _import_program(path: Path) -> Imported:
     return Imported(network, "torch", lambda wanted, sizes: run_program(program, plain, wanted, sizes))
 
 
-def _import_onnx(path: Path, dims: Mapping[str, int | tuple[int, str]]) -> Imported:
+def _import_onnx(path: Path, dims: Dims) -> Imported:
     require("onnx", "onnx")
     from plevel.onnx.file import read_model
     from plevel.onnx.network import import_symbolic, run_model

@@ -366,23 +366,34 @@ def read_gpu(slot: str, threads: int | None, name: str) -> Target:
 Dims = Annotated[
     list[str] | None,
     typer.Option(
-        "--dim", metavar="NAME=SIZE|NAME=FACTOR*SYMBOL", show_default=False,
-        help="The value of a symbolic size of an ONNX model's inputs, or of what it is a multiple of; repeatable.",
+        "--dim", metavar="NAME=SIZE|NAME=SUM", show_default=False,
+        help="The value of a symbolic size of an ONNX model's inputs, or the sum of others that it is; repeatable.",
     ),
 ]
 
 
-def read_dims(given: Sequence[str] | None) -> dict[str, int | tuple[int, str]]:
-    """The sizes of `--dim` by name: numbers, or factors of symbols."""
-    found = {}
+def read_dims(given: Sequence[str] | None) -> dict[str, int | tuple[tuple[int, str], ...]]:
+    """The sizes of `--dim` by name: numbers, or sums of factors with symbols, of which a number has none."""
+    found: dict[str, int | tuple[tuple[int, str], ...]] = {}
     for text in given or ():
         name, _, size = text.rpartition("=")
-        number, times, symbol = size.partition("*")
-        is_size = number.isdecimal() and len(number) < 20 and 0 < int(number) < 2**31
-        if not (name and is_size and (symbol.isidentifier() or not times)):
-            raise UsageError(f"--dim {text!r:.80}: write it as batch=1, or as height=32*h for any multiple of 32")
-        found[name] = (int(number), symbol) if times else int(number)
+        terms = [_read_term(term) for term in size.split("+")]
+        known = tuple(term for term in terms if term is not None)
+        is_number = len(known) == 1 and not known[0][1]
+        if not name or len(known) < len(terms) or not (is_number or any(symbol for _, symbol in known)):
+            raise UsageError(
+                f"--dim {text!r:.80}: write it as batch=1, as height=32*h for any multiple of 32, or as all=past+new"
+            )
+        found[name] = known[0][0] if is_number else known
     return found
+
+
+def _read_term(text: str) -> tuple[int, str] | None:
+    number, times, symbol = text.partition("*")
+    if number.isidentifier() and not times:
+        return 1, number
+    is_size = number.isascii() and number.isdecimal() and len(number) < 20 and 0 < int(number) < 2**31
+    return (int(number), symbol) if is_size and (symbol.isidentifier() or not times) else None
 
 
 def out(text: str, *, metavar: str = "FILE") -> Any:

@@ -19,7 +19,8 @@ from plevel.extraction import (
     has_choice,
     library_workloads,
 )
-from plevel.onnx.file import Dims, read_model
+from plevel.importing import Dims
+from plevel.onnx.file import read_model
 from plevel.onnx.network import Unknown, import_model
 from strategy.network.graph import NetworkError
 from strategy.network.group import PRODUCTS

@@ -16,6 +16,7 @@ import onnx.checker
 import onnx.helper
 from google.protobuf.message import DecodeError
 
+from plevel.importing import Dims
 from plevel.onnx.types import nested
 from plevel.reading import read_file
 from strategy.network.graph import NetworkError
@@ -30,8 +31,6 @@ _RUNTIME = "com.microsoft"
 _LAYER_NORM = 17  # the operator set that has it
 
 
-Dims = Mapping[str, int | tuple[int, str]]
-"""Sizes by the names that a model has for them: numbers, or factors of symbolic sizes."""
 Formula = Mapping[str, int]
 """A sum of symbolic sizes: the factor of each name, and a number as that of ''."""
 
@@ -196,20 +195,20 @@ def _formula(name: str, dims: Dims, used: set[str], within: tuple[str, ...] = ()
 
     Args:
         used: to which the names are added that it depends on.
-        within: the names that are multiples of it.
+        within: the names of the sums that it is a part of.
 
     Raises:
         NetworkError: names depend on each other.
     """
     if name in within:
-        raise NetworkError(f"--dim {', '.join(within)}: multiples of each other: give one of them a number")
+        raise NetworkError(f"--dim {', '.join(within)}: given by each other: give one of them a number")
     used.add(name)
     given = dims.get(name)
     if isinstance(given, int):
         return {"": given}
-    if given is not None and given[1] == name:  # a multiple of its own name
-        return {name: given[0]}
-    terms = [given] if given is not None else _terms(name)
+    if given is not None and [of for _, of in given] == [name]:  # a multiple of its own name
+        return {name: given[0][0]}
+    terms = _terms(name) if given is None else list(given)
     if terms == [(1, name)]:
         return {name: 1}
     found: Counter[str] = Counter()

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ def import_symbolic(model: Any, symbols: Symbols) -> Network:
     fixed = {n for weight in model.graph.initializer for n in weight.dims}
     fixed.update(dim.dim_value for given in model.graph.input for dim in given.type.tensor_type.shape.dim)
     fixed.update(large_numbers(model.graph))
-    known: tuple[Extent, ...] = ()
+    known = _input_extents(symbols)
     while True:  # until no further extents are found: behind quotients there may be others
         found: list[Network] = []
         try:
@@ -124,7 +125,8 @@ def import_symbolic(model: Any, symbols: Symbols) -> Network:
                 found.append(importer.network()[0])
             except NetworkError as error:
                 listed = ", ".join(f"{n} is {name}" for n, name in zip(sizes.names, names, strict=True))
-                failure = NetworkError(f"{sizes.shown(error)}; {listed}: give sizes with --dim")
+                equal = f", or those that are equal (--dim {names[1]}={names[0]})" if len(names) > 1 else ""
+                failure = NetworkError(f"{sizes.shown(error)}; {listed}: give sizes with --dim{equal}")
             assert importer.sizes is not None
             if importer.sizes.has_quotients and importer.sizes.known != sizes.known:
                 known = importer.sizes.known
@@ -133,6 +135,14 @@ def import_symbolic(model: Any, symbols: Symbols) -> Network:
                 raise failure
         else:
             return replace(found[0], twin=found[1])
+
+
+def _input_extents(symbols: Symbols) -> tuple[Extent, ...]:
+    """The extents of the inputs' axes as they depend on the sizes."""
+    pairs = enumerate(zip(symbols.names, NAMES, strict=False))
+    own = {name: Extent.of(Symbol(place, short)) for place, (name, short) in pairs} | {"": Extent.number(1)}
+    each = ([own[name] * factor for name, factor in formula.items()] for _, formula in symbols.axes)
+    return tuple(reduce(add, terms) for terms in each)
 
 
 class _Importer:

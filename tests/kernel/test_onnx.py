@@ -169,9 +169,9 @@ def test_strides_leave_quotients_of_the_sizes_of_a_picture(
     manifest = json.loads(out.with_suffix(".json").read_text())
     assert manifest["inputs"][0]["shape"] == [1, 3, "4*n", "8*n"]
     assert manifest["outputs"][0]["shape"] == [1, 8, "n", "2*n"]
-    for size in ("4*", "*side", "0*side", "-2*side", "4*1", "4*a*b"):
+    for size in ("4*", "*side", "0*side", "-2*side", "4*1", "4*a*b", "a+", "1+2", "a-1", "a+0", "2**a", ""):
         assert call(*compiled, "--dim", f"height={size}") == 2
-        assert "write it as batch=1, or as height=32*h for any multiple of 32" in capsys.readouterr().err
+        assert "write it as batch=1, as height=32*h for any multiple of 32, or as all=past" in capsys.readouterr().err
     # Workloads are of fixed sizes.
     assert call("extract", path, "-o", tmp_path / "m.toml", "--dim", "height=4*side") == 2
     assert "an input has the symbolic size 'batch'" in capsys.readouterr().err
@@ -199,7 +199,7 @@ def test_workloads_are_of_a_multiple_whose_size_is_given_as_a_number(
     assert call(*extracted, "--dim", "height=2*side", "--dim", "side=2*part", "--dim", "part=7") == 0
     assert (tmp_path / "m.toml").read_text() == of_number
     assert call(*extracted, "--dim", "height=2*side", "--dim", "side=2*height") == 2
-    assert "--dim height, side: multiples of each other" in capsys.readouterr().err
+    assert "--dim height, side: given by each other" in capsys.readouterr().err
     assert call(*extracted, "--dim", "height=28", "--dim", "side=7") == 2
     assert "--dim side: no input has such a symbolic size" in capsys.readouterr().err
 
@@ -225,6 +225,33 @@ def test_names_of_sizes_may_be_sums(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "an input's size 'past_tokens + tokens' is past_tokens+1: give it a number" in capsys.readouterr().err
     assert call("extract", path, "-o", tmp_path / "m.toml", "--dim", "tokens=1", "--dim", "past_tokens=3") == 2
     assert "an input has the symbolic size '2*s0 + 1': give it with --dim s0=1" in capsys.readouterr().err
+
+
+def test_sizes_may_be_given_as_sums_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """PyTorch's exporter names each axis of a cache by itself, and attention does not say which are equal."""
+    shapes = {"keys": ["s11", 4], "values": ["s71", 4], "new": ["s2", 4], "mask": ["s35", 1], "twice": ["s9", 4]}
+    nodes = [
+        helper.make_node("Concat", ["keys", "new"], ["k"], axis=0),
+        helper.make_node("Concat", ["values", "new"], ["v"], axis=0), helper.make_node("Mul", ["v", "mask"], ["seen"]),
+        helper.make_node("Add", ["k", "seen"], ["y"]), helper.make_node("Neg", ["twice"], ["z"]),
+    ]
+    inputs, outputs = (
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in named.items()]
+        for named in (shapes, {"y": ["a", 4], "z": ["b", 4]})
+    )
+    path, out = tmp_path / "cache.onnx", tmp_path / "cache.so"
+    graph = helper.make_graph(nodes, "cache", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    compiled = ("compile", path, "-o", out, "--threads", "1", "--verify")
+    assert call(*compiled) == 2
+    assert "give sizes with --dim, or those that are equal (--dim s71=s11)" in capsys.readouterr().err
+    given = [f"--dim={text}" for text in ("s71=s11", "s35=s11+s2", "s9=3*s2+2*s11+1")]
+    assert call(*compiled, *given) == 0, capsys.readouterr().err
+    assert "agree at sizes" in capsys.readouterr().out
+    found = json.loads(out.with_suffix(".json").read_text())["inputs"]
+    assert [i["shape"][0] for i in found] == ["n", "n", "m", "n + m", "2*n + 3*m + 1"]
+    assert call(*compiled, "--dim", "s71=s71+1") == 2
+    assert "--dim s71: given by each other" in capsys.readouterr().err
 
 
 @pytest.mark.full
