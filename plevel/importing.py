@@ -16,11 +16,15 @@ Dims = Mapping[str, int | tuple[tuple[int, str], ...]]
 
 @dataclass(frozen=True)
 class Imported:
-    """A network, and its reference, which keeps the values of these names, at these symbolic sizes."""
+    """A network, and its reference, which keeps the values of these names, at these symbolic sizes.
+
+    `example` has the sizes of the model's own example inputs, if it has any.
+    """
 
     network: Network
     framework: str
     reference: Callable[[Sequence[str], Sequence[int]], Reference]
+    example: tuple[int, ...] = ()
 
 
 def import_model(path: Path, dims: Dims) -> Imported:
@@ -47,12 +51,13 @@ def import_model(path: Path, dims: Dims) -> Imported:
 
 def _import_program(path: Path) -> Imported:
     require("torch", "torch")
-    from plevel.torch.exported import import_program, run_program
+    from plevel.torch.exported import example_sizes, import_program, run_program
     from plevel.torch.program import load_program
 
     program = load_program(path)
     network, plain = import_program(program)
-    return Imported(network, "torch", lambda wanted, sizes: run_program(program, plain, wanted, sizes))
+    example = example_sizes(plain, network)
+    return Imported(network, "torch", lambda wanted, sizes: run_program(program, plain, wanted, sizes), example)
 
 
 def _import_onnx(path: Path, dims: Dims) -> Imported:

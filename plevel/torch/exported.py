@@ -449,31 +449,43 @@ def _results(program: ExportedProgram) -> list[Any]:
     return found
 
 
+def example_sizes(plain: ExportedProgram, network: Network) -> tuple[int, ...]:
+    """The symbolic sizes of a program's example inputs, if it has any, and its network takes them."""
+    if network.sizes is None:
+        return ()
+    axes = (n for node in plain.graph.nodes for n in getattr(node.meta.get("val"), "shape", ()))
+    known = next(n for n in axes if isinstance(n, torch.SymInt)).node.shape_env.backed_var_to_val
+    sizes = tuple(int(known.get(symbol, -1)) for symbol in find_symbols(plain))
+    fits = all(s.low <= n <= s.high for s, n in zip(network.sizes.sizes, sizes, strict=True))
+    return sizes if fits else ()
+
+
 def run_program(
     program: ExportedProgram, plain: ExportedProgram, wanted: Sequence[str], sizes: Sequence[int] = ()
 ) -> Reference:
     """PyTorch's own values for the program's example inputs, repeated or cut to the symbolic sizes if there are any.
 
+    For a program without example inputs these are random numbers, and integers of 1: a mask of random ones could hide
+    all that an attention sees, of which PyTorch's operators make different values.
+
     Args:
         plain: the program in the operators of its network, of which the `wanted` nodes' values are kept.
 
     Raises:
-        NetworkError: the program has no example inputs.
         UnfitError: PyTorch refuses them at these sizes.
     """
+    at = dict(zip(find_symbols(plain), sizes, strict=True)) if sizes else {}
+    pairs = zip(plain.graph_signature.input_specs, _nodes(plain, "placeholder"), strict=True)
+    nodes = [node for spec, node in pairs if spec.kind is InputKind.USER_INPUT]
     if program.example_inputs is None:
-        raise NetworkError("it has no example inputs to compare with: export the model with inputs")
-    args, kwargs = program.example_inputs
-    given, spec = torch.utils._pytree.tree_flatten((args, kwargs))
-    if sizes:
-        at = dict(zip(find_symbols(plain), sizes, strict=True))
-        kept = [s.kind is InputKind.USER_INPUT for s in plain.graph_signature.input_specs]
-        nodes = [node for node, own in zip(_nodes(plain, "placeholder"), kept, strict=True) if own]
+        random = torch.Generator().manual_seed(0)
+        given = [_drawn(node.meta["val"], at, random) for node in nodes]
+    else:
+        given, form = torch.utils._pytree.tree_flatten(program.example_inputs)
         given = [
-            resized(x, node.meta["val"], at) if isinstance(x, torch.Tensor) else x
+            resized(x, node.meta["val"], at) if at and isinstance(x, torch.Tensor) else x
             for x, node in zip(given, nodes, strict=True)
         ]
-        args, kwargs = torch.utils._pytree.tree_unflatten(given, spec)
     values: dict[str, Any] = {}
 
     class Keeper(torch.fx.Interpreter):  # type: ignore[misc]
@@ -490,15 +502,26 @@ def run_program(
     ]
     try:
         with torch.no_grad():
-            if names:
-                Keeper(plain.graph_module).run(*inputs)
-            # It has a guard against each size that PyTorch would trace anew, where its operators are right, too.
-            outputs, _ = torch.utils._pytree.tree_flatten(program.module(check_guards=False)(*args, **kwargs))
+            if names or program.example_inputs is None:
+                outputs = Keeper(plain.graph_module).run(*inputs)
+            if program.example_inputs is not None:
+                args, kwargs = torch.utils._pytree.tree_unflatten(given, form)
+                # It has a guard against each size that PyTorch would trace anew, where its operators are right, too.
+                outputs, _ = torch.utils._pytree.tree_flatten(program.module(check_guards=False)(*args, **kwargs))
     except (IndexError, RuntimeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
         place = f" at sizes {'×'.join(map(str, sizes))}" if sizes else ""
         raise UnfitError(f"PyTorch does not take its example inputs{place}: {reason}") from error
     return Reference(_arrays(given), _arrays(outputs), values)
+
+
+def _drawn(like: Any, at: Binding, random: torch.Generator) -> Any:
+    """A tensor of random numbers, or of integers of 1. What is no tensor stays as the program is specialised to it."""
+    if not isinstance(like, torch.Tensor):
+        return like
+    shape = [known(n, at) for n in like.shape]
+    is_real = like.is_floating_point() or like.is_complex()
+    return (torch.randn(shape, generator=random) if is_real else torch.ones(shape)).to(like.dtype)
 
 
 def _arrays(values: Sequence[Any]) -> list[Any]:

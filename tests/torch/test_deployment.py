@@ -700,6 +700,17 @@ def test_sizes_that_the_example_does_not_fit_are_left_out(tmp_path: Path, capsys
     assert "agree at sizes 8, 64 within" in capsys.readouterr().out
 
 
+def test_the_sizes_of_the_example_are_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Here no others fit it: there is no mask for all rows."""
+    model = Sized(lambda x, y, mask: torch.cat([x, y]) * mask[torch.arange(x.shape[0] + y.shape[0])])
+    given = torch.randn(3, 4), torch.randn(2, 4), torch.randn(7, 1)
+    sizes = ({0: torch.export.Dim.DYNAMIC},) * 3
+    torch.export.save(torch.export.export(model, given, dynamic_shapes=sizes), tmp_path / "model.pt2")
+    for option in (["--verify"], []):
+        assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "model.so", *option) == 0
+        assert "agree at sizes 3×2×7 within" in capsys.readouterr().out
+
+
 @pytest.mark.full
 def test_instances_of_a_symbolic_batch_are_normed(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.ReLU()).eval()
