@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+_Named = Annotated[str, msgspec.Meta(min_length=1)]  # empty, as of an unset variable, it would name another place
 
 
 class OptionError(TypeError):
@@ -23,16 +25,18 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         again: whether the graph is timed although a verdict on it is on disk or on record, for as long as it takes.
     """
 
-    database: str | None = None
-    lock: str | None = None
+    database: _Named | None = None
+    lock: _Named | None = None
     confirm: bool = True
     again: bool = False
 
     @classmethod
-    def read(cls, given: Mapping[str, Any] | None) -> Options:
+    def read(cls, given: Any) -> Options:
         """Raises `OptionError`, which names the option."""
-        plain = {k: str(v) if isinstance(v, Path) else v for k, v in (given or {}).items()}
         try:
+            if not isinstance(given, Mapping | None):
+                raise msgspec.ValidationError(f"Expected a dictionary, got `{type(given).__name__}`")
+            plain = {k: str(v) if isinstance(v, Path) else v for k, v in (given or {}).items()}
             return msgspec.convert(plain, cls)
         except msgspec.ValidationError as error:
             raise OptionError(

@@ -929,7 +929,9 @@ def test_a_kernel_that_cannot_be_built_leaves_its_workload_to_inductor(monkeypat
     assert report.replaced == 1
 
 
-@pytest.mark.parametrize("options", [{"databse": "x"}, {"confirm": "perhaps"}])
+@pytest.mark.parametrize(
+    "options", [{"databse": "x"}, {"confirm": "perhaps"}, {"database": ""}, {"lock": ""}, ["confirm"]], ids=repr
+)
 def test_a_wrong_option_of_the_installed_backend_is_refused_by_name(options: dict):
     model, inputs = models.transformer()
     with torch.inference_mode(), pytest.raises(BackendCompilerFailed, match="options of backend 'plevel'") as error:
