@@ -99,7 +99,7 @@ class _Search:
         kinds = (i.tensor.dtype for found in plan.extraction.workloads for i in found.workload.inputs)
         self.tolerance = max(TOLERANCE, 4 * max(map(epsilon, kinds), default=0.0))
         self.inputs = inputs
-        self.is_dense = all(i.layout is torch.strided for i in inputs if isinstance(i, torch.Tensor))
+        self.is_dense = all(is_dense(i) for i in inputs if isinstance(i, torch.Tensor))
         self.given = [copy_strided(i) if isinstance(i, torch.Tensor) else hint(i) for i in inputs if self.is_dense]
         self.state: Written = [(tensor, copy_strided(tensor)) for tensor in state]
         self.written: Written = []
@@ -114,7 +114,7 @@ class _Search:
 
     def run(self, make_whole: Callable[[], Whole]) -> None:
         if not self.is_dense:
-            raise _RefusedError("an input is a sparse or nested tensor, so it is not timed")
+            raise _RefusedError("an input is a sparse or nested tensor, or wraps others, so it is not timed")
         if any(isinstance(i, torch.SymInt) and i.node.hint is None for i in self.inputs):  # of mark_unbacked
             raise _RefusedError("a size of its inputs has no known value, so it is not timed")
         with _putting_back(self.state):

@@ -33,6 +33,7 @@ from plevel.deployment import draft, write_all
 from plevel.kernel_selection import Choose
 from plevel.torch.exported import Order, find_weights, import_graph
 from plevel.torch.kernel import chosen_digest
+from plevel.torch.frozen import is_dense
 from plevel.torch.store import digest_of, folder, is_library, keeping, prune, touch
 from plevel.torch.verdict import Verdict, is_current
 from strategy.host import cpu_model, usable_cores
@@ -260,8 +261,7 @@ def _prefix(module: GraphModule, inputs: Sequence[Any], target: Target) -> str:
         NetworkError: a library cannot have its inputs or weights, or the graph's text does not say all that it does.
     """
     if not all(
-        isinstance(i, torch.Tensor) and i.device.type == "cpu" and i.layout is torch.strided
-        and not (i.is_conj() or i.is_neg())
+        isinstance(i, torch.Tensor) and i.device.type == "cpu" and is_dense(i) and not (i.is_conj() or i.is_neg())
         for i in inputs
     ):
         raise NetworkError("its inputs are not all dense tensors of fixed sizes")

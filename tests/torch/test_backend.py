@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 from torch._dynamo.exc import BackendCompilerFailed, RestartAnalysis
 from torch._inductor import cpu_vec_isa
 from torch._inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache
+from torch.testing._internal.two_tensor import TwoTensor
 
 from plevel.torch import compilation, explain, freezing, frozen, kernel, operation, store
 from plevel.torch.backend import plevel
@@ -474,8 +475,6 @@ def test_a_stamp_tells_changes_that_versions_do_not_count(tensor, change):
 
 @pytest.mark.parametrize("options", [ALL, {}], ids=["unconfirmed", "confirmed"])
 def test_what_a_parameter_wraps_is_watched(options):
-    from torch.testing._internal.two_tensor import TwoTensor
-
     torch.manual_seed(19)
     model, x = torch.nn.Linear(16, 24, bias=False), torch.randn(8, 16)
     model.weight = torch.nn.Parameter(TwoTensor(torch.randn(24, 16), torch.randn(24, 16)))
@@ -874,6 +873,19 @@ def test_a_graph_of_nested_tensors_is_not_timed():
 
 
 def test_a_graph_that_cannot_be_exported_leaves_no_transform_of_functions_entered():
+def test_a_graph_of_tensors_that_wrap_others_is_not_timed():
+    torch.manual_seed(0)
+    x, model = torch.randn(8, 32), torch.nn.Linear(32, 16)
+
+    def forward(wrapper):
+        return model(wrapper)
+
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "plevel")
+        close(compiled(forward, {})(TwoTensor(x, x.clone())).b, model(x))
+    assert "an input is a sparse or nested tensor, or wraps others" in str(explain(model)[0])
+
+
     torch.manual_seed(0)
     layer, x = torch.nn.Linear(6, 4), torch.randn(3, 6)
 

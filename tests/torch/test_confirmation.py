@@ -26,6 +26,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
+from torch.testing._internal.two_tensor import TwoTensor
+
 from plevel import deployment, kernel_selection
 from plevel.direct import connect
 from plevel.kernel_selection import make_chooser
@@ -651,6 +653,12 @@ def test_a_users_own_operator_may_change_behind_its_name() -> None:
 def test_an_input_whose_memory_has_the_opposite_sign_is_not_a_librarys() -> None:
     with pytest.raises(NetworkError, match="dense tensors"):
         _prefix(torch.fx.symbolic_trace(torch.nn.ReLU()), (torch._neg_view(torch.ones(3)),), model_target())
+
+
+def test_an_input_that_wraps_tensors_is_not_a_librarys() -> None:
+    wrapper = TwoTensor(torch.ones(3), torch.ones(3))
+    with pytest.raises(NetworkError, match="dense tensors"):
+        _prefix(torch.fx.symbolic_trace(torch.nn.ReLU()), (wrapper,), model_target())
 
 
 @pytest.mark.full
