@@ -35,10 +35,13 @@ def temporary_root() -> Path:
         ) from error
 
 
-def check_room(folder: Path) -> None:
+def check_room(folder: Path, moved_by: str = "TMPDIR") -> None:
     """Raise `ScratchError` if a library cannot be written: the disk or a quota is full, or it is read-only.
 
     Called after a failed build, whose own message may be lost: LLVM aborts, and its last words go to the same disk.
+
+    Args:
+        moved_by: the environment variable that names another folder in place of this one.
 
     Raises:
         ScratchError: see above.
@@ -46,17 +49,20 @@ def check_room(folder: Path) -> None:
     """
     # C compilers write to TMPDIR, which Python leaves for another folder where it is full.
     of_compilers = os.environ.get("TMPDIR", "")
-    for place in (folder, Path(of_compilers)) if os.access(of_compilers, os.W_OK) else (folder,):
+    places = [(folder, moved_by)]
+    if os.access(of_compilers, os.W_OK):
+        places.append((Path(of_compilers), "TMPDIR"))
+    for place, named in places:
         try:
             with tempfile.TemporaryFile(dir=place) as file:
                 file.write(bytes(_ROOM_BYTES))
         except FileNotFoundError as error:
             raise SandboxError(
-                f"{place} was deleted, as by a cleaner of temporary files: start again, or name another in TMPDIR"
+                f"{place} was deleted, as by a cleaner of temporary files: start again, or name another in {named}"
             ) from error
         except OSError as error:
             raise ScratchError(
-                f"{place} cannot be written ({error.strerror}): free some space, or name another folder in TMPDIR"
+                f"{place} cannot be written ({error.strerror}): free some space, or name another folder in {named}"
             ) from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 import msgspec
 
 from plevel.kernel_selection import Chosen
-from plevel.torch.store import digest_of, folder, is_library, prune, touch
+from plevel.torch.store import MOVED_BY, digest_of, folder, is_library, prune, temporary, touch
 from plevel.torch.table_builder import BuildTable, Interface
 from strategy.compile.entry import common_code
 from strategy.record import JobEntry
@@ -109,7 +108,7 @@ def build(
         ask: has children build kernels.
 
     Raises:
-        ScratchError: the disk is full, which is no fault of a kernel.
+        FolderError, ScratchError: the folder cannot be written, or the disk is full, which is no fault of a kernel.
         TimeoutError: so was the time; the next who asks finds those that were built.
     """
     kept = folder()
@@ -119,14 +118,14 @@ def build(
         touch(kernel.path)
     errors = {k.selection.workload: e for k, e in _build_all(missing, ask) if e} if missing else {}
     if errors:
-        check_room(kept)
+        check_room(kept, MOVED_BY)
     prune()
     return {w: k for w, k in kernels.items() if w not in errors}, errors
 
 
 def _build_all(missing: Sequence[Kernel], ask: Ask) -> list[tuple[Kernel, str | None]]:
-    with tempfile.TemporaryDirectory(dir=folder()) as made:
-        paths = [Path(made) / kernel.path.name for kernel in missing]
+    with temporary() as made:
+        paths = [made / kernel.path.name for kernel in missing]
         requests = [
             # The entry of a table is C code, whose compiler starts programs.
             (_TABLE if k.dims else _ONE, _request(k.selection, str(path)))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import platform
 import sys
 import sysconfig
-import tempfile
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
-from plevel.torch.store import digest_of, folder, is_library, touch
+from plevel.torch.store import digest_of, folder, is_library, temporary, touch
 from strategy.compile.export import link
 from strategy.compile.openmp import LAUNCHER
 
@@ -26,6 +25,7 @@ def native() -> Any:
 
     Raises:
         CompileError: no C compiler, or it failed.
+        FolderError: it cannot be kept.
     """
     import torch
 
@@ -36,8 +36,8 @@ def native() -> Any:
     touch(path)
     if not is_library(path):
         options = ["-fopenmp", f"-I{include}", f"-I{LAUNCHER.parent}"]
-        with tempfile.TemporaryDirectory(dir=path.parent) as made:
-            link([*options, str(source)], Path(made).absolute()).replace(path)
+        with temporary() as made:
+            link([*options, str(source)], made.absolute()).replace(path)
     loader = ExtensionFileLoader(_NAME, str(path))
     spec = spec_from_loader(_NAME, loader)
     assert spec is not None

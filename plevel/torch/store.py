@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 import struct
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -18,18 +19,62 @@ from typing import Any
 
 import msgspec
 
+from workers.scratch import is_executable
+
 LIMIT_BYTES = 2**30
 YOUNG_S = 86_400.0
+MOVED_BY = "XDG_CACHE_HOME"  # the environment's name of another place
 SIGNATURE = ".so.json"  # of a kernel, beside it
 
 
+class FolderError(OSError):
+    """The folder cannot be used; the message has the cause and the remedy."""
+
+    def __init__(self, path: Path, why: str, error: OSError | None = None) -> None:
+        said = f" ({error.strerror or type(error).__name__})" if error else ""
+        super().__init__(f"{path} {why}{said}: name another folder in {MOVED_BY}")
+        self.errno = None if error is None else error.errno
+
+
 def folder() -> Path:
-    """The folder, made where there is none; `XDG_CACHE_HOME` moves it."""
+    """The folder, made where there is none; `XDG_CACHE_HOME` moves it.
+
+    Raises:
+        FolderError: it cannot be made, or no kernel can run from it.
+    """
     from platformdirs import user_cache_path
 
     found = user_cache_path("plevel", appauthor=False) / "torch"
-    found.mkdir(parents=True, exist_ok=True)
+    try:
+        found.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FolderError(found, "cannot be made", error) from error
+    if not is_executable(found):
+        raise FolderError(found, "is mounted with noexec, and kernels cannot run from it")
     return found
+
+
+def make_temporary(prefix: str = "") -> Path:
+    """A new folder, from which files can be moved into the folder at once.
+
+    Raises:
+        FolderError: nothing can be written there.
+    """
+    kept = folder()
+    try:
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=kept))
+    except OSError as error:
+        raise FolderError(kept, "cannot be written", error) from error
+
+
+@contextmanager
+def temporary() -> Iterator[Path]:
+    """As `make_temporary`, removed at the end."""
+    made = make_temporary()
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def touch(path: Path) -> None:

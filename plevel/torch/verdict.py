@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ import msgspec
 from plevel.kernel_selection import Choose
 from plevel.torch.kernel import kernel_digest
 from plevel.torch.plan import Plan
-from plevel.torch.store import folder, keeping, touch
+from plevel.torch.store import folder, keeping, temporary, touch
 from strategy.confirmation import Comparison
 from strategy.workload_text import parse_workload
 
@@ -64,8 +63,8 @@ def read_verdict(plan: Plan, choose: Choose) -> Verdict | None:
 
 
 def write_verdict(verdict: Verdict) -> None:
-    with keeping("a verdict"), tempfile.TemporaryDirectory(dir=folder()) as made:
-        partial = Path(made) / "verdict"
+    with keeping("a verdict"), temporary() as made:
+        partial = made / "verdict"
         partial.write_bytes(msgspec.json.encode(verdict))
         partial.replace(_path(verdict.key))
 

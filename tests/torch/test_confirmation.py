@@ -1272,6 +1272,14 @@ def test_a_library_gives_tensors_of_the_host_where_another_device_is_the_default
     assert found.equal(x.relu())
 
 
+def test_an_input_whose_memory_was_freed_is_an_error(library):
+    made, x = library
+    freed = x.clone()
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="an input has no memory"):
+        made.call(freed)
+
+
 @pytest.mark.skipif(not model_target().vector_instructions, reason="none are known of this processor")
 def test_a_library_for_another_processor_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CC", "cc '-D__builtin_cpu_supports(name)=0'")
@@ -1326,7 +1334,8 @@ def test_a_full_disk_leaves_no_verdict(whole, monkeypatch: pytest.MonkeyPatch):
             run(model, inputs)
     monkeypatch.setattr(kernel, "_build_all", lambda missing, _: [(k, "LLVM ERROR: IO failure") for k in missing])
     monkeypatch.setattr("workers.scratch.tempfile.TemporaryFile", lambda **_: FileIO("/dev/full", "w"))
-    with pytest.warns(UserWarning, match=f"left to Inductor: ScratchError: {folder()} cannot be written .No space"):
+    said = f"left to Inductor: ScratchError: {folder()} cannot be written .No space.*another folder in XDG_CACHE_HOME"
+    with pytest.warns(UserWarning, match=said):
         run(model, inputs)
     assert set(folder().glob("verdict-*")) == before
 
