@@ -29,7 +29,7 @@ _QUEUED = re.compile(r'^plevel_jobs_queued\{target="(.*)"\} (\S+)$', re.MULTILIN
 _Lists = dict[str, list[dict[str, Any]]]
 _RECONNECT_S = 0.2
 # Temporary: the service, its database or a proxy is expected to answer later.
-_BUSY = (429, 502, 503, 504)
+BUSY = (429, 502, 503, 504)
 FINISHED = frozenset({RunState.DONE, RunState.FAILED, RunState.CANCELLED})
 
 
@@ -187,7 +187,7 @@ class Client:
     def _events(self, run_id: int) -> Iterator[RunStatus]:
         timeout = httpx.Timeout(30.0, read=60.0)
         with self._http.stream("GET", f"/v1/runs/{run_id}/events", timeout=timeout) as response:
-            if response.status_code in _BUSY:
+            if response.status_code in BUSY:
                 return
             if not response.is_success:
                 response.read()
@@ -570,7 +570,7 @@ class Client:
                 if lost or time.monotonic() + pause_s > give_up:
                     raise self._unreachable(error) from error
             else:
-                if response.status_code not in _BUSY or not again:
+                if response.status_code not in BUSY or not again:
                     break
                 if time.monotonic() + pause_s > give_up:
                     break

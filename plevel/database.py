@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plevel.client import Client, UnreachableError
+from plevel.client import BUSY, Client, ServiceError, UnreachableError
 from plevel.direct import open_store
 from plevel.environment import read_namespace, read_token
 from plevel.reading import load_lock
@@ -32,9 +32,43 @@ CACHED = 4096  # answers kept, the least recently used dropped first
 REST_S = 30.0  # without a question, after one that nothing answered
 
 
+class RestingError(UnreachableError):
+    """Nothing answered at a place of records a short while ago, with this message, and it is not asked again yet."""
+
+
+class Rest:
+    """Back-off from places of records: once nothing answers at one, further questions to it fail at once for a while.
+
+    A model has tens of them, each of which would wait as long as the first.
+    """
+
+    def __init__(self) -> None:
+        self._away: dict[str, tuple[str, float]] = {}  # why, and until when
+
+    def reset(self) -> None:
+        self._away.clear()
+
+    @contextmanager
+    def asking(self, place: str) -> Iterator[None]:
+        """Note a failure of the place meanwhile.
+
+        Raises:
+            RestingError: it failed a short while ago.
+        """
+        why, until = self._away.get(place, ("", 0.0))
+        if time.monotonic() < until:
+            raise RestingError(why)
+        try:
+            yield
+        except (UnreachableError, ServiceError, DatabaseError) as error:
+            if not isinstance(error, ServiceError) or error.status in BUSY:
+                self._away[place] = str(error), time.monotonic() + REST_S
+            raise
+
+
 @contextmanager
 def plevel_database(
-    where: str | Path, *, namespace: str | None = None
+    where: str | Path, *, namespace: str | None = None, rest: Rest | None = None
 ) -> Iterator[RevisedDatabase]:
     """The database at `where`, for `strategy.select.select`, `strategy.select.dispatch.dispatch` and a `Selector`.
 
@@ -44,16 +78,18 @@ def plevel_database(
         where: a service (`http://…`), a database (`postgresql://…`, `sqlite:///…`, or the path of an
             SQLite file), or the path of a lock file.
         namespace: the namespace of records; default: the environment's, else the token's, else `default`.
+        rest: a back-off that this database shares with others, which are opened before or after it.
 
     Raises:
         LockError: the file is neither a database nor a lock.
         ServiceError, UnreachableError: the service or the database cannot be used, or the file does not exist.
     """
     text = str(where)
+    rest = rest or Rest()
     with ExitStack() as stack:
         if text.startswith(("http://", "https://")):
             client = Client(text, token=read_token(), namespace=read_namespace(namespace))
-            yield _Cached(stack.enter_context(client).evidence)
+            yield _Cached(stack.enter_context(client).evidence, text, rest)
         elif "://" not in text and is_lock(Path(text)):
             try:
                 lock = load_lock(Path(text))
@@ -62,10 +98,11 @@ def plevel_database(
             yield LockDatabase(lock)
         else:
             url = text if "://" in text else url_of(text)
-            store = stack.enter_context(open_store(url))
+            with rest.asking(text):
+                store = stack.enter_context(open_store(url))
             if store is None:
                 raise UnreachableError(f"{text}: no such file: name a service (http://…), a database or a lock file")
-            yield _Cached(_reader(store, read_namespace(namespace) or DEFAULT))
+            yield _Cached(_reader(store, read_namespace(namespace) or DEFAULT), text, rest)
 
 
 def is_lock(path: Path) -> bool:
@@ -88,16 +125,16 @@ def _reader(store: Store, namespace: str) -> Callable[[Workload, Target, str | N
 
 
 class _Cached:
-    """`strategy.select.Database` that caches the evidence of each workload.
-
-    Once nothing answers, further questions fail at once for a while: a model has tens of them, each of which would
-    wait as long as the first.
-    """
+    """`strategy.select.Database` that caches the evidence of each workload, but not that nothing answered."""
 
     revision = 0  # answers are cached (`strategy.select.RevisedDatabase`)
 
-    def __init__(self, ask: Callable[[Workload, Target, str | None], Evidence]) -> None:
-        self._ask = lru_cache(maxsize=CACHED)(_resting(ask))
+    def __init__(self, ask: Callable[[Workload, Target, str | None], Evidence], place: str, rest: Rest) -> None:
+        def asked(workload: Workload, target: Target, device: str | None) -> Evidence:
+            with rest.asking(place):
+                return ask(workload, target, device)
+
+        self._ask = lru_cache(maxsize=CACHED)(asked)
 
     def measured(
         self, workload: Workload, target: Target, device: str | None
@@ -118,20 +155,3 @@ class _Cached:
 
 
 _ANY = Target.parse({"kind": "llvm"})  # a history is of all targets
-
-
-def _resting(ask: Callable[[Workload, Target, str | None], Evidence]) -> Callable[..., Evidence]:
-    failed: UnreachableError | DatabaseError | None = None
-    rested_at = 0.0
-
-    def asked(workload: Workload, target: Target, device: str | None) -> Evidence:
-        nonlocal failed, rested_at
-        if failed is not None and time.monotonic() < rested_at:
-            raise failed.with_traceback(None)  # which would grow with each
-        try:
-            return ask(workload, target, device)
-        except (UnreachableError, DatabaseError) as error:
-            failed, rested_at = error, time.monotonic() + REST_S
-            raise
-
-    return asked

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from plevel.reading import load_lock
 from strategy.network.blocking import is_blocked
@@ -18,6 +19,9 @@ from strategy.select.dispatch import DispatchTable, dispatch
 from strategy.select.lock import Lock
 from strategy.target import Target
 from strategy.workload import Workload
+
+if TYPE_CHECKING:
+    from plevel.database import Rest
 
 Chosen = Selection | DispatchTable
 Choose = Callable[[Workload], Chosen]
@@ -90,10 +94,12 @@ def find_records(named: str | None) -> str | None:
 
 
 @contextmanager
-def open_records(named: str | None, namespace: str | None = None) -> Iterator[Database]:
+def open_records(
+    named: str | None, namespace: str | None = None, *, rest: Rest | None = None
+) -> Iterator[Database]:
     """The records of `find_records`, in the given or the environment's namespace; none where there is no database."""
     from plevel.database import plevel_database
 
     place = find_records(named)
-    with nullcontext(NO_RECORDS) if place is None else plevel_database(place, namespace=namespace) as found:
+    with nullcontext(NO_RECORDS) if place is None else plevel_database(place, namespace=namespace, rest=rest) as found:
         yield found

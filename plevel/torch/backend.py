@@ -19,6 +19,7 @@ import torch._inductor.config
 from torch._dynamo.exc import RestartAnalysis
 from torch.fx import GraphModule
 
+from plevel.database import Rest, RestingError
 from plevel.kernel_selection import Choose, make_chooser, open_records, read_lock
 from plevel.torch.budget import Budget, Part
 from plevel.torch.compilation import Compilation, run_whole
@@ -41,6 +42,7 @@ from workers.pool import Pool
 logger = logging.getLogger("plevel.torch")
 _budget = Budget()
 _series = Series()
+_rest = Rest()
 
 
 def plevel(
@@ -75,7 +77,7 @@ def plevel(
         return _alone(module, inputs, why)
     try:
         stamps = read_stamps(module)
-        with open_records(wanted.database or wanted.lock) as database:
+        with open_records(wanted.database or wanted.lock, rest=_rest) as database:
             lock = read_lock(wanted.lock, model_target(), wanted.database)
             choose = make_chooser(model_target(), database, lock)
             found, left = _compile(module, inputs, wanted, choose, stamps)
@@ -92,13 +94,15 @@ def plevel(
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
         logger.debug("the graph is left to Inductor", exc_info=True)
-        warnings.warn(f"plevel: a graph is left to Inductor: {reason}", stacklevel=2)
+        if not isinstance(error, RestingError):  # an earlier graph waited, and warned
+            warnings.warn(f"plevel: a graph is left to Inductor: {reason}", stacklevel=2)
         return _alone(module, inputs, reason)
 
 
 def _reset() -> None:
     forget()
     _budget.reset()
+    _rest.reset()
 
 
 plevel.reset = _reset  # type: ignore[attr-defined]  # what `torch._dynamo.reset` calls

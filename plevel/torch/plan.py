@@ -11,6 +11,7 @@ from threading import Lock
 import torch
 from torch.fx import GraphModule
 
+from plevel.client import ServiceError, UnreachableError
 from plevel.kernel_selection import Choose, Chosen, measured_s
 from plevel.torch.extraction import Extracted, Extraction, extract_graph
 from plevel.torch.kernel import Kernel, build, kernel_digest
@@ -20,6 +21,7 @@ from plevel.torch.reduction import REDUCTIONS
 from plevel.torch.replacement import replace
 from plevel.torch.site import find_sites
 from plevel.torch.store import digest_of
+from service.errors import DatabaseError
 from strategy.host import cpu_model
 from strategy.target import Target, cpu_target
 from strategy.workload import Workload
@@ -144,19 +146,28 @@ def model_target() -> Target:
 
 
 def make_plan(module: GraphModule, choose: Choose, ask: Ask) -> Plan:
-    """The chosen kernels of a frozen graph; reductions have one where it has been measured."""
+    """The chosen kernels of a frozen graph; reductions have one where it has been measured.
+
+    Raises:
+        UnreachableError, ServiceError, DatabaseError: none could be chosen, as the records cannot be read.
+    """
     extraction = extract_graph(module)
     target = model_target()
     selections: dict[Workload, Chosen] = {}
     refused = {}
+    away: Exception | None = None
     for found in extraction.workloads:
         try:
             chosen = choose(found.workload)
-        except Exception as error:  # a strategy's, for this workload alone
+        except Exception as error:  # a strategy's, for this workload alone, or of the records
             refused[found.workload] = str(error)
+            if isinstance(error, UnreachableError | ServiceError | DatabaseError):
+                away = away or error
         else:
             if found.workload.op not in REDUCTIONS or not math.isnan(measured_s(chosen)):
                 selections[found.workload] = chosen
+    if away is not None and not selections:
+        raise away
     graph = graph_digest(module)
     key = digest_of(
         graph, sorted(map(kernel_digest, selections.values())), cpu_model(), target.threads, str(torch.__version__),

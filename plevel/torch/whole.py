@@ -29,12 +29,13 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
+from plevel.client import UnreachableError
 from plevel.deployment import draft, write_all
 from plevel.kernel_selection import Choose
 from plevel.torch.exported import Order, find_weights, import_graph
-from plevel.torch.kernel import chosen_digest
 from plevel.torch.frozen import is_dense
-from plevel.torch.store import digest_of, folder, is_library, keeping, prune, touch
+from plevel.torch.kernel import chosen_digest
+from plevel.torch.store import digest_of, folder, is_library, keeping, make_temporary, prune, touch
 from plevel.torch.verdict import Verdict, is_current
 from strategy.host import cpu_model, usable_cores
 from strategy.network.graph import NetworkError
@@ -133,8 +134,11 @@ def find_whole(
     """The library of a graph that an earlier process kept, with the verdict on it; None where there is none.
 
     It is of the same weights, and its kernels would be chosen now.
+
+    Raises:
+        UnreachableError, ServiceError, DatabaseError: the records cannot be read.
     """
-    with suppress(OSError, msgspec.MsgspecError, ValueError):  # a NetworkError is one, and a selection's error
+    try:
         prefix = _prefix(module, inputs, target)
         if not any(folder().glob(f"{prefix}-*.so")):
             return None  # the weights need not be read
@@ -143,6 +147,10 @@ def find_whole(
         if is_library(path) and is_current(_digests(about.manifest, target), choose):
             touch(path)
             return _load(path, about.manifest, about.orders, path, inputs), about.verdict
+    except UnreachableError:
+        raise
+    except (OSError, msgspec.MsgspecError, ValueError):  # a NetworkError is one, and a selection's error
+        pass
     return None
 
 
@@ -174,7 +182,7 @@ def draft_whole(
     others += [draft(network, target, choose, blocks=False)] if found.has_measured_blocks else []
 
     def build_all() -> Whole:
-        made = Path(tempfile.mkdtemp(prefix="graph-", dir=folder()))
+        made = make_temporary("graph-")
         try:
             places = [made / path.name, *(made / str(n) / path.name for n in range(len(others)))]
             for place in places[1:]:
@@ -227,6 +235,8 @@ def _load(
         failed = function(*(i.data_ptr() for i in inputs), *(r.data_ptr() for r in results))
         if failed == -1:
             raise MemoryError(f"plevel: no memory for {manifest.arena_bytes} bytes of intermediate values of {kept}")
+        if failed == -2:
+            raise RuntimeError(f"plevel: an input has no memory, as its storage was freed: {kept} reads it")
         if failed < 0:
             raise RuntimeError(f"plevel: this processor lacks instructions of {kept}")
         if failed:

@@ -23,6 +23,7 @@ from torch._inductor import cpu_vec_isa
 from torch._inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache
 from torch.testing._internal.two_tensor import TwoTensor
 
+from plevel.client import Client, UnreachableError
 from plevel.torch import compilation, explain, freezing, frozen, kernel, operation, store
 from plevel.torch.backend import plevel
 from plevel.torch.kernel import kernel_digest
@@ -872,7 +873,6 @@ def test_a_graph_of_nested_tensors_is_not_timed():
     assert "an input is a sparse or nested tensor" in str(explain(model)[0])
 
 
-def test_a_graph_that_cannot_be_exported_leaves_no_transform_of_functions_entered():
 def test_a_graph_of_tensors_that_wrap_others_is_not_timed():
     torch.manual_seed(0)
     x, model = torch.randn(8, 32), torch.nn.Linear(32, 16)
@@ -886,6 +886,7 @@ def test_a_graph_of_tensors_that_wrap_others_is_not_timed():
     assert "an input is a sparse or nested tensor, or wraps others" in str(explain(model)[0])
 
 
+def test_a_graph_that_cannot_be_exported_leaves_no_transform_of_functions_entered():
     torch.manual_seed(0)
     layer, x = torch.nn.Linear(6, 4), torch.randn(3, 6)
 
@@ -920,6 +921,51 @@ def test_an_error_falls_back_with_one_warning(monkeypatch: pytest.MonkeyPatch):
         "plevel: a graph is left to Inductor: OSError: the disk is gone"
     ]
     assert "the disk is gone" in explain(model)[0].note
+
+
+def test_a_folder_of_kernels_that_cannot_be_used_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "plevel").write_text("a file in the place of the folder")
+    torch.manual_seed(10)
+    model, x = models.Block().eval(), torch.randn(8, 64)
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        said = r"FolderError: \S*/plevel/torch cannot be made .Not a directory.: name another folder in XDG_CACHE_HOME"
+        with torch.inference_mode(), pytest.warns(UserWarning, match=f"left to Inductor: {said}"):
+            close(compiled(model)(x), model(x))
+    monkeypatch.setattr(store, "is_executable", lambda _: False)
+    with pytest.raises(store.FolderError, match="noexec, and kernels cannot run from it: name another folder in XDG_"):
+        store.folder()
+
+
+def test_a_service_that_is_away_is_waited_for_and_warned_of_once(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def ask(*given):
+        asked.append(given)
+        raise UnreachableError("no service answers")
+
+    monkeypatch.setattr(Client, "evidence", ask)
+    torch.manual_seed(3)
+    first, second, x = models.Block(24, 40).eval(), models.Block(24, 48).eval(), torch.randn(8, 24)
+
+    def forward(x):
+        y = first(x)
+        torch._dynamo.graph_break()
+        return second(y)
+
+    before = len(explain())
+    with torch.inference_mode(), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        close(compiled(forward, {"database": "http://away.example:1"})(x), forward(x))
+    assert [str(w.message) for w in seen if "plevel" in str(w.message)] == [
+        "plevel: a graph is left to Inductor: UnreachableError: no service answers"
+    ]
+    notes = [report.note for report in explain()[before:]]
+    assert len(notes) == 2
+    assert all(note.endswith("Error: no service answers") for note in notes)
+    assert len(asked) == 1
 
 
 def test_a_kernel_that_cannot_be_built_leaves_its_workload_to_inductor(monkeypatch: pytest.MonkeyPatch):

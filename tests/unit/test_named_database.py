@@ -168,11 +168,14 @@ def test_a_service_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPat
 
     now = 0.0
     monkeypatch.setattr(database.time, "monotonic", lambda: now)
-    found = database._Cached(away)
+    rest = database.Rest()
+    found, again = (database._Cached(away, "farm", rest) for _ in range(2))  # as of one graph after the other
     for rows in range(1, 4):
         workload = Workload.make("softmax", {"data": f"float32[{rows},64]"})
         with pytest.raises(UnreachableError):
             found.measured(workload, TARGET, None)
+    with pytest.raises(database.RestingError, match="no service answers"):
+        again.history(workload)
     assert len(asked) == 1
     now = database.REST_S + 1
     with pytest.raises(UnreachableError):
