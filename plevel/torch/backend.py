@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch._dynamo.exc import RestartAnalysis
 from torch.fx import GraphModule
 
 from plevel.database import Rest, RestingError
-from plevel.kernel_selection import Choose, make_chooser, open_records, read_lock
+from plevel.kernel_selection import Choose, Chosen, make_chooser, open_records, read_lock
 from plevel.torch.budget import Budget, Part
 from plevel.torch.compilation import Compilation, run_whole
 from plevel.torch.explanation import Report, note, owned
@@ -37,12 +37,16 @@ from plevel.torch.option import OptionError, Options
 from plevel.torch.plan import model_target
 from plevel.torch.progress import Progress, Series
 from plevel.torch.whole import find_whole
+from strategy.select.lock import Lock
+from strategy.table import show_number
+from strategy.workload import Workload
 from workers.pool import Pool
 
 logger = logging.getLogger("plevel.torch")
 _budget = Budget()
 _series = Series()
 _rest = Rest()
+_known_locks: set[str] = set()  # by their paths: one was used, or its first graph was warned of
 
 
 def plevel(
@@ -80,7 +84,15 @@ def plevel(
         with open_records(wanted.database or wanted.lock, rest=_rest) as database:
             lock = read_lock(wanted.lock, model_target(), wanted.database)
             choose = make_chooser(model_target(), database, lock)
-            found, left = _compile(module, inputs, wanted, choose, stamps)
+            asked: set[Workload] = set()
+
+            def choose_noted(workload: Workload) -> Chosen:
+                asked.add(workload)
+                return choose(workload)
+
+            found, left = _compile(module, inputs, wanted, choose_noted, stamps)
+        if wanted.lock and lock and not wanted.database:
+            _check_lock(wanted.lock, lock, asked)
         watch(stamps, left)
         if any(isinstance(i, torch.nn.Parameter) for i in inputs) and serves_others():
             warnings.warn(
@@ -103,10 +115,27 @@ def _reset() -> None:
     forget()
     _budget.reset()
     _rest.reset()
+    _known_locks.clear()
 
 
 plevel.reset = _reset  # type: ignore[attr-defined]  # what `torch._dynamo.reset` calls
 freeze_for(plevel)
+
+
+def _check_lock(path: str, lock: Lock, asked: Iterable[Workload]) -> None:
+    """Warn of a lock that has none of the workloads of the first graph: it is of another model, or of other sizes."""
+    fixed = [workload for workload in asked if workload.is_constant]
+    target = model_target()
+    if path in _known_locks or not fixed or not lock.is_for(target):
+        return
+    _known_locks.add(path)
+    if not any(lock.find(workload, target) for workload in fixed):
+        warnings.warn(
+            f"plevel: {path} has none of the {show_number(len(fixed), 'workload')} of a graph, as a lock of another "
+            "model or of inputs of other shapes: kernels are selected untuned (write a lock of this model by "
+            "'plevel extract' and 'plevel lock')",
+            stacklevel=3,
+        )
 
 
 def _alone(module: GraphModule, inputs: Sequence[Any], why: str) -> Callable[..., Any]:

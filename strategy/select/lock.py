@@ -136,10 +136,14 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
         return found
 
+    def is_for(self, target: Target) -> bool:
+        """Return whether an entry is for a processor, however it is timed."""
+        place = _place(target.in_network())
+        return any(place == own for _, own in self._by_processor)
+
     def require(self, target: Target) -> None:
         """Raise `SelectionError` if no entry is for a processor, however it is timed."""
-        place = _place(target.in_network())
-        if all(place != own for _, own in self._by_processor):
+        if not self.is_for(target):
             others = _listed({e.target for e in self.selections})
             raise SelectionError(
                 f"the lock has nothing for {target} ({target.model or 'no model'}), but for {others or 'no target'}: "

@@ -93,6 +93,20 @@ def test_a_lock_for_another_processor_alone_is_warned_of(tmp_path: Path):
     read_lock(str(path), model_target(), "farm.db")  # which has what the lock lacks
 
 
+def test_a_lock_of_another_model_is_warned_of_once(tmp_path: Path):
+    target, softmax = model_target(), Workload.make("softmax", {"data": "float32[4,8]"})
+    path = tmp_path / "plevel.lock"
+    path.write_text(Lock.make([select(softmax, target, NO_RECORDS)]).write())
+    torch._dynamo.reset()
+    model = models.Block(24, 40).eval()
+    fast = torch.compile(model, backend=plevel, dynamic=False, options={"confirm": False, "lock": path})
+    said = "plevel.lock has none of the 2 workloads of a graph, .*: kernels are selected untuned .write a lock"
+    with torch.inference_mode():
+        with pytest.warns(UserWarning, match=said):
+            fast(torch.randn(16, 24))
+        fast(torch.randn(8, 24))  # a second warning would be an error
+
+
 def test_a_service_without_a_worker_for_the_target_is_an_error_unless_the_run_is_to_wait(service) -> None:
     model, inputs = models.Block(16, 48).eval(), (torch.randn(16, 16),)
     missing = re.escape(f"no worker for {model_target()} at {service.url} (") + ".*start one with 'plevel worker --url"
