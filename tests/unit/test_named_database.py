@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from plevel.cli.main import app
-from plevel.client import UnreachableError
+from plevel.client import ServiceError, UnreachableError
 from plevel.database import plevel_database
 from strategy.select import NO_RECORDS, select
 from strategy.select.lock import Lock
@@ -181,3 +181,20 @@ def test_a_service_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UnreachableError):
         found.measured(workload, TARGET, None)
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize(("status", "times"), [(503, 1), (403, 2)])
+def test_a_busy_service_is_left_alone_for_a_while_and_one_that_refuses_is_not(status: int, times: int) -> None:
+    from plevel import database
+
+    asked: list[int] = []
+
+    def refuse(*given: object) -> None:
+        asked.append(1)
+        raise ServiceError(status, "no")
+
+    found = database._Cached(refuse, "farm", database.Rest())
+    for _ in range(2):
+        with pytest.raises((ServiceError, database.RestingError), match="no"):
+            found.history(Workload.make("softmax", {"data": "float32[4,64]"}))
+    assert len(asked) == times
