@@ -12,13 +12,13 @@ from anyio import CapacityLimiter
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
+from service.client_slots import ClientSlots
 from service.errors import TooLargeError, TooSlowError
 from service.metric import Metrics
 from service.predict.trainer import Trainer
 from service.queue.overdue import Overdue
 from service.queue.retry import Terms
 from service.queue.worker_batches import WorkerBatches
-from service.records.import_slots import ImportSlots
 from service.records.reading import Readers
 from service.records.small_import import SmallImports
 from service.settings import Settings
@@ -29,6 +29,10 @@ from service.tuning.tuner import Tuner
 # Selections at a time; others wait, for less time than it takes to open one more connection. They compute for most of
 # their time, in an interpreter that runs one thread at a time.
 SELECTIONS = 4
+LARGE_SELECTIONS = 2  # of many workloads or unknown shapes, one of each client: they compute for seconds
+DECODED = 2  # large bodies at a time
+IMPORTS = 8  # large ones at a time, each of which has a thread and a process while its client sends it, however slowly
+OF_CLIENT = IMPORTS // 2
 CROWD = 50
 LOOKS = 2000  # per second, by all that wait for a change together
 _DAY_S = 86_400.0
@@ -72,8 +76,16 @@ class Context:
         return CapacityLimiter(SELECTIONS)
 
     @cached_property
-    def imports(self) -> ImportSlots:
-        return ImportSlots()
+    def imports(self) -> ClientSlots:
+        return ClientSlots(IMPORTS, OF_CLIENT)
+
+    @cached_property
+    def large_selections(self) -> ClientSlots:
+        return ClientSlots(LARGE_SELECTIONS, 1)
+
+    @cached_property
+    def decoding(self) -> CapacityLimiter:
+        return CapacityLimiter(DECODED)
 
     @cached_property
     def worker_batches(self) -> WorkerBatches:

@@ -66,7 +66,8 @@ class Settings(BaseSettings):
     head_s: float = Field(default=10.0, gt=0, le=LONGEST_S)
     """Time limit of a TLS handshake, and of the URL and headers of a request."""
     body_s: float = Field(default=60.0, gt=0, le=LONGEST_S)
-    """Time limit of the body of a request; one of an import may be waited for a second longer for each 8 KiB of it."""
+    """Time limit of the body of a request; a large import may be waited for a second longer for each 8 KiB of it, and
+    for any time while no other waits."""
     idle_s: float = Field(default=30.0, gt=0, le=LONGEST_S)
     """Time limit without progress while a client sends a body or reads an answer."""
     migrate: bool = True

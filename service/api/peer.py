@@ -1,8 +1,13 @@
-"""Addresses of clients: their plain form, and the network that counts as one client."""
+"""Clients: their addresses in plain form, and the token or network that counts as one client."""
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Hashable
+
+from fastapi import Request
+
+from service.access.auth import Actor
 
 
 def plain_address(address: str) -> str:
@@ -21,3 +26,10 @@ def network_of(address: str) -> str:
     except ValueError:
         return address
     return str(ipaddress.ip_network((ip, 32 if ip.version == 4 else 64), strict=False))
+
+
+def client_of(request: Request, who: Actor) -> Hashable:
+    """The client that counts for shares of the service: the token that sends a request, else the network."""
+    if who.token_id is not None:
+        return who.token_id
+    return network_of(request.client.host) if request.client is not None else None

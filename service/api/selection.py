@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, TypeVar
 
 import msgspec
 from anyio import to_thread
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from service.access import audit
 from service.access.auth import Actor, Who, Within
+from service.api.peer import client_of
 from service.api.problem import problem_of
 from service.api.wire import QUESTION, TARGET, Body, Etag, Problem, describe, reply, reply_tagged
 from service.context import Context, Ctx
@@ -27,6 +29,8 @@ from strategy.target import Target
 from strategy.workload import Workload
 
 router = APIRouter(prefix="/v1", tags=["selection"])
+T = TypeVar("T")
+FEW = 16  # workloads of a batch that takes no longer than selections one by one
 
 
 class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,8 +73,10 @@ class SelectRequest(DispatchRequest, frozen=True, kw_only=True, forbid_unknown_f
         "`tune_on_miss` created or found.",
     ),
 )
-async def choose(context: Ctx, who: Who, within: Within, body: Body[SelectRequest], known: Etag = None) -> Response:
-    found = await to_thread.run_sync(_choose, context, within, body, limiter=context.selections)
+async def choose(
+    context: Ctx, who: Who, within: Within, request: Request, body: Body[SelectRequest], known: Etag = None
+) -> Response:
+    found = await _in_turn(context, request, who, _is_large(body), lambda: _choose(context, within, body))
     headers = {}
     if body.tune_on_miss and found.reason not in (Reason.MEASURED, Reason.TRANSFERRED):
         who.check(TokenScope.SUBMIT)
@@ -78,6 +84,19 @@ async def choose(context: Ctx, who: Who, within: Within, body: Body[SelectReques
         run_id = await to_thread.run_sync(_tune, context, who, within, body)
         headers["location"] = f"/v1/runs/{run_id}"
     return reply_tagged(found, known, headers)
+
+
+async def _in_turn(context: Context, request: Request, who: Actor, large: bool, answer: Callable[[], T]) -> T:
+    """Answer a request in a thread: a large one in its client's turn, so that selections go on beside it."""
+    if not large:
+        return await to_thread.run_sync(answer, limiter=context.selections)
+    async with context.large_selections.turn(client_of(request, who)):
+        return await to_thread.run_sync(answer, limiter=context.large_selections.threads)
+
+
+def _is_large(question: SelectRequest) -> bool:
+    """Return whether a selection reads all records of its tasks, of which there may be any number."""
+    return question.as_of is not None
 
 
 def _choose(context: Context, within: str, body: SelectRequest) -> Selection:
@@ -142,7 +161,14 @@ class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
         "in its place, and does not affect the others. None creates a run.",
     ),
 )
-def choose_many(context: Ctx, within: Within, body: Body[BatchRequest]) -> Response:
+async def choose_many(
+    context: Ctx, who: Who, within: Within, request: Request, body: Body[BatchRequest]
+) -> Response:
+    large = len(body.requests) > FEW or any(map(_is_large, body.requests))
+    return await _in_turn(context, request, who, large, lambda: _choose_many(context, within, body))
+
+
+def _choose_many(context: Context, within: str, body: BatchRequest) -> Response:
     workloads: list[Workload | Problem] = []
     for i, question in enumerate(body.requests):
         try:
@@ -183,7 +209,13 @@ def choose_many(context: Ctx, within: Within, body: Body[BatchRequest]) -> Respo
         "each row's choice is derived from the concrete shapes on record in its range, and names them.",
     ),
 )
-def tabulate(context: Ctx, within: Within, body: Body[DispatchRequest]) -> Response:
+async def tabulate(
+    context: Ctx, who: Who, within: Within, request: Request, body: Body[DispatchRequest]
+) -> Response:
+    return await _in_turn(context, request, who, True, lambda: _tabulate(context, within, body))
+
+
+def _tabulate(context: Context, within: str, body: DispatchRequest) -> Response:
     workload, known = candidate.known_candidates(
         body.workload, body.target, body.candidates, "workload"
     )
@@ -204,7 +236,14 @@ def tabulate(context: Ctx, within: Within, body: Body[DispatchRequest]) -> Respo
         "a symbolic workload, those of the shapes on record: for clients that apply the rule themselves.",
     ),
 )
-def show_evidence(context: Ctx, within: Within, body: Body[EvidenceRequest]) -> Response:
+async def show_evidence(
+    context: Ctx, who: Who, within: Within, request: Request, body: Body[EvidenceRequest]
+) -> Response:
+    large = not body.workload.is_constant  # it reads all shapes on record
+    return await _in_turn(context, request, who, large, lambda: _show_evidence(context, within, body))
+
+
+def _show_evidence(context: Context, within: str, body: EvidenceRequest) -> Response:
     asked = candidate.normal(body.workload)
     with context.store.read() as connection:
         database = RecordDatabase(connection, namespace=within)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -11,14 +12,14 @@ from fastapi import APIRouter, Query, Request, Response
 
 from service.access import audit
 from service.access.auth import Actor, Who, Within
-from service.api.peer import network_of
+from service.api.peer import client_of
 from service.api.wire import describe, reply
 from service.context import Context, Ctx, named_length
 from service.errors import InvalidError
 from service.formats import Format, FormatError, Rejected
 from service.formats.source import GZIP, Pieces, Stream
-from service.records.import_slots import PacedUpload
 from service.records.importer import import_items
+from service.records.paced_upload import PacedUpload
 from service.records.reading_message import Order
 from service.records.small_import import Arrived, Upload
 from strategy.target import Target
@@ -49,16 +50,13 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rejects: tuple[PutAside, ...] = ()
 
 
-def _uploaded(context: Context, request: Request) -> PacedUpload:
+def _uploaded(context: Context, request: Request, is_awaited: Callable[[], bool]) -> PacedUpload:
     parts = request.stream().__aiter__()
-    return PacedUpload(lambda: anext(parts, None), context.settings.body_s)
 
+    async def receive() -> bytes | None:
+        return await anext(parts, None)
 
-def _client_of(request: Request, who: Actor) -> object:
-    """The token that sends an import, else the network."""
-    if who.token_id is not None:
-        return who.token_id
-    return network_of(request.client.host) if request.client is not None else None
+    return PacedUpload(receive, context.settings.body_s, is_awaited)
 
 
 _BODY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -89,8 +87,10 @@ async def import_records(
 ) -> Response:
     order = Order(name, format, None if target is None else Target.parse(target), device_model)
     length = named_length(request)
-    body = _uploaded(context, request)
     small = length is not None and length <= SMALL
+    client = client_of(request, who)
+    # A small one holds no slot that another could wait for: its time is limited as that of other bodies.
+    body = _uploaded(context, request, lambda: small or context.imports.is_awaited(client))
     data = await body.read() if small else b""
     if small and not data.startswith(GZIP):  # packed, it may be many records
         upload = Upload(data=data, actor=who, order=order, namespace=within, shown=rejects)
@@ -98,7 +98,7 @@ async def import_records(
     else:
         # For the thread, which receives the next part on demand.
         stream = io.BytesIO(data) if small else Pieces(lambda: from_thread.run(body.next))
-        async with context.imports.turn(_client_of(request, who)):
+        async with context.imports.turn(client):
             arrived = await to_thread.run_sync(
                 _store, context, stream, who, order, within, rejects, limiter=context.imports.threads
             )

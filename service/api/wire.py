@@ -13,11 +13,12 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
+from anyio import to_thread
 from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.openapi.utils import get_openapi
 
 from service.api.meant import with_suggestion
-from service.context import read_body
+from service.context import Context, read_body
 from service.errors import InvalidError
 from strategy.record import WireError, decode, encode, json_schema
 from strategy.workload_text import EXAMPLE
@@ -25,6 +26,7 @@ from strategy.workload_text import EXAMPLE
 T = TypeVar("T", bound=msgspec.Struct)
 Etag = Annotated[str | None, Header(alias="if-none-match", max_length=1000)]
 PROBLEM = "application/problem+json"
+LARGE = 1 << 16  # bytes of a body that takes more than a millisecond to decode
 _REF = "#/components/schemas/"
 # Errors of any request: too slow, URL or headers too large, database away; and of any that may need a token.
 _ANYWHERE = (400, 408, 414, 431, 503)
@@ -75,16 +77,24 @@ def body_of(kind: type[T]) -> Any:
 
     async def read(request: Request) -> T:
         data = await read_body(request)
-        _check_text(data)
-        if kind.__struct_config__.forbid_unknown_fields:
-            check_keys(data)
-        try:
-            return decode(data, kind)
-        except WireError as error:
-            raise with_suggestion(error, kind) from error.__cause__
+        if len(data) <= LARGE:
+            return _decode(data, kind)
+        # In a thread, as all other requests would wait for the event loop meanwhile.
+        context: Context = request.app.state.context
+        return await to_thread.run_sync(_decode, data, kind, limiter=context.decoding)
 
     dependency: Callable[[Request], Awaitable[T]] = read
     return Depends(dependency)
+
+
+def _decode(data: bytes, kind: type[T]) -> T:
+    _check_text(data)
+    if kind.__struct_config__.forbid_unknown_fields:
+        check_keys(data)
+    try:
+        return decode(data, kind)
+    except WireError as error:
+        raise with_suggestion(error, kind) from error.__cause__
 
 
 if TYPE_CHECKING:

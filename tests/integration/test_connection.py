@@ -26,9 +26,9 @@ import pytest
 import sqlalchemy as sa
 
 from service.access import token
+from service.context import IMPORTS, OF_CLIENT
 from service.formats import ImportedRecord, Task
 from service.formats.source import CHUNK
-from service.records.import_slots import IMPORTS, OF_CLIENT
 from service.records.importer import import_items
 from service.server import GRACE_S
 from service.store.db import Store
@@ -423,19 +423,37 @@ def test_slow_imports_of_one_client_leave_slots_to_others(sqlite_copy: str, star
     assert len(readers_of(service.process.pid)) <= OF_CLIENT + 1
 
 
-def test_an_import_that_trickles_is_refused(url: str, start: Start, dial: Dial) -> None:
-    """Some bytes come all the time, but fewer than a slot is kept for."""
+def trickle(clients: list[Any], until: Callable[[], bool]) -> None:
+    """Send each client's import some bytes all the time, but fewer than a slot is kept for."""
+    began = time.monotonic()
+    while not until():
+        assert time.monotonic() - began < HANG_S
+        for client in clients:
+            client.send(b"\n")
+        time.sleep(0.1)
+
+
+def test_an_import_that_trickles_makes_way_for_others(url: str, start: Start, dial: Dial) -> None:
     service = start(url, **SHORT)
-    for length in (1000, 10**6):
-        client = dial(service)
-        client.send(begin(length, "/v1/records:import?format=plevel"))
-        began = time.monotonic()
-        while client.send(b"\n") and not client.is_answered():
-            assert time.monotonic() - began < HANG_S
-            time.sleep(0.1)
-        answer = client.answer()
+    small = dial(service)
+    small.send(begin(1000, "/v1/records:import?format=plevel"))
+    trickle([small], small.is_answered)
+    assert small.answer().startswith(b"HTTP/1.1 408")
+    slow = [dial(service) for _ in range(OF_CLIENT)]
+    for client in slow:
+        client.send(begin(10**6, "/v1/records:import?format=plevel"))
+    over = time.monotonic() + 2.5  # than the limit
+    trickle(slow, lambda: time.monotonic() > over)
+    assert not any(client.is_answered() for client in slow)
+    quick = dial(service)
+    quick.send(begin(10**5, "/v1/records:import?format=plevel", "connection: close\r\n") + b"\n" * 10**5)
+    trickle(slow, quick.is_answered)
+    assert quick.status() == 200
+    told = [client.answer() for client in slow if client.is_answered()]
+    assert told
+    for answer in told:
         assert answer.startswith(b"HTTP/1.1 408")
-        assert b"send it again faster, or in parts" in answer
+        assert b"send it again later, faster, or in parts" in answer
 
 
 def test_long_answers_outlast_all_limits(url: str, start: Start) -> None:
