@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.store.sql import Ask, among, now, one_trip
-from service.store.tables import worker
+from service.store.tables import lease, worker
 
 FRESH = 12  # the divisor of that time
 
@@ -19,18 +19,15 @@ FRESH = 12  # the divisor of that time
 _HERE = sa.and_(among(worker.c.id), worker.c.ended_at.is_(None))
 # A shared lock: none of them can leave before this transaction ends.
 _KNOWN = sa.select(worker.c.id, worker.c.ahead).where(_HERE).order_by(worker.c.id).with_for_update(read=True)
-# Skip workers whose heartbeat another transaction stores now, or has just stored.
-_SEEN = (
-    sa.select(worker.c.id)
-    .where(
-        _HERE,
-        sa.or_(
-            worker.c.seen_at < now() - sa.bindparam("alive_s", type_=sa.Double) / FRESH,
-            worker.c.seen_at > now(),
-        ),
-    )
-    .with_for_update(skip_locked=True, key_share=True)
+_IS_DUE = sa.or_(
+    worker.c.seen_at < now() - sa.bindparam("alive_s", type_=sa.Double) / FRESH,
+    worker.c.seen_at > now(),
 )
+_DUE = sa.select(lease.c.worker_id).distinct().join(worker, worker.c.id == lease.c.worker_id).where(
+    among(lease.c.id), worker.c.ended_at.is_(None), _IS_DUE
+)
+# Skip workers whose heartbeat another transaction stores now, or has just stored.
+_SEEN = sa.select(worker.c.id).where(_HERE, _IS_DUE).with_for_update(skip_locked=True, key_share=True)
 _SEE = sa.update(worker).where(worker.c.id.in_(_SEEN)).values(seen_at=now())
 _ASKING = (
     sa.select(worker.c.id)
@@ -43,6 +40,11 @@ _LOOK_AHEAD = sa.update(worker).where(worker.c.id.in_(_ASKING)).values(ahead=sa.
 def see(connection: sa.Connection, workers: Collection[int], alive_s: float) -> None:
     """Store heartbeats; a worker counts as alive for `alive_s` after one."""
     connection.execute(_SEE, {"ids": workers, "alive_s": alive_s})
+
+
+def ask_due(ask: Ask, leases: Collection[int], alive_s: float) -> list[Any]:
+    """The workers of leases whose heartbeat is to be written."""
+    return ask(_DUE, {"ids": sorted(leases), "alive_s": alive_s})
 
 
 def store(

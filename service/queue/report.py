@@ -145,6 +145,7 @@ def _store_together(
         locked = ask(_live(dialect), {"rows": values_of({(one.lease_id, one.results.token) for one in reports})})
         rows = ask(_entries_of(dialect), {"ids": list(times)})
         about = log.ask_about(ask, sent)
+        due = heartbeat.ask_due(ask, sent, terms.alive_s)
     live = [held for held in locked if held.id in sent]
     jobs = {row.id: row for row in about}
     entries: dict[int, dict[int, Any]] = {held.job_id: {} for held in locked}
@@ -166,7 +167,9 @@ def _store_together(
         retry.close_done(connection, [jobs[job_id] for job_id in done.values()])
 
     def see() -> None:  # not before: leases and heartbeats of all workers would wait for the tasks
-        heartbeat.see(connection, {held.worker_id for held in taken.values()}, terms.alive_s)
+        workers = {held.worker_id for held in taken.values()} & {row.worker_id for row in due}
+        if workers:  # else a round trip, for which other reports wait
+            heartbeat.see(connection, workers, terms.alive_s)
 
     opened = [e for held in taken.values() for e in entries[held.job_id].values()]
     sending = [reports[places[i]] for i in taken]

@@ -12,7 +12,15 @@ import sqlalchemy as sa
 
 from service.formats.entry import config_key
 from service.records import best, tvm_history
-from service.records.origin import OWNER, Origin, find_owners, identify, with_origins
+from service.records.origin import (
+    OWNER,
+    Origin,
+    ask_known,
+    find_owners,
+    identify,
+    tell_apart,
+    with_origins,
+)
 from service.store import catalogue
 from service.store.row_cache import by_id, recall
 from service.store.sql import Ask, among, one_trip, put_rows
@@ -47,10 +55,10 @@ def append(
     The latter are records of phase `reference`, of reports with `done`. They are no entries of the job, and numbered
     down from -1.
 
-    The caller holds the locks of the leases. Those of the tasks (`best.lock`) are taken once all but the insertion is
-    done, as reports of one task to several services wait for each other from there on. The number of statements does
-    not depend on the number of reports. Returns for each job the number of implausible times, which are stored as
-    failures.
+    The caller holds the locks of the leases. Those of the tasks (`best.lock`) are taken in the round trip of the
+    insertion, and after all that does not need them, as reports of one task to several services wait for each other
+    from there on. The number of statements does not depend on the number of reports. Returns for each job the number of
+    implausible times, which are stored as failures.
 
     Args:
         connection: the transaction.
@@ -89,18 +97,17 @@ def append(
          positional(config_key(r["config"])))
         for r in added if r["mean_s"] is not None
     )
-
-    def prepare(ask: Ask) -> None:
+    rows = [*added, *references]
+    _identify(connection, owners, rows, {row.device_id: row.identity for row in about})
+    with one_trip(connection) as ask:
         connection.execute(_DONE, {"ids": [e.id for e in stored]})
         also()
         best.ask_lock(connection, ask, {e.task_id for e in stored} | set(more))
-
-    rows = [*added, *references]
-    _identify(connection, owners, rows, {row.device_id: row.identity for row in about}, prepare)
-    with one_trip(connection) as ask:
+        known = ask_known(connection, ask, record, [row["identity"] for row in rows])
         _put(connection, rows)
         current = best.ask_current(connection, ask, changes)
         lowest = tvm_history.ask_known(connection, ask, fastest)
+    _put(connection, tell_apart(rows, known))
     best.settle(connection, changes, current, lambda: tvm_history.settle(connection, fastest, lowest), last)
     return Counter(
         row["job_id"] for row, result in zip(added, results, strict=True)
@@ -155,7 +162,10 @@ def append_lost(connection: sa.Connection, owner: Any, entries: Sequence[Any], r
     results = [Result(entry=e.entry, error=ErrorKind.LOST, message=reason) for e in entries]
     rows = _make_rows(connection, owners, entries, results, [{"session": ""}] * len(results))
     _identify(connection, owners, rows, {})
-    _put(connection, rows)
+    with one_trip(connection) as ask:
+        known = ask_known(connection, ask, record, [row["identity"] for row in rows])
+        _put(connection, rows)
+    _put(connection, tell_apart(rows, known))
     connection.execute(_DONE, {"ids": [e.id for e in entries]})
 
 
@@ -229,16 +239,16 @@ def _identify(
     owners: Owners,
     rows: Sequence[dict[str, Any]],
     devices: Mapping[int, str],
-    before: Callable[[Ask], object] = lambda _: None,
 ) -> None:
     """Give records identities (`origin.identify`); `devices` has the identities of those that are known."""
     targets = [owners[row["job_id"]][1].target for row in rows]
-    identify(connection, rows, targets, [devices.get(row.get("device_id", 0), "") for row in rows], before)
+    identify(connection, rows, targets, [devices.get(row.get("device_id", 0), "") for row in rows])
 
 
 def _put(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
-    # A conflicting row is the same record, inserted concurrently.
-    put_rows(connection, _COLUMNS, [_values(row) for row in rows], "DO NOTHING", record.c.recorded_at)
+    """Insert records but for those of a known identity: the same ones, or equal ones, which `tell_apart` finds."""
+    if rows:
+        put_rows(connection, _COLUMNS, [_values(row) for row in rows], "DO NOTHING", record.c.recorded_at)
 
 
 # The shortest plausible time of a call, by task.

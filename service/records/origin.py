@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -13,7 +13,7 @@ from service.formats.entry import config_key, identity, task_key
 from service.store import catalogue
 from service.store.namespace import within
 from service.store.row_cache import by_id, recall
-from service.store.sql import Ask, among, now, one_trip
+from service.store.sql import Ask, among, now
 from service.store.tables import advice, job, record, run, task
 from service.store.tables import workload as workload_table
 from strategy.target import Target
@@ -70,14 +70,11 @@ def identify(
     rows: Sequence[dict[str, Any]],
     targets: Sequence[dict[str, Any]],
     where: Sequence[str],
-    before: Callable[[Ask], object] = lambda _: None,
 ) -> None:
-    """Give each row a unique identity, also to attempts with equal content.
-
-    `before` is called to execute other statements first, in a round trip with the query for identities in use.
-    """
+    """Give each row an identity that no other of them has, also to attempts with equal content."""
     known_tasks = recall(connection, "task", {row["task_id"] for row in rows}, _find_tasks)
     keys: dict[tuple[int, int], str] = {}
+    taken: set[bytes] = set()
     for row, target, device_name in zip(rows, targets, where, strict=True):
         t = known_tasks[row["task_id"]]
         found = row["task_id"], row["variant_id"]
@@ -88,15 +85,23 @@ def identify(
             row["measured_at"], row["session"], device_name, row["samples_s"],
         )
         row["identity"] = within(t.namespace, happened)
-    with one_trip(connection) as ask:
-        before(ask)
-        known = ask_known(connection, ask, record, [row["identity"] for row in rows])
-    taken = {bytes(row[0]) for row in known}
-    for row in rows:
         if row["identity"] in taken:
-            place = b"%d/%d" % (row["job_id"], row["entry"])
-            row["identity"] = blake2b(row["identity"] + place, digest_size=16).digest()
+            _distinguish(row)
         taken.add(row["identity"])
+
+
+def tell_apart(rows: Iterable[dict[str, Any]], known: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Give another identity to rows whose first is that of an attempt on record (`ask_known`); return these."""
+    taken = {bytes(row[0]) for row in known}
+    equal = [row for row in rows if row["identity"] in taken]
+    for row in equal:
+        _distinguish(row)
+    return equal
+
+
+def _distinguish(row: dict[str, Any]) -> None:
+    place = b"%d/%d" % (row["job_id"], row["entry"])
+    row["identity"] = blake2b(row["identity"] + place, digest_size=16).digest()
 
 
 def ask_known(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -109,6 +110,67 @@ def test_a_report_holds_its_task_from_the_insertion_on_only(
     assert_derived(store)
     store.close()
     other.close()
+
+
+def slow_report_of(held: Lease) -> Report:
+    one = report_of(held)
+    results = tuple(msgspec.structs.replace(r, samples_s=(1.0, 1.0)) for r in one.results.results)
+    return msgspec.structs.replace(one, results=msgspec.structs.replace(one.results, results=results))
+
+
+def trips(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The round trips to PostgreSQL from now on, but for commits: joined ones, and the statements of the others."""
+    told: list[str] = []
+    pipeline = psycopg.Connection.pipeline
+
+    def join(connection: Any) -> Any:
+        told.append("joined")
+        return pipeline(connection)
+
+    def note(connection: sa.Connection, _cursor: Any, text: str, *_: Any) -> None:
+        driver: Any = connection.connection.driver_connection
+        if driver.pgconn.pipeline_status == psycopg.pq.PipelineStatus.OFF:
+            told.append(text)
+
+    monkeypatch.setattr(psycopg.Connection, "pipeline", join)
+    sa.event.listen(store.engine, "before_cursor_execute", note)
+    return told
+
+
+def test_reports_wait_for_their_task_in_one_round_trip(postgres_copy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One before it, and the commit, where neither the best nor a heartbeat changes."""
+    store = Store(postgres_copy)
+    scene = Scene.make(store)
+    for n in range(12):
+        scene.enqueue(configs(12)[n : n + 1])
+    asks = hosts(scene, 3)
+    for one in lease_each(scene, asks):
+        with store.write() as c:
+            reporting.report_many(c, [report_of(one)], TERMS)
+    slow = [slow_report_of(one) for one in lease_each(scene, asks)]
+    with store.write() as c:
+        c.execute(sa.update(worker).values(seen_at=now()))
+    told = trips(store, monkeypatch)
+    with store.write() as c:
+        answers = reporting.report_many(c, slow, TERMS)
+    assert [a.accepted for a in answers if not isinstance(a, Exception)] == [1] * 6
+    assert told == ["joined"] * 2
+    assert_derived(store)
+    store.close()
+
+
+def test_attempts_of_equal_content_are_all_kept(store: Store) -> None:
+    """Of one batch, and of one on record: a worker may send the same times for the same configuration twice."""
+    scene = Scene.make(store)
+    for _ in range(6):
+        scene.enqueue(configs(1))
+    held = lease_each(scene, hosts(scene, 3))
+    for few in (held[:1], held[1:]):
+        with store.write() as c:
+            answers = reporting.report_many(c, [report_of(one) for one in few], TERMS)
+        assert [a.accepted for a in answers if not isinstance(a, Exception)] == [1] * len(few)
+    assert sorted(r.lease_id for r in scene.records()) == sorted(one.id for one in held)
+    assert_derived(store)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ from service.tuning.ownership import Ownership
 from strategy.record import Lease, Phase, Report, Results, RunState, RunWorkload, TimingPolicy
 from strategy.target import Target
 from strategy.workload import Input, Workload
+from tests.integration.derived import assert_derived
 from tests.integration.scene import (
     CANDIDATES,
     TARGET,
@@ -714,6 +715,41 @@ def test_a_purge_marks_once(crowd: Crowd) -> None:
     with store.read() as c:
         marked = c.scalars(sa.select(tombstone.c.record_id)).all()
         assert len(marked) == len(set(marked)) == 10 * (ROUNDS // 2)
+
+
+@pytest.mark.parametrize("other", ["import", "purge"])
+def test_what_two_prunings_delete_at_once_is_counted_once(crowd: Crowd, other: str) -> None:
+    """Beside an import of the same tasks, or a purge of the same records."""
+    store = crowd.stores[0]
+    for n in range(ROUNDS // 2):
+        old, new = (
+            [made(i % 7, (1.0 + i,), measured_at=1000.0 * n + 100 * late + i, session=f"{n} {late}") for i in range(14)]
+            for late in (0, 1)
+        )
+        import_items(store, old)
+        before = records_of(store)
+        which = retention.Doubtful(since=1000.0 * n + 3, until=1000.0 * n + 9)
+        beside: Callable[[Store], Any] = lambda s: purge(s, which)
+        if other == "import":
+            beside = lambda s: import_items(s, new, batch=5).new
+        first, second, added = crowd.each(prune_all, prune_all, beside)
+        added = added if other == "import" else 0
+        assert first.records + second.records == before + added - records_of(store)
+        assert_derived(store)
+
+
+def prune_all(store: Store) -> Any:
+    return retention.prune(store, 1, 1e12, dry=False)
+
+
+def purge(store: Store, which: retention.Doubtful) -> Any:
+    with store.write() as c:
+        return retention.purge_doubtful(c, which, "hot")
+
+
+def records_of(store: Store) -> int:
+    with store.read() as c:
+        return c.scalar(sa.select(sa.func.count()).select_from(record)) or 0
 
 
 def test_what_is_read_in_one_transaction_is_of_one_moment(crowd: Crowd) -> None:
