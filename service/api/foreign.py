@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from service.access.auth import Within
+from service.access.auth import Who, Within
+from service.api.turn import FEW, in_turn
 from service.api.wire import Body, Etag, describe, reply_tagged
 from service.context import Ctx
 from service.records import foreign
@@ -96,9 +97,11 @@ def find_best(
         "answers of a problem are those of the likest device that has any; `page` is the number of problems.",
     ),
 )
-def find_problems(
+async def find_problems(
     context: Ctx,
+    who: Who,
     within: Within,
+    request: Request,
     tool: Tool,
     kernel: Annotated[str, Query(max_length=200)],
     terms: Terms,
@@ -106,9 +109,12 @@ def find_problems(
     cursor: Annotated[int | None, Query(ge=0)] = None,
     known: Etag = None,
 ) -> Response:
-    with context.store.read() as connection:
-        found = foreign.find_problems(connection, tool, kernel, terms, within, page=page, cursor=cursor)
-    return reply_tagged(found, known)
+    def find() -> Response:
+        with context.store.read() as connection:
+            found = foreign.find_problems(connection, tool, kernel, terms, within, page=page, cursor=cursor)
+        return reply_tagged(found, known)
+
+    return await in_turn(context, request, who, page > FEW, find)
 
 
 @router.post(
@@ -122,12 +128,16 @@ def find_problems(
         f"{MAX_ANSWERS}. {_RANKING}",
     ),
 )
-def find_many(
-    context: Ctx, within: Within, tool: Tool, body: Body[ForeignQuestions], known: Etag = None
+async def find_many(
+    context: Ctx, who: Who, within: Within, request: Request, tool: Tool, body: Body[ForeignQuestions],
+    known: Etag = None,
 ) -> Response:
-    with context.store.read() as connection:
-        answers = foreign.find_many(connection, tool, body.requests, within)
-    return reply_tagged(ForeignAnswers(answers=tuple(answers)), known)
+    def find() -> Response:
+        with context.store.read() as connection:
+            answers = foreign.find_many(connection, tool, body.requests, within)
+        return reply_tagged(ForeignAnswers(answers=tuple(answers)), known)
+
+    return await in_turn(context, request, who, len(body.requests) > FEW, find)
 
 
 @router.get(

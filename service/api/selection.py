@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from anyio import to_thread
@@ -11,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 
 from service.access import audit
 from service.access.auth import Actor, Who, Within
-from service.api.peer import client_of
 from service.api.problem import problem_of
+from service.api.turn import FEW, in_turn
 from service.api.wire import QUESTION, TARGET, Body, Etag, Problem, describe, reply, reply_tagged
 from service.context import Context, Ctx
 from service.errors import DatabaseError
@@ -29,8 +28,6 @@ from strategy.target import Target
 from strategy.workload import Workload
 
 router = APIRouter(prefix="/v1", tags=["selection"])
-T = TypeVar("T")
-FEW = 16  # workloads of a batch that takes no longer than selections one by one
 
 
 class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +73,7 @@ class SelectRequest(DispatchRequest, frozen=True, kw_only=True, forbid_unknown_f
 async def choose(
     context: Ctx, who: Who, within: Within, request: Request, body: Body[SelectRequest], known: Etag = None
 ) -> Response:
-    found = await _in_turn(context, request, who, _is_large(body), lambda: _choose(context, within, body))
+    found = await in_turn(context, request, who, _is_large(body), lambda: _choose(context, within, body))
     headers = {}
     if body.tune_on_miss and found.reason not in (Reason.MEASURED, Reason.TRANSFERRED):
         who.check(TokenScope.SUBMIT)
@@ -84,14 +81,6 @@ async def choose(
         run_id = await to_thread.run_sync(_tune, context, who, within, body)
         headers["location"] = f"/v1/runs/{run_id}"
     return reply_tagged(found, known, headers)
-
-
-async def _in_turn(context: Context, request: Request, who: Actor, large: bool, answer: Callable[[], T]) -> T:
-    """Answer a request in a thread: a large one in its client's turn, so that selections go on beside it."""
-    if not large:
-        return await to_thread.run_sync(answer, limiter=context.selections)
-    async with context.large_selections.turn(client_of(request, who)):
-        return await to_thread.run_sync(answer, limiter=context.large_selections.threads)
 
 
 def _is_large(question: SelectRequest) -> bool:
@@ -165,7 +154,7 @@ async def choose_many(
     context: Ctx, who: Who, within: Within, request: Request, body: Body[BatchRequest]
 ) -> Response:
     large = len(body.requests) > FEW or any(map(_is_large, body.requests))
-    return await _in_turn(context, request, who, large, lambda: _choose_many(context, within, body))
+    return await in_turn(context, request, who, large, lambda: _choose_many(context, within, body))
 
 
 def _choose_many(context: Context, within: str, body: BatchRequest) -> Response:
@@ -212,7 +201,7 @@ def _choose_many(context: Context, within: str, body: BatchRequest) -> Response:
 async def tabulate(
     context: Ctx, who: Who, within: Within, request: Request, body: Body[DispatchRequest]
 ) -> Response:
-    return await _in_turn(context, request, who, True, lambda: _tabulate(context, within, body))
+    return await in_turn(context, request, who, True, lambda: _tabulate(context, within, body))
 
 
 def _tabulate(context: Context, within: str, body: DispatchRequest) -> Response:
@@ -240,7 +229,7 @@ async def show_evidence(
     context: Ctx, who: Who, within: Within, request: Request, body: Body[EvidenceRequest]
 ) -> Response:
     large = not body.workload.is_constant  # it reads all shapes on record
-    return await _in_turn(context, request, who, large, lambda: _show_evidence(context, within, body))
+    return await in_turn(context, request, who, large, lambda: _show_evidence(context, within, body))
 
 
 def _show_evidence(context: Context, within: str, body: EvidenceRequest) -> Response:

@@ -12,7 +12,8 @@ from fastapi import Request, Response
 
 from service.access.auth import Actor
 from service.api import selection, wire
-from service.api.selection import FEW, BatchRequest, DispatchRequest, EvidenceRequest, SelectRequest
+from service.api.selection import BatchRequest, DispatchRequest, EvidenceRequest, SelectRequest
+from service.api.turn import FEW
 from service.context import LARGE_SELECTIONS, SELECTIONS, Context
 from service.settings import Settings
 from strategy.record import encode
