@@ -9,15 +9,16 @@ import sqlalchemy as sa
 
 from service.records import best
 from service.store.sql import values_table
-from service.store.tables import Scope, device, record, task, workload
+from service.store.tables import Scope, device, record, target, task, workload
 from strategy.record import Phase, estimate
 
 
 class Best(NamedTuple):
-    """A current or past row of `best`, with its task."""
+    """A current or past row of `best`, with its task and target."""
 
     digest: str
-    target_id: int
+    target: str  # its key
+    target_keys: str  # those of all its variants, JSON
     implementation: str
     version: str
     scope: Scope
@@ -36,8 +37,12 @@ def best_at(
     """The best of each task of these workloads in a namespace, in the order of tasks."""
     given = values_table(connection, [workload.c.digest], [(d,) for d in sorted(digests)])
     tasks = connection.execute(
-        sa.select(task, workload.c.digest)
+        sa.select(
+            *task.c["id", "implementation", "version"], workload.c.digest, target.c.key,
+            sa.cast(target.c["keys"], sa.Text()).label("target_keys"),
+        )
         .join(workload, workload.c.id == task.c.workload_id)
+        .join(target, target.c.id == task.c.target_id)
         .join(given, given.c.digest == workload.c.digest)
         .where(task.c.created_at <= when, task.c.namespace == namespace)
         .order_by(task.c.id)
@@ -63,6 +68,6 @@ def best_at(
                 pool = ranked[0][2]
                 cost = estimate([s for row in pool for s in row.samples_s])
                 yield Best(
-                    of.digest, of.target_id, of.implementation, of.version, scope, value,
+                    of.digest, of.key, of.target_keys, of.implementation, of.version, scope, value,
                     pool[0].config, pool[0].config_digest, cost.median_s, cost.low_s, cost.high_s, cost.samples,
                 )

@@ -12,18 +12,12 @@ import sqlalchemy as sa
 from service.predict.ranker import ModelRanker
 from service.records import best, tvm_history
 from service.records.as_of import best_at
-from service.selection.statement import (
-    TARGET,
-    advice_of_given,
-    best_of_given,
-    foreign_of_given,
-    standing_advice_of_given,
-    targets_of_given,
-)
+from service.selection.statement import ADVICE, BEST, FOREIGN, STANDING_ADVICE, of_given
 from service.store.namespace import DEFAULT
-from service.store.sql import one_trip, values_of
+from service.store.sql import one_trip
 from service.store.tables import Scope, advice, device, worker_device
 from service.store.tables import workload as workload_table
+from service.store.text import read_json
 from strategy.op_strategy import Candidate
 from strategy.record import Estimate, convert
 from strategy.select import Advised, History, Level, Measured
@@ -50,7 +44,7 @@ class RecordDatabase:
         self._namespace = namespace
         self._known: dict[str, dict[str, list[Any]]] = {}
         self._places: dict[str, tuple[str, str] | None] = {}
-        self._targets: dict[int, tuple[str, frozenset[str]]] = {}
+        self._keys: dict[str, frozenset[str]] = {}  # of all variants of a target, by its key
         self._configs: dict[str, Config] = {}  # by their digests
 
     @cached_property
@@ -77,17 +71,11 @@ class RecordDatabase:
 
     def _read_together(self, what: str, digests: set[str]) -> None:
         """Read one kind of rows; on PostgreSQL with those that a selection needs next, in one round trip."""
-        dialect = self.connection.dialect.name
         kinds = [what]
-        if dialect != "sqlite":
-            kinds += [one for one in _NEXT if one != what and not digests <= self._known.get(one, {}).keys()]
-        given = {"rows": values_of((d,) for d in sorted(digests)), "namespace": self._namespace}
-        targets: list[Any] = []
+        if self.connection.dialect.name != "sqlite":
+            kinds += [one for one in _NEXT.get(what, ()) if not digests <= self._known.get(one, {}).keys()]
         with one_trip(self.connection) as ask:
-            answers = [ask(_STATEMENTS[one](dialect), given) for one in kinds]
-            if dialect != "sqlite":
-                targets = ask(targets_of_given(dialect), given)
-        self._targets |= {row.id: (row.key, frozenset(row.all)) for row in targets}
+            answers = [ask(*of_given(_STATEMENTS[one], digests, self._namespace)) for one in kinds]
         for one, rows in zip(kinds, answers, strict=True):
             known = self._known.setdefault(one, {})
             known.update((digest, []) for digest in digests)
@@ -107,19 +95,19 @@ class RecordDatabase:
         if self._as_of is not None:
             rows: Iterable[Any] = best_at(self.connection, digests, self._as_of, self._namespace)
         else:
-            rows = self._of(best_of_given, digests)
+            rows = self._execute(BEST, digests)
         return ((row.digest, row) for row in rows)
 
-    def _of(self, query: Callable[[str], sa.Select[Any]], digests: set[str]) -> Sequence[Any]:
-        rows = {"rows": values_of((d,) for d in sorted(digests)), "namespace": self._namespace}
-        return self.connection.execute(query(self.connection.dialect.name), rows).all()
+    def _execute(self, query: sa.Select[Any], digests: set[str], *conditions: sa.ColumnElement[bool]) -> Sequence[Any]:
+        statement, given = of_given(query, digests, self._namespace)
+        return self.connection.execute(statement.where(*conditions) if conditions else statement, given).all()
 
     def advised(self, workload: Workload, target: Target, device: str | None) -> list[Advised]:
         """The newest advice of each implementation, version, target and device model, the newest first."""
         _, model = self._place(device, target)
         found: dict[tuple[Any, ...], Advised] = {}
         for r in self._read("advice", workload, self._read_advice):
-            key, keys = self._targets.get(r.target_id) or self._target(r.target_id)
+            key, keys = r.target, self._keys_of(r.target, r.target_keys)
             if target.is_like(key):
                 level = Level.MODEL if model and r.model == model else Level.TARGET
             elif key.partition("/")[0] == target.kind and not keys.isdisjoint(target.keys):
@@ -137,8 +125,7 @@ class RecordDatabase:
 
     def _read_advice(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
         assert self._as_of is not None  # else `_read_together` has read it
-        stood_then = best.stood(self._as_of, advice)
-        rows = self._of(lambda dialect: advice_of_given(dialect).where(*stood_then), digests)
+        rows = self._execute(ADVICE, digests, *best.stood(self._as_of, advice))
         return ((row.digest, row) for row in rows)
 
     def instances(
@@ -168,20 +155,20 @@ class RecordDatabase:
         device_id, model = self._place(identity, asked)
         own, shared = asked.key, asked.keys
         # Records of unknown device models count as one model, if a task has no others.
-        modelled = {row[1:4] for row in rows if row.scope == Scope.MODEL}
+        modelled = {row[1:5] for row in rows if row.scope == Scope.MODEL}
         for row in rows:
             # By position, as access by name would take a quarter of the time.
             (
-                _, target_id, implementation, version, scope, value, config, digest, median_s, low_s,
+                _, key, listed, implementation, version, scope, value, config, digest, median_s, low_s,
                 high_s, samples,
             ) = row
-            key, keys = self._targets.get(target_id) or self._target(target_id)
+            keys = self._keys.get(key) or self._keys_of(key, listed)
             alike = key == own or asked.is_like(key)
             if scope == Scope.DEVICE:
                 if not alike or value != device_id:
                     continue
                 level = Level.DEVICE
-            elif scope == Scope.TARGET and (target_id, implementation, version) in modelled:
+            elif scope == Scope.TARGET and row[1:5] in modelled:
                 continue  # of several device models
             elif not alike:
                 # Schedules of other tools do not transfer between kinds of targets.
@@ -223,10 +210,11 @@ class RecordDatabase:
             self._places[identity] = None if row is None else (str(row.id), row.model)
         return self._places[identity] or (None, asked.model)
 
-    def _target(self, target_id: int) -> tuple[str, frozenset[str]]:
-        """Read the key of a target, and the keys of all its variants."""
-        row = self.connection.execute(TARGET, {"target_id": target_id}).one()
-        found = self._targets[target_id] = row.key, frozenset(row.all)
+    def _keys_of(self, target: str, listed: str) -> frozenset[str]:
+        """The keys of all variants of a target, given as JSON; they are those of one moment."""
+        found = self._keys.get(target)
+        if found is None:
+            found = self._keys[target] = frozenset(read_json(listed))
         return found
 
     def history(self, workload: Workload) -> list[History]:
@@ -247,7 +235,7 @@ class RecordDatabase:
         """
         found = {}
         for r in self._read("foreign", workload, self._read_foreign):
-            _, keys = self._targets.get(r.target_id) or self._target(r.target_id)
+            keys = self._keys_of(r.target, r.target_keys)
             if not keys.isdisjoint(target.keys):
                 space = None if r.space is None else convert(r.space, ConfigSpace)
                 found[r.implementation] = Candidate(
@@ -256,14 +244,12 @@ class RecordDatabase:
         return list(found.values())
 
     def _read_foreign(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
-        return ((row.digest, row) for row in self._of(foreign_of_given, digests))
+        return ((row.digest, row) for row in self._execute(FOREIGN, digests))
 
 
-# The statements of current rows by kind, and the kinds that every selection reads.
-_STATEMENTS: Mapping[str, Callable[[str], sa.Select[Any]]] = {
-    "best": best_of_given, "advice": standing_advice_of_given, "foreign": foreign_of_given,
-}
-_NEXT = ("best", "advice")
+# The statements of current rows by kind, and the kinds that are read after another.
+_STATEMENTS: Mapping[str, sa.Select[Any]] = {"best": BEST, "advice": STANDING_ADVICE, "foreign": FOREIGN}
+_NEXT: Mapping[str, Sequence[str]] = {"foreign": ("best", "advice")}  # no tool's candidates: no advice
 
 
 def warm(connection: sa.Connection) -> None:

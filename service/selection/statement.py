@@ -1,7 +1,11 @@
-"""Statements of the selection's database, built once: building them would take most of a selection's time."""
+"""Statements of the selection's database, built once: building them would take most of a selection's time.
+
+All are of the tasks of workloads in the namespace `namespace`, with their targets.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
@@ -9,77 +13,61 @@ import sqlalchemy as sa
 
 from service.records.as_of import Best
 from service.records.best import standing
-from service.store.sql import given_table
-from service.store.tables import advice, best, device, target, task
-from service.store.tables import workload as workload_table
+from service.store.listed import Texts
+from service.store.sql import among
+from service.store.tables import advice, best, device, target, task, workload
 
-TARGET = sa.select(target.c.id, target.c.key, target.c["keys"].label("all")).where(
-    target.c.id == sa.bindparam("target_id")
-)
-_OF_NAMESPACE = task.c.namespace == sa.bindparam("namespace")
+_TARGET = (target.c.key.label("target"), sa.cast(target.c["keys"], sa.Text()).label("target_keys"))
+_FOUND = {c.name: c for c in (*best.c, *task.c, *workload.c, *_TARGET)}
 
 
-@cache
-def best_of_given(dialect: str) -> sa.Select[Any]:
-    """The best of workloads, with the columns of `Best`."""
-    given = given_table(dialect, [workload_table.c.digest])
-    found = {c.name: c for table in (best, task, workload_table) for c in table.c}
+def _of_tasks(query: sa.Select[Any], tasks: sa.FromClause) -> sa.Select[Any]:
+    """A query of tasks, alone or joined with others, from which it also has their workloads and targets."""
     return (
-        sa.select(*(found[name] for name in Best._fields))
-        .join(task, task.c.id == best.c.task_id)
-        .join(workload_table, workload_table.c.id == task.c.workload_id)
-        .join(given, given.c.digest == workload_table.c.digest)
-        .where(_OF_NAMESPACE)
-        .order_by(task.c.id, best.c.scope_value)
+        query.join_from(tasks, workload, workload.c.id == task.c.workload_id)
+        .join(target, target.c.id == task.c.target_id)
+        .where(task.c.namespace == sa.bindparam("namespace"))
     )
 
 
-@cache
-def targets_of_given(dialect: str) -> sa.Select[Any]:
-    """The targets with a task of workloads, with the columns of `TARGET`."""
-    given = given_table(dialect, [workload_table.c.digest])
-    used = (
-        sa.select(task.c.target_id)
-        .join(workload_table, workload_table.c.id == task.c.workload_id)
-        .join(given, given.c.digest == workload_table.c.digest)
-        .where(_OF_NAMESPACE)
-    )
-    return sa.select(*TARGET.selected_columns).where(target.c.id.in_(used))
+# The best, with the columns of `Best`.
+BEST = _of_tasks(
+    sa.select(*(_FOUND[name] for name in Best._fields)), best.join(task, task.c.id == best.c.task_id)
+).order_by(task.c.id, best.c.scope_value)
+
+# The tasks of other tools' implementations.
+FOREIGN = _of_tasks(
+    sa.select(workload.c.digest, *_TARGET, *task.c["implementation", "version", "plevel", "library", "space"]), task
+).where(task.c.implementation.contains(":")).order_by(task.c.id)
+
+# The advice, the newest first; purged one, too.
+ADVICE = _of_tasks(
+    sa.select(
+        workload.c.digest, *_TARGET, *task.c["implementation", "version"], *advice.c["config", "source"], device.c.model
+    ),
+    advice.join(task, task.c.id == advice.c.task_id).outerjoin(device, device.c.id == advice.c.device_id),
+).order_by(advice.c.measured_at.desc(), advice.c.id.desc())
+
+STANDING_ADVICE = ADVICE.where(standing(advice))
+
+_ONE = workload.c.digest == sa.bindparam("digest")
+_SEVERAL = among(workload.c.digest, sa.bindparam("digests", type_=Texts()))
 
 
 @cache
-def foreign_of_given(dialect: str) -> sa.Select[Any]:
-    """The tasks of other tools' implementations of workloads."""
-    given = given_table(dialect, [workload_table.c.digest])
-    columns = ("target_id", "implementation", "version", "plevel", "library", "space")
-    return (
-        sa.select(workload_table.c.digest, *task.c[columns])
-        .join(task, task.c.workload_id == workload_table.c.id)
-        .join(given, given.c.digest == workload_table.c.digest)
-        .where(task.c.implementation.contains(":"), _OF_NAMESPACE)
-        .order_by(task.c.id)
-    )
+def _of(query: sa.Select[Any], several: bool) -> sa.Select[Any]:
+    return query.where(_SEVERAL if several else _ONE)
 
 
-@cache
-def standing_advice_of_given(dialect: str) -> sa.Select[Any]:
-    """The advice for workloads that was not purged, the newest first."""
-    return advice_of_given(dialect).where(standing(advice))
+def of_given(
+    query: sa.Select[Any], digests: Collection[str], namespace: str
+) -> tuple[sa.Select[Any], Mapping[str, Any]]:
+    """One of these queries, of workloads given by digests, and its parameters.
 
-
-@cache
-def advice_of_given(dialect: str) -> sa.Select[Any]:
-    """The advice for workloads, the newest first; purged ones, too."""
-    given = given_table(dialect, [workload_table.c.digest])
-    return (
-        sa.select(
-            workload_table.c.digest, *task.c["target_id", "implementation", "version"],
-            *advice.c["config", "source"], device.c.model,
-        )
-        .join_from(advice, task, task.c.id == advice.c.task_id)
-        .join(workload_table, workload_table.c.id == task.c.workload_id)
-        .join(given, given.c.digest == workload_table.c.digest)
-        .outerjoin(device, device.c.id == advice.c.device_id)
-        .where(_OF_NAMESPACE)
-        .order_by(advice.c.measured_at.desc(), advice.c.id.desc())
-    )
+    That of one workload is another statement, whose plan PostgreSQL keeps: it expects several of a list, and would plan
+    the query anew for each list of one.
+    """
+    if len(digests) == 1:
+        (digest,) = digests
+        return _of(query, several=False), {"digest": digest, "namespace": namespace}
+    return _of(query, several=True), {"digests": sorted(digests), "namespace": namespace}

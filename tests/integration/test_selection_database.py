@@ -143,6 +143,29 @@ def test_a_selection_reads_in_one_trip(store: Store, monkeypatch: pytest.MonkeyP
             assert len(trips) == (6 if store.is_sqlite else 3)
 
 
+@pytest.mark.parametrize("statistics", ["none", "of now"])
+def test_a_selection_reads_the_rows_of_its_tasks_alone(postgres_copy: str, statistics: str) -> None:
+    """Also by the plan that PostgreSQL keeps once a statement has been prepared, which is of no known workload."""
+    store = Store(postgres_copy)
+    rows = [made(i) for i in range(300)]
+    import_items(store, [replace(r, task=replace(r.task, workload=wider(i))) for i, r in enumerate(rows)])
+    if statistics == "of now":
+        with store.write() as c:
+            c.execute(sa.text("ANALYZE"))
+    tables = "('best', 'task', 'workload', 'target', 'advice')"
+    query = f"SELECT sum(seq_tup_read + idx_tup_fetch) FROM pg_stat_xact_user_tables WHERE relname IN {tables}"
+    read = []
+    with store.read() as c:
+        for i in range(12):
+            before = c.scalar(sa.text(query)) or 0
+            database = RecordDatabase(c)
+            database.foreign(wider(i), TARGET)
+            assert database.measured(wider(i), TARGET, None)
+            read.append(int((c.scalar(sa.text(query)) or 0) - before))
+    store.close()
+    assert max(read) < 50, read
+
+
 def test_together_and_alone_are_the_same(store: Store) -> None:
     scene = Scene.make(store)
     scene.enqueue(configs(4))
