@@ -18,7 +18,6 @@ class Best(NamedTuple):
 
     digest: str
     target: str  # its key
-    target_keys: str  # those of all its variants, JSON
     implementation: str
     version: str
     scope: Scope
@@ -29,6 +28,7 @@ class Best(NamedTuple):
     low_s: float
     high_s: float
     samples: int
+    target_keys: str  # the keys of all variants of the target, JSON
 
 
 def best_at(
@@ -68,6 +68,7 @@ def best_at(
                 pool = ranked[0][2]
                 cost = estimate([s for row in pool for s in row.samples_s])
                 yield Best(
-                    of.digest, of.key, of.target_keys, of.implementation, of.version, scope, value,
+                    of.digest, of.key, of.implementation, of.version, scope, value,
                     pool[0].config, pool[0].config_digest, cost.median_s, cost.low_s, cost.high_s, cost.samples,
+                    of.target_keys,
                 )

@@ -155,25 +155,24 @@ class RecordDatabase:
         device_id, model = self._place(identity, asked)
         own, shared = asked.key, asked.keys
         # Records of unknown device models count as one model, if a task has no others.
-        modelled = {row[1:5] for row in rows if row.scope == Scope.MODEL}
+        modelled = {row[1:4] for row in rows if row.scope == Scope.MODEL}
         for row in rows:
             # By position, as access by name would take a quarter of the time.
             (
-                _, key, listed, implementation, version, scope, value, config, digest, median_s, low_s,
-                high_s, samples,
+                _, key, implementation, version, scope, value, config, digest, median_s, low_s, high_s, samples,
+                listed,
             ) = row
-            keys = self._keys.get(key) or self._keys_of(key, listed)
             alike = key == own or asked.is_like(key)
             if scope == Scope.DEVICE:
                 if not alike or value != device_id:
                     continue
                 level = Level.DEVICE
-            elif scope == Scope.TARGET and row[1:5] in modelled:
+            elif scope == Scope.TARGET and (key, implementation, version) in modelled:
                 continue  # of several device models
             elif not alike:
                 # Schedules of other tools do not transfer between kinds of targets.
                 strange = ":" in implementation and key.partition("/")[0] != asked.kind
-                if strange or keys.isdisjoint(shared):
+                if strange or self._keys_of(key, listed).isdisjoint(shared):
                     continue
                 level = Level.TRANSFERRED
             elif scope == Scope.MODEL and model and value == model:
