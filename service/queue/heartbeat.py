@@ -6,11 +6,12 @@ One is written only once the last is older than a fraction of the time for which
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
 
-from service.store.sql import Ask, among, now, one_trip
+from service.store.sql import Ask, among, join_each, now, one_trip
 from service.store.tables import lease, worker
 
 FRESH = 12  # the divisor of that time
@@ -22,9 +23,6 @@ _KNOWN = sa.select(worker.c.id, worker.c.ahead).where(_HERE).order_by(worker.c.i
 _IS_DUE = sa.or_(
     worker.c.seen_at < now() - sa.bindparam("alive_s", type_=sa.Double) / FRESH,
     worker.c.seen_at > now(),
-)
-_DUE = sa.select(lease.c.worker_id).distinct().join(worker, worker.c.id == lease.c.worker_id).where(
-    among(lease.c.id), worker.c.ended_at.is_(None), _IS_DUE
 )
 # Skip workers whose heartbeat another transaction stores now, or has just stored.
 _SEEN = sa.select(worker.c.id).where(_HERE, _IS_DUE).with_for_update(skip_locked=True, key_share=True)
@@ -42,9 +40,16 @@ def see(connection: sa.Connection, workers: Collection[int], alive_s: float) -> 
     connection.execute(_SEE, {"ids": workers, "alive_s": alive_s})
 
 
-def ask_due(ask: Ask, leases: Collection[int], alive_s: float) -> list[Any]:
+def ask_due(connection: sa.Connection, ask: Ask, leases: Collection[int], alive_s: float) -> list[Any]:
     """The workers of leases whose heartbeat is to be written."""
-    return ask(_DUE, {"ids": sorted(leases), "alive_s": alive_s})
+    return ask(_due(connection.dialect.name), {"ids": sorted(leases), "alive_s": alive_s})
+
+
+@cache
+def _due(dialect: str) -> sa.Select[Any]:
+    here = sa.and_(worker.c.id == lease.c.worker_id, worker.c.ended_at.is_(None), _IS_DUE)
+    joined, due = join_each(dialect, lease, worker, here)
+    return sa.select(due.id.label("worker_id")).distinct().select_from(joined).where(among(lease.c.id))
 
 
 def store(

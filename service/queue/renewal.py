@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from service.errors import DeviceBusyError, LeaseLostError
 from service.queue import fleet, heartbeat, retry
 from service.store import event
-from service.store.sql import among, given_table, now, one_trip, values_of
+from service.store.sql import among, given_table, join_each, now, one_trip, values_of
 from service.store.tables import device, device_owner, job, lease, run
 from strategy.record import Renewed
 
@@ -109,12 +109,11 @@ def _beginning(dialect: str) -> sa.sql.dml.ReturningUpdate[Any]:
     )
 
 
-_RUN_STATES = (
-    sa.select(lease.c.id, run.c.state)
-    .join_from(lease, job, job.c.id == lease.c.job_id)
-    .join(run, run.c.id == job.c.run_id)
-    .where(among(lease.c.id))
-)
+@cache
+def _run_states(dialect: str) -> sa.Select[Any]:
+    joined, of = join_each(dialect, lease, job, job.c.id == lease.c.job_id)
+    query = sa.select(lease.c.id, run.c.state).select_from(joined).join(run, run.c.id == of.run_id)
+    return query.where(among(lease.c.id))
 
 
 class Kept(NamedTuple):
@@ -140,7 +139,7 @@ def renew_many(
         rows = ask(_extension(dialect), given | term)
         if any(timing for _, _, timing in asked):
             waiting = ask(_waiting(dialect), given)
-        states = ask(_RUN_STATES, {"ids": sorted({lease_id for lease_id, _, _ in asked})})
+        states = ask(_run_states(dialect), {"ids": sorted({lease_id for lease_id, _, _ in asked})})
     begun: list[Any] = []
     if first := {row.identity: row.id for row in reversed(waiting)}:  # one of each device
         with one_trip(connection) as ask:
@@ -188,5 +187,5 @@ def renew(
             connection.execute(sa.update(lease).where(lease.c.id == lease_id).values(timing=True))
             event.note(connection, "timing", job_id=row.job_id, worker_id=row.worker_id)
         heartbeat.see(connection, [row.worker_id], terms.alive_s)
-        states = ask(_RUN_STATES, {"ids": [lease_id]})
+        states = ask(_run_states(connection.dialect.name), {"ids": [lease_id]})
     return Renewed(expires_in_s=terms.lease_s, cancelled=any(one.state in retry.ABANDONED for one in states))

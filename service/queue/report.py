@@ -47,7 +47,7 @@ def report(connection: sa.Connection, one: Report, terms: retry.Terms) -> Result
     refused: Counter[int] = Counter()
     if ended is None:  # an ended lease has no open entries
         with one_trip(connection, joined=False) as ask:
-            about = log.ask_about(ask, [held.id])
+            about = log.ask_about(connection, ask, [held.id])
         refused = log.append(connection, [one], {held.id: held}, entries, about)
         if sent.done:
             _finish(connection, held, terms)
@@ -144,8 +144,8 @@ def _store_together(
         # All leases, in one statement and a fixed order, and later their tasks: against deadlocks between services.
         locked = ask(_live(dialect), {"rows": values_of({(one.lease_id, one.results.token) for one in reports})})
         rows = ask(_entries_of(dialect), {"ids": list(times)})
-        about = log.ask_about(ask, sent)
-        due = heartbeat.ask_due(ask, sent, terms.alive_s)
+        about = log.ask_about(connection, ask, sent)
+        due = heartbeat.ask_due(connection, ask, sent, terms.alive_s)
     live = [held for held in locked if held.id in sent]
     jobs = {row.id: row for row in about}
     entries: dict[int, dict[int, Any]] = {held.job_id: {} for held in locked}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -13,17 +14,17 @@ import sqlalchemy as sa
 from service.formats.entry import config_key
 from service.records import best, tvm_history
 from service.records.origin import (
-    OWNER,
     Origin,
     ask_known,
     find_owners,
     identify,
+    owner_columns,
     tell_apart,
     with_origins,
 )
 from service.store import catalogue
 from service.store.row_cache import by_id, recall
-from service.store.sql import Ask, among, one_trip, put_rows
+from service.store.sql import Ask, among, join_each, one_trip, put_rows
 from service.store.tables import EntryState, device, job, job_entry, lease, record, run, task
 from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table
@@ -115,23 +116,26 @@ def append(
     )
 
 
-def ask_about(ask: Ask, leases: Collection[int]) -> list[Any]:
+def ask_about(connection: sa.Connection, ask: Ask, leases: Collection[int]) -> list[Any]:
     """The jobs and devices of leases, for `append`; with the states of the jobs' runs."""
-    return ask(_ABOUT, {"ids": sorted(leases)})
+    return ask(_about(connection.dialect.name), {"ids": sorted(leases)})
 
 
-# For each job by its index, as without statistics PostgreSQL would read all records.
-_LEAST_ENTRY = sa.select(sa.func.min(record.c.entry)).where(record.c.job_id == job.c.id).scalar_subquery()
-_ABOUT = (
-    sa.select(
-        *OWNER, run.c.state.label("run_state"), lease.c.device_id, device.c.identity,
-        sa.func.coalesce(_LEAST_ENTRY, 0).label("least_entry"),
+@cache
+def _about(dialect: str) -> sa.Select[Any]:
+    joined, of = join_each(dialect, lease, job, job.c.id == lease.c.job_id)
+    # For each job by its index, as without statistics PostgreSQL would read all records.
+    least_entry = sa.select(sa.func.min(record.c.entry)).where(record.c.job_id == of.id).scalar_subquery()
+    return (
+        sa.select(
+            *owner_columns(of), run.c.state.label("run_state"), lease.c.device_id, device.c.identity,
+            sa.func.coalesce(least_entry, 0).label("least_entry"),
+        )
+        .select_from(joined)
+        .join(run, run.c.id == of.run_id)
+        .join(device, device.c.id == lease.c.device_id)
+        .where(among(lease.c.id))
     )
-    .join_from(lease, job, job.c.id == lease.c.job_id)
-    .join(run, run.c.id == job.c.run_id)
-    .join(device, device.c.id == lease.c.device_id)
-    .where(among(lease.c.id))
-)
 
 
 def _environment_key(sent: Results) -> bytes:

@@ -28,9 +28,12 @@ class Origin:
     variant_id: int
 
 
-# The columns of a record that its job has, and the time.
-OWNER = (*job.c["id", "run_id", "target_id", "policy_id", "phase", "seed"], now().label("now"))
-_OWNERS = sa.select(*OWNER).where(among(job.c.id))
+def owner_columns(of: sa.sql.base.ReadOnlyColumnCollection[str, Any]) -> tuple[sa.ColumnElement[Any], ...]:
+    """The columns of a record that its job has, given by the job's columns, and the time."""
+    return *of["id", "run_id", "target_id", "policy_id", "phase", "seed"], now().label("now")
+
+
+_OWNERS = sa.select(*owner_columns(job.c)).where(among(job.c.id))
 
 
 def find_owners(connection: sa.Connection, jobs: Collection[int]) -> dict[int, tuple[Any, Origin]]:
@@ -39,7 +42,7 @@ def find_owners(connection: sa.Connection, jobs: Collection[int]) -> dict[int, t
 
 
 def with_origins(connection: sa.Connection, jobs: Collection[Any]) -> dict[int, tuple[Any, Origin]]:
-    """The jobs by their ids, rows with the columns of `OWNER`, each with its run."""
+    """The jobs by their ids, rows with `owner_columns`, each with its run."""
     origins = recall(connection, "origin", {row.run_id for row in jobs}, _find_origins)
     return {row.id: (row, origins[row.run_id]) for row in jobs}
 

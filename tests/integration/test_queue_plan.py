@@ -8,12 +8,14 @@ from contextlib import closing
 import pytest
 import sqlalchemy as sa
 
-from service.queue import claim
+from service.queue import claim, renewal
 from service.queue import lease as leasing
+from service.queue import report as reporting
 from service.queue.place import LeaseAsk
 from service.store.db import Store
 from service.store.tables import JobState, job
 from tests.integration.scene import TERMS, Scene, configs, device
+from tests.integration.test_group_commit import report_of
 
 JOBS = 6000
 LEASED = 30
@@ -60,3 +62,46 @@ def test_a_claim_reads_the_head_of_the_queue_alone(store: Store, statistics: str
         read = c.scalar(_READ) - before
     assert [one.job.id for found in answers if isinstance(found, list) for one in found] == head
     assert read < JOBS / 2
+
+
+def test_a_report_and_a_renewal_read_no_other_jobs(store: Store) -> None:
+    """By statistics of a time when leases were of the first jobs, PostgreSQL would read all jobs up to theirs."""
+    scene = Scene.make(store)
+    asks = [LeaseAsk(scene.register(device(name)), name, LEASED) for name in ("a/cpu:0", "b/cpu:0")]
+    like = scene.enqueue(configs(1))
+    for _ in range(LEASED):
+        scene.enqueue(configs(1))
+    with store.write() as c:
+        leasing.lease_many(c, asks[:1], TERMS)
+    with store.write() as c:
+        add(c, like, JobState.DONE)
+        c.execute(sa.text("ANALYZE"))
+    for _ in range(LEASED):
+        scene.enqueue(configs(1))
+    with store.write() as c:
+        held = leasing.lease_many(c, asks[1:], TERMS)[0]
+    assert isinstance(held, list)
+    for act in (
+        lambda c: renewal.renew_many(c, [(one.id, one.token, False) for one in held], TERMS),
+        lambda c: reporting.report_many(c, [report_of(one) for one in held], TERMS),
+    ):
+        with store.write() as c:
+            before = c.scalar(_READ)
+            act(c)
+            assert c.scalar(_READ) - before < JOBS / 2
+    assert scene.states().count("done") == JOBS + len(held)
+
+
+def test_a_claim_reads_no_earlier_lease_of_its_worker(sqlite_copy: str) -> None:
+    """Of which there are more each day."""
+    with closing(Store(sqlite_copy)) as store:
+        scene = Scene.make(store)
+        scene.enqueue(configs(1))
+        executed: list[tuple[str, object]] = []
+        sa.event.listen(store.engine, "before_cursor_execute", lambda *given: executed.append(given[2:4]))
+        assert scene.leased(scene.register())
+        (claimed,) = (one for one in executed if one[0].startswith("WITH wanted"))
+        with store.read() as c:
+            plan = [row.detail for row in c.exec_driver_sql(f"EXPLAIN QUERY PLAN {claimed[0]}", claimed[1])]
+    of_worker = [line for line in plan if line.startswith("SEARCH lease") and "worker_id=?" in line]
+    assert set(of_worker) == {"SEARCH lease USING INDEX ix_lease_live_worker (worker_id=?)"}
