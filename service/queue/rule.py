@@ -63,6 +63,7 @@ def claimant_rules(claimant: Claimant) -> tuple[Rule, ...]:
         _held(claimant)
         .join(suspect, suspect.c.id == lease.c.job_id)
         .where(suspect.c.attempts > 0)
+        .offset(0)  # for each of several claimants by its leases: PostgreSQL would join them with those of all
         .correlate_except(lease, suspect)
         .exists()
     )

@@ -13,6 +13,7 @@ from service.queue import lease as leasing
 from service.queue import report as reporting
 from service.queue.place import LeaseAsk
 from service.store.db import Store
+from service.store.sql import one_trip
 from service.store.tables import JobState, job
 from tests.integration.scene import TERMS, Scene, configs, device
 from tests.integration.test_group_commit import report_of
@@ -105,3 +106,25 @@ def test_a_claim_reads_no_earlier_lease_of_its_worker(sqlite_copy: str) -> None:
             plan = [row.detail for row in c.exec_driver_sql(f"EXPLAIN QUERY PLAN {claimed[0]}", claimed[1])]
     of_worker = [line for line in plan if line.startswith("SEARCH lease") and "worker_id=?" in line]
     assert set(of_worker) == {"SEARCH lease USING INDEX ix_lease_live_worker (worker_id=?)"}
+
+
+def test_workers_that_ask_together_read_their_own_leases(store: Store) -> None:
+    """Not those of the whole farm, for each batch of requests."""
+    scene = Scene.make(store)
+    like = scene.enqueue(configs(1))
+    ids = [scene.register(device(f"host-{i}/cpu:0"), name=f"host-{i}/cpu:0") for i in range(claim.TOGETHER + 1)]
+    with store.write() as c:
+        add(c, like, JobState.LEASED)
+        c.execute(sa.text(
+            "INSERT INTO lease (job_id, worker_id, device_id, token, timing, created_at, expires_at) "
+            "SELECT id, :worker, (SELECT min(id) FROM device), 1, false, 0, 1e12 FROM job WHERE state = 'leased'"
+        ), {"worker": ids[0]})
+    read = sa.text(
+        "SELECT sum(seq_tup_read + idx_tup_fetch) FROM pg_stat_xact_user_tables WHERE relname IN ('job', 'lease')"
+    )
+    with store.write() as c:
+        before = c.scalar(read) or 0
+        with one_trip(c) as ask:
+            free = claim.ask_free(ask, ids[1:])
+        assert len(free) == claim.TOGETHER
+        assert (c.scalar(read) or 0) - before < JOBS / 10
