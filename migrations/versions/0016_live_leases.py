@@ -14,7 +14,7 @@ LIVE = sa.text("ended_at IS NULL")
 
 
 def upgrade() -> None:
-    op.create_index("ix_lease_live_worker", "lease", ["worker_id"], sqlite_where=LIVE, postgresql_where=LIVE)
+    op.create_index("ix_lease_live_worker", "lease", ["worker_id", "id"], sqlite_where=LIVE, postgresql_where=LIVE)
     op.drop_index("ix_lease_worker_id", "lease")
 
 

@@ -181,9 +181,10 @@ _FREE = sa.select(_EACH.worker_id, _EACH.device_id).where(
 )
 
 
-def ask_free(ask: Ask, workers: Collection[int]) -> list[Any]:
+def ask_free(connection: sa.Connection, ask: Ask, workers: Collection[int]) -> list[Any]:
     """The devices of workers, with these, that no rule refuses all jobs."""
-    return ask(_FREE, {"ids": sorted(workers)})
+    with in_index_order(connection):
+        return ask(_FREE, {"ids": sorted(workers)})
 
 
 def take_together(

@@ -56,10 +56,11 @@ def lease_many(
 
     def look(ask: Ask) -> tuple[claim.Needs, list[Any], list[Any]]:
         """The needs of the queued jobs, the number of jobs that devices have, and the devices that no rule refuses."""
+        workers = {p.worker_id for p in registered}
         return (
             claim.Needs(connection, ask, {p.target_id for p in registered}),
             ask(_BUILDING, {"ids": sorted({p.device_id for p in registered})}),
-            claim.ask_free(ask, {p.worker_id for p in registered}) if len(registered) >= claim.TOGETHER else [],
+            claim.ask_free(connection, ask, workers) if len(registered) >= claim.TOGETHER else [],
         )
 
     with one_trip(connection) as ask:

@@ -349,7 +349,7 @@ lease = _table(
     # A device times under one lease and builds under others; a job has one live lease.
     _partial_index("uq_lease_live_timing", "device_id", where="ended_at IS NULL AND timing", unique=True),
     _partial_index("ix_lease_live_device", "device_id", where="ended_at IS NULL"),
-    _partial_index("ix_lease_live_worker", "worker_id", where="ended_at IS NULL"),
+    _partial_index("ix_lease_live_worker", "worker_id", "id", where="ended_at IS NULL"),
     _partial_index("uq_lease_live_job", "job_id", where="ended_at IS NULL", unique=True),
     _partial_index("ix_lease_live_expires_at", "expires_at", where="ended_at IS NULL"),
     sa.Index(None, "job_id"),

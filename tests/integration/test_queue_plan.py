@@ -109,22 +109,27 @@ def test_a_claim_reads_no_earlier_lease_of_its_worker(sqlite_copy: str) -> None:
 
 
 def test_workers_that_ask_together_read_their_own_leases(store: Store) -> None:
-    """Not those of the whole farm, for each batch of requests."""
+    """Not those of the whole farm, for each batch of requests; by statistics of a time when no job was leased."""
     scene = Scene.make(store)
     like = scene.enqueue(configs(1))
     ids = [scene.register(device(f"host-{i}/cpu:0"), name=f"host-{i}/cpu:0") for i in range(claim.TOGETHER + 1)]
+    put = sa.text(
+        "INSERT INTO lease (job_id, worker_id, device_id, token, timing, created_at, expires_at, ended_at) "
+        "SELECT id, :worker, (SELECT min(id) FROM device), 1, false, 0, 1e12, finished_at FROM job WHERE state = :state"
+    )
     with store.write() as c:
+        add(c, like, JobState.DONE)
+        c.execute(sa.update(job).where(job.c.state == JobState.DONE).values(finished_at=1.0))
+        c.execute(put, {"worker": ids[0], "state": "done"})
+        c.execute(sa.text("ANALYZE"))
         add(c, like, JobState.LEASED)
-        c.execute(sa.text(
-            "INSERT INTO lease (job_id, worker_id, device_id, token, timing, created_at, expires_at) "
-            "SELECT id, :worker, (SELECT min(id) FROM device), 1, false, 0, 1e12 FROM job WHERE state = 'leased'"
-        ), {"worker": ids[0]})
+        c.execute(put, {"worker": ids[0], "state": "leased"})
     read = sa.text(
         "SELECT sum(seq_tup_read + idx_tup_fetch) FROM pg_stat_xact_user_tables WHERE relname IN ('job', 'lease')"
     )
     with store.write() as c:
         before = c.scalar(read) or 0
         with one_trip(c) as ask:
-            free = claim.ask_free(ask, ids[1:])
+            free = claim.ask_free(c, ask, ids[1:])
         assert len(free) == claim.TOGETHER
         assert (c.scalar(read) or 0) - before < JOBS / 10
